@@ -1,0 +1,57 @@
+"""rankwatch: finds the first inf/nan of a distributed PyTorch training, and why, and stops every rank.
+
+Importing this package pulls in neither torch nor zmq; the names below are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .drop_in import DebugUnderflowOverflow
+    from .errors import (
+        BatchLimitReached,
+        ConnectionFileError,
+        OverflowDetected,
+        ProtocolError,
+        RankwatchError,
+        TrainingAborted,
+        UsageError,
+    )
+    from .watcher import Watch, detect_overflow, watch
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchLimitReached",
+    "ConnectionFileError",
+    "DebugUnderflowOverflow",
+    "OverflowDetected",
+    "ProtocolError",
+    "RankwatchError",
+    "TrainingAborted",
+    "UsageError",
+    "Watch",
+    "detect_overflow",
+    "watch",
+]
+
+_HOME = {
+    "DebugUnderflowOverflow": ".drop_in",
+    "Watch": ".watcher",
+    "detect_overflow": ".watcher",
+    "watch": ".watcher",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME.get(name, ".errors"), __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

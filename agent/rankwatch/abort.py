@@ -1,0 +1,74 @@
+"""How a rank ends: torchelastic's error file, a line on stderr, and, where the training thread never comes back, by force."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from .errors import EXIT_ABORTED
+
+FOLLOWER_DELAY = 60
+"""Seconds by which the error file of a rank that only follows is dated after the culprit's. torchrun shows the file with the
+smallest timestamp as Root Cause, and dates a worker without a file by the moment it noticed: a follower must come after both."""
+
+BACKSTOP = 2.0
+"""Seconds after the deadline at which the process is ended from C, should no Python thread get to run any more."""
+
+
+def write_error_file(reason: str, culprit_time: float, *, is_culprit: bool) -> None:
+    """Writes ``reason`` where torchrun looks for the cause of a worker's death (nothing, when torchrun did not start us)."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    timestamp = int(culprit_time) if is_culprit else int(max(time.time(), culprit_time)) + FOLLOWER_DELAY
+    # torchrun prints the call stack field under Root Cause.
+    extra = {"py_callstack": reason, "timestamp": str(timestamp)}
+    body = json.dumps({"message": {"message": reason, "extraInfo": extra}})
+    part = Path(f"{path}.rankwatch")
+    try:
+        part.write_text(body)
+        os.replace(part, path)  # torchrun may read it at any moment
+    except OSError as error:
+        say(f"cannot write torchelastic's error file {path}: {error.strerror}")
+
+
+def say(text: str) -> None:
+    """One line on stderr, in one write, so that the ranks' lines do not mix."""
+    sys.stderr.write(f"rankwatch: {text}\n")
+    sys.stderr.flush()
+
+
+class Deadline:
+    """Ends the process with exit code 77 when it is still there ``grace`` seconds after ``start``."""
+
+    def __init__(self, reason: str, grace: float) -> None:
+        self._reason = reason
+        self._grace = grace
+
+    def start(self) -> None:
+        threading.Thread(target=self._wait, name="rankwatch-deadline", daemon=True).start()
+        # Where a C extension holds the GIL for ever, or the interpreter hangs while it shuts down, no thread of ours runs.
+        faulthandler.dump_traceback_later(self._grace + BACKSTOP, exit=True)
+
+    def _wait(self) -> None:
+        threading.Event().wait(self._grace)
+        say(f"{self._reason}; this rank did not come back within {self._grace:g} s and is ended")
+        _abort_process_groups()
+        os._exit(EXIT_ABORTED)
+
+
+def _abort_process_groups() -> None:
+    """Lets go of collectives, so that peers see the end of the connection; bounded, since the groups may be what hangs."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    abort = getattr(distributed.distributed_c10d, "_abort_process_group", None)
+    if abort is not None:
+        thread = threading.Thread(target=abort, name="rankwatch-abort-groups", daemon=True)
+        thread.start()
+        thread.join(BACKSTOP / 4)

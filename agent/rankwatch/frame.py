@@ -1,0 +1,204 @@
+"""The data types that flow from the hooks over the wire into the reports.
+
+A frame is one call of one module's forward. What it measures is its *spec* (module, class and one row per reading); the
+numbers are columns beside it: abs min, abs max, state. A batch is many frames: its specs make a frame table, which is sent
+once, and its columns, laid end to end, make the batch summary, which is sent every batch. Standard library only.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import math
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Kind(enum.IntEnum):
+    """What a reading was taken from."""
+
+    PARAMETER = 0
+    BUFFER = 1
+    INPUT = 2
+    OUTPUT = 3
+    MARKED = 4
+    """A tensor the user marked by ``detect_overflow``."""
+
+
+class State(enum.IntEnum):
+    """What a reading's numbers mean. Only INF and NAN are non-finite; from NONE on nothing can trip."""
+
+    FINITE = 0
+    INF = 1
+    NAN = 2
+    NONE = 3
+    NOT_A_TENSOR = 4
+    EMPTY = 5
+    NOT_FLOAT = 6
+    """Integers and booleans: measured, never tripping."""
+    UNMATERIALISED = 7
+    """There are no values to read (meta tensors, layouts that cannot be measured)."""
+
+
+MEASURED = frozenset({State.FINITE, State.INF, State.NAN, State.NOT_FLOAT})
+"""The states whose abs min and abs max are numbers."""
+
+DTYPE_MAX = {
+    "float64": 1.7976931348623157e308,
+    "float32": 3.4028234663852886e38,
+    "bfloat16": 3.3895313892515355e38,
+    "float16": 65504.0,
+    "float8_e5m2": 57344.0,
+    "float8_e5m2fnuz": 57344.0,
+    "float8_e4m3fn": 448.0,
+    "float8_e4m3fnuz": 240.0,
+}
+"""The largest finite number of each floating dtype."""
+
+WIDE_DTYPES = frozenset({"float64", "complex128", "float"})
+"""Dtypes whose values float32 cannot hold: a column with one of them is packed as float64."""
+
+
+class Position(NamedTuple):
+    """Where a rank is, or was, in logical time; ordered. Ranks that run the same program agree on it, clocks do not.
+
+    ``eval`` is 0 in training batch ``batch`` and counts the eval forwards after it (batch is -1 before the first);
+    ``frame`` counts the finished frames, so a frame of index f is passed once ``frame > f``.
+    """
+
+    batch: int
+    eval: int
+    frame: int
+
+
+class Reading(NamedTuple):
+    """One measured ingredient of a frame."""
+
+    label: str
+    kind: Kind
+    dtype: str
+    abs_min: float
+    abs_max: float
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingSpec:
+    """The constant part of a reading. ``dtype`` is torch's name without ``torch.``, or empty for what is no tensor."""
+
+    kind: Kind
+    label: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSpec:
+    """The constant part of a frame. ``aliases`` are the further names of a module that the model holds more than once."""
+
+    module: str
+    module_class: str
+    readings: tuple[ReadingSpec, ...]
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def typecode(self) -> str:
+        return _typecode(self.readings)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call of one module's forward: ``spec`` and its columns (one entry per reading; 0.0 where nothing was measured)."""
+
+    position: Position
+    spec: FrameSpec
+    abs_min: Sequence[float]
+    abs_max: Sequence[float]
+    states: bytes
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        return tuple(
+            Reading(row.label, row.kind, row.dtype, low, high, State(state))
+            for row, low, high, state in zip(self.spec.readings, self.abs_min, self.abs_max, self.states, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTable:
+    """The specs of a batch's frames in execution order, named by a hash of their content."""
+
+    specs: tuple[FrameSpec, ...]
+    id: str = field(init=False)
+    rows: int = field(init=False)
+    typecode: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", _table_id(self.specs))
+        object.__setattr__(self, "rows", sum(len(spec.readings) for spec in self.specs))
+        object.__setattr__(self, "typecode", _typecode(row for spec in self.specs for row in spec.readings))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSummary:
+    """One rank's readings of one batch: packed columns (little-endian floats) against the table ``table_id``.
+
+    ``optimizer_step`` counts the optimizer steps finished before the batch; the times are Unix seconds of the rank's clock.
+    """
+
+    batch: int
+    optimizer_step: int
+    started_at: float
+    ended_at: float
+    traced: bool
+    table_id: str
+    abs_min: bytes
+    abs_max: bytes
+    states: bytes
+
+    def frames(self, table: FrameTable) -> Iterator[Frame]:
+        """The batch's frames in execution order. Raises ValueError when the columns do not fit ``table``."""
+        lows, highs = unpack(table.typecode, self.abs_min), unpack(table.typecode, self.abs_max)
+        if not len(lows) == len(highs) == len(self.states) == table.rows:
+            raise ValueError(f"columns of {len(lows)}, {len(highs)}, {len(self.states)} rows against {table.rows}")
+        row = 0
+        for index, spec in enumerate(table.specs):
+            end = row + len(spec.readings)
+            position = Position(self.batch, 0, index)
+            yield Frame(position, spec, lows[row:end], highs[row:end], self.states[row:end])
+            row = end
+
+
+def pack(typecode: str, values: Sequence[float]) -> bytes:
+    """A column of floats as little-endian float32 (``f``) or float64 (``d``)."""
+    return struct.pack(f"<{len(values)}{typecode}", *values)
+
+
+def unpack(typecode: str, column: bytes) -> tuple[float, ...]:
+    """The floats of a packed column. Raises ValueError when its length is not a whole number of items."""
+    count, rest = divmod(len(column), struct.calcsize(f"<{typecode}"))
+    if rest:
+        raise ValueError(f"a column of {len(column)} bytes does not hold whole {typecode!r} items")
+    return struct.unpack(f"<{count}{typecode}", column)
+
+
+def state_of(abs_min: float, abs_max: float) -> State:
+    """The state of a floating tensor with these extremes (a nan anywhere shows in both)."""
+    if math.isnan(abs_max) or math.isnan(abs_min):
+        return State.NAN
+    return State.INF if math.isinf(abs_max) else State.FINITE
+
+
+def _typecode(rows: Iterable[ReadingSpec]) -> str:
+    return "d" if any(row.dtype in WIDE_DTYPES for row in rows) else "f"
+
+
+def _table_id(specs: tuple[FrameSpec, ...]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for spec in specs:
+        # repr() quotes each name, so no choice of names makes two tables look alike.
+        digest.update(repr((spec.module, spec.module_class, spec.aliases)).encode())
+        for row in spec.readings:
+            digest.update(repr((int(row.kind), row.label, row.dtype)).encode())
+    return digest.hexdigest()

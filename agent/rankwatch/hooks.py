@@ -1,0 +1,95 @@
+"""Hooks on every module of a model, also on those added later, and the way off again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from .modules import NamedModule, named_modules, unwrap
+
+Guard = Callable[[Callable[..., None]], Callable[..., None]]
+"""Makes a hook's body safe to run in somebody else's training."""
+
+
+class Hooks:
+    """Calls ``enter`` before and ``leave`` after each forward under ``model``, and ``before_step`` / ``after_step`` of optimizers.
+
+    ``enter(named, args, kwargs)``, ``leave(named, args, kwargs, output)``; the root's ``leave`` is also called, with output
+    None, when its forward raised. A deep copy or a pickle of the model carries no hooks that do anything.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        guard: Guard,
+        *,
+        enter: Callable[..., None],
+        leave: Callable[..., None],
+        before_step: Callable[..., None],
+        after_step: Callable[..., None],
+    ) -> None:
+        self.root = unwrap(model)
+        self._enter = enter
+        self._leave = leave
+        self._guard = guard
+        self._hooked: dict[int, NamedModule] = {}
+        self._handles: list[RemovableHandle] = [
+            register_module_module_registration_hook(guard(self._on_module_added)),
+            register_optimizer_step_pre_hook(guard(before_step)),
+            register_optimizer_step_post_hook(guard(after_step)),
+        ]
+        self._attach(named_modules(self.root))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._hooked.clear()
+
+    def _attach(self, modules: dict[int, NamedModule]) -> None:
+        for key, named in modules.items():
+            known = self._hooked.get(key)
+            if known is not None:
+                known.names += [name for name in named.names if name not in known.names]
+                continue
+            self._hooked[key] = named
+            enter, leave = _Hook(self._guard(self._enter), named), _Hook(self._guard(self._leave), named)
+            self._handles.append(named.module.register_forward_pre_hook(enter, with_kwargs=True))
+            # Only the root must hear of a forward that raised: it closes the batch.
+            is_root = named.module is self.root
+            self._handles.append(named.module.register_forward_hook(leave, with_kwargs=True, always_call=is_root))
+
+    def _on_module_added(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        named = self._hooked.get(id(parent))
+        if named is None or child is None:
+            return
+        for prefix in list(named.names):
+            self._attach(named_modules(child, f"{prefix}.{name}" if prefix else name))
+
+
+class _Hook:
+    """A hook that knows its module's names and stays behind when the module is copied or pickled."""
+
+    __slots__ = ("_call", "_named")
+
+    def __init__(self, call: Callable[..., None], named: NamedModule) -> None:
+        self._call = call
+        self._named = named
+
+    def __call__(self, module: nn.Module, *rest: Any) -> None:
+        self._call(self._named, *rest)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return _inert
+
+    def __reduce__(self) -> str:
+        return "_inert"
+
+
+def _inert(*args: Any) -> None:
+    """What a copied model has in place of our hooks."""

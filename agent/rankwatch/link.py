@@ -1,0 +1,341 @@
+"""The background thread between a rank and the collector: spool, heartbeats, reconnection; it receives ABORT.
+
+The training thread only appends to a bounded spool. It waits for the collector in two places, each with a bound: at the
+start, and after its own trip.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket as stdlib_socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from . import wire
+from .connection import Connection
+from .errors import ProtocolError
+from .frame import BatchSummary, FrameTable, Position
+from .identity import Identity
+from .sockets import dealer
+from .trip import Trip
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 3.0
+"""Seconds that the training waits for the collector at the start, and after a trip while there is no connection."""
+
+HELLO_INTERVAL = 0.5
+DEFAULT_HEARTBEAT = 1.0
+SILENT_HEARTBEATS = 3
+"""A collector that answers none of this many heartbeats is taken for gone."""
+
+SPOOL_BATCHES = 1024
+"""Batch summaries that wait for an acknowledgement; beyond it the oldest are dropped and counted."""
+
+PROBE_INTERVAL = 0.002
+"""Seconds between looks at the training thread while the collector waits for this rank to pass a position."""
+
+FAREWELL_TIMEOUT = 2.0
+"""Seconds that a clean end waits for its last messages to be acknowledged."""
+
+VERDICT_MARGIN = 1.0
+"""Seconds on top of the decision window that a tripped rank waits for its verdict."""
+
+
+@dataclass(slots=True)
+class _Spooled:
+    seq: int
+    message: wire.Batch | wire.Tripped | wire.Bye
+    table: FrameTable | None
+
+
+class Link:
+    """One rank's link to the collector.
+
+    Args:
+        progress: position and phase of the training thread, callable from any thread.
+        on_abort: called once, in the link's thread, when the collector says ABORT.
+        device, torch_version: what HELLO tells of this rank.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        identity: Identity,
+        *,
+        progress: Callable[[], tuple[Position, str]],
+        on_abort: Callable[[wire.Abort], None],
+        device: str,
+        torch_version: str,
+    ) -> None:
+        self._connection = connection
+        self._progress = progress
+        self._on_abort = on_abort
+        self._hello = wire.Hello(
+            major=wire.VERSION[0],
+            minor=wire.VERSION[1],
+            job=identity.job or connection.job or "run",
+            restart=identity.restart,
+            rank=identity.rank,
+            world_size=identity.world_size,
+            local_rank=identity.local_rank,
+            host=identity.host,
+            pid=identity.pid,
+            device=device,
+            torch=torch_version,
+            incarnation=os.urandom(8).hex(),
+        )
+        self.refusal = ""
+        """Why the collector will not have this rank, once it has said so for good."""
+
+        self._lock = threading.Lock()
+        self._spool: deque[_Spooled] = deque()
+        self._seq = 0
+        self._batches = 0
+        self._dropped = 0
+
+        self._welcome: wire.Welcome | None = None
+        self._online = threading.Event()
+        self._settled = threading.Event()  # welcomed or refused
+        self._aborted = threading.Event()
+        self._acknowledged = threading.Event()  # the spool is empty
+        self._stop = False
+        self._pid = os.getpid()
+
+        self._sent = 0
+        self._tables_sent: set[str] = set()
+        self._probe: Position | None = None
+        self._heard_at = 0.0
+        self._next_hello = 0.0
+        self._next_beat = 0.0
+        self._wake_read, self._wake_write = stdlib_socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="rankwatch-link", daemon=True)
+
+    # --- the training thread's side -----------------------------------------------------------------------------------
+
+    def start(self) -> bool:
+        """Starts the thread; returns whether the collector welcomed this rank within CONNECT_TIMEOUT.
+
+        Raises:
+            ProtocolError: the collector refused this rank for good (another version of the protocol, say).
+        """
+        self._thread.start()
+        self._settled.wait(CONNECT_TIMEOUT)
+        if self.refusal:
+            raise ProtocolError(self.refusal)
+        return self._online.is_set()
+
+    @property
+    def is_online(self) -> bool:
+        return self._online.is_set()
+
+    @property
+    def run(self) -> str:
+        """The run's id as the collector named it; empty before it did."""
+        return self._welcome.run if self._welcome else ""
+
+    def send_batch(self, table: FrameTable, summary: BatchSummary) -> None:
+        self._append(lambda seq: wire.Batch(seq, summary), table)
+
+    def send_trip(self, trip: Trip) -> bool:
+        """Sends a trip and waits for the run's verdict; returns whether the collector has told this rank to abort."""
+        self._append(lambda seq: wire.Tripped(seq, trip))
+        if not self._online.wait(CONNECT_TIMEOUT) or self._welcome is None:
+            return False
+        return self._aborted.wait(self._welcome.decision_window + VERDICT_MARGIN)
+
+    def close(self, outcome: str, text: str = "") -> None:
+        """Says goodbye, waits a little for it to be acknowledged, and ends the thread."""
+        if os.getpid() != self._pid or self._stop:
+            return
+        self._append(lambda seq: wire.Bye(seq, outcome, text))
+        if self._online.is_set():
+            self._acknowledged.wait(FAREWELL_TIMEOUT)
+        self._stop = True
+        self._wake()
+        self._thread.join(FAREWELL_TIMEOUT)
+
+    def _append(
+        self, make: Callable[[int], wire.Batch | wire.Tripped | wire.Bye], table: FrameTable | None = None
+    ) -> None:
+        with self._lock:
+            self._seq += 1
+            self._acknowledged.clear()
+            self._spool.append(_Spooled(self._seq, make(self._seq), table))
+            self._batches += table is not None
+            if self._batches > SPOOL_BATCHES:
+                self._drop_oldest_batch()
+        self._wake()
+
+    def _drop_oldest_batch(self) -> None:
+        for index, spooled in enumerate(self._spool):
+            if spooled.table is not None:
+                del self._spool[index]
+                self._batches -= 1
+                self._dropped += 1
+                return
+
+    def _wake(self) -> None:
+        try:
+            self._wake_write.send(b"\0")
+        except BlockingIOError:
+            pass  # the thread has plenty of wake-ups to come
+        except OSError:
+            log.debug("the link is closed")
+
+    # --- the link's thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = dealer(context, self._connection)
+        try:
+            while not self._stop:
+                if self._online.is_set() and time.monotonic() - self._heard_at > SILENT_HEARTBEATS * self._heartbeat:
+                    log.warning("the collector at %s fell silent; trying to reach it again", self._connection.address)
+                    self._online.clear()
+                    socket.close(0)
+                    socket = dealer(context, self._connection)
+                self._turn(socket)
+            self._send_spool(socket)
+        except Exception:
+            log.exception("the link to the collector ended by an error of its own; the training goes on without it")
+            self._online.clear()
+        finally:
+            self._settled.set()
+            socket.close(100)  # milliseconds for what is on its way out
+            context.term()
+            self._wake_read.close()
+            self._wake_write.close()
+
+    def _turn(self, socket: zmq.Socket[bytes]) -> None:
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        poller.poll(max(0.0, self._next_event() - time.monotonic()) * 1000)
+        self._drain_wake_ups()
+        self._receive(socket)
+        now = time.monotonic()
+        if not self._online.is_set():
+            if now >= self._next_hello and not self.refusal and self._send(socket, self._hello):
+                self._next_hello = now + HELLO_INTERVAL
+            return
+        self._send_spool(socket)
+        passed = self._probe is not None and self._progress()[0] > self._probe
+        if passed or now >= self._next_beat:
+            self._send_beat(socket)
+            self._next_beat = now + self._heartbeat
+            self._probe = None if passed else self._probe
+
+    def _next_event(self) -> float:
+        if not self._online.is_set():
+            return max(self._next_hello, time.monotonic() + 0.02)
+        if self._probe is not None:
+            return min(self._next_beat, time.monotonic() + PROBE_INTERVAL)
+        return self._next_beat
+
+    def _drain_wake_ups(self) -> None:
+        try:
+            while self._wake_read.recv(4096):
+                pass
+        except BlockingIOError:
+            return
+
+    @property
+    def _heartbeat(self) -> float:
+        return self._welcome.heartbeat if self._welcome else DEFAULT_HEARTBEAT
+
+    # --- sending ---
+
+    def _send(self, socket: zmq.Socket[bytes], message: wire.Message) -> bool:
+        try:
+            socket.send(wire.encode(message), zmq.NOBLOCK)
+        except zmq.Again:  # not connected, or the collector does not take any more just now
+            return False
+        return True
+
+    def _send_spool(self, socket: zmq.Socket[bytes]) -> None:
+        with self._lock:
+            due = [spooled for spooled in self._spool if spooled.seq > self._sent]
+        for spooled in due:
+            table = spooled.table
+            if table is not None and table.id not in self._tables_sent:
+                if not self._send(socket, wire.Table(table)):
+                    return
+                self._tables_sent.add(table.id)
+            if not self._send(socket, spooled.message):
+                return
+            self._sent = spooled.seq
+
+    def _send_beat(self, socket: zmq.Socket[bytes]) -> None:
+        position, phase = self._progress()
+        with self._lock:
+            # What is spooled must be on its way before a position that lies behind it is told.
+            behind = self._sent < self._seq
+            queued, dropped = len(self._spool), self._dropped
+        if behind:
+            self._send_spool(socket)
+        self._send(socket, wire.Beat(position, phase, queued, dropped, time.time()))
+
+    # --- receiving ---
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                message = wire.decode(socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            except ProtocolError as error:
+                log.warning("the collector sent what this rank cannot read: %s", error)
+                continue
+            self._heard_at = time.monotonic()
+            self._handle(socket, message)
+
+    def _handle(self, socket: zmq.Socket[bytes], message: wire.Message) -> None:
+        if isinstance(message, wire.Welcome):
+            self._go_online(message)
+        elif isinstance(message, wire.Ack):
+            self._let_go(message.seq)
+        elif isinstance(message, wire.Probe):
+            self._probe = message.position
+        elif isinstance(message, wire.Abort):
+            self._send(socket, wire.Ack(self._sent, abort=True))
+            if not self._aborted.is_set():
+                self._on_abort(message)
+                self._aborted.set()
+        elif isinstance(message, wire.Error):
+            self._refused(message)
+
+    def _go_online(self, welcome: wire.Welcome) -> None:
+        self._welcome = welcome
+        self._let_go(welcome.seq)
+        self._sent = welcome.seq
+        self._tables_sent.clear()
+        self._next_beat = 0.0
+        self._online.set()
+        self._settled.set()
+
+    def _let_go(self, seq: int) -> None:
+        with self._lock:
+            while self._spool and self._spool[0].seq <= seq:
+                self._batches -= self._spool.popleft().table is not None
+            if not self._spool:
+                self._acknowledged.set()
+
+    def _refused(self, error: wire.Error) -> None:
+        if error.remedy == "stop":
+            log.error("the collector refuses this rank: %s", error.text)
+            self.refusal = error.text
+            self._online.clear()
+            self._settled.set()
+        elif error.remedy == "hello":
+            self._online.clear()
+        else:
+            log.warning("the collector refused a message: %s", error.text)

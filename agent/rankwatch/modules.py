@@ -1,0 +1,70 @@
+"""The model as its user wrote it: every module with its names, the wrappers of torch left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+# FSDP, torch.compile and the checkpoint wrapper each keep the user's module under a name of their own.
+_WRAPPED_AS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
+
+
+@dataclass(slots=True)
+class NamedModule:
+    """A module and its qualified names, without wrapper prefixes; the first is the one reports use. The root's is empty."""
+
+    module: nn.Module
+    names: list[str]
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The user's module inside any number of wrappers (DDP, DataParallel, FSDP, compiled, checkpointed)."""
+    while True:
+        inner = _wrapped(module)
+        if inner is None:
+            return module
+        module = inner
+
+
+def named_modules(root: nn.Module, name: str = "") -> dict[int, NamedModule]:
+    """The modules under ``root`` in the order of ``nn.Module.named_modules``, by ``id``. ``name`` is the root's own name."""
+    found: dict[int, NamedModule] = {}
+    _collect(unwrap(root), name, found, frozenset())
+    return found
+
+
+def class_name(module: nn.Module) -> str:
+    """The user's class name: ``fully_shard`` swaps in a subclass of its own."""
+    cls = type(module)
+    if len(cls.__bases__) == 2 and cls.__bases__[0].__name__ == "FSDPModule":
+        cls = cls.__bases__[1]
+    return cls.__name__
+
+
+def _collect(module: nn.Module, name: str, found: dict[int, NamedModule], above: frozenset[int]) -> None:
+    if id(module) in found:
+        found[id(module)].names.append(name)
+    else:
+        found[id(module)] = NamedModule(module, [name])
+    if id(module) in above:  # a module that holds itself
+        return
+    for child_name, child in _children(module):
+        _collect(child, f"{name}.{child_name}" if name else child_name, found, above | {id(module)})
+
+
+def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module._modules.items():
+        if child is not None:
+            yield name, unwrap(child)
+
+
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    names = ("module",) if isinstance(module, (DataParallel, DistributedDataParallel)) else _WRAPPED_AS
+    for name in names:
+        inner = module._modules.get(name)
+        if inner is not None:
+            return inner
+    return None

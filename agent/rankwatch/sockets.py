@@ -1,0 +1,110 @@
+"""The only file that creates ZeroMQ sockets: CURVE on each, with limits and no lingering."""
+
+from __future__ import annotations
+
+import socket as stdlib_socket
+from dataclasses import dataclass
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from .connection import Connection
+from .errors import AddressError
+from .wire import MAX_MESSAGE_BYTES
+
+SEND_HIGH_WATER = 1000
+RECEIVE_HIGH_WATER = 10_000
+MAX_PEERS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A CURVE key pair in Z85 text."""
+
+    public: str
+    secret: str
+
+
+def new_key_pair() -> KeyPair:
+    public, secret = zmq.curve_keypair()
+    return KeyPair(public.decode(), secret.decode())
+
+
+def dealer(context: zmq.Context[zmq.Socket[bytes]], connection: Connection) -> zmq.Socket[bytes]:
+    """A rank's socket, connecting in the background. Nothing is queued before the connection stands."""
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.RECONNECT_IVL, 100)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    socket.curve_serverkey = connection.server_public.encode()
+    socket.curve_publickey = connection.client_public.encode()
+    socket.curve_secretkey = connection.client_secret.encode()
+    socket.connect(connection.address)
+    return socket
+
+
+def authenticator(context: zmq.Context[zmq.Socket[bytes]], client_public: str) -> ThreadAuthenticator:
+    """Starts the thread that admits only peers with this client key to the sockets of ``context``."""
+
+    class OneKey:
+        def callback(self, domain: str, key: bytes) -> bool:
+            return key == zmq.utils.z85.decode(client_public) or key == client_public.encode()
+
+    thread = ThreadAuthenticator(context)
+    thread.start()
+    thread.configure_curve_callback(domain="*", credentials_provider=OneKey())
+    return thread
+
+
+def router(context: zmq.Context[zmq.Socket[bytes]], listen: str, server: KeyPair) -> tuple[zmq.Socket[bytes], str]:
+    """The collector's socket, bound to ``listen`` (``tcp://HOST:PORT``; port 0 picks one), and the address ranks connect to.
+
+    Raises:
+        AddressError: malformed, in use, or not an address of this machine.
+    """
+    host, port = _split(listen)
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.BACKLOG, 4096)
+    socket.curve_server = True
+    socket.curve_secretkey = server.secret.encode()
+    socket.curve_publickey = server.public.encode()
+    try:
+        socket.bind(f"tcp://{_resolve(host)}:{port or '*'}")
+    except zmq.ZMQError as error:
+        socket.close()
+        raise AddressError(_bind_error(listen, error)) from None
+    bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+    reachable = stdlib_socket.gethostname() if host in ("*", "0.0.0.0") else host
+    return socket, f"tcp://{reachable}:{bound}"
+
+
+def _split(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.removeprefix("tcp://").rpartition(":")
+    if not listen.startswith("tcp://") or not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise AddressError(f"{listen!r} is no address to listen on: expected tcp://HOST:PORT (port 0 picks a free one)")
+    return host, int(port)
+
+
+def _resolve(host: str) -> str:
+    # ZeroMQ binds to interfaces and numbers; names are for getaddrinfo.
+    if host == "*":
+        return host
+    try:
+        return stdlib_socket.getaddrinfo(host, None, stdlib_socket.AF_INET)[0][4][0]  # type: ignore[return-value]
+    except OSError:
+        raise AddressError(f"cannot listen on {host}: the name does not resolve") from None
+
+
+def _bind_error(listen: str, error: zmq.ZMQError) -> str:
+    if error.errno == zmq.EADDRINUSE:
+        return f"cannot listen on {listen}: the address is in use; another collector? choose another port, or 0 for a free one"
+    if error.errno in (zmq.EADDRNOTAVAIL, zmq.ENODEV):
+        return f"cannot listen on {listen}: it is not an address of this machine"
+    return f"cannot listen on {listen}: {error.strerror}"

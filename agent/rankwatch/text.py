@@ -1,0 +1,86 @@
+"""Frames as text, in the format of the Hugging Face detector, and the culprit in one line. Shared by agent and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .frame import MEASURED, Frame, Position, Reading, State
+from .trip import Trip, describe_module
+
+_INDENT = " " * 17
+_COLUMNS = f"{'abs min':8} {'abs max':8} metadata"
+
+
+def format_reading(reading: Reading) -> str:
+    """One line: abs min and abs max in 8 columns each, then the label; words where there are no numbers."""
+    if reading.state in MEASURED:
+        return f"{reading.abs_min:8.2e} {reading.abs_max:8.2e} {reading.label}"
+    words = "None" if reading.state is State.NONE else reading.state.name.lower().replace("_", " ")
+    return f"{words:>17} {reading.label}"
+
+
+def format_frame(frame: Frame) -> str:
+    """A frame's lines; the first frame of a batch carries the batch's header."""
+    lines = [f"{_INDENT} {frame.spec.module} {frame.spec.module_class}"]
+    if frame.position.frame == 0:
+        lines[:0] = [f"\n\n{_INDENT} *** Starting {_batch_name(frame.position)} ***", _COLUMNS]
+    lines += map(format_reading, frame.readings)
+    return "\n".join(lines)
+
+
+def format_trace(frames: Iterable[Frame]) -> str:
+    """The frames of a traced batch, one after the other."""
+    return "\n".join(map(format_frame, frames))
+
+
+def format_dump(frames: Sequence[Frame]) -> str:
+    """The ring of last frames of a detection."""
+    where = f"during batch_number={frames[-1].position.batch}"
+    if frames[-1].position.eval:
+        where = f"during eval {frames[-1].position.eval} after batch_number={frames[-1].position.batch}"
+    head = f"\nDetected inf/nan {where}\nLast {len(frames)} forward frames:\n{_COLUMNS}\n"
+    return head + format_trace(frames) + "\n\n\n"
+
+
+def format_head(title: str, fields: Iterable[tuple[str, str]]) -> str:
+    """The head of a report: a title, then labelled fields; a field's further lines are indented under its first."""
+    lines = [f"rankwatch: {title}"]
+    for label, text in fields:
+        first, *rest = text.split("\n")
+        lines.append(f"  {label:<10} {first}")
+        lines += [f"{'':13}{line}" for line in rest]
+    return "\n".join(lines) + "\n"
+
+
+def describe_trip(rank: str, trip: Trip, frames_in_batch: int | None = None) -> str:
+    """The culprit in two lines, for the head of a report."""
+    of = "" if frames_in_batch is None else f" of {frames_in_batch}"
+    aliases = f", also {', '.join(trip.frame.spec.aliases)}" if trip.frame.spec.aliases else ""
+    return (
+        f"{rank}, {describe_position(trip.position)} (optimizer step {trip.optimizer_step}), frame {trip.position.frame}{of}\n"
+        f"{describe_module(trip.frame.spec)}{aliases}, {trip.culprit.label}: {trip.culprit.state.name.lower()}"
+    )
+
+
+def describe_position(position: Position) -> str:
+    """The batch in words: ``batch 149``, or ``eval 2 after batch 149``."""
+    if not position.eval:
+        return f"batch {position.batch}" if position.batch >= 0 else "before the first batch"
+    return f"eval {position.eval} " + (f"after batch {position.batch}" if position.batch >= 0 else "before the first batch")
+
+
+def describe_culprit(rank: str, trip: Trip) -> str:
+    """The culprit in one line, for exceptions, stderr and error files. ``rank`` names the rank, host included."""
+    culprit = trip.culprit
+    return (
+        f"{rank}, {describe_position(trip.position)}: {describe_module(trip.frame.spec)}, "
+        f"{culprit.label}: {culprit.state.name.lower()}"
+    )
+
+
+def describe_rank(rank: int, world_size: int, host: str, local_rank: int) -> str:
+    return f"rank {rank} of {world_size} ({host}, local rank {local_rank})"
+
+
+def _batch_name(position: Position) -> str:
+    return describe_position(position) if position.eval else f"batch number={position.batch}"

@@ -1,0 +1,424 @@
+"""The wire format: every message, its limits, encoding and strict decoding. The only file that imports msgpack.
+
+A message is a msgpack array ``[kind, field, ...]`` with the fields of the dataclass of that kind in order. A newer minor
+version may append fields and add kinds: both are ignored here. A different major version is refused in HELLO. Whatever
+comes from outside is checked in ``decode`` and nowhere else; a peer's fault raises ProtocolError, naming kind and field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgpack
+
+from .errors import ProtocolError
+from .frame import BatchSummary, Frame, FrameSpec, FrameTable, Kind, Position, Reading, ReadingSpec, State, pack, unpack
+from .trip import Trip
+
+VERSION = (1, 0)
+"""Major, minor."""
+
+MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+MAX_ROWS = 1_000_000
+MAX_FRAMES = 200_000
+MAX_RING = 10_000
+MAX_NAME = 1024
+MAX_TEXT = 16 * 1024
+MAX_RANKS = 1_000_000
+MAX_DIMS = 64
+_INT64 = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Rank to collector, first on every connection. ``incarnation`` is drawn once per process: it tells a reconnect from a restart."""
+
+    major: int
+    minor: int
+    job: str
+    restart: int
+    rank: int
+    world_size: int
+    local_rank: int
+    host: str
+    pid: int
+    device: str
+    torch: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Collector to rank: the run it belongs to, and what holds in it (seconds). ``seq`` is the last sequence number received."""
+
+    run: str
+    heartbeat: float
+    decision_window: float
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    table: FrameTable
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    seq: int
+    summary: BatchSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Tripped:
+    seq: int
+    trip: Trip
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Rank to collector, every heartbeat and in answer to a probe."""
+
+    position: Position
+    phase: str
+    queued: int
+    dropped: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Collector to rank: send a BEAT as soon as you are past this position (now, if you are)."""
+
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Collector to rank, repeated until acknowledged: stop. ``rank`` is the culprit's (-1: none), ``time`` its trip's, ``grace`` seconds."""
+
+    reason: str
+    rank: int
+    time: float
+    grace: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Collector to rank: everything up to ``seq`` was received. Rank to collector, with ``abort``: the ABORT was received."""
+
+    seq: int
+    abort: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """Rank to collector, last. ``outcome`` is ``finished``, ``failed`` (``text`` is the exception), ``aborted`` or ``limit``."""
+
+    seq: int
+    outcome: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Collector to rank: a message was refused. ``remedy``: ``none``, ``hello`` (say it again), ``stop`` (it is no use)."""
+
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A kind of a newer minor version: decoded to its name, to be ignored."""
+
+    kind: str
+
+
+Message: TypeAlias = Hello | Welcome | Table | Batch | Tripped | Beat | Probe | Abort | Ack | Bye | Error | Unknown
+
+OUTCOMES = frozenset({"finished", "failed", "aborted", "limit"})
+REMEDIES = frozenset({"none", "hello", "stop"})
+PHASES = frozenset({"idle", "forward", "backward", "optimizer"})
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message."""
+    kind, layout = _LAYOUT_OF[type(message)]
+    values = [pair.encode(getattr(message, name)) for name, pair in layout]
+    packed: bytes = msgpack.packb([kind, *values], use_bin_type=True)
+    return packed
+
+
+def decode(data: bytes) -> Message:
+    """The message in ``data``.
+
+    Raises:
+        ProtocolError: too large, not msgpack, of a wrong shape, type, range or length.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    try:
+        parts = msgpack.unpackb(data, raw=False, strict_map_key=True, max_ext_len=0, max_map_len=0)
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise ProtocolError(f"not a message: {error or type(error).__name__}") from None
+    if not isinstance(parts, list) or not parts or not isinstance(parts[0], str):
+        raise ProtocolError("not a message: no array that begins with a kind")
+    kind, *values = parts
+    if kind not in _LAYOUT_BY_KIND:
+        return Unknown(kind[:MAX_NAME])
+    cls, layout = _LAYOUT_BY_KIND[kind]
+    if len(values) < len(layout):
+        raise ProtocolError(f"{kind}: {len(values)} fields instead of {len(layout)}")
+    fields = {}
+    for (name, pair), value in zip(layout, values, strict=False):
+        try:
+            fields[name] = pair.decode(value)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ProtocolError(f"{kind}.{name}: {error}") from None
+    message: Message = cls(**fields)
+    return message
+
+
+# --- field types: how each is written, and how it is read and checked -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Field:
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _int(low: int = 0, high: int = _INT64) -> _Field:
+    def check(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"expected a whole number from {low} to {high}")
+        return value
+
+    return _Field(_same, check)
+
+
+def _float(low: float = 0.0, high: float = 1e18) -> _Field:
+    def check(value: Any) -> float:
+        if type(value) not in (int, float) or not low <= value <= high:  # a nan fails the comparison
+            raise ValueError(f"expected a number from {low:g} to {high:g}")
+        return float(value)
+
+    return _Field(_same, check)
+
+
+def _check_str(value: Any, limit: int) -> str:
+    if type(value) is not str or len(value) > limit:
+        raise ValueError(f"expected text of at most {limit} characters")
+    return value
+
+
+def _str(limit: int = MAX_NAME) -> _Field:
+    # Ours are cut to the limit on their way out: a long name must cost a few letters, not the message.
+    return _Field(lambda value: value[:limit], lambda value: _check_str(value, limit))
+
+
+def _one_of(words: frozenset[str]) -> _Field:
+    def check(value: Any) -> str:
+        if type(value) is not str or value not in words:
+            raise ValueError(f"expected one of {', '.join(sorted(words))}")
+        return value
+
+    return _Field(_same, check)
+
+
+def _check_bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("expected true or false")
+    return value
+
+
+def _check_bytes(value: Any) -> bytes:
+    if type(value) is not bytes:
+        raise ValueError("expected bytes")
+    return value
+
+
+def _check_list(value: Any, least: int, most: int) -> list[Any]:
+    if type(value) is not list or not least <= len(value) <= most:
+        raise ValueError(f"expected an array of {least} to {most} items")
+    return value
+
+
+def _check_position(value: Any) -> Position:
+    batch, evaluation, frame = _check_list(value, 3, 3)
+    return Position(_int(-1).decode(batch), _int().decode(evaluation), _int().decode(frame))
+
+
+def _check_states(value: Any) -> bytes:
+    states = _check_bytes(value)
+    if states and max(states) >= len(State):
+        raise ValueError(f"{max(states)} is no state")
+    return states
+
+
+def _write_spec(spec: FrameSpec) -> list[Any]:
+    rows = [[int(row.kind), row.label[:MAX_NAME], row.dtype] for row in spec.readings]
+    aliases = [alias[:MAX_NAME] for alias in spec.aliases[:16]]
+    return [spec.module[:MAX_NAME], spec.module_class[:MAX_NAME], rows, aliases]
+
+
+def _read_spec(value: Any) -> FrameSpec:
+    module, module_class, rows, aliases = _check_list(value, 4, 4)
+    return FrameSpec(
+        _check_str(module, MAX_NAME),
+        _check_str(module_class, MAX_NAME),
+        tuple(_read_row(row) for row in _check_list(rows, 0, MAX_ROWS)),
+        tuple(_check_str(alias, MAX_NAME) for alias in _check_list(aliases, 0, 16)),
+    )
+
+
+def _read_row(value: Any) -> ReadingSpec:
+    kind, label, dtype = _check_list(value, 3, 3)
+    return ReadingSpec(Kind(_int(0, len(Kind) - 1).decode(kind)), _check_str(label, MAX_NAME), _check_str(dtype, 64))
+
+
+def _read_table(value: Any) -> FrameTable:
+    table = FrameTable(tuple(map(_read_spec, _check_list(value, 0, MAX_FRAMES))))
+    if table.rows > MAX_ROWS:
+        raise ValueError(f"{table.rows} rows are over the limit of {MAX_ROWS}")
+    return table
+
+
+def _write_summary(s: BatchSummary) -> list[Any]:
+    return [
+        s.batch, s.optimizer_step, s.started_at, s.ended_at, s.traced, s.table_id, s.abs_min, s.abs_max, s.states
+    ]  # fmt: skip
+
+
+def _read_summary(value: Any) -> BatchSummary:
+    batch, step, started, ended, traced, table_id, lows, highs, states = _check_list(value, 9, 9)
+    summary = BatchSummary(
+        batch=_int().decode(batch),
+        optimizer_step=_int().decode(step),
+        started_at=_float().decode(started),
+        ended_at=_float().decode(ended),
+        traced=_check_bool(traced),
+        table_id=_check_str(table_id, 64),
+        abs_min=_check_bytes(lows),
+        abs_max=_check_bytes(highs),
+        states=_check_states(states),
+    )
+    rows = len(summary.states)
+    # Whether they fit the table is known only to who has the table; that they fit each other is checked here.
+    if len(summary.abs_min) != len(summary.abs_max) or len(summary.abs_min) not in (4 * rows, 8 * rows):
+        raise ValueError(f"columns of {len(summary.abs_min)}, {len(summary.abs_max)}, {rows} bytes do not fit each other")
+    return summary
+
+
+def _write_frame(frame: Frame) -> list[Any]:
+    code = frame.spec.typecode
+    return [
+        list(frame.position), _write_spec(frame.spec), pack(code, frame.abs_min), pack(code, frame.abs_max), frame.states
+    ]  # fmt: skip
+
+
+def _read_frame(value: Any) -> Frame:
+    position, spec_value, lows, highs, states = _check_list(value, 5, 5)
+    spec = _read_spec(spec_value)
+    frame = Frame(
+        _check_position(position),
+        spec,
+        unpack(spec.typecode, _check_bytes(lows)),
+        unpack(spec.typecode, _check_bytes(highs)),
+        _check_states(states),
+    )
+    if not len(frame.abs_min) == len(frame.abs_max) == len(frame.states) == len(spec.readings):
+        raise ValueError(f"the columns of {spec.module} do not fit its {len(spec.readings)} readings")
+    return frame
+
+
+def _write_reading(reading: Reading) -> list[Any]:
+    low, high = pack("d", [reading.abs_min]), pack("d", [reading.abs_max])
+    return [reading.label[:MAX_NAME], int(reading.kind), reading.dtype, low, high, int(reading.state)]
+
+
+def _read_reading(value: Any) -> Reading:
+    label, kind, dtype, low, high, state = _check_list(value, 6, 6)
+    (abs_min,), (abs_max,) = unpack("d", _check_bytes(low)), unpack("d", _check_bytes(high))
+    return Reading(
+        _check_str(label, MAX_NAME),
+        Kind(_int(0, len(Kind) - 1).decode(kind)),
+        _check_str(dtype, 64),
+        abs_min,
+        abs_max,
+        State(_int(0, len(State) - 1).decode(state)),
+    )
+
+
+def _write_trip(t: Trip) -> list[Any]:
+    frames = [_write_frame(frame) for frame in t.frames[-MAX_RING:]]
+    roots = [_write_reading(reading) for reading in t.root_inputs[:MAX_RING]]
+    return [
+        list(t.position), t.reading, frames, roots, t.optimizer_step, list(t.shape), t.numel, t.nan_count, t.inf_count, t.time
+    ]  # fmt: skip
+
+
+def _read_trip(value: Any) -> Trip:
+    position, reading, frames, roots, step, shape, numel, nans, infs, time = _check_list(value, 10, 10)
+    trip = Trip(
+        position=_check_position(position),
+        reading=_int(0, MAX_ROWS).decode(reading),
+        frames=tuple(map(_read_frame, _check_list(frames, 1, MAX_RING))),
+        root_inputs=tuple(map(_read_reading, _check_list(roots, 0, MAX_RING))),
+        optimizer_step=_int().decode(step),
+        shape=tuple(_int().decode(size) for size in _check_list(shape, 0, MAX_DIMS)),
+        numel=_int().decode(numel),
+        nan_count=_int().decode(nans),
+        inf_count=_int().decode(infs),
+        time=_float().decode(time),
+    )
+    if trip.frame.position != trip.position or trip.reading >= len(trip.frame.spec.readings):
+        raise ValueError("the last frame of the ring is not the one that tripped")
+    return trip
+
+
+_SEQ, _COUNT, _SECONDS, _TEXT = _int(), _int(), _float(), _str(MAX_TEXT)
+_POSITION = _Field(list, _check_position)
+_BOOL = _Field(_same, _check_bool)
+
+_LAYOUTS: dict[str, tuple[type[Any], dict[str, _Field]]] = {
+    "HELLO": (
+        Hello,
+        {
+            "major": _int(0, 1 << 16), "minor": _int(0, 1 << 16),
+            "job": _str(), "restart": _int(0, 1 << 31), "rank": _int(0, MAX_RANKS - 1), "world_size": _int(1, MAX_RANKS),
+            "local_rank": _int(0, MAX_RANKS), "host": _str(), "pid": _int(), "device": _str(), "torch": _str(),
+            "incarnation": _str(64),
+        },
+    ),
+    "WELCOME": (
+        Welcome,
+        {"run": _str(), "heartbeat": _float(0.01, 3600), "decision_window": _float(0, 3600), "seq": _SEQ},
+    ),
+    "TABLE": (Table, {"table": _Field(lambda table: [_write_spec(spec) for spec in table.specs], _read_table)}),
+    "BATCH": (Batch, {"seq": _SEQ, "summary": _Field(_write_summary, _read_summary)}),
+    "TRIP": (Tripped, {"seq": _SEQ, "trip": _Field(_write_trip, _read_trip)}),
+    "BEAT": (
+        Beat,
+        {"position": _POSITION, "phase": _one_of(PHASES), "queued": _COUNT, "dropped": _COUNT, "time": _SECONDS},
+    ),
+    "PROBE": (Probe, {"position": _POSITION}),
+    "ABORT": (Abort, {"reason": _TEXT, "rank": _int(-1, MAX_RANKS), "time": _SECONDS, "grace": _float(0, 86400)}),
+    "ACK": (Ack, {"seq": _SEQ, "abort": _BOOL}),
+    "BYE": (Bye, {"seq": _SEQ, "outcome": _one_of(OUTCOMES), "text": _TEXT}),
+    "ERROR": (Error, {"text": _TEXT, "remedy": _one_of(REMEDIES)}),
+}  # fmt: skip
+
+_LAYOUT_BY_KIND = {kind: (cls, tuple(fields.items())) for kind, (cls, fields) in _LAYOUTS.items()}
+_LAYOUT_OF = {cls: (kind, tuple(fields.items())) for kind, (cls, fields) in _LAYOUTS.items()}
+
+for _cls, _fields in _LAYOUTS.values():
+    if [field.name for field in dataclasses.fields(_cls)] != list(_fields):
+        raise AssertionError(f"the layout of {_cls.__name__} does not follow its fields")
