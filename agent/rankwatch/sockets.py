@@ -51,7 +51,7 @@ def authenticator(context: zmq.Context[zmq.Socket[bytes]], client_public: str) -
 
     class OneKey:
         def callback(self, domain: str, key: bytes) -> bool:
-            return key == zmq.utils.z85.decode(client_public) or key == client_public.encode()
+            return key == client_public.encode()
 
     thread = ThreadAuthenticator(context)
     thread.start()

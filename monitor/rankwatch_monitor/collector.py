@@ -1,0 +1,188 @@
+"""The shell round the ledger: one socket, the clock, the runs' folder. It performs what the ledger decides."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import zmq
+
+from rankwatch import connection as connections
+from rankwatch import sockets, wire
+from rankwatch.connection import Connection
+from rankwatch.errors import ConnectionFileError, ProtocolError
+
+from .effects import Effect, Note, OpenRun, Publish, RecordTrace, Send
+from .ledger import Event, JobEnded, Ledger, Malformed, Received, Tick
+from .report import text
+from .report.data import Report
+from .run import Options
+from .run_folder import RunsFolder
+
+log = logging.getLogger(__name__)
+
+DEFAULT_LISTEN = "tcp://127.0.0.1:27077"
+BUSY_TICK, IDLE_TICK = 0.05, 0.5
+"""Seconds between looks at the clock, with and without a run under way."""
+
+LAST_WORDS = 0.05
+"""Seconds without a message after which, at the end, no more are waited for."""
+
+BURST = 1000
+"""Messages taken in a row before the clock is looked at."""
+
+
+class Collector:
+    """Binds on construction; ``serve`` until ``stop``.
+
+    Args:
+        listen: ``tcp://HOST:PORT``; port 0 picks a free one.
+        connection_file: where ranks find the address and the keys. One that exists is taken over, keys and address, when
+            its server key still lies beside it: a collector that died comes back as the one the ranks know.
+        runs: where runs are recorded.
+        show: called with each report that is news.
+        job: the name of runs whose ranks know none.
+
+    Raises:
+        UsageError: the address cannot be listened on, or the connection file cannot be used or written.
+    """
+
+    def __init__(
+        self,
+        *,
+        listen: str | None,
+        connection_file: Path,
+        runs: RunsFolder,
+        options: Options,
+        show: Callable[[Report], None],
+        job: str = "",
+    ) -> None:
+        self._runs = runs
+        self._show = show
+        self._stop = threading.Event()
+        self._job_ended: JobEnded | None = None
+        self.ledger = Ledger(options, runs.taken())
+        self._connection_file = connection_file
+        self._key_file = connection_file.with_name(f"{connection_file.name}.server-key")
+        known = self._take_over()
+        server, client = (known[1], known[2]) if known else (sockets.new_key_pair(), sockets.new_key_pair())
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, sockets.MAX_PEERS)
+        self._authenticator = sockets.authenticator(self._context, client.public)
+        try:
+            wanted = listen or (known[0] if known else DEFAULT_LISTEN)
+            self._socket, self.address = sockets.router(self._context, wanted, server)
+            self.connection = Connection(self.address, server.public, client.public, client.secret, job)
+            listening = f"{wanted.rpartition(':')[0]}:{self.address.rpartition(':')[2]}"
+            connections.write_private(self._key_file, f"{server.secret}\n{listening}\n")
+            connections.write(self.connection, connection_file)
+        except BaseException:
+            self.close()
+            raise
+
+    def serve(self) -> None:
+        """Takes messages and performs effects until ``stop`` was called; then ends every run that is under way."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        while not self._stop.is_set():
+            poller.poll(1000 * (IDLE_TICK if self.ledger.is_idle else BUSY_TICK))
+            self._drain()
+            self._perform(Tick())
+        while poller.poll(1000 * LAST_WORDS):
+            self._drain()
+        self._perform(self._job_ended or JobEnded(None))
+
+    def stop(self, exit_code: int | None = None) -> None:
+        """Ends ``serve``; callable from any thread and from a signal handler. ``exit_code`` is that of the job, if known."""
+        self._job_ended = JobEnded(exit_code)
+        self._stop.set()
+
+    def close(self) -> None:
+        """Closes the socket and takes the connection file away."""
+        if hasattr(self, "_socket"):
+            self._socket.close(0)
+            for path in (self._connection_file, self._key_file):
+                with suppress(OSError):
+                    path.unlink()
+        self._authenticator.stop()
+        self._context.destroy(linger=0)
+
+    def _take_over(self) -> tuple[str, sockets.KeyPair, sockets.KeyPair] | None:
+        """The listening address, server keys and client keys of the collector that wrote the connection file before."""
+        if not self._connection_file.exists():
+            return None
+        known = connections.read(self._connection_file)
+        try:
+            secret, listening = self._key_file.read_text().split()
+        except (OSError, ValueError):
+            raise ConnectionFileError(
+                f"connection file {self._connection_file} belongs to another collector, whose {self._key_file.name} is not "
+                "here: remove it, or choose another --connection-file"
+            ) from None
+        client = sockets.KeyPair(known.client_public, known.client_secret)
+        return listening, sockets.KeyPair(known.server_public, secret), client
+
+    def _drain(self) -> None:
+        for _ in range(BURST):
+            try:
+                peer, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                if len(parts) != 1:
+                    raise ProtocolError(f"a message of {len(parts)} parts instead of one")
+                message = wire.decode(parts[0])
+            except ProtocolError as error:
+                self._perform(Malformed(peer, str(error)))
+            else:
+                self._perform(Received(peer, message))
+
+    def _perform(self, event: Event) -> None:
+        self._do(self.ledger.handle(event, time.monotonic()))
+
+    def _do(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                with suppress(zmq.Again):  # a peer that takes nothing just now: what matters is repeated
+                    self._socket.send_multipart([effect.peer, wire.encode(effect.message)], zmq.NOBLOCK)
+            elif isinstance(effect, Note):
+                log.info("%s", effect.text)
+            elif isinstance(effect, OpenRun):
+                self._runs.open(effect.run)
+            elif isinstance(effect, RecordTrace):
+                self._runs.record_trace(effect.run, effect.rank, effect.batch, effect.frames)
+            elif isinstance(effect, Publish):
+                self._runs.publish(effect.report)
+                if effect.news:
+                    self._show(effect.report)
+
+
+def run_daemon(listen: str | None, connection_file: Path, runs_dir: Path, options: Options) -> int:
+    """``rankwatch collector``: serves until SIGTERM or SIGINT; a second signal ends it at once."""
+    runs = RunsFolder(runs_dir)
+    collector = Collector(listen=listen, connection_file=connection_file, runs=runs, options=options, show=_print)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        collector.stop()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    log.info("collecting on %s; ranks find it by RANKWATCH_CONNECTION=%s", collector.address, connection_file.absolute())
+    try:
+        collector.serve()
+    finally:
+        collector.close()
+    return 0
+
+
+def _print(report: Report) -> None:
+    sys.stdout.write(text.render(report))
+    sys.stdout.flush()

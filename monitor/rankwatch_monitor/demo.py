@@ -1,0 +1,23 @@
+"""``rankwatch demo``: a real two-rank torchrun training on the CPU that overflows on rank 1."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, UsageError
+
+from .launcher import run_command
+from .run import Options
+
+_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def run_demo(runs_dir: Path) -> int:
+    """Runs the demo; 0 when its overflow was caught. Raises UsageError without torch."""
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("the demo is a real training and needs torch: pip install 'rankwatch[agent]'")
+    command = [sys.executable, *_TORCHRUN, "-m", "rankwatch.demo"]
+    code = run_command(command, runs_dir=runs_dir, options=Options(), job="demo")
+    return 0 if code == EXIT_ABORTED else code or EXIT_ERROR

@@ -1,0 +1,54 @@
+"""What the ledger wants done: the only words between the decisions and the input and output around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rankwatch.frame import Frame
+from rankwatch.wire import Message
+
+from .report.data import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to a connected peer."""
+
+    peer: bytes
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Tell the operator."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A new run began: make its folder."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTrace:
+    """Keep the frames of a traced batch."""
+
+    run: str
+    rank: int
+    batch: int
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Write the report; show it to people too when it is ``news``."""
+
+    report: Report
+    news: bool
+
+
+Effect: TypeAlias = Send | Note | OpenRun | RecordTrace | Publish

@@ -1,0 +1,111 @@
+"""``rankwatch run``: a private collector round one command, and the report at its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from rankwatch.errors import EXIT_ABORTED, UsageError
+
+from .collector import Collector
+from .report import text
+from .report.data import Outcome, Report
+from .run import Options
+from .run_folder import RunsFolder
+
+log = logging.getLogger(__name__)
+
+
+def run_command(
+    command: Sequence[str],
+    *,
+    listen: str = "tcp://127.0.0.1:0",
+    connection_file: Path | None = None,
+    runs_dir: Path,
+    options: Options,
+    job: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> int:
+    """Runs ``command`` under a collector of its own; returns 77 when a verdict aborted a run, else the command's exit code.
+
+    Raises:
+        UsageError: there is no such command, or the collector cannot be set up.
+    """
+    env = dict(os.environ if environ is None else environ)
+    reports: dict[str, Report] = {}
+    with tempfile.TemporaryDirectory(prefix="rankwatch-") as private:
+        path = connection_file or Path(private) / "connection.json"
+        collector = Collector(
+            listen=listen,
+            connection_file=path,
+            runs=RunsFolder(runs_dir),
+            options=options,
+            show=lambda report: reports.update({report.run: report}),
+            job=job or env.get("RANKWATCH_JOB") or job_name(command),
+        )
+        try:
+            env["RANKWATCH_CONNECTION"] = str(path.absolute())
+            env.setdefault("RANKWATCH_JOB", collector.connection.job)
+            code = _run_beside(collector, command, env)
+        finally:
+            collector.close()
+    return _conclude(collector, reports, code, runs_dir)
+
+
+def job_name(command: Sequence[str]) -> str:
+    """What to call the job: the script's name without its ending, or the module's after ``-m``, or the program's."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word.endswith(".py"):
+            return Path(word).stem
+        if word == "-m" and following and not following.startswith("torch.distributed"):
+            return following.rpartition(".")[2]
+    return Path(command[0]).name
+
+
+def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Serves while the command runs; returns its exit code, in the shell's way (128 + n) for a signal."""
+    # The handlers are there before the child: a SIGTERM in between must not leave it behind.
+    child: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends us at once
+        if child is not None and number == signal.SIGTERM:
+            child.terminate()
+        # A SIGINT from the terminal has reached the child by itself.
+
+    previous = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        try:
+            child = subprocess.Popen(command, env=dict(env))
+        except OSError as error:
+            raise UsageError(f"cannot run {shlex.join(command)}: {error.strerror}") from None
+        process = child
+        threading.Thread(target=lambda: collector.stop(process.wait()), name="wait-for-command", daemon=True).start()
+        collector.serve()
+        code = process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, runs_dir: Path) -> int:
+    if not collector.ledger.runs:
+        log.warning("no rank connected: does the script call rankwatch.watch(model)?")
+    for run, report in reports.items():
+        # The report comes last, under whatever the dying processes printed.
+        stream = sys.stderr if report.outcome is Outcome.FINISHED else sys.stdout
+        stream.write("\n" * (report.outcome is not Outcome.FINISHED) + text.render(report))
+        stream.flush()
+        log.info("the run's record: rankwatch report %s", runs_dir / run)
+    aborted = any(report.verdict is not None for report in reports.values())
+    return EXIT_ABORTED if aborted else code

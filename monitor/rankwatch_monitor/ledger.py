@@ -1,0 +1,165 @@
+"""Every decision of the collector: events in, effects out, through one door. No input, no output, no clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rankwatch import wire
+from rankwatch.identity import safe_name
+
+from .effects import Effect, Note, OpenRun, Send
+from .run import Options, Run
+
+
+KEPT_RUNS = 16
+"""Runs that are over and still answered for; their record is on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A peer sent a well-formed message."""
+
+    peer: bytes
+    message: wire.Message
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A peer sent something else."""
+
+    peer: bytes
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """The command that the collector was started for has ended; None: the collector itself is to end."""
+
+    exit_code: int | None
+
+
+Event: TypeAlias = Received | Malformed | Tick | JobEnded
+
+
+class Ledger:
+    """The runs of one collector.
+
+    Args:
+        options: what holds in every run.
+        taken: run ids that are in use already, such as the folders of earlier runs.
+    """
+
+    def __init__(self, options: Options, taken: Collection[str] = ()) -> None:
+        self.runs: dict[str, Run] = {}
+        """The runs under way and the last ones that are over, by id, in the order of their first HELLO."""
+        self.refused = 0
+        self._options = options
+        self._taken = set(taken)
+        self._current: dict[tuple[str, int], Run] = {}
+        self._peers: dict[bytes, tuple[Run, int]] = {}
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Takes one event at ``now`` (seconds of any clock that does not run backwards) and says what is to be done."""
+        if isinstance(event, Received):
+            return list(self._receive(event.peer, event.message, now))
+        if isinstance(event, Malformed):
+            self.refused += 1
+            return [Note(f"refused a message: {event.text}"), Send(event.peer, wire.Error(event.text, "none"))]
+        effects: list[Effect] = []
+        for run in self.runs.values():
+            if not run.over:
+                effects += run.tick(now) if isinstance(event, Tick) else run.job_ended(event.exit_code, now)
+        self._forget_old_runs()
+        return effects
+
+    def _forget_old_runs(self) -> None:
+        over = [name for name, run in self.runs.items() if run.over]
+        for name in over[:-KEPT_RUNS]:
+            run = self.runs.pop(name)
+            self._taken.add(name)
+            self._peers = {peer: place for peer, place in self._peers.items() if place[0] is not run}
+            if self._current.get((run.job, run.restart)) is run:
+                del self._current[run.job, run.restart]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no run is under way."""
+        return all(run.over for run in self.runs.values())
+
+    def _receive(self, peer: bytes, message: wire.Message, now: float) -> Iterator[Effect]:
+        if isinstance(message, wire.Unknown):
+            return
+        if isinstance(message, wire.Hello):
+            yield from self._hello(peer, message, now)
+        elif peer in self._peers:
+            run, rank = self._peers[peer]
+            yield from run.receive(rank, message, now)
+        else:
+            # A collector that was restarted knows nobody.
+            yield Send(peer, wire.Error("you are not known here: say HELLO", "hello"))
+
+    def _hello(self, peer: bytes, hello: wire.Hello, now: float) -> Iterator[Effect]:
+        complaint = _complaint(hello)
+        if complaint:
+            yield Note(f"refused rank {hello.rank} of job {hello.job} on {hello.host}: {complaint}")
+            yield Send(peer, wire.Error(complaint, "stop"))
+            return
+        run = self._run_of(hello)
+        if run is None:
+            run = self._open(hello)
+            yield OpenRun(run.id)
+            yield Note(f"run {run.id}: {hello.world_size} rank(s), first heard of on {hello.host}")
+        elif run.world_size != hello.world_size:
+            yield Send(peer, wire.Error(f"run {run.id} has {run.world_size} ranks, not {hello.world_size}", "stop"))
+            return
+        held = run.ranks.get(hello.rank)
+        if held is not None and held.hello.incarnation != hello.incarnation:
+            # The agent goes on asking: should the other process be dead, its place is free once it counts as lost.
+            text = f"rank {hello.rank} of run {run.id} is held by process {held.hello.pid} on {held.hello.host}"
+            yield Send(peer, wire.Error(text, "none"))
+            return
+        if held is not None:
+            self._peers.pop(held.peer, None)
+        self._peers[peer] = run, hello.rank
+        yield from run.welcome(hello, peer, now)
+
+    def _run_of(self, hello: wire.Hello) -> Run | None:
+        """The run this rank belongs to; None when it begins a new one."""
+        for run in self.runs.values():
+            record = run.ranks.get(hello.rank)
+            if not run.over and record is not None and record.hello.incarnation == hello.incarnation:
+                return run
+        run = self._current.get((hello.job, hello.restart))
+        if run is None or run.over:
+            return None
+        record = run.ranks.get(hello.rank)
+        # A rank that has ended does not come back: the same job was started again.
+        return None if record is not None and not record.is_running else run
+
+    def _open(self, hello: wire.Hello) -> Run:
+        base = f"{safe_name(hello.job)}-{hello.restart}"
+        name, attempt = base, 1
+        while name in self._taken or name in self.runs:
+            attempt += 1
+            name = f"{base}.{attempt}"
+        run = Run(name, hello.job, hello.restart, hello.world_size, self._options)
+        self.runs[name] = run
+        self._current[hello.job, hello.restart] = run
+        return run
+
+
+def _complaint(hello: wire.Hello) -> str:
+    """Why a rank cannot be taken at all; empty when it can."""
+    if hello.major != wire.VERSION[0]:
+        ours = ".".join(map(str, wire.VERSION))
+        return f"the rank speaks protocol {hello.major}.{hello.minor}, the collector {ours}: use the same release on both sides"
+    if hello.rank >= hello.world_size:
+        return f"rank {hello.rank} does not lie in a world of {hello.world_size}"
+    return ""

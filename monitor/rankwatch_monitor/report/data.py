@@ -1,0 +1,67 @@
+"""What a report says of a run, whatever it is printed as."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from ..verdict import Verdict
+
+
+class Outcome(str, enum.Enum):
+    """How a run ended."""
+
+    FINISHED = "finished"
+    """Every rank ended cleanly."""
+    ABORTED = "aborted"
+    """Stopped by a verdict, or after the batch that was asked for."""
+    FAILED = "failed"
+    """A rank ended by an exception of its own."""
+    LOST = "lost"
+    """A rank went silent."""
+
+
+class RankState(str, enum.Enum):
+    MISSING = "missing"
+    """It never connected."""
+    RUNNING = "running"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """A rank in the report. ``last_batch`` is -1 before the first; ``farewell`` is the exception it ended by, if any."""
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    last_batch: int
+    state: RankState
+    acknowledged: bool
+    dropped: int
+    farewell: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A run, as far as it is known. ``acknowledged_in`` is seconds from ABORT to the last acknowledgement so far."""
+
+    run: str
+    job: str
+    restart: int
+    world_size: int
+    outcome: Outcome
+    reason: str
+    verdict: Verdict | None
+    frames_in_batch: int | None
+    acknowledged_in: float | None
+    ranks: tuple[RankRow, ...]
+
+    @property
+    def batches(self) -> int:
+        """How many batches the furthest rank has run."""
+        return max((row.last_batch for row in self.ranks), default=-1) + 1

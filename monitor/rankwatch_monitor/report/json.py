@@ -1,0 +1,121 @@
+"""The report for programs: strict JSON, where a value that is inf or nan is null and its state says which."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from rankwatch.frame import MEASURED, Frame, Reading
+
+from ..verdict import Verdict
+from .data import Report
+
+SCHEMA = 1
+
+
+def render(report: Report) -> str:
+    """The report as JSON text, newline at its end."""
+    return json.dumps(to_dict(report), indent=2, allow_nan=False) + "\n"
+
+
+def to_dict(report: Report) -> dict[str, Any]:
+    verdict = report.verdict
+    return {
+        "schema": SCHEMA,
+        "run": {
+            "id": report.run,
+            "job": report.job,
+            "restart": report.restart,
+            "world_size": report.world_size,
+        },
+        "outcome": report.outcome.value,
+        "reason": report.reason,
+        "batches": report.batches,
+        "verdict": None if verdict is None else _verdict(report, verdict),
+        "frames": [] if verdict is None else [_frame(frame) for frame in verdict.trip.frames],
+        "acknowledged_in": report.acknowledged_in,
+        "ranks": [
+            {
+                "rank": row.rank,
+                "local_rank": row.local_rank,
+                "host": row.host,
+                "pid": row.pid,
+                "last_batch": row.last_batch,
+                "state": row.state.value,
+                "acknowledged": row.acknowledged,
+                "dropped": row.dropped,
+                "farewell": row.farewell,
+            }
+            for row in report.ranks
+        ],
+    }
+
+
+def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
+    trip = verdict.trip
+    row = report.ranks[verdict.rank]
+    return {
+        "rank": verdict.rank,
+        "local_rank": row.local_rank,
+        "host": row.host,
+        "batch": trip.position.batch,
+        "eval": trip.position.eval,
+        "optimizer_step": trip.optimizer_step,
+        "frame": trip.position.frame,
+        "frames_in_batch": report.frames_in_batch,
+        "module": trip.frame.spec.module,
+        "module_class": trip.frame.spec.module_class,
+        "aliases": list(trip.frame.spec.aliases),
+        "reading": trip.culprit.label,
+        "state": trip.culprit.state.name.lower(),
+        "dtype": trip.culprit.dtype,
+        "shape": list(trip.shape),
+        "numel": trip.numel,
+        "nan_count": trip.nan_count,
+        "inf_count": trip.inf_count,
+        "cause": verdict.cause.value,
+        "evidence": verdict.evidence,
+        "certainty": verdict.certainty.value,
+        "missing_ranks": list(verdict.missing),
+        "also": [
+            {
+                "rank": rank,
+                "batch": other.position.batch,
+                "eval": other.position.eval,
+                "frame": other.position.frame,
+                "module": other.frame.spec.module,
+                "reading": other.culprit.label,
+                "state": other.culprit.state.name.lower(),
+            }
+            for rank, other in verdict.also
+        ],
+        "reason": verdict.reason,
+    }
+
+
+def _frame(frame: Frame) -> dict[str, Any]:
+    return {
+        "batch": frame.position.batch,
+        "eval": frame.position.eval,
+        "index": frame.position.frame,
+        "module": frame.spec.module,
+        "module_class": frame.spec.module_class,
+        "readings": [_reading(reading) for reading in frame.readings],
+    }
+
+
+def _reading(reading: Reading) -> dict[str, Any]:
+    measured = reading.state in MEASURED
+    return {
+        "label": reading.label,
+        "kind": reading.kind.name.lower(),
+        "dtype": reading.dtype,
+        "abs_min": _number(reading.abs_min) if measured else None,
+        "abs_max": _number(reading.abs_max) if measured else None,
+        "state": reading.state.name.lower(),
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

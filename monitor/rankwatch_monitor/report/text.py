@@ -1,0 +1,79 @@
+"""The report for people: the first overflow, who and why, and the culprit's last frames."""
+
+from __future__ import annotations
+
+from rankwatch.text import describe_rank, describe_trip, format_dump, format_head
+
+from ..verdict import Certainty, Verdict, name_ranks
+from .data import Outcome, RankRow, RankState, Report
+
+
+def render(report: Report) -> str:
+    """The report as text, newline at its end."""
+    if report.verdict is None:
+        return _render_ending(report)
+    verdict = report.verdict
+    culprit = describe_trip(_name(report, verdict.rank), verdict.trip, report.frames_in_batch)
+    fields = [
+        ("culprit", culprit),
+        ("cause", f"{verdict.cause.value}: {verdict.evidence}"),
+        *_also(verdict),
+        ("certainty", _certainty(verdict)),
+        ("abort", _acknowledgements(report)),
+    ]
+    return format_head(f"first overflow in run {report.run}", fields) + format_dump(verdict.trip.frames) + "\n"
+
+
+def _render_ending(report: Report) -> str:
+    batches = f"{report.batches} batch{'es' if report.batches != 1 else ''}"
+    if report.outcome is Outcome.FINISHED:
+        return f"rankwatch: run {report.run} finished: {_ranks(report)}, {batches}, no inf or nan\n"
+    fields = [("reason", report.reason)]
+    fields += [("failed", f"{_name(report, row.rank)}: {row.farewell}") for row in report.ranks if row.state is RankState.FAILED]
+    lost = [row.rank for row in report.ranks if row.state is RankState.LOST]
+    if lost:
+        fields.append(("lost", name_ranks(lost)))
+    fields.append(("batches", str(report.batches)))
+    if report.acknowledged_in is not None:
+        fields.append(("abort", _acknowledgements(report)))
+    return format_head(f"run {report.run} {report.outcome.value}", fields)
+
+
+def _also(verdict: Verdict) -> list[tuple[str, str]]:
+    lines = []
+    for rank, trip in verdict.also[:8]:
+        where = "the same frame" if trip.position == verdict.trip.position else f"frame {trip.position.frame}"
+        if trip.position[:2] != verdict.trip.position[:2]:
+            where += f" of batch {trip.position.batch}"
+        lines.append(f"rank {rank} at {where}: {trip.frame.spec.module or '(root)'}, {trip.culprit.label}: {trip.culprit.state.name.lower()}")
+    if len(verdict.also) > 8:
+        lines.append(f"and {len(verdict.also) - 8} more ranks")
+    return [("also", "\n".join(lines))] if lines else []
+
+
+def _certainty(verdict: Verdict) -> str:
+    text = f"{verdict.certainty.value}: {verdict.answered} of {verdict.world_size} ranks answered"
+    finite = verdict.answered - 1 - sum(trip.position == verdict.trip.position for _, trip in verdict.also)
+    if finite and verdict.certainty is Certainty.COMPLETE and not verdict.also:
+        text += f"; the other {finite} were finite here" if finite > 1 else "; the other one was finite here"
+    elif finite:
+        text += f"; {finite} of them {'were' if finite > 1 else 'was'} finite here"
+    if verdict.missing:
+        text += f"; not heard: {name_ranks(verdict.missing)} ({verdict.reason})"
+    return text
+
+
+def _acknowledgements(report: Report) -> str:
+    connected = [row for row in report.ranks if row.state is not RankState.MISSING]
+    count = sum(row.acknowledged for row in connected)
+    when = f" in {report.acknowledged_in:.2f} s" if report.acknowledged_in is not None and count else ""
+    return f"{count} of {report.world_size} ranks acknowledged{when}"
+
+
+def _ranks(report: Report) -> str:
+    return f"{report.world_size} rank{'s' if report.world_size != 1 else ''}"
+
+
+def _name(report: Report, rank: int) -> str:
+    row: RankRow = report.ranks[rank]
+    return describe_rank(rank, report.world_size, row.host, row.local_rank)

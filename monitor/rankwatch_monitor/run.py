@@ -1,0 +1,352 @@
+"""One run, from its first HELLO to its last rank's end: a state machine without input or output, the clock passed in.
+
+Rules: a rank is lost after ``lost_after`` silent seconds. A trip starts the election; a rank that fails or is lost ends the
+run as well. Whichever is decided first is the run's cause, and an abort that was decided stands: it is sent to every rank
+and repeated until the rank acknowledges it or is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rankwatch import wire
+from rankwatch.frame import FrameTable, Position
+from rankwatch.text import describe_culprit, describe_position, describe_rank
+from rankwatch.trip import Trip
+
+from .effects import Effect, Note, Publish, RecordTrace, Send
+from .report.data import Outcome, RankRow, RankState, Report
+from .verdict import Standing, Verdict, Witness, elect, is_waited_for
+
+MAX_TABLES = 256
+"""Frame tables kept per run; the oldest goes first, and a rank that needs it again is asked to send it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The collector's options, in seconds; ``abort_on_lost``: whether a lost or failed rank stops the others."""
+
+    heartbeat: float = 1.0
+    decision_window: float = 2.0
+    abort_grace: float = 10.0
+    abort_repeat: float = 0.5
+    acknowledge_window: float = 3.0
+    abort_on_lost: bool = True
+
+    @property
+    def lost_after(self) -> float:
+        return 3 * self.heartbeat
+
+
+@dataclass(slots=True)
+class RankRecord:
+    """What is known of one rank that has connected."""
+
+    hello: wire.Hello
+    peer: bytes
+    heard_at: float
+    state: RankState = RankState.RUNNING
+    progress: Position = Position(-1, 0, 0)
+    phase: str = "idle"
+    seq: int = 0
+    last_batch: int = -1
+    frames_in_batch: int | None = None
+    dropped: int = 0
+    trip: Trip | None = None
+    acknowledged_at: float | None = None
+    farewell: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        return self.state is RankState.RUNNING
+
+    @property
+    def name(self) -> str:
+        return describe_rank(self.hello.rank, self.hello.world_size, self.hello.host, self.hello.local_rank)
+
+    def witness(self) -> Witness:
+        standing = {RankState.RUNNING: Standing.LIVE, RankState.FINISHED: Standing.DONE}.get(self.state, Standing.GONE)
+        return Witness(standing, self.progress, self.trip)
+
+
+@dataclass(slots=True)
+class Run:
+    """See the module. ``over`` once no rank can say anything any more."""
+
+    id: str
+    job: str
+    restart: int
+    world_size: int
+    options: Options
+    ranks: dict[int, RankRecord] = field(default_factory=dict)
+    over: bool = False
+    verdict: Verdict | None = None
+    _tables: dict[str, FrameTable] = field(default_factory=dict)
+    _abort: wire.Abort | None = None
+    _abort_at: float = 0.0
+    _abort_sent_at: float = 0.0
+    _tripped_at: float | None = None
+    _target: Position | None = None
+    """The smallest tripped position so far."""
+    _outcome: Outcome | None = None
+    _reason: str = ""
+    _published: bool = False
+    _all_ended_at: float | None = None
+    _looked_at: float = float("-inf")
+    # Kept message by message, so that a message costs the same at 16 ranks and at 16,384.
+    _running: set[int] = field(default_factory=set)
+    _unacknowledged: set[int] = field(default_factory=set)
+    _waited_for: set[int] = field(default_factory=set)
+
+    # --- what comes in ------------------------------------------------------------------------------------------------
+
+    def welcome(self, hello: wire.Hello, peer: bytes, now: float) -> Iterator[Effect]:
+        """A rank says HELLO, for the first time or again after its connection broke."""
+        record = self.ranks.get(hello.rank)
+        if record is None:
+            record = self.ranks[hello.rank] = RankRecord(hello, peer, now)
+        elif record.state is RankState.LOST:
+            record.state = RankState.RUNNING
+            yield Note(f"run {self.id}: {record.name} is back")
+        record.peer, record.heard_at = peer, now
+        if record.is_running:
+            self._running.add(hello.rank)
+            if record.acknowledged_at is None:
+                self._unacknowledged.add(hello.rank)
+        yield Send(peer, wire.Welcome(self.id, self.options.heartbeat, self.options.decision_window, record.seq))
+        if self._abort is not None:
+            yield Send(peer, self._abort)
+        elif self._target is not None:
+            yield Send(peer, wire.Probe(self._target))
+
+    def receive(self, rank: int, message: wire.Message, now: float) -> Iterator[Effect]:
+        record = self.ranks[rank]
+        record.heard_at = now
+        if isinstance(message, wire.Beat):
+            record.progress, record.phase, record.dropped = message.position, message.phase, message.dropped
+            yield Send(record.peer, wire.Ack(record.seq, abort=False))
+        elif isinstance(message, wire.Table):
+            self._keep_table(message.table)
+        elif isinstance(message, wire.Ack):
+            if message.abort and record.acknowledged_at is None:
+                record.acknowledged_at = now
+                self._unacknowledged.discard(rank)
+        elif isinstance(message, (wire.Batch, wire.Tripped, wire.Bye)):
+            if message.seq > record.seq:  # else it was sent again after a reconnect, and is in already
+                record.seq = message.seq
+                yield from self._take(record, message, now)
+        else:
+            yield Send(record.peer, wire.Error(f"a rank does not send {type(message).__name__}", "none"))
+            return
+        self._note_answer(record)
+        yield from self._decide(now)
+
+    def job_ended(self, exit_code: int | None, now: float) -> Iterator[Effect]:
+        """The processes of the job are known to have ended (exit code None: not known how)."""
+        for rank in list(self._running):
+            self._lose(self.ranks[rank])
+        if self._outcome is None and self._tripped_at is None and exit_code:
+            self._end_as(Outcome.FAILED, f"the command ended with exit code {exit_code}")
+        yield from self._decide(now, ended=True)
+
+    def tick(self, now: float) -> Iterator[Effect]:
+        """Time has passed."""
+        if now - self._looked_at >= self.options.heartbeat / 4:
+            self._looked_at = now
+            yield from self._look_for_lost(now)
+        if self._abort is not None and now - self._abort_sent_at >= self.options.abort_repeat:
+            yield from self._send_abort(now)
+        yield from self._decide(now)
+
+    # --- decisions ----------------------------------------------------------------------------------------------------
+
+    def _decide(self, now: float, *, ended: bool = False) -> Iterator[Effect]:
+        if self.over:
+            return
+        if self._tripped_at is not None and self._outcome is None:
+            if not self._waited_for or ended or now - self._tripped_at >= self.options.decision_window:
+                yield from self._elect(now)
+        if self._outcome is not None and not self._published and (ended or self._is_settled(now)):
+            self._published = True
+            yield Publish(self.report(), news=True)
+        if ended or self._has_ended(now):
+            self.over = True
+            yield Publish(self.report(), news=not self._published)
+
+    def _take(self, record: RankRecord, message: wire.Batch | wire.Tripped | wire.Bye, now: float) -> Iterator[Effect]:
+        if isinstance(message, wire.Batch):
+            yield from self._take_batch(record, message)
+            return
+        yield Send(record.peer, wire.Ack(record.seq, abort=False))
+        if isinstance(message, wire.Bye):
+            yield from self._take_leave(record, message, now)
+        elif record.trip is None:
+            record.trip = message.trip
+            record.last_batch = max(record.last_batch, message.trip.position.batch)
+            yield Note(f"run {self.id}: {describe_culprit(record.name, message.trip)}")
+            yield from self._aim(now)
+
+    def _take_batch(self, record: RankRecord, message: wire.Batch) -> Iterator[Effect]:
+        summary = message.summary
+        table = self._tables.get(summary.table_id)
+        if table is None or len(summary.states) != table.rows:
+            why = "its frame table is not known" if table is None else f"its {len(summary.states)} rows do not fit the table"
+            yield Send(record.peer, wire.Error(f"batch {summary.batch} is refused: {why}", "none"))
+            return
+        record.last_batch = summary.batch
+        record.frames_in_batch = len(table.specs)
+        record.progress = max(record.progress, Position(summary.batch, 0, len(table.specs)))
+        if summary.traced:
+            yield RecordTrace(self.id, record.hello.rank, summary.batch, tuple(summary.frames(table)))
+
+    def _take_leave(self, record: RankRecord, bye: wire.Bye, now: float) -> Iterator[Effect]:
+        record.farewell = bye.text
+        if bye.outcome == "finished":
+            self._leave(record, RankState.FINISHED)
+        elif bye.outcome == "failed":
+            self._leave(record, RankState.FAILED)
+            yield from self._stop_for(f"{record.name} failed: {bye.text}", Outcome.FAILED, now)
+        else:
+            self._leave(record, RankState.ABORTED)
+            if bye.outcome == "limit" and self._outcome is None:
+                self._end_as(Outcome.ABORTED, bye.text)
+
+    def _look_for_lost(self, now: float) -> Iterator[Effect]:
+        for rank in list(self._running):
+            record = self.ranks[rank]
+            if now - record.heard_at <= self.options.lost_after:
+                continue
+            self._lose(record)
+            if record.state is RankState.LOST:
+                text = f"{record.name} was lost: nothing heard of it for {self.options.lost_after:g} s; {_last_seen(record)}"
+                yield Note(f"run {self.id}: {text}")
+                yield from self._stop_for(text, Outcome.LOST, now)
+
+    def _lose(self, record: RankRecord) -> None:
+        self._leave(record, RankState.LOST if record.acknowledged_at is None else RankState.ABORTED)
+        # A rank that did not live to acknowledge the abort died before another failed: it is the cause, not the other.
+        if record.state is RankState.LOST and self._outcome is Outcome.FAILED:
+            self._end_as(Outcome.LOST, f"{record.name} was lost; {_last_seen(record)}; then {self._reason}")
+
+    def _leave(self, record: RankRecord, state: RankState) -> None:
+        record.state = state
+        self._running.discard(record.hello.rank)
+        self._unacknowledged.discard(record.hello.rank)
+        self._note_answer(record)
+
+    def _stop_for(self, reason: str, outcome: Outcome, now: float) -> Iterator[Effect]:
+        """A rank failed or was lost: the others must not wait for it in a collective."""
+        if self._outcome is not None or self._tripped_at is not None or not self.options.abort_on_lost:
+            return
+        self._end_as(outcome, reason)
+        self._abort, self._abort_at = wire.Abort(reason, -1, 0.0, self.options.abort_grace), now
+        yield from self._send_abort(now)
+
+    def _aim(self, now: float) -> Iterator[Effect]:
+        """A rank has tripped: asks those that may still trip earlier to tell when they are past it."""
+        if self._tripped_at is None:
+            self._tripped_at = now
+        target = min(record.trip.position for record in self.ranks.values() if record.trip is not None)
+        if target == self._target:
+            return
+        self._target = target
+        asked = {rank: record for rank, record in self.ranks.items() if is_waited_for(record.witness(), target)}
+        self._waited_for = asked.keys() | (set(range(self.world_size)) - self.ranks.keys())
+        for record in asked.values():
+            yield Send(record.peer, wire.Probe(target))
+
+    def _note_answer(self, record: RankRecord) -> None:
+        if record.hello.rank in self._waited_for and self._target is not None:
+            if not is_waited_for(record.witness(), self._target):
+                self._waited_for.discard(record.hello.rank)
+
+    def _elect(self, now: float) -> Iterator[Effect]:
+        assert self._tripped_at is not None
+        witnesses = {rank: record.witness() for rank, record in self.ranks.items()}
+        self.verdict, reason = elect(witnesses, self.world_size, now - self._tripped_at, self.options.decision_window)
+        if self.verdict is None:
+            return
+        culprit = self.ranks[self.verdict.rank]
+        text = f"{describe_culprit(culprit.name, self.verdict.trip)} ({self.verdict.cause.value}: {self.verdict.evidence})"
+        self._end_as(Outcome.ABORTED, text)
+        yield Note(f"run {self.id}: first overflow: {text}; {reason}")
+        self._abort_at = now
+        self._abort = wire.Abort(text, self.verdict.rank, self.verdict.trip.time, self.options.abort_grace)
+        yield from self._send_abort(now)
+
+    def _send_abort(self, now: float) -> Iterator[Effect]:
+        assert self._abort is not None
+        self._abort_sent_at = now
+        for rank in self._unacknowledged:
+            yield Send(self.ranks[rank].peer, self._abort)
+
+    def _end_as(self, outcome: Outcome, reason: str) -> None:
+        self._outcome, self._reason = outcome, reason
+
+    def _is_settled(self, now: float) -> bool:
+        """Whether the report can be printed: everyone acknowledged the abort or is gone, or has had the time to."""
+        if self._abort is None:
+            return not self._running
+        return not self._unacknowledged or now - self._abort_at > self.options.acknowledge_window
+
+    def _has_ended(self, now: float) -> bool:
+        if self._running:
+            self._all_ended_at = None
+            return False
+        if self._all_ended_at is None:
+            self._all_ended_at = now
+        # Ranks that never connected may be on their way still.
+        return len(self.ranks) == self.world_size or now - self._all_ended_at > self.options.lost_after
+
+    def _keep_table(self, table: FrameTable) -> None:
+        self._tables[table.id] = table
+        if len(self._tables) > MAX_TABLES:
+            del self._tables[next(iter(self._tables))]
+
+    # --- what is told of it -------------------------------------------------------------------------------------------
+
+    def report(self) -> Report:
+        acknowledged = [r.acknowledged_at for r in self.ranks.values() if r.acknowledged_at is not None]
+        culprit = self.ranks.get(self.verdict.rank) if self.verdict else None
+        frames = [r.frames_in_batch for r in (culprit, *self.ranks.values()) if r is not None and r.frames_in_batch]
+        return Report(
+            run=self.id,
+            job=self.job,
+            restart=self.restart,
+            world_size=self.world_size,
+            outcome=self._outcome or self._outcome_by_states(),
+            reason=self._reason,
+            verdict=self.verdict,
+            frames_in_batch=frames[0] if frames else None,
+            acknowledged_in=max(acknowledged) - self._abort_at if acknowledged else None,
+            ranks=tuple(self._row(rank) for rank in range(self.world_size)),
+        )
+
+    def _outcome_by_states(self) -> Outcome:
+        states = {record.state for record in self.ranks.values()}
+        if RankState.FAILED in states:
+            return Outcome.FAILED
+        return Outcome.LOST if RankState.LOST in states else Outcome.FINISHED
+
+    def _row(self, rank: int) -> RankRow:
+        record = self.ranks.get(rank)
+        if record is None:
+            return RankRow(rank, -1, "", 0, -1, RankState.MISSING, False, 0, "")
+        return RankRow(
+            rank=rank,
+            local_rank=record.hello.local_rank,
+            host=record.hello.host,
+            pid=record.hello.pid,
+            last_batch=max(record.last_batch, record.progress.batch),
+            state=record.state,
+            acknowledged=record.acknowledged_at is not None,
+            dropped=record.dropped,
+            farewell=record.farewell,
+        )
+
+
+def _last_seen(record: RankRecord) -> str:
+    return f"last seen in {describe_position(record.progress)}, frame {record.progress.frame}, phase {record.phase}"
+
+

@@ -1,0 +1,78 @@
+"""A run on disk: ``report.txt``, ``report.json``, ``trace/``, and ``latest``, which points at the newest run.
+
+Detection and abort never depend on the disk: once the folder is made, a write that fails is told and the run goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rankwatch.errors import UsageError
+from rankwatch.frame import Frame
+from rankwatch.text import format_trace
+
+from .report import json, text
+from .report.data import Report
+
+log = logging.getLogger(__name__)
+
+
+class RunsFolder:
+    """The folder that holds a collector's runs.
+
+    Raises:
+        UsageError: it cannot be made or written to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / f".writable.{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UsageError(f"cannot write to the runs folder {path}: {error.strerror}; choose another --runs-dir") from None
+
+    def taken(self) -> set[str]:
+        """The names in use."""
+        return {entry.name for entry in self.path.iterdir()}
+
+    def open(self, run: str) -> None:
+        """Makes the run's folder and points ``latest`` at it."""
+        _try(self._open, run)
+
+    def record_trace(self, run: str, rank: int, batch: int, frames: Sequence[Frame]) -> None:
+        """Writes ``trace/batch-B.rank-R.txt``, in the format of the Hugging Face detector."""
+        _try(_write, self.path / run / "trace" / f"batch-{batch}.rank-{rank}.txt", format_trace(frames) + "\n")
+
+    def publish(self, report: Report) -> None:
+        """Writes ``report.txt`` and ``report.json``."""
+        _try(_write, self.path / report.run / "report.txt", text.render(report))
+        _try(_write, self.path / report.run / "report.json", json.render(report))
+
+    def _open(self, run: str) -> None:
+        (self.path / run).mkdir(exist_ok=True)
+        part = self.path / f".latest.{os.getpid()}"
+        with suppress(FileNotFoundError):
+            part.unlink()
+        part.symlink_to(run)
+        os.replace(part, self.path / "latest")
+
+
+def _write(path: Path, body: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(body, encoding="utf-8")
+    os.replace(part, path)
+
+
+def _try(action: Callable[..., None], *arguments: object) -> None:
+    try:
+        action(*arguments)
+    except OSError as error:
+        log.error("cannot write %s: %s; the run goes on without it", error.filename or arguments[0], error.strerror)
