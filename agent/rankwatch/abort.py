@@ -1,4 +1,4 @@
-"""How a rank ends: torchelastic's error file, a line on stderr, and, where the training thread never comes back, by force."""
+"""How a rank ends: torchelastic's error file, a line on stderr, and by force where its training thread never comes back."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from .errors import EXIT_ABORTED
 
 FOLLOWER_DELAY = 60
-"""Seconds by which the error file of a rank that only follows is dated after the culprit's. torchrun shows the file with the
-smallest timestamp as Root Cause, and dates a worker without a file by the moment it noticed: a follower must come after both."""
+"""Seconds by which the error file of a rank that only follows is dated after the culprit's. torchrun shows the file with
+the smallest timestamp as Root Cause and dates a worker without a file by the moment it noticed: a follower comes after both."""
 
 BACKSTOP = 2.0
 """Seconds after the deadline at which the process is ended from C, should no Python thread get to run any more."""

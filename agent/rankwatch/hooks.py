@@ -17,7 +17,7 @@ Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 class Hooks:
-    """Calls ``enter`` before and ``leave`` after each forward under ``model``, and ``before_step`` / ``after_step`` of optimizers.
+    """Calls ``enter`` and ``leave`` round each forward under ``model``, ``before_step`` and ``after_step`` round optimizer steps.
 
     ``enter(named, args, kwargs)``, ``leave(named, args, kwargs, output)``; the root's ``leave`` is also called, with output
     None, when its forward raised. A deep copy or a pickle of the model carries no hooks that do anything.

@@ -7,6 +7,7 @@ start, and after its own trip.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket as stdlib_socket
 import threading
@@ -163,9 +164,7 @@ class Link:
         self._wake()
         self._thread.join(FAREWELL_TIMEOUT)
 
-    def _append(
-        self, make: Callable[[int], wire.Batch | wire.Tripped | wire.Bye], table: FrameTable | None = None
-    ) -> None:
+    def _append(self, make: Callable[[int], wire.Batch | wire.Tripped | wire.Bye], table: FrameTable | None = None) -> None:
         with self._lock:
             self._seq += 1
             self._acknowledged.clear()
@@ -219,7 +218,7 @@ class Link:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
-        poller.poll(max(0.0, self._next_event() - time.monotonic()) * 1000)
+        poller.poll(max(0, math.ceil(1000 * (self._next_event() - time.monotonic()))))
         self._drain_wake_ups()
         self._receive(socket)
         now = time.monotonic()

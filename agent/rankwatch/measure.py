@@ -57,7 +57,7 @@ class Measure:
 
     def _in_chunks(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         scratch = self._scratch_of(flat)
-        parts = [torch.aminmax(torch.abs(part, out=scratch[: part.numel()])) for part in flat.split(CHUNK)]
+        parts = [torch.aminmax(torch.abs(part, out=scratch[: part.numel()])) for part in torch.split(flat, CHUNK)]
         return torch.stack([part.min for part in parts]).amin(), torch.stack([part.max for part in parts]).amax()
 
     def _scratch_of(self, values: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def _widened(values: Tensor) -> Tensor:
 
 
 def count_non_finite(tensor: Tensor) -> tuple[tuple[int, ...], int, int, int]:
-    """Shape, number of elements, nans and infs of a tensor (of its local shard). Reads it several times: only after a trip."""
+    """Shape, number of elements, nans and infs of a tensor (of its local shard); slow, for after a trip."""
     values = local(tensor)
     if values.dtype.is_floating_point and values.dtype not in _SIXTEEN_BIT_OR_MORE:
         values = values.to(torch.float32)

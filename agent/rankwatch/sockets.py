@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket as stdlib_socket
 from dataclasses import dataclass
 
@@ -104,7 +105,9 @@ def _resolve(host: str) -> str:
 
 def _bind_error(listen: str, error: zmq.ZMQError) -> str:
     if error.errno == zmq.EADDRINUSE:
-        return f"cannot listen on {listen}: the address is in use; another collector? choose another port, or 0 for a free one"
-    if error.errno in (zmq.EADDRNOTAVAIL, zmq.ENODEV):
+        return (
+            f"cannot listen on {listen}: the address is in use; another collector? choose another port, or 0 for a free one"
+        )
+    if error.errno in (zmq.EADDRNOTAVAIL, errno.ENODEV):
         return f"cannot listen on {listen}: it is not an address of this machine"
     return f"cannot listen on {listen}: {error.strerror}"

@@ -57,7 +57,8 @@ def describe_trip(rank: str, trip: Trip, frames_in_batch: int | None = None) -> 
     of = "" if frames_in_batch is None else f" of {frames_in_batch}"
     aliases = f", also {', '.join(trip.frame.spec.aliases)}" if trip.frame.spec.aliases else ""
     return (
-        f"{rank}, {describe_position(trip.position)} (optimizer step {trip.optimizer_step}), frame {trip.position.frame}{of}\n"
+        f"{rank}, {describe_position(trip.position)} (optimizer step {trip.optimizer_step}), "
+        f"frame {trip.position.frame}{of}\n"
         f"{describe_module(trip.frame.spec)}{aliases}, {trip.culprit.label}: {trip.culprit.state.name.lower()}"
     )
 

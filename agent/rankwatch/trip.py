@@ -50,9 +50,9 @@ _TRIPPING: dict[Policy, dict[Kind, tuple[State, ...]]] = {
 class Trip:
     """A frame that broke the policy, with the evidence.
 
-    ``frames`` is the ring of the last frames, the tripped one last; ``reading`` indexes its readings. ``root_inputs`` are the
-    readings of what the root module was called with in this batch. ``shape`` is the tensor's; ``nan_count`` and ``inf_count``
-    of ``numel`` elements. ``time`` is Unix seconds of the rank's clock, used to order torchelastic's error files alone.
+    ``frames`` is the ring of the last frames, the tripped one last; ``reading`` indexes its readings. ``root_inputs`` are
+    the readings of what the root module was called with in this batch. ``shape`` is the tensor's, of whose ``numel``
+    elements ``nan_count`` and ``inf_count`` are not finite. ``time`` is Unix seconds of the rank's clock, used to order torchelastic's error files alone.
     """
 
     position: Position
@@ -76,7 +76,7 @@ class Trip:
 
 
 class Judge:
-    """Says which reading of a frame trips under a policy. ``ignore`` holds shell patterns of ``module`` or ``module:label``."""
+    """Says which readings of a frame trip under a policy; ``ignore``: shell patterns of ``module`` or ``module:label``."""
 
     def __init__(self, policy: Policy, ignore: Sequence[str] = ()) -> None:
         self._tripping = _TRIPPING[policy]
@@ -140,7 +140,10 @@ def _inherited(suspect: Reading, trip: Trip) -> tuple[Cause, str]:
         return Cause.DATA, f"{bad_root[0].label} of the root module was {state} before any module ran"
     finite = _last_finite_frame(trip)
     where = f"; the last finite frame before it is {describe_module(finite.spec)}" if finite else ""
-    return Cause.UPSTREAM, f"{suspect.label} was {state} and no watched module made it: it was born between modules{where}"
+    return (
+        Cause.UPSTREAM,
+        f"{suspect.label} was {state} and no watched module made it: it was born between modules{where}",
+    )
 
 
 def _tolerated(suspect: Reading, trip: Trip) -> bool:

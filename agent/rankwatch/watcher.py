@@ -70,9 +70,7 @@ class Watch:
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None:
             self.close()
         else:
@@ -170,7 +168,7 @@ class Watch:
         )
         if not link.start():
             log.warning(
-                "%s: no collector answers at the connection given; training goes on, and it is tried again in the background",
+                "%s: no collector answers at the connection given; training goes on, and the background keeps trying",
                 self._rank(),
             )
         return link
@@ -205,7 +203,7 @@ def watch(
         max_frames_to_save: how many of the last frames a report shows.
         trace_batch_nums: batches (from 0) of which every frame is printed, and recorded by the collector.
         abort_after_batch_num: stop every rank after this batch, before its backward.
-        policy: ``first`` (outputs, own parameters and marked tensors trip), ``strict`` (inputs too), ``off`` (nothing does).
+        policy: ``first`` (outputs, own parameters, marked tensors trip), ``strict`` (inputs too), ``off`` (nothing does).
         ignore: shell patterns of ``module`` or ``module:label`` that never trip: ``["*.rotary", "*:output[1]"]``.
         connection: the collector's connection file; none: this process watches alone.
 
@@ -275,12 +273,12 @@ def _forget(watching: Watch) -> None:
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     try:
-        for watching in list(_open):
+        for watching in _open:
             watching._end_by(error)
     finally:
         (_previous_excepthook or sys.__excepthook__)(kind, error, trace)
 
 
 def _close_all() -> None:
-    for watching in list(_open):
+    for watching in _open:
         watching.close()

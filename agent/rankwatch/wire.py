@@ -34,7 +34,7 @@ _INT64 = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Rank to collector, first on every connection. ``incarnation`` is drawn once per process: it tells a reconnect from a restart."""
+    """Rank to collector, first on every connection. ``incarnation``, drawn once per process, tells a reconnect from a restart."""
 
     major: int
     minor: int
@@ -52,7 +52,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Collector to rank: the run it belongs to, and what holds in it (seconds). ``seq`` is the last sequence number received."""
+    """Collector to rank: the run it belongs to, what holds in it (seconds), and the last sequence number received."""
 
     run: str
     heartbeat: float
@@ -97,7 +97,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Collector to rank, repeated until acknowledged: stop. ``rank`` is the culprit's (-1: none), ``time`` its trip's, ``grace`` seconds."""
+    """Collector to rank, repeated until acknowledged: stop. ``rank`` is the culprit (-1: none), ``time`` that of its trip."""
 
     reason: str
     rank: int
@@ -107,7 +107,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Collector to rank: everything up to ``seq`` was received. Rank to collector, with ``abort``: the ABORT was received."""
+    """Collector to rank: all up to ``seq`` was received. Rank to collector, with ``abort``: the ABORT was received."""
 
     seq: int
     abort: bool
@@ -115,7 +115,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """Rank to collector, last. ``outcome`` is ``finished``, ``failed`` (``text`` is the exception), ``aborted`` or ``limit``."""
+    """Rank to collector, last. ``outcome``: ``finished``, ``failed`` (``text`` is the exception), ``aborted`` or ``limit``."""
 
     seq: int
     outcome: str
@@ -361,7 +361,8 @@ def _write_trip(t: Trip) -> list[Any]:
     frames = [_write_frame(frame) for frame in t.frames[-MAX_RING:]]
     roots = [_write_reading(reading) for reading in t.root_inputs[:MAX_RING]]
     return [
-        list(t.position), t.reading, frames, roots, t.optimizer_step, list(t.shape), t.numel, t.nan_count, t.inf_count, t.time
+        list(t.position), t.reading, frames, roots, t.optimizer_step,
+        list(t.shape), t.numel, t.nan_count, t.inf_count, t.time,
     ]  # fmt: skip
 
 

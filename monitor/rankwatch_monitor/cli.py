@@ -17,7 +17,7 @@ from .launcher import run_command
 from .run import Options
 
 EPILOG = f"""\
-exit codes: 0 fine; {EXIT_ERROR} error; {EXIT_USAGE} usage; {EXIT_ABORTED} a verdict was reached and the training was aborted.
+exit codes: 0 fine; {EXIT_ERROR} error; {EXIT_USAGE} usage; {EXIT_ABORTED} a verdict was reached, the training aborted.
 Options are also read from RANKWATCH_<OPTION>, such as RANKWATCH_RUNS_DIR."""
 
 
@@ -70,7 +70,7 @@ def _add_collector_options(parser: argparse.ArgumentParser, listen: str | None, 
         metavar="PATH",
         type=Path,
         default=_env("connection_file", None),
-        help="where ranks find address and keys, by RANKWATCH_CONNECTION (default: RUNS_DIR/connection.json; run: a private one)",
+        help="where ranks find address and keys (default: RUNS_DIR/connection.json; for run: a private file)",
     )
     _add_runs_dir(parser)
     defaults = Options()

@@ -29,11 +29,11 @@ from .run_folder import RunsFolder
 log = logging.getLogger(__name__)
 
 DEFAULT_LISTEN = "tcp://127.0.0.1:27077"
-BUSY_TICK, IDLE_TICK = 0.05, 0.5
-"""Seconds between looks at the clock, with and without a run under way."""
+BUSY_TICK, IDLE_TICK = 50, 500
+"""Milliseconds between looks at the clock, with and without a run under way."""
 
-LAST_WORDS = 0.05
-"""Seconds without a message after which, at the end, no more are waited for."""
+LAST_WORDS = 50
+"""Milliseconds without a message after which, at the end, no more are waited for."""
 
 BURST = 1000
 """Messages taken in a row before the clock is looked at."""
@@ -92,10 +92,10 @@ class Collector:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         while not self._stop.is_set():
-            poller.poll(1000 * (IDLE_TICK if self.ledger.is_idle else BUSY_TICK))
+            poller.poll(IDLE_TICK if self.ledger.is_idle else BUSY_TICK)
             self._drain()
             self._perform(Tick())
-        while poller.poll(1000 * LAST_WORDS):
+        while poller.poll(LAST_WORDS):
             self._drain()
         self._perform(self._job_ended or JobEnded(None))
 

@@ -12,7 +12,6 @@ from rankwatch.identity import safe_name
 from .effects import Effect, Note, OpenRun, Send
 from .run import Options, Run
 
-
 KEPT_RUNS = 16
 """Runs that are over and still answered for; their record is on disk."""
 
@@ -132,10 +131,10 @@ class Ledger:
 
     def _run_of(self, hello: wire.Hello) -> Run | None:
         """The run this rank belongs to; None when it begins a new one."""
-        for run in self.runs.values():
-            record = run.ranks.get(hello.rank)
-            if not run.over and record is not None and record.hello.incarnation == hello.incarnation:
-                return run
+        for known in self.runs.values():
+            record = known.ranks.get(hello.rank)
+            if not known.over and record is not None and record.hello.incarnation == hello.incarnation:
+                return known
         run = self._current.get((hello.job, hello.restart))
         if run is None or run.over:
             return None
@@ -159,7 +158,9 @@ def _complaint(hello: wire.Hello) -> str:
     """Why a rank cannot be taken at all; empty when it can."""
     if hello.major != wire.VERSION[0]:
         ours = ".".join(map(str, wire.VERSION))
-        return f"the rank speaks protocol {hello.major}.{hello.minor}, the collector {ours}: use the same release on both sides"
+        return (
+            f"the rank speaks protocol {hello.major}.{hello.minor}, the collector {ours}: use the same release on both sides"
+        )
     if hello.rank >= hello.world_size:
         return f"rank {hello.rank} does not lie in a world of {hello.world_size}"
     return ""

@@ -39,6 +39,10 @@ class Options:
         return 3 * self.heartbeat
 
 
+NOWHERE = Position(-1, 0, 0)
+"""Before the first batch."""
+
+
 @dataclass(slots=True)
 class RankRecord:
     """What is known of one rank that has connected."""
@@ -47,7 +51,7 @@ class RankRecord:
     peer: bytes
     heard_at: float
     state: RankState = RankState.RUNNING
-    progress: Position = Position(-1, 0, 0)
+    progress: Position = NOWHERE
     phase: str = "idle"
     seq: int = 0
     last_batch: int = -1
@@ -165,8 +169,7 @@ class Run:
         if self.over:
             return
         if self._tripped_at is not None and self._outcome is None:
-            if not self._waited_for or ended or now - self._tripped_at >= self.options.decision_window:
-                yield from self._elect(now)
+            yield from self._elect(now, self._tripped_at, ended=ended)
         if self._outcome is not None and not self._published and (ended or self._is_settled(now)):
             self._published = True
             yield Publish(self.report(), news=True)
@@ -257,14 +260,16 @@ class Run:
             yield Send(record.peer, wire.Probe(target))
 
     def _note_answer(self, record: RankRecord) -> None:
-        if record.hello.rank in self._waited_for and self._target is not None:
-            if not is_waited_for(record.witness(), self._target):
-                self._waited_for.discard(record.hello.rank)
+        if self._target is None or record.hello.rank not in self._waited_for:
+            return
+        if not is_waited_for(record.witness(), self._target):
+            self._waited_for.discard(record.hello.rank)
 
-    def _elect(self, now: float) -> Iterator[Effect]:
-        assert self._tripped_at is not None
+    def _elect(self, now: float, tripped_at: float, *, ended: bool) -> Iterator[Effect]:
+        if self._waited_for and not ended and now - tripped_at < self.options.decision_window:
+            return
         witnesses = {rank: record.witness() for rank, record in self.ranks.items()}
-        self.verdict, reason = elect(witnesses, self.world_size, now - self._tripped_at, self.options.decision_window)
+        self.verdict, reason = elect(witnesses, self.world_size, now - tripped_at, self.options.decision_window)
         if self.verdict is None:
             return
         culprit = self.ranks[self.verdict.rank]
@@ -348,5 +353,3 @@ class Run:
 
 def _last_seen(record: RankRecord) -> str:
     return f"last seen in {describe_position(record.progress)}, frame {record.progress.frame}, phase {record.phase}"
-
-

@@ -36,7 +36,9 @@ class RunsFolder:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            raise UsageError(f"cannot write to the runs folder {path}: {error.strerror}; choose another --runs-dir") from None
+            raise UsageError(
+                f"cannot write to the runs folder {path}: {error.strerror}; choose another --runs-dir"
+            ) from None
 
     def taken(self) -> set[str]:
         """The names in use."""

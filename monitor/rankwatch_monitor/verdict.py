@@ -41,7 +41,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The culprit over all ranks. ``also`` are the other ranks that tripped, in logical order; ``missing`` never answered."""
+    """The culprit over all ranks. ``also``: the other ranks that tripped, in logical order. ``missing``: never answered."""
 
     rank: int
     trip: Trip

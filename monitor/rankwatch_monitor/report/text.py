@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankwatch.text import describe_rank, describe_trip, format_dump, format_head
+from rankwatch.trip import describe_module
 
 from ..verdict import Certainty, Verdict, name_ranks
 from .data import Outcome, RankRow, RankState, Report
@@ -29,7 +30,9 @@ def _render_ending(report: Report) -> str:
     if report.outcome is Outcome.FINISHED:
         return f"rankwatch: run {report.run} finished: {_ranks(report)}, {batches}, no inf or nan\n"
     fields = [("reason", report.reason)]
-    fields += [("failed", f"{_name(report, row.rank)}: {row.farewell}") for row in report.ranks if row.state is RankState.FAILED]
+    fields += [
+        ("failed", f"{_name(report, row.rank)}: {row.farewell}") for row in report.ranks if row.state is RankState.FAILED
+    ]
     lost = [row.rank for row in report.ranks if row.state is RankState.LOST]
     if lost:
         fields.append(("lost", name_ranks(lost)))
@@ -45,7 +48,9 @@ def _also(verdict: Verdict) -> list[tuple[str, str]]:
         where = "the same frame" if trip.position == verdict.trip.position else f"frame {trip.position.frame}"
         if trip.position[:2] != verdict.trip.position[:2]:
             where += f" of batch {trip.position.batch}"
-        lines.append(f"rank {rank} at {where}: {trip.frame.spec.module or '(root)'}, {trip.culprit.label}: {trip.culprit.state.name.lower()}")
+        lines.append(
+            f"rank {rank} at {where}: {describe_module(trip.frame.spec)}, {trip.culprit.label}: {trip.culprit.state.name.lower()}"
+        )
     if len(verdict.also) > 8:
         lines.append(f"and {len(verdict.also) - 8} more ranks")
     return [("also", "\n".join(lines))] if lines else []
