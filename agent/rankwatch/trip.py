@@ -52,7 +52,8 @@ class Trip:
 
     ``frames`` is the ring of the last frames, the tripped one last; ``reading`` indexes its readings. ``root_inputs`` are
     the readings of what the root module was called with in this batch. ``shape`` is the tensor's, of whose ``numel``
-    elements ``nan_count`` and ``inf_count`` are not finite. ``time`` is Unix seconds of the rank's clock, used to order torchelastic's error files alone.
+    elements ``nan_count`` and ``inf_count`` are not finite. ``time`` is Unix seconds of the rank's clock; it orders nothing
+    but torchelastic's error files.
     """
 
     position: Position

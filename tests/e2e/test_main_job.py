@@ -1,0 +1,161 @@
+"""The main job with real processes: a fault on one rank of a torchrun training, and what becomes of the run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import RANKWATCH, SCRIPTS, run_job, torchrun
+
+pytestmark = pytest.mark.e2e
+
+ABORTED = 77
+
+
+def test_overflow_on_one_rank(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "overflow", ranks=4))
+    assert job.code == ABORTED
+    verdict = job.verdict
+    assert (verdict["rank"], verdict["batch"], verdict["optimizer_step"]) == (1, 5, 5)
+    assert (verdict["module"], verdict["module_class"]) == ("blocks.2.square", "Square")
+    assert (verdict["frame"], verdict["frames_in_batch"]) == (7, 14)
+    assert (verdict["reading"], verdict["state"], verdict["dtype"]) == ("output", "inf", "float32")
+    assert (verdict["cause"], verdict["certainty"], verdict["missing_ranks"]) == ("overflow", "complete", [])
+    assert job.report["outcome"] == "aborted"
+    assert [row["acknowledged"] for row in job.report["ranks"]] == [True] * 4
+    assert {row["state"] for row in job.report["ranks"]} == {"aborted"}
+    assert job.report["frames"][-1]["module"] == "blocks.2.square"
+    assert job.report["frames"][-1]["readings"][-1] == {
+        "label": "output", "kind": "output", "dtype": "float32",
+        "abs_min": pytest.approx(0, abs=1e39), "abs_max": None, "state": "inf",
+    }  # fmt: skip
+    assert job.left_behind == []
+    # The report is what a person reads last, and torchrun's summary names the culprit.
+    assert "rankwatch: first overflow in run train-0\n  culprit    rank 1 of 4" in job.stdout
+    assert "4 of 4 ranks answered; the other 3 were finite here" in job.stdout
+    assert "rank      : 1 (local_rank: 1)" in job.root_cause
+    assert "blocks.2.square (Square), output: inf" in job.root_cause
+
+
+def test_the_report_is_printed_again(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "overflow_at_once"))
+    assert (job.verdict["batch"], job.verdict["optimizer_step"], job.verdict["frame"]) == (0, 0, 1)
+    assert job.verdict["frames_in_batch"] is None  # no rank has come to the end of a batch yet
+    for option, name in (([], "report.txt"), (["--json"], "report.json")):
+        again = subprocess.run(
+            [*RANKWATCH, "report", str(job.run_dir), *option], capture_output=True, text=True, check=True
+        )
+        assert again.stdout == (job.run_dir / name).read_text()
+    assert (job.run_dir / "report.txt").read_text() in job.stdout
+
+
+def test_two_ranks_in_one_batch_the_earlier_frame_wins(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "overflow_on_two", ranks=4))
+    assert job.code == ABORTED
+    assert (job.verdict["rank"], job.verdict["module"]) == (3, "blocks.1.square")
+    also = [(other["rank"], other["batch"], other["module"], other["state"]) for other in job.verdict["also"]]
+    assert also == [(1, 5, "blocks.2.square", "inf")]
+    assert job.verdict["certainty"] == "complete"
+
+
+def test_nan_in_the_data(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "data"))
+    assert job.code == ABORTED
+    verdict = job.verdict
+    assert (verdict["rank"], verdict["batch"], verdict["cause"]) == (1, 5, "data")
+    assert (verdict["module"], verdict["state"], verdict["nan_count"]) == ("blocks.0.linear", "nan", 8)
+
+
+def test_a_poisoned_weight(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "weight"))
+    assert job.code == ABORTED
+    verdict = job.verdict
+    assert (verdict["rank"], verdict["batch"], verdict["cause"]) == (1, 5, "weight")
+    assert (verdict["module"], verdict["reading"], verdict["nan_count"]) == ("blocks.1.linear", "weight", 1)
+    assert "the last optimizer step, number 4, and at the gradients of batch 4" in verdict["evidence"]
+
+
+def test_the_others_wait_in_all_reduce(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "others_in_all_reduce"), "--decision-window", "0.5")
+    assert job.code == ABORTED
+    assert (job.verdict["rank"], job.verdict["batch"], job.verdict["module"]) == (1, 5, "blocks.0.square")
+    # Rank 0 never reaches this batch: the verdict says so instead of guessing.
+    assert (job.verdict["certainty"], job.verdict["missing_ranks"]) == ("partial", [0])
+    assert "blocks.0.square" in job.root_cause
+    assert job.left_behind == []
+
+
+def test_the_others_are_in_eval(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "others_in_eval"))
+    assert job.code == ABORTED
+    assert (job.verdict["rank"], job.verdict["batch"], job.verdict["eval"]) == (1, 5, 0)
+    assert job.verdict["certainty"] == "complete"
+    assert "TrainingAborted: rank 1 of 2" in job.stderr
+    assert job.left_behind == []
+
+
+def test_nothing_trips(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "healthy"))
+    assert job.code == 0
+    assert (job.report["outcome"], job.report["verdict"], job.report["frames"]) == ("finished", None, [])
+    assert [(row["last_batch"], row["state"]) for row in job.report["ranks"]] == [(11, "finished")] * 2
+    assert job.stdout == ""
+    assert "run train-0 finished: 2 ranks, 12 batches, no inf or nan" in job.stderr
+
+
+def test_abort_after_stops_every_rank(tmp_path: Path) -> None:
+    traced = {"RANKWATCH_ABORT_AFTER_BATCH_NUM": "3", "RANKWATCH_TRACE_BATCH_NUMS": "1,3"}
+    job = run_job(tmp_path, torchrun("train.py", "healthy"), env=traced)
+    assert job.code == 1
+    assert (job.report["outcome"], job.report["verdict"]) == ("aborted", None)
+    assert "abort_after_batch_num=3" in job.report["reason"]
+    assert job.stderr.count("BatchLimitReached: stopped after batch 3") >= 2
+    assert [(row["last_batch"], row["state"]) for row in job.report["ranks"]] == [(3, "aborted")] * 2
+    # Traced batches are printed by each rank, and recorded by rank.
+    traces = sorted(path.name for path in (job.run_dir / "trace").iterdir())
+    assert traces == [f"batch-{batch}.rank-{rank}.txt" for batch in (1, 3) for rank in (0, 1)]
+    for name in traces:
+        assert (job.run_dir / "trace" / name).read_text() in job.stdout
+
+
+def test_a_users_own_exception_is_not_ours(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "user_error"))
+    assert job.code == 1
+    assert (job.report["outcome"], job.report["verdict"]) == ("failed", None)
+    assert "KeyError: \"a bug of the user's own\"" in job.report["reason"]
+    assert job.state(1) == "failed"
+    assert "rank      : 1 (local_rank: 1)" in job.root_cause
+    assert job.left_behind == []
+
+
+def test_a_killed_rank_is_lost(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "killed"))
+    assert job.code == 1
+    assert (job.report["outcome"], job.report["verdict"]) == ("lost", None)
+    assert "rank 1 of 2" in job.report["reason"]
+    assert job.state(1) == "lost"
+
+
+def test_the_culprit_is_the_root_cause_under_record_too(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "overflow"), env={"WITH_RECORD": "1"})
+    assert job.code == ABORTED
+    assert "rank      : 1 (local_rank: 1)" in job.root_cause
+    assert "blocks.2.square (Square), output: inf" in job.root_cause
+
+
+def test_ranks_that_never_come_back_end_by_the_deadline(tmp_path: Path) -> None:
+    """Two nodes: the culprit's torchrun ends by itself, the other one has only ranks that hang."""
+    job = run_job(tmp_path, [sys.executable, str(SCRIPTS / "two_nodes.py"), "stuck"], "--abort-grace", "2")
+    assert job.code == ABORTED
+    assert (job.verdict["rank"], job.verdict["module"]) == (3, "blocks.1.square")
+    assert [row["acknowledged"] for row in job.report["ranks"]] == [True] * 4
+    for rank in (0, 1):
+        assert f"rank {rank} of 4" in job.stderr
+        assert "this rank did not come back within 2 s and is ended" in job.stderr
+    hung_node = (tmp_path / "node0.err").read_text() if (tmp_path / "node0.err").exists() else job.stderr
+    assert "exitcode  : 77" in hung_node
+    assert hung_node.count("blocks.1.square (Square), output: inf") >= 2
+    assert job.left_behind == []

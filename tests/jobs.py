@@ -1,0 +1,100 @@
+"""Real torchrun jobs under a real collector, and what came of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).parent / "e2e" / "scripts"
+RANKWATCH = [sys.executable, "-m", "rankwatch_monitor"]
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that has ended. ``run_dir`` is its newest run's folder."""
+
+    code: int
+    stdout: str
+    stderr: str
+    run_dir: Path
+    left_behind: list[str]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        text = (self.run_dir / "report.json").read_text()
+        parsed: dict[str, Any] = json.loads(text, parse_constant=_no_such_literal)
+        return parsed
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        verdict: dict[str, Any] = self.report["verdict"]
+        return verdict
+
+    @property
+    def root_cause(self) -> str:
+        """What torchrun's summary shows as root cause."""
+        return self.stderr.rpartition("Root Cause (first observed failure):")[2]
+
+    def state(self, rank: int) -> str:
+        state: str = self.report["ranks"][rank]["state"]
+        return state
+
+
+def torchrun(script: str, *arguments: str, ranks: int = 2) -> list[str]:
+    """The command that starts one of the test's scripts on one node."""
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [sys.executable, *run, str(SCRIPTS / script), *arguments]
+
+
+def run_job(
+    tmp_path: Path,
+    command: Sequence[str],
+    *options: str,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120,
+) -> Job:
+    """Runs ``rankwatch run OPTIONS -- COMMAND`` to its end."""
+    runs = tmp_path / "runs"
+    marker = uuid.uuid4().hex
+    done = subprocess.run(
+        [*RANKWATCH, "run", "--runs-dir", str(runs), *options, "--", *command],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment(RANKWATCH_TEST_JOB=marker, **(env or {})),
+        check=False,
+    )
+    return Job(done.returncode, done.stdout, done.stderr, runs / "latest", processes_of(marker))
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment, fit for small jobs and for sources that are not installed."""
+    path = os.pathsep.join([str(ROOT / "agent"), str(ROOT / "monitor"), os.environ.get("PYTHONPATH", "")])
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
+    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+def processes_of(marker: str) -> list[str]:
+    """The command lines of the processes that carry the marker in their environment (ours excepted)."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if f"RANKWATCH_TEST_JOB={marker}".encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # it ended meanwhile, or is not ours to look at
+            continue
+    return found
+
+
+def _no_such_literal(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
