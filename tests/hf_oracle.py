@@ -12,7 +12,7 @@ import io
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,15 +20,17 @@ from torch import Tensor, nn
 
 Step = Callable[[Any, int], Tensor]
 """The forward of batch ``number``: (model, number) -> loss."""
+Detector = Callable[..., Any]
+"""The class under test: ours or theirs."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a detector printed, and the batch and error that ended its training, if one did."""
+    """What a detector printed, and the error that ended its training (in the forward of ``batch``), if one did."""
 
     text: str
+    error: ValueError | None
     batch: int | None = None
-    error: Exception | None = None
 
 
 @dataclass(frozen=True)
@@ -60,32 +62,32 @@ class Section(enum.IntEnum):
     OUTPUTS = 4
 
 
-def train(detector: Callable[..., Any], model: nn.Module, step: Step, batches: int = 5, **options: Any) -> Outcome:
+def train(detector: Detector, model: nn.Module, step: Step, batches: int = 5, **options: Any) -> Outcome:
     """Trains for ``batches`` steps under a detector, with the same random numbers in every run."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    out = io.StringIO()
-    with redirect_stdout(out), closed_at_end(detector(model, **options)):
+    number = 0
+
+    def loop(model: nn.Module) -> None:
+        nonlocal number
         for number in range(batches):
             torch.manual_seed(number)
-            try:
-                loss = step(model, number)
-            except ValueError as error:
-                return Outcome(out.getvalue(), number, error)
-            loss.backward()  # type: ignore[no-untyped-call]
+            step(model, number).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
-    return Outcome(out.getvalue())
+
+    outcome = run(detector, model, loop, **options)
+    return outcome if outcome.error is None else replace(outcome, batch=number)
 
 
-def captured(detector: Callable[..., Any], model: nn.Module, use: Callable[[Any], object], **options: Any) -> str:
-    """What a detector prints while ``use`` uses the model. A ValueError ends the use, as it would end a training."""
-    out = io.StringIO()
-    with redirect_stdout(out), closed_at_end(detector(model, **options)):
+def run(detector: Detector, model: nn.Module, use: Callable[[Any], object], **options: Any) -> Outcome:
+    """What a detector makes of one use of the model."""
+    error = None
+    with redirect_stdout(io.StringIO()) as out, closed_at_end(detector(model, **options)):
         try:
             use(model)
-        except ValueError as error:
-            print(f"ValueError in {type(model).__name__}") if not str(error) else None
-    return out.getvalue()
+        except ValueError as raised:
+            error = raised
+    return Outcome(out.getvalue(), error)
 
 
 def closed_at_end(detector: Any) -> AbstractContextManager[Any]:
@@ -122,7 +124,8 @@ def parse(text: str) -> list[str | FrameText]:
 
 
 _FRAME = re.compile(r" {18}(\S*) (\w+)")
-_VALUE = re.compile(r"((?:[ \d]\d*\.\d\de[+-]\d\d| {5}inf| {5}nan){1} ?.{8}| +[A-Za-z][a-z ]+) (\S+)")
+_NUMBER = r"(?:\d\.\d\de[+-]\d\d| {5}inf| {5}nan)"
+_VALUE = re.compile(rf"(?=.{{17}} \S+$)({_NUMBER} {_NUMBER}| +\w[\w ]*) (\S+)")
 
 
 def _skeleton(item: str | FrameText) -> str:

@@ -2,15 +2,16 @@
 
 ``rankwatch demo`` starts it under a collector; by hand: ``torchrun --standalone --nproc-per-node 2 -m rankwatch.demo``.
 
-The model learns to predict the next byte of a text that ships with Python. Each rank reads its own stretch of lines, and
-every feed-forward layer is told the numbers of the lines it reads.
+The model learns to predict the next byte of a text that ships with Python. Each rank reads its own stretch of lines,
+and every feed-forward layer is told the numbers of the lines it reads.
 
-**The bug**: the line numbers go in as they are, 0 to 1023, not as a share of the document, and they are added behind the
-layer norm, where nothing scales them down. Both factors of the gated product ``gelu(wi_0 x) * (wi_1 x)`` grow with the
-line number, so the product grows with its square. Rank 0 reads from line 0 on and is far from harm; rank 1 starts at
-line 512, where the product is large already and grows by about 5% a batch. The dropout behind it multiplies what it keeps
-by 1 / 0.9, which is more: so there comes a batch with a product still below float16's largest number, 65504, that the
-dropout lifts over it. Nobody puts an inf there. With ``--dtype float32`` or ``bfloat16`` the same training runs to its end.
+**The bug**: the line numbers go in as they are, 0 to 1023, not as a share of the document, and they are added behind
+the layer norm, where nothing scales them down. Both factors of the gated product ``gelu(wi_0 x) * (wi_1 x)`` grow with
+the line number, so the product grows with its square. Rank 0 reads from line 0 on and is far from harm; rank 1 starts
+at line 512, where the product is large already, and it grows there by about 5% a batch. The dropout behind it
+multiplies what it keeps by 1 / 0.9, which is more: so there comes a batch whose product is still below float16's
+largest number, 65504, and the dropout lifts it over that. Nobody puts an inf there: with ``--dtype float32`` or
+``bfloat16`` the same training runs to its end.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class SelfAttention(nn.Module):
         self.o = nn.Linear(WIDTH, WIDTH, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        heads = (each(hidden).unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
-        mixed = scaled_dot_product_attention(*heads, is_causal=True)
+        q, k, v = (each(hidden).unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -81,7 +82,7 @@ class LayerFF(nn.Module):
         self.DenseReluDense = DenseGatedGelu()
         self.layer_norm = nn.RMSNorm(WIDTH)
         self.line_number = nn.Linear(1, WIDTH, bias=False)
-        nn.init.normal_(self.line_number.weight, std=0.25)  # large enough to overflow within 20 batches
+        nn.init.normal_(self.line_number.weight, std=0.25)  # large enough to overflow in some 20 batches
         self.dropout = nn.Dropout(DROPOUT)
 
     def forward(self, hidden: Tensor, line_numbers: Tensor) -> Tensor:
@@ -141,7 +142,7 @@ def encode(line: str) -> Tensor:
 
 def train(dtype: torch.dtype) -> None:
     rank = dist.get_rank()
-    torch.manual_seed(7)
+    torch.manual_seed(20)
     model = DistributedDataParallel(TinyT5())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with rankwatch.watch(model):
@@ -149,7 +150,7 @@ def train(dtype: torch.dtype) -> None:
             with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
                 logits = model(ids[:, :-1], line_numbers)
             loss = cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), ignore_index=PADDING)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
             if rank == 0 and batch % 4 == 0:

@@ -45,4 +45,4 @@ class DebugUnderflowOverflow(Watch):
 
     def _report_alone(self, trip: Trip, tripping: list[Reading]) -> None:
         lines = [f"{reading.label} has {'nans' if reading.state is State.NAN else 'infs'}\n" for reading in tripping]
-        _print("".join(lines) + format_dump(trip.frames) + "\n")
+        _print("".join(lines) + format_dump(trip.frames))

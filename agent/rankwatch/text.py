@@ -34,12 +34,12 @@ def format_trace(frames: Iterable[Frame]) -> str:
 
 
 def format_dump(frames: Sequence[Frame]) -> str:
-    """The ring of last frames of a detection."""
+    """The ring of last frames of a detection, with the four empty lines that end it there."""
     where = f"during batch_number={frames[-1].position.batch}"
     if frames[-1].position.eval:
         where = f"during eval {frames[-1].position.eval} after batch_number={frames[-1].position.batch}"
     head = f"\nDetected inf/nan {where}\nLast {len(frames)} forward frames:\n{_COLUMNS}\n"
-    return head + format_trace(frames) + "\n\n\n"
+    return head + format_trace(frames) + "\n" * 5
 
 
 def format_head(title: str, fields: Iterable[tuple[str, str]]) -> str:

@@ -109,7 +109,7 @@ class Watch:
                 ("certainty", f"this rank alone: {why}"),
             ],
         )
-        _print(head + format_dump(trip.frames) + "\n")
+        _print(head + format_dump(trip.frames))
 
     # --- the link's thread --------------------------------------------------------------------------------------------
 

@@ -133,7 +133,8 @@ class Ledger:
         """The run this rank belongs to; None when it begins a new one."""
         for known in self.runs.values():
             record = known.ranks.get(hello.rank)
-            if not known.over and record is not None and record.hello.incarnation == hello.incarnation:
+            is_same_start = (known.job, known.restart) == (hello.job, hello.restart) and not known.over
+            if is_same_start and record is not None and record.hello.incarnation == hello.incarnation:
                 return known
         run = self._current.get((hello.job, hello.restart))
         if run is None or run.over:

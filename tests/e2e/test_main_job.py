@@ -45,9 +45,7 @@ def test_the_report_is_printed_again(tmp_path: Path) -> None:
     assert (job.verdict["batch"], job.verdict["optimizer_step"], job.verdict["frame"]) == (0, 0, 1)
     assert job.verdict["frames_in_batch"] is None  # no rank has come to the end of a batch yet
     for option, name in (([], "report.txt"), (["--json"], "report.json")):
-        again = subprocess.run(
-            [*RANKWATCH, "report", str(job.run_dir), *option], capture_output=True, text=True, check=True
-        )
+        again = subprocess.run([*RANKWATCH, "report", str(job.run_dir), *option], capture_output=True, text=True, check=True)
         assert again.stdout == (job.run_dir / name).read_text()
     assert (job.run_dir / "report.txt").read_text() in job.stdout
 
@@ -125,7 +123,7 @@ def test_a_users_own_exception_is_not_ours(tmp_path: Path) -> None:
     job = run_job(tmp_path, torchrun("train.py", "user_error"))
     assert job.code == 1
     assert (job.report["outcome"], job.report["verdict"]) == ("failed", None)
-    assert "KeyError: \"a bug of the user's own\"" in job.report["reason"]
+    assert 'KeyError: "a bug of the user\'s own"' in job.report["reason"]
     assert job.state(1) == "failed"
     assert "rank      : 1 (local_rank: 1)" in job.root_cause
     assert job.left_behind == []

@@ -22,7 +22,7 @@ def render(report: Report) -> str:
         ("certainty", _certainty(verdict)),
         ("abort", _acknowledgements(report)),
     ]
-    return format_head(f"first overflow in run {report.run}", fields) + format_dump(verdict.trip.frames) + "\n"
+    return format_head(f"first overflow in run {report.run}", fields) + format_dump(verdict.trip.frames).rstrip("\n") + "\n"
 
 
 def _render_ending(report: Report) -> str:

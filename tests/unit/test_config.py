@@ -1,0 +1,50 @@
+"""Options: argument, then environment, then default; and what is no option is named with its source."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwatch.config import Config, resolve
+from rankwatch.errors import UsageError
+from rankwatch.trip import Policy
+
+
+def test_defaults() -> None:
+    assert resolve({}) == Config()
+
+
+def test_arguments_win_over_the_environment() -> None:
+    env = {
+        "RANKWATCH_MAX_FRAMES_TO_SAVE": "5",
+        "RANKWATCH_TRACE_BATCH_NUMS": "149, 150",
+        "RANKWATCH_ABORT_AFTER_BATCH_NUM": "0",
+        "RANKWATCH_POLICY": "strict",
+        "RANKWATCH_IGNORE": "*.mask,head:output",
+        "RANKWATCH_CONNECTION": "/run/c.json",
+    }
+    assert resolve(env) == Config(5, frozenset({149, 150}), 0, Policy.STRICT, ("*.mask", "head:output"), "/run/c.json")
+    given = resolve(env, max_frames_to_save=7, trace_batch_nums=[1], policy="off", connection="/mine.json")
+    assert given == Config(7, frozenset({1}), 0, Policy.OFF, ("*.mask", "head:output"), "/mine.json")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "complaint"),
+    [
+        ("max_frames_to_save", 0, "max_frames_to_save=0: expected a whole number of at least 1"),
+        ("max_frames_to_save", 1.5, "expected a whole number"),
+        ("trace_batch_nums", 3, "trace_batch_nums=3: expected batch numbers"),
+        ("trace_batch_nums", [-1], "at least 0"),
+        ("abort_after_batch_num", "x", "expected a whole number"),
+        ("policy", "lax", "policy='lax': expected one of first, strict, off"),
+        ("ignore", "*.mask", "expected a list of name patterns"),
+        ("connection", 3, "expected the path of a connection file"),
+    ],
+)
+def test_bad_arguments(option: str, value: object, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        resolve({}, **{option: value})
+
+
+def test_bad_environment_names_the_variable() -> None:
+    with pytest.raises(UsageError, match="RANKWATCH_POLICY='lax'"):
+        resolve({"RANKWATCH_POLICY": "lax"})

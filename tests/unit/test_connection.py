@@ -1,0 +1,77 @@
+"""The connection file: private from its first byte, strict when read."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwatch.connection import FORMAT, Connection, read, write
+from rankwatch.errors import ConnectionFileError
+
+KEY = "k" * 40
+CONNECTION = Connection("tcp://127.0.0.1:27077", KEY, KEY, KEY, "train")
+
+
+def test_there_and_back_private(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "connection.json"
+    os.umask(0)
+    try:
+        write(CONNECTION, path)
+    finally:
+        os.umask(0o022)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read(path) == CONNECTION
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_text_itself_serves_in_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "connection.json"
+    write(CONNECTION, path)
+    assert read(path.read_text()) == CONNECTION
+
+
+def test_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionFileError, match="does not exist: is the collector running"):
+        read(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o622])
+def test_readable_by_others(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "connection.json"
+    write(CONNECTION, path)
+    path.chmod(mode)
+    with pytest.raises(ConnectionFileError, match=f"has mode {mode:04o}.*chmod 600"):
+        read(path)
+
+
+def _body(**changes: Any) -> str:
+    fields = {name: getattr(CONNECTION, name) for name in CONNECTION.__slots__}
+    return json.dumps({"rankwatch_connection": list(FORMAT), **fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "malformed"),
+        ("[]", "malformed"),
+        ('{"address": 1}', "malformed"),
+        (_body(server_public="short"), "malformed"),
+        (_body(address=None), "malformed"),
+        (_body(rankwatch_connection=[FORMAT[0] + 1, 0]), "is of version 2, this rankwatch reads version 1"),
+    ],
+)
+def test_malformed_or_of_another_version(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "connection.json"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(ConnectionFileError, match=complaint):
+        read(path)
+
+
+def test_a_newer_minor_version_is_read() -> None:
+    assert read(_body(rankwatch_connection=[FORMAT[0], 9], more="of it")) == CONNECTION

@@ -1,0 +1,99 @@
+"""The rules of the house: who may import whom, and what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import ROOT, environment
+
+AGENT, MONITOR = ROOT / "agent" / "rankwatch", ROOT / "monitor" / "rankwatch_monitor"
+SHARED = ["errors", "frame", "trip", "text", "wire", "identity", "config", "connection", "sockets"]
+"""The agent's files that the collector imports: none of them may need torch."""
+
+ORDER = [
+    *("errors", "frame", "trip", "text", "wire", "config", "connection", "sockets", "identity"),
+    *("measure", "tape", "walk", "modules", "recorder", "batch", "hooks", "detector", "link", "abort"),
+    *("watcher", "drop_in", "demo"),
+]
+"""Imports inside the agent point to the left."""
+
+
+def imports(path: Path) -> set[str]:
+    """The modules a file imports outside of ``if TYPE_CHECKING``, relative ones with their dots."""
+    found = set()
+    tree = ast.parse(path.read_text())
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            found |= {f".{alias.name}" for alias in node.names} if base == "." else {base}
+    return found
+
+
+def test_every_file_of_the_agent_has_its_place() -> None:
+    assert {path.stem for path in AGENT.glob("*.py")} - {"__init__"} == set(ORDER)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_imports_inside_the_agent_point_one_way(name: str) -> None:
+    above = {module.removeprefix(".") for module in imports(AGENT / f"{name}.py") if module.startswith(".")}
+    assert above <= set(ORDER[: ORDER.index(name)])
+
+
+@pytest.mark.parametrize("path", sorted(AGENT.rglob("*.py")), ids=lambda path: path.stem)
+def test_the_agent_never_imports_the_monitor(path: Path) -> None:
+    assert not {module for module in imports(path) if module.startswith("rankwatch_monitor")}
+
+
+@pytest.mark.parametrize("path", sorted(MONITOR.rglob("*.py")), ids=lambda path: path.stem)
+def test_the_monitor_imports_only_what_is_free_of_torch(path: Path) -> None:
+    modules = imports(path)
+    assert not {module for module in modules if module.partition(".")[0] in ("torch", "numpy")}
+    ours = {module.partition(".")[2] for module in modules if module.startswith("rankwatch.")}
+    assert ours <= set(SHARED)
+
+
+@pytest.mark.parametrize(("library", "home"), [("msgpack", "wire"), ("zmq", "sockets link collector"), ("sqlite3", "store")])
+def test_libraries_have_one_home(library: str, home: str) -> None:
+    users = {
+        path.stem
+        for folder in (AGENT, MONITOR)
+        for path in folder.rglob("*.py")
+        if any(module.partition(".")[0] == library for module in imports(path))
+    }
+    assert users <= set(home.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import rankwatch", {"torch", "zmq", "msgpack"}),
+        ("import rankwatch.wire, rankwatch.text", {"torch", "zmq"}),
+        ("import rankwatch_monitor.cli", {"torch", "numpy"}),
+    ],
+)
+def test_what_an_import_does_not_pull_in(statement: str, absent: set[str]) -> None:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not absent & set(loaded)
+
+
+def test_sockets_are_created_in_one_file() -> None:
+    creators = [p.stem for f in (AGENT, MONITOR) for p in f.rglob("*.py") if ".socket(" in p.read_text()]
+    assert creators == ["sockets"]

@@ -1,0 +1,468 @@
+"""The ledger over a fake clock: who is elected, who is aborted, who is lost, whatever the order things arrive in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import makers
+from rankwatch import wire
+from rankwatch.frame import Position
+from rankwatch_monitor.effects import Effect, Note, OpenRun, Publish, RecordTrace, Send
+from rankwatch_monitor.ledger import JobEnded, Ledger, Malformed, Received, Tick
+from rankwatch_monitor.report.data import Outcome, RankState, Report
+from rankwatch_monitor.run import Options
+from rankwatch_monitor.verdict import Certainty, Verdict
+
+
+def peer(rank: int) -> bytes:
+    return b"peer-%d" % rank
+
+
+@dataclass
+class Desk:
+    """A ledger, its clock, and everything it wanted done."""
+
+    options: Options = field(default_factory=Options)
+    now: float = 0.0
+    effects: list[Effect] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.options)
+
+    def receive(self, rank: int, *messages: wire.Message) -> None:
+        for message in messages:
+            self.effects += self.ledger.handle(Received(peer(rank), message), self.now)
+
+    def connect(self, world_size: int, ranks: Sequence[int] | None = None) -> None:
+        for rank in range(world_size) if ranks is None else ranks:
+            self.receive(rank, makers.hello(rank, world_size))
+
+    def wait(self, seconds: float) -> None:
+        """Lets time pass, in the collector's steps."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 0.05)
+            self.effects += self.ledger.handle(Tick(), self.now)
+
+    def end(self, exit_code: int | None = 0) -> None:
+        self.effects += self.ledger.handle(JobEnded(exit_code), self.now)
+
+    def take(self) -> list[Effect]:
+        taken, self.effects = self.effects, []
+        return taken
+
+    def sent(self, rank: int, kind: type[wire.Message]) -> list[wire.Message]:
+        return [
+            e.message for e in self.effects if isinstance(e, Send) and e.peer == peer(rank) and isinstance(e.message, kind)
+        ]
+
+    @property
+    def reports(self) -> list[Report]:
+        return [effect.report for effect in self.effects if isinstance(effect, Publish)]
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return next(iter(self.ledger.runs.values())).verdict
+
+
+# --- the election ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Life:
+    """What one rank will do: trip at a position or not, and die after a number of steps or not."""
+
+    trips_at: Position | None
+    dies_at: int | None
+
+
+FRAMES = 3
+POSITIONS = [Position(batch, 0, frame) for batch in range(3) for frame in range(FRAMES)]
+
+lives = st.builds(
+    Life,
+    trips_at=st.none() | st.sampled_from(POSITIONS),
+    dies_at=st.none() | st.integers(0, len(POSITIONS)),
+)
+
+
+def told_by(rank: int, life: Life) -> list[wire.Message]:
+    """All that a rank sends, in its order, after HELLO."""
+    messages: list[wire.Message] = []
+    for step, position in enumerate(POSITIONS):
+        if step == life.dies_at:
+            return [*messages, wire.Bye(1, "failed", "KeyError: 'x'")]
+        if position == life.trips_at:
+            return [*messages, wire.Tripped(1, makers.trip(at=position))]
+        messages.append(wire.Beat(Position(position.batch, 0, position.frame + 1), "forward", 0, 0, 0.0))
+    return [*messages, wire.Bye(1, "finished", "")]
+
+
+def what_is_true(worlds: Sequence[Life]) -> tuple[int, Position, set[int]] | None:
+    """The culprit, where, and the ranks that can never answer for it, from a view of everything at once."""
+    trips = []
+    for rank, life in enumerate(worlds):
+        reached = len(POSITIONS) if life.dies_at is None else life.dies_at
+        if life.trips_at is not None and POSITIONS.index(life.trips_at) < reached:
+            trips.append((life.trips_at, rank))
+    if not trips:
+        return None
+    target, culprit = min(trips)
+    silent = {
+        rank
+        for rank, life in enumerate(worlds)
+        if life.dies_at is not None
+        and POSITIONS[: life.dies_at].count(target) == 0
+        and (life.trips_at is None or POSITIONS.index(life.trips_at) >= life.dies_at)
+    }
+    return culprit, target, silent
+
+
+@settings(max_examples=400, deadline=None)
+@given(worlds=st.lists(lives, min_size=1, max_size=5), data=st.data())
+def test_the_culprit_does_not_depend_on_the_order_of_arrival(worlds: list[Life], data: st.DataObject) -> None:
+    # Losses are only recorded here (abort_on_lost would rightly end the run before a later trip is heard of).
+    desk = Desk(Options(heartbeat=100, decision_window=100, abort_on_lost=False))
+    queues = {rank: [makers.hello(rank, len(worlds)), *told_by(rank, life)] for rank, life in enumerate(worlds)}
+    while any(queues.values()):
+        rank = data.draw(st.sampled_from([rank for rank, queue in queues.items() if queue]))
+        desk.receive(rank, queues[rank].pop(0))
+        if data.draw(st.booleans()):
+            desk.now += data.draw(st.floats(0, 0.5))
+            desk.effects += desk.ledger.handle(Tick(), desk.now)
+    truth = what_is_true(worlds)
+    if truth is None:
+        assert desk.verdict is None
+        return
+    culprit, target, silent = truth
+    assert desk.verdict is not None
+    assert (desk.verdict.rank, desk.verdict.trip.position) == (culprit, target)
+    assert set(desk.verdict.missing) == silent
+    assert desk.verdict.certainty is (Certainty.PARTIAL if silent else Certainty.COMPLETE)
+
+
+@settings(max_examples=100, deadline=None)
+@given(order=st.permutations(range(4)), again=st.lists(st.integers(0, 3), max_size=8))
+def test_messages_sent_again_count_once(order: list[int], again: list[int]) -> None:
+    desk = Desk()
+    desk.connect(4)
+    trips = {rank: wire.Tripped(7, makers.trip(at=(2, 0, rank // 2))) for rank in range(4)}
+    for rank in [*order, *again]:
+        desk.receive(rank, trips[rank])
+    assert desk.verdict is not None
+    assert (desk.verdict.rank, [rank for rank, _ in desk.verdict.also]) == (0, [1, 2, 3])
+
+
+def test_equal_positions_are_all_named_lowest_rank_first() -> None:
+    desk = Desk()
+    desk.connect(3)
+    desk.receive(2, wire.Tripped(1, makers.trip(at=(4, 0, 1))))
+    desk.receive(1, wire.Tripped(1, makers.trip(at=(4, 0, 1))))
+    desk.receive(0, makers.beat(4, 0, 2))
+    assert desk.verdict is not None
+    assert desk.verdict.rank == 1
+    assert [rank for rank, _ in desk.verdict.also] == [2]
+    assert desk.verdict.certainty is Certainty.COMPLETE
+
+
+def test_no_verdict_before_the_others_have_passed_and_they_are_asked_to_tell() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 5))))
+    assert desk.verdict is None
+    assert desk.sent(1, wire.Probe) == [wire.Probe(Position(3, 0, 5))]
+    desk.receive(1, makers.beat(3, 0, 5))  # it runs that frame just now
+    assert desk.verdict is None
+    desk.receive(1, makers.beat(3, 0, 6))
+    assert desk.verdict is not None
+
+
+def test_a_batch_summary_tells_that_its_batch_was_passed() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(1, wire.Table(makers.table()), wire.Batch(1, makers.summary(3)))
+    desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 1))))
+    assert desk.verdict is not None
+
+
+def test_when_the_window_is_over_the_missing_ranks_are_named() -> None:
+    desk = Desk(Options(decision_window=2.0))
+    desk.connect(4, ranks=[0, 1, 2])
+    desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 5))))
+    desk.receive(1, makers.beat(3, 0, 9))
+    desk.wait(1.9)
+    assert desk.verdict is None
+    desk.wait(0.2)
+    assert desk.verdict is not None
+    assert (desk.verdict.certainty, desk.verdict.missing) == (Certainty.PARTIAL, (2, 3))
+    assert "decision window of 2 s" in desk.verdict.reason
+
+
+def test_a_later_trip_does_not_reopen_a_verdict() -> None:
+    desk = Desk()
+    desk.connect(1)
+    desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 5))))
+    first = desk.verdict
+    desk.receive(0, wire.Tripped(2, makers.trip(at=(1, 0, 0))))
+    assert desk.verdict is first is not None
+
+
+# --- the abort ------------------------------------------------------------------------------------------------------------
+
+
+def test_abort_goes_to_every_rank_and_is_repeated_until_it_is_acknowledged() -> None:
+    desk = Desk(Options(abort_repeat=0.5))
+    desk.connect(2)
+    desk.receive(0, wire.Tripped(1, makers.trip()))
+    desk.receive(1, makers.beat(0, 0, 1))
+    (abort,) = desk.sent(0, wire.Abort)
+    assert isinstance(abort, wire.Abort)
+    assert (abort.rank, abort.time, abort.grace) == (0, 1000.0, 10.0)
+    assert desk.sent(1, wire.Abort) == [abort]
+    desk.receive(0, wire.Ack(1, abort=True))
+    desk.take()
+    desk.wait(1.1)
+    assert desk.sent(0, wire.Abort) == []
+    assert desk.sent(1, wire.Abort) == [abort, abort]
+    desk.receive(1, wire.Bye(1, "aborted", ""))
+    desk.take()
+    desk.wait(1.1)
+    assert desk.sent(1, wire.Abort) == []
+
+
+def test_a_rank_that_comes_late_is_told_at_once() -> None:
+    desk = Desk(Options(decision_window=0.1))
+    desk.connect(2, ranks=[0])
+    desk.receive(0, wire.Tripped(1, makers.trip()))
+    desk.wait(0.2)
+    desk.connect(2, ranks=[1])
+    assert len(desk.sent(1, wire.Abort)) == 1
+
+
+def test_the_report_is_published_once_all_have_acknowledged_and_again_at_the_end() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(0, wire.Tripped(1, makers.trip()))
+    desk.receive(1, makers.beat(0, 0, 1))
+    assert desk.reports == []
+    desk.now += 0.25
+    desk.receive(0, wire.Ack(1, abort=True))
+    desk.receive(1, wire.Ack(1, abort=True))
+    (report,) = desk.reports
+    assert (report.outcome, report.acknowledged_in) == (Outcome.ABORTED, 0.25)
+    desk.end(exit_code=1)
+    last = desk.reports[-1]
+    assert [row.state for row in last.ranks] == [RankState.ABORTED] * 2
+    assert [e.news for e in desk.effects if isinstance(e, Publish)] == [True, False]
+    assert desk.ledger.is_idle
+
+
+def test_the_report_does_not_wait_for_ever_for_an_acknowledgement() -> None:
+    desk = Desk(Options(acknowledge_window=1.0))
+    desk.connect(1)
+    desk.receive(0, wire.Tripped(1, makers.trip()))
+    desk.wait(1.1)
+    assert len(desk.reports) == 1
+    assert not desk.reports[0].ranks[0].acknowledged
+
+
+# --- failures and losses --------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_rank_stops_the_others_and_is_the_reason() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(0, wire.Bye(1, "failed", "KeyError: 'x'"))
+    (abort,) = desk.sent(1, wire.Abort)
+    assert isinstance(abort, wire.Abort)
+    assert (abort.rank, "rank 0 of 2" in abort.reason, "KeyError: 'x'" in abort.reason) == (-1, True, True)
+    desk.receive(1, wire.Ack(0, abort=True))
+    desk.end(exit_code=1)
+    assert (desk.reports[-1].outcome, desk.verdict) == (Outcome.FAILED, None)
+    assert [row.state for row in desk.reports[-1].ranks] == [RankState.FAILED, RankState.ABORTED]
+
+
+def test_a_silent_rank_is_lost_after_three_heartbeats() -> None:
+    desk = Desk(Options(heartbeat=1.0))
+    desk.connect(2)
+    desk.receive(1, makers.beat(7, 0, 3, phase="backward"))
+    for _ in range(4):
+        desk.wait(0.7)
+        desk.receive(0, makers.beat(8, 0, 0))
+    assert desk.sent(0, wire.Abort) == []
+    desk.wait(0.5)
+    desk.receive(0, makers.beat(8, 0, 0))
+    (abort,) = desk.sent(0, wire.Abort)
+    assert isinstance(abort, wire.Abort)
+    assert "rank 1 of 2 (node0, local rank 1) was lost" in abort.reason
+    assert "last seen in batch 7, frame 3, phase backward" in abort.reason
+    desk.end(exit_code=1)
+    assert desk.reports[-1].outcome is Outcome.LOST
+
+
+def test_a_rank_that_died_first_is_the_reason_not_the_one_that_failed_of_it() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(1, wire.Bye(1, "failed", "RuntimeError: connection closed by peer"))
+    desk.end(exit_code=1)  # rank 0 was killed: it never acknowledged the abort
+    report = desk.reports[-1]
+    assert report.outcome is Outcome.LOST
+    assert report.reason.startswith("rank 0 of 2 (node0, local rank 0) was lost")
+    assert report.reason.endswith("then rank 1 of 2 (node0, local rank 1) failed: RuntimeError: connection closed by peer")
+
+
+def test_on_lost_wait_lets_the_others_run_and_takes_the_rank_back() -> None:
+    desk = Desk(Options(heartbeat=1.0, abort_on_lost=False))
+    desk.connect(2)
+    desk.wait(3.5)
+    assert desk.sent(0, wire.Abort) == []
+    desk.connect(2)
+    desk.receive(0, wire.Bye(1, "finished", ""))
+    desk.receive(1, wire.Bye(1, "finished", ""))
+    assert desk.reports[-1].outcome is Outcome.FINISHED
+
+
+def test_a_lost_rank_does_not_hold_up_a_verdict() -> None:
+    desk = Desk(Options(heartbeat=0.5, decision_window=60))
+    desk.connect(2)
+    desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 5))))
+    for _ in range(4):
+        desk.wait(0.5)
+        desk.receive(0, makers.beat(3, 0, 5))
+    assert desk.verdict is not None
+    assert (desk.verdict.certainty, desk.verdict.missing) == (Certainty.PARTIAL, (1,))
+
+
+# --- ends of runs, and runs beside each other -----------------------------------------------------------------------------
+
+
+def test_a_run_whose_ranks_all_end_well_is_finished() -> None:
+    desk = Desk()
+    desk.connect(2)
+    for rank in range(2):
+        desk.receive(rank, wire.Table(makers.table()), wire.Batch(1, makers.summary(0)), wire.Bye(2, "finished", ""))
+    (report,) = desk.reports
+    assert (report.outcome, report.batches, report.reason) == (Outcome.FINISHED, 1, "")
+    assert desk.ledger.is_idle
+
+
+def test_a_command_that_fails_without_a_word_of_its_ranks_is_failed() -> None:
+    desk = Desk()
+    desk.connect(1)
+    desk.receive(0, wire.Bye(1, "finished", ""))
+    desk = Desk()
+    desk.connect(1)
+    desk.end(exit_code=9)
+    assert (desk.reports[-1].outcome, desk.reports[-1].reason) == (Outcome.FAILED, "the command ended with exit code 9")
+
+
+def test_runs_are_kept_apart_by_job_and_restart() -> None:
+    desk = Desk()
+    desk.effects += desk.ledger.handle(Received(b"a", makers.hello(job="one")), 0.0)
+    desk.effects += desk.ledger.handle(Received(b"b", makers.hello(job="two")), 0.0)
+    desk.effects += desk.ledger.handle(Received(b"c", makers.hello(job="one", restart=1, incarnation="later")), 0.0)
+    assert list(desk.ledger.runs) == ["one-0", "two-0", "one-1"]
+    desk.effects += desk.ledger.handle(Received(b"b", wire.Tripped(1, makers.trip())), 0.0)
+    assert [run.verdict is not None for run in desk.ledger.runs.values()] == [False, True, False]
+
+
+def test_the_same_job_started_again_is_a_run_of_its_own() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(0, wire.Bye(1, "finished", ""))
+    desk.effects += desk.ledger.handle(Received(b"new", makers.hello(0, 2, incarnation="another")), 0.0)
+    assert list(desk.ledger.runs) == ["train-0", "train-0.2"]
+    desk.receive(1, wire.Bye(1, "finished", ""))
+    assert [run.over for run in desk.ledger.runs.values()] == [True, False]
+
+
+def test_names_in_use_on_disk_are_not_used_again() -> None:
+    ledger = Ledger(Options(), taken={"train-0", "train-0.2"})
+    effects = ledger.handle(Received(b"a", makers.hello()), 0.0)
+    assert [effect.run for effect in effects if isinstance(effect, OpenRun)] == ["train-0.3"]
+
+
+def test_a_reconnect_goes_on_where_it_was() -> None:
+    desk = Desk()
+    desk.connect(1)
+    desk.receive(0, wire.Table(makers.table()), wire.Batch(5, makers.summary(3)))
+    effects = desk.ledger.handle(Received(b"new connection", makers.hello()), 1.0)
+    assert effects == [Send(b"new connection", wire.Welcome("train-0", 1.0, 2.0, 5))]
+    assert desk.ledger.handle(Received(peer(0), makers.beat(0, 0, 0)), 1.0) == [
+        Send(peer(0), wire.Error("you are not known here: say HELLO", "hello"))
+    ]
+
+
+def test_a_second_process_does_not_take_a_live_ranks_place() -> None:
+    desk = Desk()
+    desk.connect(1)
+    effects = desk.ledger.handle(Received(b"impostor", makers.hello(incarnation="another", pid=666)), 0.5)
+    assert effects == [Send(b"impostor", wire.Error("rank 0 of run train-0 is held by process 100 on node0", "none"))]
+    assert desk.ledger.handle(Received(b"impostor", makers.beat(0, 0, 0)), 0.5) == [
+        Send(b"impostor", wire.Error("you are not known here: say HELLO", "hello"))
+    ]
+
+
+def test_another_major_version_and_another_world_are_refused() -> None:
+    desk = Desk()
+    desk.connect(2)
+    for hello in (makers.hello(1, 2, major=2), makers.hello(1, 3), makers.hello(5, 2)):
+        sent = [e.message for e in desk.ledger.handle(Received(b"x", hello), 0.0) if isinstance(e, Send)]
+        assert [isinstance(message, wire.Error) and message.remedy for message in sent] == ["stop"]
+    assert len(desk.ledger.runs) == 1
+
+
+# --- what is kept and what is refused -------------------------------------------------------------------------------------
+
+
+def test_traced_batches_are_recorded_by_rank() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(1, wire.Table(makers.table()), wire.Batch(1, makers.summary(4, traced=True)))
+    (trace,) = [effect for effect in desk.effects if isinstance(effect, RecordTrace)]
+    assert (trace.run, trace.rank, trace.batch, len(trace.frames)) == ("train-0", 1, 4, 2)
+
+
+def test_a_batch_that_fits_no_table_costs_its_sender_an_error() -> None:
+    desk = Desk()
+    desk.connect(1)
+    desk.receive(0, wire.Batch(1, makers.summary(0)))
+    desk.receive(0, wire.Table(makers.table()))
+    desk.receive(0, wire.Batch(2, replace(makers.summary(0), abs_min=b"", abs_max=b"", states=b"")))
+    texts = [message.text for message in desk.sent(0, wire.Error) if isinstance(message, wire.Error)]
+    assert texts == [
+        "batch 0 is refused: its frame table is not known",
+        "batch 0 is refused: its 0 rows do not fit the table",
+    ]
+    assert not any(run.over for run in desk.ledger.runs.values())
+
+
+def test_malformed_messages_are_counted_and_answered() -> None:
+    ledger = Ledger(Options())
+    assert ledger.handle(Malformed(b"x", "HELLO.rank: no"), 0.0) == [
+        Note("refused a message: HELLO.rank: no"),
+        Send(b"x", wire.Error("HELLO.rank: no", "none")),
+    ]
+    assert ledger.refused == 1
+
+
+def test_what_a_rank_has_no_business_to_send_is_refused() -> None:
+    desk = Desk()
+    desk.connect(1)
+    desk.receive(0, wire.Abort("stop it", 0, 0.0, 1.0))
+    assert desk.sent(0, wire.Error) == [wire.Error("a rank does not send Abort", "none")]
+    assert desk.sent(0, wire.Abort) == []
+
+
+def test_runs_that_are_over_are_forgotten_in_the_end() -> None:
+    desk = Desk()
+    for number in range(40):
+        first = Received(b"%d" % number, makers.hello(job=f"job{number}", incarnation=str(number)))
+        desk.ledger.handle(first, float(number))
+        desk.ledger.handle(Received(b"%d" % number, wire.Bye(1, "finished", "")), float(number))
+    desk.wait(0.1)
+    assert len(desk.ledger.runs) == 16
