@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout
 from dataclasses import dataclass, field, replace
+from difflib import unified_diff
 from typing import Any
 
 import torch
@@ -98,7 +99,8 @@ def closed_at_end(detector: Any) -> AbstractContextManager[Any]:
 def check_parity(theirs: str, ours: str, model: nn.Module) -> Extras:
     """Asserts that ``ours`` is ``theirs`` line by line, but for the three extras, which it returns."""
     left, right = parse(theirs), parse(ours)
-    assert list(map(_skeleton, right)) == list(map(_skeleton, left))
+    skeletons = list(map(_skeleton, left)), list(map(_skeleton, right))
+    assert skeletons[0] == skeletons[1], "\n".join(unified_diff(*skeletons, "theirs", "ours", lineterm=""))
     modules = dict(model.named_modules())
     extras = Extras()
     for their_item, our_item in zip(left, right, strict=True):

@@ -23,7 +23,7 @@ from pydoc_data.topics import topics
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import rankwatch
@@ -44,7 +44,9 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         q, k, v = (each(hidden).unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
-        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
+        scores = q @ k.mT
+        future = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        mixed = scores.masked_fill(future, float("-inf")).softmax(-1) @ v
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out
 

@@ -121,10 +121,6 @@ class Detector:
 
         @wraps(body)
         def hook(*args: Any) -> None:
-            if self._off:
-                if sys.exc_info()[1] is None:
-                    self._raise_abort()
-                return
             try:
                 body(*args)
             except TrainingAborted:
@@ -139,7 +135,7 @@ class Detector:
 
     def _enter(self, named: NamedModule, args: Any, kwargs: Any) -> None:
         self._raise_abort()
-        if self._is_elsewhere():
+        if self._off or self._is_elsewhere():
             return
         if named.module is self.root:
             if not self._roots:
@@ -154,7 +150,7 @@ class Detector:
             self._abandon_batch()
             return
         self._raise_abort()
-        if self._is_elsewhere() or not self._stack:
+        if self._off or self._is_elsewhere() or not self._stack:
             return
         self._raise_marked()
         # A module whose forward raised, and was caught by the user's code, was never popped.

@@ -84,12 +84,13 @@ class _Hook:
     def __call__(self, module: nn.Module, *rest: Any) -> None:
         self._call(self._named, *rest)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return _inert
-
-    def __reduce__(self) -> str:
-        return "_inert"
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return _inert_hook, ()  # copy.deepcopy asks here too
 
 
 def _inert(*args: Any) -> None:
     """What a copied model has in place of our hooks."""
+
+
+def _inert_hook() -> Callable[..., None]:
+    return _inert

@@ -1,0 +1,508 @@
+"""Batches, frames, trips and aborts as the hooks see them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rankwatch.config import resolve
+from rankwatch.detector import Detector
+from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
+from rankwatch.frame import BatchSummary, Frame, FrameTable, Kind, Position, Reading, State
+from rankwatch.trip import Trip
+
+
+class Notebook:
+    """An observer that writes everything down."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[FrameTable, BatchSummary]] = []
+        self.traces: list[list[Frame]] = []
+        self.trips: list[Trip] = []
+        self.tripping: list[list[str]] = []
+
+    def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
+        self.batches.append((table, summary))
+
+    def on_trace(self, frames: list[Frame]) -> None:
+        self.traces.append(frames)
+
+    def on_trip(self, trip: Trip, tripping: list[Reading]) -> TrainingAborted:
+        self.trips.append(trip)
+        self.tripping.append([reading.label for reading in tripping])
+        return OverflowDetected("tripped")
+
+    def on_limit(self, batch: int) -> TrainingAborted:
+        return BatchLimitReached(str(batch))
+
+    def frames(self, batch: int = -1) -> list[Frame]:
+        table, summary = self.batches[batch]
+        return list(summary.frames(table))
+
+
+class Gain(nn.Module):
+    """x -> gain * x, with the gain a plain attribute."""
+
+    def __init__(self, gain: float = 1.0) -> None:
+        super().__init__()
+        self.gain = gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
+def model_of(*modules: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(modules or (nn.Linear(4, 4), Gain(), nn.Linear(4, 2))))
+
+
+def first_weight(model: nn.Sequential) -> Tensor:
+    weight = model[0].weight
+    assert isinstance(weight, Tensor)
+    return weight.detach()
+
+
+_detectors: list[Detector] = []
+
+
+def watched(model: nn.Module, **options: Any) -> tuple[Detector, Notebook]:
+    notebook = Notebook()
+    style = {key: options.pop(key) for key in ("count_all", "judge_traced") if key in options}
+    _detectors.append(Detector(model, resolve({}, **options), notebook, **style))
+    return _detectors[-1], notebook
+
+
+@pytest.fixture(autouse=True)
+def _unwatch() -> Iterator[None]:
+    yield
+    while _detectors:
+        _detectors.pop().remove()
+
+
+def ones() -> Tensor:
+    return torch.ones(3, 4)
+
+
+# --- batches --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_a_training_forward_and_an_eval_forward_is_not() -> None:
+    model = model_of()
+    detector, notebook = watched(model)
+    with torch.no_grad():
+        model(ones())
+    assert detector.position == Position(-1, 1, 4)
+    for _ in range(2):
+        model(ones())
+    model.eval()
+    model(ones())
+    model(ones())
+    assert detector.position == Position(1, 2, 4)
+    model.train()
+    model(ones())
+    assert [summary.batch for _, summary in notebook.batches] == [0, 1, 2]
+    assert len({table.id for table, _ in notebook.batches}) == 1
+
+
+def test_count_all_counts_as_the_hugging_face_detector_does() -> None:
+    model = model_of().eval()
+    _, notebook = watched(model, count_all=True)
+    with torch.no_grad():
+        model(ones())
+        model(ones())
+    assert [summary.batch for _, summary in notebook.batches] == [0, 1]
+
+
+def test_frames_come_children_first_with_every_ingredient() -> None:
+    model = model_of(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    _, notebook = watched(model)
+    x = ones()
+    model(x)
+    linear, norm, root = notebook.frames()
+    assert [(f.spec.module, f.spec.module_class) for f in (linear, norm, root)] == [
+        ("0", "Linear"), ("1", "BatchNorm1d"), ("", "Sequential"),
+    ]  # fmt: skip
+    assert [r.label for r in linear.readings] == ["weight", "bias", "input[0]", "output"]
+    assert [(r.label, r.kind) for r in norm.readings[2:4]] == [("running_mean", Kind.BUFFER), ("running_var", Kind.BUFFER)]
+    weight = first_weight(model).abs()
+    assert (linear.readings[0].abs_min, linear.readings[0].abs_max) == (weight.min().item(), weight.max().item())
+    assert root.readings[0].abs_max == 1.0
+
+
+def test_optimizer_steps_are_counted_without_help() -> None:
+    model = model_of()
+    _, notebook = watched(model)
+    ours = [torch.optim.SGD(model[0].parameters(), 0.1), torch.optim.SGD(model[2].parameters(), 0.1)]
+    other = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
+    for _ in range(3):
+        for _ in range(2):
+            model(ones()).sum().backward()
+        for optimizer in (*ours, other, other):
+            optimizer.step()
+    assert [summary.optimizer_step for _, summary in notebook.batches] == [0, 0, 1, 1, 2, 2]
+
+
+def test_phases() -> None:
+    phases = []
+    model = model_of()
+    detector, _ = watched(model)
+    model[0].register_forward_hook(lambda *_: phases.append(detector.phase))
+    loss = model(ones()).sum()
+    loss.register_hook(lambda _: phases.append(detector.phase))
+    loss.backward()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.register_step_pre_hook(lambda *_: phases.append(detector.phase))
+    optimizer.step()
+    assert [*phases, detector.phase] == ["forward", "backward", "optimizer", "idle"]
+
+
+def test_a_forward_that_raises_half_way_closes_its_batch() -> None:
+    class Fragile(Gain):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.gain < 0:
+                raise RuntimeError("the user's own")
+            return super().forward(x)
+
+    model = model_of(nn.Linear(4, 4), Fragile(-1.0))
+    detector, notebook = watched(model, trace_batch_nums=[0])
+    with pytest.raises(RuntimeError, match="the user's own"):
+        model(ones())
+    assert [[f.spec.module for f in trace] for trace in notebook.traces] == [["0"]]
+    assert not detector.is_inside()
+    fragile = model[1]
+    assert isinstance(fragile, Fragile)
+    fragile.gain = 1.0
+    model(ones())
+    assert [summary.batch for _, summary in notebook.batches] == [1]
+    assert [f.spec.module for f in notebook.frames()] == ["0", "1", ""]
+
+
+def test_a_child_whose_exception_the_user_catches() -> None:
+    class Raises(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError
+
+    class Careful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bad, self.good = Raises(), Gain()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with suppress(ValueError):
+                x = self.bad(x)
+            out: Tensor = self.good(x)
+            return out
+
+    model = Careful()
+    _, notebook = watched(model)
+    model(ones())
+    assert [f.spec.module for f in notebook.frames()] == ["good", ""]
+
+
+def test_a_root_that_returns_nothing_is_no_exception() -> None:
+    class Silent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Gain()
+
+        def forward(self, x: Tensor) -> None:
+            self.inner(x)
+
+    model = Silent()
+    _, notebook = watched(model)
+    try:
+        raise KeyError
+    except KeyError:  # a forward inside an except block
+        model(ones())
+    assert notebook.frames()[-1].readings[-1].state is State.NONE
+
+
+def test_a_root_that_calls_itself_is_one_batch() -> None:
+    class Recursive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, depth: int = 2) -> Tensor:
+            x = self.linear(x)
+            out: Tensor = self(x, depth - 1) if depth else x
+            return out
+
+    model = Recursive()
+    _, notebook = watched(model)
+    model(ones())
+    model(ones())
+    assert [summary.batch for _, summary in notebook.batches] == [0, 1]
+    assert [f.spec.module for f in notebook.frames()] == ["linear"] * 3 + [""] * 3
+
+
+def test_modules_called_outside_of_the_root_are_judged_too() -> None:
+    model = model_of(Gain(), Gain(math.inf))
+    detector, notebook = watched(model)
+    model[0](ones())
+    assert detector.position == Position(-1, 0, 1)
+    with pytest.raises(OverflowDetected):
+        model[1](ones())
+    assert notebook.trips[0].frame.spec.module == "1"
+
+
+def test_another_thread_does_not_mix_in() -> None:
+    class Threaded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.here, self.there = Gain(), Gain()
+
+        def forward(self, x: Tensor) -> Tensor:
+            thread = threading.Thread(target=self.there, args=(x,))
+            thread.start()
+            thread.join()
+            out: Tensor = self.here(x)
+            return out
+
+    model = Threaded()
+    _, notebook = watched(model)
+    model(ones())
+    assert [f.spec.module for f in notebook.frames()] == ["here", ""]
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointed_forwards_do_not_start_batches(use_reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = model_of(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = checkpoint(self.block, x, use_reentrant=use_reentrant)
+            return out
+
+    model = Checkpointed()
+    _, notebook = watched(model)
+    for _ in range(2):
+        model(ones().requires_grad_()).sum().backward()
+    assert [(summary.batch, len(list(summary.frames(table)))) for table, summary in notebook.batches] == [(0, 5), (1, 5)]
+
+
+# --- what is measured once ------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_is_measured_once_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankwatch.tape import Tape
+
+    written: list[torch.Size] = []
+    write = Tape.write
+
+    def noted(tape: Tape, values: Tensor) -> tuple[torch.device, int]:
+        written.append(values.shape)
+        return write(tape, values)
+
+    monkeypatch.setattr(Tape, "write", noted)
+    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    watched(model)
+    model(ones())
+    # The root's input, two weights, two biases, three outputs: each input is an output met before.
+    assert len(written) == 8
+
+
+def test_a_change_in_place_is_measured_again() -> None:
+    model = model_of(Gain(), nn.ReLU(inplace=True), Gain())
+    _, notebook = watched(model)
+    model(-ones())
+    readings = [[(r.label, r.abs_max) for r in frame.readings] for frame in notebook.frames()]
+    assert readings[0] == [("input[0]", 1.0), ("output", 1.0)]
+    assert readings[1] == [("input[0]", 0.0), ("output", 0.0)]
+    assert readings[2] == [("input[0]", 0.0), ("output", 0.0)]
+
+
+# --- trips ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_guilty_frame_raises_at_once_with_the_evidence() -> None:
+    ran = []
+    model = model_of(nn.Linear(4, 4), Gain(1e39), nn.Linear(4, 2))
+    _, notebook = watched(model, max_frames_to_save=2)
+    model[2].register_forward_pre_hook(lambda *_: ran.append("2"))
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    (trip,) = notebook.trips
+    assert ran == []
+    assert (trip.position, trip.culprit.label, trip.culprit.state) == (Position(0, 0, 1), "output", State.INF)
+    assert (trip.shape, trip.numel, trip.nan_count, trip.inf_count) == ((3, 4), 12, 0, 12)
+    assert [frame.spec.module for frame in trip.frames] == ["0", "1"]
+    assert [reading.label for reading in trip.root_inputs] == ["input[0]"]
+
+
+def test_after_a_caught_trip_a_clean_batch_is_clean() -> None:
+    gain = Gain(math.inf)
+    model = model_of(gain)
+    _, notebook = watched(model)
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    gain.gain = 1.0
+    model(ones())
+    gain.gain = math.inf
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert [trip.position.batch for trip in notebook.trips] == [0, 2]
+
+
+def test_a_bad_weight_is_named_before_the_output_it_spoils() -> None:
+    model = model_of()
+    with torch.no_grad():
+        first_weight(model)[0, 0] = math.nan
+    _, notebook = watched(model)
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert notebook.trips[0].culprit.label == "weight"
+    assert notebook.tripping == [["weight", "output"]]
+
+
+def test_an_inf_mask_trips_only_under_strict() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return torch.softmax(x + mask, -1)
+
+    mask = torch.tensor([0.0, 0.0, 0.0, -math.inf])
+    model = Masked()
+    detector, notebook = watched(model)
+    model(ones(), mask=mask)
+    model(ones(), mask)
+    detector.remove()
+    _, notebook = watched(model, policy="strict")
+    with pytest.raises(OverflowDetected):
+        model(ones(), mask=mask)
+    assert notebook.trips[0].culprit.label == "input[mask]"
+
+
+@pytest.mark.parametrize("options", [{"policy": "off"}, {"ignore": ["1"]}, {"ignore": ["1:output"]}])
+def test_what_is_not_to_trip_is_recorded(options: dict[str, Any]) -> None:
+    model = model_of(nn.Linear(4, 4), Gain(math.inf))
+    options = {**options, "ignore": [*options.get("ignore", ()), ""]}
+    _, notebook = watched(model, **options)
+    model(ones())
+    assert notebook.frames()[1].readings[-1].state is State.INF
+
+
+def test_a_traced_batch_is_traced_to_its_end_before_it_trips() -> None:
+    model = model_of(Gain(math.inf), Gain(), Gain())
+    _, notebook = watched(model, trace_batch_nums=[0])
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert [frame.spec.module for frame in notebook.traces[0]] == ["0", "1", "2", ""]
+    assert (notebook.trips[0].frame.spec.module, notebook.batches[0][1].traced) == ("0", True)
+
+
+def test_a_limit_stops_after_its_batch() -> None:
+    model = model_of()
+    _, notebook = watched(model, abort_after_batch_num=1)
+    model(ones())
+    with pytest.raises(BatchLimitReached):
+        model(ones())
+    assert len(notebook.batches) == 2
+
+
+def test_the_ring_is_bounded() -> None:
+    gain = Gain()
+    model = model_of(Gain(), gain)
+    _, notebook = watched(model, max_frames_to_save=4, trace_batch_nums=[1])
+    for _ in range(5):
+        model(ones())
+    gain.gain = math.inf
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert [(frame.position.batch, frame.spec.module) for frame in notebook.trips[0].frames] == [
+        (4, "1"), (4, ""), (5, "0"), (5, "1"),
+    ]  # fmt: skip
+
+
+# --- being stopped, and stopping ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["forward", "eval", "optimizer"])
+def test_an_abort_is_raised_at_the_next_hook(where: str, recwarn: pytest.WarningsRecorder) -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    detector, _ = watched(model)
+    model(ones()).sum().backward()
+    before = copy.deepcopy(model.state_dict())
+    detector.abort = lambda: TrainingAborted("rank 5 of 8")
+    if where == "eval":
+        model.eval()
+    with pytest.raises(TrainingAborted, match="rank 5 of 8"):
+        _ = optimizer.step() if where == "optimizer" else model(ones())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert list(recwarn) == []
+
+
+def test_an_abort_in_mid_forward(recwarn: pytest.WarningsRecorder) -> None:
+    class Stops(Gain):
+        def forward(self, x: Tensor) -> Tensor:
+            detector.abort = lambda: TrainingAborted("now")
+            return x
+
+    model = model_of(Gain(), Stops(), Gain())
+    detector, _ = watched(model)
+    with pytest.raises(TrainingAborted, match="now"):
+        model(ones())
+    assert detector.position == Position(0, 0, 1)
+    assert list(recwarn) == []
+
+
+def test_an_error_of_ours_is_logged_once_and_the_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = model_of()
+    detector, notebook = watched(model)
+    monkeypatch.setattr(detector._recorder, "frame", lambda *_: 1 / 0)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            model(ones()).sum().backward()
+    assert [record.getMessage() for record in caplog.records] == [
+        "batch 0: rankwatch switched itself off after an error of its own"
+    ]
+    assert notebook.batches == []
+    detector.abort = lambda: TrainingAborted("still heard")
+    with pytest.raises(TrainingAborted, match="still heard"):
+        model(ones())
+
+
+def test_remove_leaves_the_model_as_it_was() -> None:
+    model = model_of()
+    detector, notebook = watched(model)
+    model(ones())
+    detector.remove()
+    model(ones())
+    assert len(notebook.batches) == 1
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_is_not_watched(duplicate: Any) -> None:
+    model = model_of(nn.Linear(4, 4), nn.GELU())
+    _, notebook = watched(model)
+    duplicate(model)(ones())
+    assert notebook.batches == []
+    model(ones())
+    assert len(notebook.batches) == 1
+
+
+def test_modules_added_later_are_watched_under_all_their_names() -> None:
+    model = model_of(Gain())
+    _, notebook = watched(model)
+    late = model_of(Gain(), Gain())
+    model.append(late)
+    model.add_module("twin", late)
+    model(ones())
+    assert [f.spec.module for f in notebook.frames()] == ["0", "1.0", "1.1", "1", "1.0", "1.1", "1", ""]
+    assert notebook.frames()[1].spec.aliases == ("twin.0",)

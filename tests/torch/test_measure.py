@@ -1,0 +1,106 @@
+"""Tensor -> abs min, abs max: against the plain definition, over dtypes, sizes and layouts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rankwatch.measure import CHUNK, Measure, Unmeasurable, count_non_finite, local
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+EIGHT_BITS = tuple(
+    getattr(torch, name)
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+    if hasattr(torch, name)
+)
+
+
+def measured(tensor: Tensor, measure: Measure | None = None) -> tuple[float, float]:
+    row = torch.zeros(2, dtype=torch.float64)
+    (measure or Measure())(local(tensor), row[0], row[1])
+    low, high = row.tolist()
+    return low, high
+
+
+@settings(deadline=None)
+@given(values=st.lists(st.floats(width=16, allow_nan=False), min_size=1, max_size=50), dtype=st.sampled_from(FLOATS))
+def test_abs_min_and_abs_max(values: list[float], dtype: torch.dtype) -> None:
+    tensor = torch.tensor(values, dtype=dtype)
+    expected = [abs(value) for value in tensor.tolist()]
+    assert measured(tensor) == (min(expected), max(expected))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("size", [1, 7, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+def test_every_element_counts_at_any_size(dtype: torch.dtype, size: int) -> None:
+    measure = Measure()
+    for place in {0, size // 2, size - 1}:
+        tensor = torch.full((size,), 2.0, dtype=dtype)
+        tensor[place] = -3.0
+        assert measured(tensor, measure)[1] == 3.0
+        tensor[place] = -0.5
+        assert measured(tensor, measure)[0] == 0.5
+        tensor[place] = math.inf
+        assert measured(tensor, measure)[1] == math.inf
+        tensor[place] = math.nan
+        assert all(math.isnan(value) for value in measured(tensor, measure))
+
+
+def test_float64_beyond_float32_is_finite() -> None:
+    assert measured(torch.tensor([1e300, -1e-300], dtype=torch.float64)) == (1e-300, 1e300)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_eight_bit_floats(dtype: torch.dtype) -> None:
+    assert measured(torch.tensor([1.0, 4.0]).to(dtype)) == (1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.tensor([True, False]), (0.0, 1.0)),
+        (torch.tensor([-128, 3], dtype=torch.int8), (3.0, 128.0)),
+        (torch.tensor([2**40, -7]), (7.0, 2.0**40)),
+        (torch.tensor([3 + 4j, 1 + 0j]), (1.0, 5.0)),
+        (torch.tensor(-2.5), (2.5, 2.5)),
+        (torch.tensor([[1.0, -5.0], [2.0, 3.0]]).t(), (1.0, 5.0)),
+        (torch.tensor([1.0, 9.0, -4.0, 9.0])[::2], (1.0, 4.0)),
+        (torch.tensor([[-2.0]]).expand(3, 4), (2.0, 2.0)),
+    ],
+)
+def test_other_dtypes_and_layouts(tensor: Tensor, expected: tuple[float, float]) -> None:
+    assert measured(tensor) == expected
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(3, device="meta"),
+        torch.eye(3).to_sparse(),
+        torch.eye(4).to_sparse_csr(),
+        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+        torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    ],
+    ids=["meta", "sparse", "csr", "nested", "quantised"],
+)
+def test_what_cannot_be_measured_says_so(tensor: Tensor) -> None:
+    with pytest.raises(Unmeasurable):
+        measured(tensor)
+
+
+def test_the_scratch_survives_inference_mode() -> None:
+    measure = Measure()
+    with torch.inference_mode():
+        assert measured(torch.tensor([2.0]), measure) == (2.0, 2.0)
+    assert measured(torch.tensor([3.0]), measure) == (3.0, 3.0)
+
+
+def test_counts_after_a_trip() -> None:
+    assert count_non_finite(torch.tensor([[1.0, math.nan], [math.inf, -math.inf]])) == ((2, 2), 4, 1, 2)
+    assert count_non_finite(torch.tensor([1, 2])) == ((2,), 2, 0, 0)
+    assert count_non_finite(torch.tensor([1.0, math.nan]).to(torch.float8_e5m2))[2] == 1

@@ -1,0 +1,53 @@
+"""Names as the user wrote them, whatever the model is wrapped in."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from rankwatch.modules import class_name, named_modules, unwrap
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(2, 2)  # a name that wrappers use too
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.module(x)
+        return out
+
+
+def names(model: nn.Module) -> list[str]:
+    return [name for named in named_modules(model).values() for name in named.names]
+
+
+def test_plain() -> None:
+    assert names(nn.Sequential(Inner(), nn.ReLU())) == ["", "0", "0.module", "1"]
+
+
+def test_wrappers_leave_no_trace() -> None:
+    plain = nn.Sequential(Inner(), nn.ReLU())
+    plain[0] = checkpoint_wrapper(plain[0])
+    for wrapped in (nn.DataParallel(plain), torch.compile(plain), torch.compile(nn.DataParallel(plain))):
+        assert unwrap(wrapped) is plain
+        assert names(wrapped) == ["", "0", "0.module", "1"]
+
+
+def test_shared_modules_keep_all_their_names() -> None:
+    shared = nn.Linear(2, 2)
+    model = nn.ModuleDict({"encoder": nn.Sequential(shared), "decoder": nn.Sequential(shared), "head": shared})
+    assert named_modules(model)[id(shared)].names == ["encoder.0", "decoder.0", "head"]
+
+
+def test_a_module_that_holds_itself_ends() -> None:
+    model = Inner()
+    model._modules["me"] = model
+    assert names(model) == ["", "me", "module"]
+
+
+def test_class_names() -> None:
+    assert class_name(nn.Linear(1, 1)) == "Linear"
+    swapped = type("FSDPInner", (type("FSDPModule", (), {}), Inner), {})
+    assert class_name(swapped()) == "Inner"

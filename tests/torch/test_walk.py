@@ -1,0 +1,56 @@
+"""Nested values -> labelled leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import pytest
+
+from rankwatch.walk import MAX_LEAVES, leaves
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Record:
+    hidden: Any
+    cache: Any = None
+
+
+@dataclasses.dataclass
+class ModelOutput(OrderedDict[str, Any]):
+    """As transformers' class of that name: a mapping and a dataclass, of which the mapping holds what is set."""
+
+    logits: Any = None
+    loss: Any = None
+
+    def __post_init__(self) -> None:
+        self["logits"] = self.logits
+
+
+@pytest.mark.parametrize(
+    ("value", "labels"),
+    [
+        (1, ["output"]),
+        (None, ["output"]),
+        ("text", ["output"]),
+        ((1, [2, (3,)]), ["output[0]", "output[1][0]", "output[1][1][0]"]),
+        ({"past": [(1, 2)]}, ["output[past][0][0]", "output[past][0][1]"]),
+        (Pair(1, 2), ["output.left", "output.right"]),
+        (Record(1), ["output.hidden", "output.cache"]),
+        (ModelOutput(logits=1), ["output.logits"]),
+        ((), []),
+        (Record, ["output"]),
+    ],
+)
+def test_labels(value: Any, labels: list[str]) -> None:
+    assert [label for label, _ in leaves(value, "output")] == labels
+
+
+def test_cycles_and_very_wide_values_are_bounded() -> None:
+    cycle: list[Any] = []
+    cycle += [cycle, cycle]
+    assert len(leaves(cycle, "input")) <= MAX_LEAVES
+    assert len(leaves(list(range(10 * MAX_LEAVES)), "input")) == MAX_LEAVES
