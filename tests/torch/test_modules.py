@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -30,7 +32,8 @@ def test_plain() -> None:
 def test_wrappers_leave_no_trace() -> None:
     plain = nn.Sequential(Inner(), nn.ReLU())
     plain[0] = checkpoint_wrapper(plain[0])
-    for wrapped in (nn.DataParallel(plain), torch.compile(plain), torch.compile(nn.DataParallel(plain))):
+    wrappings: list[Any] = [nn.DataParallel(plain), torch.compile(plain), torch.compile(nn.DataParallel(plain))]
+    for wrapped in wrappings:
         assert unwrap(wrapped) is plain
         assert names(wrapped) == ["", "0", "0.module", "1"]
 

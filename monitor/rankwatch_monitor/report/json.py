@@ -74,6 +74,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "numel": trip.numel,
         "nan_count": trip.nan_count,
         "inf_count": trip.inf_count,
+        "time": trip.time,
         "cause": verdict.cause.value,
         "evidence": verdict.evidence,
         "certainty": verdict.certainty.value,

@@ -1,0 +1,145 @@
+"""How long from the bad value to the end: real torchrun jobs with an overflow on one rank, timed from outside.
+
+    python tests/benchmarks/abort.py [--runs 5] [--json FILE]
+
+Prints medians (and the range) over the runs, in milliseconds, of
+  TRIP to ABORT      in the collector, from TRIP received to the first ABORT sent
+  bad value to ABORT from the guilty frame on the rank to the first ABORT sent
+  bad value to ACKs  to the last rank's acknowledgement
+  bad value to exit  to the end of the last rank's process, its interpreter's own shutdown included
+for ranks that run on ("overflow") and for ranks that sit in a collective which never finishes ("stuck": the grace is 2 s).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1]), *(str(Path(__file__).parents[2] / root) for root in ("agent", "monitor"))]
+
+from jobs import SCRIPTS, environment, torchrun
+
+from rankwatch.wire import Abort, Ack, Tripped
+from rankwatch_monitor import launcher
+from rankwatch_monitor.collector import Collector
+from rankwatch_monitor.effects import Effect, Send
+from rankwatch_monitor.ledger import Event, Received
+from rankwatch_monitor.run import Options
+
+GRACE = 2.0
+
+
+@dataclass
+class Times:
+    """Unix seconds of one run's events; all processes are on this machine and share its clock."""
+
+    bad_value: float = 0.0
+    trip: float = 0.0
+    abort: float = 0.0
+    last_ack: float = 0.0
+    last_exit: float = 0.0
+
+
+class Watched(Collector):
+    """The collector, with the moments noted at which things happen."""
+
+    times = Times()
+
+    def _perform(self, event: Event) -> None:
+        if isinstance(event, Received) and isinstance(event.message, Tripped) and not self.times.trip:
+            self.times.trip, self.times.bad_value = time.time(), event.message.trip.time
+        if isinstance(event, Received) and isinstance(event.message, Ack):
+            self.times.last_ack = time.time()
+        super()._perform(event)
+
+    def _do(self, effects: list[Effect]) -> None:  # type: ignore[override]
+        super()._do(effects)
+        if not self.times.abort and any(isinstance(e, Send) and isinstance(e.message, Abort) for e in effects):
+            self.times.abort = time.time()
+
+
+def ranks_alive(marker: str) -> int:
+    """How many processes of the job are ranks (torchrun gives them RANK) and not yet dead."""
+    alive = 0
+    for entry in Path("/proc").iterdir():
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
+        except OSError:
+            continue
+        names = {variable.partition(b"=")[0] for variable in variables}
+        alive += f"RANKWATCH_TEST_JOB={marker}".encode() in variables and b"RANK" in names
+    return alive
+
+
+def time_one(command: list[str]) -> Times:
+    Watched.times = times = Times()
+    marker = uuid.uuid4().hex
+    ended = threading.Event()
+
+    def follow() -> None:
+        while not ended.wait(0.005):
+            if times.trip and not times.last_exit and not ranks_alive(marker):
+                times.last_exit = time.time()
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    try:
+        with tempfile.TemporaryDirectory() as runs:
+            launcher.run_command(
+                command,
+                runs_dir=Path(runs),
+                options=Options(abort_grace=GRACE),
+                environ=environment(RANKWATCH_TEST_JOB=marker),
+            )
+    finally:
+        ended.set()
+        follower.join()
+    return times
+
+
+ROWS: dict[str, Callable[[Times], float]] = {
+    "TRIP to ABORT": lambda t: t.abort - t.trip,
+    "bad value to ABORT": lambda t: t.abort - t.bad_value,
+    "bad value to ACKs": lambda t: t.last_ack - t.bad_value,
+    "bad value to exit": lambda t: t.last_exit - t.bad_value,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    launcher.Collector = Watched  # type: ignore[misc]
+    popen = subprocess.Popen
+    subprocess.Popen = lambda *a, **k: popen(*a, **k, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # type: ignore
+    launcher.sys = type("Quiet", (), {"stdout": open("/dev/null", "w"), "stderr": open("/dev/null", "w")})  # type: ignore
+    jobs = {
+        "overflow, 2 ranks": torchrun("train.py", "overflow", ranks=2),
+        "overflow, 4 ranks": torchrun("train.py", "overflow", ranks=4),
+        f"stuck, 4 ranks, grace {GRACE:g} s": [sys.executable, str(SCRIPTS / "two_nodes.py"), "stuck"],
+    }
+    results: dict[str, list[dict[str, float]]] = {}
+    for name, command in jobs.items():
+        runs = [time_one(command) for _ in range(arguments.runs)]
+        results[name] = [asdict(times) for times in runs]
+        print(f"{name} ({arguments.runs} runs, ms)", flush=True)
+        for row, what in ROWS.items():
+            values = sorted(1000 * what(times) for times in runs)
+            print(f"  {row:<20}{statistics.median(values):9.1f}   ({values[0]:.1f} to {values[-1]:.1f})", flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()

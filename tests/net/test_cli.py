@@ -1,0 +1,174 @@
+"""The command line: its errors and exit codes, the daemon and its signals, and commands wrapped by ``run``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import RANKWATCH, environment
+from rankwatch_monitor.launcher import job_name
+
+
+_FIELDS = ("address", "server_public", "client_public", "client_secret", "job")
+
+
+def rankwatch(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*RANKWATCH, *arguments], capture_output=True, text=True, timeout=60, env=environment(**env), check=False
+    )
+
+
+def assert_usage_error(done: subprocess.CompletedProcess[str], complaint: str) -> None:
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("listen", "complaint"),
+    [
+        ("tcp://192.0.2.1:0", "is not an address of this machine"),
+        ("tcp://no.such.host.invalid:0", "the name does not resolve"),
+        ("udp://127.0.0.1:1", "is no address to listen on: expected tcp://HOST:PORT"),
+        ("tcp://127.0.0.1", "is no address to listen on"),
+        ("tcp://127.0.0.1:99999", "is no address to listen on"),
+    ],
+)
+@pytest.mark.parametrize("command", ["collector", "run"])
+def test_addresses_that_cannot_be_listened_on(tmp_path: Path, command: str, listen: str, complaint: str) -> None:
+    words = ["--", "true"] if command == "run" else []
+    assert_usage_error(rankwatch(command, "--listen", listen, "--runs-dir", str(tmp_path), *words), complaint)
+    assert not (tmp_path / "connection.json").exists()
+
+
+def test_an_address_in_use(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        done = rankwatch("collector", "--listen", address, "--runs-dir", str(tmp_path))
+    assert_usage_error(done, f"cannot listen on {address}: the address is in use")
+
+
+def test_an_unwritable_runs_dir(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert_usage_error(
+        rankwatch("collector", "--runs-dir", str(tmp_path / "file" / "runs")), "cannot write to the runs folder"
+    )
+    assert_usage_error(
+        rankwatch("collector", "--runs-dir", "/proc/nowhere"), "cannot write to the runs folder /proc/nowhere"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "complaint"),
+    [
+        ("{}", 0o600, "is malformed"),
+        (json.dumps({"rankwatch_connection": [7, 0]} | dict.fromkeys(_FIELDS, "")), 0o600, "is of version 7, this rankwatch reads"),
+        ("{}", 0o644, "has mode 0644: others can read the keys in it"),
+    ],
+)  # fmt: skip
+def test_connection_files_that_cannot_be_used(tmp_path: Path, text: str, mode: int, complaint: str) -> None:
+    path = tmp_path / "connection.json"
+    path.write_text(text)
+    path.chmod(mode)
+    for command in (["collector"], ["run", "--", "true"]):
+        done = rankwatch(command[0], "--connection-file", str(path), "--runs-dir", str(tmp_path / "runs"), *command[1:])
+        assert_usage_error(done, complaint)
+    assert path.read_text() == text
+
+
+def test_a_missing_connection_file_stops_a_rank_before_its_first_batch() -> None:
+    script = "import rankwatch, torch; rankwatch.watch(torch.nn.Linear(1, 1)); print('trained')"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(RANKWATCH_CONNECTION="/nowhere/connection.json"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "ConnectionFileError: connection file /nowhere/connection.json does not exist" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["run"], "nothing to run"),
+        (["run", "--", "/no/such/program"], "cannot run /no/such/program: No such file or directory"),
+        (["report", "/no/such/run"], "no report in /no/such/run"),
+        (["collector", "--abort-grace", "soon"], "--abort-grace"),
+        (["collector", "--heartbeat", "-1"], "expected 0.01 to 3600 seconds"),
+    ],
+)
+def test_usage(arguments: list[str], complaint: str, tmp_path: Path) -> None:
+    assert_usage_error(rankwatch(*arguments, RANKWATCH_RUNS_DIR=str(tmp_path)), complaint)
+
+
+def test_run_ends_as_its_command_does(tmp_path: Path) -> None:
+    for code in (0, 3):
+        done = rankwatch("run", "--runs-dir", str(tmp_path), "sh", "-c", f"echo out; echo $RANKWATCH_JOB >&2; exit {code}")
+        assert (done.returncode, done.stdout) == (code, "out\n")
+        assert done.stderr == "sh\nrankwatch: no rank connected: does the script call rankwatch.watch(model)?\n"
+    killed = rankwatch("run", "--runs-dir", str(tmp_path), "--", "sh", "-c", "kill -9 $$")
+    assert killed.returncode == 128 + signal.SIGKILL
+
+
+def test_run_passes_sigterm_on(tmp_path: Path) -> None:
+    command = "trap 'echo ended; exit 5' TERM; echo ready; while :; do read line; done"
+    with subprocess.Popen(
+        [*RANKWATCH, "run", "--runs-dir", str(tmp_path), "--", "bash", "-c", command],
+        env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.stdout.readline() == "ended\n"
+        assert process.wait(30) == 5
+
+
+def test_the_connection_of_run_is_private_and_gone_afterwards(tmp_path: Path) -> None:
+    script = 'stat -c "%a %n" "$RANKWATCH_CONNECTION"'
+    done = rankwatch("run", "--runs-dir", str(tmp_path), "sh", "-c", script)
+    mode, path = done.stdout.split()
+    assert mode == "600"
+    assert not Path(path).exists()
+
+
+def test_the_daemon_ends_cleanly_by_sigterm(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [*RANKWATCH, "collector", "--listen", "tcp://127.0.0.1:0", "--runs-dir", str(tmp_path)],
+        env=environment(), stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        ready = process.stderr.readline()
+        path = tmp_path / "connection.json"
+        assert f"RANKWATCH_CONNECTION={path}" in ready
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("torchrun --nproc-per-node 8 train.py --lr 1", "train"),
+        ("srun torchrun /home/me/gpt/pretrain.py", "pretrain"),
+        ("python -m torch.distributed.run -m my.package.train", "train"),
+        ("torchrun -m rankwatch.demo", "demo"),
+        ("./train.sh", "train.sh"),
+    ],
+)
+def test_job_names(command: str, name: str) -> None:
+    assert job_name(command.split()) == name

@@ -1,0 +1,229 @@
+"""A real link and a real collector over loopback sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zmq
+
+import makers
+from rankwatch import link as link_module
+from rankwatch import sockets, wire
+from rankwatch.connection import Connection
+from rankwatch.errors import ProtocolError
+from rankwatch.frame import Position
+from rankwatch.identity import Identity
+from rankwatch.link import Link
+from rankwatch_monitor.collector import Collector
+from rankwatch_monitor.report.data import Report
+from rankwatch_monitor.run import Options
+from rankwatch_monitor.run_folder import RunsFolder
+
+SOON = 10
+"""Seconds within which what must happen has happened; only a failing test waits so long."""
+
+
+class Running:
+    """A collector in a thread of its own."""
+
+    def __init__(self, folder: Path, listen: str | None = "tcp://127.0.0.1:0", **options: float) -> None:
+        self.reports: list[Report] = []
+        self.collector = Collector(
+            listen=listen,
+            connection_file=folder / "connection.json",
+            runs=RunsFolder(folder / "runs"),
+            options=Options(**{"heartbeat": 0.1, **options}),  # type: ignore[arg-type]
+            show=self.reports.append,
+        )
+        self._thread = threading.Thread(target=self.collector.serve)
+        self._thread.start()
+
+    def stop(self, *, clean: bool = True) -> None:
+        self.collector.stop()
+        self._thread.join(SOON)
+        if clean:
+            self.collector.close()
+        else:  # as a SIGKILL would leave things: the files stay
+            self.collector._socket.close(0)
+            self.collector._authenticator.stop()
+            self.collector._context.destroy(linger=0)
+
+
+class Rank:
+    """A link whose training thread is the test."""
+
+    def __init__(self, connection: Connection, rank: int = 0, world_size: int = 1) -> None:
+        self.position = Position(-1, 0, 0)
+        self.aborted = threading.Event()
+        self.abort: wire.Abort | None = None
+        self.link = Link(
+            connection,
+            Identity("train", 0, rank, world_size, rank, "host", 100 + rank),
+            progress=lambda: (self.position, "forward"),
+            on_abort=self._on_abort,
+            device="cpu",
+            torch_version="2.13.0",
+        )
+
+    def _on_abort(self, abort: wire.Abort) -> None:
+        self.abort = abort
+        self.aborted.set()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def collector(folder: Path) -> Iterator[Running]:
+    running = Running(folder)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def ranks(collector: Running) -> Iterator[Callable[..., Rank]]:
+    made: list[Rank] = []
+
+    def make(rank: int = 0, world_size: int = 1, connection: Connection | None = None) -> Rank:
+        made.append(Rank(connection or collector.collector.connection, rank, world_size))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.link.close("finished")
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Waits for a condition that no event tells of."""
+    pause = threading.Event()
+    for _ in range(SOON * 200):
+        if condition():
+            return
+        pause.wait(0.005)
+    raise AssertionError("it never came true")
+
+
+def test_batches_arrive_once_and_are_acknowledged(collector: Running, ranks: Callable[..., Rank]) -> None:
+    rank = ranks()
+    assert rank.link.start()
+    assert rank.link.run == "train-0"
+    table = makers.table()
+    for batch in range(50):
+        rank.link.send_batch(table, makers.summary(batch))
+    until(lambda: not rank.link._spool)
+    (run,) = collector.collector.ledger.runs.values()
+    assert (run.ranks[0].last_batch, run.ranks[0].seq) == (49, 50)
+
+
+def test_a_trip_brings_the_abort_to_every_rank(collector: Running, ranks: Callable[..., Rank]) -> None:
+    culprit, other = ranks(0, 2), ranks(1, 2)
+    assert culprit.link.start()
+    assert other.link.start()
+    other.position = Position(3, 0, 9)
+    assert culprit.link.send_trip(makers.trip(at=(3, 0, 5)))
+    assert other.aborted.wait(SOON)
+    assert culprit.abort == other.abort is not None
+    assert other.abort.rank == 0
+    until(lambda: collector.reports)
+    assert [row.acknowledged for row in collector.reports[0].ranks] == [True, True]
+
+
+def test_a_probe_is_answered_when_the_position_is_passed(collector: Running, ranks: Callable[..., Rank]) -> None:
+    culprit, other = ranks(0, 2), ranks(1, 2)
+    assert culprit.link.start()
+    assert other.link.start()
+    threading.Timer(0.05, lambda: setattr(other, "position", Position(3, 0, 6))).start()
+    assert culprit.link.send_trip(makers.trip(at=(3, 0, 5)))
+    (run,) = collector.collector.ledger.runs.values()
+    assert run.verdict is not None
+    assert run.verdict.missing == ()
+
+
+def test_a_clean_end_is_told(collector: Running, ranks: Callable[..., Rank]) -> None:
+    rank = ranks()
+    assert rank.link.start()
+    rank.link.close("failed", "KeyError: 'x'")
+    until(lambda: collector.reports)
+    assert collector.reports[0].ranks[0].farewell == "KeyError: 'x'"
+
+
+def test_without_a_collector_the_spool_is_bounded_and_nothing_waits(
+    collector: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "CONNECT_TIMEOUT", 0.1)
+    monkeypatch.setattr(link_module, "SPOOL_BATCHES", 10)
+    # Nobody listens at this address: port 1 is reserved.
+    rank = Rank(replace(collector.collector.connection, address="tcp://127.0.0.1:1"))
+    assert not rank.link.start()
+    for batch in range(25):
+        rank.link.send_batch(makers.table(), makers.summary(batch))
+    assert not rank.link.send_trip(makers.trip())
+    kept = [spooled.message for spooled in rank.link._spool]
+    assert [message.summary.batch for message in kept if isinstance(message, wire.Batch)] == list(range(15, 25))
+    assert isinstance(kept[-1], wire.Tripped)
+    rank.link.close("aborted")
+
+
+def test_a_collector_that_comes_back_is_found_and_told_what_it_missed(folder: Path) -> None:
+    first = Running(folder)
+    rank = Rank(first.collector.connection)
+    assert rank.link.start()
+    rank.link.send_batch(makers.table(), makers.summary(0))
+    until(lambda: not rank.link._spool)
+    first.stop(clean=False)
+    rank.link.send_batch(makers.table(), makers.summary(1))
+    second = Running(folder, listen=None)  # takes address and keys over from the connection file
+    assert second.collector.connection == first.collector.connection
+    until(lambda: second.collector.ledger.runs and not rank.link._spool)
+    (run,) = second.collector.ledger.runs.values()
+    assert run.ranks[0].last_batch == 1
+    rank.link.close("finished")
+    second.stop()
+
+
+def test_a_key_of_somebody_else_is_not_let_in(
+    collector: Running, ranks: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "CONNECT_TIMEOUT", 0.5)
+    stranger = sockets.new_key_pair()
+    known = collector.collector.connection
+    assert not ranks(connection=replace(known, client_public=stranger.public, client_secret=stranger.secret)).link.start()
+    assert collector.collector.ledger.runs == {}
+
+
+def test_without_curve_nothing_is_read(collector: Running) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    plain = context.socket(zmq.DEALER)
+    plain.setsockopt(zmq.LINGER, 0)
+    plain.connect(collector.collector.address)
+    plain.send(wire.encode(makers.hello()))
+    assert not plain.poll(500)
+    assert collector.collector.ledger.runs == {}
+    context.destroy(linger=0)
+
+
+def test_another_major_version_is_refused_at_the_start(ranks: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = ranks()
+    rank.link._hello = replace(rank.link._hello, major=99)
+    with pytest.raises(ProtocolError, match=r"the rank speaks protocol 99\.0, the collector 1\.0"):
+        rank.link.start()
+
+
+def test_garbage_is_counted_and_answered(collector: Running) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    peer = sockets.dealer(context, collector.collector.connection)
+    assert peer.poll(SOON * 1000, zmq.POLLOUT)
+    peer.send(b"\xc1 no msgpack")
+    peer.send_multipart([wire.encode(makers.hello()), b"a second part"])
+    for complaint in ("not a message", "2 parts instead of one"):
+        answer = wire.decode(peer.recv())
+        assert isinstance(answer, wire.Error)
+        assert complaint in answer.text
+    assert collector.collector.ledger.refused == 2
+    context.destroy(linger=0)

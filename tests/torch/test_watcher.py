@@ -1,0 +1,127 @@
+"""``watch`` and ``detect_overflow`` as a user of one process sees them."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rankwatch
+from jobs import environment
+
+
+class Marked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 1)
+        self.scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(x) * self.scale
+        self.found = rankwatch.detect_overflow(hidden, "after layer_norm")
+        out: Tensor = self.head(hidden)
+        return out
+
+
+def test_the_local_report(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1))
+    nn.init.constant_(model.get_parameter("0.weight"), 1e20)
+    with rankwatch.watch(model), pytest.raises(rankwatch.OverflowDetected, match=r"batch 0: 0 \(Linear\), output: inf"):
+        model(torch.full((1, 4), 1e20))
+    out = capsys.readouterr().out
+    assert out.startswith("rankwatch: first overflow of this process\n  culprit    rank 0 of 1 (")
+    assert "certainty  this rank alone: no collector configured" in out
+    assert "Detected inf/nan during batch_number=0\nLast 1 forward frames:\nabs min  abs max  metadata\n" in out
+
+
+def test_detect_overflow_inside_a_watched_forward(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Marked()
+    with rankwatch.watch(model, trace_batch_nums=[0]):
+        model(torch.randn(2, 4))
+        assert model.found is False
+        model.scale = math.inf
+        with pytest.raises(rankwatch.OverflowDetected, match="Marked\\), after layer_norm: inf"):
+            model(torch.randn(2, 4))
+    assert model.found is True
+    out = capsys.readouterr().out
+    trace, _, report = out.partition("after layer_norm has infs\n")
+    assert " after layer_norm\n" in trace
+    assert "cause      upstream: after layer_norm was inf and no watched module made it" in report
+    assert "the last finite frame before it is norm (LayerNorm)" in report
+    assert "head" not in report.rpartition("Starting batch number=1")[2]
+
+
+def test_detect_overflow_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not rankwatch.detect_overflow(torch.ones(2), "fine")
+    assert rankwatch.detect_overflow(torch.tensor([math.nan, math.inf]), "here")
+    assert rankwatch.detect_overflow(torch.tensor(math.inf), "there")
+    assert not rankwatch.detect_overflow(torch.tensor([], dtype=torch.float16), "empty")
+    assert not rankwatch.detect_overflow(torch.tensor([True]), "bool")
+    assert capsys.readouterr().out == "here has nans\nhere has infs\nthere has infs\n"
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda: rankwatch.watch("model"), "takes a torch.nn.Module, not str"),  # type: ignore[arg-type]
+        (lambda: rankwatch.watch(nn.ReLU(), policy="lax"), "policy='lax'"),
+        (lambda: rankwatch.watch(nn.ReLU(), connection="/nowhere.json"), "/nowhere.json does not exist"),
+        (lambda: rankwatch.watch(nn.ReLU(), connection='{"a": 1}'), "the connection given as text is malformed"),
+    ],
+)
+def test_errors_stop_before_the_first_batch(call: Any, complaint: str) -> None:
+    with pytest.raises(rankwatch.UsageError, match=complaint):
+        call()
+
+
+def test_a_watched_model_is_not_watched_twice() -> None:
+    model = nn.Linear(1, 1)
+    with rankwatch.watch(model), pytest.raises(rankwatch.UsageError, match="watched already"):
+        rankwatch.watch(nn.Sequential(model).get_submodule("0"))
+    with rankwatch.watch(model) as again:
+        again.close()
+        again.close()
+    assert not model._forward_hooks
+
+
+def test_two_models_side_by_side() -> None:
+    generator, discriminator = nn.Linear(2, 2), nn.Linear(2, 2)
+    with rankwatch.watch(generator), rankwatch.watch(discriminator):
+        discriminator(generator(torch.ones(2)))
+        with torch.no_grad():
+            discriminator.weight.fill_(math.inf)
+        generator(torch.ones(2))
+        with pytest.raises(rankwatch.OverflowDetected):
+            discriminator(generator(torch.ones(2)))
+
+
+def test_a_process_that_ends_without_close_ends_well() -> None:
+    script = (
+        "import rankwatch, torch; m = torch.nn.Linear(1, 1); w = rankwatch.watch(m); m(torch.ones(1)); raise SystemExit(4)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (4, "", "")
+
+
+def test_the_excepthook_of_the_user_is_called() -> None:
+    script = (
+        "import sys, rankwatch, torch\n"
+        "sys.excepthook = lambda kind, error, trace: print('theirs:', error)\n"
+        "w = rankwatch.watch(torch.nn.Linear(1, 1))\n"
+        "raise KeyError('a bug')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "theirs: 'a bug'\n")
+
+
+def test_the_public_names() -> None:
+    for name in rankwatch.__all__:
+        assert getattr(rankwatch, name).__doc__
+    with pytest.raises(AttributeError, match="has no attribute 'wach'"):
+        rankwatch.wach  # noqa: B018
