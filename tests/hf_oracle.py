@@ -1,7 +1,7 @@
 """The Hugging Face detector as an oracle: both detectors over the same training, and the comparison of what they print.
 
-Ours may print more than theirs, in three ways and in no other: keyword inputs, the parts of a container that theirs calls
-``not a tensor``, and floating buffers. Whatever else differs is an AssertionError.
+Ours may print more than theirs, in three ways and in no other: keyword inputs, the parts of a container that theirs
+calls ``not a tensor``, and floating buffers. Whatever else differs is an AssertionError.
 """
 
 from __future__ import annotations

@@ -77,24 +77,25 @@ def is_traced_as(line: str, value: Any) -> bool:
     return f"inner Identity\n{line} input[0]\n{line} output\n" in outcome.text
 
 
-def last_frames(outcome: Outcome) -> int:
-    found = re.search(r"^Last (\d+) forward frames:$", outcome.text, re.MULTILINE)
+def frames_in_dump(outcome: Outcome) -> int:
+    """How many frames a detection shows, which is as many as it says it shows."""
+    dump = outcome.text[outcome.text.index("\nDetected inf/nan") :]
+    found = re.search(r"^Last (\d+) forward frames:$", dump, re.MULTILINE)
     assert found
-    assert len(re.findall(r"^ {18}\S* \w+$", outcome.text, re.MULTILINE)) == int(found[1])
+    assert len(re.findall(r"^ {18}\S* \w+$", dump, re.MULTILINE)) == int(found[1])
     return int(found[1])
 
 
-# --- tensors that theirs crashes on ------------------------------------------------------------------------------------
+# --- tensors that theirs crashes on -----------------------------------------------------------------------------------
 
 
-def crashes_theirs(value: Tensor) -> bool:
+def assert_crashes_theirs(value: Tensor) -> None:
     with pytest.raises(RuntimeError):  # NotImplementedError is one
         theirs(Around(nn.Identity(), lambda inner, x: inner(value)))
-    return True
 
 
 def test_bool_tensors_are_measured() -> None:
-    assert crashes_theirs(torch.tensor([True, False]))
+    assert_crashes_theirs(torch.tensor([True, False]))
 
     assert is_traced_as("0.00e+00 1.00e+00", torch.tensor([True, False]))
     assert is_traced_as("1.00e+00 1.00e+00", torch.tensor(True))
@@ -121,7 +122,7 @@ def test_gpt2_with_a_padding_mask_can_be_watched() -> None:
 
 
 def test_empty_tensors_are_named() -> None:
-    assert crashes_theirs(torch.empty(0, 3))
+    assert_crashes_theirs(torch.empty(0, 3))
 
     assert is_traced_as("            empty", torch.empty(0, 3))
     assert is_traced_as("            empty", torch.empty(0, dtype=torch.bool))
@@ -133,7 +134,7 @@ FLOAT8 = [dtype for name in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu") i
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
 def test_float8_tensors_are_measured_and_judged(dtype: torch.dtype) -> None:
     fine, bad = torch.tensor([0.5, 2.0]).to(dtype), torch.tensor([0.5, NAN]).to(dtype)
-    assert crashes_theirs(fine)
+    assert_crashes_theirs(fine)
 
     assert is_traced_as("5.00e-01 2.00e+00", fine)
     assert isinstance(ours(Around(nn.Identity(), lambda inner, x: inner(bad))).error, OverflowDetected)
@@ -146,10 +147,10 @@ def test_smallest_integer_has_an_absolute_value() -> None:
     assert is_traced_as("1.00e+00 1.28e+02", smallest)
 
 
-# --- what theirs does not look into ------------------------------------------------------------------------------------
+# --- what theirs does not look into -----------------------------------------------------------------------------------
 
 
-def is_only_seen_by_ours(build: Callable[[], nn.Module], label: str, what: str = "nan") -> bool:
+def assert_only_ours_sees(build: Callable[[], nn.Module], label: str, what: str = "nan") -> None:
     unseen = theirs(build())
     assert unseen.error is None
     assert unseen.text == ""
@@ -160,7 +161,6 @@ def is_only_seen_by_ours(build: Callable[[], nn.Module], label: str, what: str =
     assert outcome.text.startswith(f"{label} has {what}s\n\nDetected inf/nan during batch_number=0\n")
     figures = f"{what:>8} {what:>8}"
     assert f"\n{figures} {label}\n" in outcome.text
-    return True
 
 
 @dataclass
@@ -189,7 +189,7 @@ class Record:
 def test_containers_are_opened(wrap: Callable[[Tensor], Any], label: str) -> None:
     bad = torch.full((2,), NAN)
 
-    assert is_only_seen_by_ours(lambda: Around(Calls(lambda x: wrap(bad)), lambda inner, x: inner(x)), label)
+    assert_only_ours_sees(lambda: Around(Calls(lambda x: wrap(bad)), lambda inner, x: inner(x)), label)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_keyword_inputs_are_seen(wrap: Callable[[Tensor], Any], label: str, valu
     def build() -> nn.Module:
         return Around(Calls(lambda x, scale: x), lambda inner, x: inner(x, scale=wrap(bad)))
 
-    assert is_only_seen_by_ours(build, label, str(value))
+    assert_only_ours_sees(build, label, str(value))
 
 
 def test_buffers_are_seen() -> None:
@@ -219,7 +219,7 @@ def test_buffers_are_seen() -> None:
         norm.running_var = torch.full((2,), NAN)
         return Around(norm, lambda inner, x: inner(x))
 
-    assert is_only_seen_by_ours(build, "running_var")
+    assert_only_ours_sees(build, "running_var")
 
 
 def test_buffer_that_is_a_mask_is_healthy() -> None:
@@ -233,13 +233,11 @@ def test_buffer_that_is_a_mask_is_healthy() -> None:
 def test_python_floats_are_seen(value: float) -> None:
     what = "nan" if value != value else "inf"
 
-    assert is_only_seen_by_ours(
-        lambda: Around(Calls(lambda x, scale: x), lambda inner, x: inner(x, value)), "input[1]", what
-    )
-    assert is_only_seen_by_ours(lambda: Around(Calls(lambda x: value), lambda inner, x: inner(x)), "output", what)
+    assert_only_ours_sees(lambda: Around(Calls(lambda x, scale: x), lambda inner, x: inner(x, value)), "input[1]", what)
+    assert_only_ours_sees(lambda: Around(Calls(lambda x: value), lambda inner, x: inner(x)), "output", what)
 
 
-# --- batches -----------------------------------------------------------------------------------------------------------
+# --- batches ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [0, 2])
@@ -262,15 +260,9 @@ def test_ring_is_bounded_after_a_traced_batch(traced: list[int]) -> None:
             model(X)
         model(X * NAN)
 
-    assert last_frames_only(theirs(linears(), use, max_frames_to_save=2, trace_batch_nums=traced)) > 2
+    assert frames_in_dump(theirs(linears(), use, max_frames_to_save=2, trace_batch_nums=traced)) > 2
 
-    assert last_frames_only(ours(linears(), use, max_frames_to_save=2, trace_batch_nums=traced)) == 2
-
-
-def last_frames_only(outcome: Outcome) -> int:
-    """How many frames the dump has, the traces before it left out."""
-    start = outcome.text.index("Detected inf/nan")
-    return last_frames(Outcome(outcome.text[start:], outcome.error))
+    assert frames_in_dump(ours(linears(), use, max_frames_to_save=2, trace_batch_nums=traced)) == 2
 
 
 def test_nan_in_a_traced_batch_does_not_abort_the_next() -> None:
@@ -320,7 +312,7 @@ def test_training_can_go_on_after_a_detection() -> None:
     assert re.findall(r"batch_number=(\d)", outcome.text) == ["1", "4"]
 
 
-# --- the end of a watch, and models that change or are copied ----------------------------------------------------------
+# --- the end of a watch, and models that change or are copied ---------------------------------------------------------
 
 
 def state(model: nn.Module) -> list[dict[str, Any]]:
