@@ -19,7 +19,8 @@ if TYPE_CHECKING:
         TrainingAborted,
         UsageError,
     )
-    from .watcher import Watch, detect_overflow, watch
+    from .mark import detect_overflow
+    from .watcher import Watch, watch
 
 __version__ = "0.1.0"
 
@@ -40,7 +41,7 @@ __all__ = [
 _HOME = {
     "DebugUnderflowOverflow": ".drop_in",
     "Watch": ".watcher",
-    "detect_overflow": ".watcher",
+    "detect_overflow": ".mark",
     "watch": ".watcher",
 }
 

@@ -26,8 +26,11 @@ def write_error_file(reason: str, culprit_time: float, *, is_culprit: bool) -> N
     if not path:
         return
     timestamp = int(culprit_time) if is_culprit else int(max(time.time(), culprit_time)) + FOLLOWER_DELAY
-    # torchrun prints the call stack field under Root Cause.
-    extra = {"py_callstack": reason, "timestamp": str(timestamp)}
+    # torchrun prints the call stack field, under Root Cause for the first of them.
+    shown = (
+        reason if is_culprit else f"{reason}\n(this rank only followed; it is dated later so that torchrun shows the cause)"
+    )
+    extra = {"py_callstack": shown, "timestamp": str(timestamp)}
     body = json.dumps({"message": {"message": reason, "extraInfo": extra}})
     part = Path(f"{path}.rankwatch")
     try:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from .batch import BatchInProgress, Tables
 from .config import Config
 from .errors import TrainingAborted
-from .frame import BatchSummary, Frame, FrameTable, Kind, Position, Reading
+from .frame import NOWHERE, BatchSummary, Frame, FrameTable, Kind, Position, Reading
 from .hooks import Hooks
 from .measure import count_non_finite
 from .modules import NamedModule
@@ -32,12 +32,20 @@ from .trip import Judge, Trip
 log = logging.getLogger(__name__)
 
 
+class Finding(NamedTuple):
+    """A tripping reading of a frame, counted."""
+
+    label: str
+    nans: int
+    infs: int
+
+
 class Observer(Protocol):
     """What the detector tells, in the training thread. The exceptions that are returned are raised in the training."""
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None: ...
     def on_trace(self, frames: list[Frame]) -> None: ...
-    def on_trip(self, trip: Trip, tripping: list[Reading]) -> TrainingAborted: ...
+    def on_trip(self, trip: Trip, findings: list[Finding]) -> TrainingAborted: ...
     def on_limit(self, batch: int) -> TrainingAborted: ...
 
 
@@ -45,7 +53,8 @@ class Detector:
     """Watches ``model`` until ``remove``. ``progress``, ``phase`` and ``abort`` may be used from other threads.
 
     Args:
-        count_all: count every root forward as a batch, not only those in training mode (the Hugging Face way).
+        count_all: count every root forward as a batch, not only those in training mode, and file a module that is called
+            between two batches under the second, not the first (the Hugging Face way).
         judge_traced: judge traced batches too, once they are traced to their end (the Hugging Face detector does not).
     """
 
@@ -58,7 +67,7 @@ class Detector:
         count_all: bool = False,
         judge_traced: bool = True,
     ) -> None:
-        self.position = Position(-1, 0, 0)
+        self.position = NOWHERE
         self.phase = "idle"
         self.abort: Callable[[], TrainingAborted] | None = None
         """Set from outside to stop the training: the next hook raises what it returns."""
@@ -80,7 +89,8 @@ class Detector:
         self._raised_before: BaseException | None = None
         self._root_inputs: tuple[Reading, ...] = ()
         self._batch = BatchInProgress(self.position, 0, traced=False)
-        self._waiting: tuple[Trip, list[Reading]] | None = None  # a trip that is raised later than it was found
+        self._is_open = False  # whether frames belong to the batch in progress
+        self._waiting: tuple[Trip, list[Finding]] | None = None  # a trip that is raised later than it was found
 
         self._hooks = Hooks(
             model,
@@ -137,10 +147,14 @@ class Detector:
         self._raise_abort()
         if self._off or self._is_elsewhere():
             return
-        if named.module is self.root:
-            if not self._roots:
-                self._begin_batch(args, kwargs)
-            self._roots += 1
+        is_root = named.module is self.root
+        if not self._is_open and (is_root or self._count_all):
+            self._begin_batch()
+        if is_root and not self._roots:
+            # What the root was fed is evidence that the root's own frame, the last one, would bring too late.
+            self._root_inputs = tuple(self._recorder.readings(list(inputs(args, kwargs))))
+            self._raised_before = sys.exc_info()[1]
+        self._roots += is_root
         self._raise_marked()
         self._stack.append(named)
 
@@ -164,6 +178,7 @@ class Detector:
         finally:
             if not self._roots:
                 self._recorder.forget()
+                self._is_open = self._is_open and not is_root
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._raise_abort()
@@ -186,7 +201,7 @@ class Detector:
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
-    def _begin_batch(self, args: Any, kwargs: Any) -> None:
+    def _begin_batch(self) -> None:
         self._flush_trace()
         batch, evaluation, _ = self.position
         if self._count_all or (self.root.training and torch.is_grad_enabled()):
@@ -197,11 +212,10 @@ class Detector:
         self._batch = BatchInProgress(self.position, self._steps.done, traced)
         self._stack.clear()
         self._waiting = None
-        self._raised_before = sys.exc_info()[1]
+        self._root_inputs = ()
+        self._is_open = True
         self.phase = "forward"
         self._recorder.forget()
-        # What the root was fed is evidence that the root's own frame, the last one, would bring too late.
-        self._root_inputs = tuple(self._recorder.readings(list(inputs(args, kwargs))))
 
     def _end_batch(self) -> None:
         is_batch = self.position.eval == 0
@@ -219,6 +233,7 @@ class Detector:
         """The root's forward raised: what ran of it stays in the ring, and the next forward begins anew."""
         self._stack.clear()
         self._roots = 0
+        self._is_open = False
         self._recorder.forget()
         self.phase = "idle"
         self._flush_trace()
@@ -232,34 +247,39 @@ class Detector:
 
     def _frame(self, named: NamedModule, found: list[Ingredient]) -> None:
         frame = self._recorder.frame(self.position, named, found)
+        tripping = self._tripping(frame)
+        if tripping:
+            # As evidence nothing counts that was measured earlier: x.data.mul_() changes a tensor behind autograd's back.
+            self._recorder.forget()
+            frame = self._recorder.frame(self.position, named, found)
         self._ring.append(frame)
-        if self._roots or named.module is self.root:
+        if self._is_open:
             self._batch.add(frame)
-        if self._judge_traced or not self._batch.traced:
-            tripping = self._judge.tripping(frame.spec, frame.states)
-            if tripping:
-                self._trip(frame, found, tripping)
+        if tripping:
+            self._trip(found, tripping)
         batch, evaluation, done = self.position
         self.position = Position(batch, evaluation, done + 1)
 
-    def _trip(self, frame: Frame, found: list[Ingredient], tripping: list[int]) -> None:
+    def _tripping(self, frame: Frame) -> list[int]:
+        is_judged = self._judge_traced or not (self._is_open and self._batch.traced)
+        return self._judge.tripping(frame.spec, frame.states) if is_judged else []
+
+    def _trip(self, found: list[Ingredient], tripping: list[int]) -> None:
         first = min(tripping, key=lambda row: (_CAUSAL_ORDER.index(found[row].kind), row))
-        value = found[first].value
-        shape, numel, nans, infs = count_non_finite(value if isinstance(value, Tensor) else torch.tensor(value))
+        counts = {row: count_non_finite(found[row].value) for row in tripping}
         trip = Trip(
             position=self.position,
             reading=first,
             frames=tuple(self._ring),
             root_inputs=self._root_inputs,
             optimizer_step=self._batch.optimizer_step,
-            shape=shape,
-            numel=numel,
-            nan_count=nans,
-            inf_count=infs,
+            shape=counts[first].shape,
+            numel=counts[first].numel,
+            nan_count=counts[first].nans,
+            inf_count=counts[first].infs,
             time=time.time(),
         )
-        readings = frame.readings
-        tripped = trip, [readings[row] for row in tripping]
+        tripped = trip, [Finding(found[row].label, counts[row].nans, counts[row].infs) for row in tripping]
         if self._batch.traced or found[first].kind is Kind.MARKED:
             # A traced batch is traced to its end; detect_overflow returns to its caller, and the next hook raises.
             self._waiting = self._waiting or tripped
@@ -276,7 +296,7 @@ class Detector:
             raise self._observer.on_trip(*tripped)
 
 
-_CAUSAL_ORDER = (Kind.PARAMETER, Kind.MARKED, Kind.OUTPUT, Kind.INPUT, Kind.BUFFER)
+_CAUSAL_ORDER = (Kind.PARAMETER, Kind.MARKED, Kind.OUTPUT, Kind.INPUT, Kind.KEYWORD, Kind.BUFFER)
 """Of several tripping readings the first in this order is named: a bad weight explains a bad output."""
 
 

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from torch import nn
 
 from .config import resolve
-from .frame import Reading, State
-from .text import format_dump
+from .detector import Finding
+from .frame import Frame, Kind, State
+from .mark import describe_finding, emit
+from .registry import open_watches
+from .text import format_dump, format_frame
 from .trip import Policy, Trip
-from .watcher import Watch, _print
+from .watcher import Watch
 
 
 class DebugUnderflowOverflow(Watch):
@@ -26,7 +29,8 @@ class DebugUnderflowOverflow(Watch):
         abort_after_batch_num: stop after this batch, before its backward.
     """
 
-    _style = {"count_all": True, "judge_traced": False}
+    _counts_all = True
+    _judges_traced = False
 
     def __init__(
         self,
@@ -43,6 +47,21 @@ class DebugUnderflowOverflow(Watch):
         )
         super().__init__(model, config)
 
-    def _report_alone(self, trip: Trip, tripping: list[Reading]) -> None:
-        lines = [f"{reading.label} has {'nans' if reading.state is State.NAN else 'infs'}\n" for reading in tripping]
-        _print("".join(lines) + format_dump(trip.frames))
+    def on_trace(self, frames: list[Frame]) -> None:
+        emit(self._heading() + "".join(f"{_complaints(frame)}{format_frame(frame)}\n" for frame in frames))
+
+    def _take_over(self, root: nn.Module) -> None:
+        # A second one on the same model is common there: the Trainer makes one for each train().
+        for other in open_watches():
+            if isinstance(other, DebugUnderflowOverflow) and other.root is root:
+                other.close()
+        super()._take_over(root)
+
+    def _report_alone(self, trip: Trip, findings: list[Finding]) -> None:
+        emit("".join(map(describe_finding, findings)) + format_dump(trip.frames))
+
+
+def _complaints(frame: Frame) -> str:
+    """The lines about a traced frame's non-finite readings, which are printed before it."""
+    seen = [r for r in frame.readings if r.kind in (Kind.PARAMETER, Kind.INPUT, Kind.OUTPUT)]
+    return "".join(describe_finding(Finding(r.label, r.state is State.NAN, r.state is State.INF)) for r in seen)

@@ -25,6 +25,8 @@ class Kind(enum.IntEnum):
     OUTPUT = 3
     MARKED = 4
     """A tensor the user marked by ``detect_overflow``."""
+    KEYWORD = 5
+    """An input that was passed by keyword."""
 
 
 class State(enum.IntEnum):
@@ -71,6 +73,10 @@ class Position(NamedTuple):
     batch: int
     eval: int
     frame: int
+
+
+NOWHERE = Position(-1, 0, 0)
+"""Before the first batch."""
 
 
 class Reading(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -38,17 +39,22 @@ class Hooks:
         self._leave = leave
         self._guard = guard
         self._hooked: dict[int, NamedModule] = {}
-        self._handles: list[RemovableHandle] = [
-            register_module_module_registration_hook(guard(self._on_module_added)),
-            register_optimizer_step_pre_hook(guard(before_step)),
-            register_optimizer_step_post_hook(guard(after_step)),
+        # torch holds these three for the whole process: through them a model that nobody else holds would never be freed.
+        self._global = [guard(self._on_module_added), guard(before_step), guard(after_step)]
+        added, before, after = map(_weakly, self._global)
+        handles = [
+            register_module_module_registration_hook(added),
+            register_optimizer_step_pre_hook(before),
+            register_optimizer_step_post_hook(after),
         ]
+        self._release = weakref.finalize(self, _remove, handles)
+        self._release.atexit = False
+        self._handles: list[RemovableHandle] = []
         self._attach(named_modules(self.root))
 
     def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._release()
+        _remove(self._handles)
         self._hooked.clear()
 
     def _attach(self, modules: dict[int, NamedModule]) -> None:
@@ -86,6 +92,22 @@ class _Hook:
 
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
         return _inert_hook, ()  # copy.deepcopy asks here too
+
+
+def _weakly(function: Callable[..., None]) -> Callable[..., None]:
+    reference = weakref.ref(function)
+
+    def call(*args: Any) -> None:
+        held = reference()
+        if held is not None:
+            held(*args)
+
+    return call
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    while handles:
+        handles.pop().remove()
 
 
 def _inert(*args: Any) -> None:

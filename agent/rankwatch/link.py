@@ -107,6 +107,7 @@ class Link:
         self._aborted = threading.Event()
         self._acknowledged = threading.Event()  # the spool is empty
         self._stop = False
+        self._released = False
         self._pid = os.getpid()
 
         self._sent = 0
@@ -164,6 +165,11 @@ class Link:
         self._wake()
         self._thread.join(FAREWELL_TIMEOUT)
 
+    def release(self) -> None:
+        """Ends the link in its own time, from wherever a garbage collection may run: takes no lock, waits for nothing."""
+        self._released = True
+        self._wake()
+
     def _append(self, make: Callable[[int], wire.Batch | wire.Tripped | wire.Bye], table: FrameTable | None = None) -> None:
         with self._lock:
             self._seq += 1
@@ -203,6 +209,9 @@ class Link:
                     socket.close(0)
                     socket = dealer(context, self._connection)
                 self._turn(socket)
+                if self._released and not self._stop:
+                    self._append(lambda seq: wire.Bye(seq, "finished", ""))
+                    self._stop = True
             self._send_spool(socket)
         except Exception:
             log.exception("the link to the collector ended by an error of its own; the training goes on without it")

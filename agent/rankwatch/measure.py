@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -81,10 +83,18 @@ def _widened(values: Tensor) -> Tensor:
         raise Unmeasurable(str(error)) from None
 
 
-def count_non_finite(tensor: Tensor) -> tuple[tuple[int, ...], int, int, int]:
-    """Shape, number of elements, nans and infs of a tensor (of its local shard); slow, for after a trip."""
-    values = local(tensor)
+class Counts(NamedTuple):
+    """The shape of a tensor (of its local shard) and how many of its elements are not finite."""
+
+    shape: tuple[int, ...]
+    numel: int
+    nans: int
+    infs: int
+
+
+def count_non_finite(value: Tensor | float) -> Counts:
+    """Counts in several passes and with host syncs: for after a trip."""
+    values = local(value) if isinstance(value, Tensor) else torch.tensor(value)
     if values.dtype.is_floating_point and values.dtype not in _SIXTEEN_BIT_OR_MORE:
         values = values.to(torch.float32)
-    shape, numel = tuple(values.shape), values.numel()
-    return shape, numel, int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
+    return Counts(tuple(values.shape), values.numel(), int(torch.isnan(values).sum()), int(torch.isinf(values).sum()))

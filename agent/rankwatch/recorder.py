@@ -30,7 +30,11 @@ class Ingredient(NamedTuple):
 
 def ingredients(module: nn.Module, args: Any, kwargs: Any, output: Any) -> list[Ingredient]:
     """What a frame measures, in the order it is printed: parameters, floating buffers, inputs, outputs."""
-    found = [Ingredient(Kind.PARAMETER, name, value) for name, value in module._parameters.items() if value is not None]
+    parameters: dict[int, Ingredient] = {}  # one that has two names here is measured under the first
+    for name, value in module._parameters.items():
+        if value is not None:
+            parameters.setdefault(id(value), Ingredient(Kind.PARAMETER, name, value))
+    found = list(parameters.values())
     found += [
         Ingredient(Kind.BUFFER, name, value)
         for name, value in module._buffers.items()
@@ -43,8 +47,11 @@ def ingredients(module: nn.Module, args: Any, kwargs: Any, output: Any) -> list[
 
 def inputs(args: Any, kwargs: Any) -> Iterator[Ingredient]:
     """The positional and keyword inputs of a call: ``input[0]``, ``input[attention_mask]``."""
-    for label, value in (*leaves(args, "input"), *leaves(kwargs, "input")):
-        yield Ingredient(Kind.INPUT, label, value)
+    for kind, named in ((Kind.INPUT, enumerate(args)), (Kind.KEYWORD, kwargs.items())):
+        for name, value in named:
+            label = f"input[{name}]"
+            for path, leaf in leaves(value, label) or [(label, value)]:
+                yield Ingredient(kind, path, leaf)
 
 
 class Recorder:
@@ -94,13 +101,13 @@ class Recorder:
         if dtype is None:
             dtype = self._dtypes[value.dtype] = dtype_name(value.dtype)
         state = None if value.dtype.is_floating_point or value.dtype.is_complex else State.NOT_FLOAT
-        # Inference tensors do not count their changes: each is measured anew.
-        version = -1 if value.is_inference() else value._version
-        seen = self._seen.get(id(value))
-        if seen is not None and seen.tensor() is value and seen.version == version >= 0:
-            return _Taken(dtype, state, seen.cell, None)
         try:
             values = local(value)
+            # Inference tensors do not count their changes: each is measured anew.
+            change = None if value.is_inference() else (value._version, values.data_ptr())
+            seen = self._seen.get(id(value))
+            if change is not None and seen is not None and seen.tensor() is value and seen.change == change:
+                return _Taken(dtype, state, seen.cell, None)
             if values.numel() == 0:
                 return _Taken(dtype, State.EMPTY, [0.0, 0.0], None)
             written = self._tape.write(values)
@@ -108,7 +115,7 @@ class Recorder:
             log.debug("cannot measure a %s tensor: %s", dtype, error)
             return _Taken(dtype, State.UNMATERIALISED, [0.0, 0.0], None)
         cell = [0.0, 0.0]
-        self._seen[id(value)] = _Seen(ref(value), version, cell)
+        self._seen[id(value)] = _Seen(ref(value), change, cell)
         return _Taken(dtype, state, cell, written)
 
     def _spec(self, named: NamedModule, readings: list[Reading]) -> FrameSpec:
@@ -129,10 +136,14 @@ class Recorder:
 
 
 class _Seen(NamedTuple):
-    """A tensor measured in this batch: valid while the tensor lives and its version counter stands still."""
+    """A tensor measured in this batch: valid while it lives and neither its version counter nor its address changes.
+
+    ``x.data.mul_()`` changes neither: a tensor changed so between two modules shows its old figures in the second. The frame
+    that trips is measured anew.
+    """
 
     tensor: ReferenceType[Tensor]
-    version: int
+    change: tuple[int, int] | None
     cell: list[float]
 
 

@@ -34,12 +34,13 @@ def format_trace(frames: Iterable[Frame]) -> str:
 
 
 def format_dump(frames: Sequence[Frame]) -> str:
-    """The ring of last frames of a detection, with the four empty lines that end it there."""
-    where = f"during batch_number={frames[-1].position.batch}"
-    if frames[-1].position.eval:
-        where = f"during eval {frames[-1].position.eval} after batch_number={frames[-1].position.batch}"
+    """The ring of last frames of a detection, with the three empty lines that end it there."""
+    batch, evaluation, _ = frames[-1].position
+    where = (
+        f"during batch_number={batch}" if batch >= 0 and not evaluation else f"in {describe_position(frames[-1].position)}"
+    )
     head = f"\nDetected inf/nan {where}\nLast {len(frames)} forward frames:\n{_COLUMNS}\n"
-    return head + format_trace(frames) + "\n" * 5
+    return head + format_trace(frames) + "\n" * 4
 
 
 def format_head(title: str, fields: Iterable[tuple[str, str]]) -> str:
@@ -55,18 +56,17 @@ def format_head(title: str, fields: Iterable[tuple[str, str]]) -> str:
 def describe_trip(rank: str, trip: Trip, frames_in_batch: int | None = None) -> str:
     """The culprit in two lines, for the head of a report."""
     of = "" if frames_in_batch is None else f" of {frames_in_batch}"
-    aliases = f", also {', '.join(trip.frame.spec.aliases)}" if trip.frame.spec.aliases else ""
     return (
         f"{rank}, {describe_position(trip.position)} (optimizer step {trip.optimizer_step}), "
         f"frame {trip.position.frame}{of}\n"
-        f"{describe_module(trip.frame.spec)}{aliases}, {trip.culprit.label}: {trip.culprit.state.name.lower()}"
+        f"{describe_module(trip.frame.spec)}, {trip.culprit.label}: {trip.culprit.state.name.lower()}"
     )
 
 
 def describe_position(position: Position) -> str:
     """The batch in words: ``batch 149``, or ``eval 2 after batch 149``."""
     if not position.eval:
-        return f"batch {position.batch}" if position.batch >= 0 else "before the first batch"
+        return f"batch {position.batch}" if position.batch >= 0 else "calls before the first batch"
     return f"eval {position.eval} " + (f"after batch {position.batch}" if position.batch >= 0 else "before the first batch")
 
 
@@ -84,4 +84,5 @@ def describe_rank(rank: int, world_size: int, host: str, local_rank: int) -> str
 
 
 def _batch_name(position: Position) -> str:
-    return describe_position(position) if position.eval else f"batch number={position.batch}"
+    is_batch = position.batch >= 0 and not position.eval
+    return f"batch number={position.batch}" if is_batch else describe_position(position)

@@ -14,8 +14,9 @@ class Policy(str, enum.Enum):
     """Which non-finite readings trip.
 
     FIRST (the default): outputs, own parameters and marked tensors; a non-finite input or buffer (an additive ``-inf``
-    attention mask, say) is evidence, but healthy. STRICT: any parameter, input, output or marked tensor, as the Hugging Face
-    detector does, and a nan in a buffer. OFF: nothing; readings are only recorded.
+    attention mask, say) is evidence, but healthy. STRICT: positional inputs too, as the Hugging Face detector does, and a
+    nan in a buffer or keyword input, which that detector does not look at (an inf there is mostly a mask, and torch's own
+    transformer layers pass theirs by keyword). OFF: nothing; readings are only recorded.
     """
 
     FIRST = "first"
@@ -39,9 +40,10 @@ class Cause(str, enum.Enum):
 
 
 _NON_FINITE = (State.INF, State.NAN)
+_INPUTS = (Kind.INPUT, Kind.KEYWORD)
 _TRIPPING: dict[Policy, dict[Kind, tuple[State, ...]]] = {
     Policy.FIRST: {Kind.PARAMETER: _NON_FINITE, Kind.OUTPUT: _NON_FINITE, Kind.MARKED: _NON_FINITE},
-    Policy.STRICT: {kind: _NON_FINITE for kind in Kind} | {Kind.BUFFER: (State.NAN,)},
+    Policy.STRICT: {kind: _NON_FINITE for kind in Kind} | {Kind.BUFFER: (State.NAN,), Kind.KEYWORD: (State.NAN,)},
     Policy.OFF: {},
 }
 
@@ -112,7 +114,7 @@ def classify(trip: Trip) -> tuple[Cause, str]:
     weights = [r for r in readings if r.kind is Kind.PARAMETER and r.state in _NON_FINITE]
     if weights:
         return Cause.WEIGHT, _weight_evidence(weights[0], trip)
-    inputs = [r for r in readings if r.kind is Kind.INPUT]
+    inputs = [r for r in readings if r.kind in _INPUTS]
     suspects = [r for r in inputs if r.state in _NON_FINITE and not _tolerated(r, trip)]
     if suspects or trip.culprit.kind is Kind.MARKED:
         return _inherited(suspects[0] if suspects else trip.culprit, trip)
@@ -149,7 +151,7 @@ def _inherited(suspect: Reading, trip: Trip) -> tuple[Cause, str]:
 
 def _tolerated(suspect: Reading, trip: Trip) -> bool:
     """Whether the same non-finite input went harmlessly through a module of this class before (a ``-inf`` mask does)."""
-    if trip.culprit.kind is Kind.INPUT:
+    if trip.culprit.kind in _INPUTS:
         return False
     frame = trip.frame
     return any(
@@ -157,7 +159,7 @@ def _tolerated(suspect: Reading, trip: Trip) -> bool:
         for earlier in trip.frames[:-1]
         if earlier.spec.module_class == frame.spec.module_class and not _bad_outputs(earlier)
         for reading in earlier.readings
-        if reading.kind is Kind.INPUT
+        if reading.kind in _INPUTS
     )
 
 
@@ -181,5 +183,6 @@ def _nearness(inputs: Sequence[Reading]) -> str:
 
 
 def describe_module(spec: FrameSpec) -> str:
-    """The module as reports name it: qualified name (the root has none) and class."""
-    return f"{spec.module or '(root)'} ({spec.module_class})"
+    """The module as reports name it: qualified name (the root has none), class, and the other names of a shared module."""
+    aliases = f", also {', '.join(spec.aliases)}" if spec.aliases else ""
+    return f"{spec.module or '(root)'} ({spec.module_class}{aliases})"

@@ -30,15 +30,16 @@ def _collect(value: Any, label: str, found: list[tuple[str, Any]], depth: int) -
 
 
 def _children(value: Any, label: str) -> Iterator[tuple[str, Any]] | None:
-    """The labelled parts of a container; None for a leaf. transformers' ModelOutput is both a mapping and a dataclass."""
-    if isinstance(value, (tuple, list)):
-        names = getattr(value, "_fields", None)
-        if names is not None:
-            return ((f"{label}.{name}", part) for name, part in zip(names, value, strict=False))
+    """The labelled parts of a container; None for a leaf, which an empty list or mapping is as well.
+
+    transformers' ModelOutput is both a mapping and a dataclass. Named tuples are numbered, as the Hugging Face detector
+    does it.
+    """
+    if isinstance(value, tuple) or (isinstance(value, list) and value):
         return ((f"{label}[{index}]", part) for index, part in enumerate(value))
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and value:
         dotted = dataclasses.is_dataclass(value)
         return ((f"{label}.{key}" if dotted else f"{label}[{key}]", part) for key, part in value.items())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
         return ((f"{label}.{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value))
     return None

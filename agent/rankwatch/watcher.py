@@ -2,61 +2,60 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import sys
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import connection as connections
 from . import wire
 from .abort import Deadline, say, write_error_file
 from .config import Config, resolve
-from .detector import Detector
+from .detector import Detector, Finding
 from .errors import BatchLimitReached, OverflowDetected, TrainingAborted, UsageError
-from .frame import BatchSummary, Frame, FrameTable, Position, Reading
-from .identity import Identity, identify
+from .frame import NOWHERE, BatchSummary, Frame, FrameTable, Position
+from .identity import identify
 from .link import Link
+from .mark import emit
+from .modules import unwrap
+from .registry import forget, open_watches, remember
 from .text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
 from .trip import Policy, Trip, classify
 
 log = logging.getLogger(__name__)
 
-_open: list[Watch] = []
-"""The watches of this process that are not closed."""
-
 
 class Watch:
     """A watched model; made by ``watch``. A context manager: leaving it closes it."""
 
-    _style: dict[str, bool] = {}
+    _counts_all = False
+    _judges_traced = True
 
     def __init__(self, model: nn.Module, config: Config) -> None:
         if not isinstance(model, nn.Module):
             raise UsageError(f"watch() takes a torch.nn.Module, not {type(model).__name__}")
         self._identity = identify()
-        self._pid = os.getpid()
+        self._name = describe_rank(
+            self._identity.rank, self._identity.world_size, self._identity.host, self._identity.local_rank
+        )
+        self._closed = False
         self._reason = ""
         """Why the collector told this rank to stop; empty while it has not."""
-        self._trip_time = 0.0
+        self._culprit_time = 0.0
         self._is_culprit = False
-        self._closed = False
-        self._detector = Detector(model, config, self, **self._style)
-        if any(other._detector.root is self._detector.root for other in _open):
-            self._detector.remove()
-            raise UsageError("this model is watched already: close() the first watch before a second one")
+        self._take_over(unwrap(model))
         self._link: Link | None = None
+        self._detector = Detector(model, config, self, count_all=self._counts_all, judge_traced=self._judges_traced)
         try:
             self._link = self._connect(config.connection, model)
         except BaseException:
             self._detector.remove()
             raise
-        _remember(self)
+        remember(self)
 
     @property
     def is_connected(self) -> bool:
@@ -67,6 +66,11 @@ class Watch:
         """Takes the hooks off the model and says goodbye to the collector. Closing twice does nothing."""
         self._finish("aborted" if self._reason else "finished")
 
+    def mark(self, tensor: Tensor, label: str) -> None:
+        """Records a tensor as ``detect_overflow`` does, if the calling thread is inside this watch's forward."""
+        if self._detector.is_inside():
+            self._detector.mark(tensor, label)
+
     def __enter__(self) -> Watch:
         return self
 
@@ -74,7 +78,21 @@ class Watch:
         if error is None:
             self.close()
         else:
-            self._end_by(error)
+            self.end_by(error)
+
+    def end_by(self, error: BaseException) -> None:
+        """Closes, as the training ends by this exception: says so, and why, before the traceback is printed."""
+        if isinstance(error, BatchLimitReached):
+            self._finish("limit", str(error))
+        elif isinstance(error, SystemExit) and error.code in (None, 0):
+            self.close()
+        elif self._reason or isinstance(error, TrainingAborted):
+            if self._reason and not isinstance(error, TrainingAborted):
+                say(f"{self._name}: {self._reason}; the {type(error).__name__} here only follows from it")
+            self._write_error_file()  # torch's own @record has put the exception there
+            self._finish("aborted")
+        else:
+            self._finish("failed", f"{type(error).__name__}: {error}")
 
     # --- the detector's observer, in the training thread --------------------------------------------------------------
 
@@ -83,105 +101,101 @@ class Watch:
             self._link.send_batch(table, summary)
 
     def on_trace(self, frames: list[Frame]) -> None:
-        _print(self._prefix() + format_trace(frames) + "\n")
+        emit(self._heading() + format_trace(frames) + "\n")
 
-    def on_trip(self, trip: Trip, tripping: list[Reading]) -> TrainingAborted:
-        self._trip_time = trip.time
+    def on_trip(self, trip: Trip, findings: list[Finding]) -> TrainingAborted:
         if self._link is not None and self._link.send_trip(trip):
             return self._exception()
-        self._report_alone(trip, tripping)
-        culprit = describe_culprit(self._rank(), trip)
+        self._report_alone(trip, findings)
+        culprit = describe_culprit(self._name, trip)
         write_error_file(culprit, trip.time, is_culprit=True)
         return OverflowDetected(culprit)
 
     def on_limit(self, batch: int) -> TrainingAborted:
         return BatchLimitReached(f"stopped after batch {batch}, as abort_after_batch_num={batch} asked for")
 
-    def _report_alone(self, trip: Trip, tripping: list[Reading]) -> None:
+    def _report_alone(self, trip: Trip, findings: list[Finding]) -> None:
         """What a person sees of a trip when there is no collector to print the report."""
         cause, evidence = classify(trip)
         why = "no collector in reach" if self._link is not None else "no collector configured"
-        head = format_head(
-            "first overflow of this process",
-            [
-                ("culprit", describe_trip(self._rank(), trip)),
-                ("cause", f"{cause.value}: {evidence}"),
-                ("certainty", f"this rank alone: {why}"),
-            ],
-        )
-        _print(head + format_dump(trip.frames))
+        fields = [
+            ("culprit", describe_trip(self._name, trip)),
+            ("cause", f"{cause.value}: {evidence}"),
+            ("certainty", f"this rank alone: {why}"),
+        ]
+        emit(format_head("first overflow of this process", fields) + format_dump(trip.frames))
 
-    # --- the link's thread --------------------------------------------------------------------------------------------
+    def _heading(self) -> str:
+        return f"\n{self._name}:" if self._identity.world_size > 1 else ""
 
-    def _on_abort(self, abort: wire.Abort) -> None:
-        self._is_culprit = abort.rank == self._identity.rank
-        self._reason = abort.reason
-        self._trip_time = abort.time
-        self._detector.abort = self._exception
-        self._write_error_file()
-        Deadline(f"{self._rank()}: {abort.reason}", abort.grace).start()
-
-    # --- the end ------------------------------------------------------------------------------------------------------
-
-    def _end_by(self, error: BaseException) -> None:
-        """The training of this rank ends by an exception: says so, and why, before the traceback does."""
-        if isinstance(error, BatchLimitReached):
-            self._finish("limit", str(error))
-        elif isinstance(error, SystemExit) and error.code in (None, 0):
-            self.close()
-        elif self._reason or isinstance(error, TrainingAborted):
-            if self._reason and not isinstance(error, TrainingAborted):
-                say(f"{self._rank()}: {self._reason}; the {type(error).__name__} here only follows from it")
-            self._write_error_file()  # torch's own @record has put the exception there
-            self._finish("aborted")
-        else:
-            self._finish("failed", f"{type(error).__name__}: {error}")
-
-    def _finish(self, outcome: str, text: str = "") -> None:
-        if self._closed or os.getpid() != self._pid:
-            return
-        self._closed = True
-        self._detector.remove()
-        _forget(self)
-        if self._link is not None:
-            self._link.close(outcome, text)
-
-    def _write_error_file(self) -> None:
-        if self._reason:
-            write_error_file(self._reason, self._trip_time, is_culprit=self._is_culprit)
-
-    def _exception(self) -> TrainingAborted:
-        return (OverflowDetected if self._is_culprit else TrainingAborted)(self._reason)
-
-    # --- small things -------------------------------------------------------------------------------------------------
+    # --- the link, and what its thread calls --------------------------------------------------------------------------
 
     def _connect(self, source: str | None, model: nn.Module) -> Link | None:
         if source is None:
             return None
+        me = weakref.ref(self)  # the thread must not keep a model alive that nobody trains any more
+
+        def progress() -> tuple[Position, str]:
+            watch = me()
+            return (watch._detector.progress, watch._detector.phase) if watch is not None else (NOWHERE, "idle")
+
+        def on_abort(abort: wire.Abort) -> None:
+            watch = me()
+            if watch is not None:
+                watch._on_abort(abort)
+
+        parameter = next(model.parameters(), None)
         link = Link(
             connections.read(source),
             self._identity,
-            progress=self._progress,
-            on_abort=self._on_abort,
-            device=_device(model),
+            progress=progress,
+            on_abort=on_abort,
+            device="none" if parameter is None else str(parameter.device),
             torch_version=torch.__version__,
         )
+        weakref.finalize(self, link.release).atexit = False
         if not link.start():
             log.warning(
                 "%s: no collector answers at the connection given; training goes on, and the background keeps trying",
-                self._rank(),
+                self._name,
             )
         return link
 
-    def _progress(self) -> tuple[Position, str]:
-        return self._detector.progress, self._detector.phase
+    def _on_abort(self, abort: wire.Abort) -> None:
+        self._is_culprit = abort.rank == self._identity.rank
+        self._culprit_time = abort.time
+        self._reason = abort.reason
+        self._detector.abort = self._exception
+        self._write_error_file()
+        Deadline(f"{self._name}: {abort.reason}", abort.grace).start()
 
-    def _rank(self) -> str:
-        who: Identity = self._identity
-        return describe_rank(who.rank, who.world_size, who.host, who.local_rank)
+    def _exception(self) -> TrainingAborted:
+        return (OverflowDetected if self._is_culprit else TrainingAborted)(self._reason)
 
-    def _prefix(self) -> str:
-        return f"\n{self._rank()}:" if self._identity.world_size > 1 else ""
+    def _write_error_file(self) -> None:
+        if self._reason:
+            write_error_file(self._reason, self._culprit_time, is_culprit=self._is_culprit)
+
+    # --- the beginning and the end ------------------------------------------------------------------------------------
+
+    def _take_over(self, root: nn.Module) -> None:
+        """Makes sure that nobody else watches this model."""
+        if any(other.root is root for other in open_watches()):
+            raise UsageError("this model is watched already: close() the first watch before a second one")
+
+    @property
+    def root(self) -> nn.Module:
+        """The watched module, out of its wrappers."""
+        return self._detector.root
+
+    def _finish(self, outcome: str, text: str = "") -> None:
+        if self._closed or os.getpid() != self._identity.pid:  # a forked child has the object, but neither thread nor say
+            return
+        self._closed = True
+        self._detector.remove()
+        forget(self)
+        if self._link is not None:
+            self._link.close(outcome, text)
 
 
 def watch(
@@ -222,63 +236,3 @@ def watch(
             connection=connection,
         ),
     )
-
-
-def detect_overflow(var: torch.Tensor, ctx: str) -> bool:
-    """Says whether ``var`` holds an inf or nan, and prints which as ``<ctx> has infs``; usable anywhere.
-
-    Inside a watched forward the tensor also becomes a frame named ``ctx``: it shows in traces and reports, and when it is not
-    finite it trips, under every policy but ``off``, at the next module's hook.
-    """
-    from .measure import count_non_finite
-
-    _, _, nans, infs = count_non_finite(var)
-    for count, what in ((nans, "nans"), (infs, "infs")):
-        if count:
-            _print(f"{ctx} has {what}\n")
-    for watching in _open:
-        if watching._detector.is_inside():
-            watching._detector.mark(var, ctx)
-    return bool(nans or infs)
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text)  # in one write, so that the ranks' texts do not mix
-    sys.stdout.flush()
-
-
-def _device(model: nn.Module) -> str:
-    parameter = next(model.parameters(), None)
-    return "none" if parameter is None else str(parameter.device)
-
-
-# --- watches that nobody closes: the process ends, well or by an exception --------------------------------------------
-
-_previous_excepthook: Callable[..., Any] | None = None
-
-
-def _remember(watching: Watch) -> None:
-    global _previous_excepthook
-    if _previous_excepthook is None:
-        _previous_excepthook = sys.excepthook
-        sys.excepthook = _excepthook
-        atexit.register(_close_all)
-    _open.append(watching)
-
-
-def _forget(watching: Watch) -> None:
-    if watching in _open:
-        _open.remove(watching)
-
-
-def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    try:
-        for watching in _open:
-            watching._end_by(error)
-    finally:
-        (_previous_excepthook or sys.__excepthook__)(kind, error, trace)
-
-
-def _close_all() -> None:
-    for watching in _open:
-        watching.close()

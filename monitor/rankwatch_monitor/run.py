@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rankwatch import wire
-from rankwatch.frame import FrameTable, Position
+from rankwatch.frame import NOWHERE, FrameTable, Position
 from rankwatch.text import describe_culprit, describe_position, describe_rank
 from rankwatch.trip import Trip
 
@@ -37,10 +37,6 @@ class Options:
     @property
     def lost_after(self) -> float:
         return 3 * self.heartbeat
-
-
-NOWHERE = Position(-1, 0, 0)
-"""Before the first batch."""
 
 
 @dataclass(slots=True)

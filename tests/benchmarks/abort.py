@@ -3,11 +3,12 @@
     python tests/benchmarks/abort.py [--runs 5] [--json FILE]
 
 Prints medians (and the range) over the runs, in milliseconds, of
-  TRIP to ABORT      in the collector, from TRIP received to the first ABORT sent
-  bad value to ABORT from the guilty frame on the rank to the first ABORT sent
-  bad value to ACKs  to the last rank's acknowledgement
-  bad value to exit  to the end of the last rank's process, its interpreter's own shutdown included
-for ranks that run on ("overflow") and for ranks that sit in a collective which never finishes ("stuck": the grace is 2 s).
+  TRIP to ABORT       in the collector, from TRIP received to the first ABORT sent
+  bad value to ABORT  from the guilty frame on the rank to the first ABORT sent
+  bad value to ACKs   to the last rank's acknowledgement
+  bad value to exit   to the end of the last rank's process, the interpreters' own shutdown included
+for ranks that run on ("overflow") and for ranks that sit in a collective which never finishes ("stuck"). "bare" is the same
+training without rankwatch in which one rank raises an exception: what torchrun and the interpreters take by themselves.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1]), *(str(Path(__file__).parents[2] / root) for root in ("agent", "monitor"))]
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
 
 from jobs import SCRIPTS, environment, torchrun
-
 from rankwatch.wire import Abort, Ack, Tripped
-from rankwatch_monitor import launcher
 from rankwatch_monitor.collector import Collector
 from rankwatch_monitor.effects import Effect, Send
 from rankwatch_monitor.ledger import Event, Received
 from rankwatch_monitor.run import Options
+from rankwatch_monitor.run_folder import RunsFolder
 
 GRACE = 2.0
 
@@ -81,28 +82,42 @@ def ranks_alive(marker: str) -> int:
     return alive
 
 
-def time_one(command: list[str]) -> Times:
+def time_one(command: list[str], folder: Path) -> Times:
+    """Runs the job once under a collector of its own."""
     Watched.times = times = Times()
     marker = uuid.uuid4().hex
-    ended = threading.Event()
+    collector = Watched(
+        listen="tcp://127.0.0.1:0",
+        connection_file=folder / "connection.json",
+        runs=RunsFolder(folder / "runs"),
+        options=Options(abort_grace=GRACE),
+        show=lambda report: None,
+    )
+    env = environment(
+        RANKWATCH_TEST_JOB=marker,
+        RANKWATCH_CONNECTION=str(folder / "connection.json"),
+        FAULT_TIME_FILE=str(folder / "fault"),
+    )
+    job = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def follow() -> None:
-        while not ended.wait(0.005):
-            if times.trip and not times.last_exit and not ranks_alive(marker):
-                times.last_exit = time.time()
+        pause = threading.Event()
+        while not times.bad_value:
+            pause.wait(0.005)
+            if (folder / "fault").exists():
+                times.bad_value = float((folder / "fault").read_text() or 0)
+        while ranks_alive(marker):
+            pause.wait(0.005)
+        times.last_exit = time.time()
+        job.wait()
+        collector.stop()
 
     follower = threading.Thread(target=follow)
     follower.start()
     try:
-        with tempfile.TemporaryDirectory() as runs:
-            launcher.run_command(
-                command,
-                runs_dir=Path(runs),
-                options=Options(abort_grace=GRACE),
-                environ=environment(RANKWATCH_TEST_JOB=marker),
-            )
+        collector.serve()
     finally:
-        ended.set()
+        collector.close()
         follower.join()
     return times
 
@@ -120,21 +135,24 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    launcher.Collector = Watched  # type: ignore[misc]
-    popen = subprocess.Popen
-    subprocess.Popen = lambda *a, **k: popen(*a, **k, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # type: ignore
-    launcher.sys = type("Quiet", (), {"stdout": open("/dev/null", "w"), "stderr": open("/dev/null", "w")})  # type: ignore
     jobs = {
+        "bare, 2 ranks": torchrun("train.py", "bare", ranks=2),
         "overflow, 2 ranks": torchrun("train.py", "overflow", ranks=2),
+        "bare, 4 ranks": torchrun("train.py", "bare", ranks=4),
         "overflow, 4 ranks": torchrun("train.py", "overflow", ranks=4),
         f"stuck, 4 ranks, grace {GRACE:g} s": [sys.executable, str(SCRIPTS / "two_nodes.py"), "stuck"],
     }
     results: dict[str, list[dict[str, float]]] = {}
     for name, command in jobs.items():
-        runs = [time_one(command) for _ in range(arguments.runs)]
+        runs = []
+        for _ in range(arguments.runs):
+            with tempfile.TemporaryDirectory() as folder:
+                runs.append(time_one(command, Path(folder)))
         results[name] = [asdict(times) for times in runs]
         print(f"{name} ({arguments.runs} runs, ms)", flush=True)
         for row, what in ROWS.items():
+            if name.startswith("bare") and row != "bad value to exit":
+                continue
             values = sorted(1000 * what(times) for times in runs)
             print(f"  {row:<20}{statistics.median(values):9.1f}   ({values[0]:.1f} to {values[-1]:.1f})", flush=True)
     if arguments.json:

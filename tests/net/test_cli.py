@@ -15,8 +15,8 @@ import pytest
 from jobs import RANKWATCH, environment
 from rankwatch_monitor.launcher import job_name
 
-
 _FIELDS = ("address", "server_public", "client_public", "client_secret", "job")
+_VERSION_7 = json.dumps({"rankwatch_connection": [7, 0]} | dict.fromkeys(_FIELDS, ""))
 
 
 def rankwatch(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -72,7 +72,7 @@ def test_an_unwritable_runs_dir(tmp_path: Path) -> None:
     ("text", "mode", "complaint"),
     [
         ("{}", 0o600, "is malformed"),
-        (json.dumps({"rankwatch_connection": [7, 0]} | dict.fromkeys(_FIELDS, "")), 0o600, "is of version 7, this rankwatch reads"),
+        (_VERSION_7, 0o600, "is of version 7, this rankwatch reads version 1"),
         ("{}", 0o644, "has mode 0644: others can read the keys in it"),
     ],
 )  # fmt: skip

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rankwatch.config import resolve
-from rankwatch.detector import Detector
+from rankwatch.detector import Detector, Finding
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
-from rankwatch.frame import BatchSummary, Frame, FrameTable, Kind, Position, Reading, State
+from rankwatch.frame import BatchSummary, Frame, FrameTable, Kind, Position, State
 from rankwatch.trip import Trip
 
 
@@ -30,7 +30,7 @@ class Notebook:
         self.batches: list[tuple[FrameTable, BatchSummary]] = []
         self.traces: list[list[Frame]] = []
         self.trips: list[Trip] = []
-        self.tripping: list[list[str]] = []
+        self.findings: list[list[Finding]] = []
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
         self.batches.append((table, summary))
@@ -38,9 +38,9 @@ class Notebook:
     def on_trace(self, frames: list[Frame]) -> None:
         self.traces.append(frames)
 
-    def on_trip(self, trip: Trip, tripping: list[Reading]) -> TrainingAborted:
+    def on_trip(self, trip: Trip, findings: list[Finding]) -> TrainingAborted:
         self.trips.append(trip)
-        self.tripping.append([reading.label for reading in tripping])
+        self.findings.append(findings)
         return OverflowDetected("tripped")
 
     def on_limit(self, batch: int) -> TrainingAborted:
@@ -365,7 +365,7 @@ def test_a_bad_weight_is_named_before_the_output_it_spoils() -> None:
     with pytest.raises(OverflowDetected):
         model(ones())
     assert notebook.trips[0].culprit.label == "weight"
-    assert notebook.tripping == [["weight", "output"]]
+    assert notebook.findings == [[Finding("weight", 1, 0), Finding("output", 3, 0)]]
 
 
 def test_an_inf_mask_trips_only_under_strict() -> None:
@@ -380,9 +380,10 @@ def test_an_inf_mask_trips_only_under_strict() -> None:
     model(ones(), mask)
     detector.remove()
     _, notebook = watched(model, policy="strict")
+    model(ones(), mask=mask)
     with pytest.raises(OverflowDetected):
-        model(ones(), mask=mask)
-    assert notebook.trips[0].culprit.label == "input[mask]"
+        model(ones(), mask)
+    assert notebook.trips[0].culprit.label == "input[1]"
 
 
 @pytest.mark.parametrize("options", [{"policy": "off"}, {"ignore": ["1"]}, {"ignore": ["1:output"]}])

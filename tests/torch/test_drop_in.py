@@ -199,14 +199,13 @@ def test_containers_are_opened(wrap: Callable[[Tensor], Any], label: str) -> Non
         pytest.param(lambda bad: (X, {"k": bad}), "input[scale][1][k]", id="nested"),
     ],
 )
-@pytest.mark.parametrize("value", [NAN, INF], ids=["nan", "inf"])
-def test_keyword_inputs_are_seen(wrap: Callable[[Tensor], Any], label: str, value: float) -> None:
-    bad = torch.full((2,), value)
+def test_keyword_inputs_are_seen(wrap: Callable[[Tensor], Any], label: str) -> None:
+    bad = torch.full((2,), NAN)
 
     def build() -> nn.Module:
         return Around(Calls(lambda x, scale: x), lambda inner, x: inner(x, scale=wrap(bad)))
 
-    assert_only_ours_sees(build, label, str(value))
+    assert_only_ours_sees(build, label)
 
 
 def test_buffers_are_seen() -> None:
@@ -422,7 +421,7 @@ def test_report_names_a_shared_module_by_all_its_names(capsys: pytest.CaptureFix
     with pytest.raises(OverflowDetected), watch(model := shared()):
         model(X * NAN)
 
-    assert "encoder (Linear), also decoder, output: nan" in capsys.readouterr().out
+    assert "encoder (Linear, also decoder), output: nan" in capsys.readouterr().out
 
 
 def test_drop_in_names_a_shared_module_by_all_its_names() -> None:

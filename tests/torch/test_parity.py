@@ -419,8 +419,8 @@ def test_parameter_that_a_module_has_twice() -> None:
     compare(Tied, lambda model: model(X), trace_batch_nums=[0])
 
 
-def test_weight_changed_through_data_between_two_calls() -> None:
-    """Code that updates a weight in its forward does so through ``.data``, which no version counter sees."""
+def test_weight_swapped_between_two_calls() -> None:
+    """No version counter sees it. (A change in place through ``.data`` is seen by nothing; see the recorder.)"""
 
     class Updating(nn.Module):
         def __init__(self) -> None:
@@ -429,7 +429,7 @@ def test_weight_changed_through_data_between_two_calls() -> None:
 
         def forward(self, x: Tensor) -> Any:
             x = self.inner(x)
-            self.inner.weight.data.mul_(2)
+            self.inner.weight.data = self.inner.weight.data * 2
             return self.inner(x)
 
     compare(Updating, lambda model: model(X), trace_batch_nums=[0])

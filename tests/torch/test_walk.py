@@ -38,10 +38,12 @@ class ModelOutput(OrderedDict[str, Any]):
         ("text", ["output"]),
         ((1, [2, (3,)]), ["output[0]", "output[1][0]", "output[1][1][0]"]),
         ({"past": [(1, 2)]}, ["output[past][0][0]", "output[past][0][1]"]),
-        (Pair(1, 2), ["output.left", "output.right"]),
+        (Pair(1, 2), ["output[0]", "output[1]"]),
         (Record(1), ["output.hidden", "output.cache"]),
         (ModelOutput(logits=1), ["output.logits"]),
         ((), []),
+        ([], ["output"]),
+        ({"past": {}}, ["output[past]"]),
         (Record, ["output"]),
     ],
 )

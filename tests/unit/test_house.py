@@ -18,7 +18,7 @@ SHARED = ["errors", "frame", "trip", "text", "wire", "identity", "config", "conn
 ORDER = [
     *("errors", "frame", "trip", "text", "wire", "config", "connection", "sockets", "identity"),
     *("measure", "tape", "walk", "modules", "recorder", "batch", "hooks", "detector", "link", "abort"),
-    *("watcher", "drop_in", "demo"),
+    *("registry", "mark", "watcher", "drop_in", "demo"),
 ]
 """Imports inside the agent point to the left."""
 

@@ -30,12 +30,10 @@ def _render_ending(report: Report) -> str:
     if report.outcome is Outcome.FINISHED:
         return f"rankwatch: run {report.run} finished: {_ranks(report)}, {batches}, no inf or nan\n"
     fields = [("reason", report.reason)]
-    fields += [
-        ("failed", f"{_name(report, row.rank)}: {row.farewell}") for row in report.ranks if row.state is RankState.FAILED
-    ]
-    lost = [row.rank for row in report.ranks if row.state is RankState.LOST]
-    if lost:
-        fields.append(("lost", name_ranks(lost)))
+    for label, state in (("failed", RankState.FAILED), ("lost", RankState.LOST)):
+        ranks = [row.rank for row in report.ranks if row.state is state]
+        if ranks:
+            fields.append((label, name_ranks(ranks)))
     fields.append(("batches", str(report.batches)))
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
@@ -69,10 +67,13 @@ def _certainty(verdict: Verdict) -> str:
 
 
 def _acknowledgements(report: Report) -> str:
-    connected = [row for row in report.ranks if row.state is not RankState.MISSING]
-    count = sum(row.acknowledged for row in connected)
-    when = f" in {report.acknowledged_in:.2f} s" if report.acknowledged_in is not None and count else ""
-    return f"{count} of {report.world_size} ranks acknowledged{when}"
+    others = [row for row in report.ranks if row.state not in (RankState.FAILED, RankState.LOST)]
+    count = sum(row.acknowledged for row in others)
+    when = ""
+    if report.acknowledged_in is not None and count:
+        when = f" in {report.acknowledged_in:.2f} s" if report.acknowledged_in >= 0.01 else " in under 0.01 s"
+    which = "" if len(others) == report.world_size else "other "
+    return f"{count} of {len(others)} {which}ranks acknowledged{when}"
 
 
 def _ranks(report: Report) -> str:

@@ -6,6 +6,9 @@ import os
 import signal
 import sys
 import threading
+import time
+from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -116,6 +119,12 @@ class Job:
         if batch == FAULT_AT and self.rank == FAULTY_RANK:
             raise KeyError("a bug of the user's own")
 
+    def bare(self, batch: int) -> None:
+        """Without rankwatch: what an ordinary exception costs."""
+        if batch == FAULT_AT and self.rank == FAULTY_RANK:
+            Path(os.environ["FAULT_TIME_FILE"]).write_text(str(time.time()))
+            raise KeyError("a bug of the user's own")
+
     def killed(self, batch: int) -> None:
         if batch == FAULT_AT and self.rank == FAULTY_RANK:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -149,7 +158,7 @@ class Job:
         if scenario == "stuck":
             self.pair = dist.new_group([0, 1])
         prepare = getattr(self, scenario)
-        with rankwatch.watch(self.wrapped):
+        with nullcontext() if scenario == "bare" else rankwatch.watch(self.wrapped):
             for batch in range(BATCHES):
                 prepare(batch)
                 self.step(batch)

@@ -1,0 +1,36 @@
+"""``detect_overflow``: tensors that a user points at, inside or outside of a watched forward."""
+
+from __future__ import annotations
+
+import sys
+
+from torch import Tensor
+
+from .detector import Finding
+from .measure import count_non_finite
+from .registry import open_watches
+
+
+def detect_overflow(var: Tensor, ctx: str) -> bool:
+    """Says whether ``var`` holds an inf or nan, and prints which as ``<ctx> has infs``; usable anywhere.
+
+    Inside a watched forward the tensor also becomes a frame labelled ``ctx``: it shows in traces and reports, and when it is
+    not finite it trips, under every policy but ``off``, at the next module's hook.
+    """
+    counts = count_non_finite(var)
+    emit(describe_finding(Finding(ctx, counts.nans, counts.infs)))
+    for watch in open_watches():
+        watch.mark(var, ctx)
+    return bool(counts.nans or counts.infs)
+
+
+def describe_finding(finding: Finding) -> str:
+    """What the Hugging Face detector prints of a tensor that is not finite; nothing of one that is."""
+    found = (("nans", finding.nans), ("infs", finding.infs))
+    return "".join(f"{finding.label} has {what}\n" for what, count in found if count)
+
+
+def emit(text: str) -> None:
+    """Prints in one write, so that the texts of several ranks do not mix."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
