@@ -1,0 +1,79 @@
+"""The long-lived collector with real jobs: several at once, and none in the way of another."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jobs import RANKWATCH, environment, torchrun
+
+pytestmark = pytest.mark.e2e
+
+
+def test_two_jobs_at_once(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    with subprocess.Popen(
+        [*RANKWATCH, "collector", "--listen", "tcp://127.0.0.1:0", "--runs-dir", str(runs)],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as daemon:  # fmt: skip
+        assert daemon.stderr is not None
+        assert "collecting on" in daemon.stderr.readline()
+        jobs = {
+            name: subprocess.Popen(
+                torchrun("train.py", scenario),
+                env=environment(RANKWATCH_CONNECTION=str(runs / "connection.json"), RANKWATCH_JOB=name),
+                stderr=subprocess.PIPE, text=True,
+            )
+            for name, scenario in (("bad", "overflow"), ("good", "healthy"))
+        }  # fmt: skip
+        errors = {name: job.communicate(timeout=120)[1] for name, job in jobs.items()}
+        assert {name: job.returncode for name, job in jobs.items()} == {"bad": 1, "good": 0}, errors
+        daemon.send_signal(signal.SIGTERM)
+        out, _ = daemon.communicate(timeout=30)
+    assert daemon.returncode == 0
+    reports = {name: json.loads((runs / f"{name}-0" / "report.json").read_text()) for name in jobs}
+    assert {name: report["outcome"] for name, report in reports.items()} == {"bad": "aborted", "good": "finished"}
+    assert reports["bad"]["verdict"]["module"] == "blocks.2.square"
+    # The daemon's stdout is the reports.
+    assert (runs / "bad-0" / "report.txt").read_text() in out
+    assert (runs / "good-0" / "report.txt").read_text() in out
+    assert not (runs / "connection.json").exists()
+
+
+def test_a_training_goes_on_without_its_collector(tmp_path: Path) -> None:
+    """The connection file is there, the collector is not: one warning, and a local report should a frame go bad."""
+    runs = tmp_path / "runs"
+    with subprocess.Popen(
+        [*RANKWATCH, "collector", "--listen", "tcp://127.0.0.1:0", "--runs-dir", str(runs)],
+        env=environment(), stderr=subprocess.PIPE, text=True,
+    ) as daemon:  # fmt: skip
+        assert daemon.stderr is not None
+        daemon.stderr.readline()
+        daemon.kill()
+    connection = {"RANKWATCH_CONNECTION": str(runs / "connection.json")}
+    healthy = subprocess.run(
+        torchrun("train.py", "healthy"),
+        env=environment(**connection),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert healthy.returncode == 0
+    assert healthy.stderr.count("no collector answers at the connection given; training goes on") == 2
+    bad = subprocess.run(
+        torchrun("train.py", "overflow"),
+        env=environment(**connection),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert bad.returncode == 1
+    assert "rankwatch: first overflow of this process\n  culprit    rank 1 of 2" in bad.stdout
+    assert "certainty  this rank alone: no collector in reach" in bad.stdout
+    assert "blocks.2.square (Square), output: inf" in bad.stderr.rpartition("Root Cause")[2]
