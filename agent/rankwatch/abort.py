@@ -60,9 +60,11 @@ class Deadline:
 
     def _wait(self) -> None:
         threading.Event().wait(self._grace)
-        say(f"{self._reason}; this rank did not come back within {self._grace:g} s and is ended")
-        _abort_process_groups()
-        os._exit(EXIT_ABORTED)
+        try:
+            say(f"{self._reason}; this rank did not come back within {self._grace:g} s and is ended")
+            _abort_process_groups()
+        finally:
+            os._exit(EXIT_ABORTED)
 
 
 def _abort_process_groups() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
 
 from .connection import Connection
 from .errors import AddressError
@@ -16,6 +17,10 @@ from .wire import MAX_MESSAGE_BYTES
 SEND_HIGH_WATER = 1000
 RECEIVE_HIGH_WATER = 10_000
 MAX_PEERS = 65_536
+
+PING_INTERVAL, PING_TIMEOUT = 1000, 5000
+"""Milliseconds. ZeroMQ's own threads ping and answer, whatever Python does: a host that is cut off, or a process that is
+stopped, loses its connection after the timeout; one that merely holds the interpreter for a minute does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ def router(context: zmq.Context[zmq.Socket[bytes]], listen: str, server: KeyPair
     socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.BACKLOG, 4096)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, PING_INTERVAL)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, PING_TIMEOUT)
     socket.curve_server = True
     socket.curve_secretkey = server.secret.encode()
     socket.curve_publickey = server.public.encode()
@@ -84,6 +91,30 @@ def router(context: zmq.Context[zmq.Socket[bytes]], listen: str, server: KeyPair
     bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
     reachable = stdlib_socket.gethostname() if host in ("*", "0.0.0.0") else host
     return socket, f"tcp://{reachable}:{bound}"
+
+
+def watch_disconnections(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """A socket that becomes readable when a connection of ``socket`` ends; see ``next_disconnection``."""
+    return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+
+def next_disconnection(monitor: zmq.Socket[bytes]) -> int | None:
+    """The file descriptor of a connection that has ended; None when there is no more to tell."""
+    try:
+        return int(recv_monitor_message(monitor, zmq.NOBLOCK)["value"])
+    except zmq.Again:
+        return None
+
+
+def receive(socket: zmq.Socket[bytes]) -> tuple[bytes, int, list[bytes]] | None:
+    """The next message of a ROUTER: its peer, the file descriptor it came over, its parts; None when there is none."""
+    try:
+        peer, *parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    # libzmq calls SRCFD deprecated, and has nothing else that tells which peer a connection was.
+    descriptor = int(parts[-1].get(zmq.SRCFD)) if parts else -1
+    return peer.bytes, descriptor, [part.bytes for part in parts]
 
 
 def _split(listen: str) -> tuple[str, int]:

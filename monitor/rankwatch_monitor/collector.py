@@ -20,7 +20,7 @@ from rankwatch.connection import Connection
 from rankwatch.errors import ConnectionFileError, ProtocolError
 
 from .effects import Effect, Note, OpenRun, Publish, RecordTrace, Send
-from .ledger import Event, JobEnded, Ledger, Malformed, Received, Tick
+from .ledger import Disconnected, Event, JobEnded, Ledger, Malformed, Received, Tick
 from .report import text
 from .report.data import Report
 from .run import Options
@@ -67,6 +67,8 @@ class Collector:
         self._runs = runs
         self._show = show
         self._stop = threading.Event()
+        self._connections: dict[int, bytes] = {}
+        """The peer behind each connection's file descriptor."""
         self._job_ended: JobEnded | None = None
         self.ledger = Ledger(options, runs.taken())
         self._connection_file = connection_file
@@ -79,6 +81,7 @@ class Collector:
         try:
             wanted = listen or (known[0] if known else DEFAULT_LISTEN)
             self._socket, self.address = sockets.router(self._context, wanted, server)
+            self._monitor = sockets.watch_disconnections(self._socket)
             self.connection = Connection(self.address, server.public, client.public, client.secret, job)
             listening = f"{wanted.rpartition(':')[0]}:{self.address.rpartition(':')[2]}"
             connections.write_private(self._key_file, f"{server.secret}\n{listening}\n")
@@ -107,6 +110,7 @@ class Collector:
     def close(self) -> None:
         """Closes the socket and takes the connection file away."""
         if hasattr(self, "_socket"):
+            self._socket.disable_monitor()
             self._socket.close(0)
             for path in (self._connection_file, self._key_file):
                 with suppress(OSError):
@@ -131,10 +135,11 @@ class Collector:
 
     def _drain(self) -> None:
         for _ in range(BURST):
-            try:
-                peer, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+            received = sockets.receive(self._socket)
+            if received is None:
+                break
+            peer, descriptor, parts = received
+            self._connections[descriptor] = peer
             try:
                 if len(parts) != 1:
                     raise ProtocolError(f"a message of {len(parts)} parts instead of one")
@@ -143,6 +148,9 @@ class Collector:
                 self._perform(Malformed(peer, str(error)))
             else:
                 self._perform(Received(peer, message))
+        while (ended := sockets.next_disconnection(self._monitor)) is not None:
+            if ended in self._connections:
+                self._perform(Disconnected(self._connections.pop(ended)))
 
     def _perform(self, event: Event) -> None:
         self._do(self.ledger.handle(event, time.monotonic()))

@@ -33,6 +33,13 @@ class Malformed:
 
 
 @dataclass(frozen=True, slots=True)
+class Disconnected:
+    """A peer's connection has ended: its process has, or the network between."""
+
+    peer: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -44,7 +51,7 @@ class JobEnded:
     exit_code: int | None
 
 
-Event: TypeAlias = Received | Malformed | Tick | JobEnded
+Event: TypeAlias = Received | Malformed | Disconnected | Tick | JobEnded
 
 
 class Ledger:
@@ -71,6 +78,11 @@ class Ledger:
         if isinstance(event, Malformed):
             self.refused += 1
             return [Note(f"refused a message: {event.text}"), Send(event.peer, wire.Error(event.text, "none"))]
+        if isinstance(event, Disconnected):
+            if event.peer in self._peers:
+                run, rank = self._peers.pop(event.peer)
+                run.disconnected(rank)
+            return []
         effects: list[Effect] = []
         for run in self.runs.values():
             if not run.over:

@@ -1,8 +1,8 @@
 """One run, from its first HELLO to its last rank's end: a state machine without input or output, the clock passed in.
 
-Rules: a rank is lost after ``lost_after`` silent seconds. A trip starts the election; a rank that fails or is lost ends the
-run as well. Whichever is decided first is the run's cause, and an abort that was decided stands: it is sent to every rank
-and repeated until the rank acknowledges it or is gone.
+Rules: a rank is lost when its connection has ended and it is silent for ``lost_after`` seconds. A trip starts the election;
+a rank that fails or is lost ends the run as well. Whichever is decided first is the run's cause, and an abort that was
+decided stands: it is sent to every rank and repeated until the rank acknowledges it or is gone.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class RankRecord:
     peer: bytes
     heard_at: float
     state: RankState = RankState.RUNNING
+    connected: bool = True
+    silent: bool = False
     progress: Position = NOWHERE
     phase: str = "idle"
     seq: int = 0
@@ -64,6 +66,9 @@ class RankRecord:
     @property
     def name(self) -> str:
         return describe_rank(self.hello.rank, self.hello.world_size, self.hello.host, self.hello.local_rank)
+
+    def hear(self, now: float) -> None:
+        self.heard_at, self.connected, self.silent = now, True, False
 
     def witness(self) -> Witness:
         standing = {RankState.RUNNING: Standing.LIVE, RankState.FINISHED: Standing.DONE}.get(self.state, Standing.GONE)
@@ -109,7 +114,8 @@ class Run:
         elif record.state is RankState.LOST:
             record.state = RankState.RUNNING
             yield Note(f"run {self.id}: {record.name} is back")
-        record.peer, record.heard_at = peer, now
+        record.peer = peer
+        record.hear(now)
         if record.is_running:
             self._running.add(hello.rank)
             if record.acknowledged_at is None:
@@ -122,7 +128,7 @@ class Run:
 
     def receive(self, rank: int, message: wire.Message, now: float) -> Iterator[Effect]:
         record = self.ranks[rank]
-        record.heard_at = now
+        record.hear(now)
         if isinstance(message, wire.Beat):
             record.progress, record.phase, record.dropped = message.position, message.phase, message.dropped
             yield Send(record.peer, wire.Ack(record.seq, abort=False))
@@ -141,6 +147,10 @@ class Run:
             return
         self._note_answer(record)
         yield from self._decide(now)
+
+    def disconnected(self, rank: int) -> None:
+        """The rank's connection has ended. It may come back, so this alone decides nothing."""
+        self.ranks[rank].connected = False
 
     def job_ended(self, exit_code: int | None, now: float) -> Iterator[Effect]:
         """The processes of the job are known to have ended (exit code None: not known how)."""
@@ -215,6 +225,12 @@ class Run:
         for rank in list(self._running):
             record = self.ranks[rank]
             if now - record.heard_at <= self.options.lost_after:
+                continue
+            if record.connected:
+                # Its process lives: a long call into C that keeps the interpreter to itself must not cost a healthy run.
+                if not record.silent:
+                    yield Note(f"run {self.id}: {record.name} is silent, but its connection stands; {_last_seen(record)}")
+                record.silent = True
                 continue
             self._lose(record)
             if record.state is RankState.LOST:

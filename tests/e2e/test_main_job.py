@@ -43,7 +43,7 @@ def test_overflow_on_one_rank(tmp_path: Path) -> None:
 def test_the_report_is_printed_again(tmp_path: Path) -> None:
     job = run_job(tmp_path, torchrun("train.py", "overflow_at_once"))
     assert (job.verdict["batch"], job.verdict["optimizer_step"], job.verdict["frame"]) == (0, 0, 1)
-    assert job.verdict["frames_in_batch"] is None  # no rank has come to the end of a batch yet
+    assert job.verdict["frames_in_batch"] in (None, 14)  # rank 0 may have come to the end of the batch, or not yet
     for option, name in (([], "report.txt"), (["--json"], "report.json")):
         again = subprocess.run([*RANKWATCH, "report", str(job.run_dir), *option], capture_output=True, text=True, check=True)
         assert again.stdout == (job.run_dir / name).read_text()

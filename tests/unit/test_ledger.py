@@ -12,7 +12,7 @@ import makers
 from rankwatch import wire
 from rankwatch.frame import Position
 from rankwatch_monitor.effects import Effect, Note, OpenRun, Publish, RecordTrace, Send
-from rankwatch_monitor.ledger import JobEnded, Ledger, Malformed, Received, Tick
+from rankwatch_monitor.ledger import Disconnected, JobEnded, Ledger, Malformed, Received, Tick
 from rankwatch_monitor.report.data import Outcome, RankState, Report
 from rankwatch_monitor.run import Options
 from rankwatch_monitor.verdict import Certainty, Verdict
@@ -47,6 +47,9 @@ class Desk:
         while self.now < end:
             self.now = min(end, self.now + 0.05)
             self.effects += self.ledger.handle(Tick(), self.now)
+
+    def disconnect(self, rank: int) -> None:
+        self.effects += self.ledger.handle(Disconnected(peer(rank)), self.now)
 
     def end(self, exit_code: int | None = 0) -> None:
         self.effects += self.ledger.handle(JobEnded(exit_code), self.now)
@@ -286,10 +289,11 @@ def test_a_failed_rank_stops_the_others_and_is_the_reason() -> None:
     assert [row.state for row in desk.reports[-1].ranks] == [RankState.FAILED, RankState.ABORTED]
 
 
-def test_a_silent_rank_is_lost_after_three_heartbeats() -> None:
+def test_a_disconnected_rank_is_lost_after_three_silent_heartbeats() -> None:
     desk = Desk(Options(heartbeat=1.0))
     desk.connect(2)
     desk.receive(1, makers.beat(7, 0, 3, phase="backward"))
+    desk.disconnect(1)
     for _ in range(4):
         desk.wait(0.7)
         desk.receive(0, makers.beat(8, 0, 0))
@@ -302,6 +306,19 @@ def test_a_silent_rank_is_lost_after_three_heartbeats() -> None:
     assert "last seen in batch 7, frame 3, phase backward" in abort.reason
     desk.end(exit_code=1)
     assert desk.reports[-1].outcome is Outcome.LOST
+
+
+def test_a_silent_rank_whose_connection_stands_is_told_of_and_left_alone() -> None:
+    desk = Desk(Options(heartbeat=1.0))
+    desk.connect(1)
+    desk.wait(60)
+    notes = [effect.text for effect in desk.effects if isinstance(effect, Note)]
+    assert sum("is silent, but its connection stands" in note for note in notes) == 1
+    assert (desk.sent(0, wire.Abort), desk.reports) == ([], [])
+    desk.receive(0, makers.beat(0, 0, 1))
+    desk.wait(60)
+    notes = [effect.text for effect in desk.effects if isinstance(effect, Note)]
+    assert sum("is silent, but its connection stands" in note for note in notes) == 2
 
 
 def test_a_rank_that_died_first_is_the_reason_not_the_one_that_failed_of_it() -> None:
@@ -318,8 +335,10 @@ def test_a_rank_that_died_first_is_the_reason_not_the_one_that_failed_of_it() ->
 def test_on_lost_wait_lets_the_others_run_and_takes_the_rank_back() -> None:
     desk = Desk(Options(heartbeat=1.0, abort_on_lost=False))
     desk.connect(2)
+    desk.disconnect(1)
     desk.wait(3.5)
     assert desk.sent(0, wire.Abort) == []
+    assert [record.state for record in desk.ledger.runs["train-0"].ranks.values()] == [RankState.RUNNING, RankState.LOST]
     desk.connect(2)
     desk.receive(0, wire.Bye(1, "finished", ""))
     desk.receive(1, wire.Bye(1, "finished", ""))
@@ -329,6 +348,7 @@ def test_on_lost_wait_lets_the_others_run_and_takes_the_rank_back() -> None:
 def test_a_lost_rank_does_not_hold_up_a_verdict() -> None:
     desk = Desk(Options(heartbeat=0.5, decision_window=60))
     desk.connect(2)
+    desk.disconnect(1)
     desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 5))))
     for _ in range(4):
         desk.wait(0.5)

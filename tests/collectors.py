@@ -1,0 +1,51 @@
+"""A real collector in a thread of the test's process, for tests of what speaks with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from rankwatch_monitor.collector import Collector
+from rankwatch_monitor.report.data import Report
+from rankwatch_monitor.run import Options
+from rankwatch_monitor.run_folder import RunsFolder
+
+SOON = 10
+"""Seconds within which what must happen has happened; only a failing test waits so long."""
+
+
+class Running:
+    """A collector in a thread of its own."""
+
+    def __init__(self, folder: Path, listen: str | None = "tcp://127.0.0.1:0", **options: float) -> None:
+        self.reports: list[Report] = []
+        self.collector = Collector(
+            listen=listen,
+            connection_file=folder / "connection.json",
+            runs=RunsFolder(folder / "runs"),
+            options=Options(**{"heartbeat": 0.1, **options}),  # type: ignore[arg-type]
+            show=self.reports.append,
+        )
+        self._thread = threading.Thread(target=self.collector.serve)
+        self._thread.start()
+
+    def stop(self, *, clean: bool = True) -> None:
+        self.collector.stop()
+        self._thread.join(SOON)
+        if clean:
+            self.collector.close()
+        else:  # as a SIGKILL would leave things: the files stay
+            self.collector._socket.close(0)
+            self.collector._authenticator.stop()
+            self.collector._context.destroy(linger=0)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Waits for a condition that no event tells of."""
+    pause = threading.Event()
+    for _ in range(SOON * 200):
+        if condition():
+            return
+        pause.wait(0.005)
+    raise AssertionError("it never came true")

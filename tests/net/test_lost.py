@@ -1,0 +1,64 @@
+"""Ranks that fall silent, with real processes: a dead one is lost, one that is merely busy is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collectors import Running, until
+from jobs import environment
+from rankwatch_monitor.report.data import Outcome, RankState
+
+RANK = """
+import ctypes, sys, torch, rankwatch
+model = torch.nn.Linear(1, 1)
+watch = rankwatch.watch(model)
+model(torch.ones(1))
+print("ready", flush=True)
+while sys.stdin.readline():
+    ctypes.PyDLL(None).usleep(2_000_000)  # a call into C that keeps the interpreter lock: no Python thread runs
+    print("back", flush=True)
+"""
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Iterator[Running]:
+    running = Running(tmp_path)  # heartbeat 0.1 s: lost after 0.3 s
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def rank(collector: Running, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", RANK],
+        env=environment(RANKWATCH_CONNECTION=str(tmp_path / "connection.json"), RANK="0", WORLD_SIZE="1"),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def test_a_killed_rank_is_lost(collector: Running, rank: subprocess.Popen[str]) -> None:
+    rank.kill()
+    until(lambda: collector.reports)
+    (report,) = collector.reports
+    assert (report.outcome, report.ranks[0].state) == (Outcome.LOST, RankState.LOST)
+    assert "was lost: nothing heard of it for 0.3 s; last seen in batch 0, frame 1, phase backward" in report.reason
+
+
+def test_a_rank_that_keeps_the_interpreter_to_itself_is_not_lost(collector: Running, rank: subprocess.Popen[str]) -> None:
+    assert rank.stdin is not None
+    assert rank.stdout is not None
+    (run,) = collector.collector.ledger.runs.values()
+    print("go", file=rank.stdin, flush=True)
+    until(lambda: run.ranks[0].silent)
+    assert rank.stdout.readline() == "back\n"
+    until(lambda: not run.ranks[0].silent)
+    assert (run.ranks[0].state, collector.reports) == (RankState.RUNNING, [])
