@@ -205,7 +205,9 @@ class Run:
             return
         record.last_batch = summary.batch
         record.frames_in_batch = len(table.specs)
-        record.progress = max(record.progress, Position(summary.batch, 0, len(table.specs)))
+        end = Position(summary.batch, 0, len(table.specs))
+        if end > record.progress:
+            record.progress, record.phase = end, "backward"
         if summary.traced:
             yield RecordTrace(self.id, record.hello.rank, summary.batch, tuple(summary.frames(table)))
 
