@@ -36,6 +36,9 @@ class Running:
         if clean:
             self.collector.close()
         else:  # as a SIGKILL would leave things: the files stay
+            assert self.collector._in_use is not None
+            self.collector._in_use.close()
+            self.collector._socket.disable_monitor()
             self.collector._socket.close(0)
             self.collector._authenticator.stop()
             self.collector._context.destroy(linger=0)

@@ -69,7 +69,7 @@ def run_job(
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=environment(RANKWATCH_TEST_JOB=marker, **(env or {})),
+        env=environment(TEST_JOB_MARKER=marker, **(env or {})),
         check=False,
     )
     return Job(done.returncode, done.stdout, done.stderr, runs / "latest", processes_of(marker))
@@ -89,7 +89,7 @@ def processes_of(marker: str) -> list[str]:
         if not entry.name.isdigit():
             continue
         try:
-            if f"RANKWATCH_TEST_JOB={marker}".encode() in (entry / "environ").read_bytes():
+            if f"TEST_JOB_MARKER={marker}".encode() in (entry / "environ").read_bytes():
                 found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:  # it ended meanwhile, or is not ours to look at
             continue

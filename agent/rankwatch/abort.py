@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from .errors import EXIT_ABORTED
@@ -15,6 +16,8 @@ from .errors import EXIT_ABORTED
 FOLLOWER_DELAY = 60
 """Seconds by which the error file of a rank that only follows is dated after the culprit's. torchrun shows the file with
 the smallest timestamp as Root Cause and dates a worker without a file by the moment it noticed: a follower comes after both."""
+
+_STDERR = 2  # sys.stderr may have been replaced by something without a file descriptor
 
 BACKSTOP = 2.0
 """Seconds after the deadline at which the process is ended from C, should no Python thread get to run any more."""
@@ -40,10 +43,17 @@ def write_error_file(reason: str, culprit_time: float, *, is_culprit: bool) -> N
         say(f"cannot write torchelastic's error file {path}: {error.strerror}")
 
 
+def is_of_the_network(error: BaseException) -> bool:
+    """Whether an exception of the user's training tells of a broken collective: then another rank was first."""
+    text = str(error).lower()
+    return "gloo" in text or "nccl" in text or "connection" in text or type(error).__module__.startswith("torch.distributed")
+
+
 def say(text: str) -> None:
     """One line on stderr, in one write, so that the ranks' lines do not mix."""
-    sys.stderr.write(f"rankwatch: {text}\n")
-    sys.stderr.flush()
+    with suppress(OSError, ValueError):  # stderr is closed, or its disk is full
+        sys.stderr.write(f"rankwatch: {text}\n")
+        sys.stderr.flush()
 
 
 class Deadline:
@@ -56,7 +66,7 @@ class Deadline:
     def start(self) -> None:
         threading.Thread(target=self._wait, name="rankwatch-deadline", daemon=True).start()
         # Where a C extension holds the GIL for ever, or the interpreter hangs while it shuts down, no thread of ours runs.
-        faulthandler.dump_traceback_later(self._grace + BACKSTOP, exit=True)
+        faulthandler.dump_traceback_later(self._grace + BACKSTOP, exit=True, file=_STDERR)
 
     def _wait(self) -> None:
         threading.Event().wait(self._grace)

@@ -24,7 +24,7 @@ from .config import Config
 from .errors import TrainingAborted
 from .frame import NOWHERE, BatchSummary, Frame, FrameTable, Kind, Position, Reading
 from .hooks import Hooks
-from .measure import count_non_finite
+from .measure import Counts, count_non_finite
 from .modules import NamedModule
 from .recorder import Ingredient, Recorder, ingredients, inputs
 from .trip import Judge, Trip
@@ -41,10 +41,14 @@ class Finding(NamedTuple):
 
 
 class Observer(Protocol):
-    """What the detector tells, in the training thread. The exceptions that are returned are raised in the training."""
+    """What the detector tells, in the training thread. The exceptions that are returned are raised in the training.
+
+    A trip is first told by ``on_found``, before anything that shows this rank further on; ``on_trip`` then asks what to raise.
+    """
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None: ...
     def on_trace(self, frames: list[Frame]) -> None: ...
+    def on_found(self, trip: Trip) -> None: ...
     def on_trip(self, trip: Trip, findings: list[Finding]) -> TrainingAborted: ...
     def on_limit(self, batch: int) -> TrainingAborted: ...
 
@@ -82,6 +86,8 @@ class Detector:
         self._ring: deque[Frame] = deque(maxlen=config.max_frames_to_save)
         self._steps = OptimizerSteps(model)
         self._off = False
+        self.fault = ""
+        """The error of ours that switched the detector off."""
 
         self._stack: list[NamedModule] = []
         self._thread = 0
@@ -135,9 +141,10 @@ class Detector:
                 body(*args)
             except TrainingAborted:
                 raise
-            except Exception:
+            except Exception as error:
                 self._off = True
-                log.exception("batch %d: rankwatch switched itself off after an error of its own", self.position.batch)
+                self.fault = f"switched itself off in batch {self.position.batch} by an error of its own: {error!r}"
+                log.exception("rankwatch: %s", self.fault)
 
         return hook
 
@@ -221,10 +228,13 @@ class Detector:
         is_batch = self.position.eval == 0
         self.phase = "backward" if is_batch else "idle"
         self._flush_trace()
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and self._batch.traced:
+            self._observer.on_found(waiting[0])
         if is_batch:
             self._observer.on_batch(*self._batch.finish(self._tables))
-        if self._waiting is not None:
-            raise self._observer.on_trip(*self._waiting)
+        if waiting is not None:
+            raise self._observer.on_trip(*waiting)
         limit = self._config.abort_after_batch_num
         if limit is not None and is_batch and self.position.batch >= limit:
             raise self._observer.on_limit(self.position.batch)
@@ -266,7 +276,7 @@ class Detector:
 
     def _trip(self, found: list[Ingredient], tripping: list[int]) -> None:
         first = min(tripping, key=lambda row: (_CAUSAL_ORDER.index(found[row].kind), row))
-        counts = {row: count_non_finite(found[row].value) for row in tripping}
+        counts = {row: _counts(found[row].value) for row in tripping}
         trip = Trip(
             position=self.position,
             reading=first,
@@ -280,9 +290,12 @@ class Detector:
             time=time.time(),
         )
         tripped = trip, [Finding(found[row].label, counts[row].nans, counts[row].infs) for row in tripping]
-        if self._batch.traced or found[first].kind is Kind.MARKED:
-            # A traced batch is traced to its end; detect_overflow returns to its caller, and the next hook raises.
-            self._waiting = self._waiting or tripped
+        if self._is_open and self._batch.traced:
+            self._waiting = self._waiting or tripped  # a traced batch is traced to its end, and only then told
+            return
+        self._observer.on_found(trip)
+        if found[first].kind is Kind.MARKED:
+            self._waiting = self._waiting or tripped  # detect_overflow returns to its caller, and the next hook raises
         else:
             raise self._observer.on_trip(*tripped)
 
@@ -294,6 +307,14 @@ class Detector:
         if self._waiting is not None and not self._batch.traced:
             tripped, self._waiting = self._waiting, None
             raise self._observer.on_trip(*tripped)
+
+
+def _counts(value: Any) -> Counts:
+    try:
+        return count_non_finite(value)
+    except RuntimeError as error:  # out of memory, say: the trip counts for more than its counts
+        log.debug("cannot count what is not finite: %s", error)
+        return Counts(tuple(getattr(value, "shape", ())), 0, 0, 0)
 
 
 _CAUSAL_ORDER = (Kind.PARAMETER, Kind.MARKED, Kind.OUTPUT, Kind.INPUT, Kind.KEYWORD, Kind.BUFFER)

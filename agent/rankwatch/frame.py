@@ -163,11 +163,16 @@ class BatchSummary:
     abs_max: bytes
     states: bytes
 
+    def fits(self, table: FrameTable) -> bool:
+        """Whether the columns are as many rows, and as wide, as ``table`` says."""
+        column = table.rows * struct.calcsize(f"<{table.typecode}")
+        return len(self.states) == table.rows and len(self.abs_min) == len(self.abs_max) == column
+
     def frames(self, table: FrameTable) -> Iterator[Frame]:
         """The batch's frames in execution order. Raises ValueError when the columns do not fit ``table``."""
+        if not self.fits(table):
+            raise ValueError(f"columns of {len(self.abs_min)} bytes and {len(self.states)} rows against {table.rows} rows")
         lows, highs = unpack(table.typecode, self.abs_min), unpack(table.typecode, self.abs_max)
-        if not len(lows) == len(highs) == len(self.states) == table.rows:
-            raise ValueError(f"columns of {len(lows)}, {len(highs)}, {len(self.states)} rows against {table.rows}")
         row = 0
         for index, spec in enumerate(table.specs):
             end = row + len(spec.readings)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -88,7 +89,15 @@ class _Hook:
         self._named = named
 
     def __call__(self, module: nn.Module, *rest: Any) -> None:
-        self._call(self._named, *rest)
+        # In a compiled model the hook runs between the graphs: neither it nor what it calls is to be traced. This is what
+        # torch.compiler.disable comes down to, without its import of the whole compiler.
+        before = set_eval_frame(None)
+        try:
+            self._call(self._named, *rest)
+        finally:
+            set_eval_frame(before)
+
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
         return _inert_hook, ()  # copy.deepcopy asks here too

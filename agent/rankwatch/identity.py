@@ -54,6 +54,14 @@ def identify(environ: Mapping[str, str] | None = None) -> Identity:
     )
 
 
+def unnamed_job(who: Identity, environ: Mapping[str, str] | None = None) -> str:
+    """A name for a job that has none: what its ranks share and other jobs do not."""
+    env = os.environ if environ is None else environ
+    if who.world_size > 1 and "MASTER_ADDR" in env:
+        return f"{env['MASTER_ADDR']}-{env.get('MASTER_PORT', '')}"
+    return f"{who.host}-{who.pid}"
+
+
 def safe_name(text: str, limit: int = 64) -> str:
     """``text`` as a file name: letters, digits, ``.``, ``_`` and ``-``; never empty, hidden or longer than ``limit``."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".-")[:limit] or "run"

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import zmq
 
 from . import wire
+from .batch import MAX_TABLES
 from .connection import Connection
 from .errors import ProtocolError
 from .frame import BatchSummary, FrameTable, Position
@@ -60,6 +61,7 @@ class Link:
     """One rank's link to the collector.
 
     Args:
+        job: the name of the run's job.
         progress: position and phase of the training thread, callable from any thread.
         on_abort: called once, in the link's thread, when the collector says ABORT.
         device, torch_version: what HELLO tells of this rank.
@@ -70,6 +72,7 @@ class Link:
         connection: Connection,
         identity: Identity,
         *,
+        job: str,
         progress: Callable[[], tuple[Position, str]],
         on_abort: Callable[[wire.Abort], None],
         device: str,
@@ -81,7 +84,7 @@ class Link:
         self._hello = wire.Hello(
             major=wire.VERSION[0],
             minor=wire.VERSION[1],
-            job=identity.job or connection.job or "run",
+            job=job,
             restart=identity.restart,
             rank=identity.rank,
             world_size=identity.world_size,
@@ -92,10 +95,11 @@ class Link:
             torch=torch_version,
             incarnation=os.urandom(8).hex(),
         )
+        self._who = f"rankwatch: rank {identity.rank}"
         self.refusal = ""
         """Why the collector will not have this rank, once it has said so for good."""
 
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close the watch in the middle of an append
         self._spool: deque[_Spooled] = deque()
         self._seq = 0
         self._batches = 0
@@ -108,6 +112,8 @@ class Link:
         self._acknowledged = threading.Event()  # the spool is empty
         self._stop = False
         self._released = False
+        self._was_silent = False
+        self._complaint = ""  # the last refusal that was logged
         self._pid = os.getpid()
 
         self._sent = 0
@@ -147,9 +153,11 @@ class Link:
     def send_batch(self, table: FrameTable, summary: BatchSummary) -> None:
         self._append(lambda seq: wire.Batch(seq, summary), table)
 
-    def send_trip(self, trip: Trip) -> bool:
-        """Sends a trip and waits for the run's verdict; returns whether the collector has told this rank to abort."""
+    def send_trip(self, trip: Trip) -> None:
         self._append(lambda seq: wire.Tripped(seq, trip))
+
+    def wait_for_verdict(self) -> bool:
+        """Waits for the run's verdict, within bounds; returns whether the collector has told this rank to abort."""
         if not self._online.wait(CONNECT_TIMEOUT) or self._welcome is None:
             return False
         return self._aborted.wait(self._welcome.decision_window + VERDICT_MARGIN)
@@ -185,7 +193,7 @@ class Link:
             if spooled.table is not None:
                 del self._spool[index]
                 self._batches -= 1
-                self._dropped += 1
+                self._dropped += spooled.seq > self._sent  # else it has been sent, if not acknowledged
                 return
 
     def _wake(self) -> None:
@@ -204,7 +212,10 @@ class Link:
         try:
             while not self._stop:
                 if self._online.is_set() and time.monotonic() - self._heard_at > SILENT_HEARTBEATS * self._heartbeat:
-                    log.warning("the collector at %s fell silent; trying to reach it again", self._connection.address)
+                    log.warning(
+                        "%s: the collector at %s fell silent; trying to reach it again", self._who, self._connection.address
+                    )
+                    self._was_silent = True
                     self._online.clear()
                     socket.close(0)
                     socket = dealer(context, self._connection)
@@ -214,7 +225,9 @@ class Link:
                     self._stop = True
             self._send_spool(socket)
         except Exception:
-            log.exception("the link to the collector ended by an error of its own; the training goes on without it")
+            log.exception(
+                "%s: the link to the collector ended by an error of its own; training goes on without it", self._who
+            )
             self._online.clear()
         finally:
             self._settled.set()
@@ -277,6 +290,8 @@ class Link:
             if table is not None and table.id not in self._tables_sent:
                 if not self._send(socket, wire.Table(table)):
                     return
+                if len(self._tables_sent) >= MAX_TABLES:
+                    self._tables_sent.clear()
                 self._tables_sent.add(table.id)
             if not self._send(socket, spooled.message):
                 return
@@ -301,7 +316,7 @@ class Link:
             except zmq.Again:
                 return
             except ProtocolError as error:
-                log.warning("the collector sent what this rank cannot read: %s", error)
+                log.warning("%s: the collector sent what this rank cannot read: %s", self._who, error)
                 continue
             self._heard_at = time.monotonic()
             self._handle(socket, message)
@@ -316,12 +331,17 @@ class Link:
         elif isinstance(message, wire.Abort):
             self._send(socket, wire.Ack(self._sent, abort=True))
             if not self._aborted.is_set():
-                self._on_abort(message)
-                self._aborted.set()
+                try:
+                    self._on_abort(message)
+                finally:
+                    self._aborted.set()
         elif isinstance(message, wire.Error):
             self._refused(message)
 
     def _go_online(self, welcome: wire.Welcome) -> None:
+        if self._was_silent:
+            log.warning("%s: the collector is back", self._who)
+        self._was_silent = False
         self._welcome = welcome
         self._let_go(welcome.seq)
         self._sent = welcome.seq
@@ -339,11 +359,12 @@ class Link:
 
     def _refused(self, error: wire.Error) -> None:
         if error.remedy == "stop":
-            log.error("the collector refuses this rank: %s", error.text)
+            log.error("%s: the collector refuses this rank: %s", self._who, error.text)
             self.refusal = error.text
             self._online.clear()
             self._settled.set()
         elif error.remedy == "hello":
             self._online.clear()
-        else:
-            log.warning("the collector refused a message: %s", error.text)
+        elif error.text != self._complaint:
+            log.warning("%s: the collector refused a message: %s", self._who, error.text)
+            self._complaint = error.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -57,14 +58,14 @@ def _collect(module: nn.Module, name: str, found: dict[int, NamedModule], above:
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module._modules.items():
-        if child is not None:
+        if child is not None and not isinstance(unwrap(child), torch.jit.ScriptModule):  # which takes no hooks
             yield name, unwrap(child)
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
     names = ("module",) if isinstance(module, (DataParallel, DistributedDataParallel)) else _WRAPPED_AS
     for name in names:
-        inner = module._modules.get(name)
+        inner = dict(module.named_children()).get(name) if name in module._modules else None
         if inner is not None:
             return inner
     return None

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 class Endable(Protocol):
     """Something that ends with the process at the latest."""
 
-    def close(self) -> None: ...
+    def end(self) -> None: ...
     def end_by(self, error: BaseException) -> None: ...
 
 
@@ -52,4 +52,4 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 def _close_all() -> None:
     for watch in open_watches():
-        watch.close()
+        watch.end()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+import traceback
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -13,12 +15,12 @@ from torch import Tensor, nn
 
 from . import connection as connections
 from . import wire
-from .abort import Deadline, say, write_error_file
+from .abort import Deadline, is_of_the_network, say, write_error_file
 from .config import Config, resolve
 from .detector import Detector, Finding
 from .errors import BatchLimitReached, OverflowDetected, TrainingAborted, UsageError
 from .frame import NOWHERE, BatchSummary, Frame, FrameTable, Position
-from .identity import identify
+from .identity import identify, unnamed_job
 from .link import Link
 from .mark import emit
 from .modules import unwrap
@@ -38,6 +40,8 @@ class Watch:
     def __init__(self, model: nn.Module, config: Config) -> None:
         if not isinstance(model, nn.Module):
             raise UsageError(f"watch() takes a torch.nn.Module, not {type(model).__name__}")
+        if isinstance(unwrap(model), torch.jit.ScriptModule):
+            raise UsageError("a scripted module takes no hooks: watch the model it was scripted from")
         self._identity = identify()
         self._name = describe_rank(
             self._identity.rank, self._identity.world_size, self._identity.host, self._identity.local_rank
@@ -64,7 +68,11 @@ class Watch:
 
     def close(self) -> None:
         """Takes the hooks off the model and says goodbye to the collector. Closing twice does nothing."""
-        self._finish("aborted" if self._reason else "finished")
+        self._finish("aborted" if self._reason else "finished", self._detector.fault)
+
+    def end(self) -> None:
+        """Closes, as the process ends without a word of how: sys.exit(1) looks no different from here than the last line."""
+        self._finish("aborted" if self._reason else "ended", self._detector.fault)
 
     def mark(self, tensor: Tensor, label: str) -> None:
         """Records a tensor as ``detect_overflow`` does, if the calling thread is inside this watch's forward."""
@@ -83,6 +91,7 @@ class Watch:
     def end_by(self, error: BaseException) -> None:
         """Closes, as the training ends by this exception: says so, and why, before the traceback is printed."""
         if isinstance(error, BatchLimitReached):
+            write_error_file(str(error), time.time(), is_culprit=True)
             self._finish("limit", str(error))
         elif isinstance(error, SystemExit) and error.code in (None, 0):
             self.close()
@@ -92,7 +101,9 @@ class Watch:
             self._write_error_file()  # torch's own @record has put the exception there
             self._finish("aborted")
         else:
-            self._finish("failed", f"{type(error).__name__}: {error}")
+            if not is_of_the_network(error):
+                write_error_file("".join(traceback.format_exception(error)), time.time(), is_culprit=True)
+            self._finish("failed", f"{type(error).__name__}: {error}".removesuffix(": "))
 
     # --- the detector's observer, in the training thread --------------------------------------------------------------
 
@@ -103,8 +114,12 @@ class Watch:
     def on_trace(self, frames: list[Frame]) -> None:
         emit(self._heading() + format_trace(frames) + "\n")
 
+    def on_found(self, trip: Trip) -> None:
+        if self._link is not None:
+            self._link.send_trip(trip)
+
     def on_trip(self, trip: Trip, findings: list[Finding]) -> TrainingAborted:
-        if self._link is not None and self._link.send_trip(trip):
+        if self._link is not None and self._link.wait_for_verdict():
             return self._exception()
         self._report_alone(trip, findings)
         culprit = describe_culprit(self._name, trip)
@@ -145,9 +160,14 @@ class Watch:
                 watch._on_abort(abort)
 
         parameter = next(model.parameters(), None)
+        connection = connections.read(source)
+        job = self._identity.job or connection.job or unnamed_job(self._identity)
+        # A further model of the same process is a run beside the first, on all ranks alike.
+        nth = 1 + sum(1 for _ in open_watches())
         link = Link(
-            connections.read(source),
+            connection,
             self._identity,
+            job=job if nth == 1 else f"{job}.{nth}",
             progress=progress,
             on_abort=on_abort,
             device="none" if parameter is None else str(parameter.device),
@@ -156,7 +176,7 @@ class Watch:
         weakref.finalize(self, link.release).atexit = False
         if not link.start():
             log.warning(
-                "%s: no collector answers at the connection given; training goes on, and the background keeps trying",
+                "rankwatch: %s: no collector answers at the connection given; training goes on, and the background keeps trying",
                 self._name,
             )
         return link

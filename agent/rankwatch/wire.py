@@ -115,7 +115,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """Rank to collector, last. ``outcome``: ``finished``, ``failed`` (``text`` is the exception), ``aborted`` or ``limit``."""
+    """Rank to collector, last. See OUTCOMES; ``text`` is the exception of ``failed``, the reason of ``limit``."""
 
     seq: int
     outcome: str
@@ -139,7 +139,8 @@ class Unknown:
 
 Message: TypeAlias = Hello | Welcome | Table | Batch | Tripped | Beat | Probe | Abort | Ack | Bye | Error | Unknown
 
-OUTCOMES = frozenset({"finished", "failed", "aborted", "limit"})
+# How a rank ends: closed; its process at its end without close(); by an exception; told to; after the batch it was told to.
+OUTCOMES = frozenset({"finished", "ended", "failed", "aborted", "limit"})
 REMEDIES = frozenset({"none", "hello", "stop"})
 PHASES = frozenset({"idle", "forward", "backward", "optimizer"})
 
@@ -221,7 +222,12 @@ def _check_str(value: Any, limit: int) -> str:
 
 def _str(limit: int = MAX_NAME) -> _Field:
     # Ours are cut to the limit on their way out: a long name must cost a few letters, not the message.
-    return _Field(lambda value: value[:limit], lambda value: _check_str(value, limit))
+    return _Field(lambda value: _text(value, limit), lambda value: _check_str(value, limit))
+
+
+def _text(value: str, limit: int = MAX_NAME) -> str:
+    # A file name that is no UTF-8 comes as lone surrogates, in exceptions for one.
+    return value.encode("utf-8", "replace").decode()[:limit]
 
 
 def _one_of(words: frozenset[str]) -> _Field:
@@ -264,9 +270,9 @@ def _check_states(value: Any) -> bytes:
 
 
 def _write_spec(spec: FrameSpec) -> list[Any]:
-    rows = [[int(row.kind), row.label[:MAX_NAME], row.dtype] for row in spec.readings]
-    aliases = [alias[:MAX_NAME] for alias in spec.aliases[:16]]
-    return [spec.module[:MAX_NAME], spec.module_class[:MAX_NAME], rows, aliases]
+    rows = [[int(row.kind), _text(row.label), row.dtype] for row in spec.readings]
+    aliases = [_text(alias) for alias in spec.aliases[:16]]
+    return [_text(spec.module), _text(spec.module_class), rows, aliases]
 
 
 def _read_spec(value: Any) -> FrameSpec:
@@ -341,7 +347,7 @@ def _read_frame(value: Any) -> Frame:
 
 def _write_reading(reading: Reading) -> list[Any]:
     low, high = pack("d", [reading.abs_min]), pack("d", [reading.abs_max])
-    return [reading.label[:MAX_NAME], int(reading.kind), reading.dtype, low, high, int(reading.state)]
+    return [_text(reading.label), int(reading.kind), reading.dtype, low, high, int(reading.state)]
 
 
 def _read_reading(value: Any) -> Reading:

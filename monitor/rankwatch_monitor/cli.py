@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankwatch import __version__
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, EXIT_USAGE, RankwatchError, UsageError
 
 from .collector import DEFAULT_LISTEN, run_daemon
@@ -40,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"rankwatch {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     collector = commands.add_parser("collector", help="collect from the ranks of any number of runs, until SIGTERM")
@@ -53,7 +55,14 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(function=_run)
 
     report = commands.add_parser("report", help="print the report of a run again")
-    report.add_argument("run", type=Path, metavar="RUN_DIR", help="the run's folder, such as rankwatch-runs/latest")
+    report.add_argument(
+        "run",
+        type=Path,
+        nargs="?",
+        default=Path(_env("runs_dir", "rankwatch-runs") or "", "latest"),
+        metavar="RUN_DIR",
+        help="the run's folder (default: rankwatch-runs/latest)",
+    )
     report.add_argument("--json", action="store_true", help="as JSON")
     report.set_defaults(function=_report)
 
@@ -81,8 +90,7 @@ def _add_collector_options(parser: argparse.ArgumentParser, listen: str | None, 
     ):
         default = getattr(defaults, name.replace("-", "_"))
         parser.add_argument(
-            f"--{name}",
-            f"--{name.replace('-', '_')}",
+            *dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}")),
             metavar="SECONDS",
             type=_seconds,
             default=_env(name, str(default)),
@@ -90,7 +98,8 @@ def _add_collector_options(parser: argparse.ArgumentParser, listen: str | None, 
         )
     parser.add_argument(
         "--on-lost",
-        choices=("abort", "wait"),
+        metavar="{abort,wait}",
+        type=_on_lost,
         default=_env("on_lost", "abort"),
         help="what happens to the others when a rank fails or is lost (default: abort)",
     )
@@ -111,10 +120,20 @@ def _env(option: str, default: str | None) -> str | None:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds") from None
     if not 0.01 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text}: expected 0.01 to 3600 seconds")
     return value
+
+
+def _on_lost(text: str) -> str:
+    # argparse checks the type of a default that comes from the environment, but not its choices.
+    if text not in ("abort", "wait"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected abort or wait")
+    return text
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -146,11 +165,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    path = arguments.run / ("report.json" if arguments.json else "report.txt")
+    run: Path = arguments.run
+    if (run / "latest").is_dir():  # the folder of all runs: its newest is meant
+        run /= "latest"
+    path = run / ("report.json" if arguments.json else "report.txt")
     try:
         sys.stdout.write(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"no report in {arguments.run}: {error.strerror}; a run's report is written at its end") from None
+        raise UsageError(f"no report in {run}: {error.strerror}; a run's report is written at its end") from None
     return 0
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import resource
 import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 import zmq
 
@@ -19,7 +23,7 @@ from rankwatch import sockets, wire
 from rankwatch.connection import Connection
 from rankwatch.errors import ConnectionFileError, ProtocolError
 
-from .effects import Effect, Note, OpenRun, Publish, RecordTrace, Send
+from .effects import Effect, Note, Publish, RecordTrace, Send
 from .ledger import Disconnected, Event, JobEnded, Ledger, Malformed, Received, Tick
 from .report import text
 from .report.data import Report
@@ -34,6 +38,9 @@ BUSY_TICK, IDLE_TICK = 50, 500
 
 LAST_WORDS = 50
 """Milliseconds without a message after which, at the end, no more are waited for."""
+
+LONGEST_LAST_WORDS = 1.0
+"""Seconds after which they are not waited for either."""
 
 BURST = 1000
 """Messages taken in a row before the clock is looked at."""
@@ -64,13 +71,17 @@ class Collector:
         show: Callable[[Report], None],
         job: str = "",
     ) -> None:
+        raise_descriptor_limit()
         self._runs = runs
         self._show = show
         self._stop = threading.Event()
+        self._in_use: TextIO | None = None
         self._connections: dict[int, bytes] = {}
         """The peer behind each connection's file descriptor."""
+        self._reused: Counter[int] = Counter()
+        """Descriptors given out again before the end of the connection that had them was told."""
         self._job_ended: JobEnded | None = None
-        self.ledger = Ledger(options, runs.taken())
+        self.ledger = Ledger(options, runs.claim)
         self._connection_file = connection_file
         self._key_file = connection_file.with_name(f"{connection_file.name}.server-key")
         known = self._take_over()
@@ -86,6 +97,8 @@ class Collector:
             listening = f"{wanted.rpartition(':')[0]}:{self.address.rpartition(':')[2]}"
             connections.write_private(self._key_file, f"{server.secret}\n{listening}\n")
             connections.write(self.connection, connection_file)
+            self._in_use = open(self._key_file)  # noqa: SIM115 (held as long as the collector lives)
+            fcntl.flock(self._in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
             self.close()
             raise
@@ -98,13 +111,14 @@ class Collector:
             poller.poll(IDLE_TICK if self.ledger.is_idle else BUSY_TICK)
             self._drain()
             self._perform(Tick())
-        while poller.poll(LAST_WORDS):
+        deadline = time.monotonic() + LONGEST_LAST_WORDS
+        while time.monotonic() < deadline and poller.poll(LAST_WORDS):
             self._drain()
         self._perform(self._job_ended or JobEnded(None))
 
-    def stop(self, exit_code: int | None = None) -> None:
+    def stop(self, exit_code: int | None = None, interrupted: str = "") -> None:
         """Ends ``serve``; callable from any thread and from a signal handler. ``exit_code`` is that of the job, if known."""
-        self._job_ended = JobEnded(exit_code)
+        self._job_ended = JobEnded(exit_code, interrupted)
         self._stop.set()
 
     def close(self) -> None:
@@ -112,6 +126,8 @@ class Collector:
         if hasattr(self, "_socket"):
             self._socket.disable_monitor()
             self._socket.close(0)
+            if self._in_use is not None:
+                self._in_use.close()
             for path in (self._connection_file, self._key_file):
                 with suppress(OSError):
                     path.unlink()
@@ -124,7 +140,13 @@ class Collector:
             return None
         known = connections.read(self._connection_file)
         try:
-            secret, listening = self._key_file.read_text().split()
+            with open(self._key_file) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                secret, listening = file.read().split()
+        except BlockingIOError:
+            raise ConnectionFileError(
+                f"connection file {self._connection_file} is in use by a running collector; choose another --connection-file"
+            ) from None
         except (OSError, ValueError):
             raise ConnectionFileError(
                 f"connection file {self._connection_file} belongs to another collector, whose {self._key_file.name} is not "
@@ -137,9 +159,10 @@ class Collector:
         for _ in range(BURST):
             received = sockets.receive(self._socket)
             if received is None:
-                break
+                self._note_disconnections()  # only now: what a peer said before it went comes first
+                return
             peer, descriptor, parts = received
-            self._connections[descriptor] = peer
+            self._note_connection(descriptor, peer)
             try:
                 if len(parts) != 1:
                     raise ProtocolError(f"a message of {len(parts)} parts instead of one")
@@ -148,12 +171,26 @@ class Collector:
                 self._perform(Malformed(peer, str(error)))
             else:
                 self._perform(Received(peer, message))
+
+    def _note_connection(self, descriptor: int, peer: bytes) -> None:
+        before = self._connections.get(descriptor, peer)
+        if before != peer:
+            self._reused[descriptor] += 1
+            self._perform(Disconnected(before))
+        self._connections[descriptor] = peer
+
+    def _note_disconnections(self) -> None:
         while (ended := sockets.next_disconnection(self._monitor)) is not None:
-            if ended in self._connections:
+            if self._reused[ended]:
+                self._reused[ended] -= 1
+            elif ended in self._connections:
                 self._perform(Disconnected(self._connections.pop(ended)))
 
     def _perform(self, event: Event) -> None:
-        self._do(self.ledger.handle(event, time.monotonic()))
+        try:
+            self._do(self.ledger.handle(event, time.monotonic()))
+        except Exception:  # the runs of all ranks hang on this loop: no single event may end it
+            log.exception("an error of ours while handling %s; the collector goes on", type(event).__name__)
 
     def _do(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
@@ -162,8 +199,6 @@ class Collector:
                     self._socket.send_multipart([effect.peer, wire.encode(effect.message)], zmq.NOBLOCK)
             elif isinstance(effect, Note):
                 log.info("%s", effect.text)
-            elif isinstance(effect, OpenRun):
-                self._runs.open(effect.run)
             elif isinstance(effect, RecordTrace):
                 self._runs.record_trace(effect.run, effect.rank, effect.batch, effect.frames)
             elif isinstance(effect, Publish):
@@ -191,6 +226,20 @@ def run_daemon(listen: str | None, connection_file: Path, runs_dir: Path, option
     return 0
 
 
+def raise_descriptor_limit() -> None:
+    """Each rank is a connection, and the usual soft limit is 1024 files."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _print(report: Report) -> None:
-    sys.stdout.write(text.render(report))
-    sys.stdout.flush()
+    emit(sys.stdout, text.render(report))
+
+
+def emit(stream: TextIO, body: str) -> None:
+    """Writes to a stream whose disk may be full or whose reader may be gone; what is written is on record too."""
+    try:
+        stream.write(body)
+        stream.flush()
+    except OSError as error:
+        log.error("cannot print the report: %s", error.strerror)

@@ -27,13 +27,6 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenRun:
-    """A new run began: make its folder."""
-
-    run: str
-
-
-@dataclass(frozen=True, slots=True)
 class RecordTrace:
     """Keep the frames of a traced batch."""
 
@@ -51,4 +44,4 @@ class Publish:
     news: bool
 
 
-Effect: TypeAlias = Send | Note | OpenRun | RecordTrace | Publish
+Effect: TypeAlias = Send | Note | RecordTrace | Publish

@@ -11,12 +11,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from rankwatch.errors import EXIT_ABORTED, UsageError
 
-from .collector import Collector
+from .collector import Collector, emit
 from .report import text
 from .report.data import Outcome, Report
 from .run import Options
@@ -48,7 +49,7 @@ def run_command(
             listen=listen,
             connection_file=path,
             runs=RunsFolder(runs_dir),
-            options=options,
+            options=replace(options, job_end_is_told=True),
             show=lambda report: reports.update({report.run: report}),
             job=job or env.get("RANKWATCH_JOB") or job_name(command),
         )
@@ -75,22 +76,34 @@ def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, 
     """Serves while the command runs; returns its exit code, in the shell's way (128 + n) for a signal."""
     # The handlers are there before the child: a SIGTERM in between must not leave it behind.
     child: subprocess.Popen[bytes] | None = None
+    interrupted = ""
 
     def forward(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)  # a second one ends us at once
-        if child is not None and number == signal.SIGTERM:
+        nonlocal interrupted
+        repeated, interrupted = interrupted, signal.Signals(number).name
+        if number == signal.SIGINT or child is None:
+            return  # from the terminal SIGINT has reached the child by itself
+        if repeated:
+            child.kill()
+        else:
             child.terminate()
-        # A SIGINT from the terminal has reached the child by itself.
 
-    previous = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:
         try:
             child = subprocess.Popen(command, env=dict(env))
         except OSError as error:
             raise UsageError(f"cannot run {shlex.join(command)}: {error.strerror}") from None
+        if interrupted:
+            child.terminate()
         process = child
-        threading.Thread(target=lambda: collector.stop(process.wait()), name="wait-for-command", daemon=True).start()
-        collector.serve()
+        threading.Thread(
+            target=lambda: collector.stop(process.wait(), interrupted), name="wait-for-command", daemon=True
+        ).start()
+        try:
+            collector.serve()
+        except Exception:
+            log.exception("the collector ended by an error of its own; the command goes on without it")
         code = process.wait()
     finally:
         for number, handler in previous.items():
@@ -103,9 +116,12 @@ def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, ru
         log.warning("no rank connected: does the script call rankwatch.watch(model)?")
     for run, report in reports.items():
         # The report comes last, under whatever the dying processes printed.
-        stream = sys.stderr if report.outcome is Outcome.FINISHED else sys.stdout
-        stream.write("\n" * (report.outcome is not Outcome.FINISHED) + text.render(report))
-        stream.flush()
+        if report.outcome is Outcome.FINISHED:
+            emit(sys.stderr, text.render(report))
+        else:
+            emit(sys.stdout, "\n" + text.render(report))
         log.info("the run's record: rankwatch report %s", runs_dir / run)
-    aborted = any(report.verdict is not None for report in reports.values())
+    # Where a job was started again, by torchrun's --max-restarts for one, its last run is what counts.
+    last = {report.job: report for report in reports.values()}
+    aborted = any(report.verdict is not None for report in last.values())
     return EXIT_ABORTED if aborted else code

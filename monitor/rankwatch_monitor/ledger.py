@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from rankwatch import wire
 from rankwatch.identity import safe_name
 
-from .effects import Effect, Note, OpenRun, Send
+from .effects import Effect, Note, Send
 from .run import Options, Run
 
 KEPT_RUNS = 16
@@ -46,9 +46,13 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The command that the collector was started for has ended; None: the collector itself is to end."""
+    """The command that the collector was started for has ended; None: the collector itself is to end.
+
+    ``interrupted`` names the signal that somebody ended it by.
+    """
 
     exit_code: int | None
+    interrupted: str = ""
 
 
 Event: TypeAlias = Received | Malformed | Disconnected | Tick | JobEnded
@@ -59,15 +63,15 @@ class Ledger:
 
     Args:
         options: what holds in every run.
-        taken: run ids that are in use already, such as the folders of earlier runs.
+        claim: takes a run id for this collector; False when it is in use already, by the folder of another run, say.
     """
 
-    def __init__(self, options: Options, taken: Collection[str] = ()) -> None:
+    def __init__(self, options: Options, claim: Callable[[str], bool] = lambda name: True) -> None:
         self.runs: dict[str, Run] = {}
         """The runs under way and the last ones that are over, by id, in the order of their first HELLO."""
         self.refused = 0
         self._options = options
-        self._taken = set(taken)
+        self._claim = claim
         self._current: dict[tuple[str, int], Run] = {}
         self._peers: dict[bytes, tuple[Run, int]] = {}
 
@@ -80,13 +84,15 @@ class Ledger:
             return [Note(f"refused a message: {event.text}"), Send(event.peer, wire.Error(event.text, "none"))]
         if isinstance(event, Disconnected):
             if event.peer in self._peers:
-                run, rank = self._peers.pop(event.peer)
-                run.disconnected(rank)
+                run, rank = self._peers[event.peer]
+                run.disconnected(rank, event.peer)
             return []
         effects: list[Effect] = []
         for run in self.runs.values():
             if not run.over:
-                effects += run.tick(now) if isinstance(event, Tick) else run.job_ended(event.exit_code, now)
+                effects += (
+                    run.tick(now) if isinstance(event, Tick) else run.job_ended(event.exit_code, event.interrupted, now)
+                )
         self._forget_old_runs()
         return effects
 
@@ -94,7 +100,6 @@ class Ledger:
         over = [name for name, run in self.runs.items() if run.over]
         for name in over[:-KEPT_RUNS]:
             run = self.runs.pop(name)
-            self._taken.add(name)
             self._peers = {peer: place for peer, place in self._peers.items() if place[0] is not run}
             if self._current.get((run.job, run.restart)) is run:
                 del self._current[run.job, run.restart]
@@ -125,11 +130,7 @@ class Ledger:
         run = self._run_of(hello)
         if run is None:
             run = self._open(hello)
-            yield OpenRun(run.id)
             yield Note(f"run {run.id}: {hello.world_size} rank(s), first heard of on {hello.host}")
-        elif run.world_size != hello.world_size:
-            yield Send(peer, wire.Error(f"run {run.id} has {run.world_size} ranks, not {hello.world_size}", "stop"))
-            return
         held = run.ranks.get(hello.rank)
         if held is not None and held.hello.incarnation != hello.incarnation:
             # The agent goes on asking: should the other process be dead, its place is free once it counts as lost.
@@ -145,11 +146,11 @@ class Ledger:
         """The run this rank belongs to; None when it begins a new one."""
         for known in self.runs.values():
             record = known.ranks.get(hello.rank)
-            is_same_start = (known.job, known.restart) == (hello.job, hello.restart) and not known.over
+            is_same_start = (known.job, known.restart) == (hello.job, hello.restart)
             if is_same_start and record is not None and record.hello.incarnation == hello.incarnation:
-                return known
+                return known  # even when it is over: a process that was stopped for a while is still to be aborted
         run = self._current.get((hello.job, hello.restart))
-        if run is None or run.over:
+        if run is None or run.over or run.world_size != hello.world_size:
             return None
         record = run.ranks.get(hello.rank)
         # A rank that has ended does not come back: the same job was started again.
@@ -158,7 +159,7 @@ class Ledger:
     def _open(self, hello: wire.Hello) -> Run:
         base = f"{safe_name(hello.job)}-{hello.restart}"
         name, attempt = base, 1
-        while name in self._taken or name in self.runs:
+        while name in self.runs or not self._claim(name):
             attempt += 1
             name = f"{base}.{attempt}"
         run = Run(name, hello.job, hello.restart, hello.world_size, self._options)

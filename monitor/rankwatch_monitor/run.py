@@ -25,7 +25,11 @@ MAX_TABLES = 256
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The collector's options, in seconds; ``abort_on_lost``: whether a lost or failed rank stops the others."""
+    """The collector's options, in seconds.
+
+    ``abort_on_lost``: whether a lost or failed rank stops the others. ``job_end_is_told``: whether somebody will say how the
+    job's command ended; until then no run is over.
+    """
 
     heartbeat: float = 1.0
     decision_window: float = 2.0
@@ -33,6 +37,7 @@ class Options:
     abort_repeat: float = 0.5
     acknowledge_window: float = 3.0
     abort_on_lost: bool = True
+    job_end_is_told: bool = False
 
     @property
     def lost_after(self) -> float:
@@ -96,6 +101,10 @@ class Run:
     """The smallest tripped position so far."""
     _outcome: Outcome | None = None
     _reason: str = ""
+    _limit: str = ""
+    """That, and why, a rank stopped after the batch it was told to."""
+    _waived: tuple[Outcome, str] | None = None
+    """The first failure or loss that did not stop the others."""
     _published: bool = False
     _all_ended_at: float | None = None
     _looked_at: float = float("-inf")
@@ -138,6 +147,12 @@ class Run:
             if message.abort and record.acknowledged_at is None:
                 record.acknowledged_at = now
                 self._unacknowledged.discard(rank)
+        elif isinstance(message, wire.Batch) and message.summary.table_id not in self._tables:
+            # Not taken in: after the new HELLO it comes again, and its table before it.
+            yield Send(
+                record.peer, wire.Error(f"the frame table of batch {message.summary.batch} is not known here", "hello")
+            )
+            return
         elif isinstance(message, (wire.Batch, wire.Tripped, wire.Bye)):
             if message.seq > record.seq:  # else it was sent again after a reconnect, and is in already
                 record.seq = message.seq
@@ -148,16 +163,25 @@ class Run:
         self._note_answer(record)
         yield from self._decide(now)
 
-    def disconnected(self, rank: int) -> None:
-        """The rank's connection has ended. It may come back, so this alone decides nothing."""
-        self.ranks[rank].connected = False
+    def disconnected(self, rank: int, peer: bytes) -> None:
+        """A connection of the rank has ended. It may have another, or come back, so this alone decides nothing."""
+        if self.ranks[rank].peer == peer:
+            self.ranks[rank].connected = False
 
-    def job_ended(self, exit_code: int | None, now: float) -> Iterator[Effect]:
+    def job_ended(self, exit_code: int | None, interrupted: str, now: float) -> Iterator[Effect]:
         """The processes of the job are known to have ended (exit code None: not known how)."""
-        for rank in list(self._running):
-            self._lose(self.ranks[rank])
-        if self._outcome is None and self._tripped_at is None and exit_code:
-            self._end_as(Outcome.FAILED, f"the command ended with exit code {exit_code}")
+        if interrupted and self._outcome is None and self._tripped_at is None:
+            self._end_as(Outcome.ABORTED, f"stopped by {interrupted}")
+            for rank in list(self._running):
+                self._leave(self.ranks[rank], RankState.ABORTED)
+        if exit_code is None and self._running and self._outcome is None and self._tripped_at is None:
+            self._end_as(Outcome.LOST, "the collector was ended while the run went on")
+        elif exit_code is not None:
+            unexplained = self._running or any(r.state is RankState.ENDED for r in self.ranks.values())
+            for rank in list(self._running):
+                self._lose(self.ranks[rank])
+            if exit_code and unexplained and self._outcome is None and self._tripped_at is None:
+                self._end_as(Outcome.FAILED, f"the command ended with exit code {exit_code}")
         yield from self._decide(now, ended=True)
 
     def tick(self, now: float) -> Iterator[Effect]:
@@ -181,6 +205,8 @@ class Run:
             yield Publish(self.report(), news=True)
         if ended or self._has_ended(now):
             self.over = True
+            if self._outcome is None:
+                self._end_as(*self._quiet_end())
             yield Publish(self.report(), news=not self._published)
 
     def _take(self, record: RankRecord, message: wire.Batch | wire.Tripped | wire.Bye, now: float) -> Iterator[Effect]:
@@ -194,14 +220,15 @@ class Run:
             record.trip = message.trip
             record.last_batch = max(record.last_batch, message.trip.position.batch)
             yield Note(f"run {self.id}: {describe_culprit(record.name, message.trip)}")
-            yield from self._aim(now)
+            if self._outcome is None:
+                yield from self._aim(message.trip.position, now)
 
     def _take_batch(self, record: RankRecord, message: wire.Batch) -> Iterator[Effect]:
         summary = message.summary
-        table = self._tables.get(summary.table_id)
-        if table is None or len(summary.states) != table.rows:
-            why = "its frame table is not known" if table is None else f"its {len(summary.states)} rows do not fit the table"
-            yield Send(record.peer, wire.Error(f"batch {summary.batch} is refused: {why}", "none"))
+        table = self._tables.pop(summary.table_id)
+        self._tables[table.id] = table  # the one that was used longest ago goes first
+        if not summary.fits(table):
+            yield Send(record.peer, wire.Error(f"batch {summary.batch} does not fit its frame table", "none"))
             return
         record.last_batch = summary.batch
         record.frames_in_batch = len(table.specs)
@@ -213,15 +240,15 @@ class Run:
 
     def _take_leave(self, record: RankRecord, bye: wire.Bye, now: float) -> Iterator[Effect]:
         record.farewell = bye.text
-        if bye.outcome == "finished":
-            self._leave(record, RankState.FINISHED)
+        if bye.outcome in ("finished", "ended"):
+            self._leave(record, RankState(bye.outcome))
         elif bye.outcome == "failed":
             self._leave(record, RankState.FAILED)
             yield from self._stop_for(f"{record.name} failed: {bye.text}", Outcome.FAILED, now)
         else:
             self._leave(record, RankState.ABORTED)
-            if bye.outcome == "limit" and self._outcome is None:
-                self._end_as(Outcome.ABORTED, bye.text)
+            if bye.outcome == "limit":
+                self._limit = bye.text
 
     def _look_for_lost(self, now: float) -> Iterator[Effect]:
         for rank in list(self._running):
@@ -254,18 +281,20 @@ class Run:
 
     def _stop_for(self, reason: str, outcome: Outcome, now: float) -> Iterator[Effect]:
         """A rank failed or was lost: the others must not wait for it in a collective."""
-        if self._outcome is not None or self._tripped_at is not None or not self.options.abort_on_lost:
+        if self._outcome is not None or self._tripped_at is not None:
+            return
+        if not self.options.abort_on_lost:
+            self._waived = self._waived or (outcome, reason)
             return
         self._end_as(outcome, reason)
         self._abort, self._abort_at = wire.Abort(reason, -1, 0.0, self.options.abort_grace), now
         yield from self._send_abort(now)
 
-    def _aim(self, now: float) -> Iterator[Effect]:
+    def _aim(self, target: Position, now: float) -> Iterator[Effect]:
         """A rank has tripped: asks those that may still trip earlier to tell when they are past it."""
         if self._tripped_at is None:
             self._tripped_at = now
-        target = min(record.trip.position for record in self.ranks.values() if record.trip is not None)
-        if target == self._target:
+        if self._target is not None and self._target <= target:
             return
         self._target = target
         asked = {rank: record for rank, record in self.ranks.items() if is_waited_for(record.witness(), target)}
@@ -283,7 +312,8 @@ class Run:
         if self._waited_for and not ended and now - tripped_at < self.options.decision_window:
             return
         witnesses = {rank: record.witness() for rank, record in self.ranks.items()}
-        self.verdict, reason = elect(witnesses, self.world_size, now - tripped_at, self.options.decision_window)
+        window = 0.0 if ended else self.options.decision_window
+        self.verdict, reason = elect(witnesses, self.world_size, now - tripped_at, window)
         if self.verdict is None:
             return
         culprit = self.ranks[self.verdict.rank]
@@ -300,17 +330,28 @@ class Run:
         for rank in self._unacknowledged:
             yield Send(self.ranks[rank].peer, self._abort)
 
+    def _quiet_end(self) -> tuple[Outcome, str]:
+        """How a run ends in which nothing was decided."""
+        if self._limit:
+            return Outcome.ABORTED, self._limit
+        lost = [record for record in self.ranks.values() if record.state is RankState.LOST]
+        if self._waived is not None and (lost or self._waived[0] is Outcome.FAILED):
+            return self._waived
+        if lost:
+            return Outcome.LOST, f"{lost[0].name} ended without a word; {_last_seen(lost[0])}"
+        return Outcome.FINISHED, ""
+
     def _end_as(self, outcome: Outcome, reason: str) -> None:
         self._outcome, self._reason = outcome, reason
 
     def _is_settled(self, now: float) -> bool:
         """Whether the report can be printed: everyone acknowledged the abort or is gone, or has had the time to."""
         if self._abort is None:
-            return not self._running
+            return self._has_ended(now)
         return not self._unacknowledged or now - self._abort_at > self.options.acknowledge_window
 
     def _has_ended(self, now: float) -> bool:
-        if self._running:
+        if self._running or self.options.job_end_is_told:
             self._all_ended_at = None
             return False
         if self._all_ended_at is None:
@@ -334,19 +375,13 @@ class Run:
             job=self.job,
             restart=self.restart,
             world_size=self.world_size,
-            outcome=self._outcome or self._outcome_by_states(),
+            outcome=self._outcome or Outcome.FINISHED,
             reason=self._reason,
             verdict=self.verdict,
             frames_in_batch=frames[0] if frames else None,
             acknowledged_in=max(acknowledged) - self._abort_at if acknowledged else None,
             ranks=tuple(self._row(rank) for rank in range(self.world_size)),
         )
-
-    def _outcome_by_states(self) -> Outcome:
-        states = {record.state for record in self.ranks.values()}
-        if RankState.FAILED in states:
-            return Outcome.FAILED
-        return Outcome.LOST if RankState.LOST in states else Outcome.FINISHED
 
     def _row(self, rank: int) -> RankRow:
         record = self.ranks.get(rank)

@@ -40,13 +40,20 @@ class RunsFolder:
                 f"cannot write to the runs folder {path}: {error.strerror}; choose another --runs-dir"
             ) from None
 
-    def taken(self) -> set[str]:
-        """The names in use."""
-        return {entry.name for entry in self.path.iterdir()}
+    def claim(self, run: str) -> bool:
+        """Makes the run's folder and points ``latest`` at it; False when there is such a folder already.
 
-    def open(self, run: str) -> None:
-        """Makes the run's folder and points ``latest`` at it."""
-        _try(self._open, run)
+        A disk that cannot be written to is told and does not matter: the run goes on without a record.
+        """
+        try:
+            (self.path / run).mkdir()
+        except FileExistsError:
+            return False
+        except OSError as error:
+            log.error("cannot make the folder of run %s: %s; the run goes on without it", run, error.strerror)
+            return True
+        _try(self._point_latest_at, run)
+        return True
 
     def record_trace(self, run: str, rank: int, batch: int, frames: Sequence[Frame]) -> None:
         """Writes ``trace/batch-B.rank-R.txt``, in the format of the Hugging Face detector."""
@@ -57,8 +64,7 @@ class RunsFolder:
         _try(_write, self.path / report.run / "report.txt", text.render(report))
         _try(_write, self.path / report.run / "report.json", json.render(report))
 
-    def _open(self, run: str) -> None:
-        (self.path / run).mkdir(exist_ok=True)
+    def _point_latest_at(self, run: str) -> None:
         part = self.path / f".latest.{os.getpid()}"
         with suppress(FileNotFoundError):
             part.unlink()

@@ -78,7 +78,7 @@ def ranks_alive(marker: str) -> int:
         except OSError:
             continue
         names = {variable.partition(b"=")[0] for variable in variables}
-        alive += f"RANKWATCH_TEST_JOB={marker}".encode() in variables and b"RANK" in names
+        alive += f"TEST_JOB_MARKER={marker}".encode() in variables and b"RANK" in names
     return alive
 
 
@@ -94,7 +94,7 @@ def time_one(command: list[str], folder: Path) -> Times:
         show=lambda report: None,
     )
     env = environment(
-        RANKWATCH_TEST_JOB=marker,
+        TEST_JOB_MARKER=marker,
         RANKWATCH_CONNECTION=str(folder / "connection.json"),
         FAULT_TIME_FILE=str(folder / "fault"),
     )

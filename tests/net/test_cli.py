@@ -107,7 +107,8 @@ def test_a_missing_connection_file_stops_a_rank_before_its_first_batch() -> None
         (["run"], "nothing to run"),
         (["run", "--", "/no/such/program"], "cannot run /no/such/program: No such file or directory"),
         (["report", "/no/such/run"], "no report in /no/such/run"),
-        (["collector", "--abort-grace", "soon"], "--abort-grace"),
+        (["collector", "--abort-grace", "soon"], "'soon': expected seconds"),
+        (["collector", "--on-lost", "cry"], "expected abort or wait"),
         (["collector", "--heartbeat", "-1"], "expected 0.01 to 3600 seconds"),
     ],
 )

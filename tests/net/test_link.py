@@ -31,6 +31,7 @@ class Rank:
         self.link = Link(
             connection,
             Identity("train", 0, rank, world_size, rank, "host", 100 + rank),
+            job="train",
             progress=lambda: (self.position, "forward"),
             on_abort=self._on_abort,
             device="cpu",
@@ -84,7 +85,8 @@ def test_a_trip_brings_the_abort_to_every_rank(collector: Running, ranks: Callab
     assert culprit.link.start()
     assert other.link.start()
     other.position = Position(3, 0, 9)
-    assert culprit.link.send_trip(makers.trip(at=(3, 0, 5)))
+    culprit.link.send_trip(makers.trip(at=(3, 0, 5)))
+    assert culprit.link.wait_for_verdict()
     assert other.aborted.wait(SOON)
     assert culprit.abort == other.abort is not None
     assert other.abort.rank == 0
@@ -97,7 +99,8 @@ def test_a_probe_is_answered_when_the_position_is_passed(collector: Running, ran
     assert culprit.link.start()
     assert other.link.start()
     threading.Timer(0.05, lambda: setattr(other, "position", Position(3, 0, 6))).start()
-    assert culprit.link.send_trip(makers.trip(at=(3, 0, 5)))
+    culprit.link.send_trip(makers.trip(at=(3, 0, 5)))
+    assert culprit.link.wait_for_verdict()
     (run,) = collector.collector.ledger.runs.values()
     assert run.verdict is not None
     assert run.verdict.missing == ()
@@ -121,7 +124,8 @@ def test_without_a_collector_the_spool_is_bounded_and_nothing_waits(
     assert not rank.link.start()
     for batch in range(25):
         rank.link.send_batch(makers.table(), makers.summary(batch))
-    assert not rank.link.send_trip(makers.trip())
+    rank.link.send_trip(makers.trip())
+    assert not rank.link.wait_for_verdict()
     kept = [spooled.message for spooled in rank.link._spool]
     assert [message.summary.batch for message in kept if isinstance(message, wire.Batch)] == list(range(15, 25))
     assert isinstance(kept[-1], wire.Tripped)

@@ -30,6 +30,7 @@ class Notebook:
         self.batches: list[tuple[FrameTable, BatchSummary]] = []
         self.traces: list[list[Frame]] = []
         self.trips: list[Trip] = []
+        self.found: list[tuple[Position, int]] = []
         self.findings: list[list[Finding]] = []
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
@@ -37,6 +38,9 @@ class Notebook:
 
     def on_trace(self, frames: list[Frame]) -> None:
         self.traces.append(frames)
+
+    def on_found(self, trip: Trip) -> None:
+        self.found.append((trip.position, len(self.batches)))
 
     def on_trip(self, trip: Trip, findings: list[Finding]) -> TrainingAborted:
         self.trips.append(trip)
@@ -402,6 +406,8 @@ def test_a_traced_batch_is_traced_to_its_end_before_it_trips() -> None:
         model(ones())
     assert [frame.spec.module for frame in notebook.traces[0]] == ["0", "1", "2", ""]
     assert (notebook.trips[0].frame.spec.module, notebook.batches[0][1].traced) == ("0", True)
+    # Told before the summary, which shows this rank past its own trip.
+    assert notebook.found == [(Position(0, 0, 0), 0)]
 
 
 def test_a_limit_stops_after_its_batch() -> None:
@@ -470,7 +476,7 @@ def test_an_error_of_ours_is_logged_once_and_the_training_goes_on(
         for _ in range(3):
             model(ones()).sum().backward()
     assert [record.getMessage() for record in caplog.records] == [
-        "batch 0: rankwatch switched itself off after an error of its own"
+        "rankwatch: switched itself off in batch 0 by an error of its own: ZeroDivisionError('division by zero')"
     ]
     assert notebook.batches == []
     detector.abort = lambda: TrainingAborted("still heard")

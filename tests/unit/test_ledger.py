@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import makers
 from rankwatch import wire
-from rankwatch.frame import Position
-from rankwatch_monitor.effects import Effect, Note, OpenRun, Publish, RecordTrace, Send
+from rankwatch.frame import FrameTable, Position
+from rankwatch_monitor.effects import Effect, Note, Publish, RecordTrace, Send
 from rankwatch_monitor.ledger import Disconnected, JobEnded, Ledger, Malformed, Received, Tick
 from rankwatch_monitor.report.data import Outcome, RankState, Report
-from rankwatch_monitor.run import Options
+from rankwatch_monitor.run import MAX_TABLES, Options
 from rankwatch_monitor.verdict import Certainty, Verdict
 
 
@@ -86,6 +87,10 @@ class Life:
 FRAMES = 3
 POSITIONS = [Position(batch, 0, frame) for batch in range(3) for frame in range(FRAMES)]
 
+TABLE = FrameTable(tuple(makers.frame().spec for _ in range(FRAMES)))
+LAST = 99
+"""The sequence number of what a rank says last."""
+
 lives = st.builds(
     Life,
     trips_at=st.none() | st.sampled_from(POSITIONS),
@@ -98,11 +103,13 @@ def told_by(rank: int, life: Life) -> list[wire.Message]:
     messages: list[wire.Message] = []
     for step, position in enumerate(POSITIONS):
         if step == life.dies_at:
-            return [*messages, wire.Bye(1, "failed", "KeyError: 'x'")]
+            return [*messages, wire.Bye(LAST, "failed", "KeyError: 'x'")]
         if position == life.trips_at:
-            return [*messages, wire.Tripped(1, makers.trip(at=position))]
+            return [*messages, wire.Tripped(LAST, makers.trip(at=position))]
         messages.append(wire.Beat(Position(position.batch, 0, position.frame + 1), "forward", 0, 0, 0.0))
-    return [*messages, wire.Bye(1, "finished", "")]
+        if position.frame == FRAMES - 1:
+            messages += [wire.Table(TABLE), wire.Batch(position.batch + 1, makers.summary(position.batch, of=TABLE))]
+    return [*messages, wire.Bye(LAST, "finished", "")]
 
 
 def what_is_true(worlds: Sequence[Life]) -> tuple[int, Position, set[int]] | None:
@@ -371,13 +378,101 @@ def test_a_run_whose_ranks_all_end_well_is_finished() -> None:
 
 
 def test_a_command_that_fails_without_a_word_of_its_ranks_is_failed() -> None:
-    desk = Desk()
+    desk = Desk(Options(job_end_is_told=True))
     desk.connect(1)
-    desk.receive(0, wire.Bye(1, "finished", ""))
-    desk = Desk()
-    desk.connect(1)
+    desk.receive(0, wire.Bye(1, "ended", ""))
+    assert desk.reports == []
     desk.end(exit_code=9)
     assert (desk.reports[-1].outcome, desk.reports[-1].reason) == (Outcome.FAILED, "the command ended with exit code 9")
+
+
+@pytest.mark.parametrize(("bye", "code"), [("ended", 0), ("finished", 9)])
+def test_a_rank_that_ended_is_believed_when_the_command_ended_well_or_it_said_so_itself(bye: str, code: int) -> None:
+    desk = Desk(Options(job_end_is_told=True))
+    desk.connect(1)
+    desk.receive(0, wire.Bye(1, bye, ""))
+    desk.end(exit_code=code)
+    assert desk.reports[-1].outcome is Outcome.FINISHED
+
+
+def test_a_collector_that_is_ended_does_not_call_the_ranks_lost() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.end(exit_code=None)
+    (report, *_) = desk.reports
+    assert (report.outcome, report.reason) == (Outcome.LOST, "the collector was ended while the run went on")
+    assert [row.state for row in report.ranks] == [RankState.RUNNING] * 2
+
+
+def test_a_signal_is_named_as_the_reason_and_the_ranks_are_not_lost() -> None:
+    desk = Desk(Options(job_end_is_told=True))
+    desk.connect(1)
+    desk.effects += desk.ledger.handle(JobEnded(1, "SIGTERM"), desk.now)
+    report = desk.reports[-1]
+    assert (report.outcome, report.reason) == (Outcome.ABORTED, "stopped by SIGTERM")
+    assert report.ranks[0].state is RankState.ABORTED
+
+
+def test_a_trip_outranks_the_limit_that_another_rank_has_come_to() -> None:
+    for trip_first in (True, False):
+        desk = Desk()
+        desk.connect(2)
+        said: list[tuple[int, wire.Message]] = [
+            (0, wire.Tripped(1, makers.trip(at=(5, 0, 3)))),
+            (1, wire.Bye(1, "limit", "stopped after batch 5")),
+        ]
+        for rank, message in said if trip_first else reversed(said):
+            desk.receive(rank, message)
+        assert desk.verdict is not None
+
+
+def test_a_limit_is_the_reason_when_nothing_else_happened() -> None:
+    desk = Desk()
+    desk.connect(2)
+    for rank in range(2):
+        desk.receive(rank, wire.Bye(1, "limit", "stopped after batch 5"))
+    assert (desk.reports[-1].outcome, desk.reports[-1].reason) == (Outcome.ABORTED, "stopped after batch 5")
+
+
+def test_a_rank_that_comes_back_after_the_run_is_over_is_still_told_to_stop() -> None:
+    desk = Desk(Options(heartbeat=1.0))
+    desk.connect(2)
+    desk.disconnect(1)
+    for _ in range(4):
+        desk.wait(1.0)
+        desk.receive(0, makers.beat(1, 0, 0))
+    desk.receive(0, wire.Ack(1, abort=True), wire.Bye(1, "aborted", ""))
+    assert desk.ledger.is_idle
+    desk.take()
+    desk.connect(2, ranks=[1])
+    assert len(desk.sent(1, wire.Abort)) == 1
+    assert list(desk.ledger.runs) == ["train-0"]
+
+
+def test_a_pending_trip_is_decided_when_the_job_ends_before_some_rank_ever_came() -> None:
+    desk = Desk()
+    desk.connect(3, ranks=[0])
+    desk.receive(0, wire.Tripped(1, makers.trip()))
+    desk.end(exit_code=1)
+    assert desk.verdict is not None
+    assert (desk.verdict.certainty, desk.verdict.missing) == (Certainty.PARTIAL, (1, 2))
+
+
+def test_what_a_peer_said_counts_after_it_has_gone() -> None:
+    desk = Desk()
+    desk.connect(1)
+    desk.disconnect(0)
+    desk.receive(0, wire.Tripped(1, makers.trip()))
+    assert desk.verdict is not None
+
+
+def test_a_failure_that_does_not_stop_the_others_is_still_the_reason() -> None:
+    desk = Desk(Options(abort_on_lost=False))
+    desk.connect(2)
+    desk.receive(0, wire.Bye(1, "failed", "KeyError: 'x'"))
+    desk.receive(1, wire.Bye(1, "finished", ""))
+    assert desk.reports[-1].outcome is Outcome.FAILED
+    assert "KeyError: 'x'" in desk.reports[-1].reason
 
 
 def test_runs_are_kept_apart_by_job_and_restart() -> None:
@@ -401,9 +496,9 @@ def test_the_same_job_started_again_is_a_run_of_its_own() -> None:
 
 
 def test_names_in_use_on_disk_are_not_used_again() -> None:
-    ledger = Ledger(Options(), taken={"train-0", "train-0.2"})
-    effects = ledger.handle(Received(b"a", makers.hello()), 0.0)
-    assert [effect.run for effect in effects if isinstance(effect, OpenRun)] == ["train-0.3"]
+    ledger = Ledger(Options(), claim=lambda name: name not in {"train-0", "train-0.2"})
+    ledger.handle(Received(b"a", makers.hello()), 0.0)
+    assert list(ledger.runs) == ["train-0.3"]
 
 
 def test_a_reconnect_goes_on_where_it_was() -> None:
@@ -427,10 +522,17 @@ def test_a_second_process_does_not_take_a_live_ranks_place() -> None:
     ]
 
 
-def test_another_major_version_and_another_world_are_refused() -> None:
+def test_another_world_size_is_another_run() -> None:
     desk = Desk()
     desk.connect(2)
-    for hello in (makers.hello(1, 2, major=2), makers.hello(1, 3), makers.hello(5, 2)):
+    desk.effects += desk.ledger.handle(Received(b"x", makers.hello(0, 3, incarnation="another")), 0.0)
+    assert [run.world_size for run in desk.ledger.runs.values()] == [2, 3]
+
+
+def test_another_major_version_and_a_rank_out_of_its_world_are_refused() -> None:
+    desk = Desk()
+    desk.connect(2)
+    for hello in (makers.hello(1, 2, major=2), makers.hello(5, 2)):
         sent = [e.message for e in desk.ledger.handle(Received(b"x", hello), 0.0) if isinstance(e, Send)]
         assert [isinstance(message, wire.Error) and message.remedy for message in sent] == ["stop"]
     assert len(desk.ledger.runs) == 1
@@ -447,18 +549,35 @@ def test_traced_batches_are_recorded_by_rank() -> None:
     assert (trace.run, trace.rank, trace.batch, len(trace.frames)) == ("train-0", 1, 4, 2)
 
 
-def test_a_batch_that_fits_no_table_costs_its_sender_an_error() -> None:
+def test_a_batch_whose_table_is_not_known_is_asked_for_again() -> None:
     desk = Desk()
     desk.connect(1)
     desk.receive(0, wire.Batch(1, makers.summary(0)))
+    assert desk.sent(0, wire.Error) == [wire.Error("the frame table of batch 0 is not known here", "hello")]
+    desk.receive(0, makers.hello(), wire.Table(makers.table()), wire.Batch(1, makers.summary(0)))
+    assert desk.ledger.runs["train-0"].ranks[0].last_batch == 0
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_batch_that_does_not_fit_its_table_costs_its_sender_an_error(traced: bool) -> None:
+    desk = Desk()
+    desk.connect(1)
+    good = makers.summary(0, traced=traced)
+    wide = replace(good, abs_min=good.abs_min * 2, abs_max=good.abs_max * 2)
+    empty = replace(good, abs_min=b"", abs_max=b"", states=b"")
+    desk.receive(0, wire.Table(makers.table()), wire.Batch(2, wide), wire.Batch(3, empty))
+    assert desk.sent(0, wire.Error) == [wire.Error("batch 0 does not fit its frame table", "none")] * 2
+    assert desk.ledger.runs["train-0"].ranks[0].last_batch == -1
+
+
+def test_of_many_tables_the_one_in_use_is_kept() -> None:
+    desk = Desk()
+    desk.connect(1)
     desk.receive(0, wire.Table(makers.table()))
-    desk.receive(0, wire.Batch(2, replace(makers.summary(0), abs_min=b"", abs_max=b"", states=b"")))
-    texts = [message.text for message in desk.sent(0, wire.Error) if isinstance(message, wire.Error)]
-    assert texts == [
-        "batch 0 is refused: its frame table is not known",
-        "batch 0 is refused: its 0 rows do not fit the table",
-    ]
-    assert not any(run.over for run in desk.ledger.runs.values())
+    for number in range(MAX_TABLES + 10):
+        desk.receive(0, wire.Table(FrameTable((makers.frame(module=f"m{number}").spec,))))
+        desk.receive(0, wire.Batch(number + 1, makers.summary(number)))
+    assert desk.sent(0, wire.Error) == []
 
 
 def test_malformed_messages_are_counted_and_answered() -> None:

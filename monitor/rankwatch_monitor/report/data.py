@@ -26,6 +26,8 @@ class RankState(str, enum.Enum):
     """It never connected."""
     RUNNING = "running"
     FINISHED = "finished"
+    ENDED = "ended"
+    """Its process ended without ``close()`` and without an exception that reached the top: well, or by sys.exit(1)."""
     ABORTED = "aborted"
     FAILED = "failed"
     LOST = "lost"

@@ -28,7 +28,10 @@ def render(report: Report) -> str:
 def _render_ending(report: Report) -> str:
     batches = f"{report.batches} batch{'es' if report.batches != 1 else ''}"
     if report.outcome is Outcome.FINISHED:
-        return f"rankwatch: run {report.run} finished: {_ranks(report)}, {batches}, no inf or nan\n"
+        missing = [row.rank for row in report.ranks if row.state is RankState.MISSING]
+        unheard = f"; never heard of: {name_ranks(missing)}" if missing else ""
+        faults = "".join(f"  but {_name(report, row.rank)} {row.farewell}\n" for row in report.ranks if row.farewell)
+        return f"rankwatch: run {report.run} finished: {_ranks(report)}, {batches}, no inf or nan{unheard}\n{faults}"
     fields = [("reason", report.reason)]
     for label, state in (("failed", RankState.FAILED), ("lost", RankState.LOST)):
         ranks = [row.rank for row in report.ranks if row.state is state]

@@ -1,0 +1,69 @@
+"""``watch`` in this process with a real collector."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import rankwatch
+from collectors import Running, until
+
+
+@pytest.fixture
+def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    running = Running(tmp_path)
+    monkeypatch.setenv("RANKWATCH_CONNECTION", str(tmp_path / "connection.json"))
+    monkeypatch.setenv("RANKWATCH_JOB", "gan")
+    # The deadline would end the tests' own process.
+    monkeypatch.setattr("rankwatch.abort.Deadline.start", lambda deadline: None)
+    yield running
+    running.stop()
+
+
+def test_each_model_of_a_process_is_a_run_of_its_own(collector: Running) -> None:
+    generator, discriminator = nn.Linear(2, 2), nn.Linear(2, 2)
+    with rankwatch.watch(generator) as first, rankwatch.watch(discriminator) as second:
+        assert first.is_connected
+        assert second.is_connected
+        discriminator(generator(torch.ones(2)))
+        nn.init.constant_(discriminator.weight, math.nan)
+        with pytest.raises(rankwatch.OverflowDetected, match="weight: nan"):
+            discriminator(generator(torch.ones(2)))
+        until(lambda: collector.reports)
+    runs = collector.collector.ledger.runs
+    assert {name: run.verdict is not None for name, run in runs.items()} == {"gan-0": False, "gan.2-0": True}
+    until(lambda: len(collector.reports) == 2)
+
+
+def test_a_detector_that_switched_itself_off_is_told_in_the_report(
+    collector: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Linear(2, 2)
+    with caplog.at_level(logging.CRITICAL), rankwatch.watch(model) as watch:
+        model(torch.ones(2))
+        monkeypatch.setattr(watch._detector._recorder, "frame", lambda *_: 1 / 0)
+        model(torch.ones(2))
+    until(lambda: collector.reports)
+    assert collector.reports[0].ranks[0].farewell == (
+        "switched itself off in batch 1 by an error of its own: ZeroDivisionError('division by zero')"
+    )
+
+
+def test_a_model_that_nobody_holds_ends_its_run(collector: Running) -> None:
+    def train() -> None:
+        model = nn.Linear(2, 2)
+        rankwatch.watch(model)
+        model(torch.ones(2))
+
+    train()
+    import gc
+
+    gc.collect()
+    until(lambda: collector.reports)
+    assert collector.reports[0].batches == 1
