@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 from .errors import UsageError
 from .trip import Policy
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Confi
         UsageError: a value does not fit its option; the text names the option and where the value came from.
     """
     env = os.environ if environ is None else environ
+    _warn_of_unknown(env)
     values: dict[str, Any] = {}
     for option in fields(Config):
         variable = f"RANKWATCH_{option.name.upper()}"
@@ -42,6 +47,20 @@ def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Confi
             given = _CHECKS[option.name](_PARSE.get(option.name, _text)(text), f"{variable}={text!r}")
         values[option.name] = given
     return Config(**values)
+
+
+# Those of watch() are the fields of Config; these are the command line's and the job's.
+_FURTHER = (
+    "JOB", "LISTEN", "CONNECTION_FILE", "RUNS_DIR", "HEARTBEAT", "DECISION_WINDOW", "ABORT_GRACE", "ON_LOST"
+)  # fmt: skip
+
+
+def _warn_of_unknown(env: Mapping[str, str]) -> None:
+    known = {f"RANKWATCH_{name}" for name in (*_FURTHER, *(field.name.upper() for field in fields(Config)))}
+    for variable in env:
+        if variable.startswith("RANKWATCH_") and variable not in known:
+            nearest = get_close_matches(variable, known, n=1, cutoff=0)
+            log.warning("rankwatch: %s is no option and does nothing; did you mean %s?", variable, nearest[0])
 
 
 def _text(value: str) -> Any:

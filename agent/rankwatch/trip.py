@@ -121,9 +121,11 @@ def classify(trip: Trip) -> tuple[Cause, str]:
     buffers = [r for r in readings if r.kind is Kind.BUFFER and r.state is State.NAN]
     if buffers:
         return Cause.WEIGHT, f"the buffer {buffers[0].label} is nan: it was bad before, or this forward made it so"
-    if trip.culprit.state is State.NAN:
-        return Cause.INVALID, f"inputs and weights were finite, but the {trip.culprit.label} is nan{_nearness(inputs)}"
-    return Cause.OVERFLOW, f"inputs and weights were finite{_nearness(inputs)}"
+    largest = _largest([r for r in readings if r.kind in (Kind.PARAMETER, *_INPUTS)])
+    near, too_large = _nearness(largest, trip.culprit.dtype) if largest else ("", False)
+    if trip.culprit.state is State.NAN and not too_large:
+        return Cause.INVALID, f"inputs and weights were finite, but the {trip.culprit.label} is nan{near}"
+    return Cause.OVERFLOW, f"inputs and weights were finite{near}"
 
 
 def _weight_evidence(weight: Reading, trip: Trip) -> str:
@@ -142,6 +144,8 @@ def _inherited(suspect: Reading, trip: Trip) -> tuple[Cause, str]:
     if bad_root:
         return Cause.DATA, f"{bad_root[0].label} of the root module was {state} before any module ran"
     finite = _last_finite_frame(trip)
+    if suspect.kind is Kind.MARKED and finite:
+        return Cause.UPSTREAM, f"born between {describe_module(finite.spec)}, the last finite frame, and this mark"
     where = f"; the last finite frame before it is {describe_module(finite.spec)}" if finite else ""
     return (
         Cause.UPSTREAM,
@@ -172,14 +176,22 @@ def _last_finite_frame(trip: Trip) -> Frame | None:
     return same_batch[-1] if same_batch else None
 
 
-def _nearness(inputs: Sequence[Reading]) -> str:
-    finite = [r for r in inputs if r.state is State.FINITE and r.dtype in DTYPE_MAX]
-    if not finite:
-        return ""
-    widest = max(finite, key=lambda r: r.abs_max / DTYPE_MAX[r.dtype])
-    limit = DTYPE_MAX[widest.dtype]
-    share = "less than 1%" if widest.abs_max < 0.01 * limit else f"{widest.abs_max / limit:.0%}"
-    return f"; input abs max {widest.abs_max:.2e} is {share} of {widest.dtype}'s max {limit:.2e}"
+def _largest(readings: Sequence[Reading]) -> Reading | None:
+    """The finite reading nearest to the end of its dtype's range; of equals an input before a weight."""
+    finite = [r for r in readings if r.state is State.FINITE and r.dtype in DTYPE_MAX]
+    return max(finite, key=lambda r: (r.abs_max / DTYPE_MAX[r.dtype], r.kind), default=None)
+
+
+def _nearness(largest: Reading, output_dtype: str) -> tuple[str, bool]:
+    """How near a reading is to the largest number of the dtype the module computes in, and whether it is beyond it.
+
+    Under autocast a module's inputs are wider than what it computes in, which its output's dtype tells.
+    """
+    dtype = min((largest.dtype, output_dtype), key=lambda name: DTYPE_MAX.get(name, float("inf")))
+    limit = DTYPE_MAX[dtype]
+    what = "input" if largest.kind in _INPUTS else largest.label
+    share = "less than 1%" if largest.abs_max < 0.01 * limit else f"{largest.abs_max / limit:.0%}"
+    return f"; {what} abs max {largest.abs_max:.2e} is {share} of {dtype}'s max {limit:.2e}", largest.abs_max > limit
 
 
 def describe_module(spec: FrameSpec) -> str:

@@ -125,7 +125,9 @@ def test_a_users_own_exception_is_not_ours(tmp_path: Path) -> None:
     assert (job.report["outcome"], job.report["verdict"]) == ("failed", None)
     assert 'KeyError: "a bug of the user\'s own"' in job.report["reason"]
     assert job.state(1) == "failed"
+    # torchrun shows the exception itself as the cause, also without its @record.
     assert "rank      : 1 (local_rank: 1)" in job.root_cause
+    assert 'KeyError: "a bug of the user\'s own"' in job.root_cause
     assert job.left_behind == []
 
 

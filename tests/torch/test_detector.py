@@ -513,3 +513,37 @@ def test_modules_added_later_are_watched_under_all_their_names() -> None:
     model(ones())
     assert [f.spec.module for f in notebook.frames()] == ["0", "1.0", "1.1", "1", "1.0", "1.1", "1", ""]
     assert notebook.frames()[1].spec.aliases == ("twin.0",)
+
+
+@pytest.mark.parametrize("how", ["before", "after", "in place", "a part"])
+def test_a_compiled_model_is_watched(how: str) -> None:
+    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    compiled: Any = model
+    if how == "before":
+        _, notebook = watched(model)
+    if how == "in place":
+        model.compile(backend="eager")
+    elif how == "a part":
+        model[0] = torch.compile(model[0], backend="eager")  # type: ignore[assignment]
+    else:
+        compiled = torch.compile(model, backend="eager")
+    if how != "before":
+        _, notebook = watched(compiled)
+    compiled(ones())
+    compiled(ones())
+    assert [[f.spec.module for f in notebook.frames(batch)] for batch in range(2)] == [["0", "1", "2", ""]] * 2
+    with pytest.raises(OverflowDetected):
+        compiled(ones() * math.nan)
+    assert notebook.trips[0].frame.spec.module == "0"
+
+
+def test_a_trip_counts_even_when_its_counts_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    model = model_of(Gain(math.inf))
+    _, notebook = watched(model)
+    monkeypatch.setattr("rankwatch.detector.count_non_finite", out_of_memory)
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert (notebook.trips[0].shape, notebook.trips[0].inf_count) == ((3, 4), 0)

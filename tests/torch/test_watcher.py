@@ -52,8 +52,7 @@ def test_detect_overflow_inside_a_watched_forward(capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     trace, _, report = out.partition("after layer_norm has infs\n")
     assert " after layer_norm\n" in trace
-    assert "cause      upstream: after layer_norm was inf and no watched module made it" in report
-    assert "the last finite frame before it is norm (LayerNorm)" in report
+    assert "cause      upstream: born between norm (LayerNorm), the last finite frame, and this mark" in report
     assert "head" not in report.rpartition("Starting batch number=1")[2]
 
 
@@ -70,6 +69,7 @@ def test_detect_overflow_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     ("call", "complaint"),
     [
         (lambda: rankwatch.watch("model"), "takes a torch.nn.Module, not str"),  # type: ignore[arg-type]
+        (lambda: rankwatch.watch(torch.jit.script(nn.ReLU())), "a scripted module takes no hooks"),
         (lambda: rankwatch.watch(nn.ReLU(), policy="lax"), "policy='lax'"),
         (lambda: rankwatch.watch(nn.ReLU(), connection="/nowhere.json"), "/nowhere.json does not exist"),
         (lambda: rankwatch.watch(nn.ReLU(), connection='{"a": 1}'), "the connection given as text is malformed"),

@@ -45,6 +45,13 @@ def test_bad_arguments(option: str, value: object, complaint: str) -> None:
         resolve({}, **{option: value})
 
 
+def test_a_mistyped_variable_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert resolve({"RANKWATCH_TRACE_BATCHES": "1", "RANKWATCH_JOB": "x"}) == Config()
+    assert [record.getMessage() for record in caplog.records] == [
+        "rankwatch: RANKWATCH_TRACE_BATCHES is no option and does nothing; did you mean RANKWATCH_TRACE_BATCH_NUMS?"
+    ]
+
+
 def test_bad_environment_names_the_variable() -> None:
     with pytest.raises(UsageError, match="RANKWATCH_POLICY='lax'"):
         resolve({"RANKWATCH_POLICY": "lax"})

@@ -52,6 +52,18 @@ def test_overflow_says_how_near_the_inputs_were() -> None:
     assert evidence == "inputs and weights were finite; input abs max 6.27e+04 is 96% of float16's max 6.55e+04"
 
 
+def test_an_input_that_does_not_fit_what_the_module_computes_in_is_an_overflow() -> None:
+    """Under autocast a float32 input is cast to float16 inside of the module: inf there, and inf - inf is nan."""
+    cause, evidence = classify(trip(reading("weight"), reading("input[0]", 1.01e5), reading("output", NAN, dtype="float16")))
+    assert cause is Cause.OVERFLOW
+    assert evidence == "inputs and weights were finite; input abs max 1.01e+05 is 154% of float16's max 6.55e+04"
+
+
+def test_the_largest_ingredient_is_named_weights_too() -> None:
+    _, evidence = classify(trip(reading("weight", 9.5e37), reading("input[0]"), reading("output", INF)))
+    assert evidence == "inputs and weights were finite; weight abs max 9.50e+37 is 28% of float32's max 3.40e+38"
+
+
 def test_a_nan_from_finite_inputs_is_invalid() -> None:
     cause, evidence = classify(trip(reading("weight"), reading("input[0]"), reading("output", NAN)))
     assert cause is Cause.INVALID
@@ -107,7 +119,7 @@ def test_under_strict_a_bad_input_is_its_own_culprit() -> None:
 def test_a_mark_points_between_modules() -> None:
     cause, evidence = classify(trip(reading("after norm", INF, kind=Kind.MARKED), at=(0, 0, 1), before=(frame(),)))
     assert cause is Cause.UPSTREAM
-    assert evidence.startswith("after norm was inf and no watched module made it")
+    assert evidence == "born between layer (Linear), the last finite frame, and this mark"
 
 
 def test_a_nan_buffer_is_told() -> None:

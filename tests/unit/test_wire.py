@@ -67,6 +67,11 @@ def test_names_are_cut_to_the_limit_on_their_way_out() -> None:
     assert len(cut.text) == wire.MAX_TEXT
 
 
+def test_what_is_no_utf8_is_replaced_on_its_way_out() -> None:
+    received = wire.decode(wire.encode(wire.Bye(1, "failed", "no such file: data-\udcff.bin")))
+    assert received == wire.Bye(1, "failed", "no such file: data-?.bin")
+
+
 def test_a_newer_minor_version_may_add_fields_and_kinds() -> None:
     parts = msgpack.unpackb(wire.encode(wire.Ack(9, abort=False)))
     assert wire.decode(msgpack.packb([*parts, "more", [1, 2]])) == wire.Ack(9, abort=False)
