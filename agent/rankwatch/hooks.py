@@ -6,13 +6,17 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
-from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from .modules import NamedModule, named_modules, unwrap
+
+# Private, so looked up with care: without it hooks in compiled models are traced, and nothing else changes.
+_eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+set_eval_frame: Callable[[Any], Any] = getattr(_eval_frame, "set_eval_frame", lambda callback: None)
 
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 """Makes a hook's body safe to run in somebody else's training."""
