@@ -25,7 +25,7 @@ class Running:
             connection_file=folder / "connection.json",
             runs=RunsFolder(folder / "runs"),
             options=Options(**{"heartbeat": 0.1, **options}),  # type: ignore[arg-type]
-            show=self.reports.append,
+            show=lambda report, news: self.reports.append(report) if news else None,
         )
         self._thread = threading.Thread(target=self.collector.serve)
         self._thread.start()

@@ -247,6 +247,9 @@ class Detector:
         self._recorder.forget()
         self.phase = "idle"
         self._flush_trace()
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and self._batch.traced:
+            self._observer.on_found(waiting[0])  # the exception on its way is the user's; the verdict is ours all the same
 
     def _flush_trace(self) -> None:
         if self._batch.trace:
@@ -304,7 +307,7 @@ class Detector:
             raise self.abort()
 
     def _raise_marked(self) -> None:
-        if self._waiting is not None and not self._batch.traced:
+        if self._waiting is not None and not (self._is_open and self._batch.traced):
             tripped, self._waiting = self._waiting, None
             raise self._observer.on_trip(*tripped)
 

@@ -54,7 +54,7 @@ class Collector:
         connection_file: where ranks find the address and the keys. One that exists is taken over, keys and address, when
             its server key still lies beside it: a collector that died comes back as the one the ranks know.
         runs: where runs are recorded.
-        show: called with each report that is news.
+        show: called with each report that is written, and whether it is news.
         job: the name of runs whose ranks know none.
 
     Raises:
@@ -68,7 +68,7 @@ class Collector:
         connection_file: Path,
         runs: RunsFolder,
         options: Options,
-        show: Callable[[Report], None],
+        show: Callable[[Report, bool], None],
         job: str = "",
     ) -> None:
         raise_descriptor_limit()
@@ -203,8 +203,7 @@ class Collector:
                 self._runs.record_trace(effect.run, effect.rank, effect.batch, effect.frames)
             elif isinstance(effect, Publish):
                 self._runs.publish(effect.report)
-                if effect.news:
-                    self._show(effect.report)
+                self._show(effect.report, effect.news)
 
 
 def run_daemon(listen: str | None, connection_file: Path, runs_dir: Path, options: Options) -> int:
@@ -232,8 +231,9 @@ def raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _print(report: Report) -> None:
-    emit(sys.stdout, text.render(report))
+def _print(report: Report, news: bool) -> None:
+    if news:
+        emit(sys.stdout, text.render(report))
 
 
 def emit(stream: TextIO, body: str) -> None:

@@ -50,7 +50,7 @@ def run_command(
             connection_file=path,
             runs=RunsFolder(runs_dir),
             options=replace(options, job_end_is_told=True),
-            show=lambda report: reports.update({report.run: report}),
+            show=lambda report, news: reports.update({report.run: report}),
             job=job or env.get("RANKWATCH_JOB") or job_name(command),
         )
         try:

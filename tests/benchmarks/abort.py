@@ -91,7 +91,7 @@ def time_one(command: list[str], folder: Path) -> Times:
         connection_file=folder / "connection.json",
         runs=RunsFolder(folder / "runs"),
         options=Options(abort_grace=GRACE),
-        show=lambda report: None,
+        show=lambda report, news: None,
     )
     env = environment(
         TEST_JOB_MARKER=marker,

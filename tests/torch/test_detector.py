@@ -410,6 +410,19 @@ def test_a_traced_batch_is_traced_to_its_end_before_it_trips() -> None:
     assert notebook.found == [(Position(0, 0, 0), 0)]
 
 
+def test_a_trip_of_a_traced_batch_is_told_when_the_user_raises_first() -> None:
+    class Asserts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            assert x.isfinite().all(), "the user's own check"
+            return x
+
+    model = model_of(Gain(math.inf), Asserts())
+    _, notebook = watched(model, trace_batch_nums=[0])
+    with pytest.raises(AssertionError, match="the user's own check"):
+        model(ones())
+    assert [position for position, _ in notebook.found] == [Position(0, 0, 0)]
+
+
 def test_a_limit_stops_after_its_batch() -> None:
     model = model_of()
     _, notebook = watched(model, abort_after_batch_num=1)
