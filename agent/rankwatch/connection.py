@@ -51,13 +51,13 @@ def write_private(path: Path, text: str) -> None:
     """Writes a file that only its owner can read, replacing what stood there. Raises ConnectionFileError."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         part.unlink(missing_ok=True)
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
         os.replace(part, path)
     except OSError as error:
-        raise ConnectionFileError(f"cannot write {path}: {error.strerror}") from None
+        why = error.strerror if path.parent.is_dir() else f"its folder {path.parent} does not exist"
+        raise ConnectionFileError(f"cannot write {path}: {why}") from None
 
 
 def _read_private(path: Path) -> str:

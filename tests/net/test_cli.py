@@ -68,6 +68,13 @@ def test_an_unwritable_runs_dir(tmp_path: Path) -> None:
     )
 
 
+def test_a_connection_file_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "mistyped" / "connection.json"
+    for command in (["collector", "--listen", "tcp://127.0.0.1:0"], ["run", "--", "true"]):
+        done = rankwatch(command[0], "--connection-file", str(path), "--runs-dir", str(tmp_path / "runs"), *command[1:])
+        assert_usage_error(done, f"its folder {path.parent} does not exist")
+
+
 @pytest.mark.parametrize(
     ("text", "mode", "complaint"),
     [

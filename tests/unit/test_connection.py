@@ -18,7 +18,7 @@ CONNECTION = Connection("tcp://127.0.0.1:27077", KEY, KEY, KEY, "train")
 
 
 def test_there_and_back_private(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "connection.json"
+    path = tmp_path / "connection.json"
     os.umask(0)
     try:
         write(CONNECTION, path)
@@ -27,6 +27,11 @@ def test_there_and_back_private(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert read(path) == CONNECTION
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_its_folder_is_not_made_up(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionFileError, match=r"its folder .*/mistyped does not exist"):
+        write(CONNECTION, tmp_path / "mistyped" / "connection.json")
 
 
 def test_the_text_itself_serves_in_the_environment(tmp_path: Path) -> None:
