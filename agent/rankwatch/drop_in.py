@@ -10,7 +10,7 @@ from .config import resolve
 from .detector import Finding
 from .frame import Frame, Kind, State
 from .mark import describe_finding, emit
-from .registry import open_watches
+from .registry import open_watches, prepare
 from .text import format_dump, format_frame
 from .trip import Policy, Trip
 from .watcher import Watch
@@ -39,6 +39,7 @@ class DebugUnderflowOverflow(Watch):
         trace_batch_nums: Sequence[int] | None = None,
         abort_after_batch_num: int | None = None,
     ) -> None:
+        prepare()
         config = resolve(
             max_frames_to_save=max_frames_to_save,
             trace_batch_nums=() if trace_batch_nums is None else trace_batch_nums,

@@ -41,3 +41,5 @@ class OverflowDetected(TrainingAborted, ValueError):
 
 class BatchLimitReached(TrainingAborted, ValueError):
     """Raised after the batch that ``abort_after_batch_num`` names, before its backward."""
+
+    exit_code = EXIT_ERROR  # there is no verdict

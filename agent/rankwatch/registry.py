@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol
 
+from .errors import RankwatchError
+
 
 class Endable(Protocol):
     """Something that ends with the process at the latest."""
@@ -23,13 +25,17 @@ _open: weakref.WeakSet[Any] = weakref.WeakSet()
 _previous_excepthook: Callable[..., Any] | None = None
 
 
-def remember(watch: Endable) -> None:
-    """Ends ``watch`` with the process, unless it is forgotten before."""
+def prepare() -> None:
+    """Sees to it that exceptions that reach the top are told, and end the process with their own exit code."""
     global _previous_excepthook
     if _previous_excepthook is None:
         _previous_excepthook = sys.excepthook
         sys.excepthook = _excepthook
         atexit.register(_close_all)
+
+
+def remember(watch: Endable) -> None:
+    """Ends ``watch`` with the process, unless it is forgotten before."""
     _open.add(watch)
 
 
@@ -48,6 +54,8 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
             watch.end_by(error)
     finally:
         (_previous_excepthook or sys.__excepthook__)(kind, error, trace)
+    if isinstance(error, RankwatchError):
+        raise SystemExit(error.exit_code)  # which the interpreter takes from an excepthook, where it would end with 1
 
 
 def _close_all() -> None:

@@ -24,7 +24,7 @@ from .identity import identify, unnamed_job
 from .link import Link
 from .mark import emit
 from .modules import unwrap
-from .registry import forget, open_watches, remember
+from .registry import forget, open_watches, prepare, remember
 from .text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
 from .trip import Policy, Trip, classify
 
@@ -245,6 +245,7 @@ def watch(
         UsageError: a bad option, a connection file that cannot be used, or a model that is watched already.
         ProtocolError: the collector refuses this rank.
     """
+    prepare()
     return Watch(
         model,
         resolve(

@@ -37,6 +37,7 @@ def test_overflow_on_one_rank(tmp_path: Path) -> None:
     assert "rankwatch: first overflow in run train-0\n  culprit    rank 1 of 4" in job.stdout
     assert "4 of 4 ranks answered; the other 3 were finite here" in job.stdout
     assert "rank      : 1 (local_rank: 1)" in job.root_cause
+    assert "exitcode  : 77" in job.root_cause
     assert "blocks.2.square (Square), output: inf" in job.root_cause
 
 

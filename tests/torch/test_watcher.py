@@ -109,6 +109,13 @@ def test_a_process_that_ends_without_close_ends_well() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (4, "", "")
 
 
+def test_a_process_that_tripped_ends_with_77() -> None:
+    script = "import rankwatch, torch; m = torch.nn.ReLU(); w = rankwatch.watch(m); m(torch.tensor([float('inf')]))"
+    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 77
+    assert "OverflowDetected" in done.stderr
+
+
 def test_the_excepthook_of_the_user_is_called() -> None:
     script = (
         "import sys, rankwatch, torch\n"
