@@ -46,6 +46,8 @@ def rank(collector: Running, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_killed_rank_is_lost(collector: Running, rank: subprocess.Popen[str]) -> None:
+    (run,) = collector.collector.ledger.runs.values()
+    until(lambda: run.ranks[0].last_batch == 0)  # it has told of its batch
     rank.kill()
     until(lambda: collector.reports)
     (report,) = collector.reports
