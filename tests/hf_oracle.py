@@ -72,7 +72,7 @@ def train(detector: Detector, model: nn.Module, step: Step, batches: int = 5, **
         nonlocal number
         for number in range(batches):
             torch.manual_seed(number)
-            step(model, number).backward()  # type: ignore[no-untyped-call]
+            step(model, number).backward()
             optimizer.step()
             optimizer.zero_grad()
 

@@ -1,10 +1,11 @@
-"""The frames of the batch in progress -> its frame table and summary."""
+"""The frames of a batch -> the frame table and the summary of each of its parts."""
 
 from __future__ import annotations
 
 import time
 
-from .frame import BatchSummary, Frame, FrameSpec, FrameTable, Position, pack
+from .frame import BatchSummary, FrameSpec, FrameTable, Position, pack
+from .recorder import Record
 
 MAX_TABLES = 64
 """Tables remembered. A model whose every batch looks different hashes its table each time, but stays bounded."""
@@ -26,37 +27,52 @@ class Tables:
 
 
 class BatchInProgress:
-    """Collects the columns of one batch, frame by frame."""
+    """One forward of the root and the backward that follows it, or frames outside of any.
 
-    def __init__(self, position: Position, optimizer_step: int, traced: bool) -> None:
-        self.number = position.batch
+    ``position`` is the next frame's. ``root_inputs`` are the readings of what the root was called with.
+    """
+
+    def __init__(self, position: Position, optimizer_step: int, *, traced: bool = False, is_told: bool = True) -> None:
+        self.position = position
         self.optimizer_step = optimizer_step
         self.traced = traced
-        self.trace: list[Frame] = []
-        self._started_at = time.time()
-        self._specs: list[FrameSpec] = []
-        self._lows: list[float] = []
-        self._highs: list[float] = []
-        self._states = bytearray()
+        self.is_told = is_told and position.eval == 0
+        """Whether it is streamed: an eval forward is judged, but it is no batch."""
+        self.root_inputs: Record | None = None
+        self.part = Part(self)
 
-    def add(self, frame: Frame) -> None:
-        self._specs.append(frame.spec)
-        self._lows += frame.abs_min
-        self._highs += frame.abs_max
-        self._states += frame.states
-        if self.traced:
-            self.trace.append(frame)
+    def add(self, record: Record) -> None:
+        self.part.records.append(record)
+        batch, evaluation, frame = self.position
+        self.position = Position(batch, evaluation, frame + 1)
+
+    def cut(self) -> Part:
+        """What was recorded since the last cut."""
+        part, self.part = self.part, Part(self)
+        return part
+
+
+class Part:
+    """The records of a batch that are judged and told together: those of its forward, or of its backward."""
+
+    def __init__(self, batch: BatchInProgress) -> None:
+        self.batch = batch
+        self.first = batch.position
+        self.records: list[Record] = []
+        self._started_at = time.time()
 
     def finish(self, tables: Tables) -> tuple[FrameTable, BatchSummary]:
-        table = tables.of(self._specs)
+        table = tables.of([record.spec for record in self.records])
+        cells = [cell for record in self.records for cell in record.cells]
         return table, BatchSummary(
-            batch=self.number,
-            optimizer_step=self.optimizer_step,
+            batch=self.first.batch,
+            first_frame=self.first.frame,
+            optimizer_step=self.batch.optimizer_step,
             started_at=self._started_at,
             ended_at=time.time(),
-            traced=self.traced,
+            traced=self.batch.traced,
             table_id=table.id,
-            abs_min=pack(table.typecode, self._lows),
-            abs_max=pack(table.typecode, self._highs),
-            states=bytes(self._states),
+            abs_min=pack(table.typecode, [cell.low for cell in cells]),
+            abs_max=pack(table.typecode, [cell.high for cell in cells]),
+            states=bytes([cell.state or 0 for cell in cells]),
         )

@@ -150,7 +150,7 @@ def train(dtype: torch.dtype) -> None:
             with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
                 logits = model(ids[:, :-1], line_numbers)
             loss = cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), ignore_index=PADDING)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             if rank == 0 and batch % 4 == 0:

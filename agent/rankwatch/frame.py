@@ -27,6 +27,21 @@ class Kind(enum.IntEnum):
     """A tensor the user marked by ``detect_overflow``."""
     KEYWORD = 5
     """An input that was passed by keyword."""
+    GRAD_OUTPUT = 6
+    """The gradient with respect to a module's output: what its backward starts from."""
+    GRAD_INPUT = 7
+    """The gradient with respect to a module's input: what its backward makes."""
+    GRADIENT = 8
+    """The gradient of a parameter, as accumulated so far."""
+
+
+class Phase(enum.IntEnum):
+    """When a frame was taken."""
+
+    FORWARD = 0
+    RECOMPUTE = 1
+    """A forward that activation checkpointing repeats in the backward of its batch."""
+    BACKWARD = 2
 
 
 class State(enum.IntEnum):
@@ -58,6 +73,18 @@ DTYPE_MAX = {
     "float8_e4m3fnuz": 240.0,
 }
 """The largest finite number of each floating dtype."""
+
+DTYPE_TINY = {
+    "float64": 2.2250738585072014e-308,
+    "float32": 1.1754943508222875e-38,
+    "bfloat16": 1.1754943508222875e-38,
+    "float16": 6.103515625e-05,
+    "float8_e5m2": 6.103515625e-05,
+    "float8_e5m2fnuz": 3.0517578125e-05,
+    "float8_e4m3fn": 0.015625,
+    "float8_e4m3fnuz": 0.0078125,
+}
+"""The smallest normal number of each floating dtype: below it, digits are lost, and then the number itself."""
 
 WIDE_DTYPES = frozenset({"float64", "complex128", "float"})
 """Dtypes whose values float32 cannot hold: a column with one of them is packed as float64."""
@@ -107,6 +134,7 @@ class FrameSpec:
     module_class: str
     readings: tuple[ReadingSpec, ...]
     aliases: tuple[str, ...] = ()
+    phase: Phase = Phase.FORWARD
 
     @property
     def typecode(self) -> str:
@@ -150,10 +178,13 @@ class FrameTable:
 class BatchSummary:
     """One rank's readings of one batch: packed columns (little-endian floats) against the table ``table_id``.
 
-    ``optimizer_step`` counts the optimizer steps finished before the batch; the times are Unix seconds of the rank's clock.
+    A batch comes in parts: its forward, then what was recorded in its backward; ``first_frame`` is the index of a part's
+    first frame, 0 for the forward. ``optimizer_step`` counts the optimizer steps finished before the batch; the times are
+    Unix seconds of the rank's clock.
     """
 
     batch: int
+    first_frame: int
     optimizer_step: int
     started_at: float
     ended_at: float
@@ -169,12 +200,12 @@ class BatchSummary:
         return len(self.states) == table.rows and len(self.abs_min) == len(self.abs_max) == column
 
     def frames(self, table: FrameTable) -> Iterator[Frame]:
-        """The batch's frames in execution order. Raises ValueError when the columns do not fit ``table``."""
+        """The part's frames in execution order. Raises ValueError when the columns do not fit ``table``."""
         if not self.fits(table):
             raise ValueError(f"columns of {len(self.abs_min)} bytes and {len(self.states)} rows against {table.rows} rows")
         lows, highs = unpack(table.typecode, self.abs_min), unpack(table.typecode, self.abs_max)
         row = 0
-        for index, spec in enumerate(table.specs):
+        for index, spec in enumerate(table.specs, self.first_frame):
             end = row + len(spec.readings)
             position = Position(self.batch, 0, index)
             yield Frame(position, spec, lows[row:end], highs[row:end], self.states[row:end])
@@ -209,7 +240,7 @@ def _table_id(specs: tuple[FrameSpec, ...]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for spec in specs:
         # repr() quotes each name, so no choice of names makes two tables look alike.
-        digest.update(repr((spec.module, spec.module_class, spec.aliases)).encode())
+        digest.update(repr((spec.module, spec.module_class, spec.aliases, int(spec.phase))).encode())
         for row in spec.readings:
             digest.update(repr((int(row.kind), row.label, row.dtype)).encode())
     return digest.hexdigest()

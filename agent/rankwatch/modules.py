@@ -19,6 +19,8 @@ class NamedModule:
 
     module: nn.Module
     names: list[str]
+    number: int = 0
+    """Its place in that order, so that work can be spread over the modules."""
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -49,7 +51,7 @@ def _collect(module: nn.Module, name: str, found: dict[int, NamedModule], above:
     if id(module) in found:
         found[id(module)].names.append(name)
     else:
-        found[id(module)] = NamedModule(module, [name])
+        found[id(module)] = NamedModule(module, [name], len(found))
     if id(module) in above:  # a module that holds itself
         return
     for child_name, child in _children(module):

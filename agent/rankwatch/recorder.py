@@ -1,156 +1,239 @@
-"""A module call -> readings: what is measured of it, each tensor once per batch, and the interned specs of its frames."""
+"""A module call -> a record: the cells of its readings, each tensor measured once per batch, and its interned spec."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .frame import Frame, FrameSpec, Kind, Position, Reading, ReadingSpec, State, state_of
+from .frame import Frame, FrameSpec, Kind, Phase, Position, ReadingSpec, State
 from .measure import Unmeasurable, dtype_name, local
 from .modules import NamedModule, class_name
-from .tape import Tape
-from .walk import leaves
+from .tape import Cell, Tape
+from .walk import flatten, leaves
+from .weights import Weights
 
 log = logging.getLogger(__name__)
 
-
-class Ingredient(NamedTuple):
-    """Something to measure: a tensor, or whatever else stood in its place."""
-
-    kind: Kind
-    label: str
-    value: Any
+_NONE, _NOT_A_TENSOR, _EMPTY, _UNMATERIALISED = map(
+    Cell, (State.NONE, State.NOT_A_TENSOR, State.EMPTY, State.UNMATERIALISED)
+)
 
 
-def ingredients(module: nn.Module, args: Any, kwargs: Any, output: Any) -> list[Ingredient]:
-    """What a frame measures, in the order it is printed: parameters, floating buffers, inputs, outputs."""
-    parameters: dict[int, Ingredient] = {}  # one that has two names here is measured under the first
-    for name, value in module._parameters.items():
-        if value is not None:
-            parameters.setdefault(id(value), Ingredient(Kind.PARAMETER, name, value))
-    found = list(parameters.values())
-    found += [
-        Ingredient(Kind.BUFFER, name, value)
-        for name, value in module._buffers.items()
-        if value is not None and value.dtype.is_floating_point
-    ]
-    found += inputs(args, kwargs)
-    found += [Ingredient(Kind.OUTPUT, label, value) for label, value in leaves(output, "output")]
-    return found
+@dataclass(slots=True)
+class Record:
+    """A frame whose numbers may still be on their way: ``cells`` are filled when the tape is read.
 
+    The first ``weights`` of them are the module's weights. ``step`` optimizer steps were done when the frame ran.
+    """
 
-def inputs(args: Any, kwargs: Any) -> Iterator[Ingredient]:
-    """The positional and keyword inputs of a call: ``input[0]``, ``input[attention_mask]``."""
-    for kind, named in ((Kind.INPUT, enumerate(args)), (Kind.KEYWORD, kwargs.items())):
-        for name, value in named:
-            label = f"input[{name}]"
-            for path, leaf in leaves(value, label) or [(label, value)]:
-                yield Ingredient(kind, path, leaf)
+    position: Position
+    named: NamedModule
+    spec: FrameSpec
+    cells: list[Cell]
+    step: int
+    weights: int = 0
+
+    def frame(self) -> Frame:
+        return Frame(
+            self.position,
+            self.spec,
+            tuple([cell.low for cell in self.cells]),
+            tuple([cell.high for cell in self.cells]),
+            self.states,
+        )
+
+    @property
+    def states(self) -> bytes:
+        return bytes([cell.state or 0 for cell in self.cells])
 
 
 class Recorder:
-    """Measures ingredients. Not thread-safe."""
+    """Measures what module calls are made of. Not thread-safe.
 
-    def __init__(self) -> None:
-        self._tape = Tape()
+    Args:
+        tape: where readings are written.
+        weights_every: see ``Weights``.
+    """
+
+    def __init__(self, tape: Tape, weights_every: int) -> None:
+        self._tape = tape
+        self._weights = Weights(self.cell, weights_every)
         self._seen: dict[int, _Seen] = {}
-        self._dtypes: dict[torch.dtype, str] = {}
-        self._readings: dict[tuple[Kind, str, str], ReadingSpec] = {}
-        self._specs: dict[tuple[int, ...], FrameSpec] = {}
+        self._dtypes: dict[torch.dtype, tuple[str, State | None]] = {}
+        self._specs: dict[Hashable, FrameSpec] = {}
+        self._forward = 0
+        self._step = 0
 
-    def forget(self) -> None:
-        """Starts a batch: nothing measured before counts as measured."""
+    def begin(self, step: int) -> None:
+        """Starts a forward, after ``step`` optimizer steps."""
+        self._forward += 1
+        self._step = step
         self._seen.clear()
 
-    def frame(self, position: Position, named: NamedModule, found: list[Ingredient]) -> Frame:
-        readings = self.readings(found)
-        return Frame(
-            position,
-            self._spec(named, readings),
-            tuple([reading.abs_min for reading in readings]),
-            tuple([reading.abs_max for reading in readings]),
-            bytes([reading.state for reading in readings]),
-        )
+    def forget(self) -> None:
+        """Nothing measured before counts as measured, but for weights at their cadence."""
+        self._seen.clear()
 
-    def readings(self, found: list[Ingredient]) -> list[Reading]:
-        """The readings of ``found``: written to the tape one by one, read back together."""
-        self._tape.rewind()
-        taken = [self._take(ingredient.value) for ingredient in found]
-        rows = self._tape.read()
-        result = []
-        for (kind, label, _), (dtype, state, cell, written) in zip(found, taken, strict=True):
-            if written is not None:
-                device, row = written
-                cell[:] = rows[device][row]
-            low, high = cell
-            result.append(Reading(label, kind, dtype, low, high, state_of(low, high) if state is None else state))
-        return result
-
-    def _take(self, value: Any) -> _Taken:
-        if not isinstance(value, Tensor):
-            if isinstance(value, float) and not math.isfinite(value):
-                return _Taken("float", None, [abs(value), abs(value)], None)
-            return _Taken("", State.NONE if value is None else State.NOT_A_TENSOR, [0.0, 0.0], None)
-        dtype = self._dtypes.get(value.dtype)
-        if dtype is None:
-            dtype = self._dtypes[value.dtype] = dtype_name(value.dtype)
-        state = None if value.dtype.is_floating_point or value.dtype.is_complex else State.NOT_FLOAT
-        try:
-            values = local(value)
-            # Inference tensors do not count their changes: each is measured anew.
-            change = None if value.is_inference() else (value._version, values.data_ptr())
-            seen = self._seen.get(id(value))
-            if change is not None and seen is not None and seen.tensor() is value and seen.change == change:
-                return _Taken(dtype, state, seen.cell, None)
-            if values.numel() == 0:
-                return _Taken(dtype, State.EMPTY, [0.0, 0.0], None)
-            written = self._tape.write(values)
-        except (Unmeasurable, RuntimeError, TypeError) as error:  # RuntimeError: out of memory, or an exotic layout
-            log.debug("cannot measure a %s tensor: %s", dtype, error)
-            return _Taken(dtype, State.UNMATERIALISED, [0.0, 0.0], None)
-        cell = [0.0, 0.0]
-        self._seen[id(value)] = _Seen(ref(value), change, cell)
-        return _Taken(dtype, state, cell, written)
-
-    def _spec(self, named: NamedModule, readings: list[Reading]) -> FrameSpec:
-        key = (id(named), *[id(self._reading_spec(reading)) for reading in readings])
+    def call(self, position: Position, named: NamedModule, phase: Phase, args: Any, kwargs: Any, output: Any) -> Record:
+        """Records a module's call: its weights, inputs and outputs."""
+        weights = self._weights.of(named, self._forward, self._step)
+        found: list[Any] = []
+        given = [_flatten_input(value, found) for value in args]
+        if kwargs:
+            given += [(name, _flatten_input(value, found)) for name, value in kwargs.items()]
+        structure = tuple(given), len(args), flatten(output, found)
+        key = named.number, phase, id(weights.rows), structure
         spec = self._specs.get(key)
         if spec is None:
-            name, *aliases = named.names
-            rows = tuple(map(self._reading_spec, readings))
-            spec = self._specs[key] = FrameSpec(name, class_name(named.module), rows, tuple(aliases))
-        return spec
+            rows = (*weights.rows, *inputs(args, kwargs), *_rows(Kind.OUTPUT, output, "output"))
+            spec = self._specs[key] = self._spec(named, rows, phase)
+        cells = [*weights.cells, *map(self.cell, found)]
+        return Record(position, named, spec, cells, self._step, len(weights.cells))
 
-    def _reading_spec(self, reading: Reading) -> ReadingSpec:
-        key = reading.kind, reading.label, reading.dtype
-        spec = self._readings.get(key)
+    def values(self, position: Position, named: NamedModule, phase: Phase, found: Iterable[tuple[Kind, str, Any]]) -> Record:
+        """Records labelled values under a module's name."""
+        found = list(found)
+        rows = tuple([ReadingSpec(kind, label, self._name_and_state(value)[0]) for kind, label, value in found])
+        return self.cells(position, named, phase, rows, [self.cell(value) for _, _, value in found])
+
+    def cells(
+        self, position: Position, named: NamedModule, phase: Phase, rows: tuple[ReadingSpec, ...], cells: list[Cell]
+    ) -> Record:
+        """Records readings that were taken already."""
+        key = named.number, phase, rows
+        spec = self._specs.get(key)
         if spec is None:
-            spec = self._readings[key] = ReadingSpec(*key)
-        return spec
+            spec = self._specs[key] = self._spec(named, rows, phase)
+        return Record(position, named, spec, cells, self._step)
+
+    def handed(self, rows: Tensor, states: Iterable[State | None]) -> list[Cell]:
+        """The cells of a compiled call: ``rows`` holds one row for each of ``states`` that is measured."""
+        states = list(states)
+        is_measured = [state is None or state is State.NOT_FLOAT for state in states]
+        measured = iter(self._tape.take(rows, [state for state, yes in zip(states, is_measured, strict=True) if yes]))
+        return [next(measured) if yes else Cell(state) for state, yes in zip(states, is_measured, strict=True)]
+
+    def traced(self, position: Position, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> Record:
+        """Records what a compiled call has measured of its inputs and outputs, and the module's weights."""
+        weights = self._weights.of(named, self._forward, self._step)
+        key = named.number, id(weights.rows), rows
+        spec = self._specs.get(key)
+        if spec is None:
+            spec = self._specs[key] = self._spec(named, weights.rows + rows, Phase.FORWARD)
+        return Record(position, named, spec, [*weights.cells, *cells], self._step, len(weights.cells))
+
+    def refresh(self, records: Iterable[Record]) -> None:
+        """Measures the weights of these frames anew: for after a trip. Those that cannot be read now keep their readings."""
+        done: dict[int, list[Cell]] = {}
+        for record in records:
+            if record.weights:
+                number = record.named.number
+                if number not in done:
+                    done[number] = self._weights.measure(record.named, self._forward, self._step).cells
+                fresh = done[number]
+                if len(fresh) == record.weights and not any(cell.state is State.UNMATERIALISED for cell in fresh):
+                    record.cells[: record.weights] = fresh
+
+    def cell(self, value: Any) -> Cell:
+        """The reading of a value, to be filled when the tape is read; of a tensor measured before in this batch, the same."""
+        if not isinstance(value, Tensor):
+            if isinstance(value, float) and not math.isfinite(value):
+                return self._tape.known(abs(value), abs(value))
+            return _NONE if value is None else _NOT_A_TENSOR
+        try:
+            values = value
+            if type(value) is not Tensor and type(value) is not torch.nn.Parameter:
+                values = local(value)
+            if not values.numel():
+                return _EMPTY
+            state = self._name_and_state(value)[1]
+            if values.is_inference():  # these do not count their changes: each is measured anew
+                return self._tape.write(values, state)
+            key = values.data_ptr()
+            seen = self._seen.get(key)
+            if seen is not None and seen.is_of(values):
+                return seen.cell
+            cell = self._tape.write(values.detach(), state)
+        except (Unmeasurable, RuntimeError, TypeError, NotImplementedError) as error:
+            # RuntimeError: out of memory, or an exotic layout
+            log.debug("cannot measure a %s tensor: %s", value.dtype, error)
+            return _UNMATERIALISED
+        self._seen[key] = _Seen.of(values, cell)
+        return cell
+
+    def _name_and_state(self, value: Any) -> tuple[str, State | None]:
+        if not isinstance(value, Tensor):
+            return ("float" if isinstance(value, float) and not math.isfinite(value) else ""), None
+        known = self._dtypes.get(value.dtype)
+        if known is None:
+            is_float = value.dtype.is_floating_point or value.dtype.is_complex
+            known = self._dtypes[value.dtype] = dtype_name(value.dtype), None if is_float else State.NOT_FLOAT
+        return known
+
+    def _spec(self, named: NamedModule, rows: tuple[ReadingSpec, ...], phase: Phase) -> FrameSpec:
+        name, *aliases = named.names
+        return FrameSpec(name, class_name(named.module), rows, tuple(aliases), phase)
+
+
+def inputs(args: Any, kwargs: Any) -> list[ReadingSpec]:
+    """The rows of a call's positional and keyword inputs: ``input[0]``, ``input[attention_mask]``."""
+    found = []
+    for kind, named in ((Kind.INPUT, enumerate(args)), (Kind.KEYWORD, kwargs.items())):
+        for name, value in named:
+            label = f"input[{name}]"
+            found += _rows(kind, value, label) or [ReadingSpec(kind, label, "")]
+    return found
+
+
+def _flatten_input(value: Any, found: list[Any]) -> Hashable:
+    before = len(found)
+    structure = flatten(value, found)
+    if len(found) == before:  # an empty tuple
+        found.append(value)
+    return structure
+
+
+def _rows(kind: Kind, value: Any, label: str) -> list[ReadingSpec]:
+    return [ReadingSpec(kind, path, _dtype(leaf)) for path, leaf in leaves(value, label)]
+
+
+def _dtype(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return dtype_name(value.dtype)
+    return "float" if isinstance(value, float) and not math.isfinite(value) else ""
 
 
 class _Seen(NamedTuple):
-    """A tensor measured in this batch: valid while it lives and neither its version counter nor its address changes.
+    """A stretch of memory measured in this batch: valid while its storage lives and its version counter stands still.
 
-    ``x.data.mul_()`` changes neither: a tensor changed so between two modules shows its old figures in the second. The frame
+    ``x.data.mul_()`` does not count: a tensor changed so between two modules shows its old figures in the second. The frame
     that trips is measured anew.
     """
 
-    tensor: ReferenceType[Tensor]
-    change: tuple[int, int] | None
-    cell: list[float]
+    storage: ReferenceType[Any]
+    version: int
+    numel: int
+    dtype: torch.dtype
+    strides: tuple[Sequence[int], Sequence[int]] | None
+    cell: Cell
 
+    @classmethod
+    def of(cls, values: Tensor, cell: Cell) -> _Seen:
+        strides = None if values.is_contiguous() else (values.shape, values.stride())
+        return cls(ref(values.untyped_storage()), values._version, values.numel(), values.dtype, strides, cell)
 
-class _Taken(NamedTuple):
-    """``state`` None: to be told from the numbers. ``cell`` holds abs min and abs max, once the tape's row has filled it."""
-
-    dtype: str
-    state: State | None
-    cell: list[float]
-    written: tuple[torch.device, int] | None
+    def is_of(self, values: Tensor) -> bool:
+        return (
+            self.version == values._version
+            and self.numel == values.numel()
+            and self.dtype == values.dtype
+            and self.strides == (None if values.is_contiguous() else (values.shape, values.stride()))
+            and self.storage() is not None
+        )

@@ -2,57 +2,204 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from .measure import Measure, Unmeasurable
+from .frame import State, state_of
+from .measure import Layout, Measure, Row, layout_of
 
 FIRST_ROWS = 256
+_EMPTY_BITS = (0x7FFF_FFFF, 0)  # what kernel.record updates: no smallest and no largest magnitude yet
+
+
+class Cell:
+    """One reading's numbers, filled once its row of the tape was read; until then ``low`` and ``high`` are 0.
+
+    ``state`` None: to be told from the numbers.
+    """
+
+    __slots__ = ("high", "low", "state")
+
+    def __init__(self, state: State | None = None, low: float = 0.0, high: float = 0.0) -> None:
+        self.state = state
+        self.low = low
+        self.high = high
+
+    @property
+    def is_bad(self) -> bool:
+        return self.state is State.NAN or self.state is State.INF
+
+    def fill(self, low: float, high: float) -> bool:
+        """Takes the numbers; returns whether they are not finite."""
+        if high - high == 0.0:  # finite
+            self.low, self.high = low, high
+            if self.state is None:
+                self.state = State.FINITE
+            return False
+        if math.isnan(high):  # abs min of a tensor with a nan may be a number: see Measure
+            low = high
+        self.low, self.high = low, high
+        if self.state is None:
+            self.state = state_of(low, high)
+        return self.is_bad
 
 
 class Tape:
-    """Rows of (abs min, abs max), one buffer per device; a row is named by (device, index) until ``rewind``."""
+    """Rows of (abs min, abs max), a buffer per device and dtype, read back together: one transfer for each buffer."""
 
     def __init__(self) -> None:
         self._measure = Measure()
-        self._buffers: dict[torch.device, _Buffer] = {}
+        self._buffers: dict[tuple[torch.device, Layout], _Buffer] = {}
+        self._has_bad = False
 
-    def write(self, values: Tensor) -> tuple[torch.device, int]:
-        """Measures ``values`` (not empty, no autograd history) into the next row of its device. Raises Unmeasurable."""
-        buffer = self._buffers.get(values.device)
+    def known(self, low: float, high: float) -> Cell:
+        """A reading whose numbers are on the host already."""
+        cell = Cell()
+        self._has_bad |= cell.fill(low, high)
+        return cell
+
+    def write(self, values: Tensor, state: State | None) -> Cell:
+        """Measures ``values`` (not empty, no autograd history). Raises Unmeasurable."""
+        layout = layout_of(values)
+        buffer = self._buffer(values.device, layout)
+        self._measure(values, buffer.row(), layout)
+        return buffer.keep(Cell(state))
+
+    def take(self, rows: Tensor, states: Iterable[State | None]) -> list[Cell]:
+        """Copies ``rows`` (n x 2, floating) that a compiled graph has measured; one cell for each."""
+        buffer = self._buffer(rows.device, Layout(rows.dtype, rows.dtype))
+        buffer.put(rows)
+        return [buffer.keep(Cell(state)) for state in states]
+
+    def read(self) -> bool:
+        """Fills the cells written since the last read; returns whether one is not finite. Synchronises with the device."""
+        bad = any([buffer.read() for buffer in self._buffers.values() if buffer.cells])
+        return self._had_bad() or bad
+
+    def read_later(self) -> Reading:
+        """Begins to read without waiting: the rows are copied to the host in the stream they were written in."""
+        return Reading([buffer.copy() for buffer in self._buffers.values() if buffer.cells], self._had_bad())
+
+    def _had_bad(self) -> bool:
+        bad, self._has_bad = self._has_bad, False
+        return bad
+
+    def _buffer(self, device: torch.device, layout: Layout) -> _Buffer:
+        buffer = self._buffers.get((device, layout))
         if buffer is None:
-            if values.device.type == "meta":
-                raise Unmeasurable("meta")
-            buffer = self._buffers[values.device] = _Buffer(values.device)
-        low, high = buffer.cells()
-        self._measure(values, low, high)
-        buffer.used += 1
-        return values.device, buffer.used - 1
+            buffer = self._buffers[device, layout] = _Buffer(device, layout)
+        return buffer
 
-    def read(self) -> dict[torch.device, list[list[float]]]:
-        """All rows written since ``rewind``: one transfer, and on an accelerator one synchronisation, per device."""
-        return {device: buffer.rows[: buffer.used].tolist() for device, buffer in self._buffers.items() if buffer.used}
 
-    def rewind(self) -> None:
-        for buffer in self._buffers.values():
-            buffer.used = 0
+class Reading:
+    """Rows on their way to the host."""
+
+    def __init__(self, copies: list[_Copy], has_bad: bool) -> None:
+        self._copies = copies
+        self._has_bad = has_bad
+
+    def is_ready(self) -> bool:
+        return all(copy.event is None or copy.event.query() for copy in self._copies)
+
+    def finish(self) -> bool:
+        """Waits for the rows, which stops nothing but this thread, and fills their cells; as ``Tape.read``."""
+        for copy in self._copies:
+            if copy.event is not None:
+                copy.event.synchronize()
+        return any([_fill(copy.cells, copy.rows.tolist()) for copy in self._copies]) or self._has_bad
+
+
+class _Copy:
+    __slots__ = ("cells", "event", "rows")
+
+    def __init__(self, cells: list[Cell], rows: Tensor, event: torch.cuda.Event | None) -> None:
+        self.cells = cells
+        self.rows = rows
+        self.event = event
 
 
 class _Buffer:
-    def __init__(self, device: torch.device) -> None:
-        self._dtype = torch.float32 if device.type == "mps" else torch.float64
+    def __init__(self, device: torch.device, layout: Layout) -> None:
         self._device = device
-        self.used = 0
+        self._layout = layout
+        self._is_updated = layout.written is not layout.read and device.type != "cpu"
+        self.cells: list[Cell] = []
+        self._pinned: list[Tensor] = []
         self._allocate(FIRST_ROWS)
 
-    def cells(self) -> tuple[Tensor, Tensor]:
-        if self.used == len(self._cells):
-            written = self.rows
-            self._allocate(2 * self.used)
-            self.rows[: self.used] = written
-        return self._cells[self.used]
+    def row(self) -> Row:
+        """The next row, to be written; ``keep`` then makes it count."""
+        used = len(self.cells)
+        if used == len(self._rows):
+            self._grow(2 * used)
+        return self._rows[used]
+
+    def keep(self, cell: Cell) -> Cell:
+        self.cells.append(cell)
+        return cell
+
+    def put(self, rows: Tensor) -> None:
+        used = len(self.cells)
+        if used + len(rows) > len(self._rows):
+            self._grow(2 * (used + len(rows)))
+        self._written[used : used + len(rows)].copy_(rows)
+
+    def read(self) -> bool:
+        cells, self.cells = self.cells, []
+        used = len(cells)
+        if used <= 4 and self._device.type == "cpu":
+            numbers = [[low.item(), high.item()] for low, high in self._read_rows[:used]]
+        else:
+            numbers = self._read[:used].tolist()
+        self._clear(used)
+        return _fill(cells, numbers)
+
+    def copy(self) -> _Copy:
+        cells, self.cells = self.cells, []
+        used = len(cells)
+        if self._device.type != "cuda":
+            rows = self._read[:used].cpu() if self._device.type != "cpu" else self._read[:used].clone()
+            self._clear(used)
+            return _Copy(cells, rows, None)
+        # Two of them, in turn: one is filled while the other is read, at most one batch later.
+        pinned = self._pinned.pop(0) if len(self._pinned) == 2 else None
+        if pinned is None or len(pinned) < used:
+            pinned = torch.empty((len(self._rows), 2), dtype=self._layout.read, pin_memory=True)
+        self._pinned.append(pinned)
+        rows = pinned[:used]
+        with torch.cuda.device(self._device):
+            rows.copy_(self._read[:used], non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._clear(used)
+        return _Copy(cells, rows, event)
+
+    def _clear(self, used: int) -> None:
+        if self._is_updated:
+            self._written[:used].copy_(self._empty[:used])
+
+    def _grow(self, rows: int) -> None:
+        used, written = len(self.cells), self._written
+        self._allocate(rows)
+        self._written[:used].copy_(written[:used])
 
     def _allocate(self, rows: int) -> None:
-        with torch.inference_mode(False):
-            self.rows = torch.zeros((rows, 2), dtype=self._dtype, device=self._device)
-        self._cells = [(row[0], row[1]) for row in self.rows]
+        written, read = self._layout
+        with torch.inference_mode(False), torch.no_grad():
+            self._written = torch.zeros((rows, 2), dtype=written, device=self._device)
+            self._read = self._written.view(read)
+            if self._is_updated:
+                self._empty = torch.tensor(_EMPTY_BITS, dtype=written, device=self._device).expand(rows, 2).contiguous()
+                self._written.copy_(self._empty)
+        self._rows = [Row(row[0], row[1], row) for row in self._written]
+        self._read_rows = [(row[0], row[1]) for row in self._read[:4]]
+
+
+def _fill(cells: list[Cell], numbers: list[list[float]]) -> bool:
+    bad = False
+    for cell, (low, high) in zip(cells, numbers, strict=True):
+        bad |= cell.fill(low, high)
+    return bad

@@ -1,45 +1,104 @@
-"""Nested inputs, keyword arguments and outputs -> labelled leaves."""
+"""Nested inputs, keyword arguments and outputs -> leaves, their labels, and a structure that stays the same with the labels.
+
+A container is a tuple, list, mapping, dataclass, or an object registered with ``torch.utils._pytree``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 MAX_DEPTH = 16
 MAX_LEAVES = 1024
 """Per value. A frame with more is cut there: its first leaves say enough, and a cycle must end."""
 
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, complex})
+
 
 def leaves(value: Any, label: str) -> list[tuple[str, Any]]:
     """The leaves of ``value`` with their paths: ``output[1][0]``, ``output[key]``, ``output.field``. At most MAX_LEAVES."""
     found: list[tuple[str, Any]] = []
-    _collect(value, label, found, 0)
+    _label(value, label, found, 0)
     return found
 
 
-def _collect(value: Any, label: str, found: list[tuple[str, Any]], depth: int) -> None:
+def flatten(value: Any, found: list[Any]) -> Hashable:
+    """Appends the leaves of ``value`` to ``found``, in the order of ``leaves``; values of equal structure have equal labels.
+
+    The structure also tells the dtypes of tensors.
+    """
+    return _flatten(value, found, len(found) + MAX_LEAVES, 0)
+
+
+def _label(value: Any, label: str, found: list[tuple[str, Any]], depth: int) -> None:
     if len(found) >= MAX_LEAVES:
         return
-    children = _children(value, label) if depth < MAX_DEPTH else None
-    if children is None:
+    parts = _parts(value) if depth < MAX_DEPTH else None
+    if parts is None:
         found.append((label, value))
         return
-    for child_label, child in children:
-        _collect(child, child_label, found, depth + 1)
+    for suffix, part in zip(parts[0], parts[1]):  # noqa: B905  dynamo traces this one
+        _label(part, f"{label}{suffix}", found, depth + 1)
 
 
-def _children(value: Any, label: str) -> Iterator[tuple[str, Any]] | None:
-    """The labelled parts of a container; None for a leaf, which an empty list or mapping is as well.
+def _flatten(value: Any, found: list[Any], limit: int, depth: int) -> Hashable:
+    if isinstance(value, Tensor):
+        if len(found) < limit:
+            found.append(value)
+        return value.dtype
+    if type(value) in _PLAIN:
+        if len(found) < limit:
+            found.append(value)
+        return type(value).__name__
+    if len(found) >= limit:
+        return None
+    if type(value) is tuple:  # the hot path: no suffixes to be made
+        if depth < MAX_DEPTH:
+            return tuple([_flatten(part, found, limit, depth + 1) for part in value])
+        found.append(value)
+        return None
+    parts = _parts(value) if depth < MAX_DEPTH else None
+    if parts is None:
+        found.append(value)
+        return type(value).__name__
+    return tuple(parts[0]), tuple([_flatten(part, found, limit, depth + 1) for part in parts[1]])
+
+
+def _parts(value: Any) -> tuple[Sequence[str], Sequence[Any]] | None:
+    """The label suffixes and the parts of a container; None for a leaf, which an empty list or mapping is as well.
 
     transformers' ModelOutput is both a mapping and a dataclass. Named tuples are numbered, as the Hugging Face detector
     does it.
     """
+    if isinstance(value, Tensor) or type(value) in _PLAIN:
+        return None
     if isinstance(value, tuple) or (isinstance(value, list) and value):
-        return ((f"{label}[{index}]", part) for index, part in enumerate(value))
+        return [f"[{index}]" for index in range(len(value))], value
     if isinstance(value, Mapping) and value:
         dotted = dataclasses.is_dataclass(value)
-        return ((f"{label}.{key}" if dotted else f"{label}[{key}]", part) for key, part in value.items())
+        return [f".{key}" if dotted else f"[{key}]" for key in value], list(value.values())
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
-        return ((f"{label}.{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value))
+        names = [field.name for field in dataclasses.fields(value)]
+        return [f".{name}" for name in names], [getattr(value, name, None) for name in names]
+    if type(value) in pytree.SUPPORTED_NODES and not isinstance(value, (list, Mapping)):
+        return _registered(value)
     return None
+
+
+def _registered(value: Any) -> tuple[Sequence[str], Sequence[Any]] | None:
+    node = pytree.SUPPORTED_NODES[type(value)]
+    if node.flatten_with_keys_fn is not None:
+        keyed, _ = node.flatten_with_keys_fn(value)
+        return [_suffix(key) for key, _ in keyed], [part for _, part in keyed]
+    parts, _ = node.flatten_fn(value)
+    return [f"[{index}]" for index in range(len(parts))], list(parts)
+
+
+def _suffix(key: Any) -> str:
+    if isinstance(key, pytree.MappingKey):
+        return f"[{key.key}]"
+    return f".{key.name}" if isinstance(key, pytree.GetAttrKey) else pytree.keystr((key,))

@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankwatch.measure import CHUNK, Measure, Unmeasurable, count_non_finite, local
+from rankwatch.measure import SCRATCH_BYTES, Unmeasurable, count_non_finite, local
+from rankwatch.tape import Tape
+
+CHUNK = SCRATCH_BYTES * torch.get_num_threads() // 4
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 EIGHT_BITS = tuple(
@@ -20,11 +23,11 @@ EIGHT_BITS = tuple(
 )
 
 
-def measured(tensor: Tensor, measure: Measure | None = None) -> tuple[float, float]:
-    row = torch.zeros(2, dtype=torch.float64)
-    (measure or Measure())(local(tensor), row[0], row[1])
-    low, high = row.tolist()
-    return low, high
+def measured(tensor: Tensor, tape: Tape | None = None) -> tuple[float, float]:
+    tape = tape or Tape()
+    cell = tape.write(local(tensor), None)
+    tape.read()
+    return cell.low, cell.high
 
 
 @settings(deadline=None)
@@ -38,17 +41,17 @@ def test_abs_min_and_abs_max(values: list[float], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("size", [1, 7, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
 def test_every_element_counts_at_any_size(dtype: torch.dtype, size: int) -> None:
-    measure = Measure()
+    tape = Tape()
     for place in {0, size // 2, size - 1}:
         tensor = torch.full((size,), 2.0, dtype=dtype)
         tensor[place] = -3.0
-        assert measured(tensor, measure)[1] == 3.0
+        assert measured(tensor, tape)[1] == 3.0
         tensor[place] = -0.5
-        assert measured(tensor, measure)[0] == 0.5
+        assert measured(tensor, tape)[0] == 0.5
         tensor[place] = math.inf
-        assert measured(tensor, measure)[1] == math.inf
+        assert measured(tensor, tape)[1] == math.inf
         tensor[place] = math.nan
-        assert all(math.isnan(value) for value in measured(tensor, measure))
+        assert all(math.isnan(value) for value in measured(tensor, tape))
 
 
 def test_float64_beyond_float32_is_finite() -> None:
@@ -71,6 +74,9 @@ def test_eight_bit_floats(dtype: torch.dtype) -> None:
         (torch.tensor([[1.0, -5.0], [2.0, 3.0]]).t(), (1.0, 5.0)),
         (torch.tensor([1.0, 9.0, -4.0, 9.0])[::2], (1.0, 4.0)),
         (torch.tensor([[-2.0]]).expand(3, 4), (2.0, 2.0)),
+        (torch.arange(1.0, 25.0).view(2, 3, 4).permute(2, 0, 1), (1.0, 24.0)),
+        (torch.arange(1.0, 25.0).view(2, 3, 4).permute(2, 0, 1)[:, :, :2], (1.0, 20.0)),
+        (torch.arange(1.0, 5.0).view(4, 1).expand(4, 3).t(), (1.0, 4.0)),
     ],
 )
 def test_other_dtypes_and_layouts(tensor: Tensor, expected: tuple[float, float]) -> None:
@@ -93,11 +99,26 @@ def test_what_cannot_be_measured_says_so(tensor: Tensor) -> None:
         measured(tensor)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.complex64, torch.float8_e4m3fn])
+def test_large_tensors_without_a_dense_layout(dtype: torch.dtype) -> None:
+    values = torch.ones(7, 3, CHUNK // 4).to(dtype)
+    view = values.transpose(0, 1)[:, 1:5, : CHUNK // 5]
+    values[0, 0, 0], values[3, 1, 17] = 100, 7  # one that the view leaves out, one it holds
+    assert measured(view) == (1.0, 7.0)
+
+
+def test_memory_that_was_given_back_is_not_read() -> None:
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(Unmeasurable):
+        measured(tensor)
+
+
 def test_the_scratch_survives_inference_mode() -> None:
-    measure = Measure()
+    tape = Tape()
     with torch.inference_mode():
-        assert measured(torch.tensor([2.0]), measure) == (2.0, 2.0)
-    assert measured(torch.tensor([3.0]), measure) == (3.0, 3.0)
+        assert measured(torch.tensor([2.0]), tape) == (2.0, 2.0)
+    assert measured(torch.tensor([3.0]), tape) == (3.0, 3.0)
 
 
 def test_counts_after_a_trip() -> None:

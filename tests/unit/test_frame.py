@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
-from rankwatch.frame import BatchSummary, FrameTable, Position, State, pack, state_of, unpack
+from rankwatch.frame import BatchSummary, FrameTable, Phase, Position, State, pack, state_of, unpack
 
 
 def test_positions_are_ordered_by_batch_then_eval_then_frame() -> None:
@@ -41,7 +41,7 @@ def test_float64_anywhere_widens_the_whole_table() -> None:
 def test_a_summary_gives_its_frames_back() -> None:
     table = FrameTable((makers.frame(makers.reading("weight"), makers.reading("output")).spec, makers.frame().spec))
     summary = BatchSummary(
-        7, 3, 0.0, 1.0, False, table.id, pack("f", [1, 2, 3]), pack("f", [4, 5, makers.INF]), bytes([0, 0, State.INF])
+        7, 0, 3, 0.0, 1.0, False, table.id, pack("f", [1, 2, 3]), pack("f", [4, 5, makers.INF]), bytes([0, 0, State.INF])
     )
     first, second = summary.frames(table)
     assert (first.position, second.position) == (Position(7, 0, 0), Position(7, 0, 1))
@@ -50,6 +50,15 @@ def test_a_summary_gives_its_frames_back() -> None:
         ("output", 2, 5, State.FINITE),
         ("output", 3, makers.INF, State.INF),
     ]
+
+
+def test_the_frames_of_a_later_part_go_on_counting() -> None:
+    assert [frame.position for frame in makers.summary(7, first=40).frames(makers.table())] == [(7, 0, 40), (7, 0, 41)]
+
+
+def test_the_phase_is_part_of_a_tables_name() -> None:
+    tables = {FrameTable((makers.frame(phase=phase).spec,)).id for phase in Phase}
+    assert len(tables) == len(Phase)
 
 
 def test_a_summary_that_does_not_fit_its_table_is_refused() -> None:

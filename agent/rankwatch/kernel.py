@@ -1,0 +1,150 @@
+"""Abs min and abs max of a GPU tensor in one pass and one launch, by a Triton kernel. Importing this imports no triton."""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+log = logging.getLogger(__name__)
+
+EMPTY = (0x7FFFFFFF, 0)
+"""What a pair of cells holds before the first ``record``: as a smallest value the last in order, as a largest the first."""
+
+_ITEM = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2, torch.float8_e4m3fn: 1, torch.float8_e5m2: 1}
+"""Bytes per element. Left out: float64 does not fit a cell, the fnuz dtypes have their nan where -0 should be."""
+
+_ROWS, _PROGRAMS_PER_SM = 512, 6
+_WARPS = 4 if torch.version.hip else 8
+"""What hides the latency of DRAM. A row is one 16-byte load, the widest there is: each of a program's 256 threads (AMD's warps
+have 64) has two under way at once. Six programs fit the 1536 threads of an SM and, at up to 40 registers a thread (37 needed),
+its registers; they keep 48 KiB in flight, where a Hopper needs about 25 (4.8 TB/s x 700 ns / 132 SMs). More programs than fit
+would run when the others are done, at low occupancy."""
+
+_DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0") else "cuda"
+"""ROCm's devices are called cuda, too. Triton's interpreter runs kernels on the host: how the tests do without a GPU."""
+
+_launches: dict[tuple[torch.device, torch.dtype], bool] = {}
+
+
+def is_supported(values: Tensor) -> bool:
+    """Whether ``record`` can measure ``values``: a plain dense float tensor on a GPU for which triton can build the kernel.
+
+    The first tensor of a device and dtype has the kernel built (a second or so, less from triton's cache on disk). During a
+    CUDA graph capture that cannot be done, and the answer is no unless it was done before.
+    """
+    # A subclass (FakeTensor, a collective's unfinished result) may have no memory of its own, or not yet its values in it.
+    if values.device.type != _DEVICE or values.dtype not in _ITEM or type(values) not in (Tensor, torch.nn.Parameter):
+        return False
+    if values.layout is not torch.strided or values.is_nested or not (values.is_contiguous() or _is_dense(values)):
+        return False
+    key = values.device, values.dtype
+    if key not in _launches:
+        if _DEVICE == "cuda" and torch.cuda.is_current_stream_capturing():
+            return False
+        _launches[key] = _can_launch(*key)
+    return _launches[key]
+
+
+def record(values: Tensor, cells: Tensor) -> None:
+    """Lowers cell 0 to the smallest and raises cell 1 to the largest absolute value of ``values``, without a host sync.
+
+    Cells hold the bits of a float32, which are in the order of magnitude with any nan above inf: a nan anywhere ends up in
+    cell 1. Runs on the current stream. ``values`` is supported, ``cells`` two int32 on its device, at first ``EMPTY``.
+    """
+    numel, item = values.numel(), _ITEM[values.dtype]
+    programs = min(-(-numel * item // (16 * _ROWS)), _most_programs(values.get_device()))
+    with torch.cuda.device(values.get_device()):  # -1, the interpreter's, is none to switch to
+        _kernel()[(programs,)](values.data_ptr(), numel, cells, str(values.dtype), item, _ROWS, num_warps=_WARPS)
+
+
+def _is_dense(values: Tensor) -> bool:
+    """Whether the elements fill one range of memory, each of them once: a permutation of a contiguous tensor."""
+    expected = 1
+    for stride, size in sorted(zip(values.stride(), values.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _can_launch(device: torch.device, dtype: torch.dtype) -> bool:
+    if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (7, 0):
+        return False  # triton's compiler would end the process
+    try:
+        record(torch.zeros(1, device=device).to(dtype), torch.zeros(2, dtype=torch.int32, device=device))
+    except Exception as error:  # noqa: BLE001 (no triton, no C compiler for its launcher, no folder to write to, ...)
+        log.info("measuring %s on %s without the kernel: %s: %s", dtype, device, type(error).__name__, error)
+        return False
+    return True
+
+
+@cache
+def _most_programs(index: int) -> int:
+    sms: int = torch.cuda.get_device_properties(index).multi_processor_count if _DEVICE == "cuda" else 1
+    return _PROGRAMS_PER_SM * sms
+
+
+@cache
+def _kernel() -> Any:
+    globals()["tl"] = import_module("triton.language")
+    # Without do_not_specialize, alignments and sizes not seen before would each stop the training for another compilation.
+    return import_module("triton").jit(_extremes, do_not_specialize=["address", "numel", "cells"])
+
+
+def _extremes(
+    address: tl.int64, numel: tl.int64, cells: tl.tensor, DTYPE: tl.constexpr, ITEM: tl.constexpr, ROWS: tl.constexpr
+) -> None:
+    """The kernel. All comparisons are of sign-cleared integers as wide as the dtype; two of them are widened at the end."""
+    ROW: tl.constexpr = 16 // ITEM
+    UNSIGNED: tl.constexpr = 2 ** (8 * ITEM - 1) - 1  # of all magnitudes the last in order: a nan
+    boundary = (address + 15) // 16 * 16
+    if ITEM == 4:
+        start = boundary.to(tl.pointer_type(tl.int32))
+    elif ITEM == 2:
+        start = boundary.to(tl.pointer_type(tl.int16))
+    else:
+        start = boundary.to(tl.pointer_type(tl.int8))
+    start = tl.multiple_of(start, 16)
+
+    # Whole rows, counted from the first 16-byte boundary, so that every load is aligned wherever the tensor begins and ends.
+    # The last block (a lone one: its last row) overlaps what was read instead of having a mask, which could split the loads.
+    # A row is reduced within its thread, and only the rows' extremes stay in registers from one block to the next.
+    rows = (address + numel * ITEM) // 16 - boundary // 16
+    row = tl.minimum(tl.arange(0, ROWS), tl.minimum(rows - 1, ROWS).to(tl.int32))
+    inner = row[:, None] * ROW + tl.arange(0, ROW)[None, :]
+    low, high = tl.full([ROWS], UNSIGNED, tl.int32), tl.full([ROWS], 0, tl.int32)
+    for block in range(tl.program_id(0).to(tl.int64), (rows + ROWS - 1) // ROWS, tl.num_programs(0).to(tl.int64)):
+        first = tl.minimum(block * ROWS, tl.maximum(rows - ROWS, 0))
+        bits = tl.load(start + first * ROW + inner).to(tl.int32) & UNSIGNED
+        low, high = tl.minimum(low, tl.min(bits, 1)), tl.maximum(high, tl.max(bits, 1))
+    smallest, largest = tl.min(low, 0), tl.max(high, 0)
+
+    # What is in no whole row is among the first or the last ROW elements: both are read, counting round from -ROW to ROW - 1.
+    if tl.program_id(0) == 0:
+        outer = (numel * ROW - ROW + tl.arange(0, 2 * ROW)) % numel - (boundary - address) // ITEM
+        bits = tl.load(start + outer).to(tl.int32) & UNSIGNED
+        smallest, largest = tl.minimum(smallest, tl.min(bits, 0)), tl.maximum(largest, tl.max(bits, 0))
+
+    cell = tl.arange(0, 2)
+    bits = tl.where(cell == 0, smallest, largest)
+    if DTYPE == "torch.bfloat16":
+        bits = bits << 16
+    elif ITEM < 4:
+        # The eight-bit formats are read as float16 with a shorter mantissa; e4m3fn's exponents are then 8 too low.
+        shift: tl.constexpr = 0 if ITEM == 2 else 8 if DTYPE == "torch.float8_e5m2" else 7
+        wide = (bits << shift).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        if shift == 7:
+            wide = tl.where(bits == 0x7F, float("nan"), wide * 256.0)
+        bits = wide.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # the sign of a nan made by widening is the chip's to choose
+    tl.atomic_min(cells + cell, bits, mask=cell == 0, sem="relaxed")
+    tl.atomic_max(cells + cell, bits, mask=cell == 1, sem="relaxed")

@@ -1,0 +1,73 @@
+"""The readings of parameters and buffers: measured at a cadence, since only the optimizer changes them, and anew at a trip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .frame import Kind, ReadingSpec
+from .measure import dtype_name
+from .modules import NamedModule
+from .tape import Cell
+
+Take = Callable[[Tensor], Cell]
+
+
+class ModuleWeights(NamedTuple):
+    """What is known of a module's own parameters and floating buffers, as of forward ``forward``, optimizer step ``step``."""
+
+    rows: tuple[ReadingSpec, ...]
+    cells: list[Cell]
+    forward: int
+    step: int
+
+
+class Weights:
+    """Remembers each module's weights.
+
+    Args:
+        take: measures a tensor.
+        every: forwards between two measurements of a module's weights, which are spread evenly over them; 0: no remembering.
+    """
+
+    def __init__(self, take: Take, every: int) -> None:
+        self._take = take
+        self._every = every
+        self._known: dict[int, ModuleWeights] = {}
+        self._rows: dict[tuple[ReadingSpec, ...], tuple[ReadingSpec, ...]] = {}
+
+    def of(self, named: NamedModule, forward: int, step: int) -> ModuleWeights:
+        """The module's weights in the forward of this number (all forwards are counted), after this many optimizer steps."""
+        known = self._known.get(named.number)
+        if known is None or self._is_due(named.number, known, forward, step):
+            return self.measure(named, forward, step)
+        return known
+
+    def measure(self, named: NamedModule, forward: int, step: int) -> ModuleWeights:
+        module = named.module
+        parameters: dict[int, tuple[Kind, str, Tensor]] = {}  # one that has two names here is measured under the first
+        for name, value in module._parameters.items():
+            if value is not None:
+                parameters.setdefault(id(value), (Kind.PARAMETER, name, value))
+        found = list(parameters.values())
+        found += [
+            (Kind.BUFFER, name, value)
+            for name, value in module._buffers.items()
+            if value is not None and value.dtype.is_floating_point
+        ]
+        rows = tuple([ReadingSpec(kind, name, dtype_name(value.dtype)) for kind, name, value in found])
+        rows = self._rows.setdefault(rows, rows)
+        known = ModuleWeights(rows, [self._take(value) for _, _, value in found], forward, step)
+        self._known[named.number] = known
+        return known
+
+    def _is_due(self, number: int, known: ModuleWeights, forward: int, step: int) -> bool:
+        if not self._every:
+            return True
+        if forward == known.forward:
+            return False
+        if step == known.step and step > 0:
+            return False
+        return (forward + number) % self._every == 0 or forward - known.forward >= 2 * self._every
