@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,17 @@ from .trip import Policy
 log = logging.getLogger(__name__)
 
 
+class Check(str, enum.Enum):
+    """When readings are read and judged."""
+
+    FRAME = "frame"
+    """After each module's forward."""
+    BATCH = "batch"
+    """Before the root's forward returns."""
+    ASYNC = "async"
+    """When they have come, without waiting for them: a batch later at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """What ``watch`` was asked for; see there for the meaning of each field."""
@@ -24,7 +36,35 @@ class Config:
     abort_after_batch_num: int | None = None
     policy: Policy = Policy.FIRST
     ignore: tuple[str, ...] = ()
+    check: Check | None = None
+    every: int = 1
+    modules: tuple[str, ...] = ()
+    weights_every: int = 16
+    gradients: bool = False
+    loss_scale: Callable[[], float] | None = None
+    max_scale_shrinks: int = 10
     connection: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Options changed while the training runs; 0 and None leave an option as it is."""
+
+    every: int = 0
+    check: Check | None = None
+    modules: tuple[str, ...] | None = None
+    ignore: tuple[str, ...] | None = None
+    trace_batch_nums: frozenset[int] | None = None
+
+    def updated(self, later: Tuning) -> Tuning:
+        """Both, the later one first."""
+        return Tuning(
+            later.every or self.every,
+            later.check if later.check is not None else self.check,
+            later.modules if later.modules is not None else self.modules,
+            later.ignore if later.ignore is not None else self.ignore,
+            later.trace_batch_nums if later.trace_batch_nums is not None else self.trace_batch_nums,
+        )
 
 
 def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
@@ -94,6 +134,29 @@ def _policy(value: Any, where: str) -> Policy:
         raise UsageError(f"{where}: expected one of {', '.join(policy.value for policy in Policy)}") from None
 
 
+def _check(value: Any, where: str) -> Check | None:
+    if value is None:
+        return None
+    try:
+        return Check(value)
+    except ValueError:
+        raise UsageError(f"{where}: expected one of {', '.join(check.value for check in Check)}") from None
+
+
+def _flag(value: Any, where: str) -> bool:
+    words = {True: True, False: False, "1": True, "0": False, "true": True, "false": False}
+    known = value.lower() if isinstance(value, str) else value
+    if known not in words:
+        raise UsageError(f"{where}: expected true or false")
+    return words[known]
+
+
+def _loss_scale(value: Any, where: str) -> Callable[[], float] | None:
+    if value is None or callable(value):
+        return value  # type: ignore[no-any-return]
+    raise UsageError(f"{where}: expected a function without arguments that returns the scale in use")
+
+
 def _patterns(value: Any, where: str) -> tuple[str, ...]:
     if isinstance(value, (str, bytes)) or not all(isinstance(item, str) for item in value):
         raise UsageError(f"{where}: expected a list of name patterns, such as ['*.attn_mask']")
@@ -112,6 +175,13 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "abort_after_batch_num": lambda value, where: None if value is None else _whole(value, where, 0),
     "policy": _policy,
     "ignore": _patterns,
+    "check": _check,
+    "every": lambda value, where: _whole(value, where, 1),
+    "modules": _patterns,
+    "weights_every": lambda value, where: _whole(value, where, 0),
+    "gradients": _flag,
+    "loss_scale": _loss_scale,
+    "max_scale_shrinks": lambda value, where: _whole(value, where, 1),
     "connection": _optional_path,
 }
-_PARSE: dict[str, Callable[[str], Any]] = {"trace_batch_nums": _split, "ignore": _split}
+_PARSE: dict[str, Callable[[str], Any]] = {"trace_batch_nums": _split, "ignore": _split, "modules": _split}

@@ -1,4 +1,4 @@
-"""Batches, frames, the ring of last frames, and the judgement of each frame: what the hooks do. The hot path.
+"""Hooks -> batches of records: which forward is a batch, which frame belongs to which. The hot path.
 
 Whatever goes wrong in here is logged once and switches the detector off: it never stops a healthy training.
 """
@@ -8,53 +8,43 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from functools import wraps
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .batch import BatchInProgress, Tables
-from .config import Config
+from . import backward
+from .batch import BatchInProgress
+from .config import Check, Config, Tuning
 from .errors import TrainingAborted
-from .frame import NOWHERE, BatchSummary, Frame, FrameTable, Kind, Position, Reading
+from .frame import NOWHERE, Kind, Phase, Position, ReadingSpec
 from .hooks import Hooks
-from .measure import Counts, count_non_finite
 from .modules import NamedModule
-from .recorder import Ingredient, Recorder, ingredients, inputs
-from .trip import Judge, Trip
+from .recorder import Record, Recorder
+from .scaler import LossScale
+from .settle import Again, Observer, Settler
+from .tape import Cell, Tape
+from .traced import What
+from .trip import Judge, Policy
+from .walk import leaves
 
 log = logging.getLogger(__name__)
 
-
-class Finding(NamedTuple):
-    """A tripping reading of a frame, counted."""
-
-    label: str
-    nans: int
-    infs: int
+LOOSE_FRAMES = 256
+"""How many frames outside of any batch are judged together where frames are not judged as they come."""
 
 
-class Observer(Protocol):
-    """What the detector tells, in the training thread. The exceptions that are returned are raised in the training.
-
-    A trip is first told by ``on_found``, before anything that shows this rank further on; ``on_trip`` then asks what to raise.
-    """
-
-    def on_batch(self, table: FrameTable, summary: BatchSummary) -> None: ...
-    def on_trace(self, frames: list[Frame]) -> None: ...
-    def on_found(self, trip: Trip) -> None: ...
-    def on_trip(self, trip: Trip, findings: list[Finding]) -> TrainingAborted: ...
+class DetectorObserver(Observer, Protocol):
     def on_limit(self, batch: int) -> TrainingAborted: ...
 
 
 class Detector:
-    """Watches ``model`` until ``remove``. ``progress``, ``phase`` and ``abort`` may be used from other threads.
+    """Watches ``model`` until ``remove``. ``progress``, ``phase``, ``abort`` and ``tune`` may be used from other threads.
 
     Args:
         count_all: count every root forward as a batch, not only those in training mode, and file a module that is called
@@ -66,43 +56,57 @@ class Detector:
         self,
         model: nn.Module,
         config: Config,
-        observer: Observer,
+        observer: DetectorObserver,
         *,
         count_all: bool = False,
         judge_traced: bool = True,
     ) -> None:
         self.position = NOWHERE
+        """The next frame's."""
         self.phase = "idle"
         self.abort: Callable[[], TrainingAborted] | None = None
         """Set from outside to stop the training: the next hook raises what it returns."""
+        self.fault = ""
+        """The error of ours that switched the detector off."""
 
         self._config = config
         self._observer = observer
         self._count_all = count_all
-        self._judge_traced = judge_traced
-        self._judge = Judge(config.policy, config.ignore)
-        self._recorder = Recorder()
-        self._tables = Tables()
-        self._ring: deque[Frame] = deque(maxlen=config.max_frames_to_save)
+        self._every = config.every
+        self._trace_batch_nums = config.trace_batch_nums
+        self._tuning = Tuning()
         self._steps = OptimizerSteps(model)
+        self._loss_scale = LossScale(config)
+        tape = Tape()
+        self._recorder = Recorder(tape, 0 if config.policy is Policy.STRICT else config.weights_every)
+        self._settler = Settler(
+            config.check or _default_check(model),
+            Judge(config.policy, config.ignore),
+            config.max_frames_to_save,
+            tape,
+            self._recorder,
+            observer,
+            judge_traced=judge_traced,
+            steps=lambda: self._steps.done,
+            absorbs=self._loss_scale.absorbs,
+            loss_scale=lambda: self._loss_scale.scale,
+        )
         self._off = False
-        self.fault = ""
-        """The error of ours that switched the detector off."""
-
-        self._stack: list[NamedModule] = []
         self._thread = 0
         self._roots = 0  # root forwards running: more than one when the root calls itself
         self._raised_before: BaseException | None = None
-        self._root_inputs: tuple[Reading, ...] = ()
-        self._batch = BatchInProgress(self.position, 0, traced=False)
-        self._is_open = False  # whether frames belong to the batch in progress
-        self._waiting: tuple[Trip, list[Finding]] | None = None  # a trip that is raised later than it was found
-
+        self._batch = self._loose = BatchInProgress(self.position, 0, is_told=False)
+        self._is_open = False  # whether frames belong to the batch, or are loose
+        self._is_full = True  # whether all modules are recorded, or the root's output alone
+        self._behind = self._batch  # the batch whose backward is running
+        self._parameters = backward.ParameterGradients(self._recorder.cell, self._guarded(self._gradients))
         self._hooks = Hooks(
             model,
             self._guarded,
+            select=_selector(config.modules),
             enter=self._enter,
             leave=self._leave,
+            handed=self._handed,
             before_step=self._before_step,
             after_step=self._after_step,
         )
@@ -115,22 +119,34 @@ class Detector:
     @property
     def progress(self) -> Position:
         """How far this rank is known to be free of trips."""
-        waiting = self._waiting
-        return self.position if waiting is None else waiting[0].position
+        waiting = self._settler.waiting
+        if waiting is not None:
+            return waiting.trip.position
+        return self._settler.unsettled(self._batch) or self.position
+
+    def tune(self, tuning: Tuning) -> None:
+        """Changes options of the running watch, from the next forward on."""
+        self._tuning = self._tuning.updated(tuning)
 
     def remove(self) -> None:
-        """Takes all hooks away; the model is as it was. Hands out what a forward that raised had traced."""
-        self._off = True
+        """Takes all hooks away; the model is as it was. What is still on its way is judged and told, but raises no more."""
+        was_off, self._off = self._off, True
         self._hooks.remove()
-        self._flush_trace()
+        self._parameters.remove()
+        self._loss_scale.close()
+        if not was_off:
+            try:
+                self._guarded(self._tell_rest)()
+            except TrainingAborted:
+                log.debug("a trip was found as the watch was closed")
 
     def is_inside(self) -> bool:
         """Whether the calling thread is inside a watched forward."""
-        return bool(self._stack) and self._thread == threading.get_ident() and not self._off
+        return bool(self._roots) and self._thread == threading.get_ident() and not self._off
 
     def mark(self, tensor: Tensor, label: str) -> None:
         """Records a tensor the user pointed at as a frame of its own, in the name of the running module."""
-        self._guarded(self._frame)(self._stack[-1], [Ingredient(Kind.MARKED, label, tensor)])
+        self._guarded(self._mark)(tensor, label, self._running_module())
 
     def _guarded(self, body: Callable[..., None]) -> Callable[..., None]:
         """``body`` as a hook that fails open."""
@@ -148,22 +164,20 @@ class Detector:
 
         return hook
 
-    # --- hooks --------------------------------------------------------------------------------------------------------
+    # --- forward ------------------------------------------------------------------------------------------------------
 
     def _enter(self, named: NamedModule, args: Any, kwargs: Any) -> None:
         self._raise_abort()
-        if self._off or self._is_elsewhere():
+        if self._off or self._is_elsewhere() or self._is_recomputing():
             return
-        is_root = named.module is self.root
-        if not self._is_open and (is_root or self._count_all):
-            self._begin_batch()
-        if is_root and not self._roots:
+        if not self._roots:
+            self._open_batch(self._count_all or (self.root.training and torch.is_grad_enabled()))
             # What the root was fed is evidence that the root's own frame, the last one, would bring too late.
-            self._root_inputs = tuple(self._recorder.readings(list(inputs(args, kwargs))))
+            found = [*_labelled(Kind.INPUT, enumerate(args)), *_labelled(Kind.KEYWORD, kwargs.items())]
+            self._batch.root_inputs = self._recorder.values(self.position, named, Phase.FORWARD, found)
             self._raised_before = sys.exc_info()[1]
-        self._roots += is_root
-        self._raise_marked()
-        self._stack.append(named)
+        self._roots += 1
+        self._settler.raise_waiting()
 
     def _leave(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         is_root = named.module is self.root
@@ -171,157 +185,250 @@ class Detector:
             self._abandon_batch()
             return
         self._raise_abort()
-        if self._off or self._is_elsewhere() or not self._stack:
+        if self._off or self._is_elsewhere() or not (is_root or self._is_full):
             return
-        self._raise_marked()
-        # A module whose forward raised, and was caught by the user's code, was never popped.
-        while self._stack and self._stack.pop() is not named:
-            pass
-        self._roots -= is_root
-        try:
-            self._frame(named, ingredients(named.module, args, kwargs, output))
-            if is_root and not self._roots:
+        if self._is_recomputing():
+            self._record_behind(self._recorder.call(self._behind.position, named, Phase.RECOMPUTE, args, kwargs, output))
+            self._watch_gradients(named, args, kwargs, output, self._behind)
+            return
+        self._settler.raise_waiting()
+        if not self._is_full:
+            args, kwargs = (), {}
+        with _Leaving(self, is_root) as leaving:
+            record = self._recorder.call(self.position, named, Phase.FORWARD, args, kwargs, output)
+            self._record(record, self._again(record, args, kwargs, output))
+            self._watch_gradients(named, args, kwargs, output, self._batch)
+            if leaving.ends_batch:
+                self._watch_backward(output, self._batch)
                 self._end_batch()
-        finally:
-            if not self._roots:
-                self._recorder.forget()
-                self._is_open = self._is_open and not is_root
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _handed(self, named: NamedModule, what: What, rows: Tensor) -> None:
+        """What a compiled graph hands over in the place of ``_enter`` and ``_leave``."""
         self._raise_abort()
-        self.phase = "optimizer"
+        if self._off or self._is_elsewhere():
+            return
+        is_root = named.module is self.root
+        if what.event != "leave":
+            if not self._roots:
+                self._open_batch(self._count_all or what.event == "train")
+                cells = self._recorder.handed(rows, what.states)
+                self._batch.root_inputs = self._recorder.cells(self.position, named, Phase.FORWARD, what.rows, cells)
+            self._roots += 1
+        elif is_root or self._is_full:
+            with _Leaving(self, is_root) as leaving:
+                cells = self._recorder.handed(rows, what.states)
+                self._record(self._recorder.traced(self.position, named, what.rows, cells), None)
+                if leaving.ends_batch:
+                    self._end_batch()
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.phase = "idle"
-        self._steps.count(optimizer)
+    def _mark(self, tensor: Tensor, label: str, named: NamedModule) -> None:
+        record = self._recorder.values(self.position, named, Phase.FORWARD, [(Kind.MARKED, label, tensor)])
+        self._record(record, Again(lambda: record, lambda: [tensor]))
+
+    def _record(self, record: Record, again: Again | None) -> None:
+        batch, evaluation, frame = self.position
+        into = self._batch if self._is_open else self._loose
+        into.add(record)
+        self._settler.frame(record, into.part, again)
+        self.position = Position(batch, evaluation, frame + 1)
+        if into is self._loose and len(into.part.records) >= LOOSE_FRAMES:
+            self._settle_loose()
+
+    def _again(self, record: Record, args: Any, kwargs: Any, output: Any) -> Again:
+        named, spec = record.named, record.spec
+
+        def values() -> list[Any]:
+            weights = {**named.module._parameters, **named.module._buffers}
+            own = [weights.get(row.label) for row in spec.readings[: record.weights]]
+            given = [value for _, _, value in _labelled(Kind.INPUT, enumerate(args))]
+            given += [value for _, _, value in _labelled(Kind.KEYWORD, kwargs.items())]
+            return own + given + [value for _, value in leaves(output, "output")]
+
+        return Again(lambda: self._recorder.call(record.position, named, spec.phase, args, kwargs, output), values)
 
     def _is_elsewhere(self) -> bool:
         """Whether this is another thread than the one whose root forward is running."""
         current = threading.get_ident()
         if current == self._thread:
             return False
+        if backward.is_running():  # in threads of torch's own, while ours waits for it
+            return False
         if self._roots:
             return True
         self._thread = current
-        self._stack.clear()
         return False
+
+    def _running_module(self) -> NamedModule:
+        """The watched module whose forward is innermost on the stack."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_back is not None:
+            module = frame.f_locals.get("self")
+            named = self._hooks.named(module) if isinstance(module, nn.Module) else None
+            if named is not None:
+                return named
+            frame = frame.f_back
+        return self._hooks.root_named
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
-    def _begin_batch(self) -> None:
-        self._flush_trace()
+    def _open_batch(self, is_training: bool) -> None:
+        if self._is_open:
+            return
+        self._tell_backward()
+        self._settle_loose()
+        self._settler.poll()
+        self._loss_scale.poll()
+        self._tune()
         batch, evaluation, _ = self.position
-        if self._count_all or (self.root.training and torch.is_grad_enabled()):
-            self.position = Position(batch + 1, 0, 0)
-        else:
-            self.position = Position(batch, evaluation + 1, 0)
-        traced = self.position.eval == 0 and self.position.batch in self._config.trace_batch_nums
-        self._batch = BatchInProgress(self.position, self._steps.done, traced)
-        self._stack.clear()
-        self._waiting = None
-        self._root_inputs = ()
+        self.position = Position(batch + 1, 0, 0) if is_training else Position(batch, evaluation + 1, 0)
+        traced = is_training and self.position.batch in self._trace_batch_nums
+        self._is_full = traced or not is_training or self.position.batch % self._every == 0
+        self._batch = BatchInProgress(self.position, self._steps.done, traced=traced)
+        if is_training:
+            self._behind = self._batch
         self._is_open = True
         self.phase = "forward"
-        self._recorder.forget()
+        self._recorder.begin(self._steps.done)
 
     def _end_batch(self) -> None:
-        is_batch = self.position.eval == 0
-        self.phase = "backward" if is_batch else "idle"
-        self._flush_trace()
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None and self._batch.traced:
-            self._observer.on_found(waiting[0])
-        if is_batch:
-            self._observer.on_batch(*self._batch.finish(self._tables))
-        if waiting is not None:
-            raise self._observer.on_trip(*waiting)
+        batch = self._batch
+        self.phase = "backward" if batch.is_told else "idle"
+        self._settler.close(batch.cut())
         limit = self._config.abort_after_batch_num
-        if limit is not None and is_batch and self.position.batch >= limit:
+        if limit is not None and batch.is_told and self.position.batch >= limit:
+            self._settler.poll(wait=True)
             raise self._observer.on_limit(self.position.batch)
 
     def _abandon_batch(self) -> None:
-        """The root's forward raised: what ran of it stays in the ring, and the next forward begins anew."""
-        self._stack.clear()
+        """The root's forward raised: what ran of it is judged, and the next forward begins anew."""
         self._roots = 0
         self._is_open = False
         self._recorder.forget()
         self.phase = "idle"
-        self._flush_trace()
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None and self._batch.traced:
-            self._observer.on_found(waiting[0])  # the exception on its way is the user's; the verdict is ours all the same
+        if not self._off:
+            self._settler.abandon(self._batch.cut())
 
-    def _flush_trace(self) -> None:
-        if self._batch.trace:
-            trace, self._batch.trace = self._batch.trace, []
-            self._observer.on_trace(trace)
+    def _settle_loose(self) -> None:
+        part = self._loose.cut()
+        self._loose = BatchInProgress(self.position, self._steps.done, is_told=False)
+        if part.records:
+            self._settler.close(part)
 
-    # --- frames -------------------------------------------------------------------------------------------------------
+    def _tell_rest(self) -> None:
+        self._tell_backward()
+        self._settler.poll(wait=True)
 
-    def _frame(self, named: NamedModule, found: list[Ingredient]) -> None:
-        frame = self._recorder.frame(self.position, named, found)
-        tripping = self._tripping(frame)
-        if tripping:
-            # As evidence nothing counts that was measured earlier: x.data.mul_() changes a tensor behind autograd's back.
-            self._recorder.forget()
-            frame = self._recorder.frame(self.position, named, found)
-        self._ring.append(frame)
-        if self._is_open:
-            self._batch.add(frame)
-        if tripping:
-            self._trip(found, tripping)
-        batch, evaluation, done = self.position
-        self.position = Position(batch, evaluation, done + 1)
+    def _tune(self) -> None:
+        tuning, self._tuning = self._tuning, Tuning()
+        self._every = tuning.every or self._every
+        if tuning.trace_batch_nums is not None:
+            self._trace_batch_nums = tuning.trace_batch_nums
+        if tuning.check is not None:
+            self._settler.poll(wait=True)
+            self._settler.check = tuning.check
+        if tuning.ignore is not None:
+            self._settler.judge = Judge(self._config.policy, tuning.ignore)
+        if tuning.modules is not None:
+            self._hooks.select(_selector(tuning.modules))
 
-    def _tripping(self, frame: Frame) -> list[int]:
-        is_judged = self._judge_traced or not (self._is_open and self._batch.traced)
-        return self._judge.tripping(frame.spec, frame.states) if is_judged else []
+    # --- backward and the optimizer -----------------------------------------------------------------------------------
 
-    def _trip(self, found: list[Ingredient], tripping: list[int]) -> None:
-        first = min(tripping, key=lambda row: (_CAUSAL_ORDER.index(found[row].kind), row))
-        counts = {row: _counts(found[row].value) for row in tripping}
-        trip = Trip(
-            position=self.position,
-            reading=first,
-            frames=tuple(self._ring),
-            root_inputs=self._root_inputs,
-            optimizer_step=self._batch.optimizer_step,
-            shape=counts[first].shape,
-            numel=counts[first].numel,
-            nan_count=counts[first].nans,
-            inf_count=counts[first].infs,
-            time=time.time(),
-        )
-        tripped = trip, [Finding(found[row].label, counts[row].nans, counts[row].infs) for row in tripping]
-        if self._is_open and self._batch.traced:
-            self._waiting = self._waiting or tripped  # a traced batch is traced to its end, and only then told
+    def _is_recomputing(self) -> bool:
+        """Whether a forward that runs now is the recomputation of a checkpoint."""
+        return backward.is_running() and not self._roots
+
+    def _record_behind(self, record: Record) -> None:
+        """Adds a frame to the batch whose backward is running."""
+        self._behind.add(record)
+        self._settler.frame(record, self._behind.part, None)
+        if self._behind.position[:2] == self.position[:2]:
+            self.position = self._behind.position
+
+    def _watch_backward(self, output: Any, batch: BatchInProgress) -> None:
+        def reached() -> None:
+            self._behind = batch
+
+        if batch.is_told and torch.is_grad_enabled():
+            backward.mark_outputs(output, reached)
+
+    def _watch_gradients(self, named: NamedModule, args: Any, kwargs: Any, output: Any, batch: BatchInProgress) -> None:
+        if not (self._config.gradients and torch.is_grad_enabled() and batch.is_told):
             return
-        self._observer.on_found(trip)
-        if found[first].kind is Kind.MARKED:
-            self._waiting = self._waiting or tripped  # detect_overflow returns to its caller, and the next hook raises
-        else:
-            raise self._observer.on_trip(*tripped)
+
+        def emit(named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
+            self._behind = batch
+            self._gradients(named, rows, cells)
+
+        backward.watch_call(named, args, kwargs, output, self._recorder.cell, self._guarded(emit))
+        self._parameters.watch(named)
+
+    def _gradients(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
+        self._raise_abort()
+        if not self._off and self._is_full:
+            self._record_behind(self._recorder.cells(self._behind.position, named, Phase.BACKWARD, rows, cells))
+
+    def _tell_backward(self) -> None:
+        """The backward of the last batch is over: an optimizer step or the next forward begins."""
+        self._recorder.forget()
+        part = self._behind.cut() if self._behind is not self._batch or not self._is_open else None
+        if part is not None and part.records:
+            self._settler.close(part)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._raise_abort()
+        if self._off or not self._steps.is_ours(optimizer):
+            return
+        self.phase = "optimizer"
+        self._tell_backward()
+        self._settler.poll()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.phase = "idle"
+        self._steps.count(optimizer)
 
     def _raise_abort(self) -> None:
         if self.abort is not None:
             raise self.abort()
 
-    def _raise_marked(self) -> None:
-        if self._waiting is not None and not (self._is_open and self._batch.traced):
-            tripped, self._waiting = self._waiting, None
-            raise self._observer.on_trip(*tripped)
+
+class _Leaving:
+    """A module's forward ends, and with the root's the batch, whatever its judgement raises."""
+
+    def __init__(self, detector: Detector, is_root: bool) -> None:
+        self._detector = detector
+        self._is_root = is_root and bool(detector._roots)
+        if not detector._is_open and detector._count_all:
+            detector._open_batch(True)
+        detector._roots -= self._is_root
+        self.ends_batch = self._is_root and not detector._roots
+
+    def __enter__(self) -> _Leaving:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._detector._roots:
+            self._detector._recorder.forget()
+        if self.ends_batch:
+            self._detector._is_open = False
 
 
-def _counts(value: Any) -> Counts:
-    try:
-        return count_non_finite(value)
-    except RuntimeError as error:  # out of memory, say: the trip counts for more than its counts
-        log.debug("cannot count what is not finite: %s", error)
-        return Counts(tuple(getattr(value, "shape", ())), 0, 0, 0)
+def _labelled(kind: Kind, named: Iterable[tuple[Any, Any]]) -> list[tuple[Kind, str, Any]]:
+    """The leaves of a call's inputs: ``input[0]``, ``input[attention_mask]``."""
+    found = []
+    for name, value in named:
+        label = f"input[{name}]"
+        found += [(kind, path, leaf) for path, leaf in leaves(value, label) or [(label, value)]]
+    return found
 
 
-_CAUSAL_ORDER = (Kind.PARAMETER, Kind.MARKED, Kind.OUTPUT, Kind.INPUT, Kind.KEYWORD, Kind.BUFFER)
-"""Of several tripping readings the first in this order is named: a bad weight explains a bad output."""
+def _selector(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    return lambda name: not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _default_check(model: nn.Module) -> Check:
+    """Where reading a number stops the device for it, numbers are read once a batch."""
+    parameter = next(model.parameters(), None)
+    return Check.FRAME if parameter is None or parameter.device.type in ("cpu", "meta") else Check.BATCH
 
 
 class OptimizerSteps:
@@ -332,13 +439,16 @@ class OptimizerSteps:
         self._model = model
         self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
+    def is_ours(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer holds a parameter of the model."""
+        if optimizer in self._steps:
+            return True
+        ours = {id(parameter) for parameter in self._model.parameters()}
+        return any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
+
     def count(self, optimizer: Optimizer) -> None:
-        if optimizer not in self._steps and not self._is_ours(optimizer):
+        if not self.is_ours(optimizer):
             return
         # Several optimizers may share out the parameters: one step of each of them is one step of the training.
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
         self.done = max(self.done, self._steps[optimizer])
-
-    def _is_ours(self, optimizer: Optimizer) -> bool:
-        ours = {id(parameter) for parameter in self._model.parameters()}
-        return any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])

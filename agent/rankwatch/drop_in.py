@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from torch import nn
 
 from .config import resolve
-from .detector import Finding
 from .frame import Frame, Kind, State
 from .mark import describe_finding, emit
 from .registry import open_watches, prepare
+from .settle import Finding
 from .text import format_dump, format_frame
 from .trip import Policy, Trip
 from .watcher import Watch

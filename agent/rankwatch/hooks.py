@@ -1,21 +1,23 @@
-"""Hooks on every module of a model, also on those added later, and the way off again."""
+"""Hooks on the modules of a model, also on those added later, and the way off again."""
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from . import traced
 from .modules import NamedModule, named_modules, unwrap
 
-# Private, so looked up with care: without it hooks in compiled models are traced, and nothing else changes.
-_eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+# Private, so looked up with care: without them a compiled model's hooks break its graph, and nothing else changes.
+_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 set_eval_frame: Callable[[Any], Any] = getattr(_eval_frame, "set_eval_frame", lambda callback: None)
 
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
@@ -23,10 +25,12 @@ Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 class Hooks:
-    """Calls ``enter`` and ``leave`` round each forward under ``model``, ``before_step`` and ``after_step`` round optimizer steps.
+    """Calls ``enter`` and ``leave`` round forwards under ``model``, ``before_step`` and ``after_step`` round optimizer steps.
 
-    ``enter(named, args, kwargs)``, ``leave(named, args, kwargs, output)``; the root's ``leave`` is also called, with output
-    None, when its forward raised. A deep copy or a pickle of the model carries no hooks that do anything.
+    ``enter(named, args, kwargs)``, of the root only; ``leave(named, args, kwargs, output)``, of all modules that ``select``
+    accepts by a name and of the root, which is called with output None when its forward raised. In a compiled model
+    ``handed(named, what, rows)`` is called in their place (see ``traced``). A deep copy or a pickle of the model carries no
+    hooks that do anything.
     """
 
     def __init__(
@@ -34,16 +38,21 @@ class Hooks:
         model: nn.Module,
         guard: Guard,
         *,
+        select: Callable[[str], bool],
         enter: Callable[..., None],
         leave: Callable[..., None],
+        handed: Callable[..., None],
         before_step: Callable[..., None],
         after_step: Callable[..., None],
     ) -> None:
         self.root = unwrap(model)
-        self._enter = enter
-        self._leave = leave
-        self._guard = guard
-        self._hooked: dict[int, NamedModule] = {}
+        self._select = select
+        self._enter = guard(enter)
+        self._leave = guard(leave)
+        self._guarded_handed = guard(handed)
+        self._is_compiled = False
+        self._known: dict[int, NamedModule] = {}
+        self._handles: dict[int, list[RemovableHandle]] = {}
         # torch holds these three for the whole process: through them a model that nobody else holds would never be freed.
         self._global = [guard(self._on_module_added), guard(before_step), guard(after_step)]
         added, before, after = map(_weakly, self._global)
@@ -54,57 +63,127 @@ class Hooks:
         ]
         self._release = weakref.finalize(self, _remove, handles)
         self._release.atexit = False
-        self._handles: list[RemovableHandle] = []
-        self._attach(named_modules(self.root))
+        _forget_compiled()
+        self._learn(named_modules(self.root))
+
+    def select(self, select: Callable[[str], bool]) -> None:
+        """Watches the modules that ``select`` accepts by one of their names, and no others but the root."""
+        self._select = select
+        for key, named in self._known.items():
+            self._attach(key, named)
+
+    @property
+    def root_named(self) -> NamedModule:
+        return self._known[id(self.root)]
+
+    def named(self, module: nn.Module) -> NamedModule | None:
+        """What is known of a module under the model."""
+        return self._known.get(id(module))
 
     def remove(self) -> None:
         self._release()
-        _remove(self._handles)
-        self._hooked.clear()
+        if self._is_compiled:
+            _forget_compiled()
+            self._is_compiled = False
+        for handles in self._handles.values():
+            _remove(handles)
+        self._handles.clear()
+        self._known.clear()
 
-    def _attach(self, modules: dict[int, NamedModule]) -> None:
+    def _handed(self, *args: Any) -> None:
+        self._is_compiled = True
+        self._guarded_handed(*args)
+
+    def _learn(self, modules: dict[int, NamedModule]) -> None:
         for key, named in modules.items():
-            known = self._hooked.get(key)
+            known = self._known.get(key)
             if known is not None:
                 known.names += [name for name in named.names if name not in known.names]
-                continue
-            self._hooked[key] = named
-            enter, leave = _Hook(self._guard(self._enter), named), _Hook(self._guard(self._leave), named)
-            self._handles.append(named.module.register_forward_pre_hook(enter, with_kwargs=True))
+            else:
+                named.number = len(self._known)
+                known = self._known[key] = named
+            self._attach(key, known)
+
+    def _attach(self, key: int, named: NamedModule) -> None:
+        module, is_root = named.module, named.module is self.root
+        if not is_root and not any(map(self._select, named.names)):
+            _remove(self._handles.pop(key, []))
+        elif key not in self._handles:
+            leave = _Leave(named, self._leave, self._handed)
             # Only the root must hear of a forward that raised: it closes the batch.
-            is_root = named.module is self.root
-            self._handles.append(named.module.register_forward_hook(leave, with_kwargs=True, always_call=is_root))
+            handles = [module.register_forward_hook(leave, with_kwargs=True, always_call=is_root)]
+            if is_root:
+                enter = _Enter(named, self._enter, self._handed)
+                handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            self._handles[key] = handles
 
     def _on_module_added(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
-        named = self._hooked.get(id(parent))
+        named = self._known.get(id(parent))
         if named is None or child is None:
             return
         for prefix in list(named.names):
-            self._attach(named_modules(child, f"{prefix}.{name}" if prefix else name))
+            self._learn(named_modules(child, f"{prefix}.{name}" if prefix else name))
 
 
 class _Hook:
     """A hook that knows its module's names and stays behind when the module is copied or pickled."""
 
-    __slots__ = ("_call", "_named")
-
-    def __init__(self, call: Callable[..., None], named: NamedModule) -> None:
-        self._call = call
+    def __init__(self, named: NamedModule, call: Callable[..., None], handed: Callable[..., None]) -> None:
         self._named = named
+        self._body = call
+        self._receiver = traced.Receiver(lambda what, rows: handed(named, what, rows))
+        self.key: Tensor = self._receiver.key
 
-    def __call__(self, module: nn.Module, *rest: Any) -> None:
-        # In a compiled model the hook runs between the graphs: neither it nor what it calls is to be traced. This is what
+    def _call(self, *rest: Any) -> None:
+        # Between the graphs of a compiled model: what the hook calls is not to be compiled. This is what
         # torch.compiler.disable comes down to, without its import of the whole compiler.
         before = set_eval_frame(None)
         try:
-            self._call(self._named, *rest)
+            self._body(self._named, *rest)
         finally:
             set_eval_frame(before)
 
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
-
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
         return _inert_hook, ()  # copy.deepcopy asks here too
+
+
+class _Enter(_Hook):
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            traced.enter(self.key, module.training, args, kwargs)
+        else:
+            self._call(args, kwargs)
+
+
+class _Leave(_Hook):
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            traced.leave(self.key, args, kwargs, output)
+        else:
+            self._call(args, kwargs, output)
+
+
+def _never_compile(function: Callable[..., Any]) -> None:
+    """Called outside of a graph, ``function`` is not compiled as a graph of its own; inside of one it is traced all the same."""
+    code = function.__code__
+    skip_code = getattr(_eval_frame, "skip_code", None)
+    if skip_code is not None:  # torch 2.4
+        skip_code(code)
+    elif hasattr(_eval_frame, "set_code_exec_strategy"):
+        action = getattr(_eval_frame, "_FrameAction", None) or _eval_frame.FrameAction
+        strategy = getattr(_eval_frame, "_FrameExecStrategy", None) or _eval_frame.FrameExecStrategy
+        _eval_frame.set_code_exec_strategy(code, strategy(action.SKIP, action.DEFAULT))
+
+
+for _call in (_Enter.__call__, _Leave.__call__, _Hook._call):
+    _never_compile(_call)
+
+
+def _forget_compiled() -> None:
+    """Graphs that were compiled before hooks came or went are compiled anew: dynamo does not notice by itself."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
 
 
 def _weakly(function: Callable[..., None]) -> Callable[..., None]:

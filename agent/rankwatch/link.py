@@ -1,6 +1,6 @@
-"""The background thread between a rank and the collector: spool, heartbeats, reconnection; it receives ABORT.
+"""The background thread between a rank and the collector: heartbeats, reconnection; it receives ABORT and TUNE.
 
-The training thread only appends to a bounded spool. It waits for the collector in two places, each with a bound: at the
+The training thread only appends to the bounded spool. It waits for the collector in two places, each with a bound: at the
 start, and after its own trip.
 """
 
@@ -12,19 +12,18 @@ import os
 import socket as stdlib_socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import zmq
 
 from . import wire
-from .batch import MAX_TABLES
 from .connection import Connection
 from .errors import ProtocolError
 from .frame import BatchSummary, FrameTable, Position
 from .identity import Identity
+from .notice import Notice
 from .sockets import dealer
+from .spool import Spool
 from .trip import Trip
 
 log = logging.getLogger(__name__)
@@ -37,24 +36,17 @@ DEFAULT_HEARTBEAT = 1.0
 SILENT_HEARTBEATS = 3
 """A collector that answers none of this many heartbeats is taken for gone."""
 
-SPOOL_BATCHES = 1024
-"""Batch summaries that wait for an acknowledgement; beyond it the oldest are dropped and counted."""
-
 PROBE_INTERVAL = 0.002
 """Seconds between looks at the training thread while the collector waits for this rank to pass a position."""
+
+TABLES_SENT = 64
+"""Frame tables taken for known to the collector; beyond it all are sent again, for it keeps only the last ones it saw."""
 
 FAREWELL_TIMEOUT = 2.0
 """Seconds that a clean end waits for its last messages to be acknowledged."""
 
 VERDICT_MARGIN = 1.0
 """Seconds on top of the decision window that a tripped rank waits for its verdict."""
-
-
-@dataclass(slots=True)
-class _Spooled:
-    seq: int
-    message: wire.Batch | wire.Tripped | wire.Bye
-    table: FrameTable | None
 
 
 class Link:
@@ -64,6 +56,8 @@ class Link:
         job: the name of the run's job.
         progress: position and phase of the training thread, callable from any thread.
         on_abort: called once, in the link's thread, when the collector says ABORT.
+        on_tune: called, in the link's thread, with the run's tuning so far: before ``start`` returns when there is one, on
+            every change, and again after a reconnection.
         device, torch_version: what HELLO tells of this rank.
     """
 
@@ -77,10 +71,12 @@ class Link:
         on_abort: Callable[[wire.Abort], None],
         device: str,
         torch_version: str,
+        on_tune: Callable[[wire.Tune], None] | None = None,
     ) -> None:
         self._connection = connection
         self._progress = progress
         self._on_abort = on_abort
+        self._on_tune = on_tune
         self._hello = wire.Hello(
             major=wire.VERSION[0],
             minor=wire.VERSION[1],
@@ -99,24 +95,17 @@ class Link:
         self.refusal = ""
         """Why the collector will not have this rank, once it has said so for good."""
 
-        self._lock = threading.RLock()  # a signal handler may close the watch in the middle of an append
-        self._spool: deque[_Spooled] = deque()
-        self._seq = 0
-        self._batches = 0
-        self._dropped = 0
-
+        self._spool = Spool()
         self._welcome: wire.Welcome | None = None
         self._online = threading.Event()
         self._settled = threading.Event()  # welcomed or refused
         self._aborted = threading.Event()
-        self._acknowledged = threading.Event()  # the spool is empty
         self._stop = False
         self._released = False
         self._was_silent = False
         self._complaint = ""  # the last refusal that was logged
         self._pid = os.getpid()
 
-        self._sent = 0
         self._tables_sent: set[str] = set()
         self._probe: Position | None = None
         self._heard_at = 0.0
@@ -156,6 +145,9 @@ class Link:
     def send_trip(self, trip: Trip) -> None:
         self._append(lambda seq: wire.Tripped(seq, trip))
 
+    def send_notice(self, notice: Notice) -> None:
+        self._append(lambda seq: wire.Noticed(seq, notice))
+
     def wait_for_verdict(self) -> bool:
         """Waits for the run's verdict, within bounds; returns whether the collector has told this rank to abort."""
         if not self._online.wait(CONNECT_TIMEOUT) or self._welcome is None:
@@ -168,7 +160,7 @@ class Link:
             return
         self._append(lambda seq: wire.Bye(seq, outcome, text))
         if self._online.is_set():
-            self._acknowledged.wait(FAREWELL_TIMEOUT)
+            self._spool.wait_until_empty(FAREWELL_TIMEOUT)
         self._stop = True
         self._wake()
         self._thread.join(FAREWELL_TIMEOUT)
@@ -178,23 +170,9 @@ class Link:
         self._released = True
         self._wake()
 
-    def _append(self, make: Callable[[int], wire.Batch | wire.Tripped | wire.Bye], table: FrameTable | None = None) -> None:
-        with self._lock:
-            self._seq += 1
-            self._acknowledged.clear()
-            self._spool.append(_Spooled(self._seq, make(self._seq), table))
-            self._batches += table is not None
-            if self._batches > SPOOL_BATCHES:
-                self._drop_oldest_batch()
+    def _append(self, make: Callable[[int], wire.Sequenced], table: FrameTable | None = None) -> None:
+        self._spool.append(make, table)
         self._wake()
-
-    def _drop_oldest_batch(self) -> None:
-        for index, spooled in enumerate(self._spool):
-            if spooled.table is not None:
-                del self._spool[index]
-                self._batches -= 1
-                self._dropped += spooled.seq > self._sent  # else it has been sent, if not acknowledged
-                return
 
     def _wake(self) -> None:
         try:
@@ -283,26 +261,22 @@ class Link:
         return True
 
     def _send_spool(self, socket: zmq.Socket[bytes]) -> None:
-        with self._lock:
-            due = [spooled for spooled in self._spool if spooled.seq > self._sent]
-        for spooled in due:
+        for spooled in self._spool.due():
             table = spooled.table
             if table is not None and table.id not in self._tables_sent:
                 if not self._send(socket, wire.Table(table)):
                     return
-                if len(self._tables_sent) >= MAX_TABLES:
+                if len(self._tables_sent) >= TABLES_SENT:
                     self._tables_sent.clear()
                 self._tables_sent.add(table.id)
             if not self._send(socket, spooled.message):
                 return
-            self._sent = spooled.seq
+            self._spool.sent = spooled.message.seq
 
     def _send_beat(self, socket: zmq.Socket[bytes]) -> None:
         position, phase = self._progress()
-        with self._lock:
-            # What is spooled must be on its way before a position that lies behind it is told.
-            behind = self._sent < self._seq
-            queued, dropped = len(self._spool), self._dropped
+        # What is spooled must be on its way before a position that lies behind it is told.
+        queued, dropped, behind = len(self._spool), self._spool.dropped, self._spool.is_behind
         if behind:
             self._send_spool(socket)
         self._send(socket, wire.Beat(position, phase, queued, dropped, time.time()))
@@ -325,16 +299,18 @@ class Link:
         if isinstance(message, wire.Welcome):
             self._go_online(message)
         elif isinstance(message, wire.Ack):
-            self._let_go(message.seq)
+            self._spool.let_go(message.seq)
         elif isinstance(message, wire.Probe):
             self._probe = message.position
         elif isinstance(message, wire.Abort):
-            self._send(socket, wire.Ack(self._sent, abort=True))
+            self._send(socket, wire.Ack(self._spool.sent, abort=True))
             if not self._aborted.is_set():
                 try:
                     self._on_abort(message)
                 finally:
                     self._aborted.set()
+        elif isinstance(message, wire.Tune):
+            self._tune(message)
         elif isinstance(message, wire.Error):
             self._refused(message)
 
@@ -343,19 +319,20 @@ class Link:
             log.warning("%s: the collector is back", self._who)
         self._was_silent = False
         self._welcome = welcome
-        self._let_go(welcome.seq)
-        self._sent = welcome.seq
+        self._spool.let_go(welcome.seq)
+        self._spool.sent = welcome.seq
         self._tables_sent.clear()
         self._next_beat = 0.0
         self._online.set()
         self._settled.set()
 
-    def _let_go(self, seq: int) -> None:
-        with self._lock:
-            while self._spool and self._spool[0].seq <= seq:
-                self._batches -= self._spool.popleft().table is not None
-            if not self._spool:
-                self._acknowledged.set()
+    def _tune(self, tuning: wire.Tune) -> None:
+        if self._on_tune is None:
+            return
+        try:
+            self._on_tune(tuning)
+        except Exception:  # the abort must still come through
+            log.exception("%s: an error of ours while the options were changed; training goes on", self._who)
 
     def _refused(self, error: wire.Error) -> None:
         if error.remedy == "stop":

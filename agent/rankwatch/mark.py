@@ -6,9 +6,9 @@ import sys
 
 from torch import Tensor
 
-from .detector import Finding
 from .measure import count_non_finite
 from .registry import open_watches
+from .settle import Finding
 
 
 def detect_overflow(var: Tensor, ctx: str) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .frame import MEASURED, Frame, Position, Reading, State
-from .trip import Trip, describe_module
+from .frame import MEASURED, Frame, Phase, Position, Reading, State
+from .trip import PHASE_WORDS, Trip, describe_module
+from .wire import Tune
 
 _INDENT = " " * 17
 _COLUMNS = f"{'abs min':8} {'abs max':8} metadata"
@@ -20,8 +21,9 @@ def format_reading(reading: Reading) -> str:
 
 
 def format_frame(frame: Frame) -> str:
-    """A frame's lines; the first frame of a batch carries the batch's header."""
-    lines = [f"{_INDENT} {frame.spec.module} {frame.spec.module_class}"]
+    """A frame's lines; the first frame of a batch carries the batch's header, one that is no plain forward its phase."""
+    phase = f" ({PHASE_WORDS[frame.spec.phase]})" if frame.spec.phase in PHASE_WORDS else ""
+    lines = [f"{_INDENT} {frame.spec.module} {frame.spec.module_class}{phase}"]
     if frame.position.frame == 0:
         lines[:0] = [f"\n\n{_INDENT} *** Starting {_batch_name(frame.position)} ***", _COLUMNS]
     lines += map(format_reading, frame.readings)
@@ -39,7 +41,8 @@ def format_dump(frames: Sequence[Frame]) -> str:
     where = (
         f"during batch_number={batch}" if batch >= 0 and not evaluation else f"in {describe_position(frames[-1].position)}"
     )
-    head = f"\nDetected inf/nan {where}\nLast {len(frames)} forward frames:\n{_COLUMNS}\n"
+    what = "forward frames" if all(frame.spec.phase is Phase.FORWARD for frame in frames) else "frames"
+    head = f"\nDetected inf/nan {where}\nLast {len(frames)} {what}:\n{_COLUMNS}\n"
     return head + format_trace(frames) + "\n" * 4
 
 
@@ -81,6 +84,20 @@ def describe_culprit(rank: str, trip: Trip) -> str:
 
 def describe_rank(rank: int, world_size: int, host: str, local_rank: int) -> str:
     return f"rank {rank} of {world_size} ({host}, local rank {local_rank})"
+
+
+def describe_tuning(tune: Tune) -> str:
+    """What a TUNE changes, in words."""
+    words = [f"every {tune.every}"] if tune.every else []
+    for name, values, none in (
+        ("modules", tune.modules, "all"),
+        ("ignore", tune.ignore, "nothing"),
+        ("trace batches", tune.trace_batch_nums, "none"),
+    ):
+        if values is not None:
+            more = f" and {len(values) - 8} more" if len(values) > 8 else ""
+            words.append(f"{name} {', '.join(map(str, values[:8])) or none}{more}")
+    return "; ".join([*words, *([f"check {tune.check}"] if tune.check else [])])
 
 
 def _batch_name(position: Position) -> str:

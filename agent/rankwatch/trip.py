@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from .frame import DTYPE_MAX, Frame, FrameSpec, Kind, Position, Reading, State
+from .frame import DTYPE_MAX, Frame, FrameSpec, Kind, Phase, Position, Reading, State
 
 
 class Policy(str, enum.Enum):
     """Which non-finite readings trip.
 
-    FIRST (the default): outputs, own parameters and marked tensors; a non-finite input or buffer (an additive ``-inf``
-    attention mask, say) is evidence, but healthy. STRICT: positional inputs too, as the Hugging Face detector does, and a
-    nan in a buffer or keyword input, which that detector does not look at (an inf there is mostly a mask, and torch's own
-    transformer layers pass theirs by keyword). OFF: nothing; readings are only recorded.
+    FIRST (the default): outputs, own parameters, marked tensors, and the gradients that a module's backward makes; a
+    non-finite input or buffer (an additive ``-inf`` attention mask, say) is evidence, but healthy, and so is a non-finite
+    gradient that a module is handed, but for the root module's: that one comes from the loss. STRICT: positional inputs
+    too, as the Hugging Face detector does, every gradient, and a nan in a buffer or keyword input, which that detector does
+    not look at (an inf there is mostly a mask, and torch's own transformer layers pass theirs by keyword). OFF: nothing;
+    readings are only recorded.
     """
 
     FIRST = "first"
@@ -37,15 +39,20 @@ class Cause(str, enum.Enum):
     """What was fed to the root module was bad already."""
     UPSTREAM = "upstream"
     """The frame's input was bad and no watched module made it: born between modules."""
+    GRADIENT = "gradient"
+    """Born in backward: the forward was finite, a gradient is not."""
 
 
 _NON_FINITE = (State.INF, State.NAN)
 _INPUTS = (Kind.INPUT, Kind.KEYWORD)
+_GRADIENTS = (Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRADIENT)
+_MADE_HERE = (Kind.PARAMETER, Kind.OUTPUT, Kind.MARKED, Kind.GRAD_INPUT, Kind.GRADIENT)
 _TRIPPING: dict[Policy, dict[Kind, tuple[State, ...]]] = {
-    Policy.FIRST: {Kind.PARAMETER: _NON_FINITE, Kind.OUTPUT: _NON_FINITE, Kind.MARKED: _NON_FINITE},
-    Policy.STRICT: {kind: _NON_FINITE for kind in Kind} | {Kind.BUFFER: (State.NAN,), Kind.KEYWORD: (State.NAN,)},
+    Policy.FIRST: dict.fromkeys(_MADE_HERE, _NON_FINITE),
+    Policy.STRICT: dict.fromkeys(Kind, _NON_FINITE) | dict.fromkeys((Kind.BUFFER, Kind.KEYWORD), (State.NAN,)),
     Policy.OFF: {},
 }
+_TRIPPING_AT_ROOT = _TRIPPING | {Policy.FIRST: _TRIPPING[Policy.FIRST] | {Kind.GRAD_OUTPUT: _NON_FINITE}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +61,9 @@ class Trip:
 
     ``frames`` is the ring of the last frames, the tripped one last; ``reading`` indexes its readings. ``root_inputs`` are
     the readings of what the root module was called with in this batch. ``shape`` is the tensor's, of whose ``numel``
-    elements ``nan_count`` and ``inf_count`` are not finite. ``time`` is Unix seconds of the rank's clock; it orders nothing
-    but torchelastic's error files.
+    elements ``nan_count`` and ``inf_count`` are not finite; ``numel`` 0: the tensor was gone when its reading was judged.
+    ``time`` is Unix seconds of the rank's clock; it orders nothing but torchelastic's error files. ``loss_scale`` is that of
+    a gradient's batch (0: none was seen in use).
     """
 
     position: Position
@@ -68,6 +76,7 @@ class Trip:
     nan_count: int
     inf_count: int
     time: float
+    loss_scale: float = 0.0
 
     @property
     def frame(self) -> Frame:
@@ -82,26 +91,25 @@ class Judge:
     """Says which readings of a frame trip under a policy; ``ignore``: shell patterns of ``module`` or ``module:label``."""
 
     def __init__(self, policy: Policy, ignore: Sequence[str] = ()) -> None:
-        self._tripping = _TRIPPING[policy]
+        self._policy = policy
         self._ignore = tuple(ignore)
-        self._ignored: dict[FrameSpec, tuple[bool, ...]] = {}
+        self._rules: dict[FrameSpec, tuple[tuple[State, ...], ...]] = {}
 
     def tripping(self, spec: FrameSpec, states: bytes) -> list[int]:
         """The indices of the readings that trip, in order of the frame."""
         # The hot path: nearly every frame is finite, and two searches in a few bytes say so.
         if State.INF not in states and State.NAN not in states:
             return []
-        ignored = self._ignored_rows(spec)
-        return [
-            row
-            for row, (reading, state) in enumerate(zip(spec.readings, states, strict=True))
-            if state in self._tripping.get(reading.kind, ()) and not ignored[row]
-        ]
+        return [row for row, (rule, state) in enumerate(zip(self._rules_of(spec), states, strict=True)) if state in rule]
 
-    def _ignored_rows(self, spec: FrameSpec) -> tuple[bool, ...]:
-        if spec not in self._ignored:
-            self._ignored[spec] = tuple(self._is_ignored(spec, row.label) for row in spec.readings)
-        return self._ignored[spec]
+    def _rules_of(self, spec: FrameSpec) -> tuple[tuple[State, ...], ...]:
+        """The states in which each reading of the frame trips."""
+        if spec not in self._rules:
+            tripping = (_TRIPPING if spec.module else _TRIPPING_AT_ROOT)[self._policy]
+            self._rules[spec] = tuple(
+                () if self._is_ignored(spec, row.label) else tripping.get(row.kind, ()) for row in spec.readings
+            )
+        return self._rules[spec]
 
     def _is_ignored(self, spec: FrameSpec, label: str) -> bool:
         names = [name for module in (spec.module, *spec.aliases) for name in (module, f"{module}:{label}")]
@@ -114,6 +122,9 @@ def classify(trip: Trip) -> tuple[Cause, str]:
     weights = [r for r in readings if r.kind is Kind.PARAMETER and r.state in _NON_FINITE]
     if weights:
         return Cause.WEIGHT, _weight_evidence(weights[0], trip)
+    if trip.frame.spec.phase is Phase.BACKWARD or trip.culprit.kind in _GRADIENTS:
+        scale = f"; the loss scale was {trip.loss_scale:g}" if trip.loss_scale else ""
+        return Cause.GRADIENT, _gradient_evidence(trip) + scale
     inputs = [r for r in readings if r.kind in _INPUTS]
     suspects = [r for r in inputs if r.state in _NON_FINITE and not _tolerated(r, trip)]
     if suspects or trip.culprit.kind is Kind.MARKED:
@@ -129,13 +140,61 @@ def classify(trip: Trip) -> tuple[Cause, str]:
 
 
 def _weight_evidence(weight: Reading, trip: Trip) -> str:
-    bad = f"{weight.label} was already {weight.state.name.lower()} before this forward"
+    run = "backward" if trip.frame.spec.phase is Phase.BACKWARD else "forward"
+    bad = f"{weight.label} was already {weight.state.name.lower()} before this {run}"
     if trip.optimizer_step == 0:
         return f"{bad}, and no optimizer step was seen before it: look at the initialisation or the checkpoint"
     return (
         f"{bad}: look at the last optimizer step, number {trip.optimizer_step - 1}, "
         f"and at the gradients of batch {trip.position.batch - 1}"
     )
+
+
+def _gradient_evidence(trip: Trip) -> str:
+    culprit, spec = trip.culprit, trip.frame.spec
+    came_in = _came_in(trip)
+    bad = [r for r in came_in if r.state in _NON_FINITE]
+    if bad and not spec.module:
+        state = bad[0].state.name.lower()
+        return f"the gradient of the loss with respect to the model's output was {state}: {_LOSS}"
+    if bad:
+        return f"{bad[0].label} was {bad[0].state.name.lower()} already as it arrived: {_born_before(trip)}"
+    if any(r.state is State.FINITE for r in came_in):
+        largest = _largest(came_in)
+        share = f" ({_share(largest, largest.dtype)})" if largest else ""
+        how = f"the gradient that came in was finite{share}"
+        return f"born in the backward of this module: {how}, the {culprit.label} is {culprit.state.name.lower()}"
+    return f"the {culprit.label} is {culprit.state.name.lower()}: {_born_before(trip)}"
+
+
+_LOSS = "look at the loss function and the loss scale"
+
+
+def _came_in(trip: Trip) -> list[Reading]:
+    """The gradients that the culprit's module was handed: a parameter's gradient is a frame of its own, beside its call's."""
+    for frame in reversed(trip.frames):
+        if frame is trip.frame or (_is_of_this_backward(frame, trip) and frame.spec.module == trip.frame.spec.module):
+            found = [r for r in frame.readings if r.kind is Kind.GRAD_OUTPUT]
+            if found:
+                return found
+    return []
+
+
+def _born_before(trip: Trip) -> str:
+    here = describe_module(trip.frame.spec)
+    for frame in reversed(trip.frames[:-1]):
+        gradients = [r for r in frame.readings if r.kind in _GRADIENTS] if _is_of_this_backward(frame, trip) else []
+        states = {r.state for r in gradients}
+        if State.FINITE not in states or not states.isdisjoint(_NON_FINITE):
+            continue
+        if frame.spec.module == trip.frame.spec.module:
+            return f"born in the backward of this module, whose {gradients[0].label} was finite"
+        return f"born between {describe_module(frame.spec)}, the last module whose gradients were finite, and {here}"
+    return f"born between the loss and {here}, as no backward frame at hand has finite gradients: {_LOSS}"
+
+
+def _is_of_this_backward(frame: Frame, trip: Trip) -> bool:
+    return frame.spec.phase is Phase.BACKWARD and frame.position[:2] == trip.position[:2]
 
 
 def _inherited(suspect: Reading, trip: Trip) -> tuple[Cause, str]:
@@ -172,8 +231,12 @@ def _bad_outputs(frame: Frame) -> bool:
 
 
 def _last_finite_frame(trip: Trip) -> Frame | None:
-    same_batch = [f for f in trip.frames[:-1] if f.position[:2] == trip.position[:2] and not _bad_outputs(f)]
-    return same_batch[-1] if same_batch else None
+    """The last frame of the same batch, and of its same phase, whose outputs were finite."""
+    for frame in reversed(trip.frames[:-1]):
+        alike = frame.position[:2] == trip.position[:2] and frame.spec.phase is trip.frame.spec.phase
+        if alike and not _bad_outputs(frame):
+            return frame
+    return None
 
 
 def _largest(readings: Sequence[Reading]) -> Reading | None:
@@ -188,13 +251,22 @@ def _nearness(largest: Reading, output_dtype: str) -> tuple[str, bool]:
     Under autocast a module's inputs are wider than what it computes in, which its output's dtype tells.
     """
     dtype = min((largest.dtype, output_dtype), key=lambda name: DTYPE_MAX.get(name, float("inf")))
-    limit = DTYPE_MAX[dtype]
     what = "input" if largest.kind in _INPUTS else largest.label
-    share = "less than 1%" if largest.abs_max < 0.01 * limit else f"{largest.abs_max / limit:.0%}"
-    return f"; {what} abs max {largest.abs_max:.2e} is {share} of {dtype}'s max {limit:.2e}", largest.abs_max > limit
+    return f"; {what} {_share(largest, dtype)}", largest.abs_max > DTYPE_MAX[dtype]
+
+
+def _share(reading: Reading, dtype: str) -> str:
+    limit = DTYPE_MAX[dtype]
+    share = "less than 1%" if reading.abs_max < 0.01 * limit else f"{reading.abs_max / limit:.0%}"
+    return f"abs max {reading.abs_max:.2e} is {share} of {dtype}'s max {limit:.2e}"
+
+
+PHASE_WORDS = {Phase.RECOMPUTE: "recomputed", Phase.BACKWARD: "backward"}
+"""How a frame that is no plain forward is marked."""
 
 
 def describe_module(spec: FrameSpec) -> str:
-    """The module as reports name it: qualified name (the root has none), class, and the other names of a shared module."""
+    """The module as reports name it: qualified name (the root has none), class, the other names of a shared module, phase."""
     aliases = f", also {', '.join(spec.aliases)}" if spec.aliases else ""
-    return f"{spec.module or '(root)'} ({spec.module_class}{aliases})"
+    phase = f", {PHASE_WORDS[spec.phase]}" if spec.phase in PHASE_WORDS else ""
+    return f"{spec.module or '(root)'} ({spec.module_class}{aliases}{phase})"

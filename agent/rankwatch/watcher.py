@@ -7,7 +7,7 @@ import os
 import time
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import torch
@@ -16,15 +16,17 @@ from torch import Tensor, nn
 from . import connection as connections
 from . import wire
 from .abort import Deadline, is_of_the_network, say, write_error_file
-from .config import Config, resolve
-from .detector import Detector, Finding
+from .config import Check, Config, Tuning, resolve
+from .detector import Detector
 from .errors import BatchLimitReached, OverflowDetected, TrainingAborted, UsageError
 from .frame import NOWHERE, BatchSummary, Frame, FrameTable, Position
 from .identity import identify, unnamed_job
 from .link import Link
 from .mark import emit
 from .modules import unwrap
+from .notice import Notice
 from .registry import forget, open_watches, prepare, remember
+from .settle import Finding
 from .text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
 from .trip import Policy, Trip, classify
 
@@ -111,6 +113,10 @@ class Watch:
         if self._link is not None:
             self._link.send_batch(table, summary)
 
+    def on_notice(self, notice: Notice) -> None:
+        if self._link is not None:
+            self._link.send_notice(notice)
+
     def on_trace(self, frames: list[Frame]) -> None:
         emit(self._heading() + format_trace(frames) + "\n")
 
@@ -159,6 +165,13 @@ class Watch:
             if watch is not None:
                 watch._on_abort(abort)
 
+        def on_tune(tune: wire.Tune) -> None:
+            watch = me()
+            if watch is not None:
+                batches = None if tune.trace_batch_nums is None else frozenset(tune.trace_batch_nums)
+                check = Check(tune.check) if tune.check else None
+                watch._detector.tune(Tuning(tune.every, check, tune.modules, tune.ignore, batches))
+
         parameter = next(model.parameters(), None)
         connection = connections.read(source)
         job = self._identity.job or connection.job or unnamed_job(self._identity)
@@ -170,6 +183,7 @@ class Watch:
             job=job if nth == 1 else f"{job}.{nth}",
             progress=progress,
             on_abort=on_abort,
+            on_tune=on_tune,
             device="none" if parameter is None else str(parameter.device),
             torch_version=torch.__version__,
         )
@@ -226,6 +240,13 @@ def watch(
     abort_after_batch_num: int | None = None,
     policy: str | Policy = Policy.FIRST,
     ignore: Sequence[str] = (),
+    check: str | Check | None = None,
+    every: int = 1,
+    modules: Sequence[str] = (),
+    weights_every: int = 16,
+    gradients: bool = False,
+    loss_scale: Callable[[], float] | None = None,
+    max_scale_shrinks: int = 10,
     connection: str | os.PathLike[str] | None = None,
 ) -> Watch:
     """Watches every forward of ``model`` for inf and nan, until the watch is closed.
@@ -239,6 +260,18 @@ def watch(
         abort_after_batch_num: stop every rank after this batch, before its backward.
         policy: ``first`` (outputs, own parameters, marked tensors trip), ``strict`` (inputs too), ``off`` (nothing does).
         ignore: shell patterns of ``module`` or ``module:label`` that never trip: ``["*.rotary", "*:output[1]"]``.
+        check: when readings are judged. ``frame``: right after each module's forward (the default on CPU); ``batch``: before
+            the root's forward returns, so before backward (the default elsewhere, since it stops the device once a batch);
+            ``async``: without ever waiting for the device, before the next optimizer step where the numbers have come by
+            then, one batch later at most.
+        every: all modules are measured in every ``every``-th batch, the root's output alone in the others.
+        modules: shell patterns of the modules to watch, ``["encoder.*"]``; none: all. The root is always watched.
+        weights_every: batches from one measurement of a parameter to the next, since only the optimizer changes it; those
+            in a report are measured as it is made. 0: every batch, as policy ``strict`` does in any case.
+        gradients: watch the backward too: gradients of module outputs, inputs, and parameters.
+        loss_scale: a function that returns the dynamic loss scale in use, of DeepSpeed for one. ``torch.amp.GradScaler`` is
+            noticed without. While a scale is in use, gradients that are not finite are recorded and do not trip,
+        max_scale_shrinks: until the scale has shrunk this many times in a row.
         connection: the collector's connection file; none: this process watches alone.
 
     Raises:
@@ -254,6 +287,13 @@ def watch(
             abort_after_batch_num=abort_after_batch_num,
             policy=policy,
             ignore=ignore,
+            check=check,
+            every=every,
+            modules=modules,
+            weights_every=weights_every,
+            gradients=gradients,
+            loss_scale=loss_scale,
+            max_scale_shrinks=max_scale_shrinks,
             connection=connection,
         ),
     )

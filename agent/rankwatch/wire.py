@@ -8,6 +8,8 @@ comes from outside is checked in ``decode`` and nowhere else; a peer's fault rai
 from __future__ import annotations
 
 import dataclasses
+import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -15,10 +17,24 @@ from typing import Any, TypeAlias
 import msgpack
 
 from .errors import ProtocolError
-from .frame import BatchSummary, Frame, FrameSpec, FrameTable, Kind, Position, Reading, ReadingSpec, State, pack, unpack
+from .frame import (
+    BatchSummary,
+    Frame,
+    FrameSpec,
+    FrameTable,
+    Kind,
+    Phase,
+    Position,
+    Reading,
+    ReadingSpec,
+    State,
+    pack,
+    unpack,
+)
+from .notice import Notice, NoticeKind
 from .trip import Trip
 
-VERSION = (1, 0)
+VERSION = (2, 0)
 """Major, minor."""
 
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
@@ -29,6 +45,9 @@ MAX_NAME = 1024
 MAX_TEXT = 16 * 1024
 MAX_RANKS = 1_000_000
 MAX_DIMS = 64
+MAX_PATTERNS = 256
+MAX_TRACED = 10_000
+MAX_EVERY = 1 << 31
 _INT64 = 2**63 - 1
 
 
@@ -75,6 +94,12 @@ class Batch:
 class Tripped:
     seq: int
     trip: Trip
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    seq: int
+    notice: Notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +156,63 @@ class Error:
 
 
 @dataclass(frozen=True, slots=True)
+class Tune:
+    """Options changed while the training runs. Control client to collector: for the run of this name, or for all that are
+    under way where ``run`` is empty; answered by TUNED or ERROR. Collector to rank: all that was changed in its run so far.
+
+    What is left as it is: ``every`` 0, ``check`` empty, a list that is None (an empty list is a list).
+    """
+
+    run: str = ""
+    every: int = 0
+    modules: tuple[str, ...] | None = None
+    ignore: tuple[str, ...] | None = None
+    trace_batch_nums: tuple[int, ...] | None = None
+    check: str = ""
+
+    @property
+    def changes_nothing(self) -> bool:
+        return self == Tune(self.run)
+
+    def then(self, later: Tune) -> Tune:
+        """This tuning and, over it, a later one."""
+        return Tune(
+            run=self.run,
+            every=later.every or self.every,
+            modules=self.modules if later.modules is None else later.modules,
+            ignore=self.ignore if later.ignore is None else later.ignore,
+            trace_batch_nums=self.trace_batch_nums if later.trace_batch_nums is None else later.trace_batch_nums,
+            check=later.check or self.check,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """Collector to control client: which runs were tuned, and how many ranks of theirs were told at once."""
+
+    runs: tuple[str, ...]
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Unknown:
     """A kind of a newer minor version: decoded to its name, to be ignored."""
 
     kind: str
 
 
-Message: TypeAlias = Hello | Welcome | Table | Batch | Tripped | Beat | Probe | Abort | Ack | Bye | Error | Unknown
+Message: TypeAlias = (
+    Hello | Welcome | Table | Batch | Tripped | Noticed | Beat | Probe | Abort | Ack | Bye | Error | Tune | Tuned | Unknown
+)
+Sequenced: TypeAlias = Batch | Tripped | Noticed | Bye
+"""What is numbered by the rank, and kept by it until it is acknowledged."""
 
 # How a rank ends: closed; its process at its end without close(); by an exception; told to; after the batch it was told to.
 OUTCOMES = frozenset({"finished", "ended", "failed", "aborted", "limit"})
 REMEDIES = frozenset({"none", "hello", "stop"})
 PHASES = frozenset({"idle", "forward", "backward", "optimizer"})
+CHECKS = frozenset({"frame", "batch", "async"})
+"""When a rank looks at what it measured."""
 
 
 def encode(message: Message) -> bytes:
@@ -257,6 +327,20 @@ def _check_list(value: Any, least: int, most: int) -> list[Any]:
     return value
 
 
+def _list(item: _Field, most: int) -> _Field:
+    return _Field(
+        lambda values: [item.encode(value) for value in values[:most]],
+        lambda value: tuple(item.decode(part) for part in _check_list(value, 0, most)),
+    )
+
+
+def _optional(field: _Field) -> _Field:
+    return _Field(
+        lambda value: None if value is None else field.encode(value),
+        lambda value: None if value is None else field.decode(value),
+    )
+
+
 def _check_position(value: Any) -> Position:
     batch, evaluation, frame = _check_list(value, 3, 3)
     return Position(_int(-1).decode(batch), _int().decode(evaluation), _int().decode(frame))
@@ -272,16 +356,17 @@ def _check_states(value: Any) -> bytes:
 def _write_spec(spec: FrameSpec) -> list[Any]:
     rows = [[int(row.kind), _text(row.label), row.dtype] for row in spec.readings]
     aliases = [_text(alias) for alias in spec.aliases[:16]]
-    return [_text(spec.module), _text(spec.module_class), rows, aliases]
+    return [_text(spec.module), _text(spec.module_class), rows, aliases, int(spec.phase)]
 
 
 def _read_spec(value: Any) -> FrameSpec:
-    module, module_class, rows, aliases = _check_list(value, 4, 4)
+    module, module_class, rows, aliases, phase = _check_list(value, 5, 5)
     return FrameSpec(
         _check_str(module, MAX_NAME),
         _check_str(module_class, MAX_NAME),
         tuple(_read_row(row) for row in _check_list(rows, 0, MAX_ROWS)),
         tuple(_check_str(alias, MAX_NAME) for alias in _check_list(aliases, 0, 16)),
+        Phase(_int(0, len(Phase) - 1).decode(phase)),
     )
 
 
@@ -299,14 +384,16 @@ def _read_table(value: Any) -> FrameTable:
 
 def _write_summary(s: BatchSummary) -> list[Any]:
     return [
-        s.batch, s.optimizer_step, s.started_at, s.ended_at, s.traced, s.table_id, s.abs_min, s.abs_max, s.states
+        s.batch, s.first_frame, s.optimizer_step, s.started_at, s.ended_at, s.traced,
+        s.table_id, s.abs_min, s.abs_max, s.states,
     ]  # fmt: skip
 
 
 def _read_summary(value: Any) -> BatchSummary:
-    batch, step, started, ended, traced, table_id, lows, highs, states = _check_list(value, 9, 9)
+    batch, first, step, started, ended, traced, table_id, lows, highs, states = _check_list(value, 10, 10)
     summary = BatchSummary(
         batch=_int().decode(batch),
+        first_frame=_int().decode(first),
         optimizer_step=_int().decode(step),
         started_at=_float().decode(started),
         ended_at=_float().decode(ended),
@@ -368,12 +455,12 @@ def _write_trip(t: Trip) -> list[Any]:
     roots = [_write_reading(reading) for reading in t.root_inputs[:MAX_RING]]
     return [
         list(t.position), t.reading, frames, roots, t.optimizer_step,
-        list(t.shape), t.numel, t.nan_count, t.inf_count, t.time,
+        list(t.shape), t.numel, t.nan_count, t.inf_count, t.time, t.loss_scale,
     ]  # fmt: skip
 
 
 def _read_trip(value: Any) -> Trip:
-    position, reading, frames, roots, step, shape, numel, nans, infs, time = _check_list(value, 10, 10)
+    position, reading, frames, roots, step, shape, numel, nans, infs, time, scale = _check_list(value, 11, 11)
     trip = Trip(
         position=_check_position(position),
         reading=_int(0, MAX_ROWS).decode(reading),
@@ -385,15 +472,39 @@ def _read_trip(value: Any) -> Trip:
         nan_count=_int().decode(nans),
         inf_count=_int().decode(infs),
         time=_float().decode(time),
+        loss_scale=_float(0.0, math.inf).decode(scale),
     )
     if trip.frame.position != trip.position or trip.reading >= len(trip.frame.spec.readings):
         raise ValueError("the last frame of the ring is not the one that tripped")
     return trip
 
 
+def _write_notice(n: Notice) -> list[Any]:
+    names = [_text(n.module), _text(n.module_class), _text(n.label), n.dtype]
+    return [int(n.kind), *names, n.since, n.batch, n.value, n.growth]
+
+
+def _read_notice(value: Any) -> Notice:
+    kind_value, module, module_class, label, dtype, since, batch, number, growth = _check_list(value, 9, 9)
+    kind = NoticeKind(_int(0, len(NoticeKind) - 1).decode(kind_value))
+    largest = 1.0 if kind is NoticeKind.ZEROS else sys.float_info.max
+    return Notice(
+        kind=kind,
+        module=_check_str(module, MAX_NAME),
+        module_class=_check_str(module_class, MAX_NAME),
+        label=_check_str(label, MAX_NAME),
+        dtype=_check_str(dtype, 64),
+        since=_int(-1).decode(since),
+        batch=_int(-1).decode(batch),
+        value=_float(0.0, largest).decode(number),
+        growth=_float(-sys.float_info.max, sys.float_info.max).decode(growth),
+    )
+
+
 _SEQ, _COUNT, _SECONDS, _TEXT = _int(), _int(), _float(), _str(MAX_TEXT)
 _POSITION = _Field(list, _check_position)
 _BOOL = _Field(_same, _check_bool)
+_PATTERNS = _optional(_list(_str(), MAX_PATTERNS))
 
 _LAYOUTS: dict[str, tuple[type[Any], dict[str, _Field]]] = {
     "HELLO": (
@@ -421,6 +532,15 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, _Field]]] = {
     "ACK": (Ack, {"seq": _SEQ, "abort": _BOOL}),
     "BYE": (Bye, {"seq": _SEQ, "outcome": _one_of(OUTCOMES), "text": _TEXT}),
     "ERROR": (Error, {"text": _TEXT, "remedy": _one_of(REMEDIES)}),
+    "NOTICE": (Noticed, {"seq": _SEQ, "notice": _Field(_write_notice, _read_notice)}),
+    "TUNE": (
+        Tune,
+        {
+            "run": _str(), "every": _int(0, MAX_EVERY), "modules": _PATTERNS, "ignore": _PATTERNS,
+            "trace_batch_nums": _optional(_list(_int(), MAX_TRACED)), "check": _one_of(CHECKS | {""}),
+        },
+    ),
+    "TUNED": (Tuned, {"runs": _list(_str(), MAX_PATTERNS), "ranks": _COUNT}),
 }  # fmt: skip
 
 _LAYOUT_BY_KIND = {kind: (cls, tuple(fields.items())) for kind, (cls, fields) in _LAYOUTS.items()}

@@ -47,7 +47,7 @@ def test_a_detector_that_switched_itself_off_is_told_in_the_report(
     model = nn.Linear(2, 2)
     with caplog.at_level(logging.CRITICAL), rankwatch.watch(model) as watch:
         model(torch.ones(2))
-        monkeypatch.setattr(watch._detector._recorder, "frame", lambda *_: 1 / 0)
+        monkeypatch.setattr(watch._detector._recorder, "call", lambda *_: 1 / 0)
         model(torch.ones(2))
     until(lambda: collector.reports)
     assert collector.reports[0].ranks[0].farewell == (

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rankwatch.config import resolve
-from rankwatch.detector import Detector, Finding
+from rankwatch.detector import Detector
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
-from rankwatch.frame import BatchSummary, Frame, FrameTable, Kind, Position, State
+from rankwatch.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position, State
+from rankwatch.notice import Notice
+from rankwatch.settle import Finding
 from rankwatch.trip import Trip
 
 
@@ -28,6 +30,7 @@ class Notebook:
 
     def __init__(self) -> None:
         self.batches: list[tuple[FrameTable, BatchSummary]] = []
+        self.notices: list[Notice] = []
         self.traces: list[list[Frame]] = []
         self.trips: list[Trip] = []
         self.found: list[tuple[Position, int]] = []
@@ -35,6 +38,9 @@ class Notebook:
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
         self.batches.append((table, summary))
+
+    def on_notice(self, notice: Notice) -> None:
+        self.notices.append(notice)
 
     def on_trace(self, frames: list[Frame]) -> None:
         self.traces.append(frames)
@@ -293,23 +299,31 @@ def test_checkpointed_forwards_do_not_start_batches(use_reentrant: bool) -> None
 
     model = Checkpointed()
     _, notebook = watched(model)
-    for _ in range(2):
+    for _ in range(3):
         model(ones().requires_grad_()).sum().backward()
-    assert [(summary.batch, len(list(summary.frames(table)))) for table, summary in notebook.batches] == [(0, 5), (1, 5)]
+    parts = [(summary.batch, summary.first_frame, list(summary.frames(table))) for table, summary in notebook.batches]
+    assert [(batch, first, len(frames)) for batch, first, frames in parts[:4]] == [
+        (0, 0, 5), (0, 5, len(parts[1][2])), (1, 0, 5), (1, 5, len(parts[3][2])),
+    ]  # fmt: skip
+    assert {frame.spec.phase for frame in parts[0][2]} == {Phase.FORWARD}
+    # Without reentrance the recomputation stops once it has what the backward needs.
+    assert [(f.spec.module, f.spec.phase) for f in parts[1][2]][:2] == [
+        ("block.0", Phase.RECOMPUTE), ("block.1", Phase.RECOMPUTE),
+    ]  # fmt: skip
 
 
 # --- what is measured once ------------------------------------------------------------------------------------------------
 
 
 def test_a_tensor_is_measured_once_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankwatch.tape import Tape
+    from rankwatch.tape import Cell, Tape
 
     written: list[torch.Size] = []
     write = Tape.write
 
-    def noted(tape: Tape, values: Tensor) -> tuple[torch.device, int]:
+    def noted(tape: Tape, values: Tensor, state: State | None) -> Cell:
         written.append(values.shape)
-        return write(tape, values)
+        return write(tape, values, state)
 
     monkeypatch.setattr(Tape, "write", noted)
     model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
@@ -484,7 +498,7 @@ def test_an_error_of_ours_is_logged_once_and_the_training_goes_on(
 ) -> None:
     model = model_of()
     detector, notebook = watched(model)
-    monkeypatch.setattr(detector._recorder, "frame", lambda *_: 1 / 0)
+    monkeypatch.setattr(detector._recorder, "call", lambda *_: 1 / 0)
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             model(ones()).sum().backward()
@@ -556,7 +570,7 @@ def test_a_trip_counts_even_when_its_counts_cannot_be_had(monkeypatch: pytest.Mo
 
     model = model_of(Gain(math.inf))
     _, notebook = watched(model)
-    monkeypatch.setattr("rankwatch.detector.count_non_finite", out_of_memory)
+    monkeypatch.setattr("rankwatch.settle.count_non_finite", out_of_memory)
     with pytest.raises(OverflowDetected):
         model(ones())
     assert (notebook.trips[0].shape, notebook.trips[0].inf_count) == ((3, 4), 0)

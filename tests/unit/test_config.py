@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch.config import Config, resolve
+from rankwatch.config import Check, Config, resolve
 from rankwatch.errors import UsageError
 from rankwatch.trip import Policy
+from rankwatch.wire import CHECKS
 
 
 def test_defaults() -> None:
@@ -22,9 +23,14 @@ def test_arguments_win_over_the_environment() -> None:
         "RANKWATCH_IGNORE": "*.mask,head:output",
         "RANKWATCH_CONNECTION": "/run/c.json",
     }
-    assert resolve(env) == Config(5, frozenset({149, 150}), 0, Policy.STRICT, ("*.mask", "head:output"), "/run/c.json")
+    patterns = ("*.mask", "head:output")
+    assert resolve(env) == Config(5, frozenset({149, 150}), 0, Policy.STRICT, patterns, connection="/run/c.json")
     given = resolve(env, max_frames_to_save=7, trace_batch_nums=[1], policy="off", connection="/mine.json")
-    assert given == Config(7, frozenset({1}), 0, Policy.OFF, ("*.mask", "head:output"), "/mine.json")
+    assert given == Config(7, frozenset({1}), 0, Policy.OFF, patterns, connection="/mine.json")
+
+
+def test_the_wire_knows_the_same_checks() -> None:
+    assert {check.value for check in Check} == CHECKS
 
 
 @pytest.mark.parametrize(
