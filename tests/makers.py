@@ -9,6 +9,7 @@ from rankwatch.frame import (
     FrameSpec,
     FrameTable,
     Kind,
+    Phase,
     Position,
     Reading,
     ReadingSpec,
@@ -16,23 +17,36 @@ from rankwatch.frame import (
     pack,
     state_of,
 )
+from rankwatch.notice import Notice, NoticeKind
 from rankwatch.trip import Trip
 
 INF, NAN = float("inf"), float("nan")
+
+_KINDS = {
+    "input": Kind.INPUT,
+    "output": Kind.OUTPUT,
+    "grad_output": Kind.GRAD_OUTPUT,
+    "grad_input": Kind.GRAD_INPUT,
+    "weight.grad": Kind.GRADIENT,
+}
 
 
 def reading(label: str, high: float = 1.0, *, low: float = 0.5, kind: Kind | None = None, dtype: str = "float32") -> Reading:
     """A measured reading; its kind follows from its label unless it is given."""
     if kind is None:
-        kind = {"in": Kind.INPUT, "ou": Kind.OUTPUT}.get(label[:2], Kind.PARAMETER)
+        kind = _KINDS.get(label.partition("[")[0], Kind.PARAMETER)
     return Reading(label, kind, dtype, high if high != high else low, high, state_of(low, high))
 
 
 def frame(
-    *readings: Reading, at: tuple[int, int, int] = (0, 0, 0), module: str = "layer", module_class: str = "Linear"
+    *readings: Reading,
+    at: tuple[int, int, int] = (0, 0, 0),
+    module: str = "layer",
+    module_class: str = "Linear",
+    phase: Phase = Phase.FORWARD,
 ) -> Frame:
     rows = readings or (reading("output"),)
-    spec = FrameSpec(module, module_class, tuple(ReadingSpec(r.kind, r.label, r.dtype) for r in rows))
+    spec = FrameSpec(module, module_class, tuple(ReadingSpec(r.kind, r.label, r.dtype) for r in rows), phase=phase)
     lows, highs = tuple(r.abs_min for r in rows), tuple(r.abs_max for r in rows)
     return Frame(Position(*at), spec, lows, highs, bytes(r.state for r in rows))
 
@@ -44,13 +58,15 @@ def trip(
     root_inputs: tuple[Reading, ...] = (),
     step: int = 0,
     module: str = "layer",
+    phase: Phase = Phase.FORWARD,
+    loss_scale: float = 0.0,
 ) -> Trip:
     """A trip at the first non-finite of ``readings`` that is no input, else at the first non-finite one."""
     rows = readings or (reading("input[0]"), reading("output", INF))
     bad = [index for index, row in enumerate(rows) if row.state in (State.INF, State.NAN)]
     own = [index for index in bad if rows[index].kind is not Kind.INPUT]
-    last = frame(*rows, at=at, module=module)
-    return Trip(Position(*at), (own or bad)[0], (*before, last), root_inputs, step, (2, 3), 6, 0, 1, 1000.0)
+    last = frame(*rows, at=at, module=module, phase=phase)
+    return Trip(Position(*at), (own or bad)[0], (*before, last), root_inputs, step, (2, 3), 6, 0, 1, 1000.0, loss_scale)
 
 
 def hello(rank: int = 0, world_size: int = 1, **changes: object) -> wire.Hello:
@@ -75,11 +91,27 @@ def table() -> FrameTable:
     return FrameTable((frame().spec, frame(reading("weight"), reading("output")).spec))
 
 
-def summary(batch: int = 0, *, traced: bool = False, of: FrameTable | None = None) -> BatchSummary:
+def summary(batch: int = 0, *, first: int = 0, traced: bool = False, of: FrameTable | None = None) -> BatchSummary:
     of = of or table()
     column = pack(of.typecode, [1.0] * of.rows)
-    return BatchSummary(batch, batch, 10.0, 11.0, traced, of.id, column, column, bytes(of.rows))
+    return BatchSummary(batch, first, batch, 10.0, 11.0, traced, of.id, column, column, bytes(of.rows))
 
 
 def beat(*at: int, phase: str = "forward") -> wire.Beat:
     return wire.Beat(Position(*at), phase, 0, 0, 1000.0)
+
+
+def notice(kind: NoticeKind = NoticeKind.HEADROOM, **changes: object) -> Notice:
+    """By default an abs max that doubles each batch, four batches away from float16's largest number."""
+    fields: dict[str, object] = {
+        "kind": kind,
+        "module": "layer",
+        "module_class": "Linear",
+        "label": "output",
+        "dtype": "float16",
+        "since": 10,
+        "batch": 12,
+        "value": 4094.0,
+        "growth": 1.0,
+    }
+    return Notice(**{**fields, **changes})  # type: ignore[arg-type]

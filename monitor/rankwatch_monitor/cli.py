@@ -1,17 +1,20 @@
-"""The command line: ``rankwatch collector | run | report | demo``."""
+"""The command line: ``rankwatch collector | run | tune | report | demo``."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankwatch import __version__
+from rankwatch import __version__, wire
+from rankwatch import connection as connections
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, EXIT_USAGE, RankwatchError, UsageError
+from rankwatch.text import describe_tuning
 
+from . import arguments as types
+from . import control
 from .collector import DEFAULT_LISTEN, run_daemon
 from .demo import run_demo
 from .launcher import run_command
@@ -54,12 +57,14 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command, such as torchrun ...")
     run.set_defaults(function=_run)
 
+    _add_tune(commands.add_parser("tune", help="change options of the ranks while they train"))
+
     report = commands.add_parser("report", help="print the report of a run again")
     report.add_argument(
         "run",
         type=Path,
         nargs="?",
-        default=Path(_env("runs_dir", "rankwatch-runs") or "", "latest"),
+        default=Path(types.env("runs_dir", "rankwatch-runs") or "", "latest"),
         metavar="RUN_DIR",
         help="the run's folder (default: rankwatch-runs/latest)",
     )
@@ -73,12 +78,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_collector_options(parser: argparse.ArgumentParser, listen: str | None, listen_help: str) -> None:
-    parser.add_argument("--listen", metavar="tcp://HOST:PORT", default=_env("listen", listen), help=listen_help)
+    parser.add_argument("--listen", metavar="tcp://HOST:PORT", default=types.env("listen", listen), help=listen_help)
     parser.add_argument(
         "--connection-file",
         metavar="PATH",
         type=Path,
-        default=_env("connection_file", None),
+        default=types.env("connection_file", None),
         help="where ranks find address and keys (default: RUNS_DIR/connection.json; for run: a private file)",
     )
     _add_runs_dir(parser)
@@ -89,20 +94,49 @@ def _add_collector_options(parser: argparse.ArgumentParser, listen: str | None, 
         ("abort-grace", "seconds from the abort to the forced end of a rank that does not come back"),
     ):
         default = getattr(defaults, name.replace("-", "_"))
-        parser.add_argument(
-            *dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}")),
+        types.add_option(
+            parser,
+            f"--{name}",
             metavar="SECONDS",
-            type=_seconds,
-            default=_env(name, str(default)),
+            type=types.seconds,
+            default=types.env(name, str(default)),
             help=f"{text} (default: {default:g})",
         )
     parser.add_argument(
         "--on-lost",
         metavar="{abort,wait}",
-        type=_on_lost,
-        default=_env("on_lost", "abort"),
+        type=types.on_lost,
+        default=types.env("on_lost", "abort"),
         help="what happens to the others when a rank fails or is lost (default: abort)",
     )
+    types.add_option(
+        parser,
+        "--every",
+        metavar="K",
+        type=types.whole("K", 1, wire.MAX_EVERY),
+        default=0,
+        help="ranks look at each K-th batch only, whatever they were told themselves (default: as they were told)",
+    )
+
+
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "An empty list ('') takes a list back. What is not given stays as it is."
+    parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the run's name, such as train-0 (default: all)")
+    parser.add_argument(
+        "--connection",
+        metavar="FILE",
+        default=types.env("connection", None) or Path(types.env("runs_dir", "rankwatch-runs") or "", "connection.json"),
+        help="the collector's connection file (default: RANKWATCH_CONNECTION, else rankwatch-runs/connection.json)",
+    )
+    parser.add_argument(
+        "--every", metavar="K", type=types.whole("K", 1, wire.MAX_EVERY), default=0, help="look at each K-th batch"
+    )
+    for name, text in (("modules", "modules to look at; '' for all"), ("ignore", "module or module:label that never trips")):
+        parser.add_argument(f"--{name}", metavar="PATTERN,...", type=types.patterns, help=f"patterns of {text}")
+    batches = {"metavar": "N,...", "type": types.batches, "help": "batches to print and record frame by frame"}
+    types.add_option(parser, "--trace-batch-nums", **batches)
+    parser.add_argument("--check", choices=sorted(wire.CHECKS), default="", help="when readings are looked at")
+    parser.set_defaults(function=_tune)
 
 
 def _add_runs_dir(parser: argparse.ArgumentParser) -> None:
@@ -110,30 +144,9 @@ def _add_runs_dir(parser: argparse.ArgumentParser) -> None:
         "--runs-dir",
         metavar="DIR",
         type=Path,
-        default=_env("runs_dir", "rankwatch-runs"),
+        default=types.env("runs_dir", "rankwatch-runs"),
         help="where runs are recorded (default: rankwatch-runs)",
     )
-
-
-def _env(option: str, default: str | None) -> str | None:
-    return os.environ.get(f"RANKWATCH_{option.upper().replace('-', '_')}", default)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds") from None
-    if not 0.01 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text}: expected 0.01 to 3600 seconds")
-    return value
-
-
-def _on_lost(text: str) -> str:
-    # argparse checks the type of a default that comes from the environment, but not its choices.
-    if text not in ("abort", "wait"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected abort or wait")
-    return text
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -142,6 +155,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         decision_window=arguments.decision_window,
         abort_grace=arguments.abort_grace,
         abort_on_lost=arguments.on_lost == "abort",
+        every=arguments.every,
     )
 
 
@@ -162,6 +176,23 @@ def _run(arguments: argparse.Namespace) -> int:
         options=_options(arguments),
         job=arguments.job,
     )
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    tune = wire.Tune(
+        run=arguments.run,
+        every=arguments.every,
+        modules=arguments.modules,
+        ignore=arguments.ignore,
+        trace_batch_nums=arguments.trace_batch_nums,
+        check=arguments.check,
+    )
+    if tune.changes_nothing:
+        raise UsageError("nothing to change: give --every, --modules, --ignore, --trace-batch-nums or --check")
+    done = control.tune(connections.read(arguments.connection), tune)
+    ranks = f"{done.ranks} rank{'s' if done.ranks != 1 else ''} of {', '.join(done.runs)}"
+    sys.stdout.write(f"{ranks} told: {describe_tuning(tune)}\n")
+    return 0
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from rankwatch import wire
 from rankwatch.identity import safe_name
+from rankwatch.text import describe_tuning
 
 from .effects import Effect, Note, Send
 from .run import Options, Run
@@ -117,9 +118,27 @@ class Ledger:
         elif peer in self._peers:
             run, rank = self._peers[peer]
             yield from run.receive(rank, message, now)
+        elif isinstance(message, wire.Tune):
+            yield from self._tune(peer, message)
         else:
             # A collector that was restarted knows nobody.
             yield Send(peer, wire.Error("you are not known here: say HELLO", "hello"))
+
+    def _tune(self, peer: bytes, tune: wire.Tune) -> Iterator[Effect]:
+        """A control client, which is no rank, changes options of the ranks."""
+        live = {name: run for name, run in self.runs.items() if not run.over}
+        chosen = [run for name, run in live.items() if tune.run in ("", name)]
+        if not chosen:
+            under_way = f"under way here: {', '.join(live)}" if live else "no run is under way here"
+            yield Send(peer, wire.Error(f"no run {tune.run}; {under_way}" if tune.run else under_way, "none"))
+            return
+        told = 0
+        for run in chosen:
+            sends = list(run.tune(tune))
+            told += len(sends)
+            yield from sends
+            yield Note(f"run {run.id}: options changed: {describe_tuning(tune)}")
+        yield Send(peer, wire.Tuned(tuple(run.id for run in chosen), told))
 
     def _hello(self, peer: bytes, hello: wire.Hello, now: float) -> Iterator[Effect]:
         complaint = _complaint(hello)

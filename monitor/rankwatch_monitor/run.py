@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rankwatch import wire
-from rankwatch.frame import NOWHERE, FrameTable, Position
-from rankwatch.text import describe_culprit, describe_position, describe_rank
-from rankwatch.trip import Trip
+from rankwatch.frame import FrameTable, Position
+from rankwatch.notice import describe_notice
+from rankwatch.text import describe_culprit
 
 from .effects import Effect, Note, Publish, RecordTrace, Send
+from .notices import Notices
+from .rank_record import RankRecord
 from .report.data import Outcome, RankRow, RankState, Report
-from .verdict import Standing, Verdict, Witness, elect, is_waited_for
+from .verdict import Verdict, elect, is_waited_for
 
 MAX_TABLES = 256
 """Frame tables kept per run; the oldest goes first, and a rank that needs it again is asked to send it again."""
@@ -28,7 +30,7 @@ class Options:
     """The collector's options, in seconds.
 
     ``abort_on_lost``: whether a lost or failed rank stops the others. ``job_end_is_told``: whether somebody will say how the
-    job's command ended; until then no run is over.
+    job's command ended; until then no run is over. ``every``: ranks look at each batch of this many (0: as they were told).
     """
 
     heartbeat: float = 1.0
@@ -38,46 +40,11 @@ class Options:
     acknowledge_window: float = 3.0
     abort_on_lost: bool = True
     job_end_is_told: bool = False
+    every: int = 0
 
     @property
     def lost_after(self) -> float:
         return 3 * self.heartbeat
-
-
-@dataclass(slots=True)
-class RankRecord:
-    """What is known of one rank that has connected."""
-
-    hello: wire.Hello
-    peer: bytes
-    heard_at: float
-    state: RankState = RankState.RUNNING
-    connected: bool = True
-    silent: bool = False
-    progress: Position = NOWHERE
-    phase: str = "idle"
-    seq: int = 0
-    last_batch: int = -1
-    frames_in_batch: int | None = None
-    dropped: int = 0
-    trip: Trip | None = None
-    acknowledged_at: float | None = None
-    farewell: str = ""
-
-    @property
-    def is_running(self) -> bool:
-        return self.state is RankState.RUNNING
-
-    @property
-    def name(self) -> str:
-        return describe_rank(self.hello.rank, self.hello.world_size, self.hello.host, self.hello.local_rank)
-
-    def hear(self, now: float) -> None:
-        self.heard_at, self.connected, self.silent = now, True, False
-
-    def witness(self) -> Witness:
-        standing = {RankState.RUNNING: Standing.LIVE, RankState.FINISHED: Standing.DONE}.get(self.state, Standing.GONE)
-        return Witness(standing, self.progress, self.trip)
 
 
 @dataclass(slots=True)
@@ -92,6 +59,9 @@ class Run:
     ranks: dict[int, RankRecord] = field(default_factory=dict)
     over: bool = False
     verdict: Verdict | None = None
+    tuning: wire.Tune = field(init=False)
+    """All that was changed in the ranks' options."""
+    _notices: Notices = field(default_factory=Notices)
     _tables: dict[str, FrameTable] = field(default_factory=dict)
     _abort: wire.Abort | None = None
     _abort_at: float = 0.0
@@ -113,6 +83,9 @@ class Run:
     _unacknowledged: set[int] = field(default_factory=set)
     _waited_for: set[int] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.tuning = wire.Tune(self.id, every=self.options.every)
+
     # --- what comes in ------------------------------------------------------------------------------------------------
 
     def welcome(self, hello: wire.Hello, peer: bytes, now: float) -> Iterator[Effect]:
@@ -129,6 +102,8 @@ class Run:
             self._running.add(hello.rank)
             if record.acknowledged_at is None:
                 self._unacknowledged.add(hello.rank)
+        if not self.tuning.changes_nothing:
+            yield Send(peer, self.tuning)  # before WELCOME: it holds before the rank's first batch
         yield Send(peer, wire.Welcome(self.id, self.options.heartbeat, self.options.decision_window, record.seq))
         if self._abort is not None:
             yield Send(peer, self._abort)
@@ -139,7 +114,8 @@ class Run:
         record = self.ranks[rank]
         record.hear(now)
         if isinstance(message, wire.Beat):
-            record.progress, record.phase, record.dropped = message.position, message.phase, message.dropped
+            record.dropped = message.dropped
+            record.advance(message.position, message.phase)
             yield Send(record.peer, wire.Ack(record.seq, abort=False))
         elif isinstance(message, wire.Table):
             self._keep_table(message.table)
@@ -153,7 +129,7 @@ class Run:
                 record.peer, wire.Error(f"the frame table of batch {message.summary.batch} is not known here", "hello")
             )
             return
-        elif isinstance(message, (wire.Batch, wire.Tripped, wire.Bye)):
+        elif isinstance(message, wire.Sequenced):
             if message.seq > record.seq:  # else it was sent again after a reconnect, and is in already
                 record.seq = message.seq
                 yield from self._take(record, message, now)
@@ -167,6 +143,13 @@ class Run:
         """A connection of the rank has ended. It may have another, or come back, so this alone decides nothing."""
         if self.ranks[rank].peer == peer:
             self.ranks[rank].connected = False
+
+    def tune(self, tune: wire.Tune) -> Iterator[Effect]:
+        """Somebody changes options of the ranks: those that are connected are told now, the others when they come (back)."""
+        self.tuning = self.tuning.then(tune)
+        for record in self.ranks.values():
+            if record.is_running and record.connected:
+                yield Send(record.peer, self.tuning)
 
     def job_ended(self, exit_code: int | None, interrupted: str, now: float) -> Iterator[Effect]:
         """The processes of the job are known to have ended (exit code None: not known how)."""
@@ -209,9 +192,13 @@ class Run:
                 self._end_as(*self._quiet_end())
             yield Publish(self.report(), news=not self._published)
 
-    def _take(self, record: RankRecord, message: wire.Batch | wire.Tripped | wire.Bye, now: float) -> Iterator[Effect]:
+    def _take(self, record: RankRecord, message: wire.Sequenced, now: float) -> Iterator[Effect]:
         if isinstance(message, wire.Batch):
             yield from self._take_batch(record, message)
+            return
+        if isinstance(message, wire.Noticed):
+            if self._notices.take(record.hello.rank, message.notice):
+                yield Note(f"run {self.id}: {record.name}: {describe_notice(message.notice)}")
             return
         yield Send(record.peer, wire.Ack(record.seq, abort=False))
         if isinstance(message, wire.Bye):
@@ -230,11 +217,7 @@ class Run:
         if not summary.fits(table):
             yield Send(record.peer, wire.Error(f"batch {summary.batch} does not fit its frame table", "none"))
             return
-        record.last_batch = summary.batch
-        record.frames_in_batch = len(table.specs)
-        end = Position(summary.batch, 0, len(table.specs))
-        if end > record.progress:
-            record.progress, record.phase = end, "backward"
+        record.take(summary, table)
         if summary.traced:
             yield RecordTrace(self.id, record.hello.rank, summary.batch, tuple(summary.frames(table)))
 
@@ -258,12 +241,12 @@ class Run:
             if record.connected:
                 # Its process lives: a long call into C that keeps the interpreter to itself must not cost a healthy run.
                 if not record.silent:
-                    yield Note(f"run {self.id}: {record.name} is silent, but its connection stands; {_last_seen(record)}")
+                    yield Note(f"run {self.id}: {record.name} is silent, but its connection stands; {record.last_seen}")
                 record.silent = True
                 continue
             self._lose(record)
             if record.state is RankState.LOST:
-                text = f"{record.name} was lost: nothing heard of it for {self.options.lost_after:g} s; {_last_seen(record)}"
+                text = f"{record.name} was lost: nothing heard of it for {self.options.lost_after:g} s; {record.last_seen}"
                 yield Note(f"run {self.id}: {text}")
                 yield from self._stop_for(text, Outcome.LOST, now)
 
@@ -271,7 +254,7 @@ class Run:
         self._leave(record, RankState.LOST if record.acknowledged_at is None else RankState.ABORTED)
         # A rank that did not live to acknowledge the abort died before another failed: it is the cause, not the other.
         if record.state is RankState.LOST and self._outcome is Outcome.FAILED:
-            self._end_as(Outcome.LOST, f"{record.name} was lost; {_last_seen(record)}; then {self._reason}")
+            self._end_as(Outcome.LOST, f"{record.name} was lost; {record.last_seen}; then {self._reason}")
 
     def _leave(self, record: RankRecord, state: RankState) -> None:
         record.state = state
@@ -338,7 +321,7 @@ class Run:
         if self._waived is not None and (lost or self._waived[0] is Outcome.FAILED):
             return self._waived
         if lost:
-            return Outcome.LOST, f"{lost[0].name} ended without a word; {_last_seen(lost[0])}"
+            return Outcome.LOST, f"{lost[0].name} ended without a word; {lost[0].last_seen}"
         return Outcome.FINISHED, ""
 
     def _end_as(self, outcome: Outcome, reason: str) -> None:
@@ -368,8 +351,6 @@ class Run:
 
     def report(self) -> Report:
         acknowledged = [r.acknowledged_at for r in self.ranks.values() if r.acknowledged_at is not None]
-        culprit = self.ranks.get(self.verdict.rank) if self.verdict else None
-        frames = [r.frames_in_batch for r in (culprit, *self.ranks.values()) if r is not None and r.frames_in_batch]
         return Report(
             run=self.id,
             job=self.job,
@@ -378,27 +359,20 @@ class Run:
             outcome=self._outcome or Outcome.FINISHED,
             reason=self._reason,
             verdict=self.verdict,
-            frames_in_batch=frames[0] if frames else None,
+            frames_in_batch=self._frames_in_batch(),
             acknowledged_in=max(acknowledged) - self._abort_at if acknowledged else None,
             ranks=tuple(self._row(rank) for rank in range(self.world_size)),
+            notices=self._notices.all(),
+            notices_unkept=self._notices.unkept,
         )
+
+    def _frames_in_batch(self) -> int | None:
+        """The frames of the culprit's batch, as its rank counted them in a batch before, or else another rank."""
+        if self.verdict is None:
+            return None
+        records = (self.ranks[self.verdict.rank], *self.ranks.values())
+        return next((frames for record in records if (frames := record.frames_around(self.verdict.trip))), None)
 
     def _row(self, rank: int) -> RankRow:
         record = self.ranks.get(rank)
-        if record is None:
-            return RankRow(rank, -1, "", 0, -1, RankState.MISSING, False, 0, "")
-        return RankRow(
-            rank=rank,
-            local_rank=record.hello.local_rank,
-            host=record.hello.host,
-            pid=record.hello.pid,
-            last_batch=max(record.last_batch, record.progress.batch),
-            state=record.state,
-            acknowledged=record.acknowledged_at is not None,
-            dropped=record.dropped,
-            farewell=record.farewell,
-        )
-
-
-def _last_seen(record: RankRecord) -> str:
-    return f"last seen in {describe_position(record.progress)}, frame {record.progress.frame}, phase {record.phase}"
+        return record.row() if record else RankRow(rank, -1, "", 0, -1, RankState.MISSING, False, 0, "")

@@ -56,8 +56,10 @@ class RunsFolder:
         return True
 
     def record_trace(self, run: str, rank: int, batch: int, frames: Sequence[Frame]) -> None:
-        """Writes ``trace/batch-B.rank-R.txt``, in the format of the Hugging Face detector."""
-        _try(_write, self.path / run / "trace" / f"batch-{batch}.rank-{rank}.txt", format_trace(frames) + "\n")
+        """Writes ``trace/batch-B.rank-R.txt``, in the format of the Hugging Face detector; a batch's later parts are added."""
+        path = self.path / run / "trace" / f"batch-{batch}.rank-{rank}.txt"
+        is_first = not frames or frames[0].position.frame == 0
+        _try(_write if is_first else _append, path, format_trace(frames) + "\n")
 
     def publish(self, report: Report) -> None:
         """Writes ``report.txt`` and ``report.json``."""
@@ -77,6 +79,12 @@ def _write(path: Path, body: str) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_text(body, encoding="utf-8")
     os.replace(part, path)
+
+
+def _append(path: Path, body: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(body)
 
 
 def _try(action: Callable[..., None], *arguments: object) -> None:

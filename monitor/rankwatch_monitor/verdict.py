@@ -109,6 +109,20 @@ def name_ranks(ranks: list[int] | tuple[int, ...], most: int = 8) -> str:
     return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
 
 
+def name_spans(ranks: list[int], most: int = 8) -> str:
+    """``rank 3``, ``ranks 0-3, 8``, or the first few spans and how many more ranks."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    shown = ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans[:most])
+    hidden = sum(map(len, spans[most:]))
+    more = f" and {hidden} more" if hidden else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
+
+
 def _has_answered(witness: Witness | None, target: Position) -> bool:
     if witness is None:
         return False

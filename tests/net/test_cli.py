@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
+import makers
+from collectors import Running
 from jobs import RANKWATCH, environment
+from rankwatch import wire
 from rankwatch_monitor.launcher import job_name
+from rankwatch_monitor.ledger import Received
 
 _FIELDS = ("address", "server_public", "client_public", "client_secret", "job")
 _VERSION_7 = json.dumps({"rankwatch_connection": [7, 0]} | dict.fromkeys(_FIELDS, ""))
@@ -116,6 +120,15 @@ def test_a_missing_connection_file_stops_a_rank_before_its_first_batch() -> None
         (["collector", "--abort-grace", "soon"], "'soon': expected seconds"),
         (["collector", "--on-lost", "cry"], "expected abort or wait"),
         (["collector", "--heartbeat", "-1"], "expected 0.01 to 3600 seconds"),
+        (["run", "--every", "0", "true"], "'0': expected a whole number K from 1 to"),
+        (["tune"], "nothing to change: give --every"),
+        (["tune", "--every", "x"], "'x': expected a whole number K from 1 to"),
+        (["tune", "--every", "2"], "connection.json does not exist: is the collector running"),
+        (["tune", "--trace-batch-nums", "3,-1"], "'-1': expected a whole number for each batch from 0 to"),
+        (["tune", "--trace_batch_nums", ",".join(["1"] * 10_001)], "10001 are over the limit of 10000"),
+        (["tune", "--ignore", ",".join(["a"] * 257)], "257 are over the limit of 256"),
+        (["tune", "--modules", "x" * 1025], "expected patterns of at most 1024 characters"),
+        (["tune", "--check", "never"], "invalid choice: 'never'"),
     ],
 )
 def test_usage(arguments: list[str], complaint: str, tmp_path: Path) -> None:
@@ -165,6 +178,34 @@ def test_the_daemon_ends_cleanly_by_sigterm(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tune_says_what_was_changed_and_for_how_many_ranks(tmp_path: Path) -> None:
+    collector = Running(tmp_path)
+    file = str(tmp_path / "connection.json")
+    try:
+        assert_usage_error(
+            rankwatch("tune", "--connection", file, "--every", "5"),
+            f"the collector at {collector.collector.address} refused: no run is under way here",
+        )
+        collector.collector.ledger.handle(Received(b"rank", makers.hello()), 0.0)
+        done = rankwatch("tune", "--every", "5", "--ignore", "", "--trace_batch_nums", "7, 8", RANKWATCH_CONNECTION=file)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "1 rank of train-0 told: every 5; ignore nothing; trace batches 7, 8\n"
+        named = rankwatch("tune", "train-0", "--connection", file, "--modules", "a.*,b", "--check", "batch")
+        assert named.stdout == "1 rank of train-0 told: modules a.*, b; check batch\n"
+        assert collector.collector.ledger.runs["train-0"].tuning == wire.Tune(
+            "train-0", every=5, modules=("a.*", "b"), ignore=(), trace_batch_nums=(7, 8), check="batch"
+        )
+    finally:
+        collector.stop()
+
+
+def test_tune_does_not_wait_for_ever_for_a_collector_that_is_gone(tmp_path: Path) -> None:
+    collector = Running(tmp_path)
+    collector.stop(clean=False)  # its connection file stays
+    done = rankwatch("tune", "--connection", str(tmp_path / "connection.json"), "--every", "5")
+    assert_usage_error(done, f"no collector answers at {collector.collector.address} within 5 s: is it running")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,11 +15,13 @@ import makers
 from collectors import SOON, Running, until
 from rankwatch import link as link_module
 from rankwatch import sockets, wire
+from rankwatch import spool as spool_module
 from rankwatch.connection import Connection
-from rankwatch.errors import ProtocolError
+from rankwatch.errors import ProtocolError, UsageError
 from rankwatch.frame import Position
 from rankwatch.identity import Identity
 from rankwatch.link import Link
+from rankwatch_monitor import control
 
 
 class Rank:
@@ -28,6 +31,7 @@ class Rank:
         self.position = Position(-1, 0, 0)
         self.aborted = threading.Event()
         self.abort: wire.Abort | None = None
+        self.tunings: list[wire.Tune] = []
         self.link = Link(
             connection,
             Identity("train", 0, rank, world_size, rank, "host", 100 + rank),
@@ -36,6 +40,7 @@ class Rank:
             on_abort=self._on_abort,
             device="cpu",
             torch_version="2.13.0",
+            on_tune=self.tunings.append,
         )
 
     def _on_abort(self, abort: wire.Abort) -> None:
@@ -80,6 +85,20 @@ def test_batches_arrive_once_and_are_acknowledged(collector: Running, ranks: Cal
     assert (run.ranks[0].last_batch, run.ranks[0].seq) == (49, 50)
 
 
+def test_parts_and_notices_arrive_and_are_acknowledged(collector: Running, ranks: Callable[..., Rank]) -> None:
+    rank = ranks()
+    assert rank.link.start()
+    rank.link.send_batch(makers.table(), makers.summary(7))
+    rank.link.send_batch(makers.table(), makers.summary(7, first=2))
+    rank.link.send_notice(makers.notice(batch=7))
+    until(lambda: not rank.link._spool)
+    rank.link.close("finished")
+    until(lambda: collector.reports)
+    (run,) = collector.collector.ledger.runs.values()
+    assert run.ranks[0].progress == Position(7, 0, 4)
+    assert collector.reports[0].notices == ((0, makers.notice(batch=7)),)
+
+
 def test_a_trip_brings_the_abort_to_every_rank(collector: Running, ranks: Callable[..., Rank]) -> None:
     culprit, other = ranks(0, 2), ranks(1, 2)
     assert culprit.link.start()
@@ -118,7 +137,7 @@ def test_without_a_collector_the_spool_is_bounded_and_nothing_waits(
     collector: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "CONNECT_TIMEOUT", 0.1)
-    monkeypatch.setattr(link_module, "SPOOL_BATCHES", 10)
+    monkeypatch.setattr(spool_module, "SPOOL_BATCHES", 10)
     # Nobody listens at this address: port 1 is reserved.
     rank = Rank(replace(collector.collector.connection, address="tcp://127.0.0.1:1"))
     assert not rank.link.start()
@@ -149,6 +168,56 @@ def test_a_collector_that_comes_back_is_found_and_told_what_it_missed(folder: Pa
     second.stop()
 
 
+# --- options changed at run time ------------------------------------------------------------------------------------------
+
+
+def test_a_tuning_is_told_to_every_rank_and_to_the_client_that_asked(collector: Running, ranks: Callable[..., Rank]) -> None:
+    connected = [ranks(0, 3), ranks(1, 3)]
+    assert all([rank.link.start() for rank in connected])
+    connection = collector.collector.connection
+    assert control.tune(connection, wire.Tune(every=10)) == wire.Tuned(("train-0",), 2)
+    assert control.tune(connection, wire.Tune("train-0", check="async")) == wire.Tuned(("train-0",), 2)
+    merged = wire.Tune("train-0", every=10, check="async")
+    until(lambda: all(rank.tunings == [wire.Tune("train-0", every=10), merged] for rank in connected))
+    late = ranks(2, 3)
+    assert late.link.start()
+    assert late.tunings == [merged]  # when start() returns it holds already
+
+
+def test_a_tuning_is_told_again_after_the_connection_broke(collector: Running, ranks: Callable[..., Rank]) -> None:
+    rank = ranks()
+    assert rank.link.start()
+    control.tune(collector.collector.connection, wire.Tune(every=10))
+    until(lambda: len(rank.tunings) == 1)
+    rank.link._online.clear()  # as after a silence: it says HELLO anew
+    until(lambda: rank.link.is_online and len(rank.tunings) == 2)
+    assert rank.tunings[0] == rank.tunings[1]
+
+
+def test_a_tuning_that_goes_wrong_does_not_cost_the_abort(
+    collector: Running, ranks: Callable[..., Rank], caplog: pytest.LogCaptureFixture
+) -> None:
+    rank = ranks()
+    rank.link._on_tune = lambda tune: [][1]
+    assert rank.link.start()
+    with caplog.at_level(logging.CRITICAL, "rankwatch.link"):
+        control.tune(collector.collector.connection, wire.Tune(every=10))
+        rank.link.send_trip(makers.trip())
+        assert rank.link.wait_for_verdict()
+
+
+def test_a_collector_that_refuses_or_is_not_there_is_told_clearly(collector: Running) -> None:
+    connection = collector.collector.connection
+    with pytest.raises(UsageError, match="refused: no run train-7; no run is under way here"):
+        control.tune(connection, wire.Tune("train-7", every=1))
+    nobody = replace(connection, address="tcp://127.0.0.1:1")
+    stranger = sockets.new_key_pair()
+    keyless = replace(connection, client_public=stranger.public, client_secret=stranger.secret)
+    for unreachable in (nobody, keyless):
+        with pytest.raises(UsageError, match=r"no collector answers at .* within 0\.3 s: is it running"):
+            control.tune(unreachable, wire.Tune(every=1), timeout=0.3)
+
+
 def test_a_key_of_somebody_else_is_not_let_in(
     collector: Running, ranks: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +242,7 @@ def test_without_curve_nothing_is_read(collector: Running) -> None:
 def test_another_major_version_is_refused_at_the_start(ranks: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch) -> None:
     rank = ranks()
     rank.link._hello = replace(rank.link._hello, major=99)
-    with pytest.raises(ProtocolError, match=r"the rank speaks protocol 99\.0, the collector 1\.0"):
+    with pytest.raises(ProtocolError, match=r"the rank speaks protocol 99\.0, the collector 2\.0"):
         rank.link.start()
 
 

@@ -12,12 +12,13 @@ import pytest
 from jobs import ROOT, environment
 
 AGENT, MONITOR = ROOT / "agent" / "rankwatch", ROOT / "monitor" / "rankwatch_monitor"
-SHARED = ["errors", "frame", "trip", "text", "wire", "identity", "config", "connection", "sockets"]
+SHARED = ["errors", "frame", "trip", "notice", "wire", "text", "identity", "config", "connection", "sockets"]
 """The agent's files that the collector imports: none of them may need torch."""
 
 ORDER = [
-    *("errors", "frame", "trip", "text", "wire", "config", "connection", "sockets", "identity"),
-    *("measure", "tape", "walk", "modules", "recorder", "batch", "hooks", "detector", "link", "abort"),
+    *("errors", "frame", "trip", "notice", "wire", "text", "config", "connection", "sockets", "identity"),
+    *("kernel", "measure", "tape", "walk", "modules", "weights", "traced", "recorder", "batch", "health", "settle"),
+    *("scaler", "backward", "hooks", "detector", "spool", "link", "abort"),
     *("registry", "mark", "watcher", "drop_in", "demo"),
 ]
 """Imports inside the agent point to the left."""
@@ -67,7 +68,9 @@ def test_the_monitor_imports_only_what_is_free_of_torch(path: Path) -> None:
     assert ours <= set(SHARED)
 
 
-@pytest.mark.parametrize(("library", "home"), [("msgpack", "wire"), ("zmq", "sockets link collector"), ("sqlite3", "store")])
+@pytest.mark.parametrize(
+    ("library", "home"), [("msgpack", "wire"), ("zmq", "sockets link collector control"), ("sqlite3", "store")]
+)
 def test_libraries_have_one_home(library: str, home: str) -> None:
     users = {
         path.stem

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 import makers
 from rankwatch import wire
-from rankwatch.frame import FrameTable, Position
+from rankwatch.frame import FrameTable, Phase, Position
+from rankwatch.notice import NoticeKind
 from rankwatch_monitor.effects import Effect, Note, Publish, RecordTrace, Send
 from rankwatch_monitor.ledger import Disconnected, JobEnded, Ledger, Malformed, Received, Tick
+from rankwatch_monitor.notices import MAX_NOTICES
 from rankwatch_monitor.report.data import Outcome, RankState, Report
 from rankwatch_monitor.run import MAX_TABLES, Options
 from rankwatch_monitor.verdict import Certainty, Verdict
@@ -84,10 +86,11 @@ class Life:
     dies_at: int | None
 
 
-FRAMES = 3
+FORWARD, FRAMES = 2, 3
 POSITIONS = [Position(batch, 0, frame) for batch in range(3) for frame in range(FRAMES)]
 
-TABLE = FrameTable(tuple(makers.frame().spec for _ in range(FRAMES)))
+TABLE = FrameTable(tuple(makers.frame().spec for _ in range(FORWARD)))
+BACKWARD_TABLE = FrameTable((makers.frame(makers.reading("grad_input"), phase=Phase.BACKWARD).spec,) * (FRAMES - FORWARD))
 LAST = 99
 """The sequence number of what a rank says last."""
 
@@ -98,7 +101,7 @@ lives = st.builds(
 )
 
 
-def told_by(rank: int, life: Life) -> list[wire.Message]:
+def told_by(life: Life, *, beats: bool) -> list[wire.Message]:
     """All that a rank sends, in its order, after HELLO."""
     messages: list[wire.Message] = []
     for step, position in enumerate(POSITIONS):
@@ -106,13 +109,22 @@ def told_by(rank: int, life: Life) -> list[wire.Message]:
             return [*messages, wire.Bye(LAST, "failed", "KeyError: 'x'")]
         if position == life.trips_at:
             return [*messages, wire.Tripped(LAST, makers.trip(at=position))]
-        messages.append(wire.Beat(Position(position.batch, 0, position.frame + 1), "forward", 0, 0, 0.0))
-        if position.frame == FRAMES - 1:
-            messages += [wire.Table(TABLE), wire.Batch(position.batch + 1, makers.summary(position.batch, of=TABLE))]
+        if beats:
+            messages.append(wire.Beat(Position(position.batch, 0, position.frame + 1), "forward", 0, 0, 0.0))
+        if position.frame == FORWARD - 1:
+            messages += [wire.Table(TABLE), wire.Batch(2 * position.batch + 1, makers.summary(position.batch, of=TABLE))]
+        elif position.frame == FRAMES - 1:
+            part = makers.summary(position.batch, first=FORWARD, of=BACKWARD_TABLE)
+            messages += [wire.Table(BACKWARD_TABLE), wire.Batch(2 * position.batch + 2, part)]
     return [*messages, wire.Bye(LAST, "finished", "")]
 
 
-def what_is_true(worlds: Sequence[Life]) -> tuple[int, Position, set[int]] | None:
+def what_is_told(steps: int, *, beats: bool) -> int:
+    """How many of the steps that a rank has taken it tells of: without beats only whole parts of a batch."""
+    return steps if beats else max(step for step in range(steps + 1) if step % FRAMES in (0, FORWARD))
+
+
+def what_is_true(worlds: Sequence[Life], *, beats: bool) -> tuple[int, Position, set[int]] | None:
     """The culprit, where, and the ranks that can never answer for it, from a view of everything at once."""
     trips = []
     for rank, life in enumerate(worlds):
@@ -126,25 +138,25 @@ def what_is_true(worlds: Sequence[Life]) -> tuple[int, Position, set[int]] | Non
         rank
         for rank, life in enumerate(worlds)
         if life.dies_at is not None
-        and POSITIONS[: life.dies_at].count(target) == 0
+        and POSITIONS[: what_is_told(life.dies_at, beats=beats)].count(target) == 0
         and (life.trips_at is None or POSITIONS.index(life.trips_at) >= life.dies_at)
     }
     return culprit, target, silent
 
 
 @settings(max_examples=400, deadline=None)
-@given(worlds=st.lists(lives, min_size=1, max_size=5), data=st.data())
-def test_the_culprit_does_not_depend_on_the_order_of_arrival(worlds: list[Life], data: st.DataObject) -> None:
+@given(worlds=st.lists(lives, min_size=1, max_size=5), beats=st.booleans(), data=st.data())
+def test_the_culprit_does_not_depend_on_the_order_of_arrival(worlds: list[Life], beats: bool, data: st.DataObject) -> None:
     # Losses are only recorded here (abort_on_lost would rightly end the run before a later trip is heard of).
     desk = Desk(Options(heartbeat=100, decision_window=100, abort_on_lost=False))
-    queues = {rank: [makers.hello(rank, len(worlds)), *told_by(rank, life)] for rank, life in enumerate(worlds)}
+    queues = {rank: [makers.hello(rank, len(worlds)), *told_by(life, beats=beats)] for rank, life in enumerate(worlds)}
     while any(queues.values()):
         rank = data.draw(st.sampled_from([rank for rank, queue in queues.items() if queue]))
         desk.receive(rank, queues[rank].pop(0))
         if data.draw(st.booleans()):
             desk.now += data.draw(st.floats(0, 0.5))
             desk.effects += desk.ledger.handle(Tick(), desk.now)
-    truth = what_is_true(worlds)
+    truth = what_is_true(worlds, beats=beats)
     if truth is None:
         assert desk.verdict is None
         return
@@ -197,6 +209,61 @@ def test_a_batch_summary_tells_that_its_batch_was_passed() -> None:
     desk.receive(1, wire.Table(makers.table()), wire.Batch(1, makers.summary(3)))
     desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 1))))
     assert desk.verdict is not None
+
+
+def test_a_part_of_a_batch_tells_how_far_its_rank_has_come() -> None:
+    for first, passed in ((0, False), (3, False), (4, True)):
+        desk = Desk()
+        desk.connect(2)
+        desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 5))))
+        desk.receive(1, wire.Table(makers.table()), wire.Batch(1, makers.summary(3, first=first)))  # of two frames
+        assert (desk.verdict is not None) is passed
+
+
+def test_parts_that_come_late_do_not_take_a_rank_back() -> None:
+    desk = Desk()
+    desk.connect(1)
+    desk.receive(0, wire.Table(makers.table()))
+    for seq, summary in enumerate((makers.summary(3), makers.summary(4), makers.summary(3, first=2)), 1):
+        desk.receive(0, wire.Batch(seq, summary))
+    record = desk.ledger.runs["train-0"].ranks[0]
+    assert (record.last_batch, record.progress) == (4, Position(4, 0, 2))
+
+
+def test_a_beat_that_was_made_before_the_batch_it_follows_does_not_take_a_rank_back() -> None:
+    desk = Desk()
+    desk.connect(3)
+    desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 1))))
+    desk.receive(1, wire.Table(makers.table()), wire.Batch(1, makers.summary(3)), makers.beat(3, 0, 1))
+    desk.receive(2, makers.beat(3, 0, 2))
+    assert desk.verdict is not None
+    assert desk.verdict.certainty is Certainty.COMPLETE
+
+
+ROOT_ALONE = FrameTable((makers.frame(module="").spec,))
+
+
+@pytest.mark.parametrize(
+    ("at", "module", "phase", "expected"),
+    [
+        ((2, 0, 1), "layer", Phase.FORWARD, 2),
+        ((3, 0, 0), "layer", Phase.FORWARD, 2),
+        ((3, 0, 0), "", Phase.FORWARD, 1),  # the root is the last of its forward, in a batch that told of nothing else too
+        ((2, 0, 3), "layer", Phase.BACKWARD, 4),
+        ((2, 0, 9), "layer", Phase.BACKWARD, None),
+        ((3, 0, 1), "", Phase.BACKWARD, None),
+    ],
+)
+def test_the_frames_of_the_culprits_batch_are_those_of_the_last_one_like_it(
+    at: tuple[int, int, int], module: str, phase: Phase, expected: int | None
+) -> None:
+    desk = Desk()
+    desk.connect(1)
+    parts = [makers.summary(1), makers.summary(1, first=2), makers.summary(2), makers.summary(3, of=ROOT_ALONE)]
+    desk.receive(0, wire.Table(makers.table()), wire.Table(ROOT_ALONE))
+    desk.receive(0, *(wire.Batch(seq, part) for seq, part in enumerate(parts, 1) if part.batch <= at[0]))
+    desk.receive(0, wire.Tripped(9, makers.trip(at=at, module=module, phase=phase)), wire.Ack(9, abort=True))
+    assert desk.reports[0].frames_in_batch == expected
 
 
 def test_when_the_window_is_over_the_missing_ranks_are_named() -> None:
@@ -532,7 +599,7 @@ def test_another_world_size_is_another_run() -> None:
 def test_another_major_version_and_a_rank_out_of_its_world_are_refused() -> None:
     desk = Desk()
     desk.connect(2)
-    for hello in (makers.hello(1, 2, major=2), makers.hello(5, 2)):
+    for hello in (makers.hello(1, 2, major=1), makers.hello(5, 2)):
         sent = [e.message for e in desk.ledger.handle(Received(b"x", hello), 0.0) if isinstance(e, Send)]
         assert [isinstance(message, wire.Error) and message.remedy for message in sent] == ["stop"]
     assert len(desk.ledger.runs) == 1
@@ -547,6 +614,15 @@ def test_traced_batches_are_recorded_by_rank() -> None:
     desk.receive(1, wire.Table(makers.table()), wire.Batch(1, makers.summary(4, traced=True)))
     (trace,) = [effect for effect in desk.effects if isinstance(effect, RecordTrace)]
     assert (trace.run, trace.rank, trace.batch, len(trace.frames)) == ("train-0", 1, 4, 2)
+
+
+def test_the_parts_of_a_traced_batch_are_recorded_one_by_one() -> None:
+    desk = Desk()
+    desk.connect(1)
+    desk.receive(0, wire.Table(makers.table()), wire.Batch(1, makers.summary(4, traced=True)))
+    desk.receive(0, wire.Batch(2, makers.summary(4, first=2, traced=True)))
+    traces = [effect for effect in desk.effects if isinstance(effect, RecordTrace)]
+    assert [[frame.position.frame for frame in trace.frames] for trace in traces] == [[0, 1], [2, 3]]
 
 
 def test_a_batch_whose_table_is_not_known_is_asked_for_again() -> None:
@@ -605,3 +681,113 @@ def test_runs_that_are_over_are_forgotten_in_the_end() -> None:
         desk.ledger.handle(Received(b"%d" % number, wire.Bye(1, "finished", "")), float(number))
     desk.wait(0.1)
     assert len(desk.ledger.runs) == 16
+
+
+# --- notices --------------------------------------------------------------------------------------------------------------
+
+
+def noticed(seq: int, kind: NoticeKind = NoticeKind.HEADROOM, **changes: object) -> wire.Noticed:
+    return wire.Noticed(seq, makers.notice(kind, **changes))
+
+
+def test_a_notice_is_told_once_and_its_last_word_is_kept_of_each_rank() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(0, noticed(1, value=100.0), noticed(2, value=200.0))
+    desk.receive(1, noticed(1, value=300.0))
+    notes = [effect.text for effect in desk.effects if isinstance(effect, Note) and "next to overflow" in effect.text]
+    assert len(notes) == 1
+    assert notes[0].startswith("run train-0: rank 0 of 2 (node0, local rank 0): next to overflow: layer (Linear), output: ")
+    desk.end()
+    assert [(rank, notice.value) for rank, notice in desk.reports[-1].notices] == [(1, 300.0), (0, 200.0)]
+
+
+def test_a_notice_is_acknowledged_by_the_next_beat_and_counts_once() -> None:
+    desk = Desk()
+    desk.connect(1)
+    desk.receive(0, noticed(4, value=1.0), noticed(4, value=2.0), makers.beat(0, 0, 1))
+    assert desk.sent(0, wire.Ack) == [wire.Ack(4, abort=False)]
+    desk.end()
+    assert [notice.value for _, notice in desk.reports[-1].notices] == [1.0]
+
+
+def test_notices_are_bounded_and_further_ones_are_counted() -> None:
+    desk = Desk()
+    desk.connect(2)
+    for number in range(MAX_NOTICES + 3):
+        desk.receive(number % 2, noticed(number + 1, module=f"m{number}"))
+    desk.receive(0, noticed(9999, module="m0", value=77.0))  # one that is kept is still brought up to date
+    desk.end()
+    report = desk.reports[-1]
+    assert (len(report.notices), report.notices_unkept) == (MAX_NOTICES, 3)
+    assert 77.0 in {notice.value for _, notice in report.notices}
+
+
+# --- options changed at run time ------------------------------------------------------------------------------------------
+
+
+def tuned(desk: Desk, tune: wire.Tune) -> list[wire.Message]:
+    """What a control client is answered."""
+    effects = desk.ledger.handle(Received(b"control", tune), desk.now)
+    desk.effects += effects
+    return [effect.message for effect in effects if isinstance(effect, Send) and effect.peer == b"control"]
+
+
+def test_a_tuning_reaches_the_ranks_that_are_there_and_those_that_come() -> None:
+    desk = Desk()
+    desk.connect(3, ranks=[0, 1])
+    assert tuned(desk, wire.Tune(every=10)) == [wire.Tuned(("train-0",), 2)]
+    assert tuned(desk, wire.Tune("train-0", ignore=("*.rotary",))) == [wire.Tuned(("train-0",), 2)]
+    merged = wire.Tune("train-0", every=10, ignore=("*.rotary",))
+    for rank in (0, 1):
+        assert desk.sent(rank, wire.Tune) == [wire.Tune("train-0", every=10), merged]
+    desk.take()
+    desk.connect(3, ranks=[2, 1])
+    for rank in (1, 2):
+        sent = [effect.message for effect in desk.effects if isinstance(effect, Send) and effect.peer == peer(rank)]
+        assert sent[0] == merged  # before WELCOME, so that it holds from the first batch on
+        assert isinstance(sent[1], wire.Welcome)
+    assert "run train-0: options changed: every 10" in [e.text for e in tuning_notes(desk, wire.Tune(every=10))]
+
+
+def tuning_notes(desk: Desk, tune: wire.Tune) -> list[Note]:
+    return [e for e in desk.ledger.handle(Received(b"control", tune), desk.now) if isinstance(e, Note)]
+
+
+def test_a_rank_without_a_connection_is_not_counted_as_told() -> None:
+    desk = Desk()
+    desk.connect(3)
+    desk.disconnect(1)
+    desk.receive(2, wire.Bye(1, "finished", ""))
+    assert tuned(desk, wire.Tune(check="async")) == [wire.Tuned(("train-0",), 1)]
+    assert [len(desk.sent(rank, wire.Tune)) for rank in range(3)] == [1, 0, 0]
+
+
+def test_a_tuning_goes_to_the_run_that_is_named_or_to_all_that_are_under_way() -> None:
+    desk = Desk()
+    assert tuned(desk, wire.Tune(every=2)) == [wire.Error("no run is under way here", "none")]
+    assert tuned(desk, wire.Tune("x", every=2)) == [wire.Error("no run x; no run is under way here", "none")]
+    for name in ("one", "two", "three"):
+        desk.ledger.handle(Received(name.encode(), makers.hello(job=name)), 0.0)
+    desk.ledger.handle(Received(b"three", wire.Bye(1, "finished", "")), 0.0)
+    assert tuned(desk, wire.Tune(every=2)) == [wire.Tuned(("one-0", "two-0"), 2)]
+    assert tuned(desk, wire.Tune("two-0", every=3)) == [wire.Tuned(("two-0",), 1)]
+    assert [run.tuning.every for run in desk.ledger.runs.values()] == [2, 3, 0]
+    assert tuned(desk, wire.Tune("three-0", every=3)) == [wire.Error("no run three-0; under way here: one-0, two-0", "none")]
+
+
+def test_a_collector_may_begin_with_a_tuning() -> None:
+    desk = Desk(Options(every=5))
+    desk.connect(1)
+    assert desk.sent(0, wire.Tune) == [wire.Tune("train-0", every=5)]
+
+
+def test_a_rank_does_not_tune_and_a_control_client_does_nothing_else() -> None:
+    desk = Desk()
+    desk.connect(1)
+    desk.receive(0, wire.Tune(every=2), wire.Tuned((), 0))
+    assert desk.sent(0, wire.Error) == [
+        wire.Error("a rank does not send Tune", "none"), wire.Error("a rank does not send Tuned", "none")
+    ]  # fmt: skip
+    (refused,) = desk.ledger.handle(Received(b"control", noticed(1)), 0.0)
+    assert refused == Send(b"control", wire.Error("you are not known here: say HELLO", "hello"))

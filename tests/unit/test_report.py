@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import makers
-from makers import INF, NAN, frame, reading, trip
+from makers import INF, NAN, frame, notice, reading, trip
+from rankwatch.frame import Phase
+from rankwatch.notice import NoticeKind
 from rankwatch_monitor.report import json as as_json
 from rankwatch_monitor.report import text as as_text
-from rankwatch_monitor.report.data import Outcome, RankRow, RankState, Report
-from rankwatch_monitor.verdict import Standing, Verdict, Witness, elect
+from rankwatch_monitor.report.data import Outcome, RankNotice, RankRow, RankState, Report
+from rankwatch_monitor.verdict import Standing, Verdict, Witness, elect, name_spans
 
 CULPRIT = trip(
     reading("input[0]", 6.27e4, dtype="float16"),
@@ -125,3 +128,90 @@ def test_runs_without_a_verdict() -> None:
     failed = as_text.render(report(None, Outcome.FAILED, reason="rank 1 of 8 failed: KeyError"))
     assert failed.startswith("rankwatch: run train-0 failed\n  reason     rank 1 of 8 failed: KeyError\n")
     assert makers.INF not in as_json.to_dict(finished).values()
+
+
+NEAR, FAR = notice(module="wo"), notice(module="wi", growth=0.25)
+ZEROS = notice(NoticeKind.ZEROS, module="wi", label="weight.grad", since=4, value=0.5, growth=0.1)
+NOTICES = tuple(
+    RankNotice(rank, told) for told, ranks in ((NEAR, (0, 1, 2, 3)), (FAR, (7,)), (ZEROS, (0, 2, 3))) for rank in ranks
+)
+
+
+def test_what_was_noticed_comes_after_the_cause_one_line_for_each_reading() -> None:
+    text = as_text.render(report(verdict(), notices=NOTICES))
+    assert (
+        "the last finite frame before it is decoder.wo (Linear)\n"
+        "  noticed    ranks 0-3: next to overflow: wo (Linear), output: abs max 4.09e+03 in batch 12 is 6% of float16's "
+        "largest number and grows by x2 a batch: about 4 batches are left\n"
+        "             rank 7: next to overflow: wi (Linear), output: abs max 4.09e+03 in batch 12 is 6% of float16's "
+        "largest number and grows by x1.19 a batch: about 16 batches are left\n"
+        "             ranks 0, 2-3: underflow: wi (Linear), weight.grad: 50% of the elements are zero in batch 12, "
+        "a share that grows since batch 4\n"
+        "  certainty  complete"
+    ) in text
+
+
+def test_a_run_without_a_verdict_tells_what_was_noticed_too() -> None:
+    finished = as_text.render(report(None, Outcome.FINISHED, notices=NOTICES[4:5]))
+    assert finished == (
+        "rankwatch: run train-0 finished: 8 ranks, 150 batches, no inf or nan\n"
+        "  noticed    rank 7: next to overflow: wi (Linear), output: abs max 4.09e+03 in batch 12 is 6% of float16's "
+        "largest number and grows by x1.19 a batch: about 16 batches are left\n"
+    )
+    assert "  noticed    rank 7: next" in as_text.render(report(None, Outcome.FAILED, notices=NOTICES[4:5]))
+
+
+def test_notices_that_are_not_shown_are_counted_and_stand_in_the_json() -> None:
+    many = tuple(RankNotice(rank % 8, notice(module=f"m{rank // 8}")) for rank in range(8 * 11))
+    told = report(None, Outcome.FINISHED, notices=many, notices_unkept=5)
+    lines = as_text.render(told).splitlines()
+    assert len([line for line in lines if "ranks 0-7: next to overflow: m" in line]) == 8
+    assert lines[-2:] == ["             and 3 more: report.json has them", "             and 5 more that found no room"]
+    parsed = as_json.to_dict(told)
+    assert (len(parsed["notices"]), parsed["notices_unkept"]) == (88, 5)
+
+
+def test_notices_in_json() -> None:
+    endless = notice(NoticeKind.UNDERFLOW, value=0.0, growth=0.0)
+    parsed = json.loads(as_json.render(report(None, notices=(*NOTICES[:1], RankNotice(2, endless)))))
+    assert parsed["notices"][0] == {
+        "rank": 0, "kind": "headroom", "module": "wo", "module_class": "Linear", "reading": "output", "dtype": "float16",
+        "since": 10, "batch": 12, "value": 4094.0, "growth": 1.0, "batches_left": parsed["notices"][0]["batches_left"],
+        "text": "next to overflow: wo (Linear), output: abs max 4.09e+03 in batch 12 is 6% of float16's largest number "
+        "and grows by x2 a batch: about 4 batches are left",
+    }  # fmt: skip
+    assert parsed["notices"][1]["batches_left"] is None
+    assert as_json.to_dict(report(verdict()))["notices"] == []
+
+
+def test_a_gradient_trip_with_its_loss_scale() -> None:
+    bad = trip(
+        reading("grad_output", 3.0, dtype="float16"), reading("weight.grad", INF, dtype="float16"),
+        at=(149, 0, 500), phase=Phase.BACKWARD, loss_scale=65536.0,
+    )  # fmt: skip
+    found, _ = elect({0: Witness(Standing.LIVE, bad.position, bad)}, 1, 0.0, 2.0)
+    text = as_text.render(report(found))
+    assert "frame 500 of 618\n             layer (Linear, backward), weight.grad: inf\n" in text
+    assert "  cause      gradient: born in the backward of this module: " in text
+    assert "; the loss scale was 65536\n" in text
+    assert "Last 1 frames:" in text
+    parsed = as_json.to_dict(report(found))
+    assert (parsed["verdict"]["phase"], parsed["verdict"]["loss_scale"]) == ("backward", 65536.0)
+    assert parsed["frames"][0]["phase"] == "backward"
+    assert as_json.to_dict(report(verdict()))["verdict"]["loss_scale"] is None
+
+
+def test_a_tensor_that_was_gone_has_no_counts() -> None:
+    gone = replace(CULPRIT, numel=0, inf_count=0)
+    found, _ = elect({0: Witness(Standing.LIVE, gone.position, gone)}, 1, 0.0, 2.0)
+    parsed = as_json.to_dict(report(found))["verdict"]
+    assert [parsed[name] for name in ("numel", "nan_count", "inf_count")] == [None] * 3
+    counted = as_json.to_dict(report(verdict()))["verdict"]
+    assert [counted[name] for name in ("numel", "nan_count", "inf_count")] == [6, 0, 1]
+
+
+def test_ranks_are_named_in_spans() -> None:
+    assert name_spans([3]) == "rank 3"
+    assert name_spans([2, 0, 1]) == "ranks 0-2"
+    assert name_spans([5, 0, 1, 9]) == "ranks 0-1, 5, 9"
+    assert name_spans(list(range(0, 40, 2))) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import makers
 from makers import INF, NAN, frame, reading, trip
-from rankwatch.frame import Frame, Kind
+from rankwatch.frame import Frame, Kind, Phase, Reading
 from rankwatch.trip import Cause, Judge, Policy, classify
 
 
@@ -36,6 +38,28 @@ EVERY_KIND = frame(
 def test_policies(policy: Policy, expected: list[str]) -> None:
     assert tripping(policy, EVERY_KIND) == expected
     assert tripping(policy, frame(reading("weight"), reading("output"))) == []
+
+
+GRADIENTS = (reading("grad_output", NAN), reading("grad_input[0]", INF), reading("weight.grad", NAN))
+
+
+@pytest.mark.parametrize(
+    ("policy", "module", "expected"),
+    [
+        (Policy.FIRST, "block", ["grad_input[0]", "weight.grad"]),
+        (Policy.FIRST, "", ["grad_output", "grad_input[0]", "weight.grad"]),
+        (Policy.STRICT, "block", ["grad_output", "grad_input[0]", "weight.grad"]),
+        (Policy.OFF, "", []),
+    ],
+)
+def test_policies_for_gradients(policy: Policy, module: str, expected: list[str]) -> None:
+    judged = frame(*GRADIENTS, module=module, phase=Phase.BACKWARD)
+    assert tripping(policy, judged) == expected
+    assert tripping(policy, judged, "*:grad_*", "*:weight.grad") == []
+
+
+def test_a_root_has_its_own_rules_for_gradients_alone() -> None:
+    assert tripping(Policy.FIRST, frame(*EVERY_KIND.readings, module="")) == tripping(Policy.FIRST, EVERY_KIND)
 
 
 @pytest.mark.parametrize("pattern", ["block.0.norm", "block.*", "*:output", "block.0.norm:output"])
@@ -126,3 +150,101 @@ def test_a_nan_buffer_is_told() -> None:
     bad = trip(reading("running_var", NAN, kind=Kind.BUFFER), reading("input[0]"), reading("output", NAN))
     cause, evidence = classify(makers.trip(*bad.frame.readings))
     assert (cause, "running_var is nan" in evidence) == (Cause.WEIGHT, True)
+
+
+# --- born in backward -----------------------------------------------------------------------------------------------------
+
+
+def backward(*readings: Reading, **changes: Any) -> tuple[Cause, str]:
+    return classify(trip(*readings, phase=Phase.BACKWARD, **changes))
+
+
+def test_a_gradient_born_in_a_modules_backward() -> None:
+    came_in = reading("grad_output", 6.27e4, dtype="float16")
+    cause, evidence = backward(came_in, reading("weight.grad", INF, dtype="float16"), loss_scale=65536.0)
+    assert cause is Cause.GRADIENT
+    assert evidence == (
+        "born in the backward of this module: the gradient that came in was finite "
+        "(abs max 6.27e+04 is 96% of float16's max 6.55e+04), the weight.grad is inf; the loss scale was 65536"
+    )
+
+
+def test_a_parameters_gradient_is_explained_by_the_call_it_belongs_to() -> None:
+    before = (
+        frame(reading("grad_output", 2.0), at=(0, 0, 0), module="head", phase=Phase.BACKWARD),
+        frame(reading("grad_output", 3.0), at=(0, 0, 1), module="first", phase=Phase.BACKWARD),
+    )
+    cause, evidence = backward(reading("weight.grad", NAN), at=(0, 0, 2), module="first", before=before)
+    assert cause is Cause.GRADIENT
+    assert evidence == (
+        "born in the backward of this module: the gradient that came in was finite "
+        "(abs max 3.00e+00 is less than 1% of float32's max 3.40e+38), the weight.grad is nan"
+    )
+
+
+def test_a_parameters_gradient_that_comes_before_its_call_was_born_after_the_last_finite_frame() -> None:
+    bad = reading("weight.grad", INF)
+    root = frame(reading("grad_output"), module="", phase=Phase.BACKWARD)
+    assert backward(bad, at=(0, 0, 1), module="head", before=(root,))[1] == (
+        "the weight.grad is inf: born between (root) (Linear, backward), the last module whose gradients were finite, "
+        "and head (Linear, backward)"
+    )
+    bias = frame(reading("bias.grad", kind=Kind.GRADIENT), module="head", phase=Phase.BACKWARD)
+    assert backward(bad, at=(0, 0, 1), module="head", before=(bias,))[1] == (
+        "the weight.grad is inf: born in the backward of this module, whose bias.grad was finite"
+    )
+    assert "the weight.grad is inf: born between the loss and layer (Linear, backward)" in backward(bad)[1]
+
+
+def test_a_gradient_without_a_known_range_is_finite_all_the_same() -> None:
+    complex_one = reading("grad_output", dtype="complex64")
+    assert "that came in was finite, the grad_input[0] is nan" in backward(complex_one, reading("grad_input[0]", NAN))[1]
+
+
+def test_a_gradient_that_was_bad_as_it_arrived_was_born_between_two_modules() -> None:
+    finite, bad = reading("grad_output"), reading("grad_output", INF)
+    before = (
+        frame(at=(4, 0, 0), module="forward_is_not_meant"),
+        frame(finite, at=(3, 0, 9), module="other_batch_is_not_meant", phase=Phase.BACKWARD),
+        frame(finite, reading("weight.grad"), at=(4, 0, 1), module="head", phase=Phase.BACKWARD),
+        frame(bad, at=(4, 0, 2), module="bad_is_not_meant", phase=Phase.BACKWARD),
+        frame(at=(4, 0, 3), module="recomputed_is_not_meant", phase=Phase.RECOMPUTE),
+    )
+    cause, evidence = backward(bad, reading("grad_input", NAN), at=(4, 0, 4), before=before, module="norm")
+    assert cause is Cause.GRADIENT
+    assert evidence == (
+        "grad_output was inf already as it arrived: born between head (Linear, backward), "
+        "the last module whose gradients were finite, and norm (Linear, backward)"
+    )
+
+
+def test_the_first_gradient_of_all_points_at_the_loss() -> None:
+    bad = (reading("grad_output", NAN), reading("grad_input", NAN))
+    assert backward(*bad, before=(frame(),))[1] == (
+        "grad_output was nan already as it arrived: born between the loss and layer (Linear, backward), "
+        "as no backward frame at hand has finite gradients: look at the loss function and the loss scale"
+    )
+    cause, evidence = backward(*bad, module="", loss_scale=INF)
+    assert cause is Cause.GRADIENT
+    assert evidence == (
+        "the gradient of the loss with respect to the model's output was nan: look at the loss function and the loss scale; "
+        "the loss scale was inf"
+    )
+
+
+def test_a_bad_weight_explains_a_bad_gradient() -> None:
+    cause, evidence = backward(reading("weight", NAN), reading("grad_output"), reading("weight.grad", NAN), step=3)
+    assert cause is Cause.WEIGHT
+    assert evidence.startswith("weight was already nan before this backward: look at the last optimizer step, number 2")
+
+
+def test_what_a_recomputed_forward_inherits_is_looked_for_in_recomputed_frames() -> None:
+    before = (
+        frame(at=(4, 0, 0), module="norm", phase=Phase.RECOMPUTE),
+        frame(reading("grad_output"), at=(4, 0, 1), module="head", phase=Phase.BACKWARD),
+    )
+    bad = trip(
+        reading("input[0]", INF), reading("output", INF), at=(4, 0, 2), before=before, phase=Phase.RECOMPUTE, module="wi"
+    )
+    cause, evidence = classify(bad)
+    assert (cause, evidence.rpartition("before it is ")[2]) == (Cause.UPSTREAM, "norm (Linear, recomputed)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgpack
@@ -12,33 +13,61 @@ from hypothesis import strategies as st
 import makers
 from rankwatch import wire
 from rankwatch.errors import ProtocolError
-from rankwatch.frame import Position
+from rankwatch.frame import FrameTable, Phase, Position
+from rankwatch.notice import NoticeKind, describe_notice
 
 MESSAGES: list[wire.Message] = [
     makers.hello(3, 8),
     wire.Welcome("train-0", 1.0, 2.0, 7),
     wire.Table(makers.table()),
+    wire.Table(FrameTable(tuple(makers.frame(phase=phase).spec for phase in Phase))),
     wire.Batch(4, makers.summary(149, traced=True)),
+    wire.Batch(4, makers.summary(149, first=43)),
     wire.Tripped(5, makers.trip(makers.reading("input[0]", 3e4, dtype="float16"), makers.reading("output", makers.INF))),
+    wire.Tripped(
+        5, makers.trip(makers.reading("grad_output"), makers.reading("weight.grad", makers.INF), loss_scale=2.0**90)
+    ),
+    wire.Noticed(6, makers.notice(growth=-0.25)),
+    wire.Noticed(7, makers.notice(NoticeKind.ZEROS, value=1.0, dtype="float32")),
     makers.beat(3, 0, 17, phase="backward"),
     wire.Probe(Position(-1, 2, 0)),
     wire.Abort("rank 1 of 2", 1, 1000.0, 10.0),
     wire.Ack(9, abort=True),
     wire.Bye(10, "failed", "KeyError: 'x'"),
     wire.Error("no", "hello"),
+    wire.Tune("train-0", 10, ("a.*",), (), (149,), "async"),
+    wire.Tune(),
+    wire.Tuned(("train-0", "gan-0"), 16),
 ]
+OPTIONAL = {("TUNE", name) for name in ("modules", "ignore", "trace_batch_nums")}
 
 
+# fmt: off
 def test_golden_bytes() -> None:
     """What these bytes say may never change within a major version."""
     assert wire.encode(wire.Ack(9, abort=True)).hex() == "93a341434b09c3"
     assert wire.encode(makers.beat(3, 0, 17)).hex() == "96a44245415493030011a7666f72776172640000cb408f400000000000"
     batch = wire.encode(wire.Batch(4, makers.summary(149)))
     assert batch.hex() == (
-        "93a5424154434804" "99cc95cc95cb4024000000000000cb4026000000000000c2"
+        "93a5424154434804" "9acc9500cc95cb4024000000000000cb4026000000000000c2"
         "b0" + makers.table().id.encode().hex() + "c40c" + 3 * "0000803f" + "c40c" + 3 * "0000803f" + "c403000000"
-    )  # fmt: skip
-    assert makers.table().id == "3d6685ddfcf20da0"
+    )
+    assert makers.table().id == "4600ca21ebaae7f7"
+    layer, linear, output, float32 = "a56c61796572", "a64c696e656172", "a66f7574707574", "a7666c6f61743332"
+    table = wire.encode(wire.Table(FrameTable((makers.frame(phase=Phase.BACKWARD).spec,))))
+    assert table.hex() == "92a55441424c45" "9195" + layer + linear + "919303" + output + float32 + "90" "02"
+    assert wire.encode(wire.Noticed(6, makers.notice())).hex() == (
+        "93a64e4f544943450699" "02" + layer + linear + output + "a7666c6f61743136" "0a0c"
+        "cb40affc0000000000" "cb3ff0000000000000"
+    )
+    tune = wire.Tune("train-0", 10, ("a.*",), None, (149,), "async")
+    assert wire.encode(tune).hex() == "97a454554e45" "a7747261696e2d30" "0a" "91a3612e2a" "c0" "91cc95" "a56173796e63"
+    assert wire.encode(wire.Tuned(("train-0",), 8)).hex() == "93a554554e4544" "91a7747261696e2d30" "08"
+    trip = wire.encode(wire.Tripped(1, makers.trip(loss_scale=1024.0)))
+    assert trip.hex().endswith("9202030600" "01" "cb408f400000000000" "cb4090000000000000")
+
+
+# fmt: on
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
@@ -83,8 +112,8 @@ def test_every_field_is_checked(message: wire.Message) -> None:
     """Each field of each message, replaced by what it cannot be, is named in the refusal."""
     wrong_for_all: tuple[Any, ...] = (None, {}, [None] * 99, -(2**40), b"\xff", makers.NAN)
     kind, *values = msgpack.unpackb(wire.encode(message))
-    for index in range(len(values)):
-        for wrong in wrong_for_all:
+    for index, field in enumerate(dataclasses.fields(message)):
+        for wrong in wrong_for_all[(kind, field.name) in OPTIONAL :]:
             broken = [kind, *values[:index], wrong, *values[index + 1 :]]
             with pytest.raises(ProtocolError, match=kind):
                 wire.decode(msgpack.packb(broken))
@@ -95,12 +124,106 @@ def test_every_field_is_checked(message: wire.Message) -> None:
 def test_columns_must_fit_each_other_and_their_specs() -> None:
     kind, seq, summary = msgpack.unpackb(wire.encode(wire.Batch(4, makers.summary(1))))
     with pytest.raises(ProtocolError, match="do not fit each other"):
-        wire.decode(msgpack.packb([kind, seq, [*summary[:6], summary[6][:-1], *summary[7:]]]))
+        wire.decode(msgpack.packb([kind, seq, [*summary[:7], summary[7][:-1], *summary[8:]]]))
     with pytest.raises(ProtocolError, match="is no state"):
-        wire.decode(msgpack.packb([kind, seq, [*summary[:8], b"\xff\x00\x00"]]))
+        wire.decode(msgpack.packb([kind, seq, [*summary[:9], b"\xff\x00\x00"]]))
     kind, seq, trip = msgpack.unpackb(wire.encode(wire.Tripped(4, makers.trip())))
     with pytest.raises(ProtocolError, match="not the one that tripped"):
         wire.decode(msgpack.packb([kind, seq, [trip[0], 99, *trip[2:]]]))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.Batch(4, makers.summary(1)),
+        wire.Tripped(5, makers.trip(loss_scale=1024.0)),
+        wire.Noticed(6, makers.notice()),
+        wire.Noticed(6, makers.notice(NoticeKind.ZEROS, value=0.5)),
+    ],
+    ids=["summary", "trip", "headroom", "zeros"],
+)
+def test_every_part_of_a_field_is_checked(message: wire.Message) -> None:
+    kind, seq, parts = msgpack.unpackb(wire.encode(message))
+    for index in range(len(parts)):
+        wrong: Any
+        for wrong in (None, {}, "x" * (wire.MAX_NAME + 1), -(2**40), b"\xff", makers.NAN):
+            if isinstance(message, wire.Noticed) and index == 8 and isinstance(wrong, int):
+                continue  # growth may be negative
+            with pytest.raises(ProtocolError, match=kind):
+                wire.decode(msgpack.packb([kind, seq, [*parts[:index], wrong, *parts[index + 1 :]]]))
+    for wrong_length in (parts[:-1], [*parts, 0]):
+        with pytest.raises(ProtocolError, match=f"{kind}.*expected an array of"):
+            wire.decode(msgpack.packb([kind, seq, wrong_length]))
+
+
+def test_a_phase_that_is_none_is_refused() -> None:
+    kind, (spec,) = msgpack.unpackb(wire.encode(wire.Table(FrameTable((makers.frame().spec,)))))
+    for wrong in (len(Phase), -1, None, True):
+        with pytest.raises(ProtocolError, match=r"TABLE\.table: expected a whole number from 0 to 2"):
+            wire.decode(msgpack.packb([kind, [[*spec[:4], wrong]]]))
+
+
+def test_a_loss_scale_may_be_inf_but_a_share_not_over_one() -> None:
+    infinite = wire.Tripped(5, makers.trip(loss_scale=makers.INF))
+    assert wire.decode(wire.encode(infinite)) == infinite
+    for notice in (makers.notice(NoticeKind.ZEROS, value=1.01), makers.notice(value=makers.INF)):
+        with pytest.raises(ProtocolError, match="expected a number from 0 to"):
+            wire.decode(wire.encode(wire.Noticed(1, notice)))
+
+
+@given(
+    kind=st.sampled_from(NoticeKind),
+    dtype=st.sampled_from(["float16", "bfloat16", "float32", "float64", "complex64", ""]),
+    value=st.floats(0, 1e308) | st.floats(0, 1),
+    growth=st.floats(allow_nan=False, allow_infinity=False),
+)
+def test_whatever_notice_comes_through_can_be_told(kind: NoticeKind, dtype: str, value: float, growth: float) -> None:
+    sent = wire.Noticed(1, makers.notice(kind, dtype=dtype, value=value, growth=growth))
+    try:
+        received = wire.decode(wire.encode(sent))
+    except ProtocolError:
+        assert kind is NoticeKind.ZEROS
+        assert value > 1
+        return
+    assert received == sent
+    assert "layer (Linear), output" in describe_notice(sent.notice)
+    assert sent.notice.urgency >= (False, 0.0)
+
+
+patterns = st.none() | st.lists(st.text(max_size=9), max_size=3).map(tuple)
+tunings = st.builds(
+    wire.Tune,
+    run=st.text(max_size=9),
+    every=st.integers(0, 9),
+    modules=patterns,
+    ignore=patterns,
+    trace_batch_nums=st.none() | st.lists(st.integers(0, 99), max_size=3).map(tuple),
+    check=st.sampled_from(["", *sorted(wire.CHECKS)]),
+)
+
+
+@given(tunings, tunings, tunings)
+def test_tunings_lie_over_each_other(one: wire.Tune, two: wire.Tune, three: wire.Tune) -> None:
+    assert one.then(wire.Tune("other")) == one
+    assert one.then(two).then(three) == one.then(two.then(three))
+    assert one.then(two).run == one.run
+    for name in ("every", "modules", "ignore", "trace_batch_nums", "check"):
+        given_later = getattr(two, name) not in (0, None, "")
+        assert getattr(one.then(two), name) == getattr(two if given_later else one, name)
+
+
+@pytest.mark.parametrize(
+    ("field", "most"), [("modules", wire.MAX_PATTERNS), ("ignore", wire.MAX_PATTERNS), ("trace_batch_nums", wire.MAX_TRACED)]
+)
+def test_the_lists_of_a_tuning_are_bounded(field: str, most: int) -> None:
+    item: Any = 1 if field == "trace_batch_nums" else "*"
+    full: dict[str, Any] = {field: (item,) * most}
+    parts = msgpack.unpackb(wire.encode(wire.Tune(**full)))
+    index = [f.name for f in dataclasses.fields(wire.Tune)].index(field) + 1
+    assert getattr(wire.decode(msgpack.packb(parts)), field) == (item,) * most
+    parts[index].append(item)
+    with pytest.raises(ProtocolError, match=f"TUNE.{field}: expected an array of 0 to {most}"):
+        wire.decode(msgpack.packb(parts))
 
 
 def test_too_large_is_refused_unread() -> None:

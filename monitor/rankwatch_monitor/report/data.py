@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from rankwatch.notice import Notice
 
 from ..verdict import Verdict
 
@@ -48,9 +51,17 @@ class RankRow:
     farewell: str
 
 
+class RankNotice(NamedTuple):
+    rank: int
+    notice: Notice
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A run, as far as it is known. ``acknowledged_in`` is seconds from ABORT to the last acknowledgement so far."""
+    """A run, as far as it is known. ``acknowledged_in`` is seconds from ABORT to the last acknowledgement so far.
+
+    ``notices`` are in the order to show them in; ``notices_unkept`` came when there was no more room.
+    """
 
     run: str
     job: str
@@ -62,6 +73,8 @@ class Report:
     frames_in_batch: int | None
     acknowledged_in: float | None
     ranks: tuple[RankRow, ...]
+    notices: tuple[RankNotice, ...] = ()
+    notices_unkept: int = 0
 
     @property
     def batches(self) -> int:

@@ -7,9 +7,10 @@ import math
 from typing import Any
 
 from rankwatch.frame import MEASURED, Frame, Reading
+from rankwatch.notice import describe_notice
 
 from ..verdict import Verdict
-from .data import Report
+from .data import RankNotice, Report
 
 SCHEMA = 1
 
@@ -49,12 +50,15 @@ def to_dict(report: Report) -> dict[str, Any]:
             }
             for row in report.ranks
         ],
+        "notices": [_notice(kept) for kept in report.notices],
+        "notices_unkept": report.notices_unkept,
     }
 
 
 def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
     trip = verdict.trip
     row = report.ranks[verdict.rank]
+    counted = trip.numel > 0  # else the tensor was gone when its reading was judged
     return {
         "rank": verdict.rank,
         "local_rank": row.local_rank,
@@ -66,14 +70,16 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "frames_in_batch": report.frames_in_batch,
         "module": trip.frame.spec.module,
         "module_class": trip.frame.spec.module_class,
+        "phase": trip.frame.spec.phase.name.lower(),
         "aliases": list(trip.frame.spec.aliases),
         "reading": trip.culprit.label,
         "state": trip.culprit.state.name.lower(),
         "dtype": trip.culprit.dtype,
         "shape": list(trip.shape),
-        "numel": trip.numel,
-        "nan_count": trip.nan_count,
-        "inf_count": trip.inf_count,
+        "numel": trip.numel if counted else None,
+        "nan_count": trip.nan_count if counted else None,
+        "inf_count": trip.inf_count if counted else None,
+        "loss_scale": _number(trip.loss_scale) if trip.loss_scale else None,
         "time": trip.time,
         "cause": verdict.cause.value,
         "evidence": verdict.evidence,
@@ -102,7 +108,26 @@ def _frame(frame: Frame) -> dict[str, Any]:
         "index": frame.position.frame,
         "module": frame.spec.module,
         "module_class": frame.spec.module_class,
+        "phase": frame.spec.phase.name.lower(),
         "readings": [_reading(reading) for reading in frame.readings],
+    }
+
+
+def _notice(kept: RankNotice) -> dict[str, Any]:
+    notice = kept.notice
+    return {
+        "rank": kept.rank,
+        "kind": notice.kind.name.lower(),
+        "module": notice.module,
+        "module_class": notice.module_class,
+        "reading": notice.label,
+        "dtype": notice.dtype,
+        "since": notice.since,
+        "batch": notice.batch,
+        "value": notice.value,
+        "growth": notice.growth,
+        "batches_left": _number(notice.batches_left),
+        "text": describe_notice(notice),
     }
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from rankwatch.notice import describe_notice
 from rankwatch.text import describe_rank, describe_trip, format_dump, format_head
 from rankwatch.trip import describe_module
 
-from ..verdict import Certainty, Verdict, name_ranks
-from .data import Outcome, RankRow, RankState, Report
+from ..verdict import Certainty, Verdict, name_ranks, name_spans
+from .data import Outcome, RankNotice, RankRow, RankState, Report
+
+MAX_LINES = 8
+"""Lines of a kind that a report shows before it only counts."""
 
 
 def render(report: Report) -> str:
@@ -18,6 +22,7 @@ def render(report: Report) -> str:
     fields = [
         ("culprit", culprit),
         ("cause", f"{verdict.cause.value}: {verdict.evidence}"),
+        *_noticed(report),
         *_also(verdict),
         ("certainty", _certainty(verdict)),
         ("abort", _acknowledgements(report)),
@@ -30,14 +35,15 @@ def _render_ending(report: Report) -> str:
     if report.outcome is Outcome.FINISHED:
         missing = [row.rank for row in report.ranks if row.state is RankState.MISSING]
         unheard = f"; never heard of: {name_ranks(missing)}" if missing else ""
-        faults = "".join(f"  but {_name(report, row.rank)} {row.farewell}\n" for row in report.ranks if row.farewell)
-        return f"rankwatch: run {report.run} finished: {_ranks(report)}, {batches}, no inf or nan{unheard}\n{faults}"
+        faults = "".join(f"\n  but {_name(report, row.rank)} {row.farewell}" for row in report.ranks if row.farewell)
+        head = f"run {report.run} finished: {_ranks(report)}, {batches}, no inf or nan{unheard}{faults}"
+        return format_head(head, _noticed(report))
     fields = [("reason", report.reason)]
     for label, state in (("failed", RankState.FAILED), ("lost", RankState.LOST)):
         ranks = [row.rank for row in report.ranks if row.state is state]
         if ranks:
             fields.append((label, name_ranks(ranks)))
-    fields.append(("batches", str(report.batches)))
+    fields += [("batches", str(report.batches)), *_noticed(report)]
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
     return format_head(f"run {report.run} {report.outcome.value}", fields)
@@ -45,16 +51,30 @@ def _render_ending(report: Report) -> str:
 
 def _also(verdict: Verdict) -> list[tuple[str, str]]:
     lines = []
-    for rank, trip in verdict.also[:8]:
+    for rank, trip in verdict.also[:MAX_LINES]:
         where = "the same frame" if trip.position == verdict.trip.position else f"frame {trip.position.frame}"
         if trip.position[:2] != verdict.trip.position[:2]:
             where += f" of batch {trip.position.batch}"
         lines.append(
             f"rank {rank} at {where}: {describe_module(trip.frame.spec)}, {trip.culprit.label}: {trip.culprit.state.name.lower()}"
         )
-    if len(verdict.also) > 8:
-        lines.append(f"and {len(verdict.also) - 8} more ranks")
+    if len(verdict.also) > MAX_LINES:
+        lines.append(f"and {len(verdict.also) - MAX_LINES} more ranks")
     return [("also", "\n".join(lines))] if lines else []
+
+
+def _noticed(report: Report) -> list[tuple[str, str]]:
+    """One line for each reading, whichever ranks noticed it: that of the rank where it is the most urgent."""
+    of_readings: dict[object, list[RankNotice]] = {}
+    for kept in report.notices:
+        of_readings.setdefault(kept.notice.key, []).append(kept)
+    lines = [f"{name_spans([rank for rank, _ in same])}: {describe_notice(same[0].notice)}" for same in of_readings.values()]
+    hidden = len(lines[MAX_LINES:])
+    if hidden:
+        lines[MAX_LINES:] = [f"and {hidden} more: report.json has them"]
+    if report.notices_unkept:
+        lines.append(f"and {report.notices_unkept} more that found no room")
+    return [("noticed", "\n".join(lines))] if lines else []
 
 
 def _certainty(verdict: Verdict) -> str:

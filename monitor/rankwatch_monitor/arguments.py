@@ -1,0 +1,63 @@
+"""The command line's values: where they come from and what they may be."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any
+
+from rankwatch import wire
+
+
+def add_option(parser: argparse.ArgumentParser, name: str, **details: Any) -> None:
+    """An option whose name may be written with underscores too."""
+    parser.add_argument(*dict.fromkeys((name, "--" + name[2:].replace("-", "_"))), **details)
+
+
+def env(option: str, default: str | None) -> str | None:
+    return os.environ.get(f"RANKWATCH_{option.upper().replace('-', '_')}", default)
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds") from None
+    if not 0.01 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text}: expected 0.01 to 3600 seconds")
+    return value
+
+
+def whole(name: str, least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.strip().isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number {name} from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def patterns(text: str) -> tuple[str, ...]:
+    parts = _split(text, wire.MAX_PATTERNS)
+    if any(len(part) > wire.MAX_NAME for part in parts):
+        raise argparse.ArgumentTypeError(f"expected patterns of at most {wire.MAX_NAME} characters")
+    return parts
+
+
+def batches(text: str) -> tuple[int, ...]:
+    return tuple(map(whole("for each batch", 0, 1 << 62), _split(text, wire.MAX_TRACED)))
+
+
+def _split(text: str, most: int) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if len(parts) > most:
+        raise argparse.ArgumentTypeError(f"{len(parts)} are over the limit of {most}")
+    return parts
+
+
+def on_lost(text: str) -> str:
+    # argparse checks the type of a default that comes from the environment, but not its choices.
+    if text not in ("abort", "wait"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected abort or wait")
+    return text

@@ -1,0 +1,55 @@
+"""A control client: no rank, but a peer with the same connection file, that says one thing to a collector and leaves."""
+
+from __future__ import annotations
+
+import time
+
+import zmq
+
+from rankwatch import wire
+from rankwatch.connection import Connection
+from rankwatch.errors import ProtocolError, UsageError
+from rankwatch.sockets import dealer
+
+ANSWER_TIMEOUT = 5.0
+"""Seconds that a collector has to answer, the connection included."""
+
+
+def tune(connection: Connection, change: wire.Tune, timeout: float = ANSWER_TIMEOUT) -> wire.Tuned:
+    """Sends a TUNE; returns the answer.
+
+    Raises:
+        UsageError: nobody answers, or the collector refuses.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = dealer(context, connection)
+    try:
+        answer = _ask(socket, change, time.monotonic() + timeout)
+    finally:
+        context.destroy(linger=0)
+    if isinstance(answer, wire.Tuned):
+        return answer
+    if isinstance(answer, wire.Error):
+        raise UsageError(f"the collector at {connection.address} refused: {answer.text}")
+    raise UsageError(
+        f"no collector answers at {connection.address} within {timeout:g} s: is it running, of this same release, "
+        "and is this its connection file?"
+    )
+
+
+def _ask(socket: zmq.Socket[bytes], question: wire.Message, deadline: float) -> wire.Message | None:
+    if not _poll(socket, zmq.POLLOUT, deadline):
+        return None
+    socket.send(wire.encode(question), zmq.NOBLOCK)
+    while _poll(socket, zmq.POLLIN, deadline):
+        try:
+            message = wire.decode(socket.recv(zmq.NOBLOCK))
+        except ProtocolError as error:
+            raise UsageError(f"the collector's answer cannot be read: {error}; use the same release on both sides") from None
+        if isinstance(message, (wire.Tuned, wire.Error)):
+            return message
+    return None
+
+
+def _poll(socket: zmq.Socket[bytes], event: int, deadline: float) -> bool:
+    return bool(socket.poll(max(0, int(1000 * (deadline - time.monotonic()))), event))

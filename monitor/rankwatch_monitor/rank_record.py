@@ -1,0 +1,101 @@
+"""What a run knows of one of its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankwatch import wire
+from rankwatch.frame import NOWHERE, BatchSummary, FrameTable, Phase, Position
+from rankwatch.text import describe_position, describe_rank
+from rankwatch.trip import Trip
+
+from .report.data import RankRow, RankState
+from .verdict import Standing, Witness
+
+
+@dataclass(slots=True)
+class RankRecord:
+    """A rank that has connected.
+
+    ``full_batch`` is the last batch of which it told more than the root: ``forward_frames`` in its forward, ``frames`` with
+    its backward as far as that has been told, and ``frames_before`` in the full batch before.
+    """
+
+    hello: wire.Hello
+    peer: bytes
+    heard_at: float
+    state: RankState = RankState.RUNNING
+    connected: bool = True
+    silent: bool = False
+    progress: Position = NOWHERE
+    phase: str = "idle"
+    seq: int = 0
+    last_batch: int = -1
+    full_batch: int = -1
+    forward_frames: int = 0
+    frames: int = 0
+    frames_before: int = 0
+    dropped: int = 0
+    trip: Trip | None = None
+    acknowledged_at: float | None = None
+    farewell: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        return self.state is RankState.RUNNING
+
+    @property
+    def name(self) -> str:
+        return describe_rank(self.hello.rank, self.hello.world_size, self.hello.host, self.hello.local_rank)
+
+    @property
+    def last_seen(self) -> str:
+        return f"last seen in {describe_position(self.progress)}, frame {self.progress.frame}, phase {self.phase}"
+
+    def hear(self, now: float) -> None:
+        self.heard_at, self.connected, self.silent = now, True, False
+
+    def take(self, part: BatchSummary, table: FrameTable) -> None:
+        """A part of a batch: its forward, or what was recorded in its backward."""
+        end = Position(part.batch, 0, part.first_frame + len(table.specs))
+        self.last_batch = max(self.last_batch, part.batch)
+        if part.first_frame == 0 and len(table.specs) > 1:
+            self.full_batch, self.frames_before, self.forward_frames, self.frames = part.batch, self.frames, end.frame, 0
+        if part.batch == self.full_batch:
+            self.frames = max(self.frames, end.frame)
+        if end > self.progress:
+            self.advance(end, "backward")
+
+    def advance(self, position: Position, phase: str) -> None:
+        """The rank was here. It never goes back: what it says of itself may be older than the batch that came before it."""
+        if position >= self.progress:
+            self.progress, self.phase = position, phase
+
+    def frames_around(self, trip: Trip) -> int | None:
+        """How many frames a batch like that of ``trip`` has, as this rank counted them: a trip's forward has those up to the
+        root's, which is its last; its backward those of the whole batch. None: this rank does not know."""
+        spec, position = trip.frame.spec, trip.position
+        if spec.phase is Phase.FORWARD:
+            frames = self.forward_frames if spec.module else position.frame + 1
+        else:
+            tells_root_alone = self.full_batch < position.batch == self.last_batch
+            frames = 0 if tells_root_alone else max(self.frames, self.frames_before)
+        return frames if frames > position.frame else None
+
+    def witness(self) -> Witness:
+        standing = {RankState.RUNNING: Standing.LIVE, RankState.FINISHED: Standing.DONE}.get(self.state, Standing.GONE)
+        return Witness(standing, self.progress, self.trip)
+
+    def row(self) -> RankRow:
+        """The rank as reports show it."""
+        return RankRow(
+            rank=self.hello.rank,
+            local_rank=self.hello.local_rank,
+            host=self.hello.host,
+            pid=self.hello.pid,
+            last_batch=max(self.last_batch, self.progress.batch),
+            state=self.state,
+            acknowledged=self.acknowledged_at is not None,
+            dropped=self.dropped,
+            farewell=self.farewell,
+        )

@@ -1,0 +1,26 @@
+"""What is written of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from makers import frame, reading
+from rankwatch.frame import Phase
+from rankwatch.text import format_trace
+from rankwatch_monitor.run_folder import RunsFolder
+
+
+def test_a_trace_that_comes_in_parts_is_one_file(tmp_path: Path) -> None:
+    folder = RunsFolder(tmp_path)
+    forward = (frame(at=(4, 0, 0), module="a"), frame(at=(4, 0, 1), module=""))
+    backward = (frame(reading("grad_input"), at=(4, 0, 2), module="a", phase=Phase.BACKWARD),)
+    for _ in range(2):  # a forward begins the file anew
+        folder.record_trace("train-0", 1, 4, forward)
+        folder.record_trace("train-0", 1, 4, backward)
+    written = (tmp_path / "train-0" / "trace" / "batch-4.rank-1.txt").read_text()
+    assert written == format_trace((*forward, *backward)) + "\n"
+
+
+def test_a_backward_whose_forward_never_came_is_written_too(tmp_path: Path) -> None:
+    RunsFolder(tmp_path).record_trace("train-0", 0, 4, (frame(at=(4, 0, 9)),))
+    assert (tmp_path / "train-0" / "trace" / "batch-4.rank-0.txt").exists()

@@ -1,0 +1,47 @@
+"""Frames as text where they are no plain forward (the parity tests hold what a forward looks like), and tunings in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from makers import INF, frame, reading, trip
+from rankwatch.frame import Phase
+from rankwatch.text import describe_trip, describe_tuning, format_dump, format_frame
+from rankwatch.wire import Tune
+
+
+@pytest.mark.parametrize(
+    ("phase", "heading"),
+    [
+        (Phase.FORWARD, "                  model.layer Linear"),
+        (Phase.RECOMPUTE, "                  model.layer Linear (recomputed)"),
+        (Phase.BACKWARD, "                  model.layer Linear (backward)"),
+    ],
+)
+def test_a_frame_that_is_no_plain_forward_is_marked(phase: Phase, heading: str) -> None:
+    text = format_frame(frame(reading("output", 2.0), at=(3, 0, 7), module="model.layer", phase=phase))
+    assert text == f"{heading}\n5.00e-01 2.00e+00 output"
+
+
+def test_a_dump_with_backward_frames_does_not_call_them_forward() -> None:
+    plain, gradients = frame(at=(3, 0, 1)), frame(reading("grad_input", INF), at=(3, 0, 2), phase=Phase.BACKWARD)
+    assert "\nLast 2 forward frames:\n" in format_dump([plain, plain])
+    assert "\nLast 2 frames:\n" in format_dump([plain, gradients])
+
+
+def test_the_culprits_phase_is_told() -> None:
+    culprit = trip(reading("grad_output"), reading("weight.grad", INF), phase=Phase.BACKWARD)
+    assert describe_trip("rank 0", culprit).endswith("layer (Linear, backward), weight.grad: inf")
+
+
+@pytest.mark.parametrize(
+    ("tune", "words"),
+    [
+        (Tune(every=10, check="async"), "every 10; check async"),
+        (Tune(modules=(), ignore=(), trace_batch_nums=()), "modules all; ignore nothing; trace batches none"),
+        (Tune(modules=("a.*", "b"), ignore=("*.rotary",)), "modules a.*, b; ignore *.rotary"),
+        (Tune(trace_batch_nums=tuple(range(20))), "trace batches 0, 1, 2, 3, 4, 5, 6, 7 and 12 more"),
+    ],
+)
+def test_tunings_in_words(tune: Tune, words: str) -> None:
+    assert describe_tuning(tune) == words
