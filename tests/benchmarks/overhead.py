@@ -1,0 +1,309 @@
+"""What watching costs: whole training steps with and without it, side by side in one process.
+
+    python tests/benchmarks/overhead.py [--small] [--json FILE] [--models t5,gpt2] [--modes bare,frame] [...]
+
+Three tables:
+  steps    The time of a training step (forward, backward, AdamW, zero_grad) by the time of the same step of the bare model.
+           Each mode has a model of its own from the same seed, watched from its first step to its last. In every round each
+           mode does one step, in an order shuffled anew; a ratio is of two steps of one round. Watching comes in cycles: the
+           weights are measured by turns in 16 batches, and with every=N all else in one of N. The figure is the mean over the
+           places of a cycle of the median at each place: a plain median would not see what a step in 16 costs. ("+-" is its
+           standard error, q1 and q3 are the quartiles of all ratios.) "bare (again)" is a second bare model: what it differs
+           from 1 by is the noise. Cyclic garbage is collected between the steps, never in them. At the end each model gets a
+           nan, which its mode must detect, or its row is marked BLIND. "graphs" is how many torch.compile made; "syncs" how
+           often the host waits for CUDA in a step, as far as torch notices.
+  memory   The peak of a process (CPU, eager only) or of the allocator (CUDA) in the same training, by that of the bare one.
+  measure  rankwatch's measuring of one tensor by torch.aminmax of it.
+
+On a machine that does anything else at the time the figures mean nothing, least of all with as many threads as cores: look at
+the noise first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent")]
+
+import torch
+from torch import Tensor
+
+from benchmarks.models import DTYPES, MODELS, MODES, NotAvailable, Setting, Trainee, graphs_made, time_of
+from rankwatch.measure import Layout, Measure, Row, layout_of
+
+TABLES = ("steps", "memory", "measure")
+KIBI_ELEMENTS = (64, 256, 1024, 4096, 16384)
+"""The tensors of the table "measure"."""
+
+
+def target(setting: Setting, mode: str) -> float | None:
+    """What the ratio of step times should not exceed."""
+    if MODES[mode] is None:
+        return None
+    if mode == "every=10":
+        return 1.005
+    if setting.device == "cuda":
+        return 1.02 if mode == "async" else None
+    if setting.compiled:
+        return 1.01
+    return None if setting.model == "resnet" else 1.03
+
+
+def verdict(ratio: float, limit: float | None) -> str:
+    """The last column."""
+    if limit is None:
+        return ""
+    return f"<= {limit:g}: " + ("ok" if ratio <= limit else f"missed by {ratio - limit:.3f}")
+
+
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+Line = dict[str, Any]
+
+
+def table_of_steps(setting: Setting, modes: list[str], rounds: int) -> list[Line]:
+    print(f"\n{setting}, {rounds} rounds", flush=True)
+    print(f"  {'steps':<14}{'ms':>9}{'ratio':>9}{'+-':>8}{'q1':>8}{'q3':>8}{'graphs':>8}{'syncs':>7}", flush=True)
+    built, rows = [], []
+    for mode in modes:
+        try:
+            built.append(Trainee(setting, mode))
+        except Exception as error:  # noqa: BLE001, the other modes can go on
+            rows.append(absent(setting, mode, error))
+    trainees = []
+    for trainee in built:
+        try:
+            trainee.warm_up()
+            trainees.append(trainee)
+        except Exception as error:  # noqa: BLE001
+            rows.append(absent(setting, trainee.mode, error))
+    if not trainees or trainees[0].mode != "bare":
+        raise SystemExit("the bare model cannot be trained here")
+    made = graphs_made()
+    take_turns(trainees, rounds)
+    if graphs_made() != made:
+        print("  compiled while it was timed: the figures are wrong", flush=True)
+    for trainee in trainees:
+        if setting.device == "cuda":
+            trainee.count_syncs()
+        trainee.try_out()
+        row = step_row(setting, trainee, trainees[0])
+        rows.append(row)
+        print(
+            f"  {row['mode']:<14}{row['ms']:9.1f}{row['ratio']:9.4f}{row['error']:8.4f}{row['q1']:8.3f}{row['q3']:8.3f}"
+            f"{row['graphs']:8}{row['syncs']:7}  {row['verdict']}",
+            flush=True,
+        )
+    for trainee in built:
+        trainee.close()
+    return rows
+
+
+def take_turns(trainees: list[Trainee], rounds: int) -> None:
+    """One step of each in every round, in an order that changes from round to round."""
+    shuffle = random.Random(0).shuffle
+    order = list(trainees)
+    gc.collect()
+    gc.freeze()  # or the collection before a step would look at all models each time
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            shuffle(order)
+            for trainee in order:
+                trainee.time_step()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def step_row(setting: Setting, trainee: Trainee, bare: Trainee) -> Line:
+    ratios = [mine / its for mine, its in zip(trainee.seconds, bare.seconds, strict=True)]
+    places = [ratios[place :: trainee.period] for place in range(min(trainee.period, len(ratios)))]
+    ratio = statistics.fmean(map(statistics.median, places))
+    q1, _, q3 = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {
+        **vars(setting),
+        "mode": trainee.mode,
+        "ms": 1000 * statistics.median(trainee.seconds),
+        "ratio": ratio,
+        "error": 0.93 * (q3 - q1) / len(ratios) ** 0.5,  # that of the median of a normal distribution
+        "q1": q1,
+        "q3": q3,
+        "graphs": trainee.graphs,
+        "syncs": trainee.syncs,
+        "blind": trainee.blind,
+        "verdict": "BLIND" if trainee.blind else verdict(ratio, target(setting, trainee.mode)),
+        "seconds": trainee.seconds,
+        "peak": trainee.peak,
+    }
+
+
+def table_of_memory(setting: Setting, peaks: dict[str, int]) -> list[Line]:
+    """``peaks``: bytes by mode, 0 where the mode cannot be had."""
+    print(f"  {'memory':<14}{'MiB':>9}{'ratio':>9}{'more':>8}", flush=True)
+    rows = []
+    for mode, peak in peaks.items():
+        if not peak:
+            rows.append(absent(setting, mode, NotAvailable("")))
+            continue
+        more = peak - peaks["bare"]
+        ratio = peak / peaks["bare"]
+        text = verdict(ratio, None if MODES[mode] is None else 1.01)
+        rows.append({**vars(setting), "mode": mode, "bytes": peak, "ratio": ratio, "verdict": text})
+        print(f"  {mode:<14}{peak / 2**20:9.0f}{ratio:9.4f}{more / 2**20:8.1f}  {text}", flush=True)
+    return rows
+
+
+def peak_of_process(setting: Setting, mode: str, threads: int) -> int:
+    """The peak of a process of its own that trains for some steps in this mode; 0 if it cannot."""
+    command = [sys.executable, __file__, "--peak-of", mode, "--models", setting.model, "--dtypes", setting.dtype]
+    command += ["--threads", str(threads), "--device", "cpu", *["--small"] * (setting.size == "small")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    return int(done.stdout) if done.returncode == 0 else 0
+
+
+def train_and_tell_peak(setting: Setting, mode: str) -> None:
+    """What such a process does. Not ru_maxrss: a process takes that over from its parent, which is the larger one here."""
+    try:
+        trainee = Trainee(setting, mode)
+    except NotAvailable:
+        raise SystemExit(1) from None
+    for _ in range(2):
+        trainee.warm_up()
+    status = Path("/proc/self/status").read_text().splitlines()
+    print(1024 * next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")))
+
+
+def table_of_measuring(size: str, device: str, rounds: int) -> list[Line]:
+    print(f"\none tensor, {device}, {rounds} rounds", flush=True)
+    print(f"  {'measure':<22}{'us':>9}{'aminmax':>9}{'ratio':>9}{'q1':>8}{'q3':>8}", flush=True)
+    rows = []
+    for dtype in DTYPES:
+        for kibi in KIBI_ELEMENTS[: 1 if size == "small" else None]:
+            values = torch.randn(1024 * kibi, device=device).to(DTYPES[dtype])
+            ours, theirs = partial(measure_once, values), partial(torch.aminmax, values)
+            repeats = max(1, 4096 // kibi)
+            for action in (ours, theirs):
+                time_of(action, device == "cuda", repeats)
+            pairs = [[time_of(action, device == "cuda", repeats) for action in (ours, theirs)] for _ in range(rounds)]
+            ratios = [our_time / their_time for our_time, their_time in pairs]
+            ratio = statistics.median(ratios)
+            q1, _, q3 = statistics.quantiles(ratios, n=4, method="inclusive")
+            us, aminmax = (1e6 * statistics.median(times) for times in zip(*pairs, strict=True))
+            row = {"device": device, "dtype": dtype, "elements": 1024 * kibi, "us": us, "aminmax": aminmax}
+            rows.append({**row, "ratio": ratio, "q1": q1, "q3": q3, "verdict": verdict(ratio, 2.0)})
+            name = f"{dtype}, {kibi} Ki"
+            print(f"  {name:<22}{us:9.1f}{aminmax:9.1f}{ratio:9.3f}{q1:8.3f}{q3:8.3f}  {verdict(ratio, 2.0)}", flush=True)
+    return rows
+
+
+MEASURE = Measure()
+ROWS: dict[tuple[torch.device, Layout], Row] = {}
+
+
+def measure_once(values: Tensor) -> None:
+    """Abs min and abs max of ``values``, as a hook has them measured; no read-back."""
+    layout = layout_of(values)
+    row = ROWS.get((values.device, layout))
+    if row is None:
+        both = torch.zeros(2, dtype=layout.written, device=values.device)
+        row = ROWS[values.device, layout] = Row(both[0], both[1], both)
+    MEASURE(values, row, layout)
+
+
+def absent(setting: Setting, mode: str, error: Exception) -> Line:
+    reason = str(error) if isinstance(error, NotAvailable) else repr(error)
+    print(f"  {mode:<14}{'n/a':>9}  {reason.partition(chr(10))[0][:90]}", flush=True)
+    return {**vars(setting), "mode": mode, "absent": reason}
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def add_list(name: str, known: Iterable[str], default: Iterable[str]) -> None:
+        def split(text: str) -> list[str]:
+            unknown = set(text.split(",")) - set(known)
+            if unknown:
+                raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: none of {', '.join(known)}")
+            return text.split(",")
+
+        parser.add_argument(name, type=split, default=list(default), help=f"of {','.join(known)}")
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    add_list("--tables", TABLES, TABLES)
+    add_list("--models", MODELS, ["gpt2"] if device == "cuda" else MODELS)
+    add_list("--dtypes", DTYPES, ["bfloat16"] if device == "cuda" else ["float32", "bfloat16"])
+    add_list("--modes", MODES, [mode for mode in MODES if mode != "default"])
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="only compiled models, or none; else both")
+    parser.add_argument("--steps", type=int, default=48, help="rounds; three cycles of 16 by default")
+    parser.add_argument("--threads", type=int, help="all cores; 1 with --small")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default=device)
+    parser.add_argument("--small", action="store_true", help="tiny shapes, to see that all works")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.threads = arguments.threads or (1 if arguments.small else os.cpu_count())
+    return arguments
+
+
+def main() -> None:
+    arguments = parse()
+    for variable in [name for name in os.environ if name.startswith(("RANKWATCH_", "TORCHELASTIC_"))]:
+        del os.environ[variable]  # a mode is what its arguments say
+    torch.set_num_threads(arguments.threads)
+    device, size = arguments.device, "small" if arguments.small else arguments.device
+    if arguments.peak_of:
+        train_and_tell_peak(Setting(arguments.models[0], size, device, arguments.dtypes[0], False), arguments.peak_of)
+        return
+    if device == "cuda":  # what the first of all models would allocate for those after it
+        Trainee(Setting(arguments.models[0], "small", device, "bfloat16", False), "bare").warm_up()
+    name = torch.cuda.get_device_name() if device == "cuda" else f"threads: {arguments.threads}"
+    load = os.getloadavg()[0]
+    print(
+        f"torch {torch.__version__}, {device}, {name}, {os.cpu_count()} cores with a load of {load:.1f} before", flush=True
+    )
+    about = {
+        "torch": torch.__version__,
+        "machine": name,
+        "load": load,
+        "arguments": {k: str(v) for k, v in vars(arguments).items()},
+    }
+    results: dict[str, Any] = {"about": about, **{table: [] for table in TABLES}}
+    modes = ["bare", *(mode for mode in arguments.modes if mode != "bare")]
+    ways = [False, True] if arguments.compile is None else [arguments.compile]
+    for setting in itertools.starmap(Setting, itertools.product(arguments.models, [size], [device], arguments.dtypes, ways)):
+        rows = table_of_steps(setting, modes, arguments.steps) if "steps" in arguments.tables else []
+        results["steps"] += rows
+        gc.collect()  # the models
+        torch.compiler.reset()
+        if "memory" in arguments.tables and not (device == "cpu" and setting.compiled):
+            peaks = {row["mode"]: row.get("peak", 0) for row in rows}
+            if device == "cpu":
+                peaks = {mode: peak_of_process(setting, mode, arguments.threads) for mode in modes if mode != "hugging face"}
+            results["memory"] += table_of_memory(setting, peaks)
+    if "measure" in arguments.tables:
+        results["measure"] = table_of_measuring(size, device, arguments.steps)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2))
+    if any(row.get("blind") for row in results["steps"]):
+        raise SystemExit("a mode missed the nan, or saw one that was not asked to look: see BLIND above")
+
+
+if __name__ == "__main__":
+    main()
