@@ -78,7 +78,7 @@ def spots(species: Species) -> list[Spot]:
     for _ in range(CLEAN):
         next(losses)
     for name, module in model.named_modules():
-        module.register_forward_hook(lambda _module, _args, output, name=name: note(name, output))  # type: ignore[misc]
+        module.register_forward_hook(lambda _module, _args, output, name=name: note(name, output))
     next(losses)
     return list(found.values())
 
