@@ -131,7 +131,7 @@ SEQUENCES = {
     "vocab_size": VOCABULARY,
     "d_model": 16,
     "encoder_layers": 1,
-    "decoder_layers": 2,
+    "decoder_layers": 1,
     "encoder_attention_heads": 2,
     "decoder_attention_heads": 2,
     "encoder_ffn_dim": 24,

@@ -1,0 +1,104 @@
+"""Compiled models: the graphs a watch adds nothing to but tensor code, and verdicts as in eager."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+
+import rankwatch
+
+
+class Block(nn.Module):
+    def __init__(self, *, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.up = nn.Linear(8, 16)
+        self.act = nn.GELU()
+        self.down = nn.Linear(16, 8)
+        self.checkpointed = checkpointed
+
+    def inner(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.act(self.up(self.norm(x))))
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner: Tensor = checkpoint(self.inner, x, use_reentrant=False) if self.checkpointed else self.inner(x)
+        return x + inner
+
+
+class Net(nn.Module):
+    def __init__(self, *, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(checkpointed=checkpointed) for _ in range(12))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def whole(model: nn.Module, backend: Any) -> Callable[[Tensor], Tensor]:
+    return torch.compile(model, backend=backend, fullgraph=True)
+
+
+def in_place(model: nn.Module, backend: Any) -> Callable[[Tensor], Tensor]:
+    model.compile(backend=backend, fullgraph=True)
+    return model
+
+
+def inside_a_function(model: nn.Module, backend: Any) -> Callable[[Tensor], Tensor]:
+    return torch.compile(lambda x: model(x) * 2, backend=backend, fullgraph=True)
+
+
+def by_block(model: nn.Module, backend: Any) -> Callable[[Tensor], Tensor]:
+    for block in model.blocks:  # type: ignore[union-attr]
+        block.compile(backend=backend, fullgraph=True)
+    return model
+
+
+def train(step: Callable[[Tensor], Tensor], model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        step(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("compiled", [whole, in_place, inside_a_function, by_block])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_watch_adds_no_graph_and_names_the_module(compiled: Any, checkpointed: bool) -> None:
+    graphs = []
+    for is_watched in (False, True):
+        torch._dynamo.reset()
+        model = Net(checkpointed=checkpointed)
+        counter = CompileCounterWithBackend("aot_eager")
+        if is_watched:
+            with rankwatch.watch(model):
+                step = compiled(model, counter)
+                train(step, model)
+                graphs.append(counter.frame_count)
+                with torch.no_grad():
+                    model.blocks[7].up.bias[3] = math.inf  # type: ignore[union-attr,index]
+                with pytest.raises(rankwatch.OverflowDetected, match=r"batch 4: blocks\.7\.up \(Linear\), bias: inf"):
+                    step(torch.ones(4, 8))
+        else:
+            train(compiled(model, counter), model)
+            graphs.append(counter.frame_count)
+    assert graphs[0] == graphs[1]
