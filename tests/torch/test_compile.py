@@ -36,7 +36,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self, *, checkpointed: bool = False) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(checkpointed=checkpointed) for _ in range(12))
+        self.blocks: Any = nn.ModuleList(Block(checkpointed=checkpointed) for _ in range(12))
         self.head = nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,8 +66,8 @@ def inside_a_function(model: nn.Module, backend: Any) -> Callable[[Tensor], Tens
     return torch.compile(lambda x: model(x) * 2, backend=backend, fullgraph=True)
 
 
-def by_block(model: nn.Module, backend: Any) -> Callable[[Tensor], Tensor]:
-    for block in model.blocks:  # type: ignore[union-attr]
+def by_block(model: Net, backend: Any) -> Callable[[Tensor], Tensor]:
+    for block in model.blocks:
         block.compile(backend=backend, fullgraph=True)
     return model
 
@@ -95,7 +95,7 @@ def test_a_watch_adds_no_graph_and_names_the_module(compiled: Any, checkpointed:
                 train(step, model)
                 graphs.append(counter.frame_count)
                 with torch.no_grad():
-                    model.blocks[7].up.bias[3] = math.inf  # type: ignore[union-attr,index]
+                    model.blocks[7].up.bias[3] = math.inf
                 with pytest.raises(rankwatch.OverflowDetected, match=r"batch 4: blocks\.7\.up \(Linear\), bias: inf"):
                     step(torch.ones(4, 8))
         else:

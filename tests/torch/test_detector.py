@@ -7,7 +7,6 @@ import logging
 import math
 import pickle
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -16,93 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rankwatch.config import resolve
-from rankwatch.detector import Detector
+from notebook import Gain, first_weight, model_of, ones, watched
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
-from rankwatch.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position, State
-from rankwatch.notice import Notice
+from rankwatch.frame import Kind, Phase, Position, State
 from rankwatch.settle import Finding
-from rankwatch.trip import Trip
-
-
-class Notebook:
-    """An observer that writes everything down."""
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[FrameTable, BatchSummary]] = []
-        self.notices: list[Notice] = []
-        self.traces: list[list[Frame]] = []
-        self.trips: list[Trip] = []
-        self.found: list[tuple[Position, int]] = []
-        self.findings: list[list[Finding]] = []
-
-    def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
-        self.batches.append((table, summary))
-
-    def on_notice(self, notice: Notice) -> None:
-        self.notices.append(notice)
-
-    def on_trace(self, frames: list[Frame]) -> None:
-        self.traces.append(frames)
-
-    def on_found(self, trip: Trip) -> None:
-        self.found.append((trip.position, len(self.batches)))
-
-    def on_trip(self, trip: Trip, findings: list[Finding]) -> TrainingAborted:
-        self.trips.append(trip)
-        self.findings.append(findings)
-        return OverflowDetected("tripped")
-
-    def on_limit(self, batch: int) -> TrainingAborted:
-        return BatchLimitReached(str(batch))
-
-    def frames(self, batch: int = -1) -> list[Frame]:
-        table, summary = self.batches[batch]
-        return list(summary.frames(table))
-
-
-class Gain(nn.Module):
-    """x -> gain * x, with the gain a plain attribute."""
-
-    def __init__(self, gain: float = 1.0) -> None:
-        super().__init__()
-        self.gain = gain
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.gain
-
-
-def model_of(*modules: nn.Module) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(*(modules or (nn.Linear(4, 4), Gain(), nn.Linear(4, 2))))
-
-
-def first_weight(model: nn.Sequential) -> Tensor:
-    weight = model[0].weight
-    assert isinstance(weight, Tensor)
-    return weight.detach()
-
-
-_detectors: list[Detector] = []
-
-
-def watched(model: nn.Module, **options: Any) -> tuple[Detector, Notebook]:
-    notebook = Notebook()
-    style = {key: options.pop(key) for key in ("count_all", "judge_traced") if key in options}
-    _detectors.append(Detector(model, resolve({}, **options), notebook, **style))
-    return _detectors[-1], notebook
-
-
-@pytest.fixture(autouse=True)
-def _unwatch() -> Iterator[None]:
-    yield
-    while _detectors:
-        _detectors.pop().remove()
-
-
-def ones() -> Tensor:
-    return torch.ones(3, 4)
-
 
 # --- batches --------------------------------------------------------------------------------------------------------------
 
