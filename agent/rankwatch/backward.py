@@ -43,30 +43,34 @@ def watch_call(named: NamedModule, args: Any, kwargs: Any, output: Any, take: Ca
 
 
 class _Call:
-    """One call of a module whose backward is still to come."""
+    """One call of a module whose backward is still to come. It is held by the graph, so it must hold no node of it."""
 
     def __init__(self, named: NamedModule, take: Callable[[Tensor], Cell], emit: Emit) -> None:
         self._named = named
         self._take = take
         self._emit = emit
         self._rows: list[ReadingSpec] = []
-        self._nodes: list[Any] = []
         self._cells: dict[int, Cell] = {}
-        self._waiting = 0
+        self._inputs: set[int] = set()
 
     def expect(self, kind: Kind, label: str, value: Tensor) -> None:
         index = len(self._rows)
         self._rows.append(ReadingSpec(kind, label, dtype_name(value.dtype)))
-        self._nodes.append(value.grad_fn)
+        if kind is Kind.GRAD_INPUT:
+            self._inputs.add(index)
         value.register_hook(lambda gradient: self._arrived(index, gradient))
 
     def _arrived(self, index: int, gradient: Tensor) -> None:
         if not self._cells:
-            # Only those that this backward comes past: an output may go unused, an input's gradient unasked for.
-            self._waiting = sum(torch._C._will_engine_execute_node(node) for node in self._nodes)
+            # An output may go unused, an input's gradient unasked for: at the end of the backward no more will come.
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self._cells[index] = self._take(gradient)
-        self._waiting -= 1
-        if self._waiting <= 0:
+        # Inputs come after all outputs that come at all.
+        if self._inputs.issubset(self._cells) if self._inputs else len(self._cells) == len(self._rows):
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._cells:
             order = sorted(self._cells)
             cells, self._cells = [self._cells[index] for index in order], {}
             self._emit(self._named, tuple([self._rows[index] for index in order]), cells)

@@ -32,18 +32,34 @@ class BatchInProgress:
     ``position`` is the next frame's. ``root_inputs`` are the readings of what the root was called with.
     """
 
-    def __init__(self, position: Position, optimizer_step: int, *, traced: bool = False, is_told: bool = True) -> None:
+    def __init__(
+        self,
+        position: Position,
+        optimizer_step: int,
+        *,
+        traced: bool = False,
+        is_told: bool = True,
+        is_full: bool = True,
+    ) -> None:
         self.position = position
         self.optimizer_step = optimizer_step
         self.traced = traced
+        self.is_full = is_full
+        """Whether all modules are recorded, or the root's output alone."""
         self.is_told = is_told and position.eval == 0
         """Whether it is streamed: an eval forward is judged, but it is no batch."""
+        self.is_compiled = False
+        """Whether a compiled graph began it."""
         self.root_inputs: Record | None = None
+        self.loss_scale = 0.0
+        """As its backward began."""
+        self.is_absorbed = False
+        """Whether a loss scaler is expected to deal with a gradient of it that is not finite."""
         self.part = Part(self)
 
     def add(self, record: Record) -> None:
         self.part.records.append(record)
-        batch, evaluation, frame = self.position
+        batch, evaluation, frame = record.position
         self.position = Position(batch, evaluation, frame + 1)
 
     def cut(self) -> Part:
@@ -57,9 +73,14 @@ class Part:
 
     def __init__(self, batch: BatchInProgress) -> None:
         self.batch = batch
-        self.first = batch.position
         self.records: list[Record] = []
         self._started_at = time.time()
+
+    @property
+    def first(self) -> Position:
+        """That of its first frame, or where the batch stands while there is none."""
+        records = self.records
+        return records[0].position if records else self.batch.position
 
     def finish(self, tables: Tables) -> tuple[FrameTable, BatchSummary]:
         table = tables.of([record.spec for record in self.records])

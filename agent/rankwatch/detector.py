@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import wraps
@@ -74,7 +75,7 @@ class Detector:
         self._count_all = count_all
         self._every = config.every
         self._trace_batch_nums = config.trace_batch_nums
-        self._tuning = Tuning()
+        self._tunings: deque[Tuning] = deque()
         self._steps = OptimizerSteps(model)
         self._loss_scale = LossScale(config)
         tape = Tape()
@@ -88,17 +89,17 @@ class Detector:
             observer,
             judge_traced=judge_traced,
             steps=lambda: self._steps.done,
-            absorbs=self._loss_scale.absorbs,
-            loss_scale=lambda: self._loss_scale.scale,
         )
         self._off = False
         self._thread = 0
+        self._entry = threading.Lock()
         self._roots = 0  # root forwards running: more than one when the root calls itself
         self._raised_before: BaseException | None = None
         self._batch = self._loose = BatchInProgress(self.position, 0, is_told=False)
         self._is_open = False  # whether frames belong to the batch, or are loose
         self._is_full = True  # whether all modules are recorded, or the root's output alone
         self._behind = self._batch  # the batch whose backward is running
+        self._behinds: list[BatchInProgress] = []  # those whose backward has frames that are not told yet
         self._parameters = backward.ParameterGradients(self._recorder.cell, self._guarded(self._gradients))
         self._hooks = Hooks(
             model,
@@ -106,6 +107,7 @@ class Detector:
             select=_selector(config.modules),
             enter=self._enter,
             leave=self._leave,
+            leave_root=self._leave_root,
             handed=self._handed,
             before_step=self._before_step,
             after_step=self._after_step,
@@ -119,14 +121,15 @@ class Detector:
     @property
     def progress(self) -> Position:
         """How far this rank is known to be free of trips."""
+        position = self.position  # before the rest: it must not move on meanwhile
         waiting = self._settler.waiting
         if waiting is not None:
             return waiting.trip.position
-        return self._settler.unsettled(self._batch) or self.position
+        return self._settler.unsettled((self._batch, self._loose, *self._behinds)) or position
 
     def tune(self, tuning: Tuning) -> None:
         """Changes options of the running watch, from the next forward on."""
-        self._tuning = self._tuning.updated(tuning)
+        self._tunings.append(tuning)
 
     def remove(self) -> None:
         """Takes all hooks away; the model is as it was. What is still on its way is judged and told, but raises no more."""
@@ -167,84 +170,126 @@ class Detector:
     # --- forward ------------------------------------------------------------------------------------------------------
 
     def _enter(self, named: NamedModule, args: Any, kwargs: Any) -> None:
-        self._raise_abort()
-        if self._off or self._is_elsewhere() or self._is_recomputing():
+        if self.abort is not None:
+            raise self.abort()
+        if self._off or self._is_recomputing():
             return
-        if not self._roots:
+        is_outermost = self._enter_root()
+        if is_outermost is None:
+            return
+        if is_outermost:
             self._open_batch(self._count_all or (self.root.training and torch.is_grad_enabled()))
             # What the root was fed is evidence that the root's own frame, the last one, would bring too late.
             found = [*_labelled(Kind.INPUT, enumerate(args)), *_labelled(Kind.KEYWORD, kwargs.items())]
             self._batch.root_inputs = self._recorder.values(self.position, named, Phase.FORWARD, found)
             self._raised_before = sys.exc_info()[1]
-        self._roots += 1
         self._settler.raise_waiting()
 
     def _leave(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
-        is_root = named.module is self.root
-        if is_root and output is None and sys.exc_info()[1] is not self._raised_before:
-            self._abandon_batch()
-            return
-        self._raise_abort()
-        if self._off or self._is_elsewhere() or not (is_root or self._is_full):
+        if self.abort is not None:
+            raise self.abort()
+        if self._off or self._is_elsewhere():
             return
         if self._is_recomputing():
-            self._record_behind(self._recorder.call(self._behind.position, named, Phase.RECOMPUTE, args, kwargs, output))
-            self._watch_gradients(named, args, kwargs, output, self._behind)
+            if self._behind.is_full:
+                self._recompute(named, args, kwargs, output)
+            return
+        if not self._is_full:
+            return
+        self._settler.raise_waiting()
+        if self._roots:
+            self._call(named, args, kwargs, output)
+            return
+        # A module that was called on its own, between two batches.
+        if self._count_all:
+            self._open_batch(True)
+        try:
+            self._call(named, args, kwargs, output)
+        finally:
+            self._recorder.forget()
+
+    def _leave_root(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
+        if output is None and sys.exc_info()[1] is not self._raised_before:
+            if self._roots and self._thread == threading.get_ident():
+                self._raised()
+            return
+        if self.abort is not None:
+            raise self.abort()
+        if self._off or self._is_elsewhere():
+            return
+        if self._is_recomputing():
+            self._recompute(named, args, kwargs, output)
             return
         self._settler.raise_waiting()
         if not self._is_full:
             args, kwargs = (), {}
-        with _Leaving(self, is_root) as leaving:
-            record = self._recorder.call(self.position, named, Phase.FORWARD, args, kwargs, output)
-            self._record(record, self._again(record, args, kwargs, output))
-            self._watch_gradients(named, args, kwargs, output, self._batch)
-            if leaving.ends_batch:
+        with _LeavingRoot(self) as ends_batch:
+            self._call(named, args, kwargs, output)
+            if ends_batch:
                 self._watch_backward(output, self._batch)
                 self._end_batch()
 
     def _handed(self, named: NamedModule, what: What, rows: Tensor) -> None:
-        """What a compiled graph hands over in the place of ``_enter`` and ``_leave``."""
-        self._raise_abort()
+        """What a compiled graph hands over in the place of ``_enter``, ``_leave`` and ``_leave_root``."""
+        if self.abort is not None:
+            raise self.abort()
         if self._off or self._is_elsewhere():
             return
-        is_root = named.module is self.root
         if what.event != "leave":
-            if not self._roots:
+            if self._roots and self._batch.is_compiled:
+                self._raised()  # no hook hears of a graph that raises: the next one that begins tells
+            is_outermost = self._enter_root()
+            if is_outermost:
                 self._open_batch(self._count_all or what.event == "train")
                 cells = self._recorder.handed(rows, what.states)
                 self._batch.root_inputs = self._recorder.cells(self.position, named, Phase.FORWARD, what.rows, cells)
-            self._roots += 1
-        elif is_root or self._is_full:
-            with _Leaving(self, is_root) as leaving:
-                cells = self._recorder.handed(rows, what.states)
-                self._record(self._recorder.traced(self.position, named, what.rows, cells), None)
-                if leaving.ends_batch:
+                self._batch.is_compiled = True
+        elif named.module is self._hooks.root:
+            with _LeavingRoot(self) as ends_batch:
+                self._traced(named, what, rows)
+                if ends_batch:
                     self._end_batch()
+        elif self._is_full:
+            self._traced(named, what, rows)
+
+    def _call(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
+        record = self._recorder.call(self.position, named, Phase.FORWARD, args, kwargs, output)
+        self._record(record, lambda: self._again(record, args, kwargs, output))
+        if self._config.gradients:
+            self._watch_gradients(named, args, kwargs, output, self._batch)
+
+    def _traced(self, named: NamedModule, what: What, rows: Tensor) -> None:
+        cells = self._recorder.handed(rows, what.states)
+        self._record(self._recorder.traced(self.position, named, what.rows, cells), None)
 
     def _mark(self, tensor: Tensor, label: str, named: NamedModule) -> None:
         record = self._recorder.values(self.position, named, Phase.FORWARD, [(Kind.MARKED, label, tensor)])
-        self._record(record, Again(lambda: record, lambda: [tensor]))
+        self._record(record, lambda: (record, [tensor]))
 
     def _record(self, record: Record, again: Again | None) -> None:
-        batch, evaluation, frame = self.position
         into = self._batch if self._is_open else self._loose
         into.add(record)
         self._settler.frame(record, into.part, again)
-        self.position = Position(batch, evaluation, frame + 1)
+        self.position = into.position
         if into is self._loose and len(into.part.records) >= LOOSE_FRAMES:
             self._settle_loose()
 
-    def _again(self, record: Record, args: Any, kwargs: Any, output: Any) -> Again:
+    def _again(self, record: Record, args: Any, kwargs: Any, output: Any) -> tuple[Record, list[Any]]:
         named, spec = record.named, record.spec
+        weights = {**named.module._parameters, **named.module._buffers}
+        values = [weights.get(row.label) for row in spec.readings[: record.weights]]
+        values += [value for _, _, value in _labelled(Kind.INPUT, enumerate(args))]
+        values += [value for _, _, value in _labelled(Kind.KEYWORD, kwargs.items())]
+        values += [value for _, value in leaves(output, "output")]
+        return self._recorder.call(record.position, named, spec.phase, args, kwargs, output), values
 
-        def values() -> list[Any]:
-            weights = {**named.module._parameters, **named.module._buffers}
-            own = [weights.get(row.label) for row in spec.readings[: record.weights]]
-            given = [value for _, _, value in _labelled(Kind.INPUT, enumerate(args))]
-            given += [value for _, _, value in _labelled(Kind.KEYWORD, kwargs.items())]
-            return own + given + [value for _, value in leaves(output, "output")]
-
-        return Again(lambda: self._recorder.call(record.position, named, spec.phase, args, kwargs, output), values)
+    def _enter_root(self) -> bool | None:
+        """Counts a root forward that begins: whether it is the outermost; None if another thread's is running."""
+        with self._entry:
+            if self._is_elsewhere():
+                return None
+            self._roots += 1
+            return self._roots == 1
 
     def _is_elsewhere(self) -> bool:
         """Whether this is another thread than the one whose root forward is running."""
@@ -283,7 +328,7 @@ class Detector:
         self.position = Position(batch + 1, 0, 0) if is_training else Position(batch, evaluation + 1, 0)
         traced = is_training and self.position.batch in self._trace_batch_nums
         self._is_full = traced or not is_training or self.position.batch % self._every == 0
-        self._batch = BatchInProgress(self.position, self._steps.done, traced=traced)
+        self._batch = BatchInProgress(self.position, self._steps.done, traced=traced, is_full=self._is_full)
         if is_training:
             self._behind = self._batch
         self._is_open = True
@@ -293,33 +338,38 @@ class Detector:
     def _end_batch(self) -> None:
         batch = self._batch
         self.phase = "backward" if batch.is_told else "idle"
-        self._settler.close(batch.cut())
+        self._settler.close(batch)
         limit = self._config.abort_after_batch_num
         if limit is not None and batch.is_told and self.position.batch >= limit:
             self._settler.poll(wait=True)
             raise self._observer.on_limit(self.position.batch)
 
-    def _abandon_batch(self) -> None:
-        """The root's forward raised: what ran of it is judged, and the next forward begins anew."""
-        self._roots = 0
+    def _raised(self) -> None:
+        """A root's forward raised. With the outermost, what ran of the batch is judged, and the next forward begins anew."""
+        self._roots -= 1
+        if self._roots:
+            return
         self._is_open = False
         self._recorder.forget()
         self.phase = "idle"
         if not self._off:
-            self._settler.abandon(self._batch.cut())
+            self._settler.abandon(self._batch)
 
     def _settle_loose(self) -> None:
-        part = self._loose.cut()
+        loose = self._loose
+        if loose.part.records:
+            self._settler.close(loose)
         self._loose = BatchInProgress(self.position, self._steps.done, is_told=False)
-        if part.records:
-            self._settler.close(part)
 
     def _tell_rest(self) -> None:
         self._tell_backward()
+        self._settle_loose()
         self._settler.poll(wait=True)
 
     def _tune(self) -> None:
-        tuning, self._tuning = self._tuning, Tuning()
+        tuning = Tuning()
+        while self._tunings:
+            tuning = tuning.updated(self._tunings.popleft())
         self._every = tuning.every or self._every
         if tuning.trace_batch_nums is not None:
             self._trace_batch_nums = tuning.trace_batch_nums
@@ -337,8 +387,16 @@ class Detector:
         """Whether a forward that runs now is the recomputation of a checkpoint."""
         return backward.is_running() and not self._roots
 
+    def _recompute(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
+        self._record_behind(self._recorder.call(self._behind.position, named, Phase.RECOMPUTE, args, kwargs, output))
+        if self._config.gradients:
+            self._watch_gradients(named, args, kwargs, output, self._behind)
+
     def _record_behind(self, record: Record) -> None:
         """Adds a frame to the batch whose backward is running."""
+        if self._behind not in self._behinds:
+            self._behind.is_absorbed, self._behind.loss_scale = self._loss_scale.absorbs(), self._loss_scale.scale
+            self._behinds.append(self._behind)
         self._behind.add(record)
         self._settler.frame(record, self._behind.part, None)
         if self._behind.position[:2] == self.position[:2]:
@@ -349,10 +407,10 @@ class Detector:
             self._behind = batch
 
         if batch.is_told and torch.is_grad_enabled():
-            backward.mark_outputs(output, reached)
+            backward.mark_outputs(output, self._guarded(reached))
 
     def _watch_gradients(self, named: NamedModule, args: Any, kwargs: Any, output: Any, batch: BatchInProgress) -> None:
-        if not (self._config.gradients and torch.is_grad_enabled() and batch.is_told):
+        if not (torch.is_grad_enabled() and batch.is_told):
             return
 
         def emit(named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
@@ -363,52 +421,52 @@ class Detector:
         self._parameters.watch(named)
 
     def _gradients(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
-        self._raise_abort()
-        if not self._off and self._is_full:
+        if self.abort is not None:
+            raise self.abort()
+        if not self._off and self._behind.is_full:
             self._record_behind(self._recorder.cells(self._behind.position, named, Phase.BACKWARD, rows, cells))
 
     def _tell_backward(self) -> None:
-        """The backward of the last batch is over: an optimizer step or the next forward begins."""
+        """The backward of the last batch, or batches, is over: an optimizer step or the next forward begins."""
         self._recorder.forget()
-        part = self._behind.cut() if self._behind is not self._batch or not self._is_open else None
-        if part is not None and part.records:
-            self._settler.close(part)
+        while self._behinds:
+            batch = self._behinds[0]
+            try:
+                if batch.part.records:
+                    self._settler.close(batch)
+            finally:
+                self._behinds.remove(batch)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._raise_abort()
+        if self.abort is not None:
+            raise self.abort()
         if self._off or not self._steps.is_ours(optimizer):
             return
         self.phase = "optimizer"
         self._tell_backward()
+        self._settle_loose()
         self._settler.poll()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.phase = "idle"
         self._steps.count(optimizer)
 
-    def _raise_abort(self) -> None:
-        if self.abort is not None:
-            raise self.abort()
 
+class _LeavingRoot:
+    """The root's forward ends, and with the outermost of them the batch, whatever its judgement raises."""
 
-class _Leaving:
-    """A module's forward ends, and with the root's the batch, whatever its judgement raises."""
-
-    def __init__(self, detector: Detector, is_root: bool) -> None:
+    def __init__(self, detector: Detector) -> None:
         self._detector = detector
-        self._is_root = is_root and bool(detector._roots)
-        if not detector._is_open and detector._count_all:
-            detector._open_batch(True)
-        detector._roots -= self._is_root
-        self.ends_batch = self._is_root and not detector._roots
+        self._ends_batch = detector._roots == 1
+        detector._roots = max(0, detector._roots - 1)
 
-    def __enter__(self) -> _Leaving:
-        return self
+    def __enter__(self) -> bool:
+        return self._ends_batch
 
     def __exit__(self, *error: object) -> None:
         if not self._detector._roots:
             self._detector._recorder.forget()
-        if self.ends_batch:
+        if self._ends_batch:
             self._detector._is_open = False
 
 

@@ -86,7 +86,7 @@ DTYPE_TINY = {
 }
 """The smallest normal number of each floating dtype: below it, digits are lost, and then the number itself."""
 
-WIDE_DTYPES = frozenset({"float64", "complex128", "float"})
+WIDE_DTYPES = frozenset({"float64", "complex64", "complex128", "float"})
 """Dtypes whose values float32 cannot hold: a column with one of them is packed as float64."""
 
 

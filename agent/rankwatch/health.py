@@ -26,10 +26,16 @@ HORIZON = 100
 LOOKS = 3
 """How many looks in a row must find growth before it is called so."""
 
+MAX_PAST = 1 << 16
+"""Readings remembered. A model whose every batch has labels of its own starts over now and then."""
+
 NOTICEABLE_ZEROS = 0.1
 ZEROS_GROWTH = 0.05
 
 _MADE = (Kind.OUTPUT, Kind.MARKED, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.GRADIENT)
+
+
+_Outputs = dict[tuple[str, str], tuple[FrameSpec, ReadingSpec, float]]
 
 
 @dataclass(slots=True)
@@ -55,9 +61,11 @@ class Health:
         batch = part.first.batch
         if batch >= EVERY and batch % EVERY:
             return []
-        return [notice for record in part.records for notice in self._look(batch, record.spec, record.cells)]
+        outputs: _Outputs = {}
+        found = [notice for record in part.records for notice in self._look(batch, record.spec, record.cells, outputs)]
+        return found + [notice for spec, row, high in outputs.values() for notice in self._headroom(batch, spec, row, high)]
 
-    def _look(self, batch: int, spec: FrameSpec, cells: list[Cell]) -> Iterator[Notice]:
+    def _look(self, batch: int, spec: FrameSpec, cells: list[Cell], outputs: _Outputs) -> Iterator[Notice]:
         if spec.phase is Phase.RECOMPUTE:
             return
         for row, cell in zip(spec.readings, cells, strict=True):
@@ -71,14 +79,14 @@ class Health:
                 past.since = batch if past.since < 0 else past.since
                 yield _notice(NoticeKind.UNDERFLOW, spec, row, past.since, batch, high, 0.0)
             elif row.kind is Kind.OUTPUT:
-                yield from self._headroom(batch, spec, row, high)
+                # Of a module that is called more than once the largest output counts.
+                largest = outputs.get((spec.module, row.label))
+                if largest is None or high > largest[2]:
+                    outputs[spec.module, row.label] = spec, row, high
 
     def _headroom(self, batch: int, spec: FrameSpec, row: ReadingSpec, high: float) -> Iterator[Notice]:
         past = self._of(NoticeKind.HEADROOM, spec, row)
-        if past.batch == batch:  # a module that is called more than once: its largest output counts
-            if high <= past.value:
-                return
-        elif past.batch >= 0:
+        if batch > past.batch >= 0:
             past.growth = math.log2(high / past.value) / (batch - past.batch)
             past.grown = past.grown + 1 if past.growth > 0 else 0
         past.batch, past.value = batch, high
@@ -107,6 +115,8 @@ class Health:
             yield _notice(NoticeKind.ZEROS, spec, row, past.since, batch, share, growth)
 
     def _of(self, kind: NoticeKind, spec: FrameSpec, row: ReadingSpec) -> _Past:
+        if len(self._past) >= MAX_PAST:
+            self._past.clear()
         return self._past.setdefault((kind, spec.module, row.label), _Past())
 
 

@@ -27,10 +27,10 @@ Guard = Callable[[Callable[..., None]], Callable[..., None]]
 class Hooks:
     """Calls ``enter`` and ``leave`` round forwards under ``model``, ``before_step`` and ``after_step`` round optimizer steps.
 
-    ``enter(named, args, kwargs)``, of the root only; ``leave(named, args, kwargs, output)``, of all modules that ``select``
-    accepts by a name and of the root, which is called with output None when its forward raised. In a compiled model
-    ``handed(named, what, rows)`` is called in their place (see ``traced``). A deep copy or a pickle of the model carries no
-    hooks that do anything.
+    ``enter(named, args, kwargs)`` and ``leave_root(named, args, kwargs, output)``, of the root, with output None when its
+    forward raised; ``leave(named, args, kwargs, output)``, of the other modules that ``select`` accepts by a name. In a
+    compiled model ``handed(named, what, rows)`` is called in their place (see ``traced``). A deep copy or a pickle of the
+    model carries no hooks that do anything.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Hooks:
         select: Callable[[str], bool],
         enter: Callable[..., None],
         leave: Callable[..., None],
+        leave_root: Callable[..., None],
         handed: Callable[..., None],
         before_step: Callable[..., None],
         after_step: Callable[..., None],
@@ -49,6 +50,7 @@ class Hooks:
         self._select = select
         self._enter = guard(enter)
         self._leave = guard(leave)
+        self._leave_root = guard(leave_root)
         self._guarded_handed = guard(handed)
         self._is_compiled = False
         self._known: dict[int, NamedModule] = {}
@@ -71,6 +73,8 @@ class Hooks:
         self._select = select
         for key, named in self._known.items():
             self._attach(key, named)
+        if self._is_compiled:
+            _forget_compiled()
 
     @property
     def root_named(self) -> NamedModule:
@@ -109,7 +113,7 @@ class Hooks:
         if not is_root and not any(map(self._select, named.names)):
             _remove(self._handles.pop(key, []))
         elif key not in self._handles:
-            leave = _Leave(named, self._leave, self._handed)
+            leave = _Leave(named, self._leave_root if is_root else self._leave, self._handed)
             # Only the root must hear of a forward that raised: it closes the batch.
             handles = [module.register_forward_hook(leave, with_kwargs=True, always_call=is_root)]
             if is_root:
@@ -139,7 +143,10 @@ class _Hook:
         # torch.compiler.disable comes down to, without its import of the whole compiler.
         before = set_eval_frame(None)
         try:
-            self._body(self._named, *rest)
+            if _modes_on():
+                _unseen(self._body, self._named, *rest)
+            else:
+                self._body(self._named, *rest)
         finally:
             set_eval_frame(before)
 
@@ -163,6 +170,24 @@ class _Leave(_Hook):
             self._call(args, kwargs, output)
 
 
+# Private, too: without it the modes see our operations.
+_modes_on: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+
+
+def _unseen(body: Callable[..., None], *args: Any) -> None:
+    """Calls ``body`` where modes are on that see every operation: profilers, memory estimators, selective checkpointing.
+
+    They are to see the model's alone. Where its tensors are fake there is nothing to measure, and nothing is called.
+    """
+    from torch._subclasses import FakeTensorMode
+    from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+    if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
+        return
+    with _disable_current_modes():
+        body(*args)
+
+
 def _never_compile(function: Callable[..., Any]) -> None:
     """Called outside of a graph, ``function`` is not compiled as a graph of its own; inside of one it is traced all the same."""
     code = function.__code__
@@ -175,7 +200,7 @@ def _never_compile(function: Callable[..., Any]) -> None:
         _eval_frame.set_code_exec_strategy(code, strategy(action.SKIP, action.DEFAULT))
 
 
-for _call in (_Enter.__call__, _Leave.__call__, _Hook._call):
+for _call in (_Enter.__call__, _Leave.__call__, _Hook._call, _unseen):
     _never_compile(_call)
 
 

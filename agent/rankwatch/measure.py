@@ -11,16 +11,7 @@ from torch import Tensor
 from . import kernel
 
 SCRATCH_BYTES = 512 * 1024
-"""Per thread: |x| of a part stays in the second-level cache while it is reduced."""
-
-_BITS = {
-    torch.float64: (torch.int64, 0x7FFF_FFFF_FFFF_FFFF),
-    torch.float32: (torch.int32, 0x7FFF_FFFF),
-    torch.float16: (torch.int16, 0x7FFF),
-    torch.bfloat16: (torch.int16, 0x7FFF),
-}
-"""The integers of a dtype's size, and the mask that clears the sign. Without it the bit patterns of floats are ordered as
-the floats are, a nan above inf, and integers are reduced up to twice as fast (measured on AVX-512, also for the 16-bit types)."""
+"""Per thread, and at least twice this: |x| of a part stays in the second-level cache while it is reduced."""
 
 
 class Unmeasurable(Exception):
@@ -32,6 +23,20 @@ class Layout(NamedTuple):
 
     written: torch.dtype
     read: torch.dtype
+
+
+_BITS = {
+    torch.float64: Layout(torch.int64, torch.float64),
+    torch.float32: Layout(torch.int32, torch.float32),
+    torch.float16: Layout(torch.int16, torch.float16),
+    torch.bfloat16: Layout(torch.int16, torch.bfloat16),
+}
+"""On the host a float is measured as the integer of its size. Without the sign the bit patterns of floats are ordered as the
+floats are, a nan above inf, and integers are reduced up to twice as fast (measured on AVX-512, also for the 16-bit types)."""
+
+
+_AS_FLOAT64 = (torch.float64, torch.complex64, torch.complex128)
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
 class Row(NamedTuple):
@@ -60,19 +65,19 @@ def layout_of(values: Tensor) -> Layout:
     Raises:
         Unmeasurable: there are no values, or no way to reduce them.
     """
-    if values.layout is not torch.strided or values.is_nested or values.is_quantized or values.device.type == "meta":
+    if values.layout is not torch.strided or values.is_nested or values.is_quantized or values.is_meta:
         raise Unmeasurable(f"{values.device.type}, {values.layout}")
     if values.numel() and not values.untyped_storage().nbytes():
         raise Unmeasurable("its memory is given back, as FSDP does between uses")
     dtype = values.dtype
-    if values.device.type == "cpu":
-        bits = _BITS.get(dtype)
-        if bits is not None:
-            return Layout(bits[0], dtype)
+    if values.is_cpu:
+        if dtype in _BITS:
+            return _BITS[dtype]
     elif kernel.is_supported(values):
         return Layout(torch.int32, torch.float32)
     # Widened: float8, which has no extremes in torch, to float32; integers, whose smallest has no abs, to float64.
-    if dtype in (torch.float64, torch.complex128) or not (dtype.is_floating_point or dtype.is_complex):
+    # The magnitude of a complex64 may be more than float32 holds.
+    if dtype in _AS_FLOAT64 or not (dtype.is_floating_point or dtype.is_complex):
         wide = torch.float32 if values.device.type == "mps" else torch.float64
         return Layout(wide, wide)
     return Layout(torch.float32, torch.float32)
@@ -83,7 +88,8 @@ class Measure:
 
     def __init__(self) -> None:
         self._scratch: dict[torch.dtype, Tensor] = {}
-        self._views: dict[tuple[torch.dtype, int], Tensor] = {}
+        self._masks: dict[torch.dtype, Tensor] = {}
+        self._views: dict[tuple[torch.dtype, torch.Size], Tensor] = {}
         self._parts: dict[torch.dtype, tuple[list[Tensor], list[Tensor], Tensor]] = {}
 
     def __call__(self, values: Tensor, row: Row, layout: Layout) -> None:
@@ -92,15 +98,20 @@ class Measure:
         A nan anywhere makes abs max nan, and abs min nan or not. Integers and booleans are measured as numbers, complex
         numbers by their magnitude. ``values`` is not empty; ``row`` is of ``layout``, that of ``values``.
         """
-        if values.device.type != "cpu":
+        if not values.is_cpu:
             _on_device(values, row, layout)
             return
         dtype = layout.written
-        values = _flat(values)
+        if values.is_neg():  # x.conj().imag, say: negated only as it is read
+            values = values.resolve_neg()
+        if not values.is_contiguous():
+            values = _dense(values)
         room = self._room(dtype)
         if values.numel() <= room:
             torch.aminmax(self._magnitudes(values, layout), out=(row.low, row.high))
             return
+        if values.is_contiguous():
+            values = values.view(-1)
         parts = list(_split(values, room))
         lows, highs, cells = self._cells(dtype, len(parts))
         for part, low, high in zip(parts, lows, highs, strict=False):
@@ -110,29 +121,31 @@ class Measure:
 
     def _magnitudes(self, part: Tensor, layout: Layout) -> Tensor:
         """|x| of ``part`` in the scratch buffer: as bits where its dtype has them, else as wider numbers."""
-        scratch = self._view(layout.written, part.numel())
-        if part.dim() != 1:
-            scratch = scratch.view(part.shape)
-        if layout.written is not layout.read:
-            return torch.bitwise_and(part.view(layout.written), _BITS[layout.read][1], out=scratch)
+        dtype = layout.written
+        scratch = self._view(dtype, part.shape)
+        if dtype is not layout.read:
+            # The mask as a tensor: a Python number would be made one anew each time, which takes longer than a small tensor.
+            return torch.bitwise_and(part.view(dtype), self._masks[dtype], out=scratch)
         if part.is_complex():
-            return torch.abs(part, out=scratch)
+            return torch.abs(part.to(_COMPLEX[dtype]), out=scratch)
         return scratch.copy_(part).abs_()
 
     def _room(self, dtype: torch.dtype) -> int:
         if dtype not in self._scratch:
             # An inference tensor could not be written to outside of inference mode again.
             with torch.inference_mode(False):
-                size = SCRATCH_BYTES * min(torch.get_num_threads(), 16) // dtype.itemsize
+                size = SCRATCH_BYTES * min(max(torch.get_num_threads(), 2), 16) // dtype.itemsize
                 self._scratch[dtype] = torch.empty(size, dtype=dtype)
+                if not dtype.is_floating_point:
+                    self._masks[dtype] = torch.tensor(torch.iinfo(dtype).max, dtype=dtype)
         return self._scratch[dtype].numel()
 
-    def _view(self, dtype: torch.dtype, numel: int) -> Tensor:
-        view = self._views.get((dtype, numel))
+    def _view(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        view = self._views.get((dtype, shape))
         if view is None:
             if len(self._views) > 512:
                 self._views.clear()
-            view = self._views[dtype, numel] = self._scratch[dtype][:numel]
+            view = self._views[dtype, shape] = self._scratch[dtype][: shape.numel()].view(shape)
         return view
 
     def _cells(self, dtype: torch.dtype, count: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
@@ -147,17 +160,14 @@ def _on_device(values: Tensor, row: Row, layout: Layout) -> None:
     if layout.written is not layout.read:
         kernel.record(values, row.both)
         return
-    if not values.is_complex():
-        values = values.to(layout.read)
+    values = values.to(_COMPLEX[layout.read] if values.is_complex() else layout.read)
     smallest, largest = torch.aminmax(values.abs())
     row.low.copy_(smallest)
     row.high.copy_(largest)
 
 
-def _flat(values: Tensor) -> Tensor:
+def _dense(values: Tensor) -> Tensor:
     """``values`` as one stretch of memory where it is one, in whatever order; without what ``expand`` repeats."""
-    if values.is_contiguous():
-        return values if values.dim() == 1 else values.view(-1)
     for dim, (size, stride) in enumerate(zip(values.shape, values.stride(), strict=True)):
         if stride == 0 and size > 1:
             values = values.narrow(dim, 0, 1)
@@ -195,6 +205,6 @@ class Counts(NamedTuple):
 def count_non_finite(value: Tensor | float) -> Counts:
     """Counts in several passes and with host syncs: for after a trip."""
     values = local(value) if isinstance(value, Tensor) else torch.tensor(value)
-    if values.dtype.is_floating_point and values.dtype not in _BITS:
+    if values.dtype.is_floating_point and values.dtype not in _BITS:  # float8
         values = values.to(torch.float32)
     return Counts(tuple(values.shape), values.numel(), int(torch.isnan(values).sum()), int(torch.isinf(values).sum()))

@@ -21,6 +21,9 @@ from .weights import Weights
 
 log = logging.getLogger(__name__)
 
+MAX_SPECS = 64
+"""Remembered per module."""
+
 _NONE, _NOT_A_TENSOR, _EMPTY, _UNMATERIALISED = map(
     Cell, (State.NONE, State.NOT_A_TENSOR, State.EMPTY, State.UNMATERIALISED)
 )
@@ -65,9 +68,10 @@ class Recorder:
     def __init__(self, tape: Tape, weights_every: int) -> None:
         self._tape = tape
         self._weights = Weights(self.cell, weights_every)
-        self._seen: dict[int, _Seen] = {}
+        self._objects: dict[int, _Object] = {}
+        self._memory: dict[int, _Memory] = {}
         self._dtypes: dict[torch.dtype, tuple[str, State | None]] = {}
-        self._specs: dict[Hashable, FrameSpec] = {}
+        self._specs: dict[int, dict[Hashable, FrameSpec]] = {}
         self._forward = 0
         self._step = 0
 
@@ -75,11 +79,12 @@ class Recorder:
         """Starts a forward, after ``step`` optimizer steps."""
         self._forward += 1
         self._step = step
-        self._seen.clear()
+        self.forget()
 
     def forget(self) -> None:
         """Nothing measured before counts as measured, but for weights at their cadence."""
-        self._seen.clear()
+        self._objects.clear()
+        self._memory.clear()
 
     def call(self, position: Position, named: NamedModule, phase: Phase, args: Any, kwargs: Any, output: Any) -> Record:
         """Records a module's call: its weights, inputs and outputs."""
@@ -89,11 +94,12 @@ class Recorder:
         if kwargs:
             given += [(name, _flatten_input(value, found)) for name, value in kwargs.items()]
         structure = tuple(given), len(args), flatten(output, found)
-        key = named.number, phase, id(weights.rows), structure
-        spec = self._specs.get(key)
+        specs = self._specs_of(named)
+        key = phase.real, id(weights.rows), structure  # real: an enum's own hash is slow
+        spec = specs.get(key)
         if spec is None:
             rows = (*weights.rows, *inputs(args, kwargs), *_rows(Kind.OUTPUT, output, "output"))
-            spec = self._specs[key] = self._spec(named, rows, phase)
+            spec = specs[key] = _spec(named, rows, phase)
         cells = [*weights.cells, *map(self.cell, found)]
         return Record(position, named, spec, cells, self._step, len(weights.cells))
 
@@ -107,10 +113,10 @@ class Recorder:
         self, position: Position, named: NamedModule, phase: Phase, rows: tuple[ReadingSpec, ...], cells: list[Cell]
     ) -> Record:
         """Records readings that were taken already."""
-        key = named.number, phase, rows
-        spec = self._specs.get(key)
+        specs = self._specs_of(named)
+        spec = specs.get((phase, rows))
         if spec is None:
-            spec = self._specs[key] = self._spec(named, rows, phase)
+            spec = specs[phase, rows] = _spec(named, rows, phase)
         return Record(position, named, spec, cells, self._step)
 
     def handed(self, rows: Tensor, states: Iterable[State | None]) -> list[Cell]:
@@ -123,10 +129,11 @@ class Recorder:
     def traced(self, position: Position, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> Record:
         """Records what a compiled call has measured of its inputs and outputs, and the module's weights."""
         weights = self._weights.of(named, self._forward, self._step)
-        key = named.number, id(weights.rows), rows
-        spec = self._specs.get(key)
+        specs = self._specs_of(named)
+        key = id(weights.rows), id(rows)  # both are interned
+        spec = specs.get(key)
         if spec is None:
-            spec = self._specs[key] = self._spec(named, weights.rows + rows, Phase.FORWARD)
+            spec = specs[key] = _spec(named, weights.rows + rows, Phase.FORWARD)
         return Record(position, named, spec, [*weights.cells, *cells], self._step, len(weights.cells))
 
     def refresh(self, records: Iterable[Record]) -> None:
@@ -143,29 +150,39 @@ class Recorder:
 
     def cell(self, value: Any) -> Cell:
         """The reading of a value, to be filled when the tape is read; of a tensor measured before in this batch, the same."""
+        if value is None:
+            return _NONE
+        known = self._objects.get(id(value))
+        if known is not None and known.is_of(value):
+            return known.cell
         if not isinstance(value, Tensor):
             if isinstance(value, float) and not math.isfinite(value):
                 return self._tape.known(abs(value), abs(value))
-            return _NONE if value is None else _NOT_A_TENSOR
+            return _NOT_A_TENSOR
         try:
-            values = value
-            if type(value) is not Tensor and type(value) is not torch.nn.Parameter:
-                values = local(value)
-            if not values.numel():
-                return _EMPTY
-            state = self._name_and_state(value)[1]
-            if values.is_inference():  # these do not count their changes: each is measured anew
-                return self._tape.write(values, state)
-            key = values.data_ptr()
-            seen = self._seen.get(key)
-            if seen is not None and seen.is_of(values):
-                return seen.cell
-            cell = self._tape.write(values.detach(), state)
+            return self._measured(value)
         except (Unmeasurable, RuntimeError, TypeError, NotImplementedError) as error:
             # RuntimeError: out of memory, or an exotic layout
             log.debug("cannot measure a %s tensor: %s", value.dtype, error)
             return _UNMATERIALISED
-        self._seen[key] = _Seen.of(values, cell)
+
+    def _measured(self, value: Tensor) -> Cell:
+        is_plain = type(value) is Tensor or type(value) is torch.nn.Parameter
+        values = value if is_plain else local(value)
+        if not values.numel():
+            return _EMPTY
+        state = self._name_and_state(value)[1]
+        if values.is_inference():  # these do not count their changes: each is measured anew
+            return self._tape.write(values, state)
+        address = values.data_ptr()
+        known = self._memory.get(address)
+        if known is not None and known.is_of(values):
+            cell = known.cell
+        else:
+            cell = self._tape.write(values.detach() if values.requires_grad else values, state)
+            self._memory[address] = _Memory.of(values, cell)
+        if is_plain:
+            self._objects[id(value)] = _Object(ref(value), address, value._version, cell)
         return cell
 
     def _name_and_state(self, value: Any) -> tuple[str, State | None]:
@@ -177,9 +194,17 @@ class Recorder:
             known = self._dtypes[value.dtype] = dtype_name(value.dtype), None if is_float else State.NOT_FLOAT
         return known
 
-    def _spec(self, named: NamedModule, rows: tuple[ReadingSpec, ...], phase: Phase) -> FrameSpec:
-        name, *aliases = named.names
-        return FrameSpec(name, class_name(named.module), rows, tuple(aliases), phase)
+    def _specs_of(self, named: NamedModule) -> dict[Hashable, FrameSpec]:
+        """The specs that the calls of a module have had, by what tells them apart."""
+        specs = self._specs.get(named.number)
+        if specs is None or len(specs) >= MAX_SPECS:  # calls that are never alike: dicts by the names of samples, say
+            specs = self._specs[named.number] = {}
+        return specs
+
+
+def _spec(named: NamedModule, rows: tuple[ReadingSpec, ...], phase: Phase) -> FrameSpec:
+    name, *aliases = named.names
+    return FrameSpec(name, class_name(named.module), rows, tuple(aliases), phase)
 
 
 def inputs(args: Any, kwargs: Any) -> list[ReadingSpec]:
@@ -210,7 +235,19 @@ def _dtype(value: Any) -> str:
     return "float" if isinstance(value, float) and not math.isfinite(value) else ""
 
 
-class _Seen(NamedTuple):
+class _Object(NamedTuple):
+    """A tensor measured in this batch, as Python's object: mostly a module is handed the very object the last one made."""
+
+    tensor: ReferenceType[Tensor]
+    address: int
+    version: int
+    cell: Cell
+
+    def is_of(self, value: Tensor) -> bool:
+        return self.tensor() is value and self.version == value._version and self.address == value.data_ptr()
+
+
+class _Memory(NamedTuple):
     """A stretch of memory measured in this batch: valid while its storage lives and its version counter stands still.
 
     ``x.data.mul_()`` does not count: a tensor changed so between two modules shows its old figures in the second. The frame
@@ -225,7 +262,7 @@ class _Seen(NamedTuple):
     cell: Cell
 
     @classmethod
-    def of(cls, values: Tensor, cell: Cell) -> _Seen:
+    def of(cls, values: Tensor, cell: Cell) -> _Memory:
         strides = None if values.is_contiguous() else (values.shape, values.stride())
         return cls(ref(values.untyped_storage()), values._version, values.numel(), values.dtype, strides, cell)
 

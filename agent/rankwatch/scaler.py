@@ -21,11 +21,11 @@ class ScalerWatch:
     """Hears of every ``torch.amp.GradScaler`` of the process, from its first ``scale`` on.
 
     Args:
-        scaled: a loss is scaled: a scaler is in use.
+        scaled: a loss is scaled by this scale, a tensor: a scaler is in use.
         updated: a scaler has set its scale, a tensor, anew.
     """
 
-    def __init__(self, scaled: Callable[[], None], updated: Callable[[Tensor], None]) -> None:
+    def __init__(self, scaled: Callable[[Tensor], None], updated: Callable[[Tensor], None]) -> None:
         self.scaled = scaled
         self.updated = updated
         _wrap()
@@ -67,8 +67,10 @@ class LossScale:
         if self._watch is not None:
             self._watch.remove()
 
-    def _scaled(self) -> None:
-        self._in_use = True
+    def _scaled(self, scale: Tensor) -> None:
+        if not self._in_use:
+            self._in_use = True
+            self._updated(scale)  # what the first shrinking is measured from
 
     def _updated(self, scale: Tensor) -> None:
         if scale.device.type == "cuda":
@@ -111,8 +113,9 @@ def _heard(original: Callable[..., Any], tell: Callable[[Any], None]) -> Callabl
 
 
 def _on_scale(scaler: Any) -> None:
-    for listener in tuple(_listeners):
-        listener.scaled()
+    if isinstance(getattr(scaler, "_scale", None), Tensor):
+        for listener in tuple(_listeners):
+            listener.scaled(scaler._scale)
 
 
 def _on_update(scaler: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from .batch import BatchInProgress, Part, Tables
@@ -52,11 +52,8 @@ class Tripped(NamedTuple):
     findings: list[Finding]
 
 
-class Again(NamedTuple):
-    """What a frame was recorded from, while it is at hand: ``record`` measures it anew, ``values`` are its readings'."""
-
-    record: Callable[[], Record]
-    values: Callable[[], list[Any]]
+Again = Callable[[], tuple[Record, list[Any]]]
+"""Records a frame anew while what it was recorded from is at hand, and gives the values of its readings."""
 
 
 class _Pending(NamedTuple):
@@ -69,7 +66,6 @@ class Settler:
 
     Args:
         steps: tells how many optimizer steps are done.
-        absorbs: whether a loss scaler is expected to deal with a gradient that is not finite; asked when there is one.
     """
 
     def __init__(
@@ -83,8 +79,6 @@ class Settler:
         *,
         judge_traced: bool,
         steps: Callable[[], int],
-        absorbs: Callable[[], bool],
-        loss_scale: Callable[[], float],
     ) -> None:
         self.check = check
         self.judge = judge
@@ -95,35 +89,36 @@ class Settler:
         self._observer = observer
         self._judge_traced = judge_traced
         self._steps = steps
-        self._absorbs = absorbs
-        self._loss_scale = loss_scale
         self._tables = Tables()
         self._health = Health()
+        self._closed: deque[Part] = deque()  # those whose frames are judged late, until they are
         self._pending: deque[_Pending] = deque()
         self._has_bad = False  # whether anything not finite was ever read: while not, nothing needs to be judged
 
-    def unsettled(self, batch: BatchInProgress) -> Position | None:
+    def unsettled(self, batches: Iterable[BatchInProgress]) -> Position | None:
         """The position of the first frame that is not judged yet; None when all are. For any thread."""
-        try:
-            return self._pending[0].part.first
-        except IndexError:
-            part = batch.part
-            return part.first if part.records and self._is_late(part) else None
+        # In this order: a part is among the closed ones before its batch lets go of it.
+        late = [part.first for part in [batch.part for batch in batches] if part.records and self._is_late(part)]
+        late += [part.first for part in tuple(self._closed)]
+        return min(late, default=None)
 
     def frame(self, record: Record, part: Part, again: Again | None) -> None:
         """Judges a frame, if frames are judged as they come."""
         if self._is_late(part):
             return
-        self._has_bad |= self._tape.read()
+        if self._tape.read():
+            self._has_bad = True
         self._ring.append(record)
         if not self._has_bad or not self.judge.tripping(record.spec, record.states):
             return
+        values = None
         if again is not None:
             # As evidence nothing counts that was measured earlier: x.data.mul_() changes a tensor behind autograd's back.
             self._recorder.forget()
-            record.cells[:] = again.record().cells
+            fresh, values = again()
+            record.cells[:] = fresh.cells
             self._tape.read()
-        tripped = self._trip(record, part, again.values() if again is not None else None)
+        tripped = self._trip(record, part, values)
         if tripped is None:
             return
         self._observer.on_found(tripped.trip)
@@ -132,8 +127,9 @@ class Settler:
         else:
             raise self._observer.on_trip(*tripped)
 
-    def close(self, part: Part) -> None:
+    def close(self, batch: BatchInProgress) -> None:
         """A part is whole: it is read, judged if its frames were not, and told; or will be, once its numbers are there."""
+        part = self._cut(batch)
         if self.check is Check.ASYNC:
             self._pending.append(_Pending(self._tape.read_later(), part))
             while len(self._pending) > 1:
@@ -147,14 +143,25 @@ class Settler:
         while self._pending and (wait or self._pending[0].reading.is_ready()):
             self._settle_first()
 
-    def abandon(self, part: Part) -> None:
+    def _cut(self, batch: BatchInProgress) -> Part:
+        if batch.part.records and self._is_late(batch.part):
+            self._closed.append(batch.part)
+        return batch.cut()
+
+    def _judged(self, part: Part) -> None:
+        if part in self._closed:
+            self._closed.remove(part)
+
+    def abandon(self, batch: BatchInProgress) -> None:
         """The forward of a part raised: what ran of it is judged, but not told as a batch."""
+        part = self._cut(batch)
         self._has_bad |= self._tape.read()
         tripped = self._judge_late(part)
         self._trace(part)
         tripped, self.waiting = self.waiting or tripped, None
         if tripped is not None and self._is_late(part):
             self._observer.on_found(tripped.trip)  # the exception on its way is the user's; the verdict is ours all the same
+        self._judged(part)
 
     def raise_waiting(self) -> None:
         if self.waiting is not None:
@@ -175,6 +182,7 @@ class Settler:
         self._trace(part)
         if tripped is not None:
             self._observer.on_found(tripped.trip)
+        self._judged(part)
         if part.records and part.batch.is_told:
             self._observer.on_batch(*part.finish(self._tables))
             for notice in self._health.look(part):
@@ -202,7 +210,7 @@ class Settler:
 
     def _trip(self, record: Record, part: Part, values: list[Any] | None) -> Tripped | None:
         """The trip of the last frame of the ring; None if a loss scaler absorbs it."""
-        if record.spec.phase is Phase.BACKWARD and self._absorbs():
+        if record.spec.phase is Phase.BACKWARD and part.batch.is_absorbed:
             return None
         # Weights are measured at a cadence. Before the next optimizer step they are still what they were in these frames.
         if record.spec.phase is not Phase.BACKWARD:
@@ -224,7 +232,7 @@ class Settler:
             nan_count=counts[first].nans,
             inf_count=counts[first].infs,
             time=time.time(),
-            loss_scale=self._loss_scale() if record.spec.phase is Phase.BACKWARD else 0.0,
+            loss_scale=part.batch.loss_scale if record.spec.phase is Phase.BACKWARD else 0.0,
         )
         return Tripped(trip, [Finding(rows[row].label, counts[row].nans, counts[row].infs) for row in tripping])
 

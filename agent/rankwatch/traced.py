@@ -92,7 +92,9 @@ def _extremes(value: Tensor) -> Tensor:
     values = value.detach()
     if hasattr(values, "to_local"):
         values = values.to_local()
-    if not values.dtype.is_complex and values.dtype.itemsize == 1:
+    if values.dtype.is_complex:
+        values = values.to(torch.complex128)
+    elif values.dtype.itemsize == 1:
         values = values.to(torch.float32)
     magnitudes = values.abs()
     return torch.stack([magnitudes.amin(), magnitudes.amax()]).to(torch.float64)

@@ -87,6 +87,9 @@ class Trip:
         return self.frame.readings[self.reading]
 
 
+MAX_RULES = 4096
+
+
 class Judge:
     """Says which readings of a frame trip under a policy; ``ignore``: shell patterns of ``module`` or ``module:label``."""
 
@@ -105,6 +108,8 @@ class Judge:
     def _rules_of(self, spec: FrameSpec) -> tuple[tuple[State, ...], ...]:
         """The states in which each reading of the frame trips."""
         if spec not in self._rules:
+            if len(self._rules) >= MAX_RULES:
+                self._rules.clear()
             tripping = (_TRIPPING if spec.module else _TRIPPING_AT_ROOT)[self._policy]
             self._rules[spec] = tuple(
                 () if self._is_ignored(spec, row.label) else tripping.get(row.kind, ()) for row in spec.readings

@@ -6,7 +6,9 @@ A container is a tuple, list, mapping, dataclass, or an object registered with `
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -29,7 +31,7 @@ def leaves(value: Any, label: str) -> list[tuple[str, Any]]:
 def flatten(value: Any, found: list[Any]) -> Hashable:
     """Appends the leaves of ``value`` to ``found``, in the order of ``leaves``; values of equal structure have equal labels.
 
-    The structure also tells the dtypes of tensors.
+    The structure also tells the dtypes of tensors, and which numbers are not finite.
     """
     return _flatten(value, found, len(found) + MAX_LEAVES, 0)
 
@@ -53,12 +55,12 @@ def _flatten(value: Any, found: list[Any], limit: int, depth: int) -> Hashable:
     if type(value) in _PLAIN:
         if len(found) < limit:
             found.append(value)
-        return type(value).__name__
+        return type(value).__name__ if type(value) is not float or math.isfinite(value) else "not finite"
     if len(found) >= limit:
         return None
     if type(value) is tuple:  # the hot path: no suffixes to be made
         if depth < MAX_DEPTH:
-            return tuple([_flatten(part, found, limit, depth + 1) for part in value])
+            return tuple([_flatten(part, found, limit, depth + 1) for part in value[:MAX_LEAVES]])
         found.append(value)
         return None
     parts = _parts(value) if depth < MAX_DEPTH else None
@@ -77,10 +79,12 @@ def _parts(value: Any) -> tuple[Sequence[str], Sequence[Any]] | None:
     if isinstance(value, Tensor) or type(value) in _PLAIN:
         return None
     if isinstance(value, tuple) or (isinstance(value, list) and value):
+        value = value[:MAX_LEAVES]
         return [f"[{index}]" for index in range(len(value))], value
     if isinstance(value, Mapping) and value:
         dotted = dataclasses.is_dataclass(value)
-        return [f".{key}" if dotted else f"[{key}]" for key in value], list(value.values())
+        keys = list(islice(value, MAX_LEAVES))
+        return [f".{key}" if dotted else f"[{key}]" for key in keys], [value[key] for key in keys]
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
         names = [field.name for field in dataclasses.fields(value)]
         return [f".{name}" for name in names], [getattr(value, name, None) for name in names]

@@ -1,0 +1,623 @@
+"""When readings are read and judged, of which modules and batches, and how often weights are measured."""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from notebook import Gain, Notebook, first_weight, model_of, ones, watched
+from rankwatch.config import Tuning
+from rankwatch.detector import Detector
+from rankwatch.errors import BatchLimitReached, OverflowDetected
+from rankwatch.frame import Frame, Position, State
+from rankwatch.trip import Cause, Trip, classify
+
+CHECKS = ["frame", "batch", "async"]
+
+every_check = pytest.mark.parametrize("check", CHECKS)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(ones()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def gain_of(model: nn.Sequential, index: int = 1) -> Gain:
+    gain = model[index]
+    assert isinstance(gain, Gain)
+    return gain
+
+
+def modules_of(frames: list[Frame]) -> list[str]:
+    return [frame.spec.module for frame in frames]
+
+
+def numbers_of(frame: Frame) -> dict[str, float]:
+    return {reading.label: reading.abs_max for reading in frame.readings}
+
+
+def only(trips: list[Trip]) -> Trip:
+    (trip,) = trips
+    return trip
+
+
+# --- how far the training comes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("check", "reached"),
+    [
+        ("frame", ["0", "1"]),
+        ("batch", ["0", "1", "2"]),
+        ("async", ["0", "1", "2", "returned", "backward"]),
+    ],
+)
+def test_how_far_the_training_comes_after_a_bad_module_and_no_weight_is_changed(check: str, reached: list[str]) -> None:
+    model = model_of(nn.Linear(4, 4), Gain(math.inf), nn.Linear(4, 2))
+    optimizer = sgd(model)
+    came_by: list[str] = []
+    for name, module in model.named_children():
+        module.register_forward_pre_hook(lambda *_, name=name: came_by.append(name))
+    before = [parameter.clone() for parameter in model.parameters()]
+    _, notebook = watched(model, check=check)
+
+    def batch() -> None:
+        output = model(ones())
+        came_by.append("returned")
+        output.sum().backward()
+        came_by.append("backward")
+        optimizer.step()
+
+    with pytest.raises(OverflowDetected):
+        batch()
+    assert came_by == reached
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    assert only(notebook.trips).position == Position(0, 0, 1)
+
+
+def test_without_an_optimizer_the_next_forward_tells_what_is_on_its_way() -> None:
+    model = model_of(nn.Linear(4, 4), Gain(math.inf))
+    _, notebook = watched(model, check="async")
+    ran: list[int] = []
+    model(ones())
+    model[0].register_forward_pre_hook(lambda *_: ran.append(1))
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert ran == []
+    assert only(notebook.trips).position == Position(0, 0, 1)
+
+
+def test_numbers_that_are_slow_to_come_are_waited_for_one_batch_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankwatch.tape.Reading.is_ready", lambda reading: False)  # as on a device that is far behind
+    model = model_of(nn.Linear(4, 4), Gain(math.inf))
+    optimizer = sgd(model)
+    _, notebook = watched(model, check="async")
+    train(model, optimizer)
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert only(notebook.trips).position == Position(0, 0, 1)
+
+
+def test_an_eval_forward_tells_it_as_well() -> None:
+    model = model_of(nn.Linear(4, 4), Gain(math.inf))
+    _, notebook = watched(model, check="async")
+    model(ones())
+    with torch.no_grad(), pytest.raises(OverflowDetected):
+        model.eval()(ones())
+    assert only(notebook.trips).position == Position(0, 0, 1)
+
+
+def test_the_verdict_comes_before_the_limit_of_batches() -> None:
+    model = model_of(nn.Linear(4, 4), Gain())
+    _, notebook = watched(model, check="async", abort_after_batch_num=1)
+    model(ones())
+    gain_of(model).gain = math.inf
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert only(notebook.trips).position == Position(1, 0, 1)
+    gain_of(model).gain = 1.0
+    with pytest.raises(BatchLimitReached):
+        model(ones())
+
+
+@pytest.mark.parametrize("check", ["batch", "async"])
+def test_after_a_caught_trip_a_clean_batch_is_clean_in_the_late_checks_too(check: str) -> None:
+    model = model_of(nn.Linear(4, 4), Gain())
+    detector, notebook = watched(model, check=check)
+    for gain in (math.inf, 1.0, math.inf, 1.0, 1.0):
+        gain_of(model).gain = gain
+        with suppress(OverflowDetected):
+            model(ones())
+    detector.remove()
+    # With "async" the forward in which the trip of the last one is told never began.
+    assert [trip.position.batch for trip in notebook.trips] == ([0, 2] if check == "batch" else [0, 1])
+
+
+# --- what is on its way at the end ----------------------------------------------------------------------------------------
+
+
+def test_closing_tells_what_is_on_its_way() -> None:
+    model = model_of(nn.Linear(4, 4), Gain(math.inf))
+    detector, notebook = watched(model, check="async")
+    model(ones())
+    assert (notebook.batches, notebook.found) == ([], [])
+    detector.remove()
+    assert notebook.found == [(Position(0, 0, 1), 0)]
+    assert [summary.batch for _, summary in notebook.batches] == [0]
+
+
+@pytest.mark.parametrize("check", ["batch", "async"])
+def test_closing_tells_of_modules_that_were_called_outside_of_the_root(check: str) -> None:
+    model = model_of(nn.Linear(4, 4), Gain())
+    detector, notebook = watched(model, check=check)
+    model(ones())
+    model[0](ones() * math.inf)
+    detector.remove()
+    assert [position for position, _ in notebook.found] == [Position(0, 0, 3)]
+
+
+@every_check
+def test_a_bad_module_is_told_when_the_user_raises_after_it(check: str) -> None:
+    class Asserts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            assert x.isfinite().all(), "the user's own check"
+            return x
+
+    model = model_of(Gain(), Gain(), Asserts())
+    _, notebook = watched(model, check=check)
+    model(ones())
+    gain_of(model).gain = math.inf
+    with pytest.raises(OverflowDetected if check == "frame" else AssertionError):
+        model(ones())
+    assert [position for position, _ in notebook.found] == [Position(1, 0, 1)]
+
+
+# --- the same verdict -----------------------------------------------------------------------------------------------------
+
+
+def tripped_by(check: str, **options: Any) -> Trip:
+    """The trip of the third batch of a training, in which the second module overflows."""
+    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2), Gain())
+    optimizer = sgd(model)
+    detector, notebook = watched(model, check=check, **options)
+    with suppress(OverflowDetected):
+        for gain in (1.0, 1.0, 1e39):
+            gain_of(model).gain = gain
+            train(model, optimizer)
+    detector.remove()
+    return only(notebook.trips)
+
+
+@pytest.mark.parametrize("ring", [1, 7, 100])
+def test_the_three_checks_name_the_same_frame_with_the_same_ring(ring: int) -> None:
+    by_frame, *later = [tripped_by(check, max_frames_to_save=ring) for check in CHECKS]
+    assert by_frame.position == Position(2, 0, 1)
+    assert (by_frame.frame.spec.module, by_frame.culprit.label, by_frame.culprit.state) == ("1", "output", State.INF)
+    assert len(by_frame.frames) == min(ring, 12)
+    for trip in later:
+        assert (trip.position, trip.reading, trip.optimizer_step) == (by_frame.position, by_frame.reading, 2)
+        assert trip.frames == by_frame.frames
+        assert trip.root_inputs == by_frame.root_inputs
+        assert classify(trip) == classify(by_frame)
+
+
+def test_only_a_frame_judged_at_once_still_has_its_tensor_to_be_counted() -> None:
+    assert [tripped_by(check).numel for check in CHECKS] == [12, 0, 0]
+
+
+@every_check
+def test_what_is_ignored_does_not_hide_what_is_not(check: str) -> None:
+    model = model_of(Gain(math.inf), Gain(), Gain())
+    detector, notebook = watched(model, check=check, ignore=["0", "1:output"])
+    with suppress(OverflowDetected):
+        model(ones())
+    detector.remove()
+    assert only(notebook.trips).frame.spec.module == "2"
+
+
+# --- how far a rank says it is --------------------------------------------------------------------------------------------
+
+
+class Reddens(torch.autograd.Function):
+    """The identity, whose backward makes inf."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * math.inf
+
+
+class BadBackward(Gain):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Reddens.apply(x)
+        return out
+
+
+@contextmanager
+def looking_at(detector: Detector, notebook: Notebook) -> Iterator[list[Position]]:
+    """The progress that another thread may see: as it is whenever a function is called or returns, until a trip is told."""
+    seen: list[Position] = []
+
+    def look(frame: Any, event: str, arg: Any) -> None:
+        if not notebook.found:
+            seen.append(detector.progress)
+
+    sys.setprofile(look)
+    try:
+        yield seen
+    finally:
+        sys.setprofile(None)
+
+
+@every_check
+@pytest.mark.parametrize("traced", [[], [1]])
+def test_progress_never_passes_a_trip_of_the_forward_that_is_not_judged(check: str, traced: list[int]) -> None:
+    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    optimizer = sgd(model)
+    detector, notebook = watched(model, check=check, trace_batch_nums=traced)
+    with looking_at(detector, notebook) as seen:
+        train(model, optimizer)
+        gain_of(model).gain = math.inf
+        with suppress(OverflowDetected):
+            train(model, optimizer)
+    trip = only(notebook.trips)
+    assert trip.position == Position(1, 0, 1)
+    assert max(seen) <= trip.position
+    assert max(seen) >= Position(0, 0, 4)  # the batch before is known to be clean
+
+
+@every_check
+def test_progress_never_passes_a_trip_of_the_backward_that_is_not_judged(check: str) -> None:
+    model = model_of(nn.Linear(4, 4), Gain(), BadBackward(), nn.Linear(4, 2))
+    detector, notebook = watched(model, check=check, gradients=True)
+    optimizer = sgd(model)
+    with looking_at(detector, notebook) as seen, suppress(OverflowDetected):
+        train(model, optimizer)
+    trip = only(notebook.trips)
+    assert trip.position > Position(0, 0, 5)
+    assert max(seen) <= trip.position
+
+
+@every_check
+def test_progress_never_passes_a_trip_outside_of_the_root_that_is_not_judged(check: str) -> None:
+    model = model_of(nn.Linear(4, 4), Gain())
+    detector, notebook = watched(model, check=check)
+    model(ones())
+    with looking_at(detector, notebook) as seen, suppress(OverflowDetected):
+        model[0](ones() * math.inf)
+        model[0](ones())
+        model(ones())
+    assert only(notebook.trips).position == Position(0, 0, 3)
+    assert max(seen) <= Position(0, 0, 3)
+
+
+@every_check
+def test_progress_never_passes_a_trip_of_the_backward_of_an_earlier_batch(check: str) -> None:
+    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    detector, notebook = watched(model, check=check, gradients=True)
+    losses = [model(ones()).sum() for _ in range(2)]
+    losses[1].backward()
+    with suppress(OverflowDetected):
+        (losses[0] * math.inf).backward()
+        assert detector.progress <= Position(0, 0, 4)
+    detector.remove()
+    assert only(notebook.trips).position == Position(0, 0, 4)
+
+
+@every_check
+def test_progress_comes_to_the_end_of_a_clean_training(check: str) -> None:
+    model = model_of(nn.Linear(4, 4), Gain())
+    detector, _ = watched(model, check=check)
+    optimizer = sgd(model)
+    for batch in range(3):
+        train(model, optimizer)
+        assert detector.progress == Position(batch, 0, 3)
+
+
+# --- traces ---------------------------------------------------------------------------------------------------------------
+
+
+@every_check
+def test_the_chosen_batches_are_traced_whole_and_once(check: str) -> None:
+    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    detector, notebook = watched(model, check=check, trace_batch_nums=[1, 3])
+    for _ in range(5):
+        model(ones())
+    detector.remove()
+    assert [[frame.position.batch for frame in trace] for trace in notebook.traces] == [[1] * 4, [3] * 4]
+    assert [modules_of(trace) for trace in notebook.traces] == [["0", "1", "2", ""]] * 2
+    assert [summary.traced for _, summary in notebook.batches] == [False, True, False, True, False]
+
+
+@every_check
+def test_a_bad_batch_is_traced_whole_before_it_trips(check: str) -> None:
+    model = model_of(Gain(math.inf), Gain())
+    detector, notebook = watched(model, check=check, trace_batch_nums=[0])
+    with suppress(OverflowDetected):
+        model(ones())
+    detector.remove()
+    assert [modules_of(trace) for trace in notebook.traces] == [["0", "1", ""]]
+    assert only(notebook.trips).frame.spec.module == "0"
+
+
+# --- every K-th batch -----------------------------------------------------------------------------------------------------
+
+
+@every_check
+def test_all_modules_every_third_batch_and_the_roots_output_in_the_others(check: str) -> None:
+    model = model_of()
+    detector, notebook = watched(model, check=check, every=3)
+    for _ in range(7):
+        model(ones())
+    detector.remove()
+    told = [modules_of(notebook.frames(batch)) for batch in range(7)]
+    whole = ["0", "1", "2", ""]
+    assert told == [whole, [""], [""], whole, [""], [""], whole]
+    assert list(numbers_of(notebook.frames(1)[0])) == ["output"]
+    assert detector.progress == Position(6, 0, 4)
+
+
+@every_check
+def test_between_two_whole_batches_a_trip_is_told_at_the_root(check: str) -> None:
+    model = model_of()
+    detector, notebook = watched(model, check=check, every=10)
+    model(ones())
+    gain_of(model).gain = math.inf
+    with suppress(OverflowDetected):
+        model(ones())
+    detector.remove()
+    trip = only(notebook.trips)
+    assert (trip.position, trip.frame.spec.module, trip.culprit.label) == (Position(1, 0, 0), "", "output")
+    assert modules_of(list(trip.frames)) == ["0", "1", "2", "", ""]
+
+
+def test_bad_data_is_still_known_as_the_cause_between_two_whole_batches() -> None:
+    model = model_of()
+    _, notebook = watched(model, every=10)
+    model(ones())
+    with pytest.raises(OverflowDetected):
+        model(ones() * math.nan)
+    trip = only(notebook.trips)
+    assert [(reading.label, reading.state) for reading in trip.root_inputs] == [("input[0]", State.NAN)]
+
+
+def test_traced_batches_and_eval_forwards_are_looked_at_whole_all_the_same() -> None:
+    model = model_of()
+    detector, notebook = watched(model, every=10, trace_batch_nums=[2])
+    for _ in range(3):
+        model(ones())
+    assert [len(notebook.frames(batch)) for batch in range(3)] == [4, 1, 4]
+    model.eval()(ones())
+    assert detector.position == Position(2, 1, 4)
+
+
+def test_gradients_are_watched_in_whole_batches_only() -> None:
+    model = model_of()
+    detector, notebook = watched(model, every=2, gradients=True)
+    optimizer = sgd(model)
+    for _ in range(4):
+        train(model, optimizer)
+    detector.remove()
+    assert [(summary.batch, summary.first_frame) for _, summary in notebook.batches] == [
+        (0, 0),
+        (0, 4),
+        (1, 0),
+        (2, 0),
+        (2, 4),
+        (3, 0),
+    ]
+
+
+# --- chosen modules -------------------------------------------------------------------------------------------------------
+
+
+@every_check
+def test_only_the_chosen_modules_and_the_root_are_watched(check: str) -> None:
+    model = model_of(nn.Sequential(nn.Linear(4, 4), nn.GELU()), nn.Sequential(nn.Linear(4, 4), Gain()), Gain())
+    detector, notebook = watched(model, check=check, modules=["1.*", "*.1"])
+    model(ones())
+    detector.remove()
+    assert modules_of(notebook.frames()) == ["0.1", "1.0", "1.1", ""]
+
+
+def test_what_a_module_that_is_not_watched_breaks_is_told_by_the_next_that_is() -> None:
+    model = model_of(Gain(), Gain(math.inf), Gain(), Gain())
+    _, notebook = watched(model, modules=["0", "3"])
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    trip = only(notebook.trips)
+    assert (trip.position, trip.frame.spec.module) == (Position(0, 0, 1), "3")
+    assert classify(trip)[0] is Cause.UPSTREAM
+
+
+def test_a_module_that_is_added_later_is_watched_if_it_is_chosen() -> None:
+    model = model_of(Gain())
+    _, notebook = watched(model, modules=["late.*"])
+    model.add_module("late", model_of(Gain(), Gain()))
+    model.add_module("other", Gain())
+    model(ones())
+    assert modules_of(notebook.frames()) == ["late.0", "late.1", ""]
+
+
+def test_a_compiled_model_is_looked_at_anew_when_other_modules_are_chosen() -> None:
+    model = model_of()
+    detector, notebook = watched(model)
+    compiled = torch.compile(model, backend="eager")
+    for modules in ((), ("0",), ("1", "2"), ()):
+        detector.tune(Tuning(modules=modules))
+        compiled(ones())
+        compiled(ones())
+    told = [modules_of(notebook.frames(batch)) for batch in range(8)]
+    # The forward in which it is changed may have begun already.
+    assert told[1::2] == [["0", "1", "2", ""], ["0", ""], ["1", "2", ""], ["0", "1", "2", ""]]
+    assert detector.fault == ""
+
+
+# --- the cadence of weights -----------------------------------------------------------------------------------------------
+
+LAYERS = 6
+
+
+def weights_shown(batches: int, *, steps: bool = True, **options: Any) -> list[list[float]]:
+    """For each batch what is told of each layer's weight, whose elements are all the number of the batch."""
+    model = model_of(*[nn.Linear(4, 4) for _ in range(LAYERS)])
+    optimizer = sgd(model)
+    _, notebook = watched(model, **options)
+    for batch in range(batches):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(batch)
+        if steps:
+            optimizer.step()
+        model(ones())
+    return [[numbers_of(frame)["weight"] for frame in notebook.frames(batch)[:LAYERS]] for batch in range(batches)]
+
+
+@pytest.mark.parametrize("every", [2, 4, 6])
+def test_what_the_optimizer_changed_is_shown_after_so_many_batches(every: int) -> None:
+    shown = weights_shown(20, weights_every=every)
+    assert shown[0] == [0] * LAYERS
+    assert all(batch - every < number <= batch for batch, numbers in enumerate(shown) for number in numbers)
+
+
+@pytest.mark.parametrize("every", [2, 4, 6])
+def test_the_layers_take_turns(every: int) -> None:
+    shown = weights_shown(20, weights_every=every)
+    measured = [sum(number == batch for number in numbers) for batch, numbers in enumerate(shown)]
+    assert max(measured[1:]) == math.ceil(LAYERS / every)
+    assert sum(measured[every : 3 * every]) == 2 * LAYERS
+
+
+@pytest.mark.parametrize("options", [{"weights_every": 0}, {"weights_every": 1}, {"weights_every": 16, "policy": "strict"}])
+def test_weights_may_be_measured_in_every_batch(options: dict[str, Any]) -> None:
+    assert weights_shown(5, **options) == [[batch] * LAYERS for batch in range(5)]
+
+
+def test_weights_that_are_changed_without_an_optimizer_are_measured_at_the_cadence() -> None:
+    shown = weights_shown(20, steps=False, weights_every=4)
+    assert all(batch - 4 < number <= batch for batch, numbers in enumerate(shown) for number in numbers)
+
+
+def test_between_two_optimizer_steps_weights_are_not_measured_again() -> None:
+    model = model_of(nn.Linear(4, 4))
+    optimizer = sgd(model)
+    _, notebook = watched(model, weights_every=1)
+    shown = []
+    for number, steps in ((1.0, True), (2.0, False), (3.0, False), (4.0, True)):
+        first_weight(model).fill_(number)
+        if steps:
+            optimizer.step()
+        model(ones())
+        shown.append(numbers_of(notebook.frames()[0])["weight"])
+    assert shown == [1.0, 1.0, 1.0, 4.0]
+
+
+@every_check
+def test_the_ring_shows_weights_as_they_were_in_its_frames(check: str) -> None:
+    model = model_of(nn.Linear(4, 4), Gain())
+    optimizer = sgd(model)
+    detector, notebook = watched(model, check=check, weights_every=100)
+    first_weight(model).fill_(1.0)
+    train(model, optimizer)
+    for gain in (1.0, math.inf):  # two batches of one optimizer step
+        first_weight(model).fill_(5.0)
+        gain_of(model).gain = gain
+        with suppress(OverflowDetected):
+            model(ones())
+    detector.remove()
+    linear = [frame for frame in only(notebook.trips).frames if frame.spec.module == "0"]
+    # They were not due: the last two are measured for the report, and the first, from before the step, cannot be any more.
+    assert [(frame.position.batch, numbers_of(frame)["weight"]) for frame in linear] == [(0, 1.0), (1, 5.0), (2, 5.0)]
+    assert numbers_of(notebook.frames(1)[0])["weight"] == 1.0
+
+
+@every_check
+@pytest.mark.parametrize("poison", [math.inf, math.nan])
+def test_a_weight_poisoned_between_two_batches_is_the_cause_though_it_was_not_due(check: str, poison: float) -> None:
+    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    optimizer = sgd(model)
+    detector, notebook = watched(model, check=check, weights_every=100)
+    train(model, optimizer)
+    train(model, optimizer)
+    weight = model[0].weight
+    assert isinstance(weight, Tensor)
+    weight.data.fill_(poison)  # behind autograd's back
+    with suppress(OverflowDetected):
+        model(ones())
+    detector.remove()
+    trip = only(notebook.trips)
+    assert (trip.position, trip.frame.spec.module, trip.culprit.label) == (Position(2, 0, 0), "0", "weight")
+    assert classify(trip)[0] is Cause.WEIGHT
+
+
+# --- what it costs --------------------------------------------------------------------------------------------------------
+
+
+@every_check
+def test_a_tensor_is_measured_once_per_batch_in_every_check(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankwatch.tape import Cell, Tape
+
+    written = 0
+    write = Tape.write
+
+    def noted(tape: Tape, values: Tensor, state: State | None) -> Cell:
+        nonlocal written
+        written += 1
+        return write(tape, values, state)
+
+    monkeypatch.setattr(Tape, "write", noted)
+    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    watched(model, check=check)
+    counts = []
+    for _ in range(3):
+        written = 0
+        model(ones())
+        counts.append(written)
+    # The root's input and three outputs: each further input, and the root's output, was met before. Weights: in the first.
+    assert counts == [8, 4, 4]
+
+
+def objects_left_by(sizes: Iterable[int], model: nn.Module, notebook: Notebook) -> int:
+    """How many objects there are after a training with batches of these sizes."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    for size in sizes:
+        model(torch.ones(1 + size, 1 + size % 3, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        notebook.batches.clear()
+    gc.collect()
+    return len(gc.get_objects())
+
+
+@pytest.mark.parametrize(("check", "gradients"), [("frame", False), ("batch", True), ("async", True)])
+def test_nothing_grows_with_the_number_of_batches(check: str, gradients: bool) -> None:
+    model = model_of(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    detector, notebook = watched(model, check=check, gradients=gradients, weights_every=3)
+    before = objects_left_by([*range(20)] * 3, model, notebook)
+    after = objects_left_by([*range(20)] * 10, model, notebook)
+    assert after - before < 50
+    assert detector.fault == ""
+
+
+def test_shapes_without_end_are_forgotten_again() -> None:
+    model = model_of(nn.Linear(4, 4), nn.ReLU())
+    detector, notebook = watched(model)
+    before = objects_left_by(range(200), model, notebook)
+    assert objects_left_by(range(200, 1000), model, notebook) - before < 1000
+    assert detector.fault == ""

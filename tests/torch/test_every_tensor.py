@@ -1,0 +1,277 @@
+"""Whatever tensor comes by, a watched forward goes on: its numbers are right, or its state says that there are none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from notebook import Notebook, model_of, ones, unwatch, watched
+from rankwatch.errors import OverflowDetected
+from rankwatch.frame import Position, Reading, State
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+
+
+class Echo(nn.Module):
+    """Returns what it is given."""
+
+    def forward(self, value: Any) -> Any:
+        return value
+
+
+class Around(nn.Module):
+    """Hands its input to ``inner``, and returns nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Echo()
+
+    def forward(self, value: Any) -> None:
+        self.inner(value)
+
+
+def readings(value: Any, **options: Any) -> list[Reading]:
+    """What a watched module's frame tells of ``value``, as its input and as its output."""
+    detector, notebook = watched(model := Around(), **options)
+    model(value)
+    assert detector.fault == ""
+    inner, _ = notebook.frames()
+    assert [reading.label for reading in inner.readings] == ["input[0]", "output"]
+    return list(inner.readings)
+
+
+def check(value: Tensor, state: State, abs_min: float = 0.0, abs_max: float = 0.0) -> None:
+    dtype = str(value.dtype).removeprefix("torch.")
+    expected = [(dtype, abs_min, abs_max, state)] * 2
+    assert [(r.dtype, r.abs_min, r.abs_max, r.state) for r in readings(value)] == expected
+
+
+def culprit(value: Any) -> State:
+    _, notebook = watched(model := Around())
+    with pytest.raises(OverflowDetected):
+        model(value)
+    (trip,) = notebook.trips
+    assert (trip.frame.spec.module, trip.culprit.label) == ("inner", "output")
+    return trip.culprit.state
+
+
+def dtypes(*names: str) -> list[torch.dtype]:
+    """Those of them that this torch has."""
+    return [getattr(torch, name) for name in names if hasattr(torch, name)]
+
+
+FLOATS = dtypes("float64", "float32", "float16", "bfloat16")
+COMPLEX = dtypes("complex128", "complex64", "complex32")
+FLOAT8 = dtypes("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+INTEGERS = dtypes("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+PLACEHOLDERS = dtypes("float4_e2m1fn_x2", "bits8", "int4", "uint4")
+"""Dtypes that name bits, and that torch cannot compute with."""
+
+# --- dtypes ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8], ids=str)
+def test_every_floating_dtype_is_measured(dtype: torch.dtype) -> None:
+    check(torch.tensor([4.0, 0.5, 2.0]).to(dtype), State.FINITE, 0.5, 4.0)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_complex_numbers_are_measured_by_their_magnitude(dtype: torch.dtype) -> None:
+    check(torch.tensor([3 + 4j, -1j]).to(dtype), State.FINITE, 1.0, 5.0)
+
+
+@pytest.mark.parametrize(("dtype", "part"), [(torch.complex64, 3e38), (torch.complex32, 6e4)], ids=str)
+def test_a_finite_complex_number_whose_magnitude_is_beyond_its_dtype_does_not_trip(dtype: torch.dtype, part: float) -> None:
+    value = torch.tensor([complex(part, part)], dtype=torch.complex128).to(dtype)
+    assert torch.view_as_real(value).isfinite().all()
+    assert {reading.state for reading in readings(value)} == {State.FINITE}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_are_measured_to_their_ends_and_never_trip(dtype: torch.dtype) -> None:
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    for reading in readings(torch.tensor([low, high], dtype=dtype), policy="strict"):
+        assert reading.state is State.NOT_FLOAT
+        assert (reading.abs_min, reading.abs_max) == pytest.approx((min(-low, high), max(-low, high)))
+
+
+def test_booleans_are_measured_and_never_trip() -> None:
+    check(torch.tensor([True, False]), State.NOT_FLOAT, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("dtype", PLACEHOLDERS, ids=str)
+def test_a_dtype_that_torch_cannot_compute_with_says_so(dtype: torch.dtype) -> None:
+    check(torch.empty(3, dtype=dtype), State.UNMATERIALISED)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, torch.float8_e5m2], ids=str)
+def test_an_inf_trips_in_every_dtype_that_has_one(dtype: torch.dtype) -> None:
+    assert culprit(torch.tensor([1.0, -math.inf]).to(dtype)) is State.INF
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, *FLOAT8], ids=str)
+def test_a_nan_trips_in_every_floating_dtype(dtype: torch.dtype) -> None:
+    assert culprit(torch.tensor([1.0, math.nan]).to(dtype)) is State.NAN
+
+
+def test_what_only_float64_can_hold_survives_its_summary() -> None:
+    detector, notebook = watched(model := Around())
+    model((ones(), torch.tensor([1e300, -1e-300], dtype=torch.float64), ones().half() * 2))
+    assert detector.fault == ""
+    outputs = [(r.dtype, r.abs_min, r.abs_max) for r in notebook.frames()[0].readings if r.label.startswith("output")]
+    assert outputs == [("float32", 1.0, 1.0), ("float64", 1e-300, 1e300), ("float16", 2.0, 2.0)]
+
+
+# --- layouts --------------------------------------------------------------------------------------------------------------
+
+ROWS = torch.tensor([[1.0, -5.0, 9.0], [2.0, 3.0, 9.0]])
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, *FLOAT8, torch.int16, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    "view",
+    [
+        pytest.param(lambda x: x.t()[:2], id="transposed"),
+        pytest.param(lambda x: x[:, ::2], id="strided"),
+        pytest.param(lambda x: x[0, 1:2].expand(3, 4), id="expanded"),
+        pytest.param(lambda x: x[1, 1], id="0-dim"),
+        pytest.param(lambda x: x.unsqueeze(0).transpose(0, 2)[1:], id="permuted"),
+    ],
+)
+def test_a_view_is_measured_without_what_it_leaves_out(view: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    values = view(ROWS.abs().to(dtype))
+    plain = [abs(value) for value in values.to(torch.complex128).flatten().tolist()]
+    is_float = dtype.is_floating_point or dtype.is_complex
+    check(values, State.FINITE if is_float else State.NOT_FLOAT, min(plain), max(plain))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, *FLOAT8, *INTEGERS, torch.bool, *PLACEHOLDERS], ids=str)
+def test_an_empty_tensor_is_empty(dtype: torch.dtype) -> None:
+    check(torch.empty((0, 3), dtype=dtype), State.EMPTY)
+
+
+def test_lazily_conjugated_and_negated_tensors_are_measured() -> None:
+    conjugated = torch.tensor([3 + 4j, 2j]).conj()
+    assert conjugated.is_conj()
+    assert conjugated.imag.is_neg()
+    check(conjugated, State.FINITE, 2.0, 5.0)
+    check(conjugated.imag, State.FINITE, 2.0, 4.0)
+
+
+def test_an_inf_in_a_lazily_negated_tensor_trips() -> None:
+    assert culprit(torch.tensor([1 + 1j, complex(1, math.inf)]).conj().imag) is State.INF
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: torch.ones(3, device="meta"), id="meta"),
+        pytest.param(lambda: torch.eye(4).to_sparse(), id="coo"),
+        pytest.param(lambda: torch.eye(4).to_sparse_csr(), id="csr"),
+        pytest.param(lambda: torch.eye(4).to_sparse_csc(), id="csc"),
+        pytest.param(lambda: torch.eye(4).to_sparse_bsr((2, 2)), id="bsr"),
+        pytest.param(lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), id="nested"),
+        pytest.param(lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), id="jagged"),
+        pytest.param(lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), id="quantised"),
+        pytest.param(
+            lambda: torch.quantize_per_channel(torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, torch.quint8),
+            id="quantised-by-channel",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:.*quant.*:UserWarning", "ignore:.*quant.*:DeprecationWarning")
+def test_a_layout_that_cannot_be_measured_says_so(make: Callable[[], Tensor]) -> None:
+    check(make(), State.UNMATERIALISED)
+
+
+@pytest.mark.parametrize("when", ["frame", "batch", "async"])
+def test_what_cannot_be_measured_hides_nothing_of_what_can(when: str) -> None:
+    detector, notebook = watched(model := Around(), check=when)
+    bad = [torch.ones(3, device="meta"), torch.eye(2).to_sparse(), torch.tensor([math.nan])]
+    if when != "async":
+        with pytest.raises(OverflowDetected):
+            model(bad)
+    else:
+        model(bad)
+        detector.remove()  # which judges what is on its way, and raises no more
+    ((position, _),) = notebook.found
+    assert position == Position(0, 0, 0)
+    assert notebook.trips[0].culprit.label == "output[2]"
+
+
+def test_a_model_whose_weights_are_on_the_meta_device_runs() -> None:
+    model = model_of(nn.Linear(4, 4, device="meta"), nn.GELU())
+    detector, notebook = watched(model)
+    model(torch.empty(3, 4, device="meta")).sum().backward()
+    assert detector.fault == ""
+    assert {r.state for frame in notebook.frames() for r in frame.readings} == {State.UNMATERIALISED}
+
+
+# --- sharded --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    unwatch()
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def _first_of_two_ranks() -> Iterator[None]:
+    """The other one does not exist: its part of a tensor cannot be read."""
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_first_of_two_ranks")
+def test_of_a_distributed_tensor_the_shard_of_this_rank_is_measured() -> None:
+    tensor = pytest.importorskip("torch.distributed.tensor", reason="came with torch 2.5")
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    whole = tensor.DTensor.from_local(torch.tensor([[0.5, -4.0]]), mesh, [tensor.Shard(0)], run_check=False)
+    assert whole.shape == (2, 2)
+    check(whole, State.FINITE, 0.5, 4.0)
+
+
+@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.parametrize("is_watched_first", [True, False])
+def test_a_fully_sharded_model_is_watched_under_its_own_names(is_watched_first: bool) -> None:
+    fully_shard = getattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard", None)
+    if fully_shard is None:
+        pytest.skip("torch.distributed.fsdp.fully_shard came with torch 2.6")
+    model = model_of(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
+    before = {name: value.detach().abs().max().item() for name, value in model.named_parameters()}
+    seen: tuple[Any, Notebook] | None = watched(model) if is_watched_first else None
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+    for part in (model[0], model[2], model):
+        fully_shard(part, mesh=mesh)
+    detector, notebook = seen or watched(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        model(ones()).sum().backward()
+        optimizer.step()
+    assert detector.fault == ""
+    assert [(s.batch, s.optimizer_step) for _, s in notebook.batches] == [(0, 0), (1, 1)]
+    frames = notebook.frames(0)
+    assert [(f.spec.module, f.spec.module_class) for f in frames] == [
+        ("0", "Linear"), ("1", "GELU"), ("2", "Linear"), ("", "Sequential"),
+    ]  # fmt: skip
+    assert {r.state for frame in frames for r in frame.readings} == {State.FINITE}
+    weights = {f"{f.spec.module}.{r.label}": r.abs_max for f in frames for r in f.readings if r.label in ("weight", "bias")}
+    assert weights == pytest.approx(before)
+    with torch.no_grad():
+        next(model[2].parameters()).to_local().fill_(math.nan)  # type: ignore[attr-defined]
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert (notebook.trips[0].frame.spec.module, notebook.trips[0].culprit.label) == ("2", "weight")

@@ -1,0 +1,634 @@
+"""The backward under watch: whose gradients, of which batch, when they trip, and that the training stays what it was."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from notebook import Gain, Notebook, model_of, ones, watched
+from rankwatch.errors import OverflowDetected
+from rankwatch.frame import Frame, Kind, Phase, State
+from rankwatch.trip import Cause, Trip, classify
+
+every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
+both_checkpoints = pytest.mark.parametrize("use_reentrant", [True, False])
+
+
+class Multiplied(torch.autograd.Function):
+    """The identity, whose backward multiplies the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+class BackwardGain(Gain):
+    """x -> x, and on the way back gain * gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Multiplied.apply(x, self.gain)
+        return out
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.block, self.stem(x), use_reentrant=self.use_reentrant)
+        return out
+
+
+def sgd(model: nn.Module, lr: float = 0.01) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr)
+
+
+def frames_of(notebook: Notebook, batch: int, phase: Phase = Phase.BACKWARD) -> list[Frame]:
+    frames = [frame for table, summary in notebook.batches if summary.batch == batch for frame in summary.frames(table)]
+    return [frame for frame in frames if frame.spec.phase is phase]
+
+
+def gradients_of(notebook: Notebook, batch: int) -> dict[str, float]:
+    """The abs max of each gradient, as ``module:label``."""
+    return {
+        f"{frame.spec.module}:{reading.label}": reading.abs_max
+        for frame in frames_of(notebook, batch)
+        for reading in frame.readings
+    }
+
+
+def only(trips: list[Trip]) -> Trip:
+    (trip,) = trips
+    return trip
+
+
+# --- what is recorded -----------------------------------------------------------------------------------------------------
+
+
+@every_check
+def test_every_gradient_is_recorded_in_the_batch_of_its_forward(check: str) -> None:
+    model = model_of(nn.Linear(4, 4), Gain(3.0), nn.Linear(4, 2))
+    optimizer = sgd(model)
+    detector, notebook = watched(model, check=check, gradients=True)
+    expected = []
+    for batch in range(3):
+        (model(ones()).sum() * 10**batch).backward()
+        expected.append(
+            {name: float(value.grad.abs().max()) for name, value in model.named_parameters() if value.grad is not None}
+        )
+        optimizer.step()
+        optimizer.zero_grad()
+    detector.remove()
+    for batch in range(3):
+        found = gradients_of(notebook, batch)
+        assert found.keys() == {
+            ":grad_output", "2:grad_output", "2:grad_input[0]", "1:grad_output", "1:grad_input[0]", "0:grad_output",
+            "2:weight.grad", "2:bias.grad", "0:weight.grad", "0:bias.grad",
+        }  # fmt: skip
+        assert {name: found[f"{name.replace('.', ':')}.grad"] for name in expected[batch]} == expected[batch]
+        assert found[":grad_output"] == found["2:grad_output"] == 10**batch
+        assert found["0:grad_output"] == found["1:grad_input[0]"] == pytest.approx(3 * found["1:grad_output"])
+
+
+def test_gradients_have_their_kinds_and_follow_the_forwards_frames() -> None:
+    model = model_of()
+    detector, notebook = watched(model, gradients=True)
+    model(ones()).sum().backward()
+    detector.remove()
+    assert [(summary.batch, summary.first_frame) for _, summary in notebook.batches] == [(0, 0), (0, 4)]
+    kinds = {reading.label: reading.kind for frame in notebook.frames() for reading in frame.readings}
+    assert kinds == {
+        "grad_output": Kind.GRAD_OUTPUT,
+        "grad_input[0]": Kind.GRAD_INPUT,
+        "weight.grad": Kind.GRADIENT,
+        "bias.grad": Kind.GRADIENT,
+    }
+    assert [frame.position.frame for frame in notebook.frames()] == list(range(4, 4 + len(notebook.frames())))
+
+
+def test_a_module_that_is_called_twice_has_a_frame_for_each_call() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = Gain(2.0)
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.gain(self.gain(self.linear(x)))
+            return out
+
+    model = Twice()
+    detector, notebook = watched(model, gradients=True)
+    model(ones()).sum().backward()
+    detector.remove()
+    calls = [frame for frame in frames_of(notebook, 0) if frame.spec.module == "gain"]
+    assert [[reading.abs_max for reading in frame.readings] for frame in calls] == [[1.0, 2.0], [2.0, 4.0]]
+
+
+@both_checkpoints
+def test_under_checkpointing_gradients_belong_to_the_batch_of_their_forward(use_reentrant: bool) -> None:
+    model = Checkpointed(use_reentrant)
+    optimizer = sgd(model, 0.0)
+    detector, notebook = watched(model, gradients=True)
+    for batch in range(3):
+        (model(ones()).sum() * 10**batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    detector.remove()
+    for batch in range(3):
+        assert [frame.spec.module for frame in frames_of(notebook, batch, Phase.RECOMPUTE)][:2] == ["block.0", "block.1"]
+        found = gradients_of(notebook, batch)
+        assert found[":grad_output"] == found["block.2:grad_output"] == 10**batch
+        assert found["block.2:bias.grad"] == 3 * 10**batch  # three samples
+        assert {"block.0:weight.grad", "block.0:grad_output", "stem:weight.grad", "stem:grad_output"} <= found.keys()
+
+
+@both_checkpoints
+def test_what_is_recomputed_belongs_to_the_batch_whose_backward_runs(use_reentrant: bool) -> None:
+    model = Checkpointed(use_reentrant)
+    detector, notebook = watched(model)
+    losses = [model(ones() * 10**batch).sum() for batch in range(2)]
+    for loss in losses:
+        loss.backward()
+    detector.remove()
+    forward, again = [
+        [frames_of(notebook, batch, phase)[index].abs_max for batch in range(2)]
+        for phase, index in ((Phase.FORWARD, 1), (Phase.RECOMPUTE, 0))
+    ]
+    assert again == forward
+
+
+@both_checkpoints
+def test_under_gradient_accumulation_each_micro_batch_has_its_own(use_reentrant: bool) -> None:
+    model = Checkpointed(use_reentrant)
+    optimizer = sgd(model, 0.0)
+    detector, notebook = watched(model, gradients=True)
+    for batch in range(4):
+        model(ones()).sum().backward()
+        if batch % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    detector.remove()
+    found = [gradients_of(notebook, batch) for batch in range(4)]
+    assert [gradients[":grad_output"] for gradients in found] == [1.0] * 4
+    assert [gradients["block.2:bias.grad"] for gradients in found] == [3.0, 6.0, 3.0, 6.0]  # as accumulated so far
+    steps = {summary.batch: summary.optimizer_step for _, summary in notebook.batches}
+    assert steps == {0: 0, 1: 0, 2: 1, 3: 1}
+
+
+@every_check
+def test_two_forwards_that_are_propagated_back_together_have_their_gradients_both(check: str) -> None:
+    model = model_of()
+    detector, notebook = watched(model, check=check, gradients=True)
+    (model(ones()).sum() + 2 * model(ones()).sum()).backward()
+    detector.remove()
+    assert [gradients_of(notebook, batch).get(":grad_output") for batch in range(2)] == [1.0, 2.0]
+
+
+@every_check
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_bad_gradient_of_either_of_two_forwards_trips(check: str, bad: int) -> None:
+    model = model_of(nn.Linear(4, 4), BackwardGain(), nn.Linear(4, 2))
+    gain = model[1]
+    assert isinstance(gain, BackwardGain)
+    detector, notebook = watched(model, check=check, gradients=True)
+    loss = torch.zeros(())
+    for batch in range(2):
+        gain.gain = math.inf if batch == bad else 1.0
+        loss = loss + model(ones()).sum()
+    with suppress(OverflowDetected):
+        loss.backward()
+    detector.remove()
+    trip = only(notebook.trips)
+    assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (bad, "1", "grad_input[0]")
+
+
+# --- what trips -----------------------------------------------------------------------------------------------------------
+
+
+@every_check
+@pytest.mark.parametrize(("factor", "state"), [(math.inf, State.INF), (math.nan, State.NAN)])
+def test_a_bad_gradient_is_named_where_it_was_born_before_a_weight_is_changed(
+    check: str, factor: float, state: State
+) -> None:
+    model = model_of(nn.Linear(4, 4), BackwardGain(factor), nn.Linear(4, 2))
+    optimizer = sgd(model)
+    before = [parameter.clone() for parameter in model.parameters()]
+    _, notebook = watched(model, check=check, gradients=True)
+
+    def batch() -> None:
+        model(ones()).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(OverflowDetected):
+        batch()
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    trip = only(notebook.trips)
+    assert (trip.position.batch, trip.frame.spec.phase, trip.loss_scale) == (0, Phase.BACKWARD, 0.0)
+    assert (trip.frame.spec.module, trip.culprit.label, trip.culprit.state) == ("1", "grad_input[0]", state)
+    cause, evidence = classify(trip)
+    assert cause is Cause.GRADIENT
+    assert "born in the backward of this module: the gradient that came in was finite" in evidence
+
+
+@every_check
+def test_a_bad_gradient_of_the_loss_is_named_as_the_roots(check: str) -> None:
+    model = model_of()
+    detector, notebook = watched(model, check=check, gradients=True)
+    with suppress(OverflowDetected):
+        (model(ones()).sum() * math.inf).backward()
+    detector.remove()
+    trip = only(notebook.trips)
+    assert (trip.frame.spec.module, trip.culprit.label) == ("", "grad_output")
+    cause, evidence = classify(trip)
+    assert cause is Cause.GRADIENT
+    assert evidence.startswith(
+        "the gradient of the loss with respect to the model's output was inf: look at the loss function"
+    )
+
+
+@both_checkpoints
+def test_a_gradient_born_in_a_checkpoint_is_named_there(use_reentrant: bool) -> None:
+    model = Checkpointed(use_reentrant)
+    model.block[1] = BackwardGain()
+    _, notebook = watched(model, gradients=True)
+    model(ones()).sum().backward()
+    model.block[1] = BackwardGain(math.inf)
+    with pytest.raises(OverflowDetected):
+        model(ones()).sum().backward()
+    trip = only(notebook.trips)
+    assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (1, "block.1", "grad_input[0]")
+    assert classify(trip)[0] is Cause.GRADIENT
+
+
+def test_gradients_are_not_watched_unless_asked_for() -> None:
+    model = model_of(nn.Linear(4, 4), BackwardGain(math.inf))
+    detector, notebook = watched(model)
+    model(ones()).sum().backward()
+    detector.remove()
+    assert [frames_of(notebook, 0), notebook.trips] == [[], []]
+
+
+def test_after_the_watch_is_closed_no_gradient_is_recorded() -> None:
+    model = model_of()
+    detector, notebook = watched(model, gradients=True)
+    loss = model(ones()).sum()
+    detector.remove()
+    loss.backward()
+    assert frames_of(notebook, 0) == []
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+# --- what has no gradient -------------------------------------------------------------------------------------------------
+
+
+def test_frozen_parameters_have_none() -> None:
+    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    detector, notebook = watched(model, gradients=True)
+    model(ones()).sum().backward()
+    detector.remove()
+    assert gradients_of(notebook, 0).keys() == {":grad_output", "2:grad_output", "2:weight.grad", "2:bias.grad"}
+
+
+def test_a_parameter_that_thaws_is_recorded_from_then_on() -> None:
+    model = model_of()
+    model[0].requires_grad_(False)
+    detector, notebook = watched(model, gradients=True)
+    model(ones()).sum().backward()
+    model[0].requires_grad_(True)
+    model(ones()).sum().backward()
+    detector.remove()
+    assert ["0:weight.grad" in gradients_of(notebook, batch) for batch in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize("split", [lambda x: (x * 1, x * 2), lambda x: x.chunk(2, -1)])
+def test_an_output_that_is_not_used_holds_nothing_up(split: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    class Splits(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return split(x)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.splits = nn.Linear(4, 4), Splits()
+
+        def forward(self, x: Tensor) -> Tensor:
+            first: Tensor = self.splits(self.linear(x))[0]
+            return first * 5
+
+    model = Model()
+    detector, notebook = watched(model, gradients=True)
+    for _ in range(2):
+        model(ones()).sum().backward()
+    detector.remove()
+    assert detector.fault == ""
+    for batch in range(2):
+        found = gradients_of(notebook, batch)
+        assert (found["splits:grad_output[0]"], found["splits:grad_input[0]"], found["linear:grad_output"]) == (
+            5.0,
+            5.0,
+            5.0,
+        )
+
+
+def test_a_forward_without_gradients_has_no_backward() -> None:
+    model = model_of()
+    detector, notebook = watched(model, gradients=True)
+    model(ones()).sum().backward()
+    with torch.no_grad():
+        model(ones())
+    model(ones())  # never propagated back
+    model(ones()).sum().backward()
+    detector.remove()
+    assert [len(frames_of(notebook, batch)) for batch in range(3)] == [8, 0, 8]
+
+
+def test_a_part_that_is_detached_has_none() -> None:
+    class Detached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher, self.student = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.student(self.teacher(x).detach())
+            return out
+
+    model = Detached()
+    detector, notebook = watched(model, gradients=True)
+    model(ones()).sum().backward()
+    detector.remove()
+    assert {frame.spec.module for frame in frames_of(notebook, 0)} == {"student", ""}
+
+
+class Token:
+    """Held by the graph behind a tensor: gone when that graph is."""
+
+    def __call__(self, gradient: Tensor) -> None: ...
+
+    @classmethod
+    def on(cls, output: Tensor) -> ref[Token]:
+        token = cls()
+        output.register_hook(token)
+        return ref(token)
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_what_was_propagated_back_or_never_is_set_free(back: bool) -> None:
+    model = model_of(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    watched(model, gradients=True)
+    activations = []
+    model[1].register_forward_hook(lambda module, args, output: activations.append(ref(output.untyped_storage())))
+    graphs = []
+    for _ in range(5):
+        output = model(ones())
+        graphs.append(Token.on(output))
+        if back:
+            output.sum().backward()
+    del output
+    gc.collect()
+    assert [activation() for activation in activations] == [None] * 5
+    assert [graph() for graph in graphs] == [None] * 5
+
+
+# --- the training stays what it was ---------------------------------------------------------------------------------------
+
+
+def with_dropout() -> nn.Module:
+    return model_of(nn.Linear(4, 16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 2))
+
+
+def in_place() -> nn.Module:
+    return model_of(nn.Linear(4, 16), nn.ReLU(inplace=True), nn.Linear(16, 2), nn.ELU(inplace=True))
+
+
+def tied() -> nn.Module:
+    model = model_of(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    return model
+
+
+def checkpointed() -> nn.Module:
+    return Checkpointed(use_reentrant=False)
+
+
+def checkpointed_the_old_way() -> nn.Module:
+    return Checkpointed(use_reentrant=True)
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 3), nn.BatchNorm1d(3), nn.ReLU(inplace=True), nn.Flatten())
+
+
+def recurrent() -> nn.Module:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            states, _ = self.lstm(x.unsqueeze(1).expand(-1, 5, -1))
+            out: Tensor = self.head(states[:, -1])
+            out += 1  # in place, on what a module returned
+            return out
+
+    return Last()
+
+
+@every_check
+@pytest.mark.parametrize(
+    "build", [with_dropout, in_place, tied, checkpointed, checkpointed_the_old_way, convolution, recurrent]
+)
+def test_a_watched_training_is_the_same_bit_for_bit(build: Callable[[], nn.Module], check: str) -> None:
+    def train(model: nn.Module) -> list[float]:
+        torch.manual_seed(1)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.05)
+        losses = []
+        for _ in range(5):
+            loss = model(torch.randn(6, 4)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    def built() -> nn.Module:
+        torch.manual_seed(0)
+        return build()
+
+    bare, model = built(), built()
+    expected = train(bare)
+    detector, notebook = watched(model, check=check, gradients=True)
+    assert train(model) == expected
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in bare.state_dict().items())
+    assert detector.fault == ""
+    detector.remove()
+    assert {summary.batch for _, summary in notebook.batches} == set(range(5))
+    assert all(frames_of(notebook, batch) for batch in range(5))
+
+
+# --- dynamic loss scaling -------------------------------------------------------------------------------------------------
+
+
+class ScaledTraining:
+    """A training with a real scaler, in which the gradients of a batch are bad or not as the test says."""
+
+    def __init__(self, *, init_scale: float = 1024.0, **options: Any) -> None:
+        self.model = model_of()
+        self.optimizer = sgd(self.model)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
+        self.detector, self.notebook = watched(self.model, gradients=True, **options)
+        self.scales: list[float] = []
+        """The scale with which each batch was propagated back."""
+
+    def batch(self, *, bad: bool) -> None:
+        loss = self.model(ones()).sum() * (math.inf if bad else 1.0)
+        self.scales.append(self.scaler.get_scale())
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+
+@every_check
+def test_an_inf_gradient_that_the_scaler_deals_with_is_recorded_and_does_not_trip(check: str) -> None:
+    training = ScaledTraining(init_scale=2.0**127, check=check)
+    for _ in range(5):
+        training.batch(bad=False)
+    training.detector.remove()
+    shrank = [later < sooner for sooner, later in pairwise(training.scales)]
+    assert set(shrank) == {True, False}
+    states = [{r.state for f in frames_of(training.notebook, batch) for r in f.readings} for batch in range(4)]
+    assert [State.INF in found for found in states] == shrank
+    assert training.notebook.trips == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_low_precision_training_finds_its_scale(dtype: torch.dtype) -> None:
+    model = model_of(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=float(torch.finfo(dtype).max))
+    detector, notebook = watched(model, gradients=True)
+    for _ in range(12):
+        with torch.autocast("cpu", dtype):
+            loss = (10 - model(ones()).float()).square().sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    detector.remove()
+    assert notebook.trips == []
+    calls = [frame.readings for frame in frames_of(notebook, 0) if frame.spec.module == "1"]
+    assert [(reading.label, reading.dtype) for reading in calls[0]] == [
+        ("grad_output", str(dtype).removeprefix("torch.")),
+        ("grad_input[0]", str(dtype).removeprefix("torch.")),
+    ]
+    finite = [all(r.state is State.FINITE for f in frames_of(notebook, batch) for r in f.readings) for batch in range(12)]
+    assert (finite[0], finite[-1]) == (False, True)
+
+
+def test_it_trips_once_the_scale_has_shrunk_so_many_times_in_a_row() -> None:
+    training = ScaledTraining(max_scale_shrinks=3)
+    for _ in range(3):
+        training.batch(bad=True)
+    assert training.scaler.get_scale() == 1024.0 / 8
+    with pytest.raises(OverflowDetected):
+        training.batch(bad=True)
+    trip = only(training.notebook.trips)
+    assert (trip.position.batch, trip.frame.spec.module, trip.loss_scale) == (3, "", 1024.0 / 8)
+    assert classify(trip)[1].endswith("; the loss scale was 128")
+
+
+@every_check
+def test_the_loss_scale_of_a_trip_is_the_one_of_its_batch(check: str) -> None:
+    training = ScaledTraining(max_scale_shrinks=3, check=check)
+    training.batch(bad=False)
+    with suppress(OverflowDetected):
+        for _ in range(10):
+            training.batch(bad=True)
+    trip = only(training.notebook.trips)
+    assert trip.position.batch == 4
+    assert trip.loss_scale == training.scales[4]
+
+
+def test_a_step_that_is_taken_resets_the_count() -> None:
+    training = ScaledTraining(max_scale_shrinks=3)
+    for bad in [False] + [True, True, False] * 4 + [True] * 3:
+        training.batch(bad=bad)
+    assert training.notebook.trips == []
+    with pytest.raises(OverflowDetected):
+        training.batch(bad=True)
+
+
+def test_a_scaler_that_is_not_enabled_absorbs_nothing() -> None:
+    model = model_of()
+    watched(model, gradients=True)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with pytest.raises(OverflowDetected):
+        scaler.scale(model(ones()).sum() * math.inf).backward()
+
+
+def test_a_bad_forward_is_no_business_of_the_scaler() -> None:
+    training = ScaledTraining()
+    training.batch(bad=False)
+    gain = training.model[1]
+    assert isinstance(gain, Gain)
+    gain.gain = math.inf
+    with pytest.raises(OverflowDetected):
+        training.batch(bad=False)
+    assert only(training.notebook.trips).frame.spec.phase is Phase.FORWARD
+
+
+@pytest.fixture
+def scale() -> list[float]:
+    """The loss scale of an engine that keeps it to itself, as DeepSpeed does."""
+    return [256.0]
+
+
+def test_the_loss_scale_of_an_engine_is_asked_for(scale: list[float]) -> None:
+    model = model_of()
+    _, notebook = watched(model, gradients=True, loss_scale=lambda: scale[0], max_scale_shrinks=2)
+    for _ in range(2):
+        (model(ones()).sum() * math.inf).backward()
+        scale[0] /= 2
+    assert notebook.trips == []
+    with pytest.raises(OverflowDetected):
+        (model(ones()).sum() * math.inf).backward()
+    trip = only(notebook.trips)
+    assert (trip.position.batch, trip.loss_scale) == (2, 64.0)
+
+
+def test_the_scale_of_an_engine_that_grows_again_resets_the_count(scale: list[float]) -> None:
+    model = model_of()
+    detector, notebook = watched(model, gradients=True, loss_scale=lambda: scale[0], max_scale_shrinks=2)
+    for factor in [0.5, 2.0] * 4 + [0.5]:
+        (model(ones()).sum() * (math.inf if factor < 1 else 1.0)).backward()
+        scale[0] *= factor
+    detector.remove()
+    assert notebook.trips == []
+
+
+def test_an_engine_that_cannot_tell_its_scale_does_not_stop_the_training(caplog: pytest.LogCaptureFixture) -> None:
+    model = model_of()
+    detector, _ = watched(model, gradients=True, loss_scale=lambda: [][1])
+    with caplog.at_level("CRITICAL"):
+        model(ones()).sum().backward()
+    assert "IndexError" in detector.fault

@@ -1,0 +1,265 @@
+"""What is noticed before anything overflows: underflow, gradients that turn to zeros, and outputs that near their limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from notebook import Gain, model_of, ones, watched
+from rankwatch.batch import BatchInProgress, Part
+from rankwatch.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, Position, ReadingSpec
+from rankwatch.health import EVERY, HORIZON, LOOKS, NEAR, Health
+from rankwatch.modules import NamedModule
+from rankwatch.notice import Notice, NoticeKind, describe_notice
+from rankwatch.recorder import Record
+from rankwatch.tape import Cell
+
+LIMIT = DTYPE_MAX["float16"]
+TINY = DTYPE_TINY["float16"]
+OUTPUT = ReadingSpec(Kind.OUTPUT, "output", "float16")
+ZEROS = ReadingSpec(Kind.GRADIENT, "weight.grad zeros", "float16")
+
+Row = tuple[str, ReadingSpec, float]
+"""A module's name, a reading of it, and its abs max."""
+
+
+def part_of(batch: int, rows: Sequence[Row], phase: Phase = Phase.FORWARD) -> Part:
+    """A part of a batch whose numbers are there, one frame for each row."""
+    part = BatchInProgress(Position(batch, 0, 0), batch).part
+    for frame, (module, reading, high) in enumerate(rows):
+        cell = Cell()
+        cell.fill(high if math.isnan(high) else 0.0, high)
+        spec = FrameSpec(module, "Linear", (reading,), phase=phase)
+        part.records.append(Record(Position(batch, 0, frame), NamedModule(nn.Identity(), [module]), spec, [cell], batch))
+    return part
+
+
+def looked(batch: int, *rows: Row, health: Health | None = None, phase: Phase = Phase.FORWARD) -> list[Notice]:
+    return (health or Health()).look(part_of(batch, rows, phase))
+
+
+def followed(reading: ReadingSpec, values: dict[int, float]) -> list[list[Notice]]:
+    """What is noticed when a reading takes these values, by batch."""
+    health = Health()
+    return [looked(batch, ("layer", reading, value), health=health) for batch, value in values.items()]
+
+
+# --- when it looks --------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_batches_are_looked_at_and_then_every_eighth() -> None:
+    health = Health()
+    noticed = [batch for batch in range(40) if looked(batch, ("layer", OUTPUT, LIMIT / 2), health=health)]
+    assert noticed == [*range(EVERY), 8, 16, 24, 32]
+
+
+def test_a_recomputed_frame_says_nothing_new() -> None:
+    near = ("layer", OUTPUT, LIMIT / 2)
+    assert looked(0, near, phase=Phase.RECOMPUTE) == []
+    assert len(looked(0, near, phase=Phase.FORWARD)) == 1
+
+
+@pytest.mark.parametrize("kind", [Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.KEYWORD])
+def test_only_what_is_made_is_looked_at(kind: Kind) -> None:
+    assert looked(0, ("layer", ReadingSpec(kind, "x", "float16"), TINY / 2)) == []
+    assert looked(0, ("layer", ReadingSpec(kind, "x", "float16"), LIMIT / 2)) == []
+
+
+@pytest.mark.parametrize("high", [math.inf, math.nan, 0.0])
+def test_what_is_not_finite_or_zero_throughout_is_not_noticed(high: float) -> None:
+    for kind in (Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRADIENT):
+        assert looked(0, ("layer", ReadingSpec(kind, "x", "float16"), high)) == []
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool", "complex64", ""])
+def test_a_dtype_without_a_known_range_is_not_noticed(dtype: str) -> None:
+    assert looked(0, ("layer", ReadingSpec(Kind.OUTPUT, "output", dtype), 1e-40)) == []
+
+
+def test_it_remembers_readings_and_not_batches() -> None:
+    health = Health()
+    rows = [(f"layer.{layer}", OUTPUT, value) for layer in range(5) for value in (1.0, TINY / 2)]
+    for batch in range(200):
+        looked(batch, *rows, health=health)
+    assert len(health._past) == 10  # five modules, each with headroom and underflow
+
+
+# --- underflow ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPE_TINY)
+@pytest.mark.parametrize("kind", [Kind.OUTPUT, Kind.MARKED, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.GRADIENT])
+def test_values_under_the_smallest_normal_number_are_underflow(kind: Kind, dtype: str) -> None:
+    reading = ReadingSpec(kind, "x", dtype)
+    tiny = DTYPE_TINY[dtype]
+    (notice,) = looked(3, ("layer", reading, tiny / 2))
+    assert notice == Notice(NoticeKind.UNDERFLOW, "layer", "Linear", "x", dtype, 3, 3, tiny / 2, 0.0)
+    assert looked(3, ("layer", reading, tiny)) == []
+
+
+@pytest.mark.parametrize("dtype", DTYPE_TINY)
+def test_the_smallest_normal_numbers_are_torchs(dtype: str) -> None:
+    info = torch.finfo(getattr(torch, dtype))
+    assert (DTYPE_TINY[dtype], DTYPE_MAX[dtype]) == (info.smallest_normal, info.max)
+
+
+def test_underflow_says_since_when() -> None:
+    noticed = followed(OUTPUT, {0: 1.0, 1: TINY / 2, 2: 1.0, 3: TINY / 4})
+    assert [[(notice.since, notice.batch) for notice in notices] for notices in noticed] == [[], [(1, 1)], [], [(1, 3)]]
+
+
+# --- headroom -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_an_output_near_its_largest_number_is_noticed_grow_it_or_not(dtype: str) -> None:
+    reading, most = ReadingSpec(Kind.OUTPUT, "output", dtype), DTYPE_MAX[dtype]
+    assert looked(0, ("layer", reading, 0.99 * NEAR * most)) == []
+    (notice,) = looked(0, ("layer", reading, 1.01 * NEAR * most))
+    assert (notice.kind, notice.since, notice.growth, notice.batches_left) == (NoticeKind.HEADROOM, 0, 0.0, math.inf)
+
+
+def test_an_output_that_stands_near_its_limit_is_described_as_one_that_does_not_grow() -> None:
+    *_, (notice,) = followed(OUTPUT, dict.fromkeys(range(6), 32752.0))
+    assert describe_notice(notice) == (
+        "next to overflow: layer (Linear), output: abs max 3.28e+04 in batch 5 is 50% of float16's largest number "
+        "and does not grow"
+    )
+
+
+def test_gradients_near_their_limit_are_the_loss_scalers_business() -> None:
+    assert looked(0, ("layer", ReadingSpec(Kind.GRAD_INPUT, "grad_input[0]", "float16"), LIMIT / 2)) == []
+
+
+def test_growth_is_believed_after_some_looks_in_a_row() -> None:
+    noticed = followed(OUTPUT, {batch: 2.0**batch for batch in range(7)})
+    assert [len(notices) for notices in noticed] == [0] * LOOKS + [1] * (7 - LOOKS)
+    (notice,) = noticed[6]
+    assert (notice.since, notice.batch, notice.value, notice.growth) == (LOOKS, 6, 64.0, 1.0)
+    assert notice.batches_left == pytest.approx(10.0, abs=0.001)
+    assert describe_notice(notice).endswith("and grows by x2 a batch: about 10 batches are left")
+
+
+def test_growth_that_breaks_off_is_not_growth() -> None:
+    assert followed(OUTPUT, {0: 1.0, 1: 2.0, 2: 4.0, 3: 3.0, 4: 6.0, 5: 12.0}) == [[]] * 6
+
+
+def test_growth_is_measured_by_batch_also_between_the_later_looks() -> None:
+    *_, (notice,) = followed(OUTPUT, {batch: 2.0 ** (batch / 8) for batch in range(0, 48, 8)})
+    assert notice.growth == pytest.approx(1 / 8)
+
+
+def test_growth_that_needs_very_long_is_not_noticed() -> None:
+    # From 1 to the largest number in 16 doublings.
+    slow, fast = 16 / (2 * HORIZON), 16 / (HORIZON / 2)
+    assert not any(followed(OUTPUT, {batch: 2 ** (slow * batch) for batch in range(8)}))
+    assert followed(OUTPUT, {batch: 2 ** (fast * batch) for batch in range(8)})[-1]
+
+
+def test_an_output_that_came_back_is_noticed_anew() -> None:
+    noticed = followed(OUTPUT, {0: LIMIT / 2, 1: 1.0, 2: LIMIT / 2, 3: LIMIT / 2})
+    assert [[notice.since for notice in notices] for notices in noticed] == [[0], [], [2], [2]]
+
+
+def test_the_module_that_overflows_next_is_the_most_urgent() -> None:
+    health = Health()
+    for batch in range(6):
+        noticed = looked(
+            batch,
+            ("still", OUTPUT, LIMIT / 2),
+            ("slow", OUTPUT, 100 * 1.2**batch),
+            ("next", OUTPUT, 2.0 * 4**batch),
+            ("lost", OUTPUT, TINY / 2),
+            health=health,
+        )
+    assert [notice.module for notice in sorted(noticed, key=lambda one: one.urgency)] == ["next", "slow", "still", "lost"]
+
+
+def test_of_several_calls_of_a_module_the_largest_output_counts() -> None:
+    health = Health()
+    for batch in range(5):
+        # What is largest grows; the smaller call before it leaps up and down.
+        calls = [("layer", OUTPUT, value) for value in (1.0 + batch % 2, 100 * 1.5**batch, 3.0)]
+        noticed = looked(batch, *calls, health=health)
+    assert [(notice.since, notice.value, round(2**notice.growth, 3)) for notice in noticed] == [(3, 506.25, 1.5)]
+
+
+def test_a_module_that_is_called_more_and_more_often_does_not_grow() -> None:
+    health = Health()
+    for batch in range(8):
+        assert looked(batch, *[("layer", OUTPUT, 100.0)] * (batch + 1), health=health) == []
+
+
+# --- zeros ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_growing_share_of_zeros_is_noticed() -> None:
+    noticed = followed(ZEROS, {0: 0.05, 1: 0.1, 2: 0.2, 3: 0.3, 4: 0.5})
+    assert [len(notices) for notices in noticed] == [0, 0, 0, 1, 1]
+    (notice,) = noticed[-1]
+    assert (notice.kind, notice.module, notice.label) == (NoticeKind.ZEROS, "layer", "weight.grad")
+    assert (notice.since, notice.batch, notice.value) == (1, 4, 0.5)
+    assert notice.growth == pytest.approx(0.2)
+    assert describe_notice(notice) == (
+        "underflow: layer (Linear), weight.grad: 50% of the elements are zero in batch 4, a share that grows since batch 1"
+    )
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        [0.5, 0.5, 0.5, 0.5, 0.5],  # a ReLU's
+        [0.5, 0.51, 0.52, 0.53, 0.54],  # too little
+        [0.01, 0.02, 0.04, 0.06, 0.08],  # too few
+        [0.1, 0.3, 0.2, 0.4, 0.3],  # up and down
+    ],
+)
+def test_zeros_that_are_there_as_before_are_not_noticed(shares: list[float]) -> None:
+    assert not any(followed(ZEROS, dict(enumerate(shares))))
+
+
+def test_a_share_of_zeros_is_no_underflow() -> None:
+    assert looked(0, ("layer", ZEROS, TINY / 2)) == []
+
+
+# --- in a training --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", ["frame", "batch", "async"])
+def test_a_training_that_nears_overflow_is_noticed_before_it_overflows(check: str) -> None:
+    model = model_of(Gain(), Gain(), Gain()).half()
+    detector, notebook = watched(model, check=check)
+    for batch in range(12):
+        model[1].gain = 2.0**batch  # type: ignore[assignment]
+        model(ones().half())
+    detector.remove()
+    assert notebook.trips == []
+    last = {notice.key: notice for notice in notebook.notices}
+    assert {(notice.kind, notice.module) for notice in last.values()} == {
+        (NoticeKind.HEADROOM, "1"), (NoticeKind.HEADROOM, "2"), (NoticeKind.HEADROOM, ""),
+    }  # fmt: skip
+    assert {notice.batch for notice in notebook.notices} == {3, 4, 5, 6, 7, 8}
+
+
+def test_activations_and_gradients_that_underflow_are_noticed() -> None:
+    model = model_of(Gain(2.0**-16), Gain()).half()
+    detector, notebook = watched(model, gradients=True)
+    model(ones().half().requires_grad_() * 1).sum().backward()
+    detector.remove()
+    found = {(notice.kind, notice.module, notice.label) for notice in notebook.notices}
+    assert found == {
+        (NoticeKind.UNDERFLOW, "0", "output"), (NoticeKind.UNDERFLOW, "1", "output"), (NoticeKind.UNDERFLOW, "", "output"),
+        (NoticeKind.UNDERFLOW, "0", "grad_input[0]"), (NoticeKind.UNDERFLOW, "", "grad_input[0]"),
+    }  # fmt: skip
+
+
+def test_an_eval_forward_is_not_looked_at() -> None:
+    model = model_of(Gain(2.0**-16)).half()
+    detector, notebook = watched(model)
+    model.eval()(ones().half())
+    detector.remove()
+    assert notebook.notices == []

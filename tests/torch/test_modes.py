@@ -1,0 +1,84 @@
+"""Modes that see every operation of torch: they see the model's, not ours."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from notebook import Gain, model_of, ones, watched
+from rankwatch.frame import Phase
+
+
+class Log(TorchDispatchMode):
+    """Writes down what runs."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self.operations: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_the_operations_of_the_model_alone() -> None:
+    seen = []
+    for is_watched in (False, True):
+        model, x = model_of(), ones()
+        _, notebook = watched(model) if is_watched else (None, None)
+        with Log() as log:
+            model(x)
+        seen.append(log.operations)
+        assert notebook is None or len(notebook.batches) == 1
+    assert seen[0] == seen[1]
+
+
+def test_a_forward_of_fake_tensors_is_no_batch() -> None:
+    model = model_of()
+    detector, notebook = watched(model)
+    model(ones())
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model(ones())
+    model(ones())
+    assert [summary.batch for _, summary in notebook.batches] == [0, 1]
+    assert detector.fault == ""
+
+
+class Selective(nn.Module):
+    """Keeps the results of matrix products, and makes the others anew in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.GELU(), Gain(2.0), nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            keep = operation is torch.ops.aten.addmm.default
+            return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+        contexts = partial(create_selective_checkpoint_contexts, policy)
+        result: Tensor = checkpoint(self.inner, x, use_reentrant=False, context_fn=contexts)
+        return result
+
+
+def test_selective_checkpointing_saves_what_it_does_without_a_watch() -> None:
+    gradients = []
+    for is_watched in (False, True):
+        torch.manual_seed(0)
+        model = model_of(Selective(), Selective())
+        _, notebook = watched(model) if is_watched else (None, None)
+        model(ones()).sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+        if notebook is not None:
+            watched_phases = [spec.phase for table, _ in notebook.batches for spec in table.specs]
+            assert watched_phases.count(Phase.FORWARD) == 13
+    for bare, mine in zip(*gradients, strict=True):
+        assert bare is not None
+        assert mine is not None
+        assert torch.equal(bare, mine)
