@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .frame import Kind, ReadingSpec
-from .measure import dtype_name
+from .health import ZEROS
+from .measure import dtype_name, local
 from .modules import NamedModule
 from .tape import Cell
 from .walk import leaves
@@ -77,10 +78,15 @@ class _Call:
 
 
 class ParameterGradients:
-    """Has the gradients of parameters measured whenever a backward has added to them."""
+    """Has the gradients of parameters measured whenever a backward has added to them.
 
-    def __init__(self, take: Callable[[Tensor], Cell], emit: Emit) -> None:
+    Args:
+        counts_zeros: whether to measure the share of exact zeros in them too, just now.
+    """
+
+    def __init__(self, take: Callable[[Tensor], Cell], emit: Emit, counts_zeros: Callable[[], bool]) -> None:
         self._take = take
+        self._counts_zeros = counts_zeros
         self._emit = emit
         self._hooked: dict[int, ReferenceType[Tensor]] = {}
         self._handles: list[Any] = []
@@ -90,8 +96,10 @@ class ParameterGradients:
         for name, value in named.module._parameters.items():
             if value is not None and value.requires_grad and value.is_leaf and not self._is_hooked(value):
                 self._hooked[id(value)] = ref(value)
-                row = ReadingSpec(Kind.GRADIENT, f"{name}.grad", dtype_name(value.dtype))
-                self._handles.append(value.register_post_accumulate_grad_hook(self._hook(named, row)))
+                label = f"{name}.grad"
+                row = ReadingSpec(Kind.GRADIENT, label, dtype_name(value.dtype))
+                zeros = ReadingSpec(Kind.GRADIENT, label + ZEROS, "float32")
+                self._handles.append(value.register_post_accumulate_grad_hook(self._hook(named, row, zeros)))
 
     def remove(self) -> None:
         while self._handles:
@@ -101,12 +109,21 @@ class ParameterGradients:
         hooked = self._hooked.get(id(value))
         return hooked is not None and hooked() is value
 
-    def _hook(self, named: NamedModule, row: ReadingSpec) -> Callable[[Tensor], None]:
+    def _hook(self, named: NamedModule, row: ReadingSpec, zeros: ReadingSpec) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
-            if parameter.grad is not None:
-                self._emit(named, (row,), [self._take(parameter.grad)])
+            gradient = parameter.grad
+            if gradient is None:
+                return
+            if gradient.layout is torch.strided and gradient.numel() and self._counts_zeros():
+                self._emit(named, (row, zeros), [self._take(gradient), self._take(_share_of_zeros(gradient))])
+            else:
+                self._emit(named, (row,), [self._take(gradient)])
 
         return hook
+
+
+def _share_of_zeros(gradient: Tensor) -> Tensor:
+    return 1 - torch.count_nonzero(local(gradient)).to(torch.float32) / gradient.numel()
 
 
 def mark_outputs(output: Any, reached: Callable[[], None]) -> None:

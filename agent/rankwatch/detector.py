@@ -24,6 +24,7 @@ from .batch import BatchInProgress
 from .config import Check, Config, Tuning
 from .errors import TrainingAborted
 from .frame import NOWHERE, Kind, Phase, Position, ReadingSpec
+from .health import is_looked_at
 from .hooks import Hooks
 from .modules import NamedModule
 from .recorder import Record, Recorder
@@ -100,7 +101,9 @@ class Detector:
         self._is_full = True  # whether all modules are recorded, or the root's output alone
         self._behind = self._batch  # the batch whose backward is running
         self._behinds: list[BatchInProgress] = []  # those whose backward has frames that are not told yet
-        self._parameters = backward.ParameterGradients(self._recorder.cell, self._guarded(self._gradients))
+        self._parameters = backward.ParameterGradients(
+            self._recorder.cell, self._guarded(self._gradients), lambda: is_looked_at(self._behind.position.batch)
+        )
         self._hooks = Hooks(
             model,
             self._guarded,

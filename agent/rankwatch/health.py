@@ -50,6 +50,10 @@ class _Past:
     first: float = 0.0
 
 
+def is_looked_at(batch: int) -> bool:
+    return batch < EVERY or batch % EVERY == 0
+
+
 class Health:
     """Looks at the readings of one rank, batch by batch. Bounded by the number of different readings."""
 
@@ -59,7 +63,7 @@ class Health:
     def look(self, part: Part) -> list[Notice]:
         """What there is to notice in a part whose numbers are there."""
         batch = part.first.batch
-        if batch >= EVERY and batch % EVERY:
+        if not is_looked_at(batch):
             return []
         outputs: _Outputs = {}
         found = [notice for record in part.records for notice in self._look(batch, record.spec, record.cells, outputs)]
@@ -70,11 +74,12 @@ class Health:
             return
         for row, cell in zip(spec.readings, cells, strict=True):
             high = cell.high
+            if row.kind is Kind.GRADIENT and row.label.endswith(ZEROS):
+                yield from self._zeros(batch, spec, row, high)
+                continue
             if row.kind not in _MADE or not high > 0.0 or high == math.inf or row.dtype not in DTYPE_MAX:
                 continue
-            if row.label.endswith(ZEROS):
-                yield from self._zeros(batch, spec, row, high)
-            elif high < DTYPE_TINY[row.dtype]:
+            if high < DTYPE_TINY[row.dtype]:
                 past = self._of(NoticeKind.UNDERFLOW, spec, row)
                 past.since = batch if past.since < 0 else past.since
                 yield _notice(NoticeKind.UNDERFLOW, spec, row, past.since, batch, high, 0.0)

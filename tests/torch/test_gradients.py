@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from notebook import Gain, Notebook, model_of, ones, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.frame import Frame, Kind, Phase, State
+from rankwatch.health import ZEROS
 from rankwatch.trip import Cause, Trip, classify
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
@@ -67,11 +68,12 @@ def frames_of(notebook: Notebook, batch: int, phase: Phase = Phase.BACKWARD) -> 
 
 
 def gradients_of(notebook: Notebook, batch: int) -> dict[str, float]:
-    """The abs max of each gradient, as ``module:label``."""
+    """The abs max of each gradient, as ``module:label``; how many zeros are in it is test_health's."""
     return {
         f"{frame.spec.module}:{reading.label}": reading.abs_max
         for frame in frames_of(notebook, batch)
         for reading in frame.readings
+        if not reading.label.endswith(ZEROS)
     }
 
 
@@ -119,7 +121,9 @@ def test_gradients_have_their_kinds_and_follow_the_forwards_frames() -> None:
         "grad_output": Kind.GRAD_OUTPUT,
         "grad_input[0]": Kind.GRAD_INPUT,
         "weight.grad": Kind.GRADIENT,
+        "weight.grad zeros": Kind.GRADIENT,
         "bias.grad": Kind.GRADIENT,
+        "bias.grad zeros": Kind.GRADIENT,
     }
     assert [frame.position.frame for frame in notebook.frames()] == list(range(4, 4 + len(notebook.frames())))
 

@@ -263,3 +263,27 @@ def test_an_eval_forward_is_not_looked_at() -> None:
     model.eval()(ones().half())
     detector.remove()
     assert notebook.notices == []
+
+
+def test_a_growing_share_of_zeros_in_a_gradient_is_noticed() -> None:
+    model = model_of(nn.Linear(4, 8, bias=False))
+    detector, notebook = watched(model, gradients=True)
+    for batch in range(6):
+        model.zero_grad()
+        used = torch.zeros(8)
+        used[: 8 - batch] = 1.0
+        (model(ones()) * used).sum().backward()
+    detector.remove()
+    shares = [
+        reading.abs_max
+        for table, summary in notebook.batches
+        for frame in summary.frames(table)
+        for reading in frame.readings
+        if reading.label == "weight.grad zeros"
+    ]
+    assert shares == pytest.approx([batch / 8 for batch in range(6)])
+    assert [(notice.kind, notice.module, notice.label, notice.since, notice.batch) for notice in notebook.notices] == [
+        (NoticeKind.ZEROS, "0", "weight.grad", 1, 3),
+        (NoticeKind.ZEROS, "0", "weight.grad", 1, 4),
+        (NoticeKind.ZEROS, "0", "weight.grad", 1, 5),
+    ]
