@@ -232,7 +232,7 @@ class Detector:
                 self._watch_backward(output, self._batch)
                 self._end_batch()
 
-    def _handed(self, named: NamedModule, what: What, rows: Tensor) -> None:
+    def _handed(self, named: NamedModule, what: What, numbers: list[Tensor]) -> None:
         """What a compiled graph hands over in the place of ``_enter``, ``_leave`` and ``_leave_root``."""
         if self.abort is not None:
             raise self.abort()
@@ -244,16 +244,16 @@ class Detector:
             is_outermost = self._enter_root()
             if is_outermost:
                 self._open_batch(self._count_all or what.event == "train")
-                cells = self._recorder.handed(rows, what.states)
+                cells = self._recorder.handed(numbers, what.states)
                 self._batch.root_inputs = self._recorder.cells(self.position, named, Phase.FORWARD, what.rows, cells)
                 self._batch.is_compiled = True
         elif named.module is self._hooks.root:
             with _LeavingRoot(self) as ends_batch:
-                self._traced(named, what, rows)
+                self._traced(named, what, numbers)
                 if ends_batch:
                     self._end_batch()
         elif self._is_full:
-            self._traced(named, what, rows)
+            self._traced(named, what, numbers)
 
     def _call(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         record = self._recorder.call(self.position, named, Phase.FORWARD, args, kwargs, output)
@@ -261,8 +261,8 @@ class Detector:
         if self._config.gradients:
             self._watch_gradients(named, args, kwargs, output, self._batch)
 
-    def _traced(self, named: NamedModule, what: What, rows: Tensor) -> None:
-        cells = self._recorder.handed(rows, what.states)
+    def _traced(self, named: NamedModule, what: What, numbers: list[Tensor]) -> None:
+        cells = self._recorder.handed(numbers, what.states)
         self._record(self._recorder.traced(self.position, named, what.rows, cells), None)
 
     def _mark(self, tensor: Tensor, label: str, named: NamedModule) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import weakref
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from torch.utils.hooks import RemovableHandle
 from . import traced
 from .modules import NamedModule, named_modules, unwrap
 
+log = logging.getLogger(__name__)
+
 # Private, so looked up with care: without them a compiled model's hooks break its graph, and nothing else changes.
 _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 set_eval_frame: Callable[[Any], Any] = getattr(_eval_frame, "set_eval_frame", lambda callback: None)
@@ -29,7 +32,7 @@ class Hooks:
 
     ``enter(named, args, kwargs)`` and ``leave_root(named, args, kwargs, output)``, of the root, with output None when its
     forward raised; ``leave(named, args, kwargs, output)``, of the other modules that ``select`` accepts by a name. In a
-    compiled model ``handed(named, what, rows)`` is called in their place (see ``traced``). A deep copy or a pickle of the
+    compiled model ``handed(named, what, numbers)`` is called in their place (see ``traced``). A deep copy or a pickle of the
     model carries no hooks that do anything.
     """
 
@@ -65,6 +68,7 @@ class Hooks:
         ]
         self._release = weakref.finalize(self, _remove, handles)
         self._release.atexit = False
+        _guard_hooks()
         _forget_compiled()
         self._learn(named_modules(self.root))
 
@@ -135,7 +139,7 @@ class _Hook:
     def __init__(self, named: NamedModule, call: Callable[..., None], handed: Callable[..., None]) -> None:
         self._named = named
         self._body = call
-        self._receiver = traced.Receiver(lambda what, rows: handed(named, what, rows))
+        self._receiver = traced.Receiver(lambda what, numbers: handed(named, what, numbers))
         self.key: Tensor = self._receiver.key
 
     def _call(self, *rest: Any) -> None:
@@ -202,6 +206,20 @@ def _never_compile(function: Callable[..., Any]) -> None:
 
 for _call in (_Enter.__call__, _Leave.__call__, _Hook._call, _unseen):
     _never_compile(_call)
+
+
+def _guard_hooks() -> None:
+    """Has graphs say whether the modules they were made of had hooks.
+
+    By default they do not, and serve any other model of the same class: one that is not watched would lend its graph, which
+    tells nothing, to one that is.
+    """
+    try:
+        import torch._dynamo.config
+
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
+    except Exception as error:  # noqa: BLE001  private, and of no use where nothing is compiled
+        log.debug("cannot have compiled graphs tell models with hooks from those without: %s", error)
 
 
 def _forget_compiled() -> None:

@@ -119,12 +119,12 @@ class Recorder:
             spec = specs[phase, rows] = _spec(named, rows, phase)
         return Record(position, named, spec, cells, self._step)
 
-    def handed(self, rows: Tensor, states: Iterable[State | None]) -> list[Cell]:
-        """The cells of a compiled call: ``rows`` holds one row for each of ``states`` that is measured."""
-        states = list(states)
-        is_measured = [state is None or state is State.NOT_FLOAT for state in states]
-        measured = iter(self._tape.take(rows, [state for state, yes in zip(states, is_measured, strict=True) if yes]))
-        return [next(measured) if yes else Cell(state) for state, yes in zip(states, is_measured, strict=True)]
+    def handed(self, numbers: list[Tensor], states: Iterable[State | None]) -> list[Cell]:
+        """The cells of a compiled call, see ``traced``."""
+        cells = [Cell(state) for state in states]
+        measured = [cell for cell in cells if cell.state is None or cell.state is State.NOT_FLOAT]
+        self._tape.take(numbers, measured)
+        return cells
 
     def traced(self, position: Position, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> Record:
         """Records what a compiled call has measured of its inputs and outputs, and the module's weights."""

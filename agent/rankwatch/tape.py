@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -68,11 +67,21 @@ class Tape:
         self._measure(values, buffer.row(), layout)
         return buffer.keep(Cell(state))
 
-    def take(self, rows: Tensor, states: Iterable[State | None]) -> list[Cell]:
-        """Copies ``rows`` (n x 2, floating) that a compiled graph has measured; one cell for each."""
+    def take(self, numbers: list[Tensor], cells: list[Cell]) -> None:
+        """Takes what a compiled graph has measured: two tensors for each of ``cells``, or one of as many rows.
+
+        The graph may use their memory anew: they are read, or copied, at once.
+        """
+        if len(numbers) == 2 * len(cells):
+            ends = iter(numbers)
+            for cell, low, high in zip(cells, ends, ends):  # noqa: B905
+                self._has_bad |= cell.fill(low.item(), high.item())
+            return
+        (rows,) = numbers
         buffer = self._buffer(rows.device, Layout(rows.dtype, rows.dtype))
         buffer.put(rows)
-        return [buffer.keep(Cell(state)) for state in states]
+        for cell in cells:
+            buffer.keep(cell)
 
     def read(self) -> bool:
         """Fills the cells written since the last read; returns whether one is not finite. Synchronises with the device."""

@@ -29,9 +29,12 @@ _receivers: WeakValueDictionary[int, Receiver] = WeakValueDictionary()
 
 
 class Receiver:
-    """Whom the numbers of a traced hook are for: ``receive(what, rows)`` gets them in the training thread."""
+    """Whom the numbers of a traced hook are for: ``receive(what, numbers)`` gets them in the training thread.
 
-    def __init__(self, receive: Callable[[What, Tensor], None]) -> None:
+    ``numbers``: abs min and abs max of each measured reading, on the host a tensor each, elsewhere as rows of one tensor.
+    """
+
+    def __init__(self, receive: Callable[[What, list[Tensor]], None]) -> None:
         self.receive = receive
         key = next(_keys)
         self.key = torch.tensor(key)
@@ -39,7 +42,10 @@ class Receiver:
 
 
 class What(NamedTuple):
-    """What a row stands for; ``measured``: which of the readings have a row, in order. ``event``: see the hooks below."""
+    """What numbers stand for: the readings, and those of their states that were known while tracing.
+
+    Those that were not, or are NOT_FLOAT, have numbers, in this order. ``event``: see the hooks below.
+    """
 
     event: str
     rows: tuple[ReadingSpec, ...]
@@ -48,33 +54,33 @@ class What(NamedTuple):
 
 def enter(key: Tensor, is_training: bool, args: Any, kwargs: Any) -> None:
     """The root begins a forward. Traced."""
-    rows: list[Tensor] = []
+    numbers: list[Tensor] = []
     plan = ["train" if is_training and torch.is_grad_enabled() else "eval"]
-    _inputs(args, kwargs, rows, plan)
-    torch.ops.rankwatch.record(_ORDER, _stack(rows), key, _ROW.join(plan))
+    _inputs(args, kwargs, numbers, plan)
+    torch.ops.rankwatch.record(_ORDER, _gathered(numbers), key, _ROW.join(plan))
 
 
 def leave(key: Tensor, args: Any, kwargs: Any, output: Any) -> None:
     """A module ends a forward. Traced."""
-    rows: list[Tensor] = []
+    numbers: list[Tensor] = []
     plan = ["leave"]
-    _inputs(args, kwargs, rows, plan)
+    _inputs(args, kwargs, numbers, plan)
     for label, value in leaves(output, "output"):
-        _reading(3, label, value, rows, plan)
-    torch.ops.rankwatch.record(_ORDER, _stack(rows), key, _ROW.join(plan))
+        _reading(3, label, value, numbers, plan)
+    torch.ops.rankwatch.record(_ORDER, _gathered(numbers), key, _ROW.join(plan))
 
 
-def _inputs(args: Any, kwargs: Any, rows: list[Tensor], plan: list[str]) -> None:
+def _inputs(args: Any, kwargs: Any, numbers: list[Tensor], plan: list[str]) -> None:
     for index, value in enumerate(args):
         for label, leaf in leaves(value, f"input[{index}]"):
-            _reading(2, label, leaf, rows, plan)
+            _reading(2, label, leaf, numbers, plan)
     for name, value in kwargs.items():
         for label, leaf in leaves(value, f"input[{name}]"):
-            _reading(5, label, leaf, rows, plan)
+            _reading(5, label, leaf, numbers, plan)
 
 
-def _reading(kind: int, label: str, value: Any, rows: list[Tensor], plan: list[str]) -> None:
-    """Appends what is known of a reading while tracing to ``plan``, and its two numbers to ``rows``."""
+def _reading(kind: int, label: str, value: Any, numbers: list[Tensor], plan: list[str]) -> None:
+    """Appends what is known of a reading while tracing to ``plan``, and its two numbers to ``numbers``."""
     if not isinstance(value, Tensor):
         plan.append(f"{kind}{_FIELD}{label}{_FIELD}{_FIELD}{3 if value is None else 4}")
         return
@@ -84,11 +90,11 @@ def _reading(kind: int, label: str, value: Any, rows: list[Tensor], plan: list[s
     elif value.numel() == 0:
         state = "5"
     else:
-        rows.append(_extremes(value))
+        numbers.extend(_extremes(value))
     plan.append(f"{kind}{_FIELD}{label}{_FIELD}{_NAMES[value.dtype]}{_FIELD}{state}")
 
 
-def _extremes(value: Tensor) -> Tensor:
+def _extremes(value: Tensor) -> list[Tensor]:
     values = value.detach()
     if hasattr(values, "to_local"):
         values = values.to_local()
@@ -97,13 +103,15 @@ def _extremes(value: Tensor) -> Tensor:
     elif values.dtype.itemsize == 1:
         values = values.to(torch.float32)
     magnitudes = values.abs()
-    return torch.stack([magnitudes.amin(), magnitudes.amax()]).to(torch.float64)
+    return [magnitudes.amin(), magnitudes.amax()]
 
 
-def _stack(rows: list[Tensor]) -> Tensor:
-    if len(rows) == 0:
-        return torch.empty((0, 2), dtype=torch.float64)
-    return torch.stack([row.to(rows[0].device) for row in rows])
+def _gathered(numbers: list[Tensor]) -> list[Tensor]:
+    """On a device the numbers are gathered in the graph, where it costs no kernel of its own."""
+    device = numbers[-1].device if len(numbers) else _ORDER.device
+    if device.type == "cpu":
+        return [number.cpu() for number in numbers]
+    return [torch.stack([number.to(device, torch.float64) for number in numbers]).view(-1, 2)]
 
 
 # --- at run time ------------------------------------------------------------------------------------------------------
@@ -111,31 +119,29 @@ def _stack(rows: list[Tensor]) -> Tensor:
 _plans: dict[str, What] = {}
 
 
-def _record(order: Tensor, rows: Tensor, key: Tensor, plan: str) -> None:
-    receiver = _receivers.get(int(key))
+def _record(order: Tensor, numbers: list[Tensor], key: Tensor, plan: str) -> None:
+    receiver = _receivers.get(key.item())  # type: ignore[arg-type]
     if receiver is not None:  # the graph may outlive the watch
-        receiver.receive(_what(plan), rows)
+        receiver.receive(_plans.get(plan) or _what(plan), numbers)
 
 
 def _what(plan: str) -> What:
-    what = _plans.get(plan)
-    if what is None:
-        event, *lines = plan.split(_ROW)
-        fields = [line.rsplit(_FIELD, 2) for line in lines]
-        rows = tuple(
-            ReadingSpec(Kind(int(head[: head.index(_FIELD)])), head[head.index(_FIELD) + 1 :], dtype)
-            for head, dtype, _ in fields
-        )
-        states = tuple(State(int(state)) if state else None for _, _, state in fields)
-        what = _plans[plan] = What(event, rows, states)
+    event, *lines = plan.split(_ROW)
+    fields = [line.rsplit(_FIELD, 2) for line in lines]
+    rows = tuple(
+        ReadingSpec(Kind(int(head[: head.index(_FIELD)])), head[head.index(_FIELD) + 1 :], dtype)
+        for head, dtype, _ in fields
+    )
+    states = tuple(State(int(state)) if state else None for _, _, state in fields)
+    what = _plans[plan] = What(event, rows, states)
     return what
 
 
 _library = torch.library.Library("rankwatch", "DEF")
-_library.define("record(Tensor(a!) order, Tensor rows, Tensor key, str plan) -> ()")
+_library.define("record(Tensor(a!) order, Tensor[] numbers, Tensor key, str plan) -> ()")
 _library.impl("record", _record, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("rankwatch::record")  # type: ignore[untyped-decorator,unused-ignore]
-def _fake(order: Tensor, rows: Tensor, key: Tensor, plan: str) -> None:
+def _fake(order: Tensor, numbers: list[Tensor], key: Tensor, plan: str) -> None:
     return None

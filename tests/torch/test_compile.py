@@ -13,6 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 import rankwatch
+from notebook import watched
 
 
 class Block(nn.Module):
@@ -102,3 +103,50 @@ def test_a_watch_adds_no_graph_and_names_the_module(compiled: Any, checkpointed:
             train(compiled(model, counter), model)
             graphs.append(counter.frame_count)
     assert graphs[0] == graphs[1]
+
+
+def test_a_graph_of_a_model_that_is_not_watched_is_not_lent_to_one_that_is() -> None:
+    bare, model = Net(), Net()
+    with rankwatch.watch(model):
+        train(torch.compile(bare, backend="aot_eager"), bare)
+        step = torch.compile(model, backend="aot_eager")
+        train(step, model)
+        with torch.no_grad():
+            model.blocks[7].up.bias[3] = math.inf
+        with pytest.raises(rankwatch.OverflowDetected, match=r"batch 4: blocks\.7\.up \(Linear\), bias: inf"):
+            step(torch.ones(4, 8))
+
+
+class Fuse(nn.Module):
+    """The identity, an operation of the graph that fails once it is blown."""
+
+    blown = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = pass_fuse(x)
+        return out
+
+
+@torch.library.custom_op("rankwatch_tests::fuse", mutates_args=())
+def pass_fuse(x: Tensor) -> Tensor:
+    if Fuse.blown:
+        raise RuntimeError("blown")
+    return x.clone()
+
+
+pass_fuse.register_fake(lambda x: torch.empty_like(x))
+pass_fuse.register_autograd(lambda context, gradient: gradient)
+
+
+def test_a_compiled_forward_that_raises_half_way_ends_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Fuse(), nn.Linear(8, 2))
+    detector, notebook = watched(model)
+    step = whole(model, "aot_eager")
+    train(step, model)
+    monkeypatch.setattr(Fuse, "blown", True)
+    with pytest.raises(RuntimeError, match="blown"):
+        step(torch.ones(4, 8))
+    monkeypatch.undo()
+    train(step, model)
+    assert [summary.batch for _, summary in notebook.batches] == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert detector.fault == ""
