@@ -89,6 +89,7 @@ class ParameterGradients:
         self._counts_zeros = counts_zeros
         self._emit = emit
         self._hooked: dict[int, ReferenceType[Tensor]] = {}
+        self._seen: set[int] = set()  # whose gradients came since the last sweep
         self._handles: list[Any] = []
 
     def watch(self, named: NamedModule) -> None:
@@ -96,10 +97,15 @@ class ParameterGradients:
         for name, value in named.module._parameters.items():
             if value is not None and value.requires_grad and value.is_leaf and not self._is_hooked(value):
                 self._hooked[id(value)] = ref(value)
-                label = f"{name}.grad"
-                row = ReadingSpec(Kind.GRADIENT, label, dtype_name(value.dtype))
-                zeros = ReadingSpec(Kind.GRADIENT, label + ZEROS, "float32")
-                self._handles.append(value.register_post_accumulate_grad_hook(self._hook(named, row, zeros)))
+                self._handles.append(value.register_post_accumulate_grad_hook(self._hook(named, *_rows(name, value))))
+
+    def sweep(self, modules: Iterable[NamedModule]) -> None:
+        """Before an optimizer step: measures the gradients that no hook of ours heard of, such as FSDP's, of its shards."""
+        for named in modules:
+            for name, value in named.module._parameters.items():
+                if value is not None and value.grad is not None and id(value) not in self._seen:
+                    self._measure(named, value.grad, *_rows(name, value))
+        self._seen.clear()
 
     def remove(self) -> None:
         while self._handles:
@@ -111,19 +117,27 @@ class ParameterGradients:
 
     def _hook(self, named: NamedModule, row: ReadingSpec, zeros: ReadingSpec) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
-            gradient = parameter.grad
-            if gradient is None:
-                return
-            if gradient.layout is torch.strided and gradient.numel() and self._counts_zeros():
-                self._emit(named, (row, zeros), [self._take(gradient), self._take(_share_of_zeros(gradient))])
-            else:
-                self._emit(named, (row,), [self._take(gradient)])
+            if parameter.grad is not None:
+                self._seen.add(id(parameter))
+                self._measure(named, parameter.grad, row, zeros)
 
         return hook
 
+    def _measure(self, named: NamedModule, gradient: Tensor, row: ReadingSpec, zeros: ReadingSpec) -> None:
+        values = local(gradient)
+        if self._counts_zeros() and values.layout is torch.strided and values.numel():
+            share = 1 - torch.count_nonzero(values).to(torch.float32) / values.numel()
+            self._emit(named, (row, zeros), [self._take(gradient), self._take(share)])
+        else:
+            self._emit(named, (row,), [self._take(gradient)])
 
-def _share_of_zeros(gradient: Tensor) -> Tensor:
-    return 1 - torch.count_nonzero(local(gradient)).to(torch.float32) / gradient.numel()
+
+def _rows(name: str, parameter: Tensor) -> tuple[ReadingSpec, ReadingSpec]:
+    label = f"{name}.grad"
+    return (
+        ReadingSpec(Kind.GRADIENT, label, dtype_name(parameter.dtype)),
+        ReadingSpec(Kind.GRADIENT, label + ZEROS, "float32"),
+    )
 
 
 def mark_outputs(output: Any, reached: Callable[[], None]) -> None:

@@ -191,19 +191,22 @@ class Detector:
     def _leave(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         if self.abort is not None:
             raise self.abort()
-        if self._off or self._is_elsewhere():
+        if self._off or (threading.get_ident() != self._thread and self._is_elsewhere()):
             return
-        if self._is_recomputing():
+        if self._roots:
+            if self._is_full:
+                if self._settler.waiting is not None:
+                    self._settler.raise_waiting()
+                self._call(named, args, kwargs, output)
+        elif backward.is_running():
             if self._behind.is_full:
                 self._recompute(named, args, kwargs, output)
-            return
-        if not self._is_full:
-            return
+        elif self._is_full:
+            self._leave_alone(named, args, kwargs, output)
+
+    def _leave_alone(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
+        """A module was called on its own, between two batches."""
         self._settler.raise_waiting()
-        if self._roots:
-            self._call(named, args, kwargs, output)
-            return
-        # A module that was called on its own, between two batches.
         if self._count_all:
             self._open_batch(True)
         try:
@@ -264,6 +267,8 @@ class Detector:
     def _traced(self, named: NamedModule, what: What, numbers: list[Tensor]) -> None:
         cells = self._recorder.handed(numbers, what.states)
         self._record(self._recorder.traced(self.position, named, what.rows, cells), None)
+        if self._config.gradients and self._batch.is_told and torch.is_grad_enabled():
+            self._parameters.watch(named)
 
     def _mark(self, tensor: Tensor, label: str, named: NamedModule) -> None:
         record = self._recorder.values(self.position, named, Phase.FORWARD, [(Kind.MARKED, label, tensor)])
@@ -446,6 +451,8 @@ class Detector:
         if self._off or not self._steps.is_ours(optimizer):
             return
         self.phase = "optimizer"
+        if self._config.gradients and self._behind.is_told and self._behind.is_full:
+            self._parameters.sweep(self._hooks.watched)
         self._tell_backward()
         self._settle_loose()
         self._settler.poll()

@@ -81,6 +81,11 @@ class Hooks:
             _forget_compiled()
 
     @property
+    def watched(self) -> list[NamedModule]:
+        """The modules with hooks."""
+        return [named for key, named in self._known.items() if key in self._handles]
+
+    @property
     def root_named(self) -> NamedModule:
         return self._known[id(self.root)]
 

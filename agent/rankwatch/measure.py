@@ -102,6 +102,13 @@ class Measure:
             _on_device(values, row, layout)
             return
         dtype = layout.written
+        if dtype is not layout.read and values.is_contiguous() and not values.is_neg():
+            # The hot path, in one function: between two modules' work all of Python's own memory is out of the caches.
+            scratch = self._views.get((dtype, values.shape))
+            if scratch is not None:
+                torch.bitwise_and(values.view(dtype), self._masks[dtype], out=scratch)
+                torch.aminmax(scratch, out=(row.low, row.high))
+                return
         if values.is_neg():  # x.conj().imag, say: negated only as it is read
             values = values.resolve_neg()
         if not values.is_contiguous():

@@ -70,8 +70,12 @@ def describe_notice(notice: Notice) -> str:
             f"a share that grows since batch {notice.since}"
         )
     share = notice.value / DTYPE_MAX.get(notice.dtype, math.inf)
-    near = f"abs max {notice.value:.2e} in batch {notice.batch} is {share:.0%} of {notice.dtype}'s largest number"
+    near = f"abs max {notice.value:.2e} in batch {notice.batch} is {_percent(share)} of {notice.dtype}'s largest number"
     return f"next to overflow: {where}: {near} and {_pace(notice)}"
+
+
+def _percent(share: float) -> str:
+    return "less than 1%" if share < 0.01 else f"{share:.0%}"
 
 
 def _pace(notice: Notice) -> str:

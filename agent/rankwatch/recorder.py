@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-from weakref import ReferenceType, ref
+from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -68,8 +68,7 @@ class Recorder:
     def __init__(self, tape: Tape, weights_every: int) -> None:
         self._tape = tape
         self._weights = Weights(self.cell, weights_every)
-        self._objects: dict[int, _Object] = {}
-        self._memory: dict[int, _Memory] = {}
+        self._seen: dict[int, _Seen] = {}
         self._dtypes: dict[torch.dtype, tuple[str, State | None]] = {}
         self._specs: dict[int, dict[Hashable, FrameSpec]] = {}
         self._forward = 0
@@ -83,19 +82,23 @@ class Recorder:
 
     def forget(self) -> None:
         """Nothing measured before counts as measured, but for weights at their cadence."""
-        self._objects.clear()
-        self._memory.clear()
+        self._seen.clear()
 
     def call(self, position: Position, named: NamedModule, phase: Phase, args: Any, kwargs: Any, output: Any) -> Record:
         """Records a module's call: its weights, inputs and outputs."""
         weights = self._weights.of(named, self._forward, self._step)
-        found: list[Any] = []
-        given = [_flatten_input(value, found) for value in args]
-        if kwargs:
-            given += [(name, _flatten_input(value, found)) for name, value in kwargs.items()]
-        structure = tuple(given), len(args), flatten(output, found)
         specs = self._specs_of(named)
-        key = phase.real, id(weights.rows), structure  # real: an enum's own hash is slow
+        found: list[Any]
+        key: Hashable
+        if len(args) == 1 and not kwargs and type(args[0]) is Tensor and type(output) is Tensor:  # mostly
+            found = [args[0], output]
+            key = phase.real, id(weights.rows), args[0].dtype, output.dtype  # real: an enum's own hash is slow
+        else:
+            found = []
+            given = [_flatten_input(value, found) for value in args]
+            if kwargs:
+                given += [(name, _flatten_input(value, found)) for name, value in kwargs.items()]
+            key = phase.real, id(weights.rows), tuple(given), len(args), flatten(output, found)
         spec = specs.get(key)
         if spec is None:
             rows = (*weights.rows, *inputs(args, kwargs), *_rows(Kind.OUTPUT, output, "output"))
@@ -150,39 +153,28 @@ class Recorder:
 
     def cell(self, value: Any) -> Cell:
         """The reading of a value, to be filled when the tape is read; of a tensor measured before in this batch, the same."""
-        if value is None:
-            return _NONE
-        known = self._objects.get(id(value))
-        if known is not None and known.is_of(value):
-            return known.cell
         if not isinstance(value, Tensor):
             if isinstance(value, float) and not math.isfinite(value):
                 return self._tape.known(abs(value), abs(value))
-            return _NOT_A_TENSOR
+            return _NONE if value is None else _NOT_A_TENSOR
         try:
-            return self._measured(value)
+            values = value
+            if type(value) is not Tensor and type(value) is not torch.nn.Parameter:
+                values = local(value)
+            if values.is_inference():  # these do not count their changes: each is measured anew
+                return self._tape.write(values, self._name_and_state(value)[1]) if values.numel() else _EMPTY
+            address = values.data_ptr()
+            seen = self._seen.get(address)
+            if seen is not None and seen.is_of(values):
+                return seen.cell
+            if not values.numel():
+                return _EMPTY
+            cell = self._tape.write(values.detach() if values.requires_grad else values, self._name_and_state(value)[1])
         except (Unmeasurable, RuntimeError, TypeError, NotImplementedError) as error:
             # RuntimeError: out of memory, or an exotic layout
             log.debug("cannot measure a %s tensor: %s", value.dtype, error)
             return _UNMATERIALISED
-
-    def _measured(self, value: Tensor) -> Cell:
-        is_plain = type(value) is Tensor or type(value) is torch.nn.Parameter
-        values = value if is_plain else local(value)
-        if not values.numel():
-            return _EMPTY
-        state = self._name_and_state(value)[1]
-        if values.is_inference():  # these do not count their changes: each is measured anew
-            return self._tape.write(values, state)
-        address = values.data_ptr()
-        known = self._memory.get(address)
-        if known is not None and known.is_of(values):
-            cell = known.cell
-        else:
-            cell = self._tape.write(values.detach() if values.requires_grad else values, state)
-            self._memory[address] = _Memory.of(values, cell)
-        if is_plain:
-            self._objects[id(value)] = _Object(ref(value), address, value._version, cell)
+        self._seen[address] = _Seen(values, cell)
         return cell
 
     def _name_and_state(self, value: Any) -> tuple[str, State | None]:
@@ -235,42 +227,28 @@ def _dtype(value: Any) -> str:
     return "float" if isinstance(value, float) and not math.isfinite(value) else ""
 
 
-class _Object(NamedTuple):
-    """A tensor measured in this batch, as Python's object: mostly a module is handed the very object the last one made."""
-
-    tensor: ReferenceType[Tensor]
-    address: int
-    version: int
-    cell: Cell
-
-    def is_of(self, value: Tensor) -> bool:
-        return self.tensor() is value and self.version == value._version and self.address == value.data_ptr()
-
-
-class _Memory(NamedTuple):
+class _Seen:
     """A stretch of memory measured in this batch: valid while its storage lives and its version counter stands still.
 
     ``x.data.mul_()`` does not count: a tensor changed so between two modules shows its old figures in the second. The frame
     that trips is measured anew.
     """
 
-    storage: ReferenceType[Any]
-    version: int
-    numel: int
-    dtype: torch.dtype
-    strides: tuple[Sequence[int], Sequence[int]] | None
-    cell: Cell
+    __slots__ = ("_dtype", "_numel", "_storage", "_strides", "_version", "cell")
 
-    @classmethod
-    def of(cls, values: Tensor, cell: Cell) -> _Memory:
-        strides = None if values.is_contiguous() else (values.shape, values.stride())
-        return cls(ref(values.untyped_storage()), values._version, values.numel(), values.dtype, strides, cell)
+    def __init__(self, values: Tensor, cell: Cell) -> None:
+        self.cell = cell
+        self._storage = ref(values.untyped_storage())
+        self._version = values._version
+        self._numel = values.numel()
+        self._dtype = values.dtype
+        self._strides = None if values.is_contiguous() else (values.shape, values.stride())
 
     def is_of(self, values: Tensor) -> bool:
         return (
-            self.version == values._version
-            and self.numel == values.numel()
-            and self.dtype == values.dtype
-            and self.strides == (None if values.is_contiguous() else (values.shape, values.stride()))
-            and self.storage() is not None
+            self._version == values._version
+            and self._numel == values.numel()
+            and self._dtype == values.dtype
+            and self._strides == (None if values.is_contiguous() else (values.shape, values.stride()))
+            and self._storage() is not None
         )

@@ -63,9 +63,14 @@ class Tape:
     def write(self, values: Tensor, state: State | None) -> Cell:
         """Measures ``values`` (not empty, no autograd history). Raises Unmeasurable."""
         layout = layout_of(values)
-        buffer = self._buffer(values.device, layout)
-        self._measure(values, buffer.row(), layout)
-        return buffer.keep(Cell(state))
+        buffer = self._buffers.get((values.device, layout)) or self._buffer(values.device, layout)
+        cells = buffer.cells
+        if len(cells) == len(buffer.rows):
+            buffer.grow(2 * len(cells))
+        self._measure(values, buffer.rows[len(cells)], layout)
+        cell = Cell(state)
+        cells.append(cell)
+        return cell
 
     def take(self, numbers: list[Tensor], cells: list[Cell]) -> None:
         """Takes what a compiled graph has measured: two tensors for each of ``cells``, or one of as many rows.
@@ -79,9 +84,7 @@ class Tape:
             return
         (rows,) = numbers
         buffer = self._buffer(rows.device, Layout(rows.dtype, rows.dtype))
-        buffer.put(rows)
-        for cell in cells:
-            buffer.keep(cell)
+        buffer.put(rows, cells)
 
     def read(self) -> bool:
         """Fills the cells written since the last read; returns whether one is not finite. Synchronises with the device."""
@@ -131,6 +134,8 @@ class _Copy:
 
 
 class _Buffer:
+    """``rows`` to be written, of which the first are those of ``cells``; a cell counts once its row was written."""
+
     def __init__(self, device: torch.device, layout: Layout) -> None:
         self._device = device
         self._layout = layout
@@ -139,22 +144,13 @@ class _Buffer:
         self._pinned: list[Tensor] = []
         self._allocate(FIRST_ROWS)
 
-    def row(self) -> Row:
-        """The next row, to be written; ``keep`` then makes it count."""
+    def put(self, rows: Tensor, cells: list[Cell]) -> None:
+        """Copies rows that were measured elsewhere, one for each of ``cells``."""
         used = len(self.cells)
-        if used == len(self._rows):
-            self._grow(2 * used)
-        return self._rows[used]
-
-    def keep(self, cell: Cell) -> Cell:
-        self.cells.append(cell)
-        return cell
-
-    def put(self, rows: Tensor) -> None:
-        used = len(self.cells)
-        if used + len(rows) > len(self._rows):
-            self._grow(2 * (used + len(rows)))
+        if used + len(rows) > len(self.rows):
+            self.grow(2 * (used + len(rows)))
         self._written[used : used + len(rows)].copy_(rows)
+        self.cells += cells
 
     def read(self) -> bool:
         cells, self.cells = self.cells, []
@@ -178,7 +174,7 @@ class _Buffer:
         # Two of them, in turn: one is filled while the other is read, at most one batch later.
         pinned = self._pinned.pop(0) if len(self._pinned) == 2 else None
         if pinned is None or len(pinned) < used:
-            pinned = torch.empty((len(self._rows), 2), dtype=self._layout.read, pin_memory=True)
+            pinned = torch.empty((len(self.rows), 2), dtype=self._layout.read, pin_memory=True)
         self._pinned.append(pinned)
         rows = pinned[:used]
         with torch.cuda.device(self._device):
@@ -192,7 +188,7 @@ class _Buffer:
         if self._is_updated:
             self._written[:used].copy_(self._empty[:used])
 
-    def _grow(self, rows: int) -> None:
+    def grow(self, rows: int) -> None:
         used, written = len(self.cells), self._written
         self._allocate(rows)
         self._written[:used].copy_(written[:used])
@@ -205,7 +201,7 @@ class _Buffer:
             if self._is_updated:
                 self._empty = torch.tensor(_EMPTY_BITS, dtype=written, device=self._device).expand(rows, 2).contiguous()
                 self._written.copy_(self._empty)
-        self._rows = [Row(row[0], row[1], row) for row in self._written]
+        self.rows = [Row(row[0], row[1], row) for row in self._written]
         self._few = [(row[0], row[1]) for row in self._read[:4]] if self._device.type == "cpu" else []
 
 

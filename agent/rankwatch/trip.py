@@ -131,6 +131,8 @@ def classify(trip: Trip) -> tuple[Cause, str]:
         scale = f"; the loss scale was {trip.loss_scale:g}" if trip.loss_scale else ""
         return Cause.GRADIENT, _gradient_evidence(trip) + scale
     inputs = [r for r in readings if r.kind in _INPUTS]
+    if not inputs and not trip.frame.spec.module and trip.culprit.kind is Kind.OUTPUT and trip.root_inputs:
+        return _of_root_alone(trip)
     suspects = [r for r in inputs if r.state in _NON_FINITE and not _tolerated(r, trip)]
     if suspects or trip.culprit.kind is Kind.MARKED:
         return _inherited(suspects[0] if suspects else trip.culprit, trip)
@@ -142,6 +144,17 @@ def classify(trip: Trip) -> tuple[Cause, str]:
     if trip.culprit.state is State.NAN and not too_large:
         return Cause.INVALID, f"inputs and weights were finite, but the {trip.culprit.label} is nan{near}"
     return Cause.OVERFLOW, f"inputs and weights were finite{near}"
+
+
+def _of_root_alone(trip: Trip) -> tuple[Cause, str]:
+    """The cause where of a batch nothing was measured but what the root module was fed and what it made of it."""
+    bad = [r for r in trip.root_inputs if r.state in _NON_FINITE]
+    nans = [r for r in bad if r.state is State.NAN]
+    if nans or (bad and trip.culprit.state is State.INF):
+        worst = (nans or bad)[0]
+        return Cause.DATA, f"{worst.label} of the root module was {worst.state.name.lower()} before any module ran"
+    cause = Cause.INVALID if trip.culprit.state is State.NAN else Cause.OVERFLOW
+    return cause, "what the root module was fed was finite; the modules in it were not measured in this batch (every=K)"
 
 
 def _weight_evidence(weight: Reading, trip: Trip) -> str:

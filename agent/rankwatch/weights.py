@@ -16,12 +16,13 @@ Take = Callable[[Tensor], Cell]
 
 
 class ModuleWeights(NamedTuple):
-    """What is known of a module's own parameters and floating buffers, as of forward ``forward``, optimizer step ``step``."""
+    """What is known of a module's own parameters and floating buffers, as of ``step`` optimizer steps."""
 
     rows: tuple[ReadingSpec, ...]
     cells: list[Cell]
-    forward: int
     step: int
+    due: int
+    """The forward in which to measure them again, if there was an optimizer step."""
 
 
 class Weights:
@@ -41,9 +42,9 @@ class Weights:
     def of(self, named: NamedModule, forward: int, step: int) -> ModuleWeights:
         """The module's weights in the forward of this number (all forwards are counted), after this many optimizer steps."""
         known = self._known.get(named.number)
-        if known is None or self._is_due(named.number, known, forward, step):
-            return self.measure(named, forward, step)
-        return known
+        if known is not None and (forward < known.due or (step == known.step and step > 0 and self._every)):
+            return known
+        return self.measure(named, forward, step)
 
     def measure(self, named: NamedModule, forward: int, step: int) -> ModuleWeights:
         module = named.module
@@ -59,15 +60,12 @@ class Weights:
         ]
         rows = tuple([ReadingSpec(kind, name, dtype_name(value.dtype)) for kind, name, value in found])
         rows = self._rows.setdefault(rows, rows)
-        known = ModuleWeights(rows, [self._take(value) for _, _, value in found], forward, step)
+        known = ModuleWeights(rows, [self._take(value) for _, _, value in found], step, self._due(named.number, forward))
         self._known[named.number] = known
         return known
 
-    def _is_due(self, number: int, known: ModuleWeights, forward: int, step: int) -> bool:
+    def _due(self, number: int, forward: int) -> int:
+        """The next forward that is this module's turn; modules take turns, so that no forward measures them all."""
         if not self._every:
-            return True
-        if forward == known.forward:
-            return False
-        if step == known.step and step > 0:
-            return False
-        return (forward + number) % self._every == 0 or forward - known.forward >= 2 * self._every
+            return forward
+        return forward + self._every - (forward + number) % self._every

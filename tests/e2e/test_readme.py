@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ import torch
 from torch import nn
 
 from jobs import RANKWATCH, ROOT, environment
+from rankwatch.config import Config
+from rankwatch.notice import Notice, NoticeKind, describe_notice
 
 pytestmark = pytest.mark.e2e
 
@@ -29,8 +32,11 @@ PYTHON = [block for language, block in BLOCKS if language == "python"]
 INSTALL_AND_DEMO, INSTALL_AND_TEST = (command for command in COMMANDS if command.startswith("python3 -m venv"))
 COLLECTOR = next(command for command in COMMANDS if command.startswith("rankwatch collector"))
 ONE_OF_TWO_NODES = next(command for command in COMMANDS if "--nnodes" in command)
+TUNE = [command for command in COMMANDS if command.startswith("rankwatch tune")]
 IN_ORDER = [
-    command for command in COMMANDS if command not in (INSTALL_AND_DEMO, INSTALL_AND_TEST, COLLECTOR, ONE_OF_TWO_NODES)
+    command
+    for command in COMMANDS
+    if command not in (INSTALL_AND_DEMO, INSTALL_AND_TEST, COLLECTOR, ONE_OF_TWO_NODES, *TUNE)
 ]
 
 
@@ -120,6 +126,65 @@ def test_the_commands_of_several_nodes(folder: Path) -> None:
     assert daemon.returncode == 0
     assert out == "rankwatch: run train-0 finished: 4 ranks, 20 batches, no inf or nan\n"
     assert not (folder / "shared" / "rankwatch.json").exists()
+
+
+UNTIL_STOPPED = """\
+import os
+
+def goes_on():  # rank 0 looks for the file, so that all ranks end with the same batch
+    is_stopped = torch.tensor(float(os.path.exists("stop")))
+    dist.broadcast(is_stopped, 0)
+    return not is_stopped
+
+"""
+
+
+def test_tuning_a_training_that_runs(folder: Path) -> None:
+    assert len(TUNE) == 4
+    train = folder / "train.py"
+    script = train.read_text()
+    assert script.count("for batch in range(20):") == 1
+    train.write_text(UNTIL_STOPPED + script.replace("for batch in range(20):", "while goes_on():"))
+    env = shell_environment(folder)
+    job_env = {**env, "RANKWATCH_CONNECTION": "shared/rankwatch.json", "RANKWATCH_JOB": "train"}
+    with subprocess.Popen(
+        ["bash", "-c", f"exec {COLLECTOR.replace('27077', '0')}"], cwd=folder, env=env, stderr=subprocess.PIPE, text=True
+    ) as daemon:
+        assert daemon.stderr is not None
+        assert "collecting on tcp://" in daemon.stderr.readline()
+        job = subprocess.Popen(["torchrun", "--standalone", "--nproc-per-node", "2", "train.py"], cwd=folder, env=job_env)
+        try:
+            assert "run train-0: 2 rank(s)" in daemon.stderr.readline()
+            told = [subprocess.check_output(["bash", "-c", command], cwd=folder, env=env, text=True) for command in TUNE]
+        finally:
+            (folder / "stop").touch()
+            code = job.wait(120)
+            daemon.send_signal(signal.SIGTERM)
+        _, log = daemon.communicate(timeout=30)
+    assert code == 0
+    changes = [
+        "every 10",
+        "modules encoder.*, head; ignore *.rotary; check async",
+        "trace batches 5000, 5001",
+        "every 1; modules all; ignore nothing",
+    ]
+    assert [re.sub(r"^[12] ranks? of ", "", line) for line in told] == [f"train-0 told: {change}\n" for change in changes]
+    assert re.findall(r"options changed: (.*)", log) == changes
+    assert "4 ranks of train-0 told: every 10" in README
+
+
+def test_the_notices_shown_are_as_they_are_printed() -> None:
+    overflow = Notice(NoticeKind.HEADROOM, "blocks.1.up", "Linear", "output", "float16", 3, 40, 511.0, 0.26)
+    underflow = Notice(NoticeKind.UNDERFLOW, "blocks.0", "Block", "grad_output", "float16", 0, 40, 1.25e-6, 0.0)
+    assert f"  noticed    rank 1: {describe_notice(overflow)}\n{'':13}ranks 0-1: {describe_notice(underflow)}\n" in README
+
+
+def test_every_option_of_watch_is_in_the_table() -> None:
+    shown = re.findall(r"^\| `(\w+)=", README, re.MULTILINE)
+    for option in fields(Config):
+        assert option.name in shown
+        # A function cannot come from the environment.
+        assert (f"`RANKWATCH_{option.name.upper()}" in README) is (option.name != "loss_scale")
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=range(len(PYTHON)))

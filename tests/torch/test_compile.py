@@ -35,9 +35,9 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, *, checkpointed: bool = False) -> None:
+    def __init__(self, depth: int = 3, *, checkpointed: bool = False) -> None:
         super().__init__()
-        self.blocks: Any = nn.ModuleList(Block(checkpointed=checkpointed) for _ in range(12))
+        self.blocks: Any = nn.ModuleList(Block(checkpointed=checkpointed) for _ in range(depth))
         self.head = nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,7 +88,8 @@ def test_a_watch_adds_no_graph_and_names_the_module(compiled: Any, checkpointed:
     graphs = []
     for is_watched in (False, True):
         torch._dynamo.reset()
-        model = Net(checkpointed=checkpointed)
+        # More blocks than dynamo would compile anew for each: they have to share a graph.
+        model = Net(12 if compiled is by_block else 3, checkpointed=checkpointed)
         counter = CompileCounterWithBackend("aot_eager")
         if is_watched:
             with rankwatch.watch(model):
@@ -96,8 +97,8 @@ def test_a_watch_adds_no_graph_and_names_the_module(compiled: Any, checkpointed:
                 train(step, model)
                 graphs.append(counter.frame_count)
                 with torch.no_grad():
-                    model.blocks[7].up.bias[3] = math.inf
-                with pytest.raises(rankwatch.OverflowDetected, match=r"batch 4: blocks\.7\.up \(Linear\), bias: inf"):
+                    model.blocks[2].up.bias[3] = math.inf
+                with pytest.raises(rankwatch.OverflowDetected, match=r"batch 4: blocks\.2\.up \(Linear\), bias: inf"):
                     step(torch.ones(4, 8))
         else:
             train(compiled(model, counter), model)
@@ -112,8 +113,8 @@ def test_a_graph_of_a_model_that_is_not_watched_is_not_lent_to_one_that_is() -> 
         step = torch.compile(model, backend="aot_eager")
         train(step, model)
         with torch.no_grad():
-            model.blocks[7].up.bias[3] = math.inf
-        with pytest.raises(rankwatch.OverflowDetected, match=r"batch 4: blocks\.7\.up \(Linear\), bias: inf"):
+            model.blocks[2].up.bias[3] = math.inf
+        with pytest.raises(rankwatch.OverflowDetected, match=r"batch 4: blocks\.2\.up \(Linear\), bias: inf"):
             step(torch.ones(4, 8))
 
 
@@ -150,3 +151,17 @@ def test_a_compiled_forward_that_raises_half_way_ends_its_batch(monkeypatch: pyt
     train(step, model)
     assert [summary.batch for _, summary in notebook.batches] == [0, 1, 2, 3, 5, 6, 7, 8]
     assert detector.fault == ""
+
+
+def test_the_gradients_of_the_parameters_of_a_compiled_model_are_seen() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    detector, notebook = watched(model, gradients=True)
+    counter = CompileCounterWithBackend("aot_eager")
+    train(whole(model, counter), model)
+    detector.remove()
+    backward = [
+        frame.spec for table, summary in notebook.batches for frame in summary.frames(table) if frame.position.frame > 2
+    ]
+    named = {f"{spec.module}.{row.label}" for spec in backward for row in spec.readings}
+    assert {"0.weight.grad", "0.bias.grad", "1.weight.grad", "1.bias.grad"} <= named
+    assert counter.frame_count == 1

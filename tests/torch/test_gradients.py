@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from notebook import Gain, Notebook, model_of, ones, watched
+from notebook import Gain, Notebook, first_weight, model_of, ones, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.frame import Frame, Kind, Phase, State
 from rankwatch.health import ZEROS
@@ -636,3 +636,26 @@ def test_an_engine_that_cannot_tell_its_scale_does_not_stop_the_training(caplog:
     with caplog.at_level("CRITICAL"):
         model(ones()).sum().backward()
     assert "IndexError" in detector.fault
+
+
+def test_gradients_that_no_hook_heard_of_are_measured_before_the_step() -> None:
+    model = model_of()
+    optimizer = sgd(model)
+    detector, notebook = watched(model, gradients=True)
+    before = first_weight(model).clone()
+    model(ones())
+    for parameter in model.parameters():  # FSDP puts the gradients of its shards there so
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert gradients_of(notebook, 0) == {"0:weight.grad": 1, "0:bias.grad": 1, "2:weight.grad": 1, "2:bias.grad": 1}
+    after = first_weight(model).clone()
+    assert not torch.equal(before, after)
+    model(ones())
+    for parameter in model[2].parameters():
+        parameter.grad = torch.full_like(parameter, math.inf)
+    with pytest.raises(OverflowDetected):
+        optimizer.step()
+    trip = only(notebook.trips)
+    assert (trip.frame.spec.module, trip.culprit.label, classify(trip)[0]) == ("2", "weight.grad", Cause.GRADIENT)
+    assert torch.equal(first_weight(model), after)
+    assert detector.fault == ""

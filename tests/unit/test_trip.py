@@ -248,3 +248,17 @@ def test_what_a_recomputed_forward_inherits_is_looked_for_in_recomputed_frames()
     )
     cause, evidence = classify(bad)
     assert (cause, evidence.rpartition("before it is ")[2]) == (Cause.UPSTREAM, "norm (Linear, recomputed)")
+
+
+def test_where_the_root_alone_was_measured_what_it_was_fed_decides() -> None:
+    bad, good = reading("input[0]", NAN), reading("input[0]", 3.0)
+    assert classify(trip(reading("output", NAN), module="", root_inputs=(bad,))) == (
+        Cause.DATA,
+        "input[0] of the root module was nan before any module ran",
+    )
+    cause, evidence = classify(trip(reading("output", NAN), module="", root_inputs=(good,)))
+    assert cause is Cause.INVALID
+    assert "were not measured in this batch" in evidence
+    mask = reading("input[mask]", INF)
+    assert classify(trip(reading("output", NAN), module="", root_inputs=(good, mask)))[0] is Cause.INVALID
+    assert classify(trip(reading("output", INF), module="inner", root_inputs=(mask,)))[0] is Cause.OVERFLOW
