@@ -9,11 +9,10 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import wraps
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +29,10 @@ from .modules import NamedModule
 from .recorder import Record, Recorder
 from .scaler import LossScale
 from .settle import Again, Observer, Settler
+from .steps import OptimizerSteps
 from .tape import Cell, Tape
 from .traced import What
 from .trip import Judge, Policy
-from .walk import leaves
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +151,7 @@ class Detector:
 
     def mark(self, tensor: Tensor, label: str) -> None:
         """Records a tensor the user pointed at as a frame of its own, in the name of the running module."""
-        self._guarded(self._mark)(tensor, label, self._running_module())
+        self._guarded(self._mark)(tensor, label, self._hooks.running())
 
     def _guarded(self, body: Callable[..., None]) -> Callable[..., None]:
         """``body`` as a hook that fails open."""
@@ -183,8 +182,7 @@ class Detector:
         if is_outermost:
             self._open_batch(self._count_all or (self.root.training and torch.is_grad_enabled()))
             # What the root was fed is evidence that the root's own frame, the last one, would bring too late.
-            found = [*_labelled(Kind.INPUT, enumerate(args)), *_labelled(Kind.KEYWORD, kwargs.items())]
-            self._batch.root_inputs = self._recorder.values(self.position, named, Phase.FORWARD, found)
+            self._batch.root_inputs = self._recorder.inputs(self.position, named, args, kwargs)
             self._raised_before = sys.exc_info()[1]
         self._settler.raise_waiting()
 
@@ -260,7 +258,7 @@ class Detector:
 
     def _call(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         record = self._recorder.call(self.position, named, Phase.FORWARD, args, kwargs, output)
-        self._record(record, lambda: self._again(record, args, kwargs, output))
+        self._record(record, lambda: self._recorder.again(record, args, kwargs, output))
         if self._config.gradients:
             self._watch_gradients(named, args, kwargs, output, self._batch)
 
@@ -271,7 +269,7 @@ class Detector:
             self._parameters.watch(named)
 
     def _mark(self, tensor: Tensor, label: str, named: NamedModule) -> None:
-        record = self._recorder.values(self.position, named, Phase.FORWARD, [(Kind.MARKED, label, tensor)])
+        record = self._recorder.values(self.position, named, [(Kind.MARKED, label, tensor)])
         self._record(record, lambda: (record, [tensor]))
 
     def _record(self, record: Record, again: Again | None) -> None:
@@ -281,15 +279,6 @@ class Detector:
         self.position = into.position
         if into is self._loose and len(into.part.records) >= LOOSE_FRAMES:
             self._settle_loose()
-
-    def _again(self, record: Record, args: Any, kwargs: Any, output: Any) -> tuple[Record, list[Any]]:
-        named, spec = record.named, record.spec
-        weights = {**named.module._parameters, **named.module._buffers}
-        values = [weights.get(row.label) for row in spec.readings[: record.weights]]
-        values += [value for _, _, value in _labelled(Kind.INPUT, enumerate(args))]
-        values += [value for _, _, value in _labelled(Kind.KEYWORD, kwargs.items())]
-        values += [value for _, value in leaves(output, "output")]
-        return self._recorder.call(record.position, named, spec.phase, args, kwargs, output), values
 
     def _enter_root(self) -> bool | None:
         """Counts a root forward that begins: whether it is the outermost; None if another thread's is running."""
@@ -310,17 +299,6 @@ class Detector:
             return True
         self._thread = current
         return False
-
-    def _running_module(self) -> NamedModule:
-        """The watched module whose forward is innermost on the stack."""
-        frame = sys._getframe(1)
-        while frame is not None and frame.f_back is not None:
-            module = frame.f_locals.get("self")
-            named = self._hooks.named(module) if isinstance(module, nn.Module) else None
-            if named is not None:
-                return named
-            frame = frame.f_back
-        return self._hooks.root_named
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
@@ -480,15 +458,6 @@ class _LeavingRoot:
             self._detector._is_open = False
 
 
-def _labelled(kind: Kind, named: Iterable[tuple[Any, Any]]) -> list[tuple[Kind, str, Any]]:
-    """The leaves of a call's inputs: ``input[0]``, ``input[attention_mask]``."""
-    found = []
-    for name, value in named:
-        label = f"input[{name}]"
-        found += [(kind, path, leaf) for path, leaf in leaves(value, label) or [(label, value)]]
-    return found
-
-
 def _selector(patterns: tuple[str, ...]) -> Callable[[str], bool]:
     return lambda name: not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -497,26 +466,3 @@ def _default_check(model: nn.Module) -> Check:
     """Where reading a number stops the device for it, numbers are read once a batch."""
     parameter = next(model.parameters(), None)
     return Check.FRAME if parameter is None or parameter.device.type in ("cpu", "meta") else Check.BATCH
-
-
-class OptimizerSteps:
-    """Counts the steps of the optimizers that hold a parameter of the model."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.done = 0
-        self._model = model
-        self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-
-    def is_ours(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer holds a parameter of the model."""
-        if optimizer in self._steps:
-            return True
-        ours = {id(parameter) for parameter in self._model.parameters()}
-        return any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
-
-    def count(self, optimizer: Optimizer) -> None:
-        if not self.is_ours(optimizer):
-            return
-        # Several optimizers may share out the parameters: one step of each of them is one step of the training.
-        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
-        self.done = max(self.done, self._steps[optimizer])

@@ -226,7 +226,7 @@ def unpack(typecode: str, column: bytes) -> tuple[float, ...]:
 
 
 def state_of(abs_min: float, abs_max: float) -> State:
-    """The state of a floating tensor with these extremes (a nan anywhere shows in both)."""
+    """The state of a floating tensor with these extremes (a nan anywhere shows in the abs max)."""
     if math.isnan(abs_max) or math.isnan(abs_min):
         return State.NAN
     return State.INF if math.isinf(abs_max) else State.FINITE

@@ -85,13 +85,20 @@ class Hooks:
         """The modules with hooks."""
         return [named for key, named in self._known.items() if key in self._handles]
 
-    @property
-    def root_named(self) -> NamedModule:
-        return self._known[id(self.root)]
-
     def named(self, module: nn.Module) -> NamedModule | None:
         """What is known of a module under the model."""
         return self._known.get(id(module))
+
+    def running(self) -> NamedModule:
+        """The module under the model whose forward is innermost on the caller's stack; the root if there is none."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_back is not None:
+            module = frame.f_locals.get("self")
+            named = self.named(module) if isinstance(module, nn.Module) else None
+            if named is not None:
+                return named
+            frame = frame.f_back
+        return self._known[id(self.root)]
 
     def remove(self) -> None:
         self._release()

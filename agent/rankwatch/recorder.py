@@ -101,16 +101,29 @@ class Recorder:
             key = phase.real, id(weights.rows), tuple(given), len(args), flatten(output, found)
         spec = specs.get(key)
         if spec is None:
-            rows = (*weights.rows, *inputs(args, kwargs), *_rows(Kind.OUTPUT, output, "output"))
+            values = [*_labelled_inputs(args, kwargs), *((Kind.OUTPUT, *leaf) for leaf in leaves(output, "output"))]
+            rows = (*weights.rows, *(ReadingSpec(kind, label, _dtype(value)) for kind, label, value in values))
             spec = specs[key] = _spec(named, rows, phase)
         cells = [*weights.cells, *map(self.cell, found)]
         return Record(position, named, spec, cells, self._step, len(weights.cells))
 
-    def values(self, position: Position, named: NamedModule, phase: Phase, found: Iterable[tuple[Kind, str, Any]]) -> Record:
+    def again(self, record: Record, args: Any, kwargs: Any, output: Any) -> tuple[Record, list[Any]]:
+        """Records the same call anew, and gives the values of its readings."""
+        named, spec = record.named, record.spec
+        weights = {**named.module._parameters, **named.module._buffers}
+        values = [weights.get(row.label) for row in spec.readings[: record.weights]]
+        values += [value for _, _, value in _labelled_inputs(args, kwargs)]
+        values += [value for _, value in leaves(output, "output")]
+        return self.call(record.position, named, spec.phase, args, kwargs, output), values
+
+    def inputs(self, position: Position, named: NamedModule, args: Any, kwargs: Any) -> Record:
+        """Records what a module is called with."""
+        return self.values(position, named, _labelled_inputs(args, kwargs))
+
+    def values(self, position: Position, named: NamedModule, found: list[tuple[Kind, str, Any]]) -> Record:
         """Records labelled values under a module's name."""
-        found = list(found)
         rows = tuple([ReadingSpec(kind, label, self._name_and_state(value)[0]) for kind, label, value in found])
-        return self.cells(position, named, phase, rows, [self.cell(value) for _, _, value in found])
+        return self.cells(position, named, Phase.FORWARD, rows, [self.cell(value) for _, _, value in found])
 
     def cells(
         self, position: Position, named: NamedModule, phase: Phase, rows: tuple[ReadingSpec, ...], cells: list[Cell]
@@ -199,13 +212,13 @@ def _spec(named: NamedModule, rows: tuple[ReadingSpec, ...], phase: Phase) -> Fr
     return FrameSpec(name, class_name(named.module), rows, tuple(aliases), phase)
 
 
-def inputs(args: Any, kwargs: Any) -> list[ReadingSpec]:
-    """The rows of a call's positional and keyword inputs: ``input[0]``, ``input[attention_mask]``."""
+def _labelled_inputs(args: Any, kwargs: Any) -> list[tuple[Kind, str, Any]]:
+    """The leaves of a call's positional and keyword inputs: ``input[0]``, ``input[attention_mask]``."""
     found = []
     for kind, named in ((Kind.INPUT, enumerate(args)), (Kind.KEYWORD, kwargs.items())):
         for name, value in named:
             label = f"input[{name}]"
-            found += _rows(kind, value, label) or [ReadingSpec(kind, label, "")]
+            found += [(kind, path, leaf) for path, leaf in leaves(value, label) or [(label, value)]]
     return found
 
 
@@ -215,10 +228,6 @@ def _flatten_input(value: Any, found: list[Any]) -> Hashable:
     if len(found) == before:  # an empty tuple
         found.append(value)
     return structure
-
-
-def _rows(kind: Kind, value: Any, label: str) -> list[ReadingSpec]:
-    return [ReadingSpec(kind, path, _dtype(leaf)) for path, leaf in leaves(value, label)]
 
 
 def _dtype(value: Any) -> str:

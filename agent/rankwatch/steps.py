@@ -1,0 +1,31 @@
+"""Optimizer steps, counted without the user's help."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.optim import Optimizer
+
+
+class OptimizerSteps:
+    """Counts the steps of the optimizers that hold a parameter of the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.done = 0
+        self._model = model
+        self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+
+    def is_ours(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer holds a parameter of the model."""
+        if optimizer in self._steps:
+            return True
+        ours = {id(parameter) for parameter in self._model.parameters()}
+        return any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
+
+    def count(self, optimizer: Optimizer) -> None:
+        if not self.is_ours(optimizer):
+            return
+        # Several optimizers may share out the parameters: one step of each of them is one step of the training.
+        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        self.done = max(self.done, self._steps[optimizer])

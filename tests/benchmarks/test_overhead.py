@@ -1,0 +1,28 @@
+"""The benchmark of the overhead runs, finds what each mode has to find, and writes its tables. Its figures are not looked at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the benchmark's models are those of transformers")
+    script, tables = Path(__file__).with_name("overhead.py"), tmp_path / "tables.json"
+    options = ["--small", "--models", "gpt2,resnet", "--dtypes", "float32", "--no-compile", "--steps", "2"]
+    done = subprocess.run(
+        [sys.executable, str(script), *options, "--json", str(tables)], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads(tables.read_text())
+    modes = {row["mode"]: row for row in written["steps"] if row["model"] == "gpt2"}
+    assert modes.keys() == {"bare", "bare (again)", "hugging face", "frame", "batch", "async", "every=10"}
+    assert not any(row["blind"] for row in modes.values())
+    assert {row["dtype"] for row in written["measure"]} == {"float32", "bfloat16", "float16"}
+    assert {row["mode"] for row in written["memory"]} >= {"bare", "frame", "batch", "async"}
