@@ -10,19 +10,23 @@ from pathlib import Path
 
 from .errors import ConnectionFileError
 
-FORMAT = (1, 0)
+FORMAT = (1, 1)
 """Major, minor version of the file; another major version is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach a collector. Keys are CURVE keys in Z85 (40 characters); ``job`` names runs that nothing else names."""
+    """How to reach a collector. Keys are CURVE keys in Z85 (40 characters).
+
+    ``job`` names runs that nothing else names; ``for_job_alone``: the keys speak for that job, and no other.
+    """
 
     address: str
     server_public: str
     client_public: str
     client_secret: str
     job: str = ""
+    for_job_alone: bool = False
 
 
 def read(source: str | os.PathLike[str]) -> Connection:
@@ -82,6 +86,7 @@ def _parse(text: str, where: str) -> Connection:
         body = json.loads(text)
         major = body["rankwatch_connection"][0]
         fields = [body[name] for name in ("address", "server_public", "client_public", "client_secret", "job")]
+        for_job_alone = body.get("for_job_alone", False) is True  # since 1.1
     except (ValueError, KeyError, IndexError, TypeError):
         raise ConnectionFileError(f"{where} is malformed: write it anew with `rankwatch collector`") from None
     if major != FORMAT[0]:
@@ -91,4 +96,5 @@ def _parse(text: str, where: str) -> Connection:
     keys = fields[1:4]
     if not all(isinstance(field, str) for field in fields) or any(len(key) != 40 for key in keys):
         raise ConnectionFileError(f"{where} is malformed: a field is missing or of a wrong type or length")
-    return Connection(*fields)
+    address, server_public, client_public, client_secret, job = fields
+    return Connection(address, server_public, client_public, client_secret, job, for_job_alone)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import socket as stdlib_socket
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -52,16 +54,16 @@ def dealer(context: zmq.Context[zmq.Socket[bytes]], connection: Connection) -> z
     return socket
 
 
-def authenticator(context: zmq.Context[zmq.Socket[bytes]], client_public: str) -> ThreadAuthenticator:
-    """Starts the thread that admits only peers with this client key to the sockets of ``context``."""
+def authenticator(context: zmq.Context[zmq.Socket[bytes]], admits: Callable[[str], bool]) -> ThreadAuthenticator:
+    """Starts the thread that admits only peers with a client key that ``admits`` accepts to the sockets of ``context``."""
 
-    class OneKey:
+    class Keys:
         def callback(self, domain: str, key: bytes) -> bool:
-            return key == client_public.encode()
+            return admits(key.decode())
 
     thread = ThreadAuthenticator(context)
     thread.start()
-    thread.configure_curve_callback(domain="*", credentials_provider=OneKey())
+    thread.configure_curve_callback(domain="*", credentials_provider=Keys())
     return thread
 
 
@@ -106,15 +108,25 @@ def next_disconnection(monitor: zmq.Socket[bytes]) -> int | None:
         return None
 
 
-def receive(socket: zmq.Socket[bytes]) -> tuple[bytes, int, list[bytes]] | None:
-    """The next message of a ROUTER: its peer, the file descriptor it came over, its parts; None when there is none."""
+class Letter(NamedTuple):
+    """A message of a ROUTER: its peer, the file descriptor it came over, the peer's client key, its parts."""
+
+    peer: bytes
+    descriptor: int
+    key: str
+    parts: list[bytes]
+
+
+def receive(socket: zmq.Socket[bytes]) -> Letter | None:
+    """The next message of a ROUTER; None when there is none."""
     try:
         peer, *parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
     except zmq.Again:
         return None
     # libzmq calls SRCFD deprecated, and has nothing else that tells which peer a connection was.
     descriptor = int(parts[-1].get(zmq.SRCFD)) if parts else -1
-    return peer.bytes, descriptor, [part.bytes for part in parts]
+    key = str(parts[-1].get("User-Id")) if parts else ""  # what the authenticator has found out
+    return Letter(peer.bytes, descriptor, key, [part.bytes for part in parts])
 
 
 def _split(listen: str) -> tuple[str, int]:

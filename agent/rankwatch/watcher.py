@@ -174,7 +174,8 @@ class Watch:
 
         parameter = next(model.parameters(), None)
         connection = connections.read(source)
-        job = self._identity.job or connection.job or unnamed_job(self._identity)
+        fixed = connection.job if connection.for_job_alone else ""
+        job = fixed or self._identity.job or connection.job or unnamed_job(self._identity)
         # A further model of the same process is a run beside the first, on all ranks alike.
         nth = 1 + sum(1 for _ in open_watches())
         link = Link(

@@ -195,6 +195,22 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True)
+class Invite:
+    """Control client to collector: asks for keys that speak for this job alone; answered by INVITED or ERROR."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Invited:
+    """Collector to control client: the keys of the job's ranks (CURVE, Z85). Links are encrypted."""
+
+    job: str
+    client_public: str
+    client_secret: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unknown:
     """A kind of a newer minor version: decoded to its name, to be ignored."""
 
@@ -202,7 +218,23 @@ class Unknown:
 
 
 Message: TypeAlias = (
-    Hello | Welcome | Table | Batch | Tripped | Noticed | Beat | Probe | Abort | Ack | Bye | Error | Tune | Tuned | Unknown
+    Hello
+    | Welcome
+    | Table
+    | Batch
+    | Tripped
+    | Noticed
+    | Beat
+    | Probe
+    | Abort
+    | Ack
+    | Bye
+    | Error
+    | Tune
+    | Tuned
+    | Invite
+    | Invited
+    | Unknown
 )
 Sequenced: TypeAlias = Batch | Tripped | Noticed | Bye
 """What is numbered by the rank, and kept by it until it is acknowledged."""
@@ -541,6 +573,8 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, _Field]]] = {
         },
     ),
     "TUNED": (Tuned, {"runs": _list(_str(), MAX_PATTERNS), "ranks": _COUNT}),
+    "INVITE": (Invite, {"job": _str()}),
+    "INVITED": (Invited, {"job": _str(), "client_public": _str(40), "client_secret": _str(40)}),
 }  # fmt: skip
 
 _LAYOUT_BY_KIND = {kind: (cls, tuple(fields.items())) for kind, (cls, fields) in _LAYOUTS.items()}

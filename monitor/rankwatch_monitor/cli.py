@@ -59,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_tune(commands.add_parser("tune", help="change options of the ranks while they train"))
 
+    _add_invite(commands.add_parser("invite", help="make a connection file that speaks for one job alone"))
+
     report = commands.add_parser("report", help="print the report of a run again")
     report.add_argument(
         "run",
@@ -122,12 +124,7 @@ def _add_collector_options(parser: argparse.ArgumentParser, listen: str | None, 
 def _add_tune(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "An empty list ('') takes a list back. What is not given stays as it is."
     parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the run's name, such as train-0 (default: all)")
-    parser.add_argument(
-        "--connection",
-        metavar="FILE",
-        default=types.env("connection", None) or Path(types.env("runs_dir", "rankwatch-runs") or "", "connection.json"),
-        help="the collector's connection file (default: RANKWATCH_CONNECTION, else rankwatch-runs/connection.json)",
-    )
+    _add_connection(parser)
     parser.add_argument(
         "--every", metavar="K", type=types.whole("K", 1, wire.MAX_EVERY), default=0, help="look at each K-th batch"
     )
@@ -137,6 +134,23 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     types.add_option(parser, "--trace-batch-nums", **batches)
     parser.add_argument("--check", choices=sorted(wire.CHECKS), default="", help="when readings are looked at")
     parser.set_defaults(function=_tune)
+
+
+def _add_invite(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "Who has the file can neither speak for other jobs' runs nor change them."
+    parser.add_argument("job", metavar="JOB", help="the name of the job; its ranks take it over")
+    _add_connection(parser)
+    parser.add_argument("--output", metavar="FILE", type=Path, required=True, help="where to write the connection file")
+    parser.set_defaults(function=_invite)
+
+
+def _add_connection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--connection",
+        metavar="FILE",
+        default=types.env("connection", None) or Path(types.env("runs_dir", "rankwatch-runs") or "", "connection.json"),
+        help="the collector's connection file (default: RANKWATCH_CONNECTION, else rankwatch-runs/connection.json)",
+    )
 
 
 def _add_runs_dir(parser: argparse.ArgumentParser) -> None:
@@ -192,6 +206,13 @@ def _tune(arguments: argparse.Namespace) -> int:
     done = control.tune(connections.read(arguments.connection), tune)
     ranks = f"{done.ranks} rank{'s' if done.ranks != 1 else ''} of {', '.join(done.runs)}"
     sys.stdout.write(f"{ranks} told: {describe_tuning(tune)}\n")
+    return 0
+
+
+def _invite(arguments: argparse.Namespace) -> int:
+    connection = control.invite(connections.read(arguments.connection), arguments.job)
+    connections.write(connection, arguments.output)
+    sys.stdout.write(f"ranks of job {arguments.job} reach the collector by RANKWATCH_CONNECTION={arguments.output}\n")
     return 0
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import zmq
 
@@ -23,7 +23,8 @@ from rankwatch import sockets, wire
 from rankwatch.connection import Connection
 from rankwatch.errors import ConnectionFileError, ProtocolError
 
-from .effects import Effect, Note, Publish, RecordTrace, Send
+from .effects import Effect, IssueKey, Note, Publish, RecordTrace, Send
+from .keyring import MAX_JOBS, Keyring
 from .ledger import Disconnected, Event, JobEnded, Ledger, Malformed, Received, Tick
 from .report import text
 from .report.data import Report
@@ -85,17 +86,22 @@ class Collector:
         self._connection_file = connection_file
         self._key_file = connection_file.with_name(f"{connection_file.name}.server-key")
         known = self._take_over()
-        server, client = (known[1], known[2]) if known else (sockets.new_key_pair(), sockets.new_key_pair())
+        server = known.server if known else sockets.new_key_pair()
+        client = known.client if known else sockets.new_key_pair()
+        self._keys = Keyring(client)
+        invited = known.invited if known else []
+        self._keys.recall(invited)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, sockets.MAX_PEERS)
-        self._authenticator = sockets.authenticator(self._context, client.public)
+        self._authenticator = sockets.authenticator(self._context, self._keys.admits)
         try:
-            wanted = listen or (known[0] if known else DEFAULT_LISTEN)
+            wanted = listen or (known.listening if known else DEFAULT_LISTEN)
             self._socket, self.address = sockets.router(self._context, wanted, server)
             self._monitor = sockets.watch_disconnections(self._socket)
             self.connection = Connection(self.address, server.public, client.public, client.secret, job)
             listening = f"{wanted.rpartition(':')[0]}:{self.address.rpartition(':')[2]}"
-            connections.write_private(self._key_file, f"{server.secret}\n{listening}\n")
+            lines = [server.secret, listening, *invited]
+            connections.write_private(self._key_file, "".join(f"{line}\n" for line in lines))
             connections.write(self.connection, connection_file)
             self._in_use = open(self._key_file)  # noqa: SIM115 (held as long as the collector lives)
             fcntl.flock(self._in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,15 +140,16 @@ class Collector:
         self._authenticator.stop()
         self._context.destroy(linger=0)
 
-    def _take_over(self) -> tuple[str, sockets.KeyPair, sockets.KeyPair] | None:
-        """The listening address, server keys and client keys of the collector that wrote the connection file before."""
+    def _take_over(self) -> _Known | None:
+        """What the collector that wrote the connection file before has left."""
         if not self._connection_file.exists():
             return None
         known = connections.read(self._connection_file)
         try:
             with open(self._key_file) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                secret, listening = file.read().split()
+                secret, listening, *invited = file.read().splitlines()
+                Keyring(sockets.KeyPair(known.client_public, known.client_secret)).recall(invited)
         except BlockingIOError:
             raise ConnectionFileError(
                 f"connection file {self._connection_file} is in use by a running collector; choose another --connection-file"
@@ -153,7 +160,23 @@ class Collector:
                 "here: remove it, or choose another --connection-file"
             ) from None
         client = sockets.KeyPair(known.client_public, known.client_secret)
-        return listening, sockets.KeyPair(known.server_public, secret), client
+        return _Known(listening, sockets.KeyPair(known.server_public, secret), client, invited)
+
+    def _issue_key(self, job: str) -> wire.Message:
+        """Keys that speak for one job, the same each time; they outlive this collector, as its own keys do."""
+        keys = self._keys.invited(job)
+        if keys is None:
+            if self._keys.is_full:
+                return wire.Error(f"{MAX_JOBS} jobs have keys already", "none")
+            keys = sockets.new_key_pair()
+            line = self._keys.invite(job, keys)
+            try:
+                with open(self._key_file, "a") as file:
+                    file.write(f"{line}\n")
+            except OSError as error:
+                log.error("the keys of job %s end with this collector: cannot write %s: %s", job, self._key_file, error)
+            log.info("keys made for the ranks of job %s", job)
+        return wire.Invited(job, keys.public, keys.secret)
 
     def _drain(self) -> None:
         for _ in range(BURST):
@@ -161,7 +184,7 @@ class Collector:
             if received is None:
                 self._note_disconnections()  # only now: what a peer said before it went comes first
                 return
-            peer, descriptor, parts = received
+            peer, descriptor, key, parts = received
             self._note_connection(descriptor, peer)
             try:
                 if len(parts) != 1:
@@ -170,7 +193,9 @@ class Collector:
             except ProtocolError as error:
                 self._perform(Malformed(peer, str(error)))
             else:
-                self._perform(Received(peer, message))
+                job = self._keys.job_of(key)
+                if job is not None:  # else nobody was to come in
+                    self._perform(Received(peer, message, job))
 
     def _note_connection(self, descriptor: int, peer: bytes) -> None:
         before = self._connections.get(descriptor, peer)
@@ -199,11 +224,20 @@ class Collector:
                     self._socket.send_multipart([effect.peer, wire.encode(effect.message)], zmq.NOBLOCK)
             elif isinstance(effect, Note):
                 log.info("%s", effect.text)
+            elif isinstance(effect, IssueKey):
+                self._do([Send(effect.peer, self._issue_key(effect.job))])
             elif isinstance(effect, RecordTrace):
                 self._runs.record_trace(effect.run, effect.rank, effect.batch, effect.frames)
             elif isinstance(effect, Publish):
                 self._runs.publish(effect.report)
                 self._show(effect.report, effect.news)
+
+
+class _Known(NamedTuple):
+    listening: str
+    server: sockets.KeyPair
+    client: sockets.KeyPair
+    invited: list[str]
 
 
 def run_daemon(listen: str | None, connection_file: Path, runs_dir: Path, options: Options) -> int:

@@ -1,8 +1,9 @@
-"""A control client: no rank, but a peer with the same connection file, that says one thing to a collector and leaves."""
+"""A control client: no rank, but a peer with the same connection file, that asks a collector one thing and leaves."""
 
 from __future__ import annotations
 
 import time
+from typing import TypeVar
 
 import zmq
 
@@ -21,13 +22,27 @@ def tune(connection: Connection, change: wire.Tune, timeout: float = ANSWER_TIME
     Raises:
         UsageError: nobody answers, or the collector refuses.
     """
+    return _asked(connection, change, wire.Tuned, timeout)
+
+
+def invite(connection: Connection, job: str, timeout: float = ANSWER_TIMEOUT) -> Connection:
+    """The connection of a job's ranks: with keys that speak for that job alone. Raises UsageError as ``tune``."""
+    answer = _asked(connection, wire.Invite(job), wire.Invited, timeout)
+    keys = answer.client_public, answer.client_secret
+    return Connection(connection.address, connection.server_public, *keys, job, for_job_alone=True)
+
+
+Answer = TypeVar("Answer", wire.Tuned, wire.Invited)
+
+
+def _asked(connection: Connection, question: wire.Message, expected: type[Answer], timeout: float) -> Answer:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = dealer(context, connection)
     try:
-        answer = _ask(socket, change, time.monotonic() + timeout)
+        answer = _ask(socket, question, expected, time.monotonic() + timeout)
     finally:
         context.destroy(linger=0)
-    if isinstance(answer, wire.Tuned):
+    if isinstance(answer, expected):
         return answer
     if isinstance(answer, wire.Error):
         raise UsageError(f"the collector at {connection.address} refused: {answer.text}")
@@ -37,7 +52,9 @@ def tune(connection: Connection, change: wire.Tune, timeout: float = ANSWER_TIME
     )
 
 
-def _ask(socket: zmq.Socket[bytes], question: wire.Message, deadline: float) -> wire.Message | None:
+def _ask(
+    socket: zmq.Socket[bytes], question: wire.Message, expected: type[wire.Message], deadline: float
+) -> wire.Message | None:
     if not _poll(socket, zmq.POLLOUT, deadline):
         return None
     socket.send(wire.encode(question), zmq.NOBLOCK)
@@ -46,7 +63,7 @@ def _ask(socket: zmq.Socket[bytes], question: wire.Message, deadline: float) -> 
             message = wire.decode(socket.recv(zmq.NOBLOCK))
         except ProtocolError as error:
             raise UsageError(f"the collector's answer cannot be read: {error}; use the same release on both sides") from None
-        if isinstance(message, (wire.Tuned, wire.Error)):
+        if isinstance(message, (expected, wire.Error)):
             return message
     return None
 

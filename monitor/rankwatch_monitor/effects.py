@@ -44,4 +44,12 @@ class Publish:
     news: bool
 
 
-Effect: TypeAlias = Send | Note | RecordTrace | Publish
+@dataclass(frozen=True, slots=True)
+class IssueKey:
+    """Give a control client the keys of a job."""
+
+    peer: bytes
+    job: str
+
+
+Effect: TypeAlias = Send | Note | RecordTrace | Publish | IssueKey

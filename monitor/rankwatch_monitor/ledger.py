@@ -10,7 +10,8 @@ from rankwatch import wire
 from rankwatch.identity import safe_name
 from rankwatch.text import describe_tuning
 
-from .effects import Effect, Note, Send
+from .effects import Effect, IssueKey, Note, Send
+from .keyring import ANY_JOB, belongs_to
 from .run import Options, Run
 
 KEPT_RUNS = 16
@@ -19,10 +20,11 @@ KEPT_RUNS = 16
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A peer sent a well-formed message."""
+    """A peer sent a well-formed message. ``job``: the only one that its key speaks for, if there is such a limit."""
 
     peer: bytes
     message: wire.Message
+    job: str = ANY_JOB
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Ledger:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Takes one event at ``now`` (seconds of any clock that does not run backwards) and says what is to be done."""
         if isinstance(event, Received):
-            return list(self._receive(event.peer, event.message, now))
+            return list(self._receive(event.peer, event.message, event.job, now))
         if isinstance(event, Malformed):
             self.refused += 1
             return [Note(f"refused a message: {event.text}"), Send(event.peer, wire.Error(event.text, "none"))]
@@ -110,23 +112,35 @@ class Ledger:
         """Whether no run is under way."""
         return all(run.over for run in self.runs.values())
 
-    def _receive(self, peer: bytes, message: wire.Message, now: float) -> Iterator[Effect]:
+    def _receive(self, peer: bytes, message: wire.Message, bound: str, now: float) -> Iterator[Effect]:
         if isinstance(message, wire.Unknown):
             return
         if isinstance(message, wire.Hello):
-            yield from self._hello(peer, message, now)
+            yield from self._hello(peer, message, bound, now)
         elif peer in self._peers:
             run, rank = self._peers[peer]
             yield from run.receive(rank, message, now)
         elif isinstance(message, wire.Tune):
-            yield from self._tune(peer, message)
+            yield from self._tune(peer, message, bound)
+        elif isinstance(message, wire.Invite):
+            yield from self._invite(peer, message.job, bound)
         else:
             # A collector that was restarted knows nobody.
             yield Send(peer, wire.Error("you are not known here: say HELLO", "hello"))
 
-    def _tune(self, peer: bytes, tune: wire.Tune) -> Iterator[Effect]:
+    def _invite(self, peer: bytes, job: str, bound: str) -> Iterator[Effect]:
+        """A control client asks for keys that speak for one job."""
+        if not job:
+            yield Send(peer, wire.Error("a job needs a name", "none"))
+        elif bound:
+            yield Note(f"refused to invite job {job}: the key that asked speaks for job {bound} alone")
+            yield Send(peer, wire.Error(f"this connection file speaks for job {bound} alone", "none"))
+        else:
+            yield IssueKey(peer, job)
+
+    def _tune(self, peer: bytes, tune: wire.Tune, bound: str) -> Iterator[Effect]:
         """A control client, which is no rank, changes options of the ranks."""
-        live = {name: run for name, run in self.runs.items() if not run.over}
+        live = {name: run for name, run in self.runs.items() if not run.over and (not bound or belongs_to(run.job, bound))}
         chosen = [run for name, run in live.items() if tune.run in ("", name)]
         if not chosen:
             under_way = f"under way here: {', '.join(live)}" if live else "no run is under way here"
@@ -140,8 +154,10 @@ class Ledger:
             yield Note(f"run {run.id}: options changed: {describe_tuning(tune)}")
         yield Send(peer, wire.Tuned(tuple(run.id for run in chosen), told))
 
-    def _hello(self, peer: bytes, hello: wire.Hello, now: float) -> Iterator[Effect]:
+    def _hello(self, peer: bytes, hello: wire.Hello, bound: str, now: float) -> Iterator[Effect]:
         complaint = _complaint(hello)
+        if bound and not belongs_to(hello.job, bound):
+            complaint = f"its connection file speaks for job {bound} alone, not for {hello.job}"
         if complaint:
             yield Note(f"refused rank {hello.rank} of job {hello.job} on {hello.host}: {complaint}")
             yield Send(peer, wire.Error(complaint, "stop"))
@@ -154,6 +170,10 @@ class Ledger:
         if held is not None and held.hello.incarnation != hello.incarnation:
             # The agent goes on asking: should the other process be dead, its place is free once it counts as lost.
             text = f"rank {hello.rank} of run {run.id} is held by process {held.hello.pid} on {held.hello.host}"
+            rival = f"process {hello.pid} on {hello.host}"
+            if held.rival != rival:
+                held.rival = rival
+                yield Note(f"refused {rival}: {text}")
             yield Send(peer, wire.Error(text, "none"))
             return
         if held is not None:

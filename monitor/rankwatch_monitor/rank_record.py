@@ -39,6 +39,7 @@ class RankRecord:
     trip: Trip | None = None
     acknowledged_at: float | None = None
     farewell: str = ""
+    rival: str = ""
 
     @property
     def is_running(self) -> bool:
@@ -98,4 +99,5 @@ class RankRecord:
             acknowledged=self.acknowledged_at is not None,
             dropped=self.dropped,
             farewell=self.farewell,
+            rival=self.rival,
         )

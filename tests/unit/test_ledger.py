@@ -582,8 +582,13 @@ def test_a_reconnect_goes_on_where_it_was() -> None:
 def test_a_second_process_does_not_take_a_live_ranks_place() -> None:
     desk = Desk()
     desk.connect(1)
-    effects = desk.ledger.handle(Received(b"impostor", makers.hello(incarnation="another", pid=666)), 0.5)
-    assert effects == [Send(b"impostor", wire.Error("rank 0 of run train-0 is held by process 100 on node0", "none"))]
+    impostor = Received(b"impostor", makers.hello(incarnation="another", pid=666))
+    held = "rank 0 of run train-0 is held by process 100 on node0"
+    assert desk.ledger.handle(impostor, 0.5) == [
+        Note(f"refused process 666 on node0: {held}"), Send(b"impostor", wire.Error(held, "none")),
+    ]  # fmt: skip
+    assert desk.ledger.handle(impostor, 1.0) == [Send(b"impostor", wire.Error(held, "none"))]  # it goes on asking
+    assert desk.ledger.runs["train-0"].report().ranks[0].rival == "process 666 on node0"
     assert desk.ledger.handle(Received(b"impostor", makers.beat(0, 0, 0)), 0.5) == [
         Send(b"impostor", wire.Error("you are not known here: say HELLO", "hello"))
     ]

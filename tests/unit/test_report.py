@@ -110,7 +110,7 @@ def test_strict_json_without_nan_or_infinity() -> None:
     }  # fmt: skip
     assert parsed["ranks"][5] == {
         "rank": 5, "local_rank": 1, "host": "node1", "pid": 105, "last_batch": 149,
-        "state": "aborted", "acknowledged": True, "dropped": 0, "farewell": "",
+        "state": "aborted", "acknowledged": True, "dropped": 0, "farewell": "", "rival": "",
     }  # fmt: skip
 
 
@@ -128,6 +128,19 @@ def test_runs_without_a_verdict() -> None:
     failed = as_text.render(report(None, Outcome.FAILED, reason="rank 1 of 8 failed: KeyError"))
     assert failed.startswith("rankwatch: run train-0 failed\n  reason     rank 1 of 8 failed: KeyError\n")
     assert makers.INF not in as_json.to_dict(finished).values()
+
+
+def test_what_is_not_on_record_and_who_was_refused_are_told() -> None:
+    whole = report(None, Outcome.FINISHED)
+    rows = list(whole.ranks)
+    rows[3] = replace(rows[3], dropped=5)
+    rows[4] = replace(rows[4], dropped=1)
+    rows[6] = replace(rows[6], rival="process 9 on node7")
+    assert as_text.render(replace(whole, ranks=tuple(rows))) == (
+        "rankwatch: run train-0 finished: 8 ranks, 150 batches, no inf or nan\n"
+        "  dropped    6 batches of ranks 3, 4: the collector was out of reach for longer than they could wait\n"
+        "  refused    process 9 on node7: rank 6 was there already\n"
+    )
 
 
 NEAR, FAR = notice(module="wo"), notice(module="wi", growth=0.25)

@@ -38,7 +38,11 @@ class RankState(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """A rank in the report. ``last_batch`` is -1 before the first; ``farewell`` is the exception it ended by, if any."""
+    """A rank in the report.
+
+    ``last_batch`` is -1 before the first; ``farewell`` is the exception it ended by, if any; ``dropped`` batches found no room
+    in its spool; ``rival`` is the last other process that wanted to be this rank while it was there.
+    """
 
     rank: int
     local_rank: int
@@ -49,6 +53,7 @@ class RankRow:
     acknowledged: bool
     dropped: int
     farewell: str
+    rival: str = ""
 
 
 class RankNotice(NamedTuple):

@@ -46,6 +46,7 @@ def to_dict(report: Report) -> dict[str, Any]:
                 "state": row.state.value,
                 "acknowledged": row.acknowledged,
                 "dropped": row.dropped,
+                "rival": row.rival,
                 "farewell": row.farewell,
             }
             for row in report.ranks

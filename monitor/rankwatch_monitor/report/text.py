@@ -26,6 +26,7 @@ def render(report: Report) -> str:
         *_also(verdict),
         ("certainty", _certainty(verdict)),
         ("abort", _acknowledgements(report)),
+        *_lapses(report),
     ]
     return format_head(f"first overflow in run {report.run}", fields) + format_dump(verdict.trip.frames).rstrip("\n") + "\n"
 
@@ -37,13 +38,13 @@ def _render_ending(report: Report) -> str:
         unheard = f"; never heard of: {name_ranks(missing)}" if missing else ""
         faults = "".join(f"\n  but {_name(report, row.rank)} {row.farewell}" for row in report.ranks if row.farewell)
         head = f"run {report.run} finished: {_ranks(report)}, {batches}, no inf or nan{unheard}{faults}"
-        return format_head(head, _noticed(report))
+        return format_head(head, [*_noticed(report), *_lapses(report)])
     fields = [("reason", report.reason)]
     for label, state in (("failed", RankState.FAILED), ("lost", RankState.LOST)):
         ranks = [row.rank for row in report.ranks if row.state is state]
         if ranks:
             fields.append((label, name_ranks(ranks)))
-    fields += [("batches", str(report.batches)), *_noticed(report)]
+    fields += [("batches", str(report.batches)), *_noticed(report), *_lapses(report)]
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
     return format_head(f"run {report.run} {report.outcome.value}", fields)
@@ -75,6 +76,22 @@ def _noticed(report: Report) -> list[tuple[str, str]]:
     if report.notices_unkept:
         lines.append(f"and {report.notices_unkept} more that found no room")
     return [("noticed", "\n".join(lines))] if lines else []
+
+
+def _lapses(report: Report) -> list[tuple[str, str]]:
+    """What is not on record, and who was refused."""
+    dropped = [row for row in report.ranks if row.dropped]
+    fields = []
+    if dropped:
+        count = sum(row.dropped for row in dropped)
+        ranks = name_ranks([row.rank for row in dropped])
+        batches = f"{count} batch{'es' if count != 1 else ''}"
+        fields.append(("dropped", f"{batches} of {ranks}: the collector was out of reach for longer than they could wait"))
+    rivals = [f"{row.rival}: rank {row.rank} was there already" for row in report.ranks if row.rival]
+    hidden = len(rivals[MAX_LINES:])
+    if hidden:
+        rivals[MAX_LINES:] = [f"and {hidden} more: report.json has them"]
+    return [*fields, ("refused", "\n".join(rivals))] if rivals else fields
 
 
 def _certainty(verdict: Verdict) -> str:

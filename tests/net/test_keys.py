@@ -1,0 +1,133 @@
+"""Who is admitted, and for whom a key speaks: a real collector, real sockets, real keys."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+import zmq
+from torch import nn
+
+import rankwatch
+from collectors import SOON, Running, until
+from makers import hello
+from rankwatch import connection as connections
+from rankwatch import wire
+from rankwatch.connection import Connection
+from rankwatch.errors import ProtocolError, UsageError
+from rankwatch.sockets import dealer, new_key_pair
+from rankwatch_monitor import cli, control
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Iterator[Running]:
+    running = Running(tmp_path)
+    yield running
+    running.stop()
+
+
+def answer_to(connection: Connection, message: wire.Message) -> wire.Message | None:
+    """What a client gets for a message; None when it does not even come in."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = dealer(context, connection)
+    try:
+        if not socket.poll(500, zmq.POLLOUT):
+            return None
+        socket.send(wire.encode(message))
+        return wire.decode(socket.recv()) if socket.poll(1000 * SOON) else None
+    finally:
+        context.destroy(linger=0)
+
+
+def test_a_stranger_does_not_come_in(collector: Running) -> None:
+    keys = new_key_pair()
+    stranger = replace(collector.collector.connection, client_public=keys.public, client_secret=keys.secret)
+    assert answer_to(stranger, hello()) is None
+    assert collector.collector.ledger.runs == {}
+    # One who stands in between, and takes what is meant for the collector, cannot read it: the ranks know its key.
+    other = replace(collector.collector.connection, server_public=new_key_pair().public)
+    assert answer_to(other, hello()) is None
+
+
+def test_an_invited_job_is_the_only_one_its_key_speaks_for(collector: Running) -> None:
+    master = collector.collector.connection
+    mine = control.invite(master, "mine")
+    theirs = answer_to(master, hello(job="theirs"))
+    assert isinstance(theirs, wire.Welcome)
+
+    assert isinstance(answer_to(mine, hello(job="mine")), wire.Welcome)
+    assert isinstance(answer_to(mine, hello(job="mine.2")), wire.Welcome)  # a further model of the same processes
+    for job in ("theirs", "mine.x", "mine2", ""):
+        refused = answer_to(mine, hello(job=job))
+        assert isinstance(refused, wire.Error)
+        assert refused.remedy == "stop"
+        assert "speaks for job mine alone" in refused.text
+    assert sorted(run.job for run in collector.collector.ledger.runs.values()) == ["mine", "mine.2", "theirs"]
+
+
+def test_an_invited_key_changes_the_options_of_its_own_runs_alone(collector: Running) -> None:
+    master = collector.collector.connection
+    mine = control.invite(master, "mine")
+    answer_to(master, hello(job="theirs"))
+    answer_to(mine, hello(job="mine"))
+    assert control.tune(mine, wire.Tune(every=10)).runs == ("mine-0",)
+    with pytest.raises(UsageError, match=r"no run theirs-0; under way here: mine-0"):
+        control.tune(mine, wire.Tune("theirs-0", every=10))
+    assert set(control.tune(master, wire.Tune(every=5)).runs) == {"mine-0", "theirs-0"}
+
+
+def test_an_invited_key_invites_nobody(collector: Running) -> None:
+    mine = control.invite(collector.collector.connection, "mine")
+    with pytest.raises(UsageError, match="speaks for job mine alone"):
+        control.invite(mine, "theirs")
+
+
+def test_a_job_is_invited_once(collector: Running) -> None:
+    master = collector.collector.connection
+    assert control.invite(master, "mine") == control.invite(master, "mine") != control.invite(master, "theirs")
+
+
+def test_an_invited_job_is_admitted_by_the_collector_that_comes_after(tmp_path: Path) -> None:
+    first = Running(tmp_path)
+    mine = control.invite(first.collector.connection, "mine")
+    first.stop(clean=False)
+    second = Running(tmp_path, listen=None)
+    try:
+        assert isinstance(answer_to(mine, hello(job="mine")), wire.Welcome)
+        refused = answer_to(mine, hello(job="theirs"))
+        assert isinstance(refused, wire.Error)
+        assert control.invite(second.collector.connection, "mine") == mine
+    finally:
+        second.stop()
+
+
+def test_a_training_takes_the_name_of_the_job_it_was_invited_as(
+    collector: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, invited = tmp_path / "connection.json", tmp_path / "mine.json"
+    assert cli.main(["invite", "mine", "--connection", str(file), "--output", str(invited)]) == 0
+    assert capsys.readouterr().out == f"ranks of job mine reach the collector by RANKWATCH_CONNECTION={invited}\n"
+    assert stat.S_IMODE(invited.stat().st_mode) == 0o600
+    monkeypatch.setenv("RANKWATCH_JOB", "another")
+    model = nn.Linear(2, 2)
+    with rankwatch.watch(model, connection=invited) as watch:
+        assert watch.is_connected
+        model(torch.ones(1, 2)).sum().backward()
+    until(lambda: collector.reports)
+    assert [report.run for report in collector.reports] == ["mine-0"]
+
+
+def test_a_rank_that_speaks_for_another_job_stops_before_its_first_batch(collector: Running) -> None:
+    mine = replace(control.invite(collector.collector.connection, "mine"), job="theirs")
+    with pytest.raises(ProtocolError, match="speaks for job mine alone, not for theirs"):
+        rankwatch.watch(nn.Linear(2, 2), connection=connections_text(mine))
+
+
+def connections_text(connection: Connection) -> str:
+    """A connection as the environment carries it."""
+    return json.dumps({"rankwatch_connection": list(connections.FORMAT), **asdict(connection)})
