@@ -223,7 +223,7 @@ class Collector:
                 with suppress(zmq.Again):  # a peer that takes nothing just now: what matters is repeated
                     self._socket.send_multipart([effect.peer, wire.encode(effect.message)], zmq.NOBLOCK)
             elif isinstance(effect, Note):
-                log.info("%s", effect.text)
+                log.info("%s", printable(effect.text))
             elif isinstance(effect, IssueKey):
                 self._do([Send(effect.peer, self._issue_key(effect.job))])
             elif isinstance(effect, RecordTrace):
@@ -263,6 +263,11 @@ def raise_descriptor_limit() -> None:
     """Each rank is a connection, and the usual soft limit is 1024 files."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def printable(text: str) -> str:
+    """``text`` in one line, without what would move a terminal's cursor: ranks choose the names in it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _print(report: Report, news: bool) -> None:

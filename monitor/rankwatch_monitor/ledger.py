@@ -18,6 +18,10 @@ KEPT_RUNS = 16
 """Runs that are over and still answered for; their record is on disk."""
 
 
+MAX_RUNS = 1024
+"""Runs under way; more are refused."""
+
+
 @dataclass(frozen=True, slots=True)
 class Received:
     """A peer sent a well-formed message. ``job``: the only one that its key speaks for, if there is such a limit."""
@@ -75,7 +79,7 @@ class Ledger:
         self.refused = 0
         self._options = options
         self._claim = claim
-        self._current: dict[tuple[str, int], Run] = {}
+        self._current: dict[tuple[str, int, int], Run] = {}
         self._peers: dict[bytes, tuple[Run, int]] = {}
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -104,8 +108,8 @@ class Ledger:
         for name in over[:-KEPT_RUNS]:
             run = self.runs.pop(name)
             self._peers = {peer: place for peer, place in self._peers.items() if place[0] is not run}
-            if self._current.get((run.job, run.restart)) is run:
-                del self._current[run.job, run.restart]
+            if self._current.get((run.job, run.restart, run.world_size)) is run:
+                del self._current[run.job, run.restart, run.world_size]
 
     @property
     def is_idle(self) -> bool:
@@ -163,6 +167,11 @@ class Ledger:
             yield Send(peer, wire.Error(complaint, "stop"))
             return
         run = self._run_of(hello)
+        if run is None and sum(not known.over for known in self.runs.values()) >= MAX_RUNS:
+            text = f"{MAX_RUNS} runs are under way here, and that is the most"
+            yield Note(f"refused rank {hello.rank} of job {hello.job} on {hello.host}: {text}")
+            yield Send(peer, wire.Error(text, "stop"))
+            return
         if run is None:
             run = self._open(hello)
             yield Note(f"run {run.id}: {hello.world_size} rank(s), first heard of on {hello.host}")
@@ -176,10 +185,20 @@ class Ledger:
                 yield Note(f"refused {rival}: {text}")
             yield Send(peer, wire.Error(text, "none"))
             return
-        if held is not None:
-            self._peers.pop(held.peer, None)
-        self._peers[peer] = run, hello.rank
+        self._seat(peer, run, hello.rank)
         yield from run.welcome(hello, peer, now)
+
+    def _seat(self, peer: bytes, run: Run, rank: int) -> None:
+        """From now on this peer speaks for this rank, it alone, and for no other."""
+        before = self._peers.pop(peer, None)
+        if before is not None and (before[0] is not run or before[1] != rank):
+            before[0].disconnected(before[1], peer)  # nothing else would ever tell that it has left that place
+        held = run.ranks.get(rank)
+        if held is not None and held.peer in self._peers:
+            its_run, its_rank = self._peers[held.peer]
+            if its_run is run and its_rank == rank:  # else that peer has another place by now
+                del self._peers[held.peer]
+        self._peers[peer] = run, rank
 
     def _run_of(self, hello: wire.Hello) -> Run | None:
         """The run this rank belongs to; None when it begins a new one."""
@@ -188,8 +207,8 @@ class Ledger:
             is_same_start = (known.job, known.restart) == (hello.job, hello.restart)
             if is_same_start and record is not None and record.hello.incarnation == hello.incarnation:
                 return known  # even when it is over: a process that was stopped for a while is still to be aborted
-        run = self._current.get((hello.job, hello.restart))
-        if run is None or run.over or run.world_size != hello.world_size:
+        run = self._current.get((hello.job, hello.restart, hello.world_size))
+        if run is None or run.over:
             return None
         record = run.ranks.get(hello.rank)
         # A rank that has ended does not come back: the same job was started again.
@@ -203,7 +222,7 @@ class Ledger:
             name = f"{base}.{attempt}"
         run = Run(name, hello.job, hello.restart, hello.world_size, self._options)
         self.runs[name] = run
-        self._current[hello.job, hello.restart] = run
+        self._current[hello.job, hello.restart, hello.world_size] = run
         return run
 
 

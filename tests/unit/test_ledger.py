@@ -796,3 +796,13 @@ def test_a_rank_does_not_tune_and_a_control_client_does_nothing_else() -> None:
     ]  # fmt: skip
     (refused,) = desk.ledger.handle(Received(b"control", noticed(1)), 0.0)
     assert refused == Send(b"control", wire.Error("you are not known here: say HELLO", "hello"))
+
+
+def test_more_runs_than_a_collector_can_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankwatch_monitor.ledger.MAX_RUNS", 2)
+    desk = Desk()
+    for number in range(3):
+        job = makers.hello(job=f"job{number}", incarnation=str(number))
+        desk.effects += desk.ledger.handle(Received(b"peer-%d" % number, job), 0.0)
+    assert list(desk.ledger.runs) == ["job0-0", "job1-0"]
+    assert desk.effects[-1] == Send(b"peer-2", wire.Error("2 runs are under way here, and that is the most", "stop"))

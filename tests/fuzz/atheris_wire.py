@@ -1,0 +1,84 @@
+"""A fuzz target: any bytes through ``wire.decode`` and the ledger, as a known and as an unknown peer.
+
+atheris is no dependency of ours; install it where you fuzz, and give it the corpus as seeds:
+
+    pip install atheris && mkdir -p build/found
+    PYTHONPATH=agent:monitor:tests python tests/fuzz/atheris_wire.py build/found tests/fuzz/corpus/read tests/fuzz/corpus/refused
+
+Findings land in the first folder. A crash is an exception out of ``one_input``; to see one again, pass its file instead of
+the folders. The options are libFuzzer's (``-max_len=65536``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import makers
+from rankwatch import wire
+from rankwatch.errors import ProtocolError
+from rankwatch_monitor.effects import Effect, Publish, Send
+from rankwatch_monitor.ledger import Disconnected, Event, JobEnded, Ledger, Malformed, Received, Tick
+from rankwatch_monitor.report import json, text
+from rankwatch_monitor.run import Options
+
+HEALTHY, KNOWN, UNKNOWN = b"healthy", b"known", b"unknown"
+
+
+def one_input(data: bytes) -> None:
+    """Raises where the collector would stumble over ``data``."""
+    ledger = Ledger(Options())
+    _do(ledger, Received(HEALTHY, makers.hello(job="healthy", incarnation="healthy")))
+    _do(ledger, Received(KNOWN, makers.hello(1, 2)))
+    _do(ledger, Received(KNOWN, wire.Table(makers.table())))
+    healthy = ledger.runs["healthy-0"]
+    before = repr(healthy)
+    try:
+        message = wire.decode(data)
+    except ProtocolError as error:
+        for peer in (KNOWN, UNKNOWN):
+            _do(ledger, Malformed(peer, str(error)))
+    else:
+        _check_round_trip(message)
+        for peer in (KNOWN, UNKNOWN, KNOWN):
+            _do(ledger, Received(peer, message))
+        if isinstance(message, wire.Tune | wire.Hello):  # these may name any run
+            before = repr(healthy)
+    if repr(healthy) != before:
+        raise AssertionError("a peer of one run changed another run")
+    for event in (Disconnected(UNKNOWN), Disconnected(KNOWN), Tick(), JobEnded(1), Tick()):
+        _do(ledger, event, now=60.0)
+
+
+def _check_round_trip(message: wire.Message) -> None:
+    if isinstance(message, wire.Unknown):
+        return
+    encoded = wire.encode(message)
+    if wire.encode(wire.decode(encoded)) != encoded:
+        raise AssertionError("a message that was read is not what it is written as")
+
+
+def _do(ledger: Ledger, event: Event, now: float = 0.0) -> None:
+    perform(ledger.handle(event, now))
+
+
+def perform(effects: Iterable[Effect]) -> None:
+    """What the collector does with effects, without a socket or a disk."""
+    for effect in effects:
+        if isinstance(effect, Send):
+            wire.decode(wire.encode(effect.message))
+        elif isinstance(effect, Publish):
+            text.render(effect.report).encode()
+            json.render(effect.report).encode()
+
+
+def main() -> None:
+    import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    atheris.instrument_all()
+    atheris.Setup(sys.argv, one_input)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

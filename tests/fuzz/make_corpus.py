@@ -1,0 +1,324 @@
+"""Writes the corpus beside it: hostile and broken messages, one a file, named after what is wrong with it.
+
+``refused`` holds what ``wire.decode`` must refuse, ``read`` what it reads although nobody means well. Run it after the wire
+format has changed:
+
+    PYTHONPATH=agent:tests python tests/fuzz/make_corpus.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+import makers
+from rankwatch import wire
+from rankwatch.frame import FrameTable, Position, pack
+from rankwatch.notice import NoticeKind
+
+FOLDER = Path(__file__).resolve().parent / "corpus"
+
+ONE_OF_EACH: list[wire.Message] = [
+    makers.hello(1, 2),
+    wire.Welcome("train-0", 1.0, 2.0, 7),
+    wire.Table(makers.table()),
+    wire.Batch(4, makers.summary(149)),
+    wire.Tripped(5, makers.trip(root_inputs=(makers.reading("input[0]"),), loss_scale=1024.0)),
+    wire.Noticed(6, makers.notice()),
+    makers.beat(3, 0, 17),
+    wire.Probe(Position(3, 0, 17)),
+    wire.Abort("rank 1 of 2", 1, 1000.0, 10.0),
+    wire.Ack(9, abort=True),
+    wire.Bye(10, "failed", "KeyError: 'x'"),
+    wire.Error("no", "hello"),
+    wire.Tune("train-0", 10, ("a.*",), ("b",), (149,), "async"),
+    wire.Tuned(("train-0",), 16),
+    wire.Invite("train"),
+    wire.Invited("train", "p" * 40, "s" * 40),
+]
+
+PARTS = {
+    "BATCH": ["batch", "first_frame", "optimizer_step", "started_at", "ended_at", "traced", "table_id", "abs_min", "abs_max",
+              "states"],
+    "TRIP": ["position", "reading", "frames", "root_inputs", "optimizer_step", "shape", "numel", "nan_count", "inf_count",
+             "time", "loss_scale"],
+    "NOTICE": ["kind", "module", "module_class", "label", "dtype", "since", "batch", "value", "growth"],
+}  # fmt: skip
+"""What the field that a message of the kind is about consists of."""
+
+Breakage = tuple[str, Any, tuple[int, ...]]
+"""What it is called, the wrong value, and where it goes."""
+
+INT64 = 2**63 - 1
+
+
+def array(*items: bytes) -> bytes:
+    """A short msgpack array of items that are packed already, well or badly."""
+    return bytes([0x90 + len(items)]) + b"".join(items)
+
+
+def claim(header: int, length: int, rest: bytes = b"") -> bytes:
+    """A header with four bytes of length, and less behind it."""
+    return struct.pack(">BI", header, length) + rest
+
+
+def pick(items: list[Any], *path: int) -> Any:
+    for index in path:
+        items = items[index]
+    return items
+
+
+def put(items: list[Any], value: Any, *path: int) -> list[Any]:
+    """The nested list with one of its items replaced."""
+    index, *rest = path
+    return [*items[:index], put(items[index], value, *rest) if rest else value, *items[index + 1 :]]
+
+
+def parts_of(message: wire.Message) -> list[Any]:
+    parts: list[Any] = msgpack.unpackb(wire.encode(message))
+    return parts
+
+
+def wrong_ones(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a field that has this value can never be, by name."""
+    if type(value) is bool:
+        yield "is-a-number", 1
+    elif type(value) is int:
+        yield "is-huge", 2**64 - 1
+        yield "is-negative", -(2**63)
+    elif type(value) is float:
+        yield "is-nan", makers.NAN
+    elif type(value) is str:
+        yield "is-not-utf8", b"\xff\xfe"  # written as text by ``broken``
+    elif type(value) is bytes:
+        yield "is-text", "\0" * len(value)
+    else:
+        yield "is-a-map", {}
+
+
+def broken(parts: list[Any], value: Any, *path: int) -> bytes:
+    """The message with one field replaced; bytes in place of text come as text that is no UTF-8."""
+    if type(value) is not bytes:
+        packed: bytes = msgpack.packb(put(parts, value, *path))
+        return packed
+    marker = "\x01\x02\x03 here"
+    return bytes(msgpack.packb(put(parts, marker, *path))).replace(msgpack.packb(marker), bytes([0xA0 + len(value)]) + value)
+
+
+def fields_broken() -> Iterator[tuple[str, bytes]]:
+    """Every message with one field mutated, every part of the big fields too."""
+    for message in ONE_OF_EACH:
+        parts = parts_of(message)
+        kind = parts[0]
+        named = [(field.name, (index,)) for index, field in enumerate(dataclasses.fields(message), 1)]
+        places: list[tuple[str, tuple[int, ...]]] = [*named]
+        places += [(f"{named[-1][0]}.{part}", (2, index)) for index, part in enumerate(PARTS.get(kind, []))]
+        for name, path in places:
+            for what, wrong in wrong_ones(pick(parts, *path)):
+                yield f"{kind.lower()}.{name}-{what}", broken(parts, wrong, *path)
+        yield f"{kind.lower()}.last-field-missing", msgpack.packb(parts[:-1])
+        yield f"{kind.lower()}.cut-in-the-middle", msgpack.packb(parts)[: len(msgpack.packb(parts)) // 2]
+
+
+def deep_parts_broken() -> Iterator[tuple[str, bytes]]:
+    """What lies deeper: specs, rows, frames, readings, columns."""
+    table, batch, trip = (parts_of(message) for message in (ONE_OF_EACH[2], ONE_OF_EACH[3], ONE_OF_EACH[4]))
+    of_table: list[Breakage] = [
+        ("spec-is-short", ["layer"], (1, 0)),
+        ("spec.module-is-too-long", "x" * (wire.MAX_NAME + 1), (1, 0, 0)),
+        ("spec.phase-is-none", 99, (1, 0, 4)),
+        ("row.kind-is-none", 99, (1, 0, 2, 0, 0)),
+        ("row.kind-is-true", True, (1, 0, 2, 0, 0)),
+        ("row.dtype-is-too-long", "x" * 65, (1, 0, 2, 0, 2)),
+        ("aliases-are-too-many", ["a"] * 17, (1, 0, 3)),
+    ]
+    for name, value, path in of_table:
+        yield f"table.{name}", msgpack.packb(put(table, value, *path))
+    of_batch: list[Breakage] = [
+        ("states-are-none", b"\xff\xff\xff", (2, 9)),
+        ("abs_min-is-short", b"\0" * 11, (2, 7)),
+        ("columns-are-without-states", b"", (2, 9)),
+        ("started_at-is-inf", makers.INF, (2, 3)),
+        ("started_at-is-negative", -1.0, (2, 3)),
+    ]
+    for name, value, path in of_batch:
+        yield f"batch.{name}", msgpack.packb(put(batch, value, *path))
+    of_trip: list[Breakage] = [
+        ("position-is-of-floats", [3.0, 0.0, 0.0], (2, 0)),
+        ("position-is-nan", [makers.NAN, 0, 0], (2, 0)),
+        ("position-is-inf", [makers.INF, 0, 0], (2, 0)),
+        ("position-is-before-all", [-2, 0, 0], (2, 0)),
+        ("position-is-huge", [2**63, 0, 0], (2, 0)),
+        ("position-is-not-its-frames", [9, 9, 9], (2, 0)),
+        ("reading-is-beyond-its-frame", 2, (2, 1)),
+        ("frames-are-none", [], (2, 2)),
+        ("frame.columns-are-short", b"\0" * 4, (2, 2, 0, 2)),
+        ("frame.column-is-no-whole-number", b"\0" * 7, (2, 2, 0, 2)),
+        ("root_input.value-is-of-two", b"\0" * 16, (2, 3, 0, 3)),
+        ("root_input.value-is-empty", b"", (2, 3, 0, 3)),
+        ("shape-is-too-deep", [1] * (wire.MAX_DIMS + 1), (2, 5)),
+        ("shape-is-negative", [-1], (2, 5)),
+        ("loss_scale-is-negative-inf", -makers.INF, (2, 10)),
+    ]
+    for name, value, path in of_trip:
+        yield f"trip.{name}", msgpack.packb(put(trip, value, *path))
+    beat = parts_of(makers.beat(3, 0, 17))
+    for name, wrong in (
+        ("nan", [makers.NAN] * 3),
+        ("inf", [makers.INF] * 3),
+        ("of-four", [0] * 4),
+        ("negative", [0, -1, 0]),
+    ):
+        yield f"beat.position-is-{name}", msgpack.packb(put(beat, wrong, 1))
+
+
+def no_messages() -> Iterator[tuple[str, bytes]]:
+    """What is no array that begins with a kind, and claims that nothing stands behind."""
+    ack = wire.encode(wire.Ack(9, abort=True))
+    yield "nothing", b""
+    yield "zeros", b"\0" * 64
+    yield "text", b"GET / HTTP/1.1\r\n\r\n"
+    yield "never-used-byte", b"\xc1"
+    yield "nil", b"\xc0"
+    yield "bare-kind-without-array", msgpack.packb("HELLO")
+    yield "empty-array", b"\x90"
+    yield "kind-is-a-number", msgpack.packb([1, 2, 3])
+    yield "kind-is-bytes", msgpack.packb([b"ACK", 9, True])
+    yield "kind-is-an-array", msgpack.packb([["ACK"], 9, True])
+    yield "kind-is-not-utf8", array(b"\xa2\xff\xfe", b"\x09", b"\xc3")
+    yield "kind-alone", msgpack.packb(["HELLO"])
+    yield "map-instead-of-array", msgpack.packb({"kind": "ACK", "seq": 9})
+    yield "map-with-duplicate-keys", b"\x82\xa3seq\x01\xa3seq\x02"
+    yield "field-is-a-map-with-duplicate-keys", array(b"\xa3ACK", b"\x82\xa1a\x01\xa1a\x02", b"\xc3")
+    yield "map-with-an-array-for-a-key", array(b"\xa3ACK", b"\x81\x91\x01\x02", b"\xc3")
+    yield "trailing-byte", ack + b"\0"
+    yield "two-messages", ack + ack
+    yield "ext-type", array(b"\xa3ACK", b"\xd4\x01\0", b"\xc3")
+    yield "ext-type-without-content", array(b"\xa3ACK", b"\xc7\0\x01", b"\xc3")
+    yield "ext-timestamp", array(b"\xa3ACK", b"\xd6\xff\0\0\0\0", b"\xc3")
+    yield "ext-timestamp-out-of-range", array(b"\xa3ACK", b"\xd7\xff" + b"\xff" * 8, b"\xc3")
+    yield "ext-timestamp-without-content", array(b"\xa3ACK", b"\xc7\0\xff", b"\xc3")
+    for name, header in (("array", 0xDD), ("text", 0xDB), ("bytes", 0xC6), ("map", 0xDF), ("ext", 0xC9)):
+        yield f"claims-4-gib-{name}", claim(header, 2**32 - 1)
+        yield f"claims-4-gib-{name}-as-field", array(b"\xa3ACK", claim(header, 2**32 - 1))
+    yield "claims-as-many-items-as-bytes", claim(0xDD, 2000, b"\xc0" * 1990)
+    # Each claim is small enough to be believed, until the next is seen to eat it up.
+    yield "claims-nested-and-each-believable", claim(0xDD, 4000) * 800
+    yield "deep-nesting-500", b"\x91" * 500 + b"\xc0"
+    yield "deep-nesting-5000", b"\x91" * 5000 + b"\xc0"
+    yield "deep-nesting-in-a-field", array(b"\xa3ACK", b"\x91" * 900 + b"\xc0", b"\xc3")
+    yield "deep-maps", b"\x81\xa1a" * 600 + b"\xc0"
+
+
+def read_all_the_same() -> Iterator[tuple[str, bytes]]:
+    """Well-formed, and said by somebody who means no good."""
+    for message in ONE_OF_EACH:
+        yield f"{type(message).__name__.lower()}.plain", wire.encode(message)
+        yield f"{type(message).__name__.lower()}.more-fields-than-known", msgpack.packb([*parts_of(message), {}, [[[]]], -1])
+    for name, kind in (("", ""), ("long", "X" * 3000), ("with-escapes", "\x1b[2J\r\n"), ("lower-case", "hello")):
+        yield f"unknown-kind-{name or 'empty'}", msgpack.packb([kind, 1])
+    yield "unknown-kind-that-is-deep", array(b"\xa1X", b"\x91" * 900 + b"\xc0")
+    names = {
+        "climbs-out": "../../../etc/passwd",
+        "is-empty": "",
+        "is-dots": "..",
+        "has-escapes": "\x1b[31m\n\0",
+        "is-long": "é" * 1024,
+    }
+    for name, job in names.items():
+        yield f"hello.job-{name}", wire.encode(makers.hello(job=job, incarnation="fuzz"))
+    yield "hello.another-major", wire.encode(makers.hello(job="major", major=1))
+    yield "hello.rank-outside-its-world", wire.encode(makers.hello(7, 2, job="outside"))
+    yield "hello.world-is-large", wire.encode(makers.hello(1_999, 2_000, job="large"))
+    yield "hello.another-world-size", wire.encode(makers.hello(0, 3, incarnation="fuzz"))
+    yield "hello.impostor", wire.encode(makers.hello(1, 2, incarnation="fuzz", pid=INT64, host="\x1b]0;x\x07"))
+    yield "table.empty", wire.encode(wire.Table(FrameTable(())))
+    yield "table.frames-without-rows", msgpack.packb(["TABLE", [["", "", [], [], 0]] * 200])
+    empty = dataclasses.replace(makers.summary(0), abs_min=b"", abs_max=b"", states=b"", table_id=FrameTable(()).id)
+    yield "batch.empty", wire.encode(wire.Batch(1, dataclasses.replace(empty, traced=True)))
+    yield "batch.table-never-seen", wire.encode(wire.Batch(2, dataclasses.replace(makers.summary(1), table_id="")))
+    nans = pack("f", [makers.NAN, -makers.INF, -0.0])
+    odd = dataclasses.replace(makers.summary(2, traced=True), abs_min=nans, abs_max=nans, states=b"\0\7\3")
+    yield "batch.columns-are-nan-and-states-finite", wire.encode(wire.Batch(3, odd))
+    yield (
+        "batch.wider-than-its-table",
+        wire.encode(wire.Batch(4, dataclasses.replace(odd, abs_min=b"\xff" * 24, abs_max=b"\xff" * 24))),
+    )
+    last = dataclasses.replace(makers.summary(INT64, first=INT64, traced=True), optimizer_step=INT64)
+    yield "batch.numbers-are-the-last", wire.encode(wire.Batch(INT64, last))
+    yield "beat.position-is-the-last", wire.encode(wire.Beat(Position(INT64, INT64, INT64), "idle", INT64, INT64, 1e18))
+    yield "beat.position-is-before-all", wire.encode(makers.beat(-1, 0, 0))
+    yield "ack.abort-nobody-sent", wire.encode(wire.Ack(INT64, abort=True))
+    for outcome in sorted(wire.OUTCOMES):
+        yield f"bye.{outcome}", wire.encode(wire.Bye(20, outcome, "\x1b[2J\0" + "x" * 200))
+    yield from trips_that_are_read()
+    yield "notice.value-is-the-smallest", wire.encode(wire.Noticed(40, makers.notice(value=5e-324, growth=5e-324)))
+    yield (
+        "notice.value-is-the-largest",
+        wire.encode(wire.Noticed(41, makers.notice(value=sys.float_info.max, growth=-1e308))),
+    )
+    yield "notice.dtype-is-none", wire.encode(wire.Noticed(42, makers.notice(NoticeKind.ZEROS, value=0, dtype="\0")))
+    yield "tune.all-runs", wire.encode(wire.Tune(every=wire.MAX_EVERY, modules=(), trace_batch_nums=(INT64,)))
+    yield "tune.nothing", wire.encode(wire.Tune())
+    yield "invite.job-has-line-breaks", wire.encode(wire.Invite('a\n["", "b", "c"]\n'))
+    yield "tuned.many", wire.encode(wire.Tuned(("",) * wire.MAX_PATTERNS, INT64))
+
+
+def trips_that_are_read() -> Iterator[tuple[str, bytes]]:
+    inf, nan = makers.reading("output", makers.INF), makers.reading("output", makers.NAN)
+    unheard_of = makers.reading("output", makers.INF, dtype="float4_e2m1")
+    trips = {
+        "position-is-the-last": makers.trip(at=(INT64, INT64, INT64), step=INT64),
+        "position-is-before-all": makers.trip(at=(-1, 0, 0)),
+        "dtype-is-unheard-of": makers.trip(makers.reading("input[0]", dtype="float4_e2m1"), unheard_of),
+        "values-are-nan-and-states-finite": dataclasses.replace(
+            makers.trip(nan), frames=(dataclasses.replace(makers.frame(nan), states=b"\0"),)
+        ),
+        "reading-was-never-measured": dataclasses.replace(
+            makers.trip(inf), frames=(dataclasses.replace(makers.frame(inf), states=b"\7"),)
+        ),
+        "ring-goes-backwards": makers.trip(inf, before=tuple(makers.frame(at=(9 - i, i, i)) for i in range(9))),
+        "name-has-escapes": makers.trip(inf, module="\x1b[2J\n\0"),
+        "loss_scale-is-inf": makers.trip(makers.reading("weight.grad", makers.INF), loss_scale=makers.INF),
+        "counts-are-more-than-elements": dataclasses.replace(makers.trip(inf), numel=0, nan_count=INT64, inf_count=INT64),
+    }
+    for number, (name, trip) in enumerate(trips.items(), 30):
+        yield f"trip.{name}", wire.encode(wire.Tripped(number, trip))
+
+
+def entries() -> dict[str, bytes]:
+    """The whole corpus: path below its folder, and content."""
+    refused = [*no_messages(), *fields_broken(), *deep_parts_broken()]
+    found = [(f"refused/{name}.bin", data) for name, data in refused]
+    found += [(f"read/{name}.bin", data) for name, data in read_all_the_same()]
+    corpus = dict(found)
+    if len(corpus) != len(found):
+        raise AssertionError("two entries of the corpus have one name")
+    return corpus
+
+
+def read(folder: str) -> dict[str, bytes]:
+    """The files of ``refused`` or ``read``, by name."""
+    return {path.stem: path.read_bytes() for path in sorted((FOLDER / folder).glob("*.bin"))}
+
+
+def main() -> None:
+    corpus = entries()
+    for path in FOLDER.rglob("*.bin"):
+        if path.relative_to(FOLDER).as_posix() not in corpus:
+            path.unlink()
+    for name, data in corpus.items():
+        path = FOLDER / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    print(f"{len(corpus)} files in {FOLDER}")
+
+
+if __name__ == "__main__":
+    main()

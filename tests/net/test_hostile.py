@@ -1,0 +1,161 @@
+"""A client that has the key and means no good, beside a healthy rank of another run: real sockets, a real collector."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import zmq
+
+import makers
+from collectors import Running, until
+from fuzz import make_corpus
+from rankwatch import wire
+from rankwatch.frame import Position
+from rankwatch.identity import Identity
+from rankwatch.link import Link
+from rankwatch.sockets import dealer
+from rankwatch_monitor.report.data import Outcome
+
+REFUSED = list(make_corpus.read("refused").values())
+READ = list(make_corpus.read("read").values())
+
+FLAT = 24 * 1024 * 1024
+"""Bytes that a process may grow by and still count as flat: less than 5 KB for each bad message below."""
+
+
+class Hostile:
+    """A client with the key that sends what it likes; what it is answered it reads, so that it can go on."""
+
+    def __init__(self, running: Running) -> None:
+        self._ledger = running.collector.ledger
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = dealer(self._context, running.collector.connection)
+        self.answers = 0
+
+    def send(self, *messages: bytes) -> None:
+        for message in messages:
+            self.socket.send(message)
+            self.read_answers()
+
+    def read_answers(self) -> None:
+        while self.socket.poll(0):
+            wire.decode(self.socket.recv())
+            self.answers += 1
+
+    def send_refused(self, *messages: bytes) -> None:
+        """Sends what is to be refused, and waits until it was."""
+        expected = self._ledger.refused + len(messages)
+        self.send(*messages)
+        until(lambda: self._ledger.refused == expected)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Iterator[Running]:
+    running = Running(tmp_path)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def hostile(collector: Running) -> Iterator[Hostile]:
+    client = Hostile(collector)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def healthy(collector: Running) -> Iterator[Link]:
+    """A rank's link; its training thread is the test."""
+    link = Link(
+        collector.collector.connection,
+        Identity("healthy", 0, 0, 1, 0, "host", os.getpid()),
+        job="healthy",
+        progress=lambda: (Position(-1, 0, 0), "forward"),
+        on_abort=lambda abort: pytest.fail(f"the healthy rank was stopped: {abort}"),
+        device="cpu",
+        torch_version="",
+    )
+    assert link.start()
+    yield link
+    link.close("finished")
+
+
+def resident() -> int:
+    """The memory of this process, collector and client included."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_bad_messages_are_counted_and_the_other_run_goes_on(collector: Running, hostile: Hostile, healthy: Link) -> None:
+    run = collector.collector.ledger.runs["healthy-0"]
+    for batch in range(10):
+        healthy.send_batch(makers.table(), makers.summary(batch))
+        hostile.send_refused(*REFUSED)
+        until(lambda: not healthy._spool)
+        assert (run.ranks[0].last_batch, run.ranks[0].seq) == (batch, batch + 1)
+    assert collector.collector.ledger.refused == 10 * len(REFUSED)
+    assert list(collector.collector.ledger.runs) == ["healthy-0"]
+    healthy.close("finished")
+    until(lambda: collector.reports)
+    assert [(report.run, report.outcome, report.batches) for report in collector.reports] == [
+        ("healthy-0", Outcome.FINISHED, 10)
+    ]
+
+
+def test_a_client_that_lies_leaves_the_other_run_alone(collector: Running, hostile: Hostile, healthy: Link) -> None:
+    ledger = collector.collector.ledger
+    run = ledger.runs["healthy-0"]
+    tuning = run.tuning
+    lies = [data for data in READ if not isinstance(wire.decode(data), wire.Tune)]  # that is what the key is for
+    for batch in range(3):
+        healthy.send_batch(makers.table(), makers.summary(batch))
+        hostile.send(*lies)
+        hostile.send_refused(b"")  # by then all before it has been handled
+        until(lambda: not healthy._spool)
+    assert (run.ranks[0].last_batch, run.verdict, run.over, run.tuning) == (2, None, False, tuning)
+    assert len(ledger.runs) > 1
+    healthy.close("finished")
+    until(lambda: run.over)
+    assert run.report().outcome is Outcome.FINISHED
+
+
+def test_memory_stays_flat_over_thousands_of_bad_messages(collector: Running, hostile: Hostile) -> None:
+    for _ in range(3):  # what is loaded and kept once
+        hostile.send_refused(*REFUSED)
+    before = resident()
+    rounds = 5000 // len(REFUSED) + 1
+    for _ in range(rounds):
+        hostile.send_refused(*REFUSED)
+    assert resident() - before < FLAT
+    hostile.read_answers()
+    assert hostile.answers > 0
+
+
+def test_a_message_of_many_parts_is_refused(collector: Running, hostile: Hostile, healthy: Link) -> None:
+    ack = wire.encode(wire.Ack(1, abort=True))
+    hostile.socket.send_multipart([ack, ack])
+    hostile.socket.send_multipart([b""] * 2000)
+    until(lambda: collector.collector.ledger.refused == 2)
+    healthy.send_batch(makers.table(), makers.summary(0))
+    until(lambda: not healthy._spool)
+
+
+def test_what_is_over_the_limit_costs_its_sender_the_connection(collector: Running, hostile: Hostile, healthy: Link) -> None:
+    hostile.send_refused(b"\xc1")
+    hostile.socket.send(bytes(wire.MAX_MESSAGE_BYTES + 1))
+    healthy.send_batch(makers.table(), makers.summary(0))
+    until(lambda: not healthy._spool)
+
+    def is_heard() -> bool:  # over a new connection; what is sent before the old one is seen to break is lost with it
+        with suppress(zmq.Again):
+            hostile.socket.send(b"\xc1", zmq.NOBLOCK)
+        return collector.collector.ledger.refused > 1
+
+    until(is_heard)
