@@ -20,9 +20,10 @@ SEND_HIGH_WATER = 1000
 RECEIVE_HIGH_WATER = 10_000
 MAX_PEERS = 65_536
 
-PING_INTERVAL, PING_TIMEOUT = 1000, 5000
-"""Milliseconds. ZeroMQ's own threads ping and answer, whatever Python does: a host that is cut off, or a process that is
-stopped, loses its connection after the timeout; one that merely holds the interpreter for a minute does not."""
+KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES = 2, 1, 3
+"""Seconds, seconds, and how many may go unanswered. The kernel asks and answers, whatever the process does: a host that is cut
+off or gone loses its connection within about five seconds; a process that is stopped, or keeps the interpreter to itself, does
+not, and is told from a dead one so. (ZeroMQ's own pings are answered by the process.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,12 @@ def router(context: zmq.Context[zmq.Socket[bytes]], listen: str, server: KeyPair
     socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.BACKLOG, 4096)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, PING_INTERVAL)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, PING_TIMEOUT)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_INTERVAL)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
+    # What is under way to a host that is gone is not probed, but repeated: that ends in the same time.
+    socket.setsockopt(zmq.TCP_MAXRT, 1000 * (KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_PROBES))
     socket.curve_server = True
     socket.curve_secretkey = server.secret.encode()
     socket.curve_publickey = server.public.encode()

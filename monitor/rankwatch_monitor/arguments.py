@@ -29,6 +29,10 @@ def seconds(text: str) -> float:
     return value
 
 
+def seconds_or_never(text: str) -> float:
+    return 0.0 if text.strip() in ("0", "0.0") else seconds(text)
+
+
 def whole(name: str, least: int, most: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.strip().isdecimal() or not least <= int(text) <= most:
@@ -57,7 +61,15 @@ def _split(text: str, most: int) -> tuple[str, ...]:
 
 
 def on_lost(text: str) -> str:
+    return _one_of(text, "abort", "wait")
+
+
+def on_stall(text: str) -> str:
+    return _one_of(text, "warn", "abort")
+
+
+def _one_of(text: str, *words: str) -> str:
     # argparse checks the type of a default that comes from the environment, but not its choices.
-    if text not in ("abort", "wait"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected abort or wait")
+    if text not in words:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {' or '.join(words)}")
     return text

@@ -113,6 +113,22 @@ def _add_collector_options(parser: argparse.ArgumentParser, listen: str | None, 
     )
     types.add_option(
         parser,
+        "--stall-after",
+        metavar="SECONDS",
+        type=types.seconds_or_never,
+        default=types.env("stall_after", str(defaults.stall_after)),
+        help=f"a rank without progress for so long has stalled; 0: never (default: {defaults.stall_after:g})",
+    )
+    types.add_option(
+        parser,
+        "--on-stall",
+        metavar="{warn,abort}",
+        type=types.on_stall,
+        default=types.env("on_stall", "warn"),
+        help="what happens when a rank has stalled (default: warn, in the log and the report)",
+    )
+    types.add_option(
+        parser,
         "--every",
         metavar="K",
         type=types.whole("K", 1, wire.MAX_EVERY),
@@ -169,6 +185,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         decision_window=arguments.decision_window,
         abort_grace=arguments.abort_grace,
         abort_on_lost=arguments.on_lost == "abort",
+        stall_after=arguments.stall_after,
+        abort_on_stall=arguments.on_stall == "abort",
         every=arguments.every,
     )
 

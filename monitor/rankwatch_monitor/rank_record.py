@@ -24,6 +24,7 @@ class RankRecord:
     hello: wire.Hello
     peer: bytes
     heard_at: float
+    moved_at: float = 0.0
     state: RankState = RankState.RUNNING
     connected: bool = True
     silent: bool = False
@@ -70,6 +71,8 @@ class RankRecord:
     def advance(self, position: Position, phase: str) -> None:
         """The rank was here. It never goes back: what it says of itself may be older than the batch that came before it."""
         if position >= self.progress:
+            if (position, phase) != (self.progress, self.phase):
+                self.moved_at = self.heard_at
             self.progress, self.phase = position, phase
 
     def frames_around(self, trip: Trip) -> int | None:

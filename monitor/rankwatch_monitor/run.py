@@ -1,8 +1,9 @@
 """One run, from its first HELLO to its last rank's end: a state machine without input or output, the clock passed in.
 
 Rules: a rank is lost when its connection has ended and it is silent for ``lost_after`` seconds. A trip starts the election;
-a rank that fails or is lost ends the run as well. Whichever is decided first is the run's cause, and an abort that was
-decided stands: it is sent to every rank and repeated until the rank acknowledges it or is gone.
+a rank that fails or is lost ends the run as well; one that makes no progress is told of, and may end it. Whichever is
+decided first is the run's cause, and an abort that was decided stands: it is sent to every rank and repeated until the rank
+acknowledges it or is gone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from .effects import Effect, Note, Publish, RecordTrace, Send
 from .notices import Notices
 from .rank_record import RankRecord
 from .report.data import Outcome, RankRow, RankState, Report
-from .verdict import Verdict, elect, is_waited_for
+from .stall import Stall, find_stall
+from .verdict import Verdict, elect, is_waited_for, name_spans
 
 MAX_TABLES = 256
 """Frame tables kept per run; the oldest goes first, and a rank that needs it again is asked to send it again."""
@@ -29,7 +31,8 @@ MAX_TABLES = 256
 class Options:
     """The collector's options, in seconds.
 
-    ``abort_on_lost``: whether a lost or failed rank stops the others. ``job_end_is_told``: whether somebody will say how the
+    ``abort_on_lost``: whether a lost or failed rank stops the others; ``abort_on_stall``: whether one does that made no
+    progress for ``stall_after`` (0: never asked). ``job_end_is_told``: whether somebody will say how the
     job's command ended; until then no run is over. ``every``: ranks look at each batch of this many (0: as they were told).
     """
 
@@ -39,6 +42,8 @@ class Options:
     abort_repeat: float = 0.5
     acknowledge_window: float = 3.0
     abort_on_lost: bool = True
+    stall_after: float = 300.0
+    abort_on_stall: bool = False
     job_end_is_told: bool = False
     every: int = 0
 
@@ -78,6 +83,7 @@ class Run:
     _published: bool = False
     _all_ended_at: float | None = None
     _looked_at: float = float("-inf")
+    _stall: Stall | None = None
     # Kept message by message, so that a message costs the same at 16 ranks and at 16,384.
     _running: set[int] = field(default_factory=set)
     _unacknowledged: set[int] = field(default_factory=set)
@@ -92,7 +98,7 @@ class Run:
         """A rank says HELLO, for the first time or again after its connection broke."""
         record = self.ranks.get(hello.rank)
         if record is None:
-            record = self.ranks[hello.rank] = RankRecord(hello, peer, now)
+            record = self.ranks[hello.rank] = RankRecord(hello, peer, now, now)
         elif record.state is RankState.LOST:
             record.state = RankState.RUNNING
             yield Note(f"run {self.id}: {record.name} is back")
@@ -172,6 +178,7 @@ class Run:
         if now - self._looked_at >= self.options.heartbeat / 4:
             self._looked_at = now
             yield from self._look_for_lost(now)
+            yield from self._look_for_stall(now)
         if self._abort is not None and now - self._abort_sent_at >= self.options.abort_repeat:
             yield from self._send_abort(now)
         yield from self._decide(now)
@@ -250,6 +257,20 @@ class Run:
                 yield Note(f"run {self.id}: {text}")
                 yield from self._stop_for(text, Outcome.LOST, now)
 
+    def _look_for_stall(self, now: float) -> Iterator[Effect]:
+        if not self.options.stall_after or self._outcome is not None or self._tripped_at is not None:
+            return
+        running = [self.ranks[rank] for rank in self._running]
+        stall = find_stall(running, now, self.options.stall_after)
+        before, self._stall = self._stall, stall
+        if stall is None:
+            if before is not None and all(self.ranks[rank].is_running for rank in before.ranks):
+                yield Note(f"run {self.id}: {name_spans(before.ranks)} went on")
+        elif before is None or before.ranks != stall.ranks:
+            yield Note(f"run {self.id}: {stall.text}")
+            if self.options.abort_on_stall:
+                yield from self._abort_for(stall.text, Outcome.STALLED, now)
+
     def _lose(self, record: RankRecord) -> None:
         self._leave(record, RankState.LOST if record.acknowledged_at is None else RankState.ABORTED)
         # A rank that did not live to acknowledge the abort died before another failed: it is the cause, not the other.
@@ -269,6 +290,9 @@ class Run:
         if not self.options.abort_on_lost:
             self._waived = self._waived or (outcome, reason)
             return
+        yield from self._abort_for(reason, outcome, now)
+
+    def _abort_for(self, reason: str, outcome: Outcome, now: float) -> Iterator[Effect]:
         self._end_as(outcome, reason)
         self._abort, self._abort_at = wire.Abort(reason, -1, 0.0, self.options.abort_grace), now
         yield from self._send_abort(now)
@@ -364,6 +388,7 @@ class Run:
             ranks=tuple(self._row(rank) for rank in range(self.world_size)),
             notices=self._notices.all(),
             notices_unkept=self._notices.unkept,
+            stalled=self._stall.text if self._stall is not None else "",
         )
 
     def _frames_in_batch(self) -> int | None:

@@ -3,77 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import makers
+from desk import Desk, peer
 from rankwatch import wire
 from rankwatch.frame import FrameTable, Phase, Position
 from rankwatch.notice import NoticeKind
-from rankwatch_monitor.effects import Effect, Note, Publish, RecordTrace, Send
-from rankwatch_monitor.ledger import Disconnected, JobEnded, Ledger, Malformed, Received, Tick
+from rankwatch_monitor.effects import Note, Publish, RecordTrace, Send
+from rankwatch_monitor.ledger import JobEnded, Ledger, Malformed, Received, Tick
 from rankwatch_monitor.notices import MAX_NOTICES
-from rankwatch_monitor.report.data import Outcome, RankState, Report
+from rankwatch_monitor.report.data import Outcome, RankState
 from rankwatch_monitor.run import MAX_TABLES, Options
-from rankwatch_monitor.verdict import Certainty, Verdict
-
-
-def peer(rank: int) -> bytes:
-    return b"peer-%d" % rank
-
-
-@dataclass
-class Desk:
-    """A ledger, its clock, and everything it wanted done."""
-
-    options: Options = field(default_factory=Options)
-    now: float = 0.0
-    effects: list[Effect] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.ledger = Ledger(self.options)
-
-    def receive(self, rank: int, *messages: wire.Message) -> None:
-        for message in messages:
-            self.effects += self.ledger.handle(Received(peer(rank), message), self.now)
-
-    def connect(self, world_size: int, ranks: Sequence[int] | None = None) -> None:
-        for rank in range(world_size) if ranks is None else ranks:
-            self.receive(rank, makers.hello(rank, world_size))
-
-    def wait(self, seconds: float) -> None:
-        """Lets time pass, in the collector's steps."""
-        end = self.now + seconds
-        while self.now < end:
-            self.now = min(end, self.now + 0.05)
-            self.effects += self.ledger.handle(Tick(), self.now)
-
-    def disconnect(self, rank: int) -> None:
-        self.effects += self.ledger.handle(Disconnected(peer(rank)), self.now)
-
-    def end(self, exit_code: int | None = 0) -> None:
-        self.effects += self.ledger.handle(JobEnded(exit_code), self.now)
-
-    def take(self) -> list[Effect]:
-        taken, self.effects = self.effects, []
-        return taken
-
-    def sent(self, rank: int, kind: type[wire.Message]) -> list[wire.Message]:
-        return [
-            e.message for e in self.effects if isinstance(e, Send) and e.peer == peer(rank) and isinstance(e.message, kind)
-        ]
-
-    @property
-    def reports(self) -> list[Report]:
-        return [effect.report for effect in self.effects if isinstance(effect, Publish)]
-
-    @property
-    def verdict(self) -> Verdict | None:
-        return next(iter(self.ledger.runs.values())).verdict
-
+from rankwatch_monitor.verdict import Certainty
 
 # --- the election ---------------------------------------------------------------------------------------------------------
 

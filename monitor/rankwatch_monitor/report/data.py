@@ -22,6 +22,8 @@ class Outcome(str, enum.Enum):
     """A rank ended by an exception of its own."""
     LOST = "lost"
     """A rank went silent."""
+    STALLED = "stalled"
+    """A rank made no progress any more, and the others were stopped for it."""
 
 
 class RankState(str, enum.Enum):
@@ -80,6 +82,8 @@ class Report:
     ranks: tuple[RankRow, ...]
     notices: tuple[RankNotice, ...] = ()
     notices_unkept: int = 0
+    stalled: str = ""
+    """The ranks that stood still at the end, and who waited for them."""
 
     @property
     def batches(self) -> int:

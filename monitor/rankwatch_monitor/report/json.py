@@ -53,6 +53,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         ],
         "notices": [_notice(kept) for kept in report.notices],
         "notices_unkept": report.notices_unkept,
+        "stalled": report.stalled,
     }
 
 

@@ -81,7 +81,7 @@ def _noticed(report: Report) -> list[tuple[str, str]]:
 def _lapses(report: Report) -> list[tuple[str, str]]:
     """What is not on record, and who was refused."""
     dropped = [row for row in report.ranks if row.dropped]
-    fields = []
+    fields = [("stalled", report.stalled)] if report.stalled and report.stalled != report.reason else []
     if dropped:
         count = sum(row.dropped for row in dropped)
         ranks = name_ranks([row.rank for row in dropped])

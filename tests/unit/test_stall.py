@@ -1,0 +1,111 @@
+"""Ranks that stand still, over a fake clock."""
+
+from __future__ import annotations
+
+import makers
+from desk import Desk
+from rankwatch import wire
+from rankwatch_monitor.effects import Note, Publish, Send
+from rankwatch_monitor.report import text as as_text
+from rankwatch_monitor.report.data import Outcome
+from rankwatch_monitor.run import Options
+
+STALL = 10.0
+
+
+def desk(world_size: int, **options: object) -> Desk:
+    made = Desk(Options(stall_after=STALL, **options))  # type: ignore[arg-type]
+    made.connect(world_size)
+    return made
+
+
+def keep_beating(at: Desk, seconds: float, *beats: wire.Beat | None) -> None:
+    """Each rank says the same at every heartbeat; None: nothing at all."""
+    end = at.now + seconds
+    while at.now < end:
+        for rank, beat in enumerate(beats):
+            if beat is not None:
+                at.receive(rank, beat)
+        at.wait(0.5)
+
+
+def notes(at: Desk) -> list[str]:
+    return [effect.text for effect in at.take() if isinstance(effect, Note)]
+
+
+def test_the_rank_that_the_others_wait_for_is_named_with_its_frame_and_phase() -> None:
+    at = desk(4)
+    ahead, behind = makers.beat(7, 0, 12, phase="backward"), makers.beat(7, 0, 9)
+    keep_beating(at, 1, ahead, ahead, behind, ahead)
+    at.take()
+    keep_beating(at, STALL + 1, ahead, ahead, behind, ahead)
+    assert notes(at) == [
+        "run train-0: rank 2 of 4 (node1, local rank 2) stalled: no progress for 10 s, though its heartbeat comes; "
+        "last seen in batch 7, frame 9, phase forward; ranks 0-1, 3 wait, from batch 7, frame 12, phase backward on"
+    ]
+    keep_beating(at, STALL, ahead, ahead, behind, ahead)
+    assert notes(at) == []  # said once
+    keep_beating(at, 1, ahead, ahead, makers.beat(7, 0, 10), ahead)
+    assert notes(at) == ["run train-0: rank 2 went on"]
+
+
+def test_a_rank_whose_process_is_stopped_is_told_from_one_that_hangs() -> None:
+    at = desk(2)
+    ahead = makers.beat(3, 0, 4)
+    at.receive(1, makers.beat(3, 0, 2))
+    keep_beating(at, STALL + 1, ahead, None)
+    silent, stalled = notes(at)[-2:]
+    assert "rank 1 of 2 (node0, local rank 1) is silent, but its connection stands" in silent
+    assert "and no heartbeat for 10 s (its process is stopped, or busy outside of Python)" in stalled
+    assert stalled.endswith("rank 0 waits, from batch 3, frame 4, phase forward on")
+
+
+def test_a_slow_rank_is_no_stall() -> None:
+    at = desk(2)
+    at.take()
+    for frame in range(6):  # the other one waits for it at the end of each batch
+        keep_beating(at, STALL - 1, makers.beat(1, 0, 100), makers.beat(1, 0, frame + 1))
+    assert notes(at) == []
+
+
+def test_ranks_of_which_none_is_behind_are_told_of_together() -> None:
+    at = desk(3)
+    same = makers.beat(2, 0, 5, phase="backward")
+    keep_beating(at, STALL + 1, same, same, same)
+    assert notes(at)[-1] == (
+        "run train-0: ranks 0-2 stalled: no progress for 10 s, though their heartbeats come; last seen in batch 2, frame 5, "
+        "phase backward; no rank is behind another: they may wait for each other in a collective"
+    )
+
+
+def test_a_stall_stops_the_others_where_that_was_asked_for() -> None:
+    at = desk(2, abort_on_stall=True)
+    ahead, behind = makers.beat(1, 0, 3, phase="backward"), makers.beat(1, 0, 2)
+    keep_beating(at, STALL + 1, ahead, behind)
+    aborts = [effect for effect in at.effects if isinstance(effect, Send) and isinstance(effect.message, wire.Abort)]
+    assert {abort.peer for abort in aborts} == {b"peer-0", b"peer-1"}
+    at.receive(0, wire.Ack(0, abort=True))
+    at.receive(1, wire.Ack(0, abort=True))
+    (published,) = [effect for effect in at.take() if isinstance(effect, Publish)]
+    assert published.report.outcome is Outcome.STALLED
+    text = as_text.render(published.report)
+    assert text.startswith("rankwatch: run train-0 stalled\n  reason     rank 1 of 2 (node0, local rank 1) stalled: ")
+    assert text.count("stalled:") == 1
+
+
+def test_the_report_of_a_run_that_ended_in_a_stall_says_so() -> None:
+    at = desk(2)
+    ahead, behind = makers.beat(1, 0, 3, phase="backward"), makers.beat(1, 0, 2)
+    keep_beating(at, STALL + 1, ahead, behind)
+    at.take()
+    at.end(1)
+    (published,) = [effect for effect in at.take() if isinstance(effect, Publish)]
+    assert "\n  stalled    rank 1 of 2 (node0, local rank 1) stalled: " in as_text.render(published.report)
+
+
+def test_never_means_never() -> None:
+    at = Desk(Options(stall_after=0))
+    at.connect(1)
+    at.take()
+    keep_beating(at, 1000, makers.beat(0, 0, 1))
+    assert notes(at) == []
