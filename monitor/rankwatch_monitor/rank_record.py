@@ -27,6 +27,8 @@ class RankRecord:
     moved_at: float = 0.0
     state: RankState = RankState.RUNNING
     connected: bool = True
+    cut_off: bool = False
+    """Whether it was silent before its connection ended."""
     silent: bool = False
     progress: Position = NOWHERE
     phase: str = "idle"
@@ -55,7 +57,7 @@ class RankRecord:
         return f"last seen in {describe_position(self.progress)}, frame {self.progress.frame}, phase {self.phase}"
 
     def hear(self, now: float) -> None:
-        self.heard_at, self.connected, self.silent = now, True, False
+        self.heard_at, self.connected, self.silent, self.cut_off = now, True, False, False
 
     def take(self, part: BatchSummary, table: FrameTable) -> None:
         """A part of a batch: its forward, or what was recorded in its backward."""

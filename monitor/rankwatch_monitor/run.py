@@ -31,6 +31,8 @@ MAX_TABLES = 256
 class Options:
     """The collector's options, in seconds.
 
+    ``cut_off_after``: ranks that all fell silent at once, before their connections ended, are lost only after so long, and
+    have ``return_window`` to come back once the first is heard again.
     ``abort_on_lost``: whether a lost or failed rank stops the others; ``abort_on_stall``: whether one does that made no
     progress for ``stall_after`` (0: never asked). ``job_end_is_told``: whether somebody will say how the
     job's command ended; until then no run is over. ``every``: ranks look at each batch of this many (0: as they were told).
@@ -42,6 +44,8 @@ class Options:
     abort_repeat: float = 0.5
     acknowledge_window: float = 3.0
     abort_on_lost: bool = True
+    cut_off_after: float = 600.0
+    return_window: float = 10.0
     stall_after: float = 300.0
     abort_on_stall: bool = False
     job_end_is_told: bool = False
@@ -84,6 +88,8 @@ class Run:
     _all_ended_at: float | None = None
     _looked_at: float = float("-inf")
     _stall: Stall | None = None
+    _deaf_at: float = float("-inf")
+    """When no rank was heard at all, for long enough to be noticed."""
     # Kept message by message, so that a message costs the same at 16 ranks and at 16,384.
     _running: set[int] = field(default_factory=set)
     _unacknowledged: set[int] = field(default_factory=set)
@@ -102,6 +108,9 @@ class Run:
         elif record.state is RankState.LOST:
             record.state = RankState.RUNNING
             yield Note(f"run {self.id}: {record.name} is back")
+            if self.over and self._abort is None and self._tripped_at is None:
+                self.over = self._published = False  # it was the network, and the ranks never noticed
+                self._outcome, self._reason, self._waived = None, "", None
         record.peer = peer
         record.hear(now)
         if record.is_running:
@@ -147,8 +156,10 @@ class Run:
 
     def disconnected(self, rank: int, peer: bytes) -> None:
         """A connection of the rank has ended. It may have another, or come back, so this alone decides nothing."""
-        if self.ranks[rank].peer == peer:
-            self.ranks[rank].connected = False
+        record = self.ranks[rank]
+        if record.peer == peer:
+            # A process that dies is silent from then on; where the network is cut, silence comes first.
+            record.connected, record.cut_off = False, record.silent
 
     def tune(self, tune: wire.Tune) -> Iterator[Effect]:
         """Somebody changes options of the ranks: those that are connected are told now, the others when they come (back)."""
@@ -241,9 +252,18 @@ class Run:
                 self._limit = bye.text
 
     def _look_for_lost(self, now: float) -> Iterator[Effect]:
+        silent_for = min((now - self.ranks[rank].heard_at for rank in self._running), default=0.0)
+        if self.options.lost_after < silent_for < self.options.cut_off_after:
+            self._deaf_at = now
         for rank in list(self._running):
             record = self.ranks[rank]
             if now - record.heard_at <= self.options.lost_after:
+                continue
+            if record.cut_off and now - self._deaf_at <= self.options.return_window:
+                # Not one rank was heard: then it is rather the collector that was cut off, and they train on.
+                if not record.silent:
+                    yield Note(f"run {self.id}: {record.name} is silent and cut off, as are all others; {record.last_seen}")
+                record.silent = True
                 continue
             if record.connected:
                 # Its process lives: a long call into C that keeps the interpreter to itself must not cost a healthy run.

@@ -277,7 +277,7 @@ class Peers(RuleBasedStateMachine):
             for peer in PEERS:
                 self.handle(Disconnected(peer))
             for _ in range(4):
-                self.pass_time(10.0)
+                self.pass_time(400.0)  # also those that were cut off, not ended
             assert [run.id for run in self.ledger.runs.values() if not run.over] == []
         finally:
             self._limits.__exit__(None, None, None)

@@ -752,3 +752,58 @@ def test_more_runs_than_a_collector_can_keep_are_refused(monkeypatch: pytest.Mon
         desk.effects += desk.ledger.handle(Received(b"peer-%d" % number, job), 0.0)
     assert list(desk.ledger.runs) == ["job0-0", "job1-0"]
     assert desk.effects[-1] == Send(b"peer-2", wire.Error("2 runs are under way here, and that is the most", "stop"))
+
+
+def test_ranks_that_are_all_cut_off_at_once_are_not_lost() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.wait(5)  # silent, connections standing
+    desk.disconnect(0)
+    desk.disconnect(1)
+    desk.wait(60)
+    (run,) = desk.ledger.runs.values()
+    assert {record.state for record in run.ranks.values()} == {RankState.RUNNING}
+    desk.effects += desk.ledger.handle(Received(b"again", makers.hello(0, 2)), desk.now)
+    for second in range(5):  # the other one comes back later
+        if second == 4:
+            desk.receive(1, makers.beat(0, 0, 4))
+        desk.effects += desk.ledger.handle(Received(b"again", makers.beat(0, 0, second)), desk.now)
+        desk.wait(1)
+        assert run.ranks[1].state is RankState.RUNNING
+    assert desk.sent(0, wire.Abort) == []
+
+
+def test_a_rank_that_is_cut_off_while_another_is_heard_is_lost() -> None:
+    desk = Desk()
+    desk.connect(2)
+    for second in range(8):
+        desk.receive(0, makers.beat(0, 0, second))
+        desk.wait(1)
+        if second == 4:
+            desk.disconnect(1)
+    (run,) = desk.ledger.runs.values()
+    assert run.ranks[1].state is RankState.LOST
+
+
+def test_ranks_that_stay_cut_off_are_lost_in_the_end() -> None:
+    desk = Desk(Options(cut_off_after=30))
+    desk.connect(2)
+    desk.wait(5)
+    desk.disconnect(0)
+    desk.disconnect(1)
+    desk.wait(40)
+    assert desk.reports[-1].outcome is Outcome.LOST
+
+
+def test_a_run_whose_ranks_come_back_goes_on() -> None:
+    desk = Desk(Options(abort_on_lost=False))
+    desk.connect(1)
+    desk.disconnect(0)
+    desk.wait(5)
+    assert desk.reports[-1].outcome is Outcome.LOST
+    desk.effects += desk.ledger.handle(Received(b"again", makers.hello(0, 1)), desk.now)
+    (run,) = desk.ledger.runs.values()
+    assert not run.over
+    desk.effects += desk.ledger.handle(Received(b"again", wire.Bye(1, "finished", "")), desk.now)
+    desk.wait(1)
+    assert [report.outcome.value for report in desk.reports[-1:]] == ["finished"]
