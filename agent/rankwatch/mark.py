@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from torch import Tensor
@@ -9,6 +10,8 @@ from torch import Tensor
 from .measure import count_non_finite
 from .registry import open_watches
 from .settle import Finding
+
+log = logging.getLogger(__name__)
 
 
 def detect_overflow(var: Tensor, ctx: str) -> bool:
@@ -31,6 +34,12 @@ def describe_finding(finding: Finding) -> str:
 
 
 def emit(text: str) -> None:
-    """Prints in one write, so that the texts of several ranks do not mix."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Prints in one write, so that the texts of several ranks do not mix.
+
+    A stdout that is closed, or whose disk is full, is told and does not matter: what is found is found all the same.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        log.error("rankwatch: cannot print to stdout: %s", error)

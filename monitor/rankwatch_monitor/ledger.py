@@ -92,7 +92,7 @@ class Ledger:
         if isinstance(event, Disconnected):
             if event.peer in self._peers:
                 run, rank = self._peers[event.peer]
-                run.disconnected(rank, event.peer)
+                run.disconnected(rank, event.peer, now)
             return []
         effects: list[Effect] = []
         for run in self.runs.values():
@@ -185,14 +185,14 @@ class Ledger:
                 yield Note(f"refused {rival}: {text}")
             yield Send(peer, wire.Error(text, "none"))
             return
-        self._seat(peer, run, hello.rank)
+        self._seat(peer, run, hello.rank, now)
         yield from run.welcome(hello, peer, now)
 
-    def _seat(self, peer: bytes, run: Run, rank: int) -> None:
+    def _seat(self, peer: bytes, run: Run, rank: int, now: float) -> None:
         """From now on this peer speaks for this rank, it alone, and for no other."""
         before = self._peers.pop(peer, None)
         if before is not None and (before[0] is not run or before[1] != rank):
-            before[0].disconnected(before[1], peer)  # nothing else would ever tell that it has left that place
+            before[0].disconnected(before[1], peer, now)  # nothing else would ever tell that it has left that place
         held = run.ranks.get(rank)
         if held is not None and held.peer in self._peers:
             its_run, its_rank = self._peers[held.peer]

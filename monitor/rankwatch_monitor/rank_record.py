@@ -27,6 +27,8 @@ class RankRecord:
     moved_at: float = 0.0
     state: RankState = RankState.RUNNING
     connected: bool = True
+    gone_at: float = 0.0
+    """When its connection ended, the last time that one did."""
     cut_off: bool = False
     """Whether it was silent before its connection ended."""
     silent: bool = False

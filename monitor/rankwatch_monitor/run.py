@@ -154,12 +154,12 @@ class Run:
         self._note_answer(record)
         yield from self._decide(now)
 
-    def disconnected(self, rank: int, peer: bytes) -> None:
+    def disconnected(self, rank: int, peer: bytes, now: float) -> None:
         """A connection of the rank has ended. It may have another, or come back, so this alone decides nothing."""
         record = self.ranks[rank]
         if record.peer == peer:
             # A process that dies is silent from then on; where the network is cut, silence comes first.
-            record.connected, record.cut_off = False, record.silent
+            record.connected, record.gone_at, record.cut_off = False, now, record.silent
 
     def tune(self, tune: wire.Tune) -> Iterator[Effect]:
         """Somebody changes options of the ranks: those that are connected are told now, the others when they come (back)."""
@@ -255,10 +255,13 @@ class Run:
         silent_for = min((now - self.ranks[rank].heard_at for rank in self._running), default=0.0)
         if self.options.lost_after < silent_for < self.options.cut_off_after:
             self._deaf_at = now
-        for rank in list(self._running):
-            record = self.ranks[rank]
-            if now - record.heard_at <= self.options.lost_after:
-                continue
+        quiet = [
+            record
+            for record in (self.ranks[rank] for rank in self._running)
+            if now - (record.heard_at if record.cut_off else max(record.heard_at, record.gone_at)) > self.options.lost_after
+        ]
+        # In the order in which their connections ended, and not their beats: the first to die took the others along.
+        for record in sorted(quiet, key=lambda record: record.gone_at):
             if record.cut_off and now - self._deaf_at <= self.options.return_window:
                 # Not one rank was heard: then it is rather the collector that was cut off, and they train on.
                 if not record.silent:

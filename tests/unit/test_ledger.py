@@ -328,6 +328,20 @@ def test_a_disconnected_rank_is_lost_after_three_silent_heartbeats() -> None:
     assert desk.reports[-1].outcome is Outcome.LOST
 
 
+def test_of_ranks_that_died_one_after_another_the_first_is_named_whoever_was_heard_last() -> None:
+    """As torchrun has it: one dies, and it ends the others."""
+    desk = Desk()
+    desk.connect(2)
+    desk.wait(0.4)
+    desk.receive(1, makers.beat(3, 0, 1))
+    desk.disconnect(1)
+    desk.wait(0.1)
+    desk.disconnect(0)
+    desk.wait(10)
+    assert desk.reports[-1].outcome is Outcome.LOST
+    assert "rank 1 of 2" in desk.reports[-1].reason
+
+
 def test_a_silent_rank_whose_connection_stands_is_told_of_and_left_alone() -> None:
     desk = Desk(Options(heartbeat=1.0))
     desk.connect(1)

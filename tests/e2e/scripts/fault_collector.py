@@ -1,0 +1,43 @@
+"""``rankwatch``, which also notes in the file ``FAULT_NOTES`` each HELLO and BEAT that comes, and each batch it records."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from rankwatch import wire
+from rankwatch.frame import BatchSummary, FrameTable
+from rankwatch_monitor.cli import main
+from rankwatch_monitor.effects import Effect
+from rankwatch_monitor.ledger import Event, Ledger, Received
+from rankwatch_monitor.rank_record import RankRecord
+
+
+def note(kind: str, *fact: object) -> None:
+    with open(os.environ["FAULT_NOTES"], "a") as notes:
+        notes.write(json.dumps([kind, os.getpid(), *fact]) + "\n")
+
+
+take, handle = RankRecord.take, Ledger.handle
+
+
+def noted_take(self: RankRecord, part: BatchSummary, table: FrameTable) -> None:
+    note("batch", self.hello.restart, self.hello.rank, part.batch)
+    take(self, part, table)
+
+
+def noted_handle(self: Ledger, event: Event, now: float) -> list[Effect]:
+    message = event.message if isinstance(event, Received) else None
+    if isinstance(message, wire.Hello):
+        note("hello", message.restart, message.rank)
+    elif isinstance(message, wire.Beat):
+        note("beat", *message.position, message.phase)
+    return handle(self, event, now)
+
+
+RankRecord.take = noted_take  # type: ignore[method-assign]
+Ledger.handle = noted_handle  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Ranks that train word by word, as a test tells them, each a process forked from this one, which has torch loaded already.
+
+The socket whose descriptor is the argument takes requests: ``["start", environment]`` with the descriptors of the rank's
+control socket, stdout and stderr, answered by its process id, and ``["wait", pid]``, answered by its exit code.
+A rank takes ``[method, arguments...]`` of ``Rank`` from its control socket, line by line, and answers with what it returns.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch._dynamo.config  # which a watch needs and each rank would import for itself
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import rankwatch
+
+HOUR = 3600
+
+
+class Control:
+    """A rank's line to its test."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._lines, self._answers = self._socket.makefile("r"), self._socket.makefile("w")
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return (json.loads(line) for line in self._lines)
+
+    def next_word(self) -> None:
+        """Waits for a word and does not care which."""
+        self._lines.readline()
+
+    def say(self, answer: object) -> None:
+        self._answers.write(json.dumps(answer) + "\n")
+        self._answers.flush()
+
+    def close(self) -> None:
+        for each in (self._lines, self._answers, self._socket):
+            each.close()
+
+    def has_word(self) -> bool:
+        return bool(select.select([self._socket], [], [], 0.002)[0])
+
+
+class Gate(nn.Module):
+    """x -> gain * x, once the gate is open. Frame 1 of each batch."""
+
+    def __init__(self, control: Control) -> None:
+        super().__init__()
+        self.control = control
+        self.is_open = True
+        self.gain = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_open:
+            self.control.say("holding")
+            self.control.next_word()
+        return x * self.gain
+
+
+class Model(nn.Module):
+    def __init__(self, control: Control) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.gate = Gate(control)
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.gate(self.first(x)))
+        return out
+
+
+class Samples(Dataset[tuple[Tensor, int]]):
+    """Samples that a worker makes by itself or with the model; which worker made each."""
+
+    def __init__(self, model: Model | None) -> None:
+        self.model = model
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        x = torch.ones(2, 4) * index
+        return (x if self.model is None else self.model(x).detach().expand(2, 4)), os.getpid()
+
+
+class Rank:
+    def __init__(self, control: Control) -> None:
+        self.control = control
+        torch.manual_seed(0)
+        self.model = Model(control)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.done = 0
+        """Batches trained."""
+
+    def run(self) -> None:
+        with rankwatch.watch(self.model) as self.watch:
+            self.control.say("ready")
+            for name, *arguments in self.control:
+                if name == "close":
+                    break
+                self.control.say(getattr(self, name)(*arguments))
+
+    # --- what a test may say ------------------------------------------------------------------------------------------
+
+    def batches(self, count: int) -> int:
+        for _ in range(count):
+            self._batch(torch.randn(2, 4))
+        return self.done
+
+    def train(self) -> int:
+        """Trains until the next word comes."""
+        while not self.control.has_word():
+            self.batches(1)
+        self.control.next_word()
+        return self.done
+
+    def hold(self) -> int:
+        """Says ``holding`` in the middle of a forward, which goes on with the next word."""
+        self.model.gate.is_open = False
+        try:
+            return self.batches(1)
+        finally:
+            self.model.gate.is_open = True
+
+    def trip(self) -> int:
+        self.model.gate.gain = float("inf")
+        return self.batches(1)
+
+    def is_connected(self) -> bool:
+        return self.watch.is_connected
+
+    def settle(self) -> bool:
+        """Waits until the collector has acknowledged all that was told."""
+        assert self.watch._link is not None
+        return self.watch._link._spool.wait_until_empty(30)
+
+    def break_hooks(self) -> None:
+        self.watch._detector._recorder.call = _broken  # type: ignore[method-assign, assignment]
+
+    def jump(self, hours: float) -> None:
+        """Sets the wall clock of this process."""
+        true_time = time.time
+        time.time = lambda: true_time() + hours * HOUR
+
+    def load(self, with_model: bool) -> dict[str, Any]:
+        """Trains on what two forked workers load; tells what they were, and how they ended."""
+        samples = Samples(self.model if with_model else None)
+        loader = DataLoader(samples, batch_size=None, num_workers=2, multiprocessing_context="fork")
+        makers: set[int] = set()
+        workers: list[Any] = []
+        for x, maker in loader:
+            workers = workers or multiprocessing.active_children()
+            makers.add(maker)
+            self._batch(x)
+        for worker in workers:
+            worker.join()
+        return {"makers": len(makers - {os.getpid()}), "exit_codes": [worker.exitcode for worker in workers]}
+
+    def leave_child(self) -> int:
+        """Forks a process that does nothing, until somebody kills it; tells its process id."""
+        child = os.fork()
+        if child == 0:
+            self.control.close()
+            while True:
+                signal.pause()
+        return child
+
+    def _batch(self, x: Tensor) -> None:
+        self.model(x).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.done += 1
+
+
+def _broken(*arguments: object) -> Any:
+    raise RuntimeError("planted")
+
+
+def serve(requests: socket.socket) -> Control | None:
+    """Forks ranks: in each it returns the rank's control socket, and in this process None, when there are no more to come."""
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(requests, 1 << 16, 3)
+        if not request:
+            return None
+        what, argument = json.loads(request)
+        if what == "wait":
+            requests.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(argument, 0)[1]))
+            continue
+        child = os.fork()
+        if child == 0:
+            requests.close()
+            os.environ.update(argument)
+            for stream, descriptor in enumerate(descriptors[1:], start=1):
+                os.dup2(descriptor, stream)
+                os.close(descriptor)
+            return Control(descriptors[0])
+        for descriptor in descriptors:
+            os.close(descriptor)
+        requests.send(b"%d" % child)
+
+
+if __name__ == "__main__":
+    gc.freeze()  # what the ranks share is not looked through at the end of each
+    control = serve(socket.socket(fileno=int(sys.argv[1])))
+    if control is not None:
+        Rank(control).run()
