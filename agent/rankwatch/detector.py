@@ -97,7 +97,6 @@ class Detector:
         self._raised_before: BaseException | None = None
         self._batch = self._loose = BatchInProgress(self.position, 0, is_told=False)
         self._is_open = False  # whether frames belong to the batch, or are loose
-        self._is_full = True  # whether all modules are recorded, or the root's output alone
         self._behind = self._batch  # the batch whose backward is running
         self._behinds: list[BatchInProgress] = []  # those whose backward has frames that are not told yet
         self._parameters = backward.ParameterGradients(
@@ -192,14 +191,14 @@ class Detector:
         if self._off or (threading.get_ident() != self._thread and self._is_elsewhere()):
             return
         if self._roots:
-            if self._is_full:
+            if self._batch.is_full:
                 if self._settler.waiting is not None:
                     self._settler.raise_waiting()
                 self._call(named, args, kwargs, output)
         elif backward.is_running():
             if self._behind.is_full:
                 self._recompute(named, args, kwargs, output)
-        elif self._is_full:
+        elif self._batch.is_full:
             self._leave_alone(named, args, kwargs, output)
 
     def _leave_alone(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
@@ -225,7 +224,7 @@ class Detector:
             self._recompute(named, args, kwargs, output)
             return
         self._settler.raise_waiting()
-        if not self._is_full:
+        if not self._batch.is_full:
             args, kwargs = (), {}
         with _LeavingRoot(self) as ends_batch:
             self._call(named, args, kwargs, output)
@@ -253,7 +252,7 @@ class Detector:
                 self._traced(named, what, numbers)
                 if ends_batch:
                     self._end_batch()
-        elif self._is_full:
+        elif self._batch.is_full:
             self._traced(named, what, numbers)
 
     def _call(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
@@ -313,8 +312,8 @@ class Detector:
         batch, evaluation, _ = self.position
         self.position = Position(batch + 1, 0, 0) if is_training else Position(batch, evaluation + 1, 0)
         traced = is_training and self.position.batch in self._trace_batch_nums
-        self._is_full = traced or not is_training or self.position.batch % self._every == 0
-        self._batch = BatchInProgress(self.position, self._steps.done, traced=traced, is_full=self._is_full)
+        is_full = traced or not is_training or self.position.batch % self._every == 0
+        self._batch = BatchInProgress(self.position, self._steps.done, traced=traced, is_full=is_full)
         if is_training:
             self._behind = self._batch
         self._is_open = True

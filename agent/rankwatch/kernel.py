@@ -44,7 +44,7 @@ def is_supported(values: Tensor) -> bool:
     # A subclass (FakeTensor, a collective's unfinished result) may have no memory of its own, or not yet its values in it.
     if values.device.type != _DEVICE or values.dtype not in _ITEM or type(values) not in (Tensor, torch.nn.Parameter):
         return False
-    if values.layout is not torch.strided or values.is_nested or not (values.is_contiguous() or _is_dense(values)):
+    if values.layout is not torch.strided or values.is_nested or not (values.is_contiguous() or is_dense(values)):
         return False
     key = values.device, values.dtype
     if key not in _launches:
@@ -66,7 +66,7 @@ def record(values: Tensor, cells: Tensor) -> None:
         _kernel()[(programs,)](values.data_ptr(), numel, cells, str(values.dtype), item, _ROWS, num_warps=_WARPS)
 
 
-def _is_dense(values: Tensor) -> bool:
+def is_dense(values: Tensor) -> bool:
     """Whether the elements fill one range of memory, each of them once: a permutation of a contiguous tensor."""
     expected = 1
     for stride, size in sorted(zip(values.stride(), values.shape, strict=True)):

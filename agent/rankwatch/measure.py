@@ -178,13 +178,7 @@ def _dense(values: Tensor) -> Tensor:
     for dim, (size, stride) in enumerate(zip(values.shape, values.stride(), strict=True)):
         if stride == 0 and size > 1:
             values = values.narrow(dim, 0, 1)
-    expected = 1
-    for stride, size in sorted(zip(values.stride(), values.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return values
-            expected *= size
-    return values.as_strided((values.numel(),), (1,))
+    return values.as_strided((values.numel(),), (1,)) if kernel.is_dense(values) else values
 
 
 def _split(values: Tensor, room: int) -> Iterator[Tensor]:

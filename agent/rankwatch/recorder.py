@@ -183,8 +183,8 @@ class Recorder:
             if not values.numel():
                 return _EMPTY
             cell = self._tape.write(values.detach() if values.requires_grad else values, self._name_and_state(value)[1])
-        except (Unmeasurable, RuntimeError, TypeError, NotImplementedError) as error:
-            # RuntimeError: out of memory, or an exotic layout
+        except (Unmeasurable, RuntimeError, TypeError) as error:
+            # RuntimeError: out of memory, or an exotic layout; the reading's state says so
             log.debug("cannot measure a %s tensor: %s", value.dtype, error)
             return _UNMATERIALISED
         self._seen[address] = _Seen(values, cell)

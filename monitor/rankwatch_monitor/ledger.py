@@ -17,7 +17,6 @@ from .run import Options, Run
 KEPT_RUNS = 16
 """Runs that are over and still answered for; their record is on disk."""
 
-
 MAX_RUNS = 1024
 """Runs under way; more are refused."""
 
@@ -159,18 +158,13 @@ class Ledger:
         yield Send(peer, wire.Tuned(tuple(run.id for run in chosen), told))
 
     def _hello(self, peer: bytes, hello: wire.Hello, bound: str, now: float) -> Iterator[Effect]:
-        complaint = _complaint(hello)
-        if bound and not belongs_to(hello.job, bound):
-            complaint = f"its connection file speaks for job {bound} alone, not for {hello.job}"
+        complaint = _complaint(hello, bound)
+        run = self._run_of(hello)
+        if not complaint and run is None and sum(not known.over for known in self.runs.values()) >= MAX_RUNS:
+            complaint = f"{MAX_RUNS} runs are under way here, and that is the most"
         if complaint:
             yield Note(f"refused rank {hello.rank} of job {hello.job} on {hello.host}: {complaint}")
             yield Send(peer, wire.Error(complaint, "stop"))
-            return
-        run = self._run_of(hello)
-        if run is None and sum(not known.over for known in self.runs.values()) >= MAX_RUNS:
-            text = f"{MAX_RUNS} runs are under way here, and that is the most"
-            yield Note(f"refused rank {hello.rank} of job {hello.job} on {hello.host}: {text}")
-            yield Send(peer, wire.Error(text, "stop"))
             return
         if run is None:
             run = self._open(hello)
@@ -226,8 +220,10 @@ class Ledger:
         return run
 
 
-def _complaint(hello: wire.Hello) -> str:
-    """Why a rank cannot be taken at all; empty when it can."""
+def _complaint(hello: wire.Hello, bound: str) -> str:
+    """Why a rank cannot be taken at all; empty when it can. ``bound``: the only job that its key speaks for."""
+    if bound and not belongs_to(hello.job, bound):
+        return f"its connection file speaks for job {bound} alone, not for {hello.job}"
     if hello.major != wire.VERSION[0]:
         ours = ".".join(map(str, wire.VERSION))
         return (
