@@ -20,6 +20,9 @@ ZEROS = " zeros"
 NEAR = 1 / 8
 """The share of its dtype's max from which on an output is near overflow, grow it or not."""
 
+FAR = 1 / 256
+"""The share under which an output is not said to be on its way there, however it grows: young trainings grow everywhere."""
+
 HORIZON = 100
 """Batches: an output that would reach its dtype's max within them at its present growth is on its way there."""
 
@@ -97,7 +100,8 @@ class Health:
         past.batch, past.value = batch, high
         growth = past.growth if past.grown >= LOOKS else 0.0
         notice = _notice(NoticeKind.HEADROOM, spec, row, past.since, batch, high, growth)
-        if high < NEAR * DTYPE_MAX[row.dtype] and notice.batches_left > HORIZON:
+        share = high / DTYPE_MAX[row.dtype]
+        if share < FAR or (share < NEAR and notice.batches_left > HORIZON):
             past.since = -1
             return
         if past.since < 0:

@@ -136,12 +136,16 @@ def test_gradients_near_their_limit_are_the_loss_scalers_business() -> None:
 
 
 def test_growth_is_believed_after_some_looks_in_a_row() -> None:
-    noticed = followed(OUTPUT, {batch: 2.0**batch for batch in range(7)})
+    noticed = followed(OUTPUT, {batch: 256 * 2.0**batch for batch in range(7)})
     assert [len(notices) for notices in noticed] == [0] * LOOKS + [1] * (7 - LOOKS)
     (notice,) = noticed[6]
-    assert (notice.since, notice.batch, notice.value, notice.growth) == (LOOKS, 6, 64.0, 1.0)
-    assert notice.batches_left == pytest.approx(10.0, abs=0.001)
-    assert describe_notice(notice).endswith("and grows by x2 a batch: about 10 batches are left")
+    assert (notice.since, notice.batch, notice.value, notice.growth) == (LOOKS, 6, 2.0**14, 1.0)
+    assert notice.batches_left == pytest.approx(2.0, abs=0.001)
+    assert describe_notice(notice).endswith("and grows by x2 a batch: about 2 batches are left")
+
+
+def test_a_young_training_that_grows_everywhere_is_not_noticed() -> None:
+    assert not any(followed(OUTPUT, {batch: 1.9**batch for batch in range(8)}))
 
 
 def test_growth_that_breaks_off_is_not_growth() -> None:
@@ -149,15 +153,15 @@ def test_growth_that_breaks_off_is_not_growth() -> None:
 
 
 def test_growth_is_measured_by_batch_also_between_the_later_looks() -> None:
-    *_, (notice,) = followed(OUTPUT, {batch: 2.0 ** (batch / 8) for batch in range(0, 48, 8)})
+    *_, (notice,) = followed(OUTPUT, {batch: 256 * 2.0 ** (batch / 8) for batch in range(0, 48, 8)})
     assert notice.growth == pytest.approx(1 / 8)
 
 
 def test_growth_that_needs_very_long_is_not_noticed() -> None:
-    # From 1 to the largest number in 16 doublings.
-    slow, fast = 16 / (2 * HORIZON), 16 / (HORIZON / 2)
-    assert not any(followed(OUTPUT, {batch: 2 ** (slow * batch) for batch in range(8)}))
-    assert followed(OUTPUT, {batch: 2 ** (fast * batch) for batch in range(8)})[-1]
+    # From 256 to the largest number in 8 doublings.
+    slow, fast = 8 / (2 * HORIZON), 8 / (HORIZON / 2)
+    assert not any(followed(OUTPUT, {batch: 256 * 2 ** (slow * batch) for batch in range(8)}))
+    assert followed(OUTPUT, {batch: 256 * 2 ** (fast * batch) for batch in range(8)})[-1]
 
 
 def test_an_output_that_came_back_is_noticed_anew() -> None:
@@ -171,8 +175,8 @@ def test_the_module_that_overflows_next_is_the_most_urgent() -> None:
         noticed = looked(
             batch,
             ("still", OUTPUT, LIMIT / 2),
-            ("slow", OUTPUT, 100 * 1.2**batch),
-            ("next", OUTPUT, 2.0 * 4**batch),
+            ("slow", OUTPUT, 300 * 1.2**batch),
+            ("next", OUTPUT, 30.0 * 4**batch),
             ("lost", OUTPUT, TINY / 2),
             health=health,
         )
@@ -234,7 +238,7 @@ def test_a_training_that_nears_overflow_is_noticed_before_it_overflows(check: st
     model = model_of(Gain(), Gain(), Gain()).half()
     detector, notebook = watched(model, check=check)
     for batch in range(12):
-        model[1].gain = 2.0**batch  # type: ignore[assignment]
+        model[1].gain = 32 * 2.0 ** min(batch, 10)  # type: ignore[assignment]
         model(ones().half())
     detector.remove()
     assert notebook.trips == []
