@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 
 import makers
 from rankwatch import wire
-from rankwatch_monitor.effects import Effect, Publish, Send
-from rankwatch_monitor.ledger import Disconnected, JobEnded, Ledger, Received, Tick
+from rankwatch_monitor.effects import Effect, Keep, Publish, Send
+from rankwatch_monitor.journal import Entry, Trained
+from rankwatch_monitor.ledger import Disconnected, Event, JobEnded, Ledger, Received, Stored, Tick
 from rankwatch_monitor.report.data import Report
 from rankwatch_monitor.run import Options
 from rankwatch_monitor.verdict import Verdict
+
+DESKS: list[Desk] = []
+"""Those of the test that runs."""
 
 
 def peer(rank: int) -> bytes:
@@ -25,13 +29,26 @@ class Desk:
     options: Options = field(default_factory=Options)
     now: float = 0.0
     effects: list[Effect] = field(default_factory=list)
+    records: dict[str, list[Entry]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.options)
+        DESKS.append(self)
 
     def receive(self, rank: int, *messages: wire.Message) -> None:
         for message in messages:
-            self.effects += self.ledger.handle(Received(peer(rank), message), self.now)
+            self.handle(Received(peer(rank), message))
+
+    def handle(self, event: Event) -> list[Effect]:
+        """What the ledger wants done; what it wants kept is on record at once."""
+        effects = self.ledger.handle(event, self.now)
+        self.effects += effects
+        for kept in effects:
+            if isinstance(kept, Keep):
+                self.records.setdefault(kept.run, []).extend(kept.entries)
+                seqs = {e.rank: e.fact.seq for e in kept.entries if isinstance(e.fact, (Trained, wire.Sequenced))}
+                self.handle(Stored(kept.run, seqs))
+        return effects
 
     def connect(self, world_size: int, ranks: Sequence[int] | None = None) -> None:
         for rank in range(world_size) if ranks is None else ranks:
@@ -42,13 +59,13 @@ class Desk:
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 0.05)
-            self.effects += self.ledger.handle(Tick(), self.now)
+            self.handle(Tick())
 
     def disconnect(self, rank: int) -> None:
-        self.effects += self.ledger.handle(Disconnected(peer(rank)), self.now)
+        self.handle(Disconnected(peer(rank)))
 
     def end(self, exit_code: int | None = 0) -> None:
-        self.effects += self.ledger.handle(JobEnded(exit_code), self.now)
+        self.handle(JobEnded(exit_code))
 
     def take(self) -> list[Effect]:
         taken, self.effects = self.effects, []
@@ -58,6 +75,16 @@ class Desk:
         return [
             e.message for e in self.effects if isinstance(e, Send) and e.peer == peer(rank) and isinstance(e.message, kind)
         ]
+
+    def check_records(self) -> None:
+        """Each run's record, replayed, tells the same of it."""
+        for name, run in self.ledger.runs.items():
+            again = Ledger(self.options).restore(name, self.records[name], [], self.now)
+            assert again.verdict == run.verdict
+            told, told_again = run.report(), again.report()
+            assert (told_again.outcome, told_again.reason) == (told.outcome, told.reason)
+            assert [row.state for row in told_again.ranks] == [row.state for row in told.ranks]
+            assert (again.over, again.tuning) == (run.over, run.tuning)
 
     @property
     def reports(self) -> list[Report]:

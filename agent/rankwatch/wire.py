@@ -328,6 +328,10 @@ def _float(low: float = 0.0, high: float = 1e18) -> _Field:
     return _Field(_same, check)
 
 
+_COUNT, _BATCH, _SECONDS = _int(), _int(-1), _float()
+_STATES = bytes(State)
+
+
 def _check_str(value: Any, limit: int) -> str:
     if type(value) is not str or len(value) > limit:
         raise ValueError(f"expected text of at most {limit} characters")
@@ -387,13 +391,13 @@ def _optional(field: _Field) -> _Field:
 
 def _check_position(value: Any) -> Position:
     batch, evaluation, frame = _check_list(value, 3, 3)
-    return Position(_int(-1).decode(batch), _int().decode(evaluation), _int().decode(frame))
+    return Position(_BATCH.decode(batch), _COUNT.decode(evaluation), _COUNT.decode(frame))
 
 
 def _check_states(value: Any) -> bytes:
     states = _check_bytes(value)
-    if states and max(states) >= len(State):
-        raise ValueError(f"{max(states)} is no state")
+    if unknown := states.translate(None, _STATES):
+        raise ValueError(f"{max(unknown)} is no state")
     return states
 
 
@@ -436,11 +440,11 @@ def _write_summary(s: BatchSummary) -> list[Any]:
 def _read_summary(value: Any) -> BatchSummary:
     batch, first, step, started, ended, traced, table_id, lows, highs, states = _check_list(value, 10, 10)
     summary = BatchSummary(
-        batch=_int().decode(batch),
-        first_frame=_int().decode(first),
-        optimizer_step=_int().decode(step),
-        started_at=_float().decode(started),
-        ended_at=_float().decode(ended),
+        batch=_COUNT.decode(batch),
+        first_frame=_COUNT.decode(first),
+        optimizer_step=_COUNT.decode(step),
+        started_at=_SECONDS.decode(started),
+        ended_at=_SECONDS.decode(ended),
         traced=_check_bool(traced),
         table_id=_check_str(table_id, 64),
         abs_min=_check_bytes(lows),
@@ -510,12 +514,12 @@ def _read_trip(value: Any) -> Trip:
         reading=_int(0, MAX_ROWS).decode(reading),
         frames=tuple(map(_read_frame, _check_list(frames, 1, MAX_RING))),
         root_inputs=tuple(map(_read_reading, _check_list(roots, 0, MAX_RING))),
-        optimizer_step=_int().decode(step),
-        shape=tuple(_int().decode(size) for size in _check_list(shape, 0, MAX_DIMS)),
-        numel=_int().decode(numel),
-        nan_count=_int().decode(nans),
-        inf_count=_int().decode(infs),
-        time=_float().decode(time),
+        optimizer_step=_COUNT.decode(step),
+        shape=tuple(_COUNT.decode(size) for size in _check_list(shape, 0, MAX_DIMS)),
+        numel=_COUNT.decode(numel),
+        nan_count=_COUNT.decode(nans),
+        inf_count=_COUNT.decode(infs),
+        time=_SECONDS.decode(time),
         loss_scale=_float(0.0, math.inf).decode(scale),
     )
     if trip.frame.position != trip.position or trip.reading >= len(trip.frame.spec.readings):
@@ -538,14 +542,14 @@ def _read_notice(value: Any) -> Notice:
         module_class=_check_str(module_class, MAX_NAME),
         label=_check_str(label, MAX_NAME),
         dtype=_check_str(dtype, 64),
-        since=_int(-1).decode(since),
-        batch=_int(-1).decode(batch),
+        since=_BATCH.decode(since),
+        batch=_BATCH.decode(batch),
         value=_float(0.0, largest).decode(number),
         growth=_float(-sys.float_info.max, sys.float_info.max).decode(growth),
     )
 
 
-_SEQ, _COUNT, _SECONDS, _TEXT = _int(), _int(), _float(), _str(MAX_TEXT)
+_SEQ, _TEXT = _int(), _str(MAX_TEXT)
 _POSITION = _Field(list, _check_position)
 _BOOL = _Field(_same, _check_bool)
 _PATTERNS = _optional(_list(_str(), MAX_PATTERNS))

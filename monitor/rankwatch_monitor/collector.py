@@ -6,6 +6,7 @@ import fcntl
 import logging
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -23,13 +24,16 @@ from rankwatch import sockets, wire
 from rankwatch.connection import Connection
 from rankwatch.errors import ConnectionFileError, ProtocolError
 
-from .effects import Effect, IssueKey, Note, Publish, RecordTrace, Send
+from . import store
+from .effects import Effect, IssueKey, Keep, Note, Publish, RecordTrace, Send
 from .keyring import MAX_JOBS, Keyring
-from .ledger import Disconnected, Event, JobEnded, Ledger, Malformed, Received, Tick
+from .ledger import Disconnected, Event, JobEnded, Ledger, Malformed, Received, Stored, Tick
+from .recorder import Recorder
 from .report import text
 from .report.data import Report
 from .run import Options
 from .run_folder import RunsFolder
+from .store import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +109,12 @@ class Collector:
             connections.write(self.connection, connection_file)
             self._in_use = open(self._key_file)  # noqa: SIM115 (held as long as the collector lives)
             fcntl.flock(self._in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._wake_read, self._wake_write = socket.socketpair()
+            self._wake_read.setblocking(False)
+            self._wake_write.setblocking(False)
+            self._recorder = Recorder(runs.path, self._wake, store.Limits(), collector=server.public)
+            if known:
+                self._go_on_with(runs.unfinished(server.public))
         except BaseException:
             self.close()
             raise
@@ -113,13 +123,16 @@ class Collector:
         """Takes messages and performs effects until ``stop`` was called; then ends every run that is under way."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
         while not self._stop.is_set():
             poller.poll(IDLE_TICK if self.ledger.is_idle else BUSY_TICK)
             self._drain()
+            self._note_stored()
             self._perform(Tick())
         deadline = time.monotonic() + LONGEST_LAST_WORDS
         while time.monotonic() < deadline and poller.poll(LAST_WORDS):
             self._drain()
+            self._note_stored()
         self._perform(self._job_ended or JobEnded(None))
 
     def stop(self, exit_code: int | None = None, interrupted: str = "") -> None:
@@ -128,7 +141,11 @@ class Collector:
         self._stop.set()
 
     def close(self) -> None:
-        """Closes the socket and takes the connection file away."""
+        """Closes the record and the socket, and takes the connection file away."""
+        if hasattr(self, "_recorder"):
+            self._recorder.close()
+            self._wake_read.close()
+            self._wake_write.close()
         if hasattr(self, "_socket"):
             self._socket.disable_monitor()
             self._socket.close(0)
@@ -197,6 +214,30 @@ class Collector:
                 if job is not None:  # else nobody was to come in
                     self._perform(Received(peer, message, job))
 
+    def _go_on_with(self, runs: Iterable[str]) -> None:
+        """Takes over the runs that the collector before this one has left unfinished."""
+        now = time.monotonic()
+        for run in runs:
+            try:
+                record = store.read(self._runs.record_of(run))
+                lag = now - record.entries[-1].now  # the clock may have begun anew meanwhile
+                self.ledger.restore(
+                    run, [entry._replace(now=entry.now + lag) for entry in record.entries], record.progress, now
+                )
+                log.info("run %s: goes on", run)
+            except (StoreError, ValueError, LookupError) as error:
+                log.error("cannot go on with run %s, its ranks make a new one: %s", run, error)
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # full: a wake-up is under way already
+            self._wake_write.send(b"\0")
+
+    def _note_stored(self) -> None:
+        with suppress(BlockingIOError):
+            self._wake_read.recv(4096)
+        for run, seqs in self._recorder.stored().items():
+            self._perform(Stored(run, seqs))
+
     def _note_connection(self, descriptor: int, peer: bytes) -> None:
         before = self._connections.get(descriptor, peer)
         if before != peer:
@@ -226,6 +267,8 @@ class Collector:
                 log.info("%s", printable(effect.text))
             elif isinstance(effect, IssueKey):
                 self._do([Send(effect.peer, self._issue_key(effect.job))])
+            elif isinstance(effect, Keep):
+                self._recorder.keep(effect.run, effect.entries)
             elif isinstance(effect, RecordTrace):
                 self._runs.record_trace(effect.run, effect.rank, effect.batch, effect.frames)
             elif isinstance(effect, Publish):

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from rankwatch.frame import Frame
 from rankwatch.wire import Message
 
+from .journal import Entry
 from .report.data import Report
 
 
@@ -24,6 +25,14 @@ class Note:
     """Tell the operator."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Put these on record, and tell when they are (``Stored``)."""
+
+    run: str
+    entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +61,4 @@ class IssueKey:
     job: str
 
 
-Effect: TypeAlias = Send | Note | RecordTrace | Publish | IssueKey
+Effect: TypeAlias = Send | Note | Keep | RecordTrace | Publish | IssueKey

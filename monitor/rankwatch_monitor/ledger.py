@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,7 +10,8 @@ from rankwatch import wire
 from rankwatch.identity import safe_name
 from rankwatch.text import describe_tuning
 
-from .effects import Effect, IssueKey, Note, Send
+from .effects import Effect, IssueKey, Keep, Note, Send
+from .journal import Entry, Opened, Progress
 from .keyring import ANY_JOB, belongs_to
 from .run import Options, Run
 
@@ -39,6 +40,14 @@ class Malformed:
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """What was to be kept of a run is on record: for each of these ranks all up to its message of this number."""
+
+    run: str
+    seqs: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Disconnected:
     """A peer's connection has ended: its process has, or the network between."""
 
@@ -61,7 +70,7 @@ class JobEnded:
     interrupted: str = ""
 
 
-Event: TypeAlias = Received | Malformed | Disconnected | Tick | JobEnded
+Event: TypeAlias = Received | Malformed | Stored | Disconnected | Tick | JobEnded
 
 
 class Ledger:
@@ -84,7 +93,12 @@ class Ledger:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Takes one event at ``now`` (seconds of any clock that does not run backwards) and says what is to be done."""
         if isinstance(event, Received):
-            return list(self._receive(event.peer, event.message, event.job, now))
+            effects = list(self._receive(event.peer, event.message, event.job, now))
+            if event.peer in self._peers:
+                self._collect(self._peers[event.peer][0], effects)
+            return effects
+        if isinstance(event, Stored):
+            return list(self.runs[event.run].stored(event.seqs)) if event.run in self.runs else []
         if isinstance(event, Malformed):
             self.refused += 1
             return [Note(f"refused a message: {event.text}"), Send(event.peer, wire.Error(event.text, "none"))]
@@ -93,14 +107,35 @@ class Ledger:
                 run, rank = self._peers[event.peer]
                 run.disconnected(rank, event.peer, now)
             return []
-        effects: list[Effect] = []
+        effects = []
         for run in self.runs.values():
             if not run.over:
                 effects += (
                     run.tick(now) if isinstance(event, Tick) else run.job_ended(event.exit_code, event.interrupted, now)
                 )
+                self._collect(run, effects)
         self._forget_old_runs()
         return effects
+
+    def restore(self, name: str, entries: Sequence[Entry], progress: Iterable[Progress], now: float) -> Run:
+        """Takes over a run from its record, as another collector left it; its entries lie before ``now``.
+
+        Raises:
+            ValueError: it is no record of a run.
+        """
+        if not entries or not isinstance(opened := entries[0].fact, Opened):
+            raise ValueError("it does not begin with a run's beginning")
+        run = self._add(name, opened.job, opened.restart, opened.world_size)
+        for entry in entries:
+            run.replay(entry)
+        run.resume(progress, now)
+        return run
+
+    @staticmethod
+    def _collect(run: Run, effects: list[Effect]) -> None:
+        if run.journal:
+            effects.append(Keep(run.id, tuple(run.journal)))
+            run.journal.clear()
 
     def _forget_old_runs(self) -> None:
         over = [name for name, run in self.runs.items() if run.over]
@@ -124,7 +159,7 @@ class Ledger:
             run, rank = self._peers[peer]
             yield from run.receive(rank, message, now)
         elif isinstance(message, wire.Tune):
-            yield from self._tune(peer, message, bound)
+            yield from self._tune(peer, message, bound, now)
         elif isinstance(message, wire.Invite):
             yield from self._invite(peer, message.job, bound)
         else:
@@ -141,7 +176,7 @@ class Ledger:
         else:
             yield IssueKey(peer, job)
 
-    def _tune(self, peer: bytes, tune: wire.Tune, bound: str) -> Iterator[Effect]:
+    def _tune(self, peer: bytes, tune: wire.Tune, bound: str, now: float) -> Iterator[Effect]:
         """A control client, which is no rank, changes options of the ranks."""
         live = {name: run for name, run in self.runs.items() if not run.over and (not bound or belongs_to(run.job, bound))}
         chosen = [run for name, run in live.items() if tune.run in ("", name)]
@@ -151,8 +186,9 @@ class Ledger:
             return
         told = 0
         for run in chosen:
-            sends = list(run.tune(tune))
+            sends: list[Effect] = list(run.tune(tune, now))
             told += len(sends)
+            self._collect(run, sends)
             yield from sends
             yield Note(f"run {run.id}: options changed: {describe_tuning(tune)}")
         yield Send(peer, wire.Tuned(tuple(run.id for run in chosen), told))
@@ -214,9 +250,12 @@ class Ledger:
         while name in self.runs or not self._claim(name):
             attempt += 1
             name = f"{base}.{attempt}"
-        run = Run(name, hello.job, hello.restart, hello.world_size, self._options)
+        return self._add(name, hello.job, hello.restart, hello.world_size)
+
+    def _add(self, name: str, job: str, restart: int, world_size: int) -> Run:
+        run = Run(name, job, restart, world_size, self._options)
         self.runs[name] = run
-        self._current[hello.job, hello.restart, hello.world_size] = run
+        self._current[job, restart, world_size] = run
         return run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankwatch import wire
-from rankwatch.frame import NOWHERE, BatchSummary, FrameTable, Phase, Position
+from rankwatch.frame import NOWHERE, Phase, Position
 from rankwatch.text import describe_position, describe_rank
 from rankwatch.trip import Trip
 
@@ -35,6 +35,10 @@ class RankRecord:
     progress: Position = NOWHERE
     phase: str = "idle"
     seq: int = 0
+    """The last of its messages that was taken in, and of those the last that is on record: what it need not keep any more."""
+    stored: int = 0
+    awaits_receipt: bool = False
+    """Whether it is to hear at once that all it sent is on record."""
     last_batch: int = -1
     full_batch: int = -1
     forward_frames: int = 0
@@ -61,13 +65,13 @@ class RankRecord:
     def hear(self, now: float) -> None:
         self.heard_at, self.connected, self.silent, self.cut_off = now, True, False, False
 
-    def take(self, part: BatchSummary, table: FrameTable) -> None:
-        """A part of a batch: its forward, or what was recorded in its backward."""
-        end = Position(part.batch, 0, part.first_frame + len(table.specs))
-        self.last_batch = max(self.last_batch, part.batch)
-        if part.first_frame == 0 and len(table.specs) > 1:
-            self.full_batch, self.frames_before, self.forward_frames, self.frames = part.batch, self.frames, end.frame, 0
-        if part.batch == self.full_batch:
+    def take(self, batch: int, first_frame: int, frames: int) -> None:
+        """So many frames, a part of a batch: its forward, or what was recorded in its backward."""
+        end = Position(batch, 0, first_frame + frames)
+        self.last_batch = max(self.last_batch, batch)
+        if first_frame == 0 and frames > 1:
+            self.full_batch, self.frames_before, self.forward_frames, self.frames = batch, self.frames, end.frame, 0
+        if batch == self.full_batch:
             self.frames = max(self.frames, end.frame)
         if end > self.progress:
             self.advance(end, "backward")
@@ -78,6 +82,10 @@ class RankRecord:
             if (position, phase) != (self.progress, self.phase):
                 self.moved_at = self.heard_at
             self.progress, self.phase = position, phase
+
+    def beat(self) -> wire.Beat:
+        """Where the rank is, as it would tell it itself."""
+        return wire.Beat(self.progress, self.phase, 0, self.dropped, 0.0)
 
     def frames_around(self, trip: Trip) -> int | None:
         """How many frames a batch like that of ``trip`` has, as this rank counted them: a trip's forward has those up to the

@@ -8,20 +8,26 @@ acknowledges it or is gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rankwatch import wire
 from rankwatch.frame import FrameTable, Position
 from rankwatch.notice import describe_notice
 from rankwatch.text import describe_culprit
+from rankwatch.trip import Trip
 
 from .effects import Effect, Note, Publish, RecordTrace, Send
+from .journal import NO_RANK, Closed, CommandEnded, Decided, Entry, Fact, Left, Opened, Progress, Trained, Waited
 from .notices import Notices
 from .rank_record import RankRecord
 from .report.data import Outcome, RankRow, RankState, Report
 from .stall import Stall, find_stall
 from .verdict import Verdict, elect, is_waited_for, name_spans
+
+NOBODY = b""
+"""The peer of a rank that has yet to connect to this collector."""
 
 MAX_TABLES = 256
 """Frame tables kept per run; the oldest goes first, and a rank that needs it again is asked to send it again."""
@@ -68,6 +74,8 @@ class Run:
     ranks: dict[int, RankRecord] = field(default_factory=dict)
     over: bool = False
     verdict: Verdict | None = None
+    journal: list[Entry] = field(default_factory=list)
+    """What is to be put on record; the ledger takes it away after every event."""
     tuning: wire.Tune = field(init=False)
     """All that was changed in the ranks' options."""
     _notices: Notices = field(default_factory=Notices)
@@ -97,6 +105,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.tuning = wire.Tune(self.id, every=self.options.every)
+        self._note_down(0.0, Opened(self.job, self.restart, self.world_size))
 
     # --- what comes in ------------------------------------------------------------------------------------------------
 
@@ -104,8 +113,10 @@ class Run:
         """A rank says HELLO, for the first time or again after its connection broke."""
         record = self.ranks.get(hello.rank)
         if record is None:
+            self._note_down(now, hello, hello.rank)
             record = self.ranks[hello.rank] = RankRecord(hello, peer, now, now)
         elif record.state is RankState.LOST:
+            self._note_down(now, hello, hello.rank)
             record.state = RankState.RUNNING
             yield Note(f"run {self.id}: {record.name} is back")
             if self.over and self._abort is None and self._tripped_at is None:
@@ -119,7 +130,7 @@ class Run:
                 self._unacknowledged.add(hello.rank)
         if not self.tuning.changes_nothing:
             yield Send(peer, self.tuning)  # before WELCOME: it holds before the rank's first batch
-        yield Send(peer, wire.Welcome(self.id, self.options.heartbeat, self.options.decision_window, record.seq))
+        yield Send(peer, wire.Welcome(self.id, self.options.heartbeat, self.options.decision_window, record.stored))
         if self._abort is not None:
             yield Send(peer, self._abort)
         elif self._target is not None:
@@ -131,11 +142,12 @@ class Run:
         if isinstance(message, wire.Beat):
             record.dropped = message.dropped
             record.advance(message.position, message.phase)
-            yield Send(record.peer, wire.Ack(record.seq, abort=False))
+            yield Send(record.peer, wire.Ack(record.stored, abort=False))
         elif isinstance(message, wire.Table):
             self._keep_table(message.table)
         elif isinstance(message, wire.Ack):
             if message.abort and record.acknowledged_at is None:
+                self._note_down(now, message, rank)
                 record.acknowledged_at = now
                 self._unacknowledged.discard(rank)
         elif isinstance(message, wire.Batch) and message.summary.table_id not in self._tables:
@@ -154,6 +166,15 @@ class Run:
         self._note_answer(record)
         yield from self._decide(now)
 
+    def stored(self, seqs: Mapping[int, int]) -> Iterator[Effect]:
+        """What these ranks sent is on record, up to these numbers: they need not keep it any longer."""
+        for rank, seq in seqs.items():
+            record = self.ranks[rank]
+            record.stored = max(record.stored, seq)
+            if record.awaits_receipt and record.stored >= record.seq:
+                record.awaits_receipt = False
+                yield Send(record.peer, wire.Ack(record.stored, abort=False))
+
     def disconnected(self, rank: int, peer: bytes, now: float) -> None:
         """A connection of the rank has ended. It may have another, or come back, so this alone decides nothing."""
         record = self.ranks[rank]
@@ -161,8 +182,9 @@ class Run:
             # A process that dies is silent from then on; where the network is cut, silence comes first.
             record.connected, record.gone_at, record.cut_off = False, now, record.silent
 
-    def tune(self, tune: wire.Tune) -> Iterator[Effect]:
+    def tune(self, tune: wire.Tune, now: float) -> Iterator[Effect]:
         """Somebody changes options of the ranks: those that are connected are told now, the others when they come (back)."""
+        self._note_down(now, tune)
         self.tuning = self.tuning.then(tune)
         for record in self.ranks.values():
             if record.is_running and record.connected:
@@ -170,18 +192,19 @@ class Run:
 
     def job_ended(self, exit_code: int | None, interrupted: str, now: float) -> Iterator[Effect]:
         """The processes of the job are known to have ended (exit code None: not known how)."""
+        self._note_down(now, CommandEnded(exit_code, interrupted))
         if interrupted and self._outcome is None and self._tripped_at is None:
-            self._end_as(Outcome.ABORTED, f"stopped by {interrupted}")
+            self._end_as(Outcome.ABORTED, f"stopped by {interrupted}", now)
             for rank in list(self._running):
                 self._leave(self.ranks[rank], RankState.ABORTED)
         if exit_code is None and self._running and self._outcome is None and self._tripped_at is None:
-            self._end_as(Outcome.LOST, "the collector was ended while the run went on")
+            self._end_as(Outcome.LOST, "the collector was ended while the run went on", now)
         elif exit_code is not None:
             unexplained = self._running or any(r.state is RankState.ENDED for r in self.ranks.values())
             for rank in list(self._running):
-                self._lose(self.ranks[rank])
+                self._lose(self.ranks[rank], now)
             if exit_code and unexplained and self._outcome is None and self._tripped_at is None:
-                self._end_as(Outcome.FAILED, f"the command ended with exit code {exit_code}")
+                self._end_as(Outcome.FAILED, f"the command ended with exit code {exit_code}", now)
         yield from self._decide(now, ended=True)
 
     def tick(self, now: float) -> Iterator[Effect]:
@@ -193,6 +216,50 @@ class Run:
         if self._abort is not None and now - self._abort_sent_at >= self.options.abort_repeat:
             yield from self._send_abort(now)
         yield from self._decide(now)
+
+    # --- what comes from the record ------------------------------------------------------------------------------------
+
+    def replay(self, entry: Entry) -> None:
+        """Takes in a fact that is on record already; what was decided upon it is on record as well."""
+        now, rank, fact = entry
+        effects: Iterator[Effect] = iter(())
+        if isinstance(fact, wire.Hello):
+            effects = self.welcome(fact, NOBODY, now)
+        elif isinstance(fact, wire.Tune):
+            effects = self.tune(fact, now)
+        elif isinstance(fact, Left):
+            self._leave(self.ranks[rank], fact.state)
+        elif isinstance(fact, CommandEnded):
+            effects = self.job_ended(fact.exit_code, fact.interrupted, now)
+        elif isinstance(fact, Waited):
+            effects = self._decide(now)
+        elif isinstance(fact, Decided):
+            self._outcome, self._reason = fact.outcome, fact.reason
+            if fact.abort and self._abort is None:
+                self._abort, self._abort_at = wire.Abort(fact.reason, -1, 0.0, self.options.abort_grace), now
+        elif isinstance(fact, Closed):
+            self.over = self._published = True
+        elif not isinstance(fact, (Opened, Trained)):
+            effects = self.receive(rank, fact, now)
+        deque(effects, maxlen=0)
+        self.journal.clear()
+
+    def resume(self, progress: Iterable[Progress], now: float) -> None:
+        """After a replay: the ranks have yet to find this collector, as after a time in which it was cut off from them all.
+
+        Args:
+            progress: the last parts of batches of each rank, in the order in which they came.
+        """
+        for rank, seq, *part in progress:
+            self.ranks[rank].seq = max(self.ranks[rank].seq, seq)
+            self.ranks[rank].take(*part)
+        self._deaf_at = now
+        for rank, record in self.ranks.items():
+            record.stored = record.seq
+            record.connected, record.silent, record.cut_off = False, True, True
+            record.heard_at = record.moved_at = record.gone_at = now
+            if record.is_running and record.acknowledged_at is None:
+                self._unacknowledged.add(rank)
 
     # --- decisions ----------------------------------------------------------------------------------------------------
 
@@ -207,35 +274,42 @@ class Run:
         if ended or self._has_ended(now):
             self.over = True
             if self._outcome is None:
-                self._end_as(*self._quiet_end())
+                self._end_as(*self._quiet_end(), now)
+            self._note_down(now, Closed())
             yield Publish(self.report(), news=not self._published)
 
     def _take(self, record: RankRecord, message: wire.Sequenced, now: float) -> Iterator[Effect]:
         if isinstance(message, wire.Batch):
-            yield from self._take_batch(record, message)
+            yield from self._take_batch(record, message, now)
             return
+        if isinstance(message, wire.Tripped) and self._lowers_target(message.trip):
+            # The election rests on where each rank is, and no beat is on record.
+            for rank, other in self.ranks.items():
+                self._note_down(now, other.beat(), rank)
+        self._note_down(now, message, record.hello.rank)
         if isinstance(message, wire.Noticed):
             if self._notices.take(record.hello.rank, message.notice):
                 yield Note(f"run {self.id}: {record.name}: {describe_notice(message.notice)}")
             return
-        yield Send(record.peer, wire.Ack(record.seq, abort=False))
+        record.awaits_receipt = True
         if isinstance(message, wire.Bye):
             yield from self._take_leave(record, message, now)
         elif record.trip is None:
             record.trip = message.trip
             record.last_batch = max(record.last_batch, message.trip.position.batch)
             yield Note(f"run {self.id}: {describe_culprit(record.name, message.trip)}")
-            if self._outcome is None:
+            if self._lowers_target(message.trip):
                 yield from self._aim(message.trip.position, now)
 
-    def _take_batch(self, record: RankRecord, message: wire.Batch) -> Iterator[Effect]:
+    def _take_batch(self, record: RankRecord, message: wire.Batch, now: float) -> Iterator[Effect]:
         summary = message.summary
         table = self._tables.pop(summary.table_id)
         self._tables[table.id] = table  # the one that was used longest ago goes first
         if not summary.fits(table):
             yield Send(record.peer, wire.Error(f"batch {summary.batch} does not fit its frame table", "none"))
             return
-        record.take(summary, table)
+        self._note_down(now, Trained(message.seq, summary, table), record.hello.rank)
+        record.take(summary.batch, summary.first_frame, len(table.specs))
         if summary.traced:
             yield RecordTrace(self.id, record.hello.rank, summary.batch, tuple(summary.frames(table)))
 
@@ -274,7 +348,7 @@ class Run:
                     yield Note(f"run {self.id}: {record.name} is silent, but its connection stands; {record.last_seen}")
                 record.silent = True
                 continue
-            self._lose(record)
+            self._lose(record, now)
             if record.state is RankState.LOST:
                 text = f"{record.name} was lost: nothing heard of it for {self.options.lost_after:g} s; {record.last_seen}"
                 yield Note(f"run {self.id}: {text}")
@@ -294,11 +368,13 @@ class Run:
             if self.options.abort_on_stall:
                 yield from self._abort_for(stall.text, Outcome.STALLED, now)
 
-    def _lose(self, record: RankRecord) -> None:
-        self._leave(record, RankState.LOST if record.acknowledged_at is None else RankState.ABORTED)
+    def _lose(self, record: RankRecord, now: float) -> None:
+        state = RankState.LOST if record.acknowledged_at is None else RankState.ABORTED
+        self._note_down(now, Left(state), record.hello.rank)
+        self._leave(record, state)
         # A rank that did not live to acknowledge the abort died before another failed: it is the cause, not the other.
         if record.state is RankState.LOST and self._outcome is Outcome.FAILED:
-            self._end_as(Outcome.LOST, f"{record.name} was lost; {record.last_seen}; then {self._reason}")
+            self._end_as(Outcome.LOST, f"{record.name} was lost; {record.last_seen}; then {self._reason}", now)
 
     def _leave(self, record: RankRecord, state: RankState) -> None:
         record.state = state
@@ -316,27 +392,29 @@ class Run:
         yield from self._abort_for(reason, outcome, now)
 
     def _abort_for(self, reason: str, outcome: Outcome, now: float) -> Iterator[Effect]:
-        self._end_as(outcome, reason)
+        self._end_as(outcome, reason, now, abort=True)
         self._abort, self._abort_at = wire.Abort(reason, -1, 0.0, self.options.abort_grace), now
         yield from self._send_abort(now)
 
     def _aim(self, target: Position, now: float) -> Iterator[Effect]:
-        """A rank has tripped: asks those that may still trip earlier to tell when they are past it."""
+        """A rank has tripped, earlier than any before: asks those that may trip earlier still to tell when they are past it."""
         if self._tripped_at is None:
             self._tripped_at = now
-        if self._target is not None and self._target <= target:
-            return
         self._target = target
         asked = {rank: record for rank, record in self.ranks.items() if is_waited_for(record.witness(), target)}
         self._waited_for = asked.keys() | (set(range(self.world_size)) - self.ranks.keys())
         for record in asked.values():
             yield Send(record.peer, wire.Probe(target))
 
+    def _lowers_target(self, trip: Trip) -> bool:
+        return self._outcome is None and (self._target is None or trip.position < self._target)
+
     def _note_answer(self, record: RankRecord) -> None:
         if self._target is None or record.hello.rank not in self._waited_for:
             return
         if not is_waited_for(record.witness(), self._target):
             self._waited_for.discard(record.hello.rank)
+            self._note_down(record.heard_at, record.beat(), record.hello.rank)
 
     def _elect(self, now: float, tripped_at: float, *, ended: bool) -> Iterator[Effect]:
         if self._waited_for and not ended and now - tripped_at < self.options.decision_window:
@@ -346,9 +424,11 @@ class Run:
         self.verdict, reason = elect(witnesses, self.world_size, now - tripped_at, window)
         if self.verdict is None:
             return
+        if not ended:
+            self._note_down(now, Waited())
         culprit = self.ranks[self.verdict.rank]
         text = f"{describe_culprit(culprit.name, self.verdict.trip)} ({self.verdict.cause.value}: {self.verdict.evidence})"
-        self._end_as(Outcome.ABORTED, text)
+        self._end_as(Outcome.ABORTED, text, now, abort=True)
         yield Note(f"run {self.id}: first overflow: {text}; {reason}")
         self._abort_at = now
         self._abort = wire.Abort(text, self.verdict.rank, self.verdict.trip.time, self.options.abort_grace)
@@ -371,7 +451,8 @@ class Run:
             return Outcome.LOST, f"{lost[0].name} ended without a word; {lost[0].last_seen}"
         return Outcome.FINISHED, ""
 
-    def _end_as(self, outcome: Outcome, reason: str) -> None:
+    def _end_as(self, outcome: Outcome, reason: str, now: float, *, abort: bool = False) -> None:
+        self._note_down(now, Decided(outcome, reason, abort))
         self._outcome, self._reason = outcome, reason
 
     def _is_settled(self, now: float) -> bool:
@@ -393,6 +474,9 @@ class Run:
         self._tables[table.id] = table
         if len(self._tables) > MAX_TABLES:
             del self._tables[next(iter(self._tables))]
+
+    def _note_down(self, now: float, fact: Fact, rank: int = NO_RANK) -> None:
+        self.journal.append(Entry(now, rank, fact))
 
     # --- what is told of it -------------------------------------------------------------------------------------------
 

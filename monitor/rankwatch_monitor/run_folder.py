@@ -1,4 +1,4 @@
-"""A run on disk: ``report.txt``, ``report.json``, ``trace/``, and ``latest``, which points at the newest run.
+"""A run on disk: ``report.txt``, ``report.json``, ``trace/``, the record (store.py); and ``latest``, the newest run.
 
 Detection and abort never depend on the disk: once the folder is made, a write that fails is told and the run goes on.
 """
@@ -15,8 +15,10 @@ from rankwatch.errors import UsageError
 from rankwatch.frame import Frame
 from rankwatch.text import format_trace
 
+from . import store
 from .report import json, text
 from .report.data import Report
+from .store import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,20 @@ class RunsFolder:
             return True
         _try(self._point_latest_at, run)
         return True
+
+    def record_of(self, run: str) -> Path:
+        return self.path / run / store.FILE
+
+    def unfinished(self, collector: str) -> list[str]:
+        """The runs of the collector with this public key whose record does not say that they are over."""
+        found = []
+        for path in sorted(self.path.glob(f"*/{store.FILE}")):
+            try:
+                if not path.parent.is_symlink() and store.is_unfinished(path, collector):
+                    found.append(path.parent.name)
+            except StoreError as error:
+                log.error("cannot read %s", error)
+        return found
 
     def record_trace(self, run: str, rank: int, batch: int, frames: Sequence[Frame]) -> None:
         """Writes ``trace/batch-B.rank-R.txt``, in the format of the Hugging Face detector; a batch's later parts are added."""

@@ -101,7 +101,7 @@ def test_the_culprit_does_not_depend_on_the_order_of_arrival(worlds: list[Life],
         desk.receive(rank, queues[rank].pop(0))
         if data.draw(st.booleans()):
             desk.now += data.draw(st.floats(0, 0.5))
-            desk.effects += desk.ledger.handle(Tick(), desk.now)
+            desk.handle(Tick())
     truth = what_is_true(worlds, beats=beats)
     if truth is None:
         assert desk.verdict is None
@@ -434,7 +434,7 @@ def test_a_collector_that_is_ended_does_not_call_the_ranks_lost() -> None:
 def test_a_signal_is_named_as_the_reason_and_the_ranks_are_not_lost() -> None:
     desk = Desk(Options(job_end_is_told=True))
     desk.connect(1)
-    desk.effects += desk.ledger.handle(JobEnded(1, "SIGTERM"), desk.now)
+    desk.handle(JobEnded(1, "SIGTERM"))
     report = desk.reports[-1]
     assert (report.outcome, report.reason) == (Outcome.ABORTED, "stopped by SIGTERM")
     assert report.ranks[0].state is RankState.ABORTED
@@ -504,11 +504,11 @@ def test_a_failure_that_does_not_stop_the_others_is_still_the_reason() -> None:
 
 def test_runs_are_kept_apart_by_job_and_restart() -> None:
     desk = Desk()
-    desk.effects += desk.ledger.handle(Received(b"a", makers.hello(job="one")), 0.0)
-    desk.effects += desk.ledger.handle(Received(b"b", makers.hello(job="two")), 0.0)
-    desk.effects += desk.ledger.handle(Received(b"c", makers.hello(job="one", restart=1, incarnation="later")), 0.0)
+    desk.handle(Received(b"a", makers.hello(job="one")))
+    desk.handle(Received(b"b", makers.hello(job="two")))
+    desk.handle(Received(b"c", makers.hello(job="one", restart=1, incarnation="later")))
     assert list(desk.ledger.runs) == ["one-0", "two-0", "one-1"]
-    desk.effects += desk.ledger.handle(Received(b"b", wire.Tripped(1, makers.trip())), 0.0)
+    desk.handle(Received(b"b", wire.Tripped(1, makers.trip())))
     assert [run.verdict is not None for run in desk.ledger.runs.values()] == [False, True, False]
 
 
@@ -516,7 +516,7 @@ def test_the_same_job_started_again_is_a_run_of_its_own() -> None:
     desk = Desk()
     desk.connect(2)
     desk.receive(0, wire.Bye(1, "finished", ""))
-    desk.effects += desk.ledger.handle(Received(b"new", makers.hello(0, 2, incarnation="another")), 0.0)
+    desk.handle(Received(b"new", makers.hello(0, 2, incarnation="another")))
     assert list(desk.ledger.runs) == ["train-0", "train-0.2"]
     desk.receive(1, wire.Bye(1, "finished", ""))
     assert [run.over for run in desk.ledger.runs.values()] == [True, False]
@@ -532,9 +532,9 @@ def test_a_reconnect_goes_on_where_it_was() -> None:
     desk = Desk()
     desk.connect(1)
     desk.receive(0, wire.Table(makers.table()), wire.Batch(5, makers.summary(3)))
-    effects = desk.ledger.handle(Received(b"new connection", makers.hello()), 1.0)
+    effects = desk.handle(Received(b"new connection", makers.hello()))
     assert effects == [Send(b"new connection", wire.Welcome("train-0", 1.0, 2.0, 5))]
-    assert desk.ledger.handle(Received(peer(0), makers.beat(0, 0, 0)), 1.0) == [
+    assert desk.handle(Received(peer(0), makers.beat(0, 0, 0))) == [
         Send(peer(0), wire.Error("you are not known here: say HELLO", "hello"))
     ]
 
@@ -544,12 +544,12 @@ def test_a_second_process_does_not_take_a_live_ranks_place() -> None:
     desk.connect(1)
     impostor = Received(b"impostor", makers.hello(incarnation="another", pid=666))
     held = "rank 0 of run train-0 is held by process 100 on node0"
-    assert desk.ledger.handle(impostor, 0.5) == [
+    assert desk.handle(impostor) == [
         Note(f"refused process 666 on node0: {held}"), Send(b"impostor", wire.Error(held, "none")),
     ]  # fmt: skip
-    assert desk.ledger.handle(impostor, 1.0) == [Send(b"impostor", wire.Error(held, "none"))]  # it goes on asking
+    assert desk.handle(impostor) == [Send(b"impostor", wire.Error(held, "none"))]  # it goes on asking
     assert desk.ledger.runs["train-0"].report().ranks[0].rival == "process 666 on node0"
-    assert desk.ledger.handle(Received(b"impostor", makers.beat(0, 0, 0)), 0.5) == [
+    assert desk.handle(Received(b"impostor", makers.beat(0, 0, 0))) == [
         Send(b"impostor", wire.Error("you are not known here: say HELLO", "hello"))
     ]
 
@@ -557,7 +557,7 @@ def test_a_second_process_does_not_take_a_live_ranks_place() -> None:
 def test_another_world_size_is_another_run() -> None:
     desk = Desk()
     desk.connect(2)
-    desk.effects += desk.ledger.handle(Received(b"x", makers.hello(0, 3, incarnation="another")), 0.0)
+    desk.handle(Received(b"x", makers.hello(0, 3, incarnation="another")))
     assert [run.world_size for run in desk.ledger.runs.values()] == [2, 3]
 
 
@@ -565,7 +565,7 @@ def test_another_major_version_and_a_rank_out_of_its_world_are_refused() -> None
     desk = Desk()
     desk.connect(2)
     for hello in (makers.hello(1, 2, major=1), makers.hello(5, 2)):
-        sent = [e.message for e in desk.ledger.handle(Received(b"x", hello), 0.0) if isinstance(e, Send)]
+        sent = [e.message for e in desk.handle(Received(b"x", hello)) if isinstance(e, Send)]
         assert [isinstance(message, wire.Error) and message.remedy for message in sent] == ["stop"]
     assert len(desk.ledger.runs) == 1
 
@@ -642,8 +642,8 @@ def test_runs_that_are_over_are_forgotten_in_the_end() -> None:
     desk = Desk()
     for number in range(40):
         first = Received(b"%d" % number, makers.hello(job=f"job{number}", incarnation=str(number)))
-        desk.ledger.handle(first, float(number))
-        desk.ledger.handle(Received(b"%d" % number, wire.Bye(1, "finished", "")), float(number))
+        desk.handle(first)
+        desk.handle(Received(b"%d" % number, wire.Bye(1, "finished", "")))
     desk.wait(0.1)
     assert len(desk.ledger.runs) == 16
 
@@ -693,8 +693,7 @@ def test_notices_are_bounded_and_further_ones_are_counted() -> None:
 
 def tuned(desk: Desk, tune: wire.Tune) -> list[wire.Message]:
     """What a control client is answered."""
-    effects = desk.ledger.handle(Received(b"control", tune), desk.now)
-    desk.effects += effects
+    effects = desk.handle(Received(b"control", tune))
     return [effect.message for effect in effects if isinstance(effect, Send) and effect.peer == b"control"]
 
 
@@ -716,7 +715,7 @@ def test_a_tuning_reaches_the_ranks_that_are_there_and_those_that_come() -> None
 
 
 def tuning_notes(desk: Desk, tune: wire.Tune) -> list[Note]:
-    return [e for e in desk.ledger.handle(Received(b"control", tune), desk.now) if isinstance(e, Note)]
+    return [e for e in desk.handle(Received(b"control", tune)) if isinstance(e, Note)]
 
 
 def test_a_rank_without_a_connection_is_not_counted_as_told() -> None:
@@ -733,8 +732,8 @@ def test_a_tuning_goes_to_the_run_that_is_named_or_to_all_that_are_under_way() -
     assert tuned(desk, wire.Tune(every=2)) == [wire.Error("no run is under way here", "none")]
     assert tuned(desk, wire.Tune("x", every=2)) == [wire.Error("no run x; no run is under way here", "none")]
     for name in ("one", "two", "three"):
-        desk.ledger.handle(Received(name.encode(), makers.hello(job=name)), 0.0)
-    desk.ledger.handle(Received(b"three", wire.Bye(1, "finished", "")), 0.0)
+        desk.handle(Received(name.encode(), makers.hello(job=name)))
+    desk.handle(Received(b"three", wire.Bye(1, "finished", "")))
     assert tuned(desk, wire.Tune(every=2)) == [wire.Tuned(("one-0", "two-0"), 2)]
     assert tuned(desk, wire.Tune("two-0", every=3)) == [wire.Tuned(("two-0",), 1)]
     assert [run.tuning.every for run in desk.ledger.runs.values()] == [2, 3, 0]
@@ -754,7 +753,7 @@ def test_a_rank_does_not_tune_and_a_control_client_does_nothing_else() -> None:
     assert desk.sent(0, wire.Error) == [
         wire.Error("a rank does not send Tune", "none"), wire.Error("a rank does not send Tuned", "none")
     ]  # fmt: skip
-    (refused,) = desk.ledger.handle(Received(b"control", noticed(1)), 0.0)
+    (refused,) = desk.handle(Received(b"control", noticed(1)))
     assert refused == Send(b"control", wire.Error("you are not known here: say HELLO", "hello"))
 
 
@@ -763,7 +762,7 @@ def test_more_runs_than_a_collector_can_keep_are_refused(monkeypatch: pytest.Mon
     desk = Desk()
     for number in range(3):
         job = makers.hello(job=f"job{number}", incarnation=str(number))
-        desk.effects += desk.ledger.handle(Received(b"peer-%d" % number, job), 0.0)
+        desk.handle(Received(b"peer-%d" % number, job))
     assert list(desk.ledger.runs) == ["job0-0", "job1-0"]
     assert desk.effects[-1] == Send(b"peer-2", wire.Error("2 runs are under way here, and that is the most", "stop"))
 
@@ -777,11 +776,11 @@ def test_ranks_that_are_all_cut_off_at_once_are_not_lost() -> None:
     desk.wait(60)
     (run,) = desk.ledger.runs.values()
     assert {record.state for record in run.ranks.values()} == {RankState.RUNNING}
-    desk.effects += desk.ledger.handle(Received(b"again", makers.hello(0, 2)), desk.now)
+    desk.handle(Received(b"again", makers.hello(0, 2)))
     for second in range(5):  # the other one comes back later
         if second == 4:
             desk.receive(1, makers.beat(0, 0, 4))
-        desk.effects += desk.ledger.handle(Received(b"again", makers.beat(0, 0, second)), desk.now)
+        desk.handle(Received(b"again", makers.beat(0, 0, second)))
         desk.wait(1)
         assert run.ranks[1].state is RankState.RUNNING
     assert desk.sent(0, wire.Abort) == []
@@ -815,9 +814,9 @@ def test_a_run_whose_ranks_come_back_goes_on() -> None:
     desk.disconnect(0)
     desk.wait(5)
     assert desk.reports[-1].outcome is Outcome.LOST
-    desk.effects += desk.ledger.handle(Received(b"again", makers.hello(0, 1)), desk.now)
+    desk.handle(Received(b"again", makers.hello(0, 1)))
     (run,) = desk.ledger.runs.values()
     assert not run.over
-    desk.effects += desk.ledger.handle(Received(b"again", wire.Bye(1, "finished", "")), desk.now)
+    desk.handle(Received(b"again", wire.Bye(1, "finished", "")))
     desk.wait(1)
     assert [report.outcome.value for report in desk.reports[-1:]] == ["finished"]

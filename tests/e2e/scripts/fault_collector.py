@@ -1,4 +1,4 @@
-"""``rankwatch``, which also notes in the file ``FAULT_NOTES`` each HELLO and BEAT that comes, and each batch it records."""
+"""``rankwatch``, which also notes in the file ``FAULT_NOTES`` each HELLO and BEAT that comes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import os
 import sys
 
 from rankwatch import wire
-from rankwatch.frame import BatchSummary, FrameTable
 from rankwatch_monitor.cli import main
 from rankwatch_monitor.effects import Effect
 from rankwatch_monitor.ledger import Event, Ledger, Received
-from rankwatch_monitor.rank_record import RankRecord
 
 
 def note(kind: str, *fact: object) -> None:
@@ -19,12 +17,7 @@ def note(kind: str, *fact: object) -> None:
         notes.write(json.dumps([kind, os.getpid(), *fact]) + "\n")
 
 
-take, handle = RankRecord.take, Ledger.handle
-
-
-def noted_take(self: RankRecord, part: BatchSummary, table: FrameTable) -> None:
-    note("batch", self.hello.restart, self.hello.rank, part.batch)
-    take(self, part, table)
+handle = Ledger.handle
 
 
 def noted_handle(self: Ledger, event: Event, now: float) -> list[Effect]:
@@ -36,7 +29,6 @@ def noted_handle(self: Ledger, event: Event, now: float) -> list[Effect]:
     return handle(self, event, now)
 
 
-RankRecord.take = noted_take  # type: ignore[method-assign]
 Ledger.handle = noted_handle  # type: ignore[method-assign]
 
 if __name__ == "__main__":

@@ -1,0 +1,214 @@
+"""Batch parts of many ranks -> one digest per rank, and the envelope over the ranks. Pure; the only file with NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from rankwatch.frame import DTYPE_MAX, BatchSummary, FrameTable, State
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+DIGEST = np.dtype(
+    [
+        ("rank", "<u4"),
+        ("batch", "<i8"),
+        ("headroom", "<f4"),
+        ("bad", "<u4"),
+        ("row", "<u4"),
+        ("bad_row", "<u4"),
+        ("table", "<u4"),
+        ("first_frame", "<u4"),
+        ("frames", "<u4"),
+        ("seq", "<i8"),
+        ("step", "<i8"),
+        ("started", "<f8"),
+        ("ended", "<f8"),
+    ]
+)
+"""What is kept of every part of every batch of every rank.
+
+``headroom`` is how many times the finite reading that comes nearest to its dtype's largest number could double before it
+reached it (inf: all are zero), and ``row`` is that reading's; ``bad`` counts the inf and nan readings and ``bad_row`` is the
+first of them, or NO_ROW. ``table`` is the number of the frame table in the store.
+"""
+
+NO_ROW = 0xFFFFFFFF
+
+STACKED = 256
+"""Parts looked at in one go, so that working memory does not grow with the world."""
+
+# Where ranks differ, the state that matters most is the envelope's. As bytes, for bytes.translate() is the fastest there is.
+_WORST_LAST = (
+    State.NONE, State.NOT_A_TENSOR, State.UNMATERIALISED, State.EMPTY, State.NOT_FLOAT, State.FINITE, State.INF, State.NAN,
+)  # fmt: skip
+_WEIGHT = bytes(_WORST_LAST.index(State(value)) if value < len(State) else 0 for value in range(256))
+_OF_WEIGHT = np.array(_WORST_LAST, np.uint8)
+
+
+class Part(NamedTuple):
+    """A part of a batch, and whose."""
+
+    rank: int
+    seq: int
+    summary: BatchSummary
+
+
+class Columns:
+    """What there is to know of a frame table's rows; ``number`` is the table's in the store."""
+
+    def __init__(self, number: int, table: FrameTable) -> None:
+        self.number = number
+        self.rows, self.frames = table.rows, len(table.specs)
+        self.dtype = np.dtype(f"<{table.typecode}")
+        rows = [row for spec in table.specs for row in spec.readings]
+        self.limits = np.array([_limit_of(row.dtype) for row in rows], np.float64)
+        """The largest number of each row's dtype; inf for what has none that is known, which so never comes near it."""
+
+
+class Envelope(NamedTuple):
+    """Over the ranks, for each row: the smallest abs min, the largest abs max, the worst state, and the rank that has it.
+
+    Where no rank has a number, low and high are 0.
+    """
+
+    ranks: int
+    low: Array
+    high: Array
+    low_rank: Array
+    high_rank: Array
+    state: Array
+    state_rank: Array
+
+    def pack(self) -> bytes:
+        return b"".join(column.tobytes() for column in self[1:])
+
+    @classmethod
+    def unpack(cls, ranks: int, body: bytes, columns: Columns) -> Envelope:
+        """Raises ValueError when ``body`` does not fit the table."""
+        layout = (columns.dtype, columns.dtype, np.dtype("<u4"), np.dtype("<u4"), np.dtype("u1"), np.dtype("<u4"))
+        arrays, start = [], 0
+        for dtype in layout:
+            arrays.append(np.frombuffer(body, dtype, columns.rows, start))
+            start += columns.rows * dtype.itemsize
+        if start != len(body):
+            raise ValueError(f"an envelope of {len(body)} bytes instead of {start}")
+        return cls(ranks, *arrays)
+
+    def merge(self, other: Envelope) -> Envelope:
+        """The envelope over the ranks of both."""
+        mine = _weights(self.state.tobytes()) >= _weights(other.state.tobytes())
+        has, other_has = self.low_rank != NO_ROW, other.low_rank != NO_ROW
+        low = has & (~other_has | (self.low <= other.low))
+        high = has & (~other_has | (self.high >= other.high))
+        return Envelope(
+            self.ranks + other.ranks,
+            np.where(low, self.low, other.low),
+            np.where(high, self.high, other.high),
+            np.where(low, self.low_rank, other.low_rank),
+            np.where(high, self.high_rank, other.high_rank),
+            np.where(mine, self.state, other.state),
+            np.where(mine, self.state_rank, other.state_rank),
+        )
+
+
+def summarise(parts: Sequence[Part], columns: Columns) -> tuple[Array, Envelope]:
+    """The digests (a DIGEST array in the order of ``parts``) and the envelope of parts of one batch.
+
+    Args:
+        parts: all with the same batch and first frame, and fitting the table of ``columns``; at least one.
+    """
+    digests = np.zeros(len(parts), DIGEST)
+    envelope: Envelope | None = None
+    for start in range(0, len(parts), STACKED):
+        stacked = parts[start : start + STACKED]
+        lows, highs, states = _stack(stacked, columns)
+        ranks = np.array([part.rank for part in stacked], np.uint32)
+        _digest(digests[start : start + STACKED], stacked, ranks, highs, states, columns)
+        piece = _envelop(ranks, lows, highs, states)
+        envelope = piece if envelope is None else envelope.merge(piece)
+    assert envelope is not None
+    return digests, envelope
+
+
+def pack_digests(digests: Array) -> bytes:
+    """Column after column, so that a reader of few columns reads few pages."""
+    return b"".join(np.ascontiguousarray(digests[name]).tobytes() for name in DIGEST.names or ())
+
+
+def unpack_digests(body: bytes) -> Array:
+    """Raises ValueError when ``body`` is not made of whole digests."""
+    count, rest = divmod(len(body), DIGEST.itemsize)
+    if rest:
+        raise ValueError(f"digests of {len(body)} bytes are not whole ones of {DIGEST.itemsize}")
+    digests = np.zeros(count, DIGEST)
+    start = 0
+    for name in DIGEST.names or ():
+        digests[name] = np.frombuffer(body, DIGEST[name], count, start)
+        start += count * DIGEST[name].itemsize
+    return digests
+
+
+def _limit_of(dtype: str) -> float:
+    return DTYPE_MAX.get({"complex64": "float32", "complex128": "float64"}.get(dtype, dtype), np.inf)
+
+
+def _stack(parts: Sequence[Part], columns: Columns) -> tuple[Array, Array, Array]:
+    """Abs min, abs max and states of the parts, each of shape (parts, rows)."""
+    shape = len(parts), columns.rows
+    lows = np.frombuffer(b"".join([part.summary.abs_min for part in parts]), columns.dtype).reshape(shape)
+    highs = np.frombuffer(b"".join([part.summary.abs_max for part in parts]), columns.dtype).reshape(shape)
+    states = np.frombuffer(b"".join([part.summary.states for part in parts]), np.uint8).reshape(shape)
+    return lows, highs, states
+
+
+def _digest(into: Array, parts: Sequence[Part], ranks: Array, highs: Array, states: Array, columns: Columns) -> None:
+    into["rank"] = ranks
+    for name, values in (
+        ("batch", [part.summary.batch for part in parts]),
+        ("seq", [part.seq for part in parts]),
+        ("step", [part.summary.optimizer_step for part in parts]),
+        ("started", [part.summary.started_at for part in parts]),
+        ("ended", [part.summary.ended_at for part in parts]),
+        ("first_frame", [part.summary.first_frame for part in parts]),
+    ):
+        into[name] = values
+    into["table"], into["frames"] = columns.number, columns.frames
+    into["bad_row"] = NO_ROW
+    into["headroom"] = np.inf
+    if not columns.rows:
+        return
+    with np.errstate(divide="ignore", invalid="ignore"):  # inf / inf is of no finite reading; a headroom may be infinite
+        share = np.where(states == State.FINITE, highs / columns.limits, 0.0)
+        into["row"] = worst = share.argmax(axis=1)
+        into["headroom"] = -np.log2(share[np.arange(len(parts)), worst])
+    bad = (states == State.INF) | (states == State.NAN)
+    if bad.any():
+        into["bad"] = bad.sum(axis=1)
+        into["bad_row"] = np.where(bad.any(axis=1), bad.argmax(axis=1), NO_ROW)
+
+
+def _weights(states: bytes) -> Array:
+    return np.frombuffer(states.translate(_WEIGHT), np.uint8)
+
+
+def _envelop(ranks: Array, lows: Array, highs: Array, states: Array) -> Envelope:
+    valid = (states <= State.INF) | (states == State.NOT_FLOAT)
+    if not valid.all():
+        lows = np.where(valid, lows, np.inf)
+        highs = np.where(valid, highs, -1)
+    weights = _weights(states.tobytes()).reshape(states.shape)
+    low_at, high_at, state_at = lows.argmin(axis=0), highs.argmax(axis=0), weights.argmax(axis=0)
+    row = np.arange(lows.shape[1])
+    has = valid.any(axis=0)
+    return Envelope(
+        len(ranks),
+        np.where(has, lows[low_at, row], 0).astype(lows.dtype),
+        np.where(has, highs[high_at, row], 0).astype(highs.dtype),
+        np.where(has, ranks[low_at], NO_ROW).astype("<u4"),
+        np.where(has, ranks[high_at], NO_ROW).astype("<u4"),
+        _OF_WEIGHT[weights[state_at, row]],
+        ranks[state_at],
+    )

@@ -1,0 +1,148 @@
+"""The thread that puts runs on record, so that no message waits for the disk.
+
+What cannot be recorded is told once and forgone: detection and abort never depend on the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rankwatch import __version__, wire
+
+from .journal import Closed, Entry, Trained
+from .store import FILE, Limits, Store, StoreError
+
+log = logging.getLogger(__name__)
+
+COMMIT_INTERVAL = 0.25
+"""Seconds that batches wait for others, to be written together. All else is written at once."""
+
+MAX_WAITING = 256 * 2**20
+"""Bytes of batches that may wait for the disk; further ones are not recorded."""
+
+LAST_WRITES = 5.0
+"""Seconds that the last entries have, at the end, to be written."""
+
+
+class Recorder:
+    """Writes each run's record into its folder.
+
+    Args:
+        folder: the folder of all runs.
+        wake: called, in the recorder's thread, when ``stored`` has something to tell.
+        limits: what is kept of each run.
+        meta: what is written into every record about where it comes from.
+    """
+
+    def __init__(self, folder: Path, wake: Callable[[], None], limits: Limits, **meta: str) -> None:
+        self._folder = folder
+        self._wake = wake
+        self._limits = limits
+        self._meta = {"rankwatch": __version__, **meta}
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[str, Sequence[Entry], Mapping[int, int]]] = []
+        self._waiting_bytes = 0
+        self._is_urgent = False
+        self._is_closing = False
+        self._stored: dict[str, dict[int, int]] = {}
+        self._overflowing: set[str] = set()
+        self._stores: dict[str, Store | None] = {}
+        """None: this run goes on without a record."""
+        self._thread = threading.Thread(target=self._run, name="rankwatch-recorder", daemon=True)
+        self._thread.start()
+
+    def keep(self, run: str, entries: Sequence[Entry]) -> None:
+        """Takes entries of a run to be written, in the order of the calls."""
+        size = sum(map(_size, entries))
+        seqs = {e.rank: e.fact.seq for e in entries if isinstance(e.fact, (Trained, wire.Sequenced))}
+        with self._changed:
+            if size and self._waiting_bytes + size > MAX_WAITING:
+                self._note_forgone(run)
+                entries = [entry for entry in entries if not isinstance(entry.fact, Trained)]
+                size = 0
+            self._waiting.append((run, entries, seqs))
+            self._waiting_bytes += size
+            urgent = not all(isinstance(entry.fact, Trained) for entry in entries)
+            if urgent > self._is_urgent or len(self._waiting) == 1:
+                self._is_urgent |= urgent
+                self._changed.notify()
+
+    def stored(self) -> dict[str, dict[int, int]]:
+        """By run and rank: the numbers up to which its messages are on record, where that has changed since the last call."""
+        with self._changed:
+            stored, self._stored = self._stored, {}
+        return stored
+
+    def close(self) -> None:
+        """Writes what waits, and ends."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(LAST_WRITES)
+        if self._thread.is_alive():
+            log.error("the disk did not take the last entries of the record within %g s", LAST_WRITES)
+
+    def _note_forgone(self, run: str) -> None:
+        if run not in self._overflowing:
+            self._overflowing.add(run)
+            log.error("the disk is too slow: batches of run %s are missing in its record", run)
+
+    def _run(self) -> None:
+        while taken := self._take():
+            by_run: dict[str, list[Entry]] = {}
+            for run, entries, _ in taken:
+                by_run.setdefault(run, []).extend(entries)
+            for run, of_run in by_run.items():
+                self._write(run, of_run)
+            with self._changed:
+                self._waiting_bytes -= sum(_size(entry) for of_run in by_run.values() for entry in of_run)
+                for run, _, seqs in taken:
+                    self._stored.setdefault(run, {}).update(seqs)
+            self._wake()
+        for store in self._stores.values():
+            if store is not None:
+                _close(store)
+
+    def _take(self) -> list[tuple[str, Sequence[Entry], Mapping[int, int]]]:
+        """What waits, once there is something; empty at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            self._changed.wait_for(lambda: self._is_urgent or self._is_closing, COMMIT_INTERVAL)
+            taken, self._waiting, self._is_urgent = self._waiting, [], False
+        return taken
+
+    def _write(self, run: str, entries: Sequence[Entry]) -> None:
+        try:
+            if run not in self._stores:
+                self._stores[run] = Store(self._folder / run / FILE, self._limits)
+            store = self._stores[run]
+            if store is None:
+                return
+            store.write(entries, time.time(), run=run, **self._meta)
+            if any(isinstance(entry.fact, Closed) for entry in entries):
+                _close(store)
+                del self._stores[run]
+        except Exception as error:
+            self._stores[run] = None
+            if isinstance(error, StoreError):
+                log.error("cannot write %s; run %s goes on without it", error, run)
+            else:
+                log.exception("an error of ours while run %s was recorded; it goes on without a record", run)
+
+
+def _close(store: Store) -> None:
+    try:
+        store.close()
+    except StoreError as error:
+        log.error("cannot close %s", error)
+
+
+def _size(entry: Entry) -> int:
+    if not isinstance(entry.fact, Trained):
+        return 0
+    summary = entry.fact.summary
+    return len(summary.abs_min) + len(summary.abs_max) + len(summary.states)

@@ -1,0 +1,360 @@
+"""The record of one run: an SQLite database (WAL) in its folder, ``run.db``. The only file that imports sqlite3.
+
+    meta       whose the record is
+    events     every fact that is no batch (journal.py), in the order in which they came; replaying them gives the verdict
+    tables     the frame tables, numbered from 1
+    digests    segments of digests (digest.py), in the order in which the parts came
+    envelopes  one for each part of a batch and frame table
+    summaries  parts of batches as the ranks sent them: abs min, abs max and states, one after the other
+
+One process writes; any number may read meanwhile. Every write is one transaction. What is kept is bounded by ``Limits``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+
+from rankwatch import wire
+from rankwatch.errors import ProtocolError
+from rankwatch.frame import BatchSummary, FrameTable
+
+from . import journal
+from .digest import DIGEST, Array, Columns, Envelope, Part, pack_digests, summarise, unpack_digests
+from .journal import Entry, Fact, Progress, Trained
+from .report.data import Outcome, RankState
+
+SCHEMA = 1
+"""PRAGMA user_version of the files written here; those of a newer one are refused."""
+
+FILE = "run.db"
+
+SEGMENT = 4096
+"""Digests in a segment: enough to read them fast, few enough to write the last one again with every transaction."""
+
+KEPT_TABLES = 64
+"""Frame tables held in memory."""
+
+LAST_PARTS = 4
+"""Parts of batches that tell how far a rank had come, and what its batches are made of."""
+
+MAX_PARAMETERS = 999
+"""In a statement, whatever SQLite this is."""
+
+BUSY_TIMEOUT = 2.0
+"""Seconds that a write waits for a reader who has locked the file."""
+
+Row: TypeAlias = tuple[Any, ...]
+
+_CREATE = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY, time REAL NOT NULL, now REAL NOT NULL, rank INTEGER NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL
+);
+CREATE TABLE tables (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, body BLOB NOT NULL);
+CREATE TABLE digests (
+    id INTEGER PRIMARY KEY, first_batch INTEGER NOT NULL, last_batch INTEGER NOT NULL, count INTEGER NOT NULL, body BLOB NOT NULL
+);
+CREATE TABLE envelopes (
+    batch INTEGER NOT NULL, first_frame INTEGER NOT NULL, tbl INTEGER NOT NULL, ranks INTEGER NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (batch, first_frame, tbl)
+);
+CREATE TABLE summaries (
+    batch INTEGER NOT NULL, rank INTEGER NOT NULL, first_frame INTEGER NOT NULL, tbl INTEGER NOT NULL, traced INTEGER NOT NULL,
+    body BLOB NOT NULL, PRIMARY KEY (batch, rank, first_frame)
+);
+"""
+
+_OWN: dict[str, type[journal.OwnEvent]] = {
+    cls.__name__.lower(): cls
+    for cls in (
+        journal.Opened, journal.Left, journal.Waited, journal.CommandEnded, journal.Decided, journal.Closed,
+    )
+}  # fmt: skip
+
+
+class StoreError(Exception):
+    """A record cannot be read or written; the text says which and why."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """What is kept of a run, in bytes on disk and in rows; the oldest goes first.
+
+    ``summaries``: those of traced batches go last. ``batch``: bytes of summaries of one batch of all ranks beyond which only
+    those of each second batch are kept, of each fourth, and so on; those of traced ones always are. ``envelopes``: when they
+    are over it, those of every second batch of the older half go, and again, so that the older they are the wider apart they
+    lie. ``tables``: batches of further ones are kept as digests alone. ``events``: beyond so many, notices are not recorded.
+    """
+
+    digests: int = 1 << 29
+    envelopes: int = 1 << 29
+    summaries: int = 1 << 30
+    batch: int = 2 * 2**20
+    tables: int = 1 << 27
+    events: int = 1_000_000
+
+
+class Store:
+    """A record that is written to; every method in one thread.
+
+    Args:
+        path: the database file; its folder exists. A record that is there is gone on with.
+        limits: what is kept.
+
+    Raises (as every method does):
+        StoreError: it cannot be read or written.
+    """
+
+    def __init__(self, path: Path, limits: Limits = Limits()) -> None:
+        self._path = path
+        self._limits = limits
+        self._tables: dict[str, Columns] = {}
+        with self._explained():
+            self._database = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            # After a power failure the last transactions may be missing; a killed process loses nothing.
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            if _version(self._database) == 0:
+                self._database.executescript(f"BEGIN; {_CREATE} PRAGMA user_version = {SCHEMA}; COMMIT")
+            self._events = self._one("SELECT COUNT(*) FROM events")
+            opened = self._one("SELECT body FROM events ORDER BY id LIMIT 1")
+            self._world_size = json.loads(opened)["world_size"] if opened else 1
+            self._bytes = {
+                name: self._one(f"SELECT TOTAL(LENGTH(body)) FROM {name}") for name in ("summaries", "envelopes", "tables")
+            }
+            last = self._database.execute("SELECT id, body FROM digests ORDER BY id DESC LIMIT 1").fetchone()
+            self._segment_id: int = last[0] if last else 1
+            self._segment: Array = unpack_digests(last[1]) if last else np.zeros(0, DIGEST)
+
+    def write(self, entries: Sequence[Entry], time: float, **meta: str) -> None:
+        """Puts entries on record, all or none; ``time`` is Unix seconds; ``meta`` is what there is to say of the record."""
+        with self._explained(), self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            for name, value in meta.items():
+                self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+            self._write_events([entry for entry in entries if not isinstance(entry.fact, Trained)], time)
+            self._write_batches([(entry.rank, entry.fact) for entry in entries if isinstance(entry.fact, Trained)])
+            self._trim()
+
+    def close(self) -> None:
+        """Leaves one file behind, where no reader is in the way."""
+        with self._explained():
+            self._database.close()
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def _write_events(self, entries: Sequence[Entry], time: float) -> None:
+        rows: list[Row] = []
+        for entry in entries:
+            if self._events + len(rows) >= self._limits.events and isinstance(entry.fact, wire.Noticed):
+                continue
+            if isinstance(entry.fact, journal.Opened):
+                self._world_size = entry.fact.world_size
+            rows.append((time, entry.now, entry.rank, *_encode(entry.fact)))
+        self._insert("INSERT INTO events (time, now, rank, kind, body) VALUES", rows)
+        self._events += len(rows)
+
+    def _write_batches(self, parts: Sequence[tuple[int, Trained]]) -> None:
+        if not parts:
+            return
+        digests: list[Array] = []
+        envelopes: list[Row] = []
+        summaries: list[Row] = []
+        for (_, batch, first_frame), same in groupby(sorted(parts, key=_sameness), _sameness):
+            group = list(same)
+            columns = self._columns(group[0][1].table)
+            made, envelope = summarise([Part(rank, trained.seq, trained.summary) for rank, trained in group], columns)
+            digests.append(made)
+            if not columns.number:
+                continue
+            place = batch, first_frame, columns.number
+            if (before := self._envelope(place, columns)) is not None:
+                self._bytes["envelopes"] -= len(before.pack())
+                envelope = before.merge(envelope)
+            envelopes.append((*place, envelope.ranks, envelope.pack()))
+            keeps_all = batch % self._distance(columns) == 0
+            summaries += (
+                (batch, rank, first_frame, columns.number, part.summary.traced, _body(part.summary))
+                for rank, part in group
+                if keeps_all or part.summary.traced
+            )
+        self._write_digests(np.concatenate(digests))
+        self._insert("INSERT OR REPLACE INTO envelopes VALUES", envelopes)
+        self._insert("INSERT OR REPLACE INTO summaries VALUES", summaries)
+        self._bytes["envelopes"] += sum(len(row[-1]) for row in envelopes)
+        self._bytes["summaries"] += sum(len(row[-1]) for row in summaries)
+
+    def _write_digests(self, digests: Array) -> None:
+        while len(digests):
+            room = SEGMENT - len(self._segment)
+            self._segment, digests = np.concatenate([self._segment, digests[:room]]), digests[room:]
+            batches = self._segment["batch"]
+            row = self._segment_id, int(batches.min()), int(batches.max()), len(self._segment), pack_digests(self._segment)
+            self._database.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)", row)
+            if len(self._segment) == SEGMENT:
+                self._segment_id, self._segment = self._segment_id + 1, self._segment[:0]
+
+    def _columns(self, table: FrameTable) -> Columns:
+        """Those of a frame table; numbered 0 where the record has no room for it."""
+        columns = self._tables.pop(table.id, None)
+        if columns is None:
+            number = self._one("SELECT number FROM tables WHERE id = ?", table.id)
+            if not number:
+                body = wire.encode(wire.Table(table))
+                if self._bytes["tables"] + len(body) <= self._limits.tables:
+                    self._bytes["tables"] += len(body)
+                    number = self._database.execute(
+                        "INSERT INTO tables (id, body) VALUES (?, ?)", (table.id, body)
+                    ).lastrowid
+            columns = Columns(number or 0, table)
+        self._tables[table.id] = columns  # the one that was used longest ago goes first
+        if len(self._tables) > KEPT_TABLES:
+            del self._tables[next(iter(self._tables))]
+        return columns
+
+    def _envelope(self, place: tuple[int, int, int], columns: Columns) -> Envelope | None:
+        query = "SELECT ranks, body FROM envelopes WHERE batch = ? AND first_frame = ? AND tbl = ?"
+        row = self._database.execute(query, place).fetchone()
+        return Envelope.unpack(row[0], row[1], columns) if row else None
+
+    def _distance(self, columns: Columns) -> int:
+        """Summaries are kept of each so many-th batch."""
+        size = columns.rows * (2 * columns.dtype.itemsize + 1) * self._world_size
+        return 1 << (max(1, -(-size // self._limits.batch)) - 1).bit_length()
+
+    def _insert(self, statement: str, rows: Sequence[Row]) -> None:
+        # Many rows in a statement: with each statement the thread gives up the interpreter, and it is long until its next turn.
+        step = MAX_PARAMETERS // len(rows[0]) if rows else 1
+        for start in range(0, len(rows), step):
+            some = rows[start : start + step]
+            places = ", ".join([f"({', '.join('?' * len(some[0]))})"] * len(some))
+            self._database.execute(f"{statement} {places}", [value for row in some for value in row])
+
+    # --- keeping within the limits --------------------------------------------------------------------------------
+
+    def _trim(self) -> None:
+        while self._bytes["summaries"] > self._limits.summaries:
+            for kind in ("traced = 0", "1"):
+                middle = self._one(f"SELECT (MIN(batch) + MAX(batch)) / 2 FROM summaries WHERE {kind}")
+                if middle is not None and self._bytes["summaries"] > self._limits.summaries:
+                    self._delete("summaries", f"{kind} AND batch <= {middle}")
+        while self._bytes["envelopes"] > self._limits.envelopes:
+            batches = [row[0] for row in self._database.execute("SELECT DISTINCT batch FROM envelopes ORDER BY batch")]
+            for batch in batches[1 : len(batches) // 2 : 2] or batches:
+                self._delete("envelopes", f"batch = {batch}")
+        kept = max(1, self._limits.digests // (SEGMENT * DIGEST.itemsize))
+        self._database.execute("DELETE FROM digests WHERE id <= ?", (self._segment_id - kept,))
+
+    def _delete(self, table: str, condition: str) -> None:
+        self._bytes[table] -= self._one(f"SELECT TOTAL(LENGTH(body)) FROM {table} WHERE {condition}")
+        self._database.execute(f"DELETE FROM {table} WHERE {condition}")
+
+    def _one(self, query: str, *values: object) -> Any:
+        """The first column of the first row, or None."""
+        row = self._database.execute(query, values).fetchone()
+        return row[0] if row else None
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError, ValueError) as error:
+            raise StoreError(f"the record {self._path}: {error}") from error
+
+
+class Record(NamedTuple):
+    """A run's record as it was when it was read: its entries but for batches, and how far its ranks had come."""
+
+    entries: list[Entry]
+    progress: list[Progress]
+
+
+def read(path: Path) -> Record:
+    """The record in this file. Raises StoreError when there is none that can be read."""
+    with _reading(path) as database:
+        rows = database.execute("SELECT now, rank, kind, body FROM events ORDER BY id")
+        entries = [Entry(now, rank, _decode(kind, body)) for now, rank, kind, body in rows]
+        return Record(entries, _progress(database, {entry.rank for entry in entries} - {journal.NO_RANK}))
+
+
+def read_digests(path: Path) -> Array:
+    """All digests of the record in this file, in the order in which the parts came. Raises StoreError."""
+    with _reading(path) as database:
+        segments = [unpack_digests(body) for (body,) in database.execute("SELECT body FROM digests ORDER BY id")]
+        return np.concatenate([np.zeros(0, DIGEST), *segments])
+
+
+def is_unfinished(path: Path, collector: str) -> bool:
+    """Whether this is the record of a run that this collector's ranks may still come back to. Raises StoreError."""
+    with _reading(path) as database:
+        owner = database.execute("SELECT value FROM meta WHERE name = 'collector'").fetchone()
+        last = database.execute("SELECT kind FROM events WHERE kind IN ('hello', 'closed') ORDER BY id DESC").fetchone()
+        return bool(owner == (collector,) and last == ("hello",))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=BUSY_TIMEOUT, uri=True)) as database:
+            if _version(database) == 0:
+                raise ValueError("nothing was written to it yet")
+            yield database
+    except (sqlite3.Error, OSError, ValueError, LookupError, TypeError, ProtocolError) as error:
+        raise StoreError(f"the record {path}: {error}") from error
+
+
+def _progress(database: sqlite3.Connection, ranks: set[int]) -> list[Progress]:
+    """The last LAST_PARTS parts of each rank, oldest first."""
+    found: dict[int, list[Progress]] = {rank: [] for rank in ranks}
+    missing = ranks
+    for (body,) in database.execute("SELECT body FROM digests ORDER BY id DESC"):
+        digests = unpack_digests(body)
+        for digest in digests[np.isin(digests["rank"], list(missing))][::-1][list(Progress._fields)].tolist():
+            if len(of_rank := found[digest[0]]) < LAST_PARTS:
+                of_rank.append(Progress(*digest))
+        missing = {rank for rank in missing if len(found[rank]) < LAST_PARTS}
+        if not missing:
+            break
+    return [part for parts in found.values() for part in reversed(parts)]
+
+
+def _version(database: sqlite3.Connection) -> int:
+    version: int = database.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA:
+        raise ValueError(f"written by a newer rankwatch (schema {version}, known here up to {SCHEMA}): use that one")
+    return version
+
+
+def _sameness(part: tuple[int, Trained]) -> tuple[str, int, int]:
+    summary = part[1].summary
+    return summary.table_id, summary.batch, summary.first_frame
+
+
+def _body(summary: BatchSummary) -> bytes:
+    return summary.abs_min + summary.abs_max + summary.states
+
+
+def _encode(fact: Fact) -> tuple[str, str | bytes]:
+    """The kind of a fact and its body: the wire's bytes of a message, JSON of what is the collector's own."""
+    kind = type(fact).__name__.lower()
+    return kind, json.dumps(dataclasses.asdict(fact)) if kind in _OWN else wire.encode(cast(wire.Message, fact))
+
+
+def _decode(kind: str, body: str | bytes) -> Fact:
+    """Raises ValueError, KeyError, TypeError or ProtocolError when it is no fact of this kind."""
+    if isinstance(body, bytes):
+        return wire.decode(body)
+    fields = json.loads(body)
+    for name, cls in (("state", RankState), ("outcome", Outcome)):
+        if name in fields:
+            fields[name] = cls(fields[name])
+    return _OWN[kind](**fields)

@@ -1,0 +1,452 @@
+"""What one collector bears: a real ``rankwatch collector`` on one core, and simulated ranks over real sockets on the others.
+
+    python tests/benchmarks/load.py [--ranks 64,1024,4096,16384] [--seconds 60] [--json FILE]
+
+Every rank is a DEALER with keys of its own connection that says HELLO, sends its frame table, and then each second one batch
+(1,000 readings) and each heartbeat a BEAT, as an agent does; some processes hold them all. Beside them
+  - a probe rank (a run of its own) asks for a receipt every 50 ms: "latency" is how long its BEAT waits for its ACK;
+  - small runs of 8 ranks trip one after another: "TRIP to ABORT" and "TRIP to last ACK" are what the tripping rank and the last
+    rank see; at the end one rank of the large run trips, and all of its ranks are told.
+For each size it prints messages per second, the collector's CPU (100 % is one core, its I/O thread included), its memory
+when the load began, in the middle and at the end, and those latencies. "behind" counts sends that found no room.
+
+"flood" is the same batches sent as fast as they are taken, by the same processes to the collector and then to a bare ROUTER
+(CURVE as well, messages received and dropped): the rate of the one by that of the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
+
+import zmq
+
+import makers
+from jobs import environment
+from rankwatch import connection as connections
+from rankwatch import sockets, wire
+from rankwatch.connection import Connection
+from rankwatch.frame import BatchSummary, FrameSpec, FrameTable, Kind, Position, ReadingSpec, pack
+
+ROWS = 1000
+VARIANTS = 8
+"""Different readings among the ranks; a rank's messages differ from those of another in nothing else."""
+
+MODULES = [
+    FrameSpec(f"layers.{index}", "Linear", tuple(ReadingSpec(kind, label, "float32") for kind, label in rows))
+    for index, rows in enumerate(
+        [[(Kind.PARAMETER, "weight"), (Kind.PARAMETER, "bias"), (Kind.INPUT, "input[0]"), (Kind.OUTPUT, "output")]]
+        * (ROWS // 4)
+    )
+]
+TABLE = FrameTable(tuple(MODULES))
+TRIPS = 100
+TRIP_RANKS = 8
+PROBE_PAUSE = 0.05
+PACE = 0.005
+"""Seconds between bursts of a process that simulates ranks."""
+
+
+def batch_messages(batch: int) -> list[bytes]:
+    """A batch of every variant of ranks."""
+    made = []
+    for variant in range(VARIANTS):
+        column = pack("f", [1.0 + (row * (variant + 1) + batch) % 97 for row in range(ROWS)])
+        summary = BatchSummary(batch, 0, batch, time.time(), time.time(), False, TABLE.id, column, column, bytes(ROWS))
+        made.append(wire.encode(wire.Batch(batch + 1, summary)))
+    return made
+
+
+class Ranks:
+    """Some ranks of a run, each with a socket, in this process."""
+
+    def __init__(self, connection: Connection, job: str, world_size: int, numbers: range) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.context.set(zmq.MAX_SOCKETS, sockets.MAX_PEERS)
+        self.numbers = numbers
+        self.behind = 0
+        self.heartbeat = 1.0
+        self._flooded = 0
+        self.sockets = []
+        self._hellos = [
+            wire.encode(makers.hello(number, world_size, job=job, incarnation=f"{job}-{number}-{os.getpid()}"))
+            for number in numbers
+        ]
+        self.sockets = [sockets.dealer(self.context, connection) for _ in numbers]
+
+    def connect(self) -> None:
+        """Returns when all are welcome and have sent their frame table."""
+        table = wire.encode(wire.Table(TABLE))
+        waiting, said = set(range(len(self.sockets))), set()
+        while waiting:
+            for index in list(waiting):
+                if index not in said and self.send(index, self._hellos[index], required=False):
+                    said.add(index)
+                for message in self.receive(index):
+                    if isinstance(message, wire.Welcome):
+                        self.heartbeat = message.heartbeat
+                        waiting.discard(index)
+                        self.send(index, table)
+            time.sleep(0.001)
+
+    def send(self, index: int, message: bytes, *, required: bool = True) -> bool:
+        try:
+            self.sockets[index].send(message, zmq.NOBLOCK)
+        except zmq.Again:
+            self.behind += required
+            return False
+        return True
+
+    def receive(self, index: int) -> Iterator[wire.Message]:
+        while True:
+            try:
+                yield wire.decode(self.sockets[index].recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+
+    def train(self, begin: float, batches: int) -> None:
+        """One batch a second from ``begin`` (Unix seconds) on, the ranks evenly spread over the second, and their beats."""
+        count = len(self.sockets)
+        beats_per_batch = 1.0 / self.heartbeat
+        for batch in range(batches):
+            messages = batch_messages(batch)
+            beat = wire.encode(wire.Beat(Position(batch, 0, len(MODULES)), "backward", 1, 0, time.time()))
+            done = 0
+            while done < count:
+                due = min(count, int((time.time() - begin - batch) * count) + 1)
+                for index in range(done, due):
+                    self.send(index, messages[self.numbers[index] % VARIANTS])
+                    if int((batch + 1) * beats_per_batch) > int(batch * beats_per_batch):
+                        self.send(index, beat)
+                    for _ in self.receive(index):
+                        pass
+                done = max(done, due)
+                time.sleep(PACE)
+
+    def trip_first(self) -> None:
+        """Rank 0 trips, if it is held here; all others are past that batch."""
+        if 0 in self.numbers:
+            self.send(0, wire.encode(wire.Tripped(1 << 40, makers.trip(at=(0, 0, 0)))))
+
+    def await_abort(self, deadline: float) -> float:
+        """Acknowledges the ABORT on every rank; returns when the last was told (0: not all of them, by ``deadline``)."""
+        waiting = set(range(len(self.sockets)))
+        ack = wire.encode(wire.Ack(0, abort=True))
+        while waiting and time.time() < deadline:
+            for index in list(waiting):
+                for message in self.receive(index):
+                    if isinstance(message, wire.Abort) and index in waiting:
+                        self.send(index, ack)
+                        waiting.discard(index)
+        return 0.0 if waiting else time.time()
+
+    def flood(self, seconds: float) -> int:
+        """Sends batches as fast as they are taken; returns how many."""
+        sent, end = 0, time.time() + seconds
+        while time.time() < end:
+            before = sent
+            self._flooded += 1
+            messages = batch_messages(self._flooded)
+            for index in range(len(self.sockets)):
+                sent += self.send(index, messages[index % VARIANTS], required=False)
+            if sent == before:
+                time.sleep(0.0005)
+        return sent
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+def simulate(pipe: Pipe, path: str, job: str, world_size: int, numbers: range) -> None:
+    """The body of a process that holds ranks: does what the pipe tells, one call after another."""
+    ranks = Ranks(connections.read(Path(path)), job, world_size, numbers)
+    while (call := pipe.recv()) is not None:
+        name, *arguments = call
+        value = getattr(ranks, name)
+        pipe.send(value(*arguments) if callable(value) else value)
+    ranks.close()
+
+
+class Crowd:
+    """Processes that hold the ranks of one run."""
+
+    def __init__(self, path: Path, job: str, world_size: int, cores: list[int], most: int) -> None:
+        count = max(min(len(cores), world_size), -(-world_size // most))
+        spawn = multiprocessing.get_context("spawn")
+        self._pipes, self._processes = [], []
+        for process in range(count):
+            numbers = range(world_size * process // count, world_size * (process + 1) // count)
+            ours, theirs = spawn.Pipe()
+            started = spawn.Process(target=simulate, args=(theirs, str(path), job, world_size, numbers))
+            started.start()
+            os.sched_setaffinity(started.pid or 0, {cores[process % len(cores)]})
+            self._pipes.append(ours)
+            self._processes.append(started)
+
+    def call(self, name: str, *arguments: Any) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send((name, *arguments))
+        return [pipe.recv() for pipe in self._pipes]
+
+    def close(self) -> None:
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            pipe.send(None)
+            process.join()
+
+
+@dataclass
+class Usage:
+    """A process as /proc shows it."""
+
+    pid: int
+
+    def cpu(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self) -> float:
+        """Resident MiB."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+@dataclass
+class Latencies:
+    """Measured beside the load, in a thread of its own; milliseconds."""
+
+    connection: Connection
+    begin: float
+    end: float
+    beat: list[float] = field(default_factory=list)
+    trip_to_abort: list[float] = field(default_factory=list)
+    trip_to_last_ack: list[float] = field(default_factory=list)
+
+    def measure(self) -> None:
+        probe = Ranks(self.connection, "probe", 1, range(1))
+        probe.connect()
+        while time.time() < self.begin:
+            time.sleep(0.01)
+        trips = 0
+        while (now := time.time()) < self.end:
+            probe.send(0, wire.encode(makers.beat(0, 0, 0)))
+            probe.sockets[0].poll(10_000)
+            self.beat.append(1000 * (time.time() - now))
+            for _ in probe.receive(0):
+                pass
+            if trips < TRIPS * (now - self.begin) / (self.end - self.begin):
+                self.trip(f"trip{trips}")
+                trips += 1
+            time.sleep(PROBE_PAUSE)
+        probe.send(0, wire.encode(wire.Bye(1, "finished", "")))
+        probe.close()
+
+    def trip(self, job: str) -> None:
+        ranks = Ranks(self.connection, job, TRIP_RANKS, range(TRIP_RANKS))
+        ranks.connect()
+        for index in range(1, TRIP_RANKS):  # so that all are known to be past it
+            ranks.send(index, wire.encode(makers.beat(1, 0, 0)))
+        ranks.sockets[1].poll(10_000)
+        begun = time.time()
+        ranks.send(0, wire.encode(wire.Tripped(1, makers.trip(at=(0, 0, 0)))))
+        ranks.sockets[0].poll(10_000)
+        self.trip_to_abort.append(1000 * (time.time() - begun))
+        last = ranks.await_abort(time.time() + 10)
+        self.trip_to_last_ack.append(1000 * (last - begun))
+        for index in range(TRIP_RANKS):
+            ranks.send(index, wire.encode(wire.Bye(2, "aborted", "")))
+        ranks.close()
+
+
+@contextmanager
+def collector(folder: Path, core: int, log: Path) -> Iterator[tuple[Usage, Path]]:
+    """A real collector pinned to one core."""
+    path = folder / "connection.json"
+    command = [sys.executable, "-m", "rankwatch_monitor", "collector", "--listen", "tcp://127.0.0.1:0"]
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*command, "--runs-dir", str(folder), "--connection-file", str(path)],
+            env=environment(), stdout=file, stderr=file,
+            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        )  # fmt: skip
+        try:
+            _until(path.exists)
+            yield Usage(process.pid), path
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def bare_router(path: str, core: int, ready: Any) -> None:
+    """A ROUTER that takes what comes and drops it, with CURVE as the collector's."""
+    os.sched_setaffinity(0, {core})
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, sockets.MAX_PEERS)
+    server, client = sockets.new_key_pair(), sockets.new_key_pair()
+    sockets.authenticator(context, lambda key: True)
+    socket, address = sockets.router(context, "tcp://127.0.0.1:0", server)
+    connections.write(Connection(address, server.public, client.public, client.secret, ""), Path(path))
+    ready.set()
+    while True:
+        socket.recv_multipart()
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.01)
+
+
+def quantile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
+
+
+def under_load(world_size: int, seconds: int, cores: list[int], folder: Path) -> dict[str, Any]:
+    """One size of the first table."""
+    with collector(folder, cores[0], folder / "log") as (usage, path):
+        crowd = Crowd(path, "load", world_size, cores[1:] or cores, 4096)
+        try:
+            crowd.call("connect")
+            connected = usage.memory()
+            begin = time.time() + 1
+            latencies = Latencies(connections.read(path), begin, begin + seconds)
+            beside = threading.Thread(target=latencies.measure)
+            beside.start()
+            memory: list[float] = []
+            started: list[float] = []
+
+            def watch() -> None:
+                while time.time() < begin:
+                    time.sleep(0.01)
+                started.append(usage.cpu())
+                while time.time() < begin + seconds:
+                    memory.append(usage.memory())
+                    time.sleep(1)
+
+            watcher = threading.Thread(target=watch)
+            watcher.start()
+            crowd.call("train", begin, seconds)
+            elapsed = time.time() - begin
+            cpu = usage.cpu() - started[0]
+            beside.join()
+            watcher.join()
+            behind = sum(crowd.call("behind"))
+            heartbeat = max(crowd.call("heartbeat"))
+            final = trip_all(crowd)
+        finally:
+            crowd.close()
+    return {
+        "ranks": world_size,
+        "messages/s": world_size * seconds * (1 + 1 / heartbeat) / elapsed,
+        "cpu %": 100 * cpu / elapsed,
+        "seconds": elapsed,
+        "behind": behind,
+        "memory": [connected, memory[len(memory) // 6], memory[len(memory) // 2], memory[-1]],
+        "latency p50": statistics.median(latencies.beat),
+        "latency p99": quantile(latencies.beat, 0.99),
+        "latency last": latencies.beat[-1],
+        "trips": len(latencies.trip_to_abort),
+        "TRIP to ABORT p50": quantile(latencies.trip_to_abort, 0.5),
+        "TRIP to ABORT p99": quantile(latencies.trip_to_abort, 0.99),
+        "TRIP to last ACK p50": quantile(latencies.trip_to_last_ack, 0.5),
+        "TRIP to last ACK p99": quantile(latencies.trip_to_last_ack, 0.99),
+        "all told": final,
+    }
+
+
+def trip_all(crowd: Crowd) -> float:
+    """Milliseconds from a TRIP in the large run to the moment its last rank was told."""
+    begun = time.time()
+    crowd.call("trip_first")
+    last: list[float] = crowd.call("await_abort", begun + 30)
+    return 1000 * (max(last) - begun) if all(last) else float("nan")
+
+
+def flood(world_size: int, seconds: float, cores: list[int], folder: Path) -> dict[str, Any]:
+    """The second table."""
+
+    def rate(path: Path, *, greeted: bool) -> float:
+        crowd = Crowd(path, "flood", world_size, cores[1:] or cores, 4096)
+        try:
+            if greeted:
+                crowd.call("connect")
+            crowd.call("flood", seconds / 4)  # until all that can fill up is full
+            sent: list[int] = crowd.call("flood", seconds)
+            return sum(sent) / seconds
+        finally:
+            crowd.close()
+
+    with collector(folder, cores[0], folder / "log") as (_, path):
+        ours = rate(path, greeted=True)
+    spawn = multiprocessing.get_context("spawn")
+    ready = spawn.Event()
+    bare_path = folder / "bare.json"
+    bare = spawn.Process(target=bare_router, args=(str(bare_path), cores[0], ready), daemon=True)
+    bare.start()
+    ready.wait()
+    theirs = rate(bare_path, greeted=False)
+    bare.terminate()
+    return {"ranks": world_size, "collector": ours, "bare ROUTER": theirs, "ratio": ours / theirs}
+
+
+LOAD_COLUMNS = {
+    "ranks": "{:.0f}", "messages/s": "{:.0f}", "cpu %": "{:.0f}", "seconds": "{:.1f}", "behind": "{}",
+    "latency p50": "{:.1f}", "latency p99": "{:.1f}", "latency last": "{:.1f}",
+    "trips": "{}", "TRIP to ABORT p50": "{:.1f}", "TRIP to ABORT p99": "{:.1f}",
+    "TRIP to last ACK p50": "{:.1f}", "TRIP to last ACK p99": "{:.1f}", "all told": "{:.0f}",
+}  # fmt: skip
+FLOOD_COLUMNS = {"ranks": "{:.0f}", "collector": "{:.0f}", "bare ROUTER": "{:.0f}", "ratio": "{:.2f}"}
+
+
+def show(rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+    """One line for each column, one column for each size."""
+    for name, form in columns.items():
+        print(f"  {name:22}", *(f"{form.format(row[name]):>10}" for row in rows))
+    if "memory" in rows[0]:
+        for index, moment in enumerate(("connected", "warm", "in the middle", "at the end")):
+            print(f"  {'MiB ' + moment:22}", *(f"{row['memory'][index]:10.0f}" for row in rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--ranks", type=lambda text: [int(part) for part in text.split(",")], default=[64, 1024, 4096, 16384]
+    )
+    parser.add_argument("--seconds", type=int, default=60, help="of load at each size")
+    parser.add_argument("--flood", type=int, default=1024, metavar="RANKS", help="ranks of the flood; 0: none")
+    parser.add_argument("--flood-seconds", type=float, default=10)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    print(f"{len(cores)} cores, the collector on one of them; {ROWS} readings a batch, {len(batch_messages(0)[0])} bytes\n")
+    result: dict[str, Any] = {"load": [], "flood": []}
+    for world_size in arguments.ranks:
+        with tempfile.TemporaryDirectory() as folder:
+            result["load"].append(under_load(world_size, arguments.seconds, cores, Path(folder)))
+        show(result["load"][-1:], LOAD_COLUMNS)
+        print(flush=True)
+    if arguments.flood:
+        with tempfile.TemporaryDirectory() as folder:
+            result["flood"].append(flood(arguments.flood, arguments.flood_seconds, cores, Path(folder)))
+        show(result["flood"], FLOOD_COLUMNS)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Digests and envelopes against what plain Python makes of the same readings."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwatch.frame import DTYPE_MAX, BatchSummary, FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
+from rankwatch_monitor import digest
+from rankwatch_monitor.digest import NO_ROW, Columns, Envelope, Part, summarise
+
+DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float64", "complex64", "int64", ""]
+STATES = list(State)
+NUMBERS = {State.FINITE, State.INF, State.NOT_FLOAT}
+WEIGHT = {State.NAN: 3, State.INF: 2, State.FINITE: 1}
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[FrameTable, list[Part], list[list[tuple[float, float, State]]]]:
+    """A frame table, the parts of some ranks, and their readings in plain numbers."""
+    dtypes = draw(st.lists(st.sampled_from(DTYPES), min_size=0, max_size=6))
+    specs = tuple(FrameSpec(f"layer{i}", "L", (ReadingSpec(Kind.OUTPUT, "output", d),)) for i, d in enumerate(dtypes))
+    table = FrameTable(specs)
+    parts, readings = [], []
+    for rank in draw(st.lists(st.integers(0, 50), min_size=1, max_size=7, unique=True)):
+        rows = [draw(_reading(dtype)) for dtype in dtypes]
+        lows, highs = (pack(table.typecode, [row[index] for row in rows]) for index in (0, 1))
+        summary = BatchSummary(7, 0, 3, 1.0, 2.0, False, table.id, lows, highs, bytes(row[2] for row in rows))
+        parts.append(Part(rank, 11, summary))
+        readings.append(rows)
+    return table, parts, readings
+
+
+@st.composite
+def _reading(draw: st.DrawFn, dtype: str) -> tuple[float, float, State]:
+    state = draw(st.sampled_from(STATES))
+    if state is State.NAN:
+        return math.nan, math.nan, state
+    if state not in NUMBERS:
+        return 0.0, 0.0, state
+    most = min(DTYPE_MAX.get(dtype, 2.0**100), 2.0**120)
+    numbers = st.floats(0, most, width=32)
+    low, high = sorted((draw(numbers), draw(numbers)))
+    return low, math.inf if state is State.INF else high, state
+
+
+@given(batches())
+def test_a_digest_names_the_reading_that_is_nearest_to_its_limit_and_the_first_bad_one(
+    batch: tuple[FrameTable, list[Part], list[list[tuple[float, float, State]]]],
+) -> None:
+    table, parts, readings = batch
+    digests, _ = summarise(parts, Columns(5, table))
+    dtypes = [row.dtype for spec in table.specs for row in spec.readings]
+    for part, rows, found in zip(parts, readings, digests, strict=True):
+        assert (found["rank"], found["batch"], found["seq"], found["table"]) == (part.rank, 7, 11, 5)
+        bad = [index for index, row in enumerate(rows) if row[2] in (State.INF, State.NAN)]
+        assert (found["bad"], found["bad_row"]) == (len(bad), bad[0] if bad else NO_ROW)
+        limits = {"complex64": DTYPE_MAX["float32"], **DTYPE_MAX}
+        shares = [
+            high / limits.get(dtype, math.inf) if state is State.FINITE else 0.0
+            for (_, high, state), dtype in zip(rows, dtypes, strict=True)
+        ]
+        worst = max(shares, default=0.0)
+        assert found["headroom"] == pytest.approx(-math.log2(worst) if worst else math.inf, abs=1e-3)
+        assert not worst or shares[found["row"]] == worst
+
+
+@given(batches(), st.integers(1, 3))
+def test_an_envelope_has_each_rows_extremes_and_who_has_them(
+    batch: tuple[FrameTable, list[Part], list[list[tuple[float, float, State]]]], stacked: int
+) -> None:
+    table, parts, readings = batch
+    columns = Columns(1, table)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digest, "STACKED", stacked)  # pieces that are merged tell the same
+        _, envelope = summarise(parts, columns)
+    assert envelope.ranks == len(parts)
+    of_rank = dict(zip((part.rank for part in parts), readings, strict=True))
+    for row in range(table.rows):
+        numbers = {rank: rows[row] for rank, rows in of_rank.items() if rows[row][2] in NUMBERS}
+        if numbers:
+            assert envelope.low[row] == min(low for low, _, _ in numbers.values()) == numbers[envelope.low_rank[row]][0]
+            assert envelope.high[row] == max(high for _, high, _ in numbers.values()) == numbers[envelope.high_rank[row]][1]
+        else:
+            assert (envelope.low_rank[row], envelope.high_rank[row]) == (NO_ROW, NO_ROW)
+        states = {rank: rows[row][2] for rank, rows in of_rank.items()}
+        assert states[envelope.state_rank[row]] == envelope.state[row]
+        assert WEIGHT.get(State(envelope.state[row]), 0) == max(WEIGHT.get(state, 0) for state in states.values())
+    again = Envelope.unpack(envelope.ranks, envelope.pack(), columns)
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(envelope[1:], again[1:], strict=True))
+
+
+def test_digests_and_envelopes_that_are_cut_short_are_told() -> None:
+    table = FrameTable((FrameSpec("a", "A", (ReadingSpec(Kind.OUTPUT, "output", "float32"),)),))
+    with pytest.raises(ValueError, match="whole ones"):
+        digest.unpack_digests(bytes(7))
+    with pytest.raises(ValueError, match=r"an envelope of 22 bytes instead of 21|buffer"):
+        Envelope.unpack(1, bytes(22), Columns(1, table))

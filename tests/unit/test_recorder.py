@@ -1,0 +1,161 @@
+"""The recorder's thread, on a real disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import makers
+from rankwatch import wire
+from rankwatch_monitor import recorder as recorders
+from rankwatch_monitor import store
+from rankwatch_monitor.journal import NO_RANK, Closed, Entry, Opened, Trained
+from rankwatch_monitor.recorder import Recorder
+from rankwatch_monitor.store import FILE, Limits, Store
+
+SOON = 10
+TABLE = makers.table()
+OPENED = Entry(0.0, NO_RANK, Opened("train", 0, 1))
+BYE = Entry(0.0, 0, wire.Bye(100, "finished", ""))
+
+
+def trained(*batches: int) -> list[Entry]:
+    return [Entry(0.0, 0, Trained(batch + 1, makers.summary(batch), TABLE)) for batch in batches]
+
+
+class Bench:
+    """A recorder, and all that it told to be stored."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.told = threading.Condition()
+        self.seqs: dict[str, int] = {}
+        self.recorder = Recorder(folder, self._wake, Limits(), collector="ours")
+
+    def _wake(self) -> None:
+        with self.told:
+            self.seqs.update({run: seqs[0] for run, seqs in self.recorder.stored().items() if seqs})
+            self.told.notify()
+
+    def await_stored(self, run: str, seq: int) -> None:
+        with self.told:
+            assert self.told.wait_for(lambda: self.seqs.get(run) == seq, SOON)
+
+    def recorded(self, run: str = "train-0") -> list[int]:
+        batches: list[int] = store.read_digests(self.folder / run / FILE)["batch"].tolist()
+        return batches
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    (tmp_path / "train-0").mkdir()
+    (tmp_path / "train-1").mkdir()
+    bench = Bench(tmp_path)
+    yield bench
+    bench.recorder.close()
+
+
+@pytest.fixture
+def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[threading.Event, threading.Event]]:
+    """Makes the disk hang: returns what tells that a write has begun, and what lets it go on."""
+
+    def make() -> tuple[threading.Event, threading.Event]:
+        begun, go_on, write = threading.Event(), threading.Event(), Store.write
+
+        def hanging(self: Store, entries: Sequence[Entry], time: float, **meta: str) -> None:
+            begun.set()
+            assert go_on.wait(SOON)
+            write(self, entries, time, **meta)
+
+        monkeypatch.setattr(Store, "write", hanging)
+        return begun, go_on
+
+    return make
+
+
+def test_what_is_told_to_be_stored_is_on_disk(bench: Bench) -> None:
+    bench.recorder.keep("train-0", [OPENED])
+    bench.recorder.keep("train-1", [OPENED])
+    bench.recorder.keep("train-0", trained(0, 1))
+    bench.recorder.keep("train-1", trained(0))
+    bench.await_stored("train-0", 2)
+    bench.await_stored("train-1", 1)
+    assert (bench.recorded("train-0"), bench.recorded("train-1")) == ([0, 1], [0])
+    assert store.is_unfinished(bench.folder / "train-0" / FILE, "ours") is False  # no rank is known
+
+
+def test_batches_wait_for_others_until_something_is_urgent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorders, "COMMIT_INTERVAL", 1e6)
+    bench.recorder.keep("train-0", trained(0))
+    bench.recorder.keep("train-0", [BYE])
+    bench.await_stored("train-0", 100)
+    assert bench.recorded() == [0]
+
+
+def test_a_run_that_is_over_is_closed_and_may_go_on(bench: Bench) -> None:
+    bench.recorder.keep("train-0", [OPENED, Entry(0.0, 0, makers.hello()), *trained(0), BYE, Entry(0.0, NO_RANK, Closed())])
+    bench.await_stored("train-0", 100)
+    assert [path.name for path in (bench.folder / "train-0").iterdir()] == [FILE]
+    bench.recorder.keep("train-0", [Entry(0.0, 0, makers.hello()), *trained(200), BYE])
+    bench.await_stored("train-0", 100)
+    bench.recorder.close()
+    assert bench.recorded() == [0, 200]
+    assert store.is_unfinished(bench.folder / "train-0" / FILE, "ours")
+
+
+def test_what_cannot_be_recorded_is_told_once_and_counts_as_stored(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    for batch in range(3):
+        bench.recorder.keep("no-such-folder", trained(batch))
+        bench.await_stored("no-such-folder", batch + 1)
+    bench.recorder.keep("train-0", [OPENED, *trained(0)])
+    bench.await_stored("train-0", 1)
+    assert bench.recorded() == [0]
+    (line,) = caplog.messages
+    assert "no-such-folder/run.db: unable to open database file; run no-such-folder goes on without it" in line
+
+
+def test_an_error_of_ours_costs_its_run_the_record_and_no_more(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_write_batches", lambda self, parts: 1 / 0)
+        bench.recorder.keep("train-0", trained(0))
+        bench.await_stored("train-0", 1)
+    bench.recorder.keep("train-1", trained(0))
+    bench.await_stored("train-1", 1)
+    assert "an error of ours while run train-0 was recorded; it goes on without a record" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_of_a_disk_that_is_too_slow_batches_are_forgone_and_nothing_else(
+    bench: Bench,
+    hold: Callable[[], tuple[threading.Event, threading.Event]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorders, "MAX_WAITING", 5 * 9 * TABLE.rows)
+    begun, go_on = hold()
+    bench.recorder.keep("train-0", [OPENED])
+    assert begun.wait(SOON)
+    for batch in range(50):
+        bench.recorder.keep("train-0", trained(batch))
+    bench.recorder.keep("train-0", [BYE])
+    go_on.set()
+    bench.await_stored("train-0", 100)
+    assert bench.recorded() == [0, 1, 2, 3, 4]
+    assert store.read(bench.folder / "train-0" / FILE).entries[-1].fact == BYE.fact
+    (line,) = caplog.messages
+    assert line == "the disk is too slow: batches of run train-0 are missing in its record"
+    bench.recorder.keep("train-0", trained(50))
+    bench.await_stored("train-0", 51)
+    assert bench.recorded()[-1] == 50  # it goes on as soon as there is room
+
+
+def test_closing_writes_what_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorders, "COMMIT_INTERVAL", 1e6)
+    bench.recorder.keep("train-0", trained(0, 1, 2))
+    bench.recorder.close()
+    assert bench.recorded() == [0, 1, 2]
