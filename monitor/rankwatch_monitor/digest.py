@@ -37,8 +37,8 @@ first of them, or NO_ROW. ``table`` is the number of the frame table in the stor
 
 NO_ROW = 0xFFFFFFFF
 
-STACKED = 256
-"""Parts looked at in one go, so that working memory does not grow with the world."""
+STACKED = 64
+"""Parts looked at in one go: few enough for the caches, and working memory does not grow with the world."""
 
 # Where ranks differ, the state that matters most is the envelope's. As bytes, for bytes.translate() is the fastest there is.
 _WORST_LAST = (
