@@ -102,7 +102,13 @@ def router(context: zmq.Context[zmq.Socket[bytes]], listen: str, server: KeyPair
 
 def watch_disconnections(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
     """A socket that becomes readable when a connection of ``socket`` ends; see ``next_disconnection``."""
-    return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    address = f"inproc://disconnections-{id(socket)}"
+    socket.monitor(address, zmq.EVENT_DISCONNECTED)
+    monitor = socket.context.socket(zmq.PAIR)
+    # Where there is no room for an event, libzmq waits: in mid-run with all its connections, and at the close for ever.
+    monitor.setsockopt(zmq.RCVHWM, 0)
+    monitor.connect(address)
+    return monitor
 
 
 def next_disconnection(monitor: zmq.Socket[bytes]) -> int | None:

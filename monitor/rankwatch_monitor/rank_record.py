@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankwatch import wire
@@ -10,7 +11,7 @@ from rankwatch.text import describe_position, describe_rank
 from rankwatch.trip import Trip
 
 from .report.data import RankRow, RankState
-from .verdict import Standing, Witness
+from .verdict import Standing, Witness, name_spans
 
 
 @dataclass(slots=True)
@@ -116,3 +117,13 @@ class RankRecord:
             farewell=self.farewell,
             rival=self.rival,
         )
+
+
+def describe_records(records: Sequence[RankRecord]) -> str:
+    """``rank 3 of 8 (node1, local rank 1) is`` or ``ranks 8-15 of 32 (node1) are``: the beginning of a sentence."""
+    if len(records) == 1:
+        return f"{records[0].name} is"
+    hosts = list(dict.fromkeys(record.hello.host for record in records))
+    shown = ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more hosts" if len(hosts) > 4 else "")
+    ranks = name_spans([record.hello.rank for record in records])
+    return f"{ranks} of {records[0].hello.world_size} ({shown}) are"

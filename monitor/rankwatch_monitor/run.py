@@ -21,13 +21,16 @@ from rankwatch.trip import Trip
 from .effects import Effect, Note, Publish, RecordTrace, Send
 from .journal import NO_RANK, Closed, CommandEnded, Decided, Entry, Fact, Left, Opened, Progress, Trained, Waited
 from .notices import Notices
-from .rank_record import RankRecord
+from .rank_record import RankRecord, describe_records
 from .report.data import Outcome, RankRow, RankState, Report
 from .stall import Stall, find_stall
 from .verdict import Verdict, elect, is_waited_for, name_spans
 
 NOBODY = b""
 """The peer of a rank that has yet to connect to this collector."""
+
+MAX_BEATS = 4096
+"""Heartbeats a second of one run."""
 
 MAX_TABLES = 256
 """Frame tables kept per run; the oldest goes first, and a rank that needs it again is asked to send it again."""
@@ -56,10 +59,6 @@ class Options:
     abort_on_stall: bool = False
     job_end_is_told: bool = False
     every: int = 0
-
-    @property
-    def lost_after(self) -> float:
-        return 3 * self.heartbeat
 
 
 @dataclass(slots=True)
@@ -107,6 +106,15 @@ class Run:
         self.tuning = wire.Tune(self.id, every=self.options.every)
         self._note_down(0.0, Opened(self.job, self.restart, self.world_size))
 
+    @property
+    def heartbeat(self) -> float:
+        """Seconds: as in the options, or longer in a world of more ranks than one collector should hear each second."""
+        return max(self.options.heartbeat, self.world_size / MAX_BEATS)
+
+    @property
+    def lost_after(self) -> float:
+        return 3 * self.heartbeat
+
     # --- what comes in ------------------------------------------------------------------------------------------------
 
     def welcome(self, hello: wire.Hello, peer: bytes, now: float) -> Iterator[Effect]:
@@ -130,7 +138,7 @@ class Run:
                 self._unacknowledged.add(hello.rank)
         if not self.tuning.changes_nothing:
             yield Send(peer, self.tuning)  # before WELCOME: it holds before the rank's first batch
-        yield Send(peer, wire.Welcome(self.id, self.options.heartbeat, self.options.decision_window, record.stored))
+        yield Send(peer, wire.Welcome(self.id, self.heartbeat, self.options.decision_window, record.stored))
         if self._abort is not None:
             yield Send(peer, self._abort)
         elif self._target is not None:
@@ -209,7 +217,7 @@ class Run:
 
     def tick(self, now: float) -> Iterator[Effect]:
         """Time has passed."""
-        if now - self._looked_at >= self.options.heartbeat / 4:
+        if now - self._looked_at >= self.heartbeat / 4:
             self._looked_at = now
             yield from self._look_for_lost(now)
             yield from self._look_for_stall(now)
@@ -303,8 +311,9 @@ class Run:
 
     def _take_batch(self, record: RankRecord, message: wire.Batch, now: float) -> Iterator[Effect]:
         summary = message.summary
-        table = self._tables.pop(summary.table_id)
-        self._tables[table.id] = table  # the one that was used longest ago goes first
+        table = self._tables[summary.table_id]
+        if next(reversed(self._tables)) != table.id:  # the one that was used longest ago goes first
+            self._tables[table.id] = self._tables.pop(table.id)
         if not summary.fits(table):
             yield Send(record.peer, wire.Error(f"batch {summary.batch} does not fit its frame table", "none"))
             return
@@ -327,32 +336,36 @@ class Run:
 
     def _look_for_lost(self, now: float) -> Iterator[Effect]:
         silent_for = min((now - self.ranks[rank].heard_at for rank in self._running), default=0.0)
-        if self.options.lost_after < silent_for < self.options.cut_off_after:
+        if self.lost_after < silent_for < self.options.cut_off_after:
             self._deaf_at = now
         quiet = [
             record
             for record in (self.ranks[rank] for rank in self._running)
-            if now - (record.heard_at if record.cut_off else max(record.heard_at, record.gone_at)) > self.options.lost_after
+            if now - (record.heard_at if record.cut_off else max(record.heard_at, record.gone_at)) > self.lost_after
         ]
+        # Not one rank was heard: then it is rather the collector that was cut off, and they train on.
+        is_deaf = now - self._deaf_at <= self.options.return_window
+        cut_off = [record for record in quiet if record.cut_off and is_deaf]
+        # Its process lives: a long call into C that keeps the interpreter to itself must not cost a healthy run.
+        held_up = [record for record in quiet if record.connected]
+        for records, fate in ((cut_off, "silent and cut off, as are all others"), (held_up, "silent, but still connected")):
+            if news := [record for record in records if not record.silent]:
+                yield Note(f"run {self.id}: {describe_records(news)} {fate}; {news[0].last_seen}")
+            for record in news:
+                record.silent = True
         # In the order in which their connections ended, and not their beats: the first to die took the others along.
-        for record in sorted(quiet, key=lambda record: record.gone_at):
-            if record.cut_off and now - self._deaf_at <= self.options.return_window:
-                # Not one rank was heard: then it is rather the collector that was cut off, and they train on.
-                if not record.silent:
-                    yield Note(f"run {self.id}: {record.name} is silent and cut off, as are all others; {record.last_seen}")
-                record.silent = True
-                continue
-            if record.connected:
-                # Its process lives: a long call into C that keeps the interpreter to itself must not cost a healthy run.
-                if not record.silent:
-                    yield Note(f"run {self.id}: {record.name} is silent, but its connection stands; {record.last_seen}")
-                record.silent = True
-                continue
+        gone = (record for record in quiet if not record.connected and not (record.cut_off and is_deaf))
+        lost = []
+        for record in sorted(gone, key=lambda record: record.gone_at):
             self._lose(record, now)
             if record.state is RankState.LOST:
-                text = f"{record.name} was lost: nothing heard of it for {self.options.lost_after:g} s; {record.last_seen}"
-                yield Note(f"run {self.id}: {text}")
-                yield from self._stop_for(text, Outcome.LOST, now)
+                lost.append(record)
+        if lost:
+            first, *others = lost
+            text = f"{first.name} was lost: nothing heard for {self.lost_after:g} s; {first.last_seen}"
+            text += f"; after it {name_spans([record.hello.rank for record in others])}" if others else ""
+            yield Note(f"run {self.id}: {text}")
+            yield from self._stop_for(text, Outcome.LOST, now)
 
     def _look_for_stall(self, now: float) -> Iterator[Effect]:
         if not self.options.stall_after or self._outcome is not None or self._tripped_at is not None:
@@ -468,7 +481,7 @@ class Run:
         if self._all_ended_at is None:
             self._all_ended_at = now
         # Ranks that never connected may be on their way still.
-        return len(self.ranks) == self.world_size or now - self._all_ended_at > self.options.lost_after
+        return len(self.ranks) == self.world_size or now - self._all_ended_at > self.lost_after
 
     def _keep_table(self, table: FrameTable) -> None:
         self._tables[table.id] = table

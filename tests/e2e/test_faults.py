@@ -367,7 +367,7 @@ def test_a_rank_that_is_stopped_for_a_moment_is_named_and_goes_on(site: Site) ->
     other, stopped = site.start(2)
     assert stopped.ask("batches", 3) == 3
     stopped.kill(signal.SIGSTOP)
-    until(lambda: "is silent, but its connection stands; last seen in batch 2" in site.log)
+    until(lambda: "is silent, but still connected; last seen in batch 2" in site.log)
     assert other.ask("batches", 5) == 5
     stopped.kill(signal.SIGCONT)
     assert stopped.ask("batches", 2) == 5

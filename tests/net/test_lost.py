@@ -52,7 +52,7 @@ def test_a_killed_rank_is_lost(collector: Running, rank: subprocess.Popen[str]) 
     until(lambda: collector.reports)
     (report,) = collector.reports
     assert (report.outcome, report.ranks[0].state) == (Outcome.LOST, RankState.LOST)
-    assert "was lost: nothing heard of it for 0.3 s; last seen in batch 0, frame 1, phase backward" in report.reason
+    assert "was lost: nothing heard for 0.3 s; last seen in batch 0, frame 1, phase backward" in report.reason
 
 
 def test_a_rank_that_keeps_the_interpreter_to_itself_is_not_lost(collector: Running, rank: subprocess.Popen[str]) -> None:

@@ -340,6 +340,7 @@ def test_of_ranks_that_died_one_after_another_the_first_is_named_whoever_was_hea
     desk.wait(10)
     assert desk.reports[-1].outcome is Outcome.LOST
     assert "rank 1 of 2" in desk.reports[-1].reason
+    assert desk.reports[-1].reason.endswith("; after it rank 0")
 
 
 def test_a_silent_rank_whose_connection_stands_is_told_of_and_left_alone() -> None:
@@ -347,12 +348,31 @@ def test_a_silent_rank_whose_connection_stands_is_told_of_and_left_alone() -> No
     desk.connect(1)
     desk.wait(60)
     notes = [effect.text for effect in desk.effects if isinstance(effect, Note)]
-    assert sum("is silent, but its connection stands" in note for note in notes) == 1
+    assert sum("is silent, but still connected" in note for note in notes) == 1
     assert (desk.sent(0, wire.Abort), desk.reports) == ([], [])
     desk.receive(0, makers.beat(0, 0, 1))
     desk.wait(60)
     notes = [effect.text for effect in desk.effects if isinstance(effect, Note)]
-    assert sum("is silent, but its connection stands" in note for note in notes) == 2
+    assert sum("is silent, but still connected" in note for note in notes) == 2
+
+
+def test_many_silent_ranks_are_told_of_in_one_line() -> None:
+    desk = Desk(Options(heartbeat=1.0))
+    desk.connect(64)
+    desk.receive(5, makers.beat(0, 0, 1))
+    desk.wait(2)
+    desk.receive(5, makers.beat(0, 0, 2))
+    desk.wait(2)
+    (note,) = [effect.text for effect in desk.effects if isinstance(effect, Note) and "silent" in effect.text]
+    assert "ranks 0-4, 6-63 of 64 (node0, node1, node2, node3 and 28 more hosts) are silent, but still connected" in note
+
+
+def test_a_large_world_beats_more_slowly() -> None:
+    desk = Desk(Options(heartbeat=1.0))
+    desk.connect(16_384, ranks=[0])
+    (welcome,) = desk.sent(0, wire.Welcome)
+    assert isinstance(welcome, wire.Welcome)
+    assert welcome.heartbeat == 4.0
 
 
 def test_a_rank_that_died_first_is_the_reason_not_the_one_that_failed_of_it() -> None:

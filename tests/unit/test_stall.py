@@ -55,7 +55,7 @@ def test_a_rank_whose_process_is_stopped_is_told_from_one_that_hangs() -> None:
     at.receive(1, makers.beat(3, 0, 2))
     keep_beating(at, STALL + 1, ahead, None)
     silent, stalled = notes(at)[-2:]
-    assert "rank 1 of 2 (node0, local rank 1) is silent, but its connection stands" in silent
+    assert "rank 1 of 2 (node0, local rank 1) is silent, but still connected" in silent
     assert "and no heartbeat for 10 s (its process is stopped, or busy outside of Python)" in stalled
     assert stalled.endswith("rank 0 waits, from batch 3, frame 4, phase forward on")
 
