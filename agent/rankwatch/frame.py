@@ -167,15 +167,17 @@ class FrameTable:
     id: str = field(init=False)
     rows: int = field(init=False)
     typecode: str = field(init=False)
+    column_bytes: int = field(init=False)
+    """Of each of a batch's two packed columns."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", _table_id(self.specs))
         object.__setattr__(self, "rows", sum(len(spec.readings) for spec in self.specs))
         object.__setattr__(self, "typecode", _typecode(row for spec in self.specs for row in spec.readings))
+        object.__setattr__(self, "column_bytes", self.rows * struct.calcsize(f"<{self.typecode}"))
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSummary:
+class BatchSummary(NamedTuple):
     """One rank's readings of one batch: packed columns (little-endian floats) against the table ``table_id``.
 
     A batch comes in parts: its forward, then what was recorded in its backward; ``first_frame`` is the index of a part's
@@ -196,8 +198,7 @@ class BatchSummary:
 
     def fits(self, table: FrameTable) -> bool:
         """Whether the columns are as many rows, and as wide, as ``table`` says."""
-        column = table.rows * struct.calcsize(f"<{table.typecode}")
-        return len(self.states) == table.rows and len(self.abs_min) == len(self.abs_max) == column
+        return len(self.states) == table.rows and len(self.abs_min) == len(self.abs_max) == table.column_bytes
 
     def frames(self, table: FrameTable) -> Iterator[Frame]:
         """The part's frames in execution order. Raises ValueError when the columns do not fit ``table``."""

@@ -17,7 +17,8 @@ from .errors import AddressError
 from .wire import MAX_MESSAGE_BYTES
 
 SEND_HIGH_WATER = 1000
-RECEIVE_HIGH_WATER = 10_000
+RECEIVE_HIGH_WATER = 32
+"""Messages of one peer that wait in the collector; what it is not quick enough to take waits with its rank."""
 MAX_PEERS = 65_536
 
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES = 2, 1, 3
@@ -104,7 +105,7 @@ def watch_disconnections(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
     """A socket that becomes readable when a connection of ``socket`` ends; see ``next_disconnection``."""
     address = f"inproc://disconnections-{id(socket)}"
     socket.monitor(address, zmq.EVENT_DISCONNECTED)
-    monitor = socket.context.socket(zmq.PAIR)
+    monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
     # Where there is no room for an event, libzmq waits: in mid-run with all its connections, and at the close for ever.
     monitor.setsockopt(zmq.RCVHWM, 0)
     monitor.connect(address)
@@ -131,13 +132,16 @@ class Letter(NamedTuple):
 def receive(socket: zmq.Socket[bytes]) -> Letter | None:
     """The next message of a ROUTER; None when there is none."""
     try:
-        peer, *parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        peer = socket.recv(zmq.NOBLOCK)
     except zmq.Again:
         return None
+    part = socket.recv(copy=False)  # a ROUTER puts the peer before each message, which has at least one part
+    parts = [part.bytes]
+    while part.more:
+        part = socket.recv(copy=False)
+        parts.append(part.bytes)
     # libzmq calls SRCFD deprecated, and has nothing else that tells which peer a connection was.
-    descriptor = int(parts[-1].get(zmq.SRCFD)) if parts else -1
-    key = str(parts[-1].get("User-Id")) if parts else ""  # what the authenticator has found out
-    return Letter(peer.bytes, descriptor, key, [part.bytes for part in parts])
+    return Letter(peer, int(part.get(zmq.SRCFD)), str(part.get("User-Id")), parts)  # the key: the authenticator found it out
 
 
 def _split(listen: str) -> tuple[str, int]:

@@ -42,6 +42,9 @@ MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 REMEMBERED_BYTES = 1024 * 1024
 """Of a frame table, up to which it is decoded but once."""
 
+SHORT_ARRAY = 64
+"""Claims to so many items cost next to nothing, whether they are there or not."""
+
 MAX_ROWS = 1_000_000
 MAX_FRAMES = 200_000
 MAX_RING = 10_000
@@ -272,8 +275,7 @@ def decode(data: bytes) -> Message:
 
 def _decode(data: bytes) -> Message:
     try:
-        _check_claims(data)
-        parts = msgpack.unpackb(data, raw=False, strict_map_key=True, max_ext_len=0, max_map_len=0)
+        parts = _unpack(data)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise ProtocolError(f"not a message: {error or type(error).__name__}") from None
     if not isinstance(parts, list) or not parts or not isinstance(parts[0], str):
@@ -299,11 +301,22 @@ _decode_once = lru_cache(maxsize=8)(_decode)
 _TABLE_HEAD = msgpack.packb("TABLE")
 
 
+def _unpack(data: bytes) -> Any:
+    try:  # most messages have no long arrays
+        return msgpack.unpackb(data, **_STRICT, max_array_len=SHORT_ARRAY)
+    except ValueError:
+        _check_claims(data)
+        return msgpack.unpackb(data, **_STRICT)
+
+
+_STRICT: dict[str, Any] = {"raw": False, "strict_map_key": True, "max_ext_len": 0, "max_map_len": 0}
+
+
 def _check_claims(data: bytes) -> None:
     """Raises what msgpack raises where a header claims more than stands behind it.
 
-    Unpacking makes room for what a header claims before it sees that it is not there: 10 KB of nested claims cost 80 MB, which
-    msgpack 1.1 and older never give back. Skipping makes room for nothing.
+    Unpacking makes room for what a header claims before it sees that it is not there: 10 KB of nested claims to long arrays
+    cost 80 MB, which msgpack 1.1 and older never give back. Skipping makes room for nothing.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)

@@ -26,6 +26,7 @@ from rankwatch.errors import ConnectionFileError, ProtocolError
 
 from . import store
 from .effects import Effect, IssueKey, Keep, Note, Publish, RecordTrace, Send
+from .journal import Entry
 from .keyring import MAX_JOBS, Keyring
 from .ledger import Disconnected, Event, JobEnded, Ledger, Malformed, Received, Stored, Tick
 from .recorder import Recorder
@@ -80,6 +81,8 @@ class Collector:
         self._runs = runs
         self._show = show
         self._stop = threading.Event()
+        self._kept: dict[str, list[Entry]] = {}
+        """What is to be put on record at the next turn."""
         self._in_use: TextIO | None = None
         self._connections: dict[int, bytes] = {}
         """The peer behind each connection's file descriptor."""
@@ -127,13 +130,14 @@ class Collector:
         while not self._stop.is_set():
             poller.poll(IDLE_TICK if self.ledger.is_idle else BUSY_TICK)
             self._drain()
-            self._note_stored()
             self._perform(Tick())
+            self._record()
         deadline = time.monotonic() + LONGEST_LAST_WORDS
         while time.monotonic() < deadline and poller.poll(LAST_WORDS):
             self._drain()
-            self._note_stored()
+            self._record()
         self._perform(self._job_ended or JobEnded(None))
+        self._record()
 
     def stop(self, exit_code: int | None = None, interrupted: str = "") -> None:
         """Ends ``serve``; callable from any thread and from a signal handler. ``exit_code`` is that of the job, if known."""
@@ -232,7 +236,11 @@ class Collector:
         with suppress(OSError):  # full: a wake-up is under way already
             self._wake_write.send(b"\0")
 
-    def _note_stored(self) -> None:
+    def _record(self) -> None:
+        """Hands over what is to be put on record, and takes note of what now is."""
+        for run, entries in self._kept.items():
+            self._recorder.keep(run, entries)
+        self._kept.clear()
         with suppress(BlockingIOError):
             self._wake_read.recv(4096)
         for run, seqs in self._recorder.stored().items():
@@ -268,7 +276,7 @@ class Collector:
             elif isinstance(effect, IssueKey):
                 self._do([Send(effect.peer, self._issue_key(effect.job))])
             elif isinstance(effect, Keep):
-                self._recorder.keep(effect.run, effect.entries)
+                self._kept.setdefault(effect.run, []).extend(effect.entries)
             elif isinstance(effect, RecordTrace):
                 self._runs.record_trace(effect.run, effect.rank, effect.batch, effect.frames)
             elif isinstance(effect, Publish):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rankwatch.frame import Frame
 from rankwatch.wire import Message
@@ -27,8 +27,7 @@ class Note:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(NamedTuple):
     """Put these on record, and tell when they are (``Stored``)."""
 
     run: str

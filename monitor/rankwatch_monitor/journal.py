@@ -25,8 +25,7 @@ class Opened:
     world_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
+class Trained(NamedTuple):
     """A part of a batch, with the frame table that its columns fit, and its number among its rank's messages."""
 
     seq: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rankwatch import wire
 from rankwatch.identity import safe_name
@@ -22,8 +22,7 @@ MAX_RUNS = 1024
 """Runs under way; more are refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """A peer sent a well-formed message. ``job``: the only one that its key speaks for, if there is such a limit."""
 
     peer: bytes

@@ -17,7 +17,6 @@ import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -169,8 +168,11 @@ class Store:
         digests: list[Array] = []
         envelopes: list[Row] = []
         summaries: list[Row] = []
-        for (_, batch, first_frame), same in groupby(sorted(parts, key=_sameness), _sameness):
-            group = list(same)
+        groups: dict[tuple[str, int, int], list[tuple[int, Trained]]] = {}
+        for part in parts:
+            summary = part[1].summary
+            groups.setdefault((summary.table_id, summary.batch, summary.first_frame), []).append(part)
+        for (_, batch, first_frame), group in groups.items():
             columns = self._columns(group[0][1].table)
             made, envelope = summarise([Part(rank, trained.seq, trained.summary) for rank, trained in group], columns)
             digests.append(made)
@@ -334,11 +336,6 @@ def _version(database: sqlite3.Connection) -> int:
     return version
 
 
-def _sameness(part: tuple[int, Trained]) -> tuple[str, int, int]:
-    summary = part[1].summary
-    return summary.table_id, summary.batch, summary.first_frame
-
-
 def _body(summary: BatchSummary) -> bytes:
     return summary.abs_min + summary.abs_max + summary.states
 
@@ -346,7 +343,9 @@ def _body(summary: BatchSummary) -> bytes:
 def _encode(fact: Fact) -> tuple[str, str | bytes]:
     """The kind of a fact and its body: the wire's bytes of a message, JSON of what is the collector's own."""
     kind = type(fact).__name__.lower()
-    return kind, json.dumps(dataclasses.asdict(fact)) if kind in _OWN else wire.encode(cast(wire.Message, fact))
+    if kind in _OWN:
+        return kind, json.dumps(dataclasses.asdict(cast(journal.OwnEvent, fact)))
+    return kind, wire.encode(cast(wire.Message, fact))
 
 
 def _decode(kind: str, body: str | bytes) -> Fact:

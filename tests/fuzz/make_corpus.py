@@ -240,17 +240,17 @@ def read_all_the_same() -> Iterator[tuple[str, bytes]]:
     yield "hello.impostor", wire.encode(makers.hello(1, 2, incarnation="fuzz", pid=INT64, host="\x1b]0;x\x07"))
     yield "table.empty", wire.encode(wire.Table(FrameTable(())))
     yield "table.frames-without-rows", msgpack.packb(["TABLE", [["", "", [], [], 0]] * 200])
-    empty = dataclasses.replace(makers.summary(0), abs_min=b"", abs_max=b"", states=b"", table_id=FrameTable(()).id)
-    yield "batch.empty", wire.encode(wire.Batch(1, dataclasses.replace(empty, traced=True)))
-    yield "batch.table-never-seen", wire.encode(wire.Batch(2, dataclasses.replace(makers.summary(1), table_id="")))
+    empty = makers.summary(0)._replace(abs_min=b"", abs_max=b"", states=b"", table_id=FrameTable(()).id)
+    yield "batch.empty", wire.encode(wire.Batch(1, empty._replace(traced=True)))
+    yield "batch.table-never-seen", wire.encode(wire.Batch(2, makers.summary(1)._replace(table_id="")))
     nans = pack("f", [makers.NAN, -makers.INF, -0.0])
-    odd = dataclasses.replace(makers.summary(2, traced=True), abs_min=nans, abs_max=nans, states=b"\0\7\3")
+    odd = makers.summary(2, traced=True)._replace(abs_min=nans, abs_max=nans, states=b"\0\7\3")
     yield "batch.columns-are-nan-and-states-finite", wire.encode(wire.Batch(3, odd))
     yield (
         "batch.wider-than-its-table",
-        wire.encode(wire.Batch(4, dataclasses.replace(odd, abs_min=b"\xff" * 24, abs_max=b"\xff" * 24))),
+        wire.encode(wire.Batch(4, odd._replace(abs_min=b"\xff" * 24, abs_max=b"\xff" * 24))),
     )
-    last = dataclasses.replace(makers.summary(INT64, first=INT64, traced=True), optimizer_step=INT64)
+    last = makers.summary(INT64, first=INT64, traced=True)._replace(optimizer_step=INT64)
     yield "batch.numbers-are-the-last", wire.encode(wire.Batch(INT64, last))
     yield "beat.position-is-the-last", wire.encode(wire.Beat(Position(INT64, INT64, INT64), "idle", INT64, INT64, 1e18))
     yield "beat.position-is-before-all", wire.encode(makers.beat(-1, 0, 0))

@@ -223,7 +223,7 @@ notices = st.builds(
 )  # fmt: skip
 byes = st.builds(wire.Bye, seqs, st.sampled_from(sorted(wire.OUTCOMES)), st.sampled_from(["", "KeyError: 'x'"]))
 misfits = st.builds(
-    lambda batch: replace(batch, summary=replace(batch.summary, abs_min=b"", abs_max=b"", states=b"")), batches
+    lambda batch: replace(batch, summary=batch.summary._replace(abs_min=b"", abs_max=b"", states=b"")), batches
 )
 tabled = st.builds(wire.Table, tables)
 sequenced = st.one_of(batches, misfits, trips, notices, notices, byes)

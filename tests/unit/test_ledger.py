@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -624,8 +624,8 @@ def test_a_batch_that_does_not_fit_its_table_costs_its_sender_an_error(traced: b
     desk = Desk()
     desk.connect(1)
     good = makers.summary(0, traced=traced)
-    wide = replace(good, abs_min=good.abs_min * 2, abs_max=good.abs_max * 2)
-    empty = replace(good, abs_min=b"", abs_max=b"", states=b"")
+    wide = good._replace(abs_min=good.abs_min * 2, abs_max=good.abs_max * 2)
+    empty = good._replace(abs_min=b"", abs_max=b"", states=b"")
     desk.receive(0, wire.Table(makers.table()), wire.Batch(2, wide), wire.Batch(3, empty))
     assert desk.sent(0, wire.Error) == [wire.Error("batch 0 does not fit its frame table", "none")] * 2
     assert desk.ledger.runs["train-0"].ranks[0].last_batch == -1
