@@ -38,7 +38,8 @@ class Running:
         else:  # as a SIGKILL would leave things: the files stay
             assert self.collector._in_use is not None
             self.collector._in_use.close()
-            self.collector._socket.disable_monitor()
+            self.collector._inbox.close()
+            self.collector._recorder.close()
             self.collector._socket.close(0)
             self.collector._authenticator.stop()
             self.collector._context.destroy(linger=0)

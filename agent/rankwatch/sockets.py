@@ -6,7 +6,6 @@ import errno
 import socket as stdlib_socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -118,30 +117,6 @@ def next_disconnection(monitor: zmq.Socket[bytes]) -> int | None:
         return int(recv_monitor_message(monitor, zmq.NOBLOCK)["value"])
     except zmq.Again:
         return None
-
-
-class Letter(NamedTuple):
-    """A message of a ROUTER: its peer, the file descriptor it came over, the peer's client key, its parts."""
-
-    peer: bytes
-    descriptor: int
-    key: str
-    parts: list[bytes]
-
-
-def receive(socket: zmq.Socket[bytes]) -> Letter | None:
-    """The next message of a ROUTER; None when there is none."""
-    try:
-        peer = socket.recv(zmq.NOBLOCK)
-    except zmq.Again:
-        return None
-    part = socket.recv(copy=False)  # a ROUTER puts the peer before each message, which has at least one part
-    parts = [part.bytes]
-    while part.more:
-        part = socket.recv(copy=False)
-        parts.append(part.bytes)
-    # libzmq calls SRCFD deprecated, and has nothing else that tells which peer a connection was.
-    return Letter(peer, int(part.get(zmq.SRCFD)), str(part.get("User-Id")), parts)  # the key: the authenticator found it out
 
 
 def _split(listen: str) -> tuple[str, int]:

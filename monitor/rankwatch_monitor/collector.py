@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ from rankwatch.errors import ConnectionFileError, ProtocolError
 
 from . import store
 from .effects import Effect, IssueKey, Keep, Note, Publish, RecordTrace, Send
+from .inbox import Ended, Inbox
 from .journal import Entry
 from .keyring import MAX_JOBS, Keyring
 from .ledger import Disconnected, Event, JobEnded, Ledger, Malformed, Received, Stored, Tick
@@ -84,10 +84,6 @@ class Collector:
         self._kept: dict[str, list[Entry]] = {}
         """What is to be put on record at the next turn."""
         self._in_use: TextIO | None = None
-        self._connections: dict[int, bytes] = {}
-        """The peer behind each connection's file descriptor."""
-        self._reused: Counter[int] = Counter()
-        """Descriptors given out again before the end of the connection that had them was told."""
         self._job_ended: JobEnded | None = None
         self.ledger = Ledger(options, runs.claim)
         self._connection_file = connection_file
@@ -104,7 +100,7 @@ class Collector:
         try:
             wanted = listen or (known.listening if known else DEFAULT_LISTEN)
             self._socket, self.address = sockets.router(self._context, wanted, server)
-            self._monitor = sockets.watch_disconnections(self._socket)
+            self._inbox = Inbox(self._socket)
             self.connection = Connection(self.address, server.public, client.public, client.secret, job)
             listening = f"{wanted.rpartition(':')[0]}:{self.address.rpartition(':')[2]}"
             lines = [server.secret, listening, *invited]
@@ -151,7 +147,7 @@ class Collector:
             self._wake_read.close()
             self._wake_write.close()
         if hasattr(self, "_socket"):
-            self._socket.disable_monitor()
+            self._inbox.close()
             self._socket.close(0)
             if self._in_use is not None:
                 self._in_use.close()
@@ -201,12 +197,13 @@ class Collector:
 
     def _drain(self) -> None:
         for _ in range(BURST):
-            received = sockets.receive(self._socket)
-            if received is None:
-                self._note_disconnections()  # only now: what a peer said before it went comes first
+            item = self._inbox.take()
+            if item is None:
                 return
-            peer, descriptor, key, parts = received
-            self._note_connection(descriptor, peer)
+            if isinstance(item, Ended):
+                self._perform(Disconnected(item.peer))
+                continue
+            peer, key, parts = item
             try:
                 if len(parts) != 1:
                     raise ProtocolError(f"a message of {len(parts)} parts instead of one")
@@ -245,20 +242,6 @@ class Collector:
             self._wake_read.recv(4096)
         for run, seqs in self._recorder.stored().items():
             self._perform(Stored(run, seqs))
-
-    def _note_connection(self, descriptor: int, peer: bytes) -> None:
-        before = self._connections.get(descriptor, peer)
-        if before != peer:
-            self._reused[descriptor] += 1
-            self._perform(Disconnected(before))
-        self._connections[descriptor] = peer
-
-    def _note_disconnections(self) -> None:
-        while (ended := sockets.next_disconnection(self._monitor)) is not None:
-            if self._reused[ended]:
-                self._reused[ended] -= 1
-            elif ended in self._connections:
-                self._perform(Disconnected(self._connections.pop(ended)))
 
     def _perform(self, event: Event) -> None:
         try:

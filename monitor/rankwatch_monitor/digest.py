@@ -40,6 +40,9 @@ NO_ROW = 0xFFFFFFFF
 STACKED = 64
 """Parts looked at in one go: few enough for the caches, and working memory does not grow with the world."""
 
+SCALE = 2.0**64
+"""Keeps shares of float32's largest number within float32, down to a headroom of 2^190."""
+
 # Where ranks differ, the state that matters most is the envelope's. As bytes, for bytes.translate() is the fastest there is.
 _WORST_LAST = (
     State.NONE, State.NOT_A_TENSOR, State.UNMATERIALISED, State.EMPTY, State.NOT_FLOAT, State.FINITE, State.INF, State.NAN,
@@ -64,8 +67,10 @@ class Columns:
         self.rows, self.frames = table.rows, len(table.specs)
         self.dtype = np.dtype(f"<{table.typecode}")
         rows = [row for spec in table.specs for row in spec.readings]
-        self.limits = np.array([_limit_of(row.dtype) for row in rows], np.float64)
+        limits = np.array([_limit_of(row.dtype) for row in rows], np.float64)
         """The largest number of each row's dtype; inf for what has none that is known, which so never comes near it."""
+        self.shares = (SCALE / limits).astype(self.dtype)
+        """What a reading is multiplied by to give its share of that number, SCALE times."""
 
 
 class Envelope(NamedTuple):
@@ -180,10 +185,12 @@ def _digest(into: Array, parts: Sequence[Part], ranks: Array, highs: Array, stat
     into["headroom"] = np.inf
     if not columns.rows:
         return
-    with np.errstate(divide="ignore", invalid="ignore"):  # inf / inf is of no finite reading; a headroom may be infinite
-        share = np.where(states == State.FINITE, highs / columns.limits, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):  # inf * 0 is of no finite reading; a headroom may be infinite
+        share = highs * columns.shares
+        if states.any():
+            share[states != State.FINITE] = 0.0
         into["row"] = worst = share.argmax(axis=1)
-        into["headroom"] = -np.log2(share[np.arange(len(parts)), worst])
+        into["headroom"] = np.log2(SCALE) - np.log2(share[np.arange(len(parts)), worst])
     bad = (states == State.INF) | (states == State.NAN)
     if bad.any():
         into["bad"] = bad.sum(axis=1)
