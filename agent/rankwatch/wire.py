@@ -262,7 +262,7 @@ def encode(message: Message) -> bytes:
     return packed
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes | memoryview) -> Message:
     """The message in ``data``.
 
     Raises:
@@ -270,10 +270,11 @@ def decode(data: bytes) -> Message:
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
-    return _decode_once(data) if data[1:7] == _TABLE_HEAD and len(data) <= REMEMBERED_BYTES else _decode(data)
+    is_table = data[1:7] == _TABLE_HEAD
+    return _decode_once(bytes(data)) if is_table and len(data) <= REMEMBERED_BYTES else _decode(data)
 
 
-def _decode(data: bytes) -> Message:
+def _decode(data: bytes | memoryview) -> Message:
     try:
         parts = _unpack(data)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
@@ -301,7 +302,7 @@ _decode_once = lru_cache(maxsize=8)(_decode)
 _TABLE_HEAD = msgpack.packb("TABLE")
 
 
-def _unpack(data: bytes) -> Any:
+def _unpack(data: bytes | memoryview) -> Any:
     try:  # most messages have no long arrays
         return msgpack.unpackb(data, **_STRICT, max_array_len=SHORT_ARRAY)
     except ValueError:
@@ -312,7 +313,7 @@ def _unpack(data: bytes) -> Any:
 _STRICT: dict[str, Any] = {"raw": False, "strict_map_key": True, "max_ext_len": 0, "max_map_len": 0}
 
 
-def _check_claims(data: bytes) -> None:
+def _check_claims(data: bytes | memoryview) -> None:
     """Raises what msgpack raises where a header claims more than stands behind it.
 
     Unpacking makes room for what a header claims before it sees that it is not there: 10 KB of nested claims to long arrays

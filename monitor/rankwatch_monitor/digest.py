@@ -48,7 +48,6 @@ _WORST_LAST = (
     State.NONE, State.NOT_A_TENSOR, State.UNMATERIALISED, State.EMPTY, State.NOT_FLOAT, State.FINITE, State.INF, State.NAN,
 )  # fmt: skip
 _WEIGHT = bytes(_WORST_LAST.index(State(value)) if value < len(State) else 0 for value in range(256))
-_OF_WEIGHT = np.array(_WORST_LAST, np.uint8)
 
 
 class Part(NamedTuple):
@@ -73,69 +72,74 @@ class Columns:
         """What a reading is multiplied by to give its share of that number, SCALE times."""
 
 
-class Envelope(NamedTuple):
-    """Over the ranks, for each row: the smallest abs min, the largest abs max, the worst state, and the rank that has it.
+class Envelope:
+    """Over the ranks, for each row: the smallest abs min, the largest abs max, the worst state, and the first rank that has it.
 
-    Where no rank has a number, low and high are 0.
+    Attributes:
+        ranks: how many ranks were added.
+        low, high: of the table's dtype; inf and -1 where no rank has a number.
+        low_rank, high_rank, state_rank: uint32; NO_ROW where there is none.
+        state: uint8.
     """
 
-    ranks: int
-    low: Array
-    high: Array
-    low_rank: Array
-    high_rank: Array
-    state: Array
-    state_rank: Array
+    def __init__(self, columns: Columns) -> None:
+        self.ranks = 0
+        self.low = np.full(columns.rows, np.inf, columns.dtype)
+        self.high = np.full(columns.rows, -1, columns.dtype)
+        self.low_rank, self.high_rank, self.state_rank = (np.full(columns.rows, NO_ROW, "<u4") for _ in range(3))
+        self.state = np.full(columns.rows, State.NONE, np.uint8)
+
+    def add(self, ranks: Array, lows: Array, highs: Array, states: Array) -> None:
+        """Takes in the readings of more ranks, each of shape (ranks, rows)."""
+        self.ranks += len(ranks)
+        valid = (states <= State.INF) | (states == State.NOT_FLOAT)
+        if not valid.all():
+            lows = np.where(valid, lows, np.inf)
+            highs = np.where(valid, highs, -1)
+        # Most ranks hold no extreme, and who holds one is dearer to find than what it is.
+        low, high = lows.min(axis=0), highs.max(axis=0)
+        rows = np.flatnonzero(low < self.low)
+        self.low[rows], self.low_rank[rows] = low[rows], ranks[lows[:, rows].argmin(axis=0)]
+        rows = np.flatnonzero(high > self.high)
+        self.high[rows], self.high_rank[rows] = high[rows], ranks[highs[:, rows].argmax(axis=0)]
+        weights = _weights(states)
+        rows = np.flatnonzero((weights.max(axis=0) > _weights(self.state)) | (self.state_rank == NO_ROW))
+        at = weights[:, rows].argmax(axis=0)
+        self.state[rows], self.state_rank[rows] = states[at, rows], ranks[at]
 
     def pack(self) -> bytes:
-        return b"".join(column.tobytes() for column in self[1:])
+        return b"".join(column.tobytes() for column in self._columns())
 
     @classmethod
     def unpack(cls, ranks: int, body: bytes, columns: Columns) -> Envelope:
         """Raises ValueError when ``body`` does not fit the table."""
-        layout = (columns.dtype, columns.dtype, np.dtype("<u4"), np.dtype("<u4"), np.dtype("u1"), np.dtype("<u4"))
-        arrays, start = [], 0
-        for dtype in layout:
-            arrays.append(np.frombuffer(body, dtype, columns.rows, start))
-            start += columns.rows * dtype.itemsize
+        envelope = cls(columns)
+        envelope.ranks, start = ranks, 0
+        for column in envelope._columns():
+            column[:] = np.frombuffer(body, column.dtype, columns.rows, start)
+            start += column.nbytes
         if start != len(body):
             raise ValueError(f"an envelope of {len(body)} bytes instead of {start}")
-        return cls(ranks, *arrays)
+        return envelope
 
-    def merge(self, other: Envelope) -> Envelope:
-        """The envelope over the ranks of both."""
-        mine = _weights(self.state.tobytes()) >= _weights(other.state.tobytes())
-        has, other_has = self.low_rank != NO_ROW, other.low_rank != NO_ROW
-        low = has & (~other_has | (self.low <= other.low))
-        high = has & (~other_has | (self.high >= other.high))
-        return Envelope(
-            self.ranks + other.ranks,
-            np.where(low, self.low, other.low),
-            np.where(high, self.high, other.high),
-            np.where(low, self.low_rank, other.low_rank),
-            np.where(high, self.high_rank, other.high_rank),
-            np.where(mine, self.state, other.state),
-            np.where(mine, self.state_rank, other.state_rank),
-        )
+    def _columns(self) -> tuple[Array, ...]:
+        return self.low, self.high, self.low_rank, self.high_rank, self.state, self.state_rank
 
 
-def summarise(parts: Sequence[Part], columns: Columns) -> tuple[Array, Envelope]:
-    """The digests (a DIGEST array in the order of ``parts``) and the envelope of parts of one batch.
+def summarise(parts: Sequence[Part], columns: Columns, envelope: Envelope) -> Array:
+    """The digests (a DIGEST array in the order of ``parts``) of parts of one batch; adds them to their envelope.
 
     Args:
-        parts: all with the same batch and first frame, and fitting the table of ``columns``; at least one.
+        parts: all with the same batch and first frame, and fitting the table of ``columns``.
     """
     digests = np.zeros(len(parts), DIGEST)
-    envelope: Envelope | None = None
     for start in range(0, len(parts), STACKED):
         stacked = parts[start : start + STACKED]
         lows, highs, states = _stack(stacked, columns)
         ranks = np.array([part.rank for part in stacked], np.uint32)
         _digest(digests[start : start + STACKED], stacked, ranks, highs, states, columns)
-        piece = _envelop(ranks, lows, highs, states)
-        envelope = piece if envelope is None else envelope.merge(piece)
-    assert envelope is not None
-    return digests, envelope
+        envelope.add(ranks, lows, highs, states)
+    return digests
 
 
 def pack_digests(digests: Array) -> bytes:
@@ -197,25 +201,6 @@ def _digest(into: Array, parts: Sequence[Part], ranks: Array, highs: Array, stat
         into["bad_row"] = np.where(bad.any(axis=1), bad.argmax(axis=1), NO_ROW)
 
 
-def _weights(states: bytes) -> Array:
-    return np.frombuffer(states.translate(_WEIGHT), np.uint8)
-
-
-def _envelop(ranks: Array, lows: Array, highs: Array, states: Array) -> Envelope:
-    valid = (states <= State.INF) | (states == State.NOT_FLOAT)
-    if not valid.all():
-        lows = np.where(valid, lows, np.inf)
-        highs = np.where(valid, highs, -1)
-    weights = _weights(states.tobytes()).reshape(states.shape)
-    low_at, high_at, state_at = lows.argmin(axis=0), highs.argmax(axis=0), weights.argmax(axis=0)
-    row = np.arange(lows.shape[1])
-    has = valid.any(axis=0)
-    return Envelope(
-        len(ranks),
-        np.where(has, lows[low_at, row], 0).astype(lows.dtype),
-        np.where(has, highs[high_at, row], 0).astype(highs.dtype),
-        np.where(has, ranks[low_at], NO_ROW).astype("<u4"),
-        np.where(has, ranks[high_at], NO_ROW).astype("<u4"),
-        _OF_WEIGHT[weights[state_at, row]],
-        ranks[state_at],
-    )
+def _weights(states: Array) -> Array:
+    weights: Array = np.frombuffer(states.tobytes().translate(_WEIGHT), np.uint8).reshape(states.shape)
+    return weights

@@ -15,7 +15,7 @@ class Letter(NamedTuple):
 
     peer: bytes
     key: str
-    parts: list[bytes]
+    parts: list[memoryview]
 
 
 class Ended(NamedTuple):
@@ -50,10 +50,10 @@ class Inbox:
         except zmq.Again:
             return self._next_end()
         part = self._socket.recv(copy=False)  # a ROUTER puts the peer before each message, which has at least one part
-        parts = [part.bytes]
+        parts = [part.buffer]
         while part.more:
             part = self._socket.recv(copy=False)
-            parts.append(part.bytes)
+            parts.append(part.buffer)
         key = self._keys.get(peer)
         # Names that a ROUTER gives begin with a 0, and it gives none twice. Others were chosen by the peer, and another one
         # may come by that name.

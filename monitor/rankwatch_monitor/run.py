@@ -29,7 +29,7 @@ from .verdict import Verdict, elect, is_waited_for, name_spans
 NOBODY = b""
 """The peer of a rank that has yet to connect to this collector."""
 
-MAX_BEATS = 4096
+MAX_BEATS = 2048
 """Heartbeats a second of one run."""
 
 MAX_TABLES = 256

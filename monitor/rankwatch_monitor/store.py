@@ -174,14 +174,11 @@ class Store:
             groups.setdefault((summary.table_id, summary.batch, summary.first_frame), []).append(part)
         for (_, batch, first_frame), group in groups.items():
             columns = self._columns(group[0][1].table)
-            made, envelope = summarise([Part(rank, trained.seq, trained.summary) for rank, trained in group], columns)
-            digests.append(made)
+            place = batch, first_frame, columns.number
+            envelope = self._envelope(place, columns)
+            digests.append(summarise([Part(rank, part.seq, part.summary) for rank, part in group], columns, envelope))
             if not columns.number:
                 continue
-            place = batch, first_frame, columns.number
-            if (before := self._envelope(place, columns)) is not None:
-                self._bytes["envelopes"] -= len(before.pack())
-                envelope = before.merge(envelope)
             envelopes.append((*place, envelope.ranks, envelope.pack()))
             keeps_all = batch % self._distance(columns) == 0
             summaries += (
@@ -223,10 +220,14 @@ class Store:
             del self._tables[next(iter(self._tables))]
         return columns
 
-    def _envelope(self, place: tuple[int, int, int], columns: Columns) -> Envelope | None:
+    def _envelope(self, place: tuple[int, int, int], columns: Columns) -> Envelope:
+        """That of the ranks which were told before, to be written again with those that are told now."""
         query = "SELECT ranks, body FROM envelopes WHERE batch = ? AND first_frame = ? AND tbl = ?"
         row = self._database.execute(query, place).fetchone()
-        return Envelope.unpack(row[0], row[1], columns) if row else None
+        if row is None:
+            return Envelope(columns)
+        self._bytes["envelopes"] -= len(row[1])
+        return Envelope.unpack(row[0], row[1], columns)
 
     def _distance(self, columns: Columns) -> int:
         """Summaries are kept of each so many-th batch."""

@@ -176,6 +176,8 @@ class Ranks:
 
 def simulate(pipe: Pipe, path: str, job: str, world_size: int, numbers: range) -> None:
     """The body of a process that holds ranks: does what the pipe tells, one call after another."""
+    if job == "flood":
+        sockets.SEND_HIGH_WATER = 4  # so that what is sent is what is taken
     ranks = Ranks(connections.read(Path(path)), job, world_size, numbers)
     while (call := pipe.recv()) is not None:
         name, *arguments = call

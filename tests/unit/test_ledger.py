@@ -372,7 +372,7 @@ def test_a_large_world_beats_more_slowly() -> None:
     desk.connect(16_384, ranks=[0])
     (welcome,) = desk.sent(0, wire.Welcome)
     assert isinstance(welcome, wire.Welcome)
-    assert welcome.heartbeat == 4.0
+    assert welcome.heartbeat == 8.0
 
 
 def test_a_rank_that_died_first_is_the_reason_not_the_one_that_failed_of_it() -> None:
