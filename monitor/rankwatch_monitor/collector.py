@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import resource
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, TextIO
@@ -250,10 +252,13 @@ class Collector:
             log.exception("an error of ours while handling %s; the collector goes on", type(event).__name__)
 
     def _do(self, effects: Iterable[Effect]) -> None:
+        message, body = None, b""
         for effect in effects:
             if isinstance(effect, Send):
+                if effect.message is not message:  # an abort goes to thousands
+                    message, body = effect.message, wire.encode(effect.message)
                 with suppress(zmq.Again):  # a peer that takes nothing just now: what matters is repeated
-                    self._socket.send_multipart([effect.peer, wire.encode(effect.message)], zmq.NOBLOCK)
+                    self._socket.send_multipart([effect.peer, body], zmq.NOBLOCK)
             elif isinstance(effect, Note):
                 log.info("%s", printable(effect.text))
             elif isinstance(effect, IssueKey):
@@ -261,10 +266,14 @@ class Collector:
             elif isinstance(effect, Keep):
                 self._kept.setdefault(effect.run, []).extend(effect.entries)
             elif isinstance(effect, RecordTrace):
-                self._runs.record_trace(effect.run, effect.rank, effect.batch, effect.frames)
+                self._recorder.do(partial(self._runs.record_trace, effect.run, effect.rank, effect.batch, effect.frames))
             elif isinstance(effect, Publish):
-                self._runs.publish(effect.report)
+                self._recorder.do(partial(self._runs.publish, effect.report))
                 self._show(effect.report, effect.news)
+
+
+GARBAGE_THRESHOLDS = 50_000, 20, 100
+"""A full search for cyclic garbage among the records of 16,384 ranks takes 70 ms, in which no abort is sent; and finds none."""
 
 
 class _Known(NamedTuple):
@@ -277,6 +286,7 @@ class _Known(NamedTuple):
 def run_daemon(listen: str | None, connection_file: Path, runs_dir: Path, options: Options) -> int:
     """``rankwatch collector``: serves until SIGTERM or SIGINT; a second signal ends it at once."""
     runs = RunsFolder(runs_dir)
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
     collector = Collector(listen=listen, connection_file=connection_file, runs=runs, options=options, show=_print)
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -41,6 +41,14 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Stood:
+    """Where each rank was when one tripped: an election rests on that, and beats are not on record. Positions, by rank."""
+
+    ranks: tuple[int, ...]
+    places: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Waited:
     """Time has passed, and something was decided by it."""
 
@@ -67,7 +75,7 @@ class Closed:
     """The run is over."""
 
 
-OwnEvent: TypeAlias = Opened | Left | Waited | CommandEnded | Decided | Closed
+OwnEvent: TypeAlias = Opened | Left | Stood | Waited | CommandEnded | Decided | Closed
 Fact: TypeAlias = wire.Message | OwnEvent | Trained
 
 

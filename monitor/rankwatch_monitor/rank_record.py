@@ -13,6 +13,8 @@ from rankwatch.trip import Trip
 from .report.data import RankRow, RankState
 from .verdict import Standing, Witness, name_spans
 
+_STANDINGS = {RankState.RUNNING: Standing.LIVE, RankState.FINISHED: Standing.DONE}
+
 
 @dataclass(slots=True)
 class RankRecord:
@@ -100,8 +102,7 @@ class RankRecord:
         return frames if frames > position.frame else None
 
     def witness(self) -> Witness:
-        standing = {RankState.RUNNING: Standing.LIVE, RankState.FINISHED: Standing.DONE}.get(self.state, Standing.GONE)
-        return Witness(standing, self.progress, self.trip)
+        return Witness(_STANDINGS.get(self.state, Standing.GONE), self.progress, self.trip)
 
     def row(self) -> RankRow:
         """The rank as reports show it."""

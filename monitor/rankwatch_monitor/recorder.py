@@ -1,4 +1,4 @@
-"""The thread that puts runs on record, so that no message waits for the disk.
+"""The thread that writes to the disk, so that no message waits for it: the runs' records and all other files.
 
 What cannot be recorded is told once and forgone: detection and abort never depend on the disk.
 """
@@ -46,6 +46,7 @@ class Recorder:
         self._changed = threading.Condition()
         self._waiting: list[tuple[str, Sequence[Entry], Mapping[int, int]]] = []
         self._waiting_bytes = 0
+        self._actions: list[Callable[[], None]] = []
         self._is_urgent = False
         self._is_closing = False
         self._stored: dict[str, dict[int, int]] = {}
@@ -71,6 +72,13 @@ class Recorder:
                 self._is_urgent |= urgent
                 self._changed.notify()
 
+    def do(self, action: Callable[[], None]) -> None:
+        """Lets ``action`` write something else, after what was to be kept before."""
+        with self._changed:
+            self._actions.append(action)
+            self._is_urgent = True
+            self._changed.notify()
+
     def stored(self) -> dict[str, dict[int, int]]:
         """By run and rank: the numbers up to which its messages are on record, where that has changed since the last call."""
         with self._changed:
@@ -92,7 +100,8 @@ class Recorder:
             log.error("the disk is too slow: batches of run %s are missing in its record", run)
 
     def _run(self) -> None:
-        while taken := self._take():
+        while (work := self._take()) is not None:
+            taken, actions = work
             by_run: dict[str, list[Entry]] = {}
             for run, entries, _ in taken:
                 by_run.setdefault(run, []).extend(entries)
@@ -103,17 +112,23 @@ class Recorder:
                 for run, _, seqs in taken:
                     self._stored.setdefault(run, {}).update(seqs)
             self._wake()
+            for action in actions:
+                try:
+                    action()
+                except Exception:
+                    log.exception("an error of ours while a file was written; the collector goes on")
         for store in self._stores.values():
             if store is not None:
                 _close(store)
 
-    def _take(self) -> list[tuple[str, Sequence[Entry], Mapping[int, int]]]:
-        """What waits, once there is something; empty at the end."""
+    def _take(self) -> tuple[list[tuple[str, Sequence[Entry], Mapping[int, int]]], list[Callable[[], None]]] | None:
+        """What waits, once there is something; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            self._changed.wait_for(lambda: self._waiting or self._is_urgent or self._is_closing)
             self._changed.wait_for(lambda: self._is_urgent or self._is_closing, COMMIT_INTERVAL)
             taken, self._waiting, self._is_urgent = self._waiting, [], False
-        return taken
+            actions, self._actions = self._actions, []
+            return (taken, actions) if taken or actions or not self._is_closing else None
 
     def _write(self, run: str, entries: Sequence[Entry]) -> None:
         try:

@@ -19,7 +19,7 @@ from rankwatch.text import describe_culprit
 from rankwatch.trip import Trip
 
 from .effects import Effect, Note, Publish, RecordTrace, Send
-from .journal import NO_RANK, Closed, CommandEnded, Decided, Entry, Fact, Left, Opened, Progress, Trained, Waited
+from .journal import NO_RANK, Closed, CommandEnded, Decided, Entry, Fact, Left, Opened, Progress, Stood, Trained, Waited
 from .notices import Notices
 from .rank_record import RankRecord, describe_records
 from .report.data import Outcome, RankRow, RankState, Report
@@ -239,6 +239,9 @@ class Run:
             self._leave(self.ranks[rank], fact.state)
         elif isinstance(fact, CommandEnded):
             effects = self.job_ended(fact.exit_code, fact.interrupted, now)
+        elif isinstance(fact, Stood):
+            for one, place in zip(fact.ranks, fact.places, strict=True):
+                self.ranks[one].advance(Position(*place), self.ranks[one].phase)
         elif isinstance(fact, Waited):
             effects = self._decide(now)
         elif isinstance(fact, Decided):
@@ -291,9 +294,7 @@ class Run:
             yield from self._take_batch(record, message, now)
             return
         if isinstance(message, wire.Tripped) and self._lowers_target(message.trip):
-            # The election rests on where each rank is, and no beat is on record.
-            for rank, other in self.ranks.items():
-                self._note_down(now, other.beat(), rank)
+            self._note_down(now, Stood(tuple(self.ranks), tuple([other.progress for other in self.ranks.values()])))
         self._note_down(now, message, record.hello.rank)
         if isinstance(message, wire.Noticed):
             if self._notices.take(record.hello.rank, message.notice):
@@ -450,7 +451,8 @@ class Run:
     def _send_abort(self, now: float) -> Iterator[Effect]:
         assert self._abort is not None
         self._abort_sent_at = now
-        for rank in self._unacknowledged:
+        culprit = self._abort.rank
+        for rank in sorted(self._unacknowledged, key=lambda rank: rank != culprit):  # the culprit stands and waits for it
             yield Send(self.ranks[rank].peer, self._abort)
 
     def _quiet_end(self) -> tuple[Outcome, str]:

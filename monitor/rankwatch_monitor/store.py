@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -51,6 +51,14 @@ MAX_PARAMETERS = 999
 BUSY_TIMEOUT = 2.0
 """Seconds that a write waits for a reader who has locked the file."""
 
+_READ: dict[str, Callable[[Any], Any]] = {
+    "state": RankState,
+    "outcome": Outcome,
+    "ranks": tuple,
+    "places": lambda places: tuple(map(tuple, places)),
+}
+"""How those fields of the collector's own events are made that JSON has no words for."""
+
 Row: TypeAlias = tuple[Any, ...]
 
 _CREATE = """
@@ -75,7 +83,7 @@ CREATE TABLE summaries (
 _OWN: dict[str, type[journal.OwnEvent]] = {
     cls.__name__.lower(): cls
     for cls in (
-        journal.Opened, journal.Left, journal.Waited, journal.CommandEnded, journal.Decided, journal.Closed,
+        journal.Opened, journal.Left, journal.Stood, journal.Waited, journal.CommandEnded, journal.Decided, journal.Closed,
     )
 }  # fmt: skip
 
@@ -354,7 +362,7 @@ def _decode(kind: str, body: str | bytes) -> Fact:
     if isinstance(body, bytes):
         return wire.decode(body)
     fields = json.loads(body)
-    for name, cls in (("state", RankState), ("outcome", Outcome)):
+    for name, read in _READ.items():
         if name in fields:
-            fields[name] = cls(fields[name])
+            fields[name] = read(fields[name])
     return _OWN[kind](**fields)

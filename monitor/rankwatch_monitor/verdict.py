@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rankwatch.frame import Position
 from rankwatch.trip import Cause, Trip, classify
@@ -30,8 +31,7 @@ class Certainty(str, enum.Enum):
     PARTIAL = "partial"
 
 
-@dataclass(frozen=True, slots=True)
-class Witness:
+class Witness(NamedTuple):
     """A rank as the election sees it."""
 
     standing: Standing

@@ -154,6 +154,20 @@ def test_of_a_disk_that_is_too_slow_batches_are_forgone_and_nothing_else(
     assert bench.recorded()[-1] == 50  # it goes on as soon as there is room
 
 
+def test_other_files_are_written_after_what_was_kept_before_also_when_one_of_them_fails(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[list[int]] = []
+    done = threading.Event()
+    bench.recorder.keep("train-0", trained(0))
+    bench.recorder.do(lambda: seen.append(bench.recorded()))
+    bench.recorder.do(lambda: seen.append([1 // 0]))
+    bench.recorder.do(done.set)
+    assert done.wait(SOON)
+    assert seen == [[0]]
+    assert "an error of ours while a file was written; the collector goes on" in caplog.text
+
+
 def test_closing_writes_what_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorders, "COMMIT_INTERVAL", 1e6)
     bench.recorder.keep("train-0", trained(0, 1, 2))

@@ -26,6 +26,7 @@ from rankwatch_monitor.journal import (
     Left,
     Opened,
     Progress,
+    Stood,
     Trained,
     Waited,
 )
@@ -42,6 +43,7 @@ EVENTS: list[tuple[int, Fact]] = [
     (0, wire.Tripped(4, makers.trip())),
     (0, wire.Noticed(5, makers.notice())),
     (1, Left(RankState.LOST)),
+    (NO_RANK, Stood((0, 3), ((1, 0, 3), (-1, 0, 0)))),
     (NO_RANK, wire.Tune("train-1", every=3, ignore=("*.rotary",))),
     (NO_RANK, Waited()),
     (NO_RANK, Decided(Outcome.ABORTED, "because", True)),
