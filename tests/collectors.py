@@ -11,7 +11,7 @@ from rankwatch_monitor.report.data import Report
 from rankwatch_monitor.run import Options
 from rankwatch_monitor.run_folder import RunsFolder
 
-SOON = 10
+SOON = 30
 """Seconds within which what must happen has happened; only a failing test waits so long."""
 
 

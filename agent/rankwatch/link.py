@@ -19,6 +19,7 @@ import zmq
 from . import wire
 from .connection import Connection
 from .errors import ProtocolError
+from .fork import keep_from_children
 from .frame import BatchSummary, FrameTable, Position
 from .identity import Identity
 from .notice import Notice
@@ -124,6 +125,7 @@ class Link:
         Raises:
             ProtocolError: the collector refused this rank for good (another version of the protocol, say).
         """
+        keep_from_children(self._connection.address)
         self._thread.start()
         self._settled.wait(CONNECT_TIMEOUT)
         if self.refusal:

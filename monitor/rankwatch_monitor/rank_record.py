@@ -34,7 +34,8 @@ class RankRecord:
     """When its connection ended, the last time that one did."""
     cut_off: bool = False
     """Whether it was silent before its connection ended."""
-    silent: bool = False
+    quiet: str = ""
+    """How it is silent, while it is."""
     progress: Position = NOWHERE
     phase: str = "idle"
     seq: int = 0
@@ -66,7 +67,7 @@ class RankRecord:
         return f"last seen in {describe_position(self.progress)}, frame {self.progress.frame}, phase {self.phase}"
 
     def hear(self, now: float) -> None:
-        self.heard_at, self.connected, self.silent, self.cut_off = now, True, False, False
+        self.heard_at, self.connected, self.quiet, self.cut_off = now, True, "", False
 
     def take(self, batch: int, first_frame: int, frames: int) -> None:
         """So many frames, a part of a batch: its forward, or what was recorded in its backward."""

@@ -29,6 +29,8 @@ from .verdict import Verdict, elect, is_waited_for, name_spans
 NOBODY = b""
 """The peer of a rank that has yet to connect to this collector."""
 
+CUT_OFF, HELD_UP = "silent and cut off, as are all others", "silent, but still connected"
+
 MAX_BEATS = 2048
 """Heartbeats a second of one run."""
 
@@ -188,7 +190,7 @@ class Run:
         record = self.ranks[rank]
         if record.peer == peer:
             # A process that dies is silent from then on; where the network is cut, silence comes first.
-            record.connected, record.gone_at, record.cut_off = False, now, record.silent
+            record.connected, record.gone_at, record.cut_off = False, now, bool(record.quiet)
 
     def tune(self, tune: wire.Tune, now: float) -> Iterator[Effect]:
         """Somebody changes options of the ranks: those that are connected are told now, the others when they come (back)."""
@@ -267,7 +269,7 @@ class Run:
         self._deaf_at = now
         for rank, record in self.ranks.items():
             record.stored = record.seq
-            record.connected, record.silent, record.cut_off = False, True, True
+            record.connected, record.quiet, record.cut_off = False, CUT_OFF, True
             record.heard_at = record.moved_at = record.gone_at = now
             if record.is_running and record.acknowledged_at is None:
                 self._unacknowledged.add(rank)
@@ -349,11 +351,11 @@ class Run:
         cut_off = [record for record in quiet if record.cut_off and is_deaf]
         # Its process lives: a long call into C that keeps the interpreter to itself must not cost a healthy run.
         held_up = [record for record in quiet if record.connected]
-        for records, fate in ((cut_off, "silent and cut off, as are all others"), (held_up, "silent, but still connected")):
-            if news := [record for record in records if not record.silent]:
-                yield Note(f"run {self.id}: {describe_records(news)} {fate}; {news[0].last_seen}")
+        for records, how in ((cut_off, CUT_OFF), (held_up, HELD_UP)):
+            if news := [record for record in records if record.quiet != how]:
+                yield Note(f"run {self.id}: {describe_records(news)} {how}; {news[0].last_seen}")
             for record in news:
-                record.silent = True
+                record.quiet = how
         # In the order in which their connections ended, and not their beats: the first to die took the others along.
         gone = (record for record in quiet if not record.connected and not (record.cut_off and is_deaf))
         lost = []

@@ -56,7 +56,7 @@ def _ranks(records: Iterable[RankRecord]) -> list[int]:
 
 
 def _life(stalled: list[RankRecord], now: float) -> str:
-    silent = [record for record in stalled if record.silent]
+    silent = [record for record in stalled if record.quiet]
     if not silent:
         return "though its heartbeat comes" if len(stalled) == 1 else "though their heartbeats come"
     longest = max(now - record.heard_at for record in silent)

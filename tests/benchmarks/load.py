@@ -320,7 +320,7 @@ def quantile(values: list[float], share: float) -> float:
 
 def under_load(world_size: int, seconds: int, cores: list[int], folder: Path) -> dict[str, Any]:
     """One size of the first table."""
-    with collector(folder, cores[0], Path("/tmp/w/collog")) as (usage, path):
+    with collector(folder, cores[0], folder / "log") as (usage, path):
         crowd = Crowd(path, "load", world_size, cores[1:] or cores, 4096)
         try:
             crowd.call("connect")
@@ -430,7 +430,7 @@ def main() -> None:
         "--ranks", type=lambda text: [int(part) for part in text.split(",")], default=[64, 1024, 4096, 16384]
     )
     parser.add_argument("--seconds", type=int, default=60, help="of load at each size")
-    parser.add_argument("--flood", type=int, default=1024, metavar="RANKS", help="ranks of the flood; 0: none")
+    parser.add_argument("--flood", type=int, default=64, metavar="RANKS", help="ranks of the flood; 0: none")
     parser.add_argument("--flood-seconds", type=float, default=10)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -1,7 +1,6 @@
 """The failure matrix with real processes and real signals: what a fault may cost, and what it must not.
 
-The ranks are processes that train word by word (see ``scripts/fault_rank.py``), so that each fault comes at a moment of the
-test's choosing. The collector is the command line's, which notes beside its work what it was told.
+See ``site.py`` for who takes part.
 """
 
 from __future__ import annotations
@@ -11,175 +10,18 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from collectors import until
-from jobs import SCRIPTS, environment, processes_of, torchrun
-from rankwatch_monitor.store import read_digests
+from e2e.site import ABORTED, COMMAND, SPOOL, Forge, Site, trained, trip_stops_all
+from jobs import environment, processes_of, torchrun
 
 pytestmark = pytest.mark.e2e
-
-ABORTED = 77
-SPOOL = 1024
-COMMAND = [sys.executable, str(SCRIPTS / "fault_collector.py")]
-
-
-class Forge:
-    """The process that ranks are forked from."""
-
-    def __init__(self) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, str(SCRIPTS / "fault_rank.py"), str(theirs.fileno())],
-                env=environment(), pass_fds=[theirs.fileno()],
-            )  # fmt: skip
-
-    def ask(self, what: str, argument: object, descriptors: list[int] | None = None) -> int:
-        socket.send_fds(self._requests, [json.dumps([what, argument]).encode()], descriptors or [])
-        return int(self._requests.recv(64))
-
-    def close(self) -> None:
-        self._requests.close()
-        assert self._process.wait(30) == 0
-
-
-class Rank:
-    """A rank that does what it is told. ``code``, once it has ended, is its exit code."""
-
-    def __init__(self, forge: Forge, errors: Path, env: dict[str, str], stdout: str) -> None:
-        self._forge = forge
-        self._errors = errors
-        self.code: int | None = None
-        ours, theirs = socket.socketpair()
-        with theirs, open(errors, "w") as stderr, open(stdout, "w") as out:
-            self.pid = forge.ask("start", env, [theirs.fileno(), out.fileno(), stderr.fileno()])
-        self._words, self._answers = ours.makefile("w"), ours.makefile("r")
-        ours.close()
-
-    def tell(self, word: str, *arguments: object) -> None:
-        self._words.write(json.dumps([word, *arguments]) + "\n")
-        self._words.flush()
-
-    def hear(self) -> Any:
-        answer = self._answers.readline()
-        assert answer, f"the rank has ended: {self.errors}"
-        return json.loads(answer)
-
-    def ask(self, word: str, *arguments: object) -> Any:
-        self.tell(word, *arguments)
-        return self.hear()
-
-    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        os.kill(self.pid, number)
-
-    def wait(self) -> int:
-        """Waits for its end; its exit code, or minus the signal that ended it."""
-        if self.code is None:
-            with contextlib.suppress(ConnectionError):  # ended before it had read all it was told
-                self._answers.read()  # to the end, which is the process's
-            self.code = self._forge.ask("wait", self.pid)
-        return self.code
-
-    def close(self) -> int:
-        self.tell("close")
-        return self.wait()
-
-    @property
-    def errors(self) -> str:
-        return self._errors.read_text()
-
-
-class Site:
-    """A collector and its ranks in one folder. ``restarts`` of the collector find the connection file of the first."""
-
-    def __init__(self, forge: Forge, folder: Path) -> None:
-        self._forge = forge
-        self.folder = folder
-        self.runs = folder / "runs"
-        self.connection = folder / "connection.json"
-        self.ranks: list[Rank] = []
-        self.collectors: list[subprocess.Popen[bytes]] = []
-
-    def collect(self, *options: str, heartbeat: float = 0.2, stdout: str | None = None) -> subprocess.Popen[bytes]:
-        listen = [] if self.connection.exists() else ["--listen", "tcp://127.0.0.1:0"]
-        paths = ["--connection-file", str(self.connection), "--runs-dir", str(self.runs), "--heartbeat", str(heartbeat)]
-        started = self.log.count("collecting on")
-        with open(self.folder / "log", "a") as log, open(stdout or self.folder / "out", "a") as out:
-            command = [*COMMAND, "collector", *listen, *paths, *options]
-            self.collectors.append(subprocess.Popen(command, env=self._environment, stdout=out, stderr=log))
-        until(lambda: self.log.count("collecting on") > started)
-        return self.collectors[-1]
-
-    def start(self, ranks: int, *, stdout: str = os.devnull, **options: str) -> list[Rank]:
-        """Starts all the ranks of a job, and waits until each has its watch."""
-        for rank in range(ranks):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "RANKWATCH_JOB": "train"}
-            error_file = str(self.folder / f"error-{rank}.json")
-            env = place | {"RANKWATCH_CONNECTION": str(self.connection), "TORCHELASTIC_ERROR_FILE": error_file} | options
-            self.ranks.append(Rank(self._forge, self.folder / f"rank-{rank}", env, stdout))
-        for started in self.ranks:
-            assert started.hear() == "ready"
-        return self.ranks
-
-    def end(self) -> int:
-        """Ends the collector with SIGTERM; its exit code."""
-        self.collectors[-1].terminate()
-        return self.collectors[-1].wait(30)
-
-    def clear(self) -> None:
-        for process in self.collectors:
-            process.kill()
-            process.wait()
-        for rank in self.ranks:
-            if rank.code is None:
-                rank.kill()
-                rank.wait()
-
-    @property
-    def _environment(self) -> dict[str, str]:
-        return environment(FAULT_NOTES=str(self.folder / "notes"))
-
-    @property
-    def log(self) -> str:
-        """What the collectors said on stderr."""
-        path = self.folder / "log"
-        return path.read_text() if path.exists() else ""
-
-    @property
-    def out(self) -> str:
-        return (self.folder / "out").read_text()
-
-    def notes(self, kind: str, collector: subprocess.Popen[bytes] | None = None) -> list[tuple[Any, ...]]:
-        """What the collectors, or this one, noted of this kind; see ``scripts/fault_collector.py``."""
-        path = self.folder / "notes"
-        notes = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [tuple(fact) for what, pid, *fact in notes if what == kind and collector in (None, self._by_pid.get(pid))]
-
-    def greeted(self, collector: subprocess.Popen[bytes] | None = None) -> list[int]:
-        """The ranks that said HELLO to it, each as often as it did."""
-        return sorted(rank for _, rank in self.notes("hello", collector))
-
-    def recorded(self, run: str = "train-0") -> Counter[tuple[int, int]]:
-        """How often each (rank, batch) stands in the run's record."""
-        digests = read_digests(self.runs / run / "run.db")
-        return Counter(zip(digests["rank"].tolist(), digests["batch"].tolist(), strict=True))
-
-    @property
-    def _by_pid(self) -> dict[int, subprocess.Popen[bytes]]:
-        return {process.pid: process for process in self.collectors}
-
-    def report(self, run: str = "latest") -> dict[str, Any]:
-        parsed: dict[str, Any] = json.loads((self.runs / run / "report.json").read_text())
-        return parsed
 
 
 @pytest.fixture(scope="module")
@@ -191,26 +33,9 @@ def forge() -> Iterator[Forge]:
 
 @pytest.fixture
 def site(forge: Forge, tmp_path: Path) -> Iterator[Site]:
-    site = Site(forge, tmp_path)
+    site = Site([forge], tmp_path)
     yield site
     site.clear()
-
-
-def trained(*batches: int) -> Counter[tuple[int, int]]:
-    """What is recorded of ranks that have trained so many batches each: every (rank, batch) once."""
-    return Counter((rank, batch) for rank, count in enumerate(batches) for batch in range(count))
-
-
-def trip_stops_all(site: Site, culprit: int) -> None:
-    """One rank trips while the others train: each ends as aborted, and names the culprit."""
-    others = [rank for index, rank in enumerate(site.ranks) if index != culprit]
-    for other in others:
-        other.tell("train")
-    site.ranks[culprit].tell("trip")
-    assert [rank.wait() for rank in site.ranks] == [ABORTED] * len(site.ranks)
-    for rank in site.ranks:
-        assert f"rank {culprit} of {len(site.ranks)}" in rank.errors
-        assert "gate (Gate), output: inf" in rank.errors
 
 
 # --- the collector --------------------------------------------------------------------------------------------------------
@@ -344,9 +169,6 @@ def test_with_on_lost_wait_the_others_go_on_without_a_killed_rank(site: Site) ->
     assert [(row["state"], row["last_batch"]) for row in site.report()["ranks"]] == [("finished", 7), ("lost", 2)]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="the kernel ends a connection only when the last process that has it is gone"
-)
 def test_a_killed_rank_is_lost_although_a_process_that_it_forked_lives_on(site: Site) -> None:
     """The child of a data loader has its parent's connections open."""
     site.collect()

@@ -60,7 +60,7 @@ def test_a_rank_that_keeps_the_interpreter_to_itself_is_not_lost(collector: Runn
     assert rank.stdout is not None
     (run,) = collector.collector.ledger.runs.values()
     print("go", file=rank.stdin, flush=True)
-    until(lambda: run.ranks[0].silent)
+    until(lambda: run.ranks[0].quiet)
     assert rank.stdout.readline() == "back\n"
-    until(lambda: not run.ranks[0].silent)
+    until(lambda: not run.ranks[0].quiet)
     assert (run.ranks[0].state, collector.reports) == (RankState.RUNNING, [])

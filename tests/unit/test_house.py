@@ -18,7 +18,7 @@ SHARED = ["errors", "frame", "trip", "notice", "wire", "text", "identity", "conf
 ORDER = [
     *("errors", "frame", "trip", "notice", "wire", "text", "config", "connection", "sockets", "identity"),
     *("kernel", "measure", "tape", "walk", "modules", "weights", "traced", "recorder", "batch", "health", "settle"),
-    *("scaler", "steps", "backward", "hooks", "detector", "spool", "link", "abort"),
+    *("scaler", "steps", "backward", "hooks", "detector", "fork", "spool", "link", "abort"),
     *("registry", "mark", "watcher", "drop_in", "demo"),
 ]
 """Imports inside the agent point to the left."""

@@ -1,0 +1,203 @@
+"""Where faults are tried: a real collector, and ranks that do what they are told.
+
+The ranks are processes that train word by word (see ``scripts/fault_rank.py``), so that each fault comes at a moment of the
+test's choosing. The collector is the command line's, which notes beside its work what it was told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from collectors import until
+from jobs import SCRIPTS, environment
+from rankwatch_monitor.store import read_digests
+
+ABORTED = 77
+SPOOL = 1024
+COMMAND = [sys.executable, str(SCRIPTS / "fault_collector.py")]
+
+
+class Forge:
+    """The process that ranks are forked from; ``host`` is what to put before a command to run it somewhere else."""
+
+    def __init__(self, host: Sequence[str] = ()) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [*host, sys.executable, str(SCRIPTS / "fault_rank.py"), str(theirs.fileno())],
+                env=environment(), pass_fds=[theirs.fileno()],
+            )  # fmt: skip
+
+    def ask(self, what: str, argument: object, descriptors: list[int] | None = None) -> int:
+        socket.send_fds(self._requests, [json.dumps([what, argument]).encode()], descriptors or [])
+        return int(self._requests.recv(64))
+
+    def close(self) -> None:
+        self._requests.close()
+        assert self._process.wait(30) == 0
+
+
+class Rank:
+    """A rank that does what it is told. ``code``, once it has ended, is its exit code."""
+
+    def __init__(self, forge: Forge, errors: Path, env: dict[str, str], stdout: str) -> None:
+        self._forge = forge
+        self._errors = errors
+        self.code: int | None = None
+        ours, theirs = socket.socketpair()
+        with theirs, open(errors, "w") as stderr, open(stdout, "w") as out:
+            self.pid = forge.ask("start", env, [theirs.fileno(), out.fileno(), stderr.fileno()])
+        self._words, self._answers = ours.makefile("w"), ours.makefile("r")
+        ours.close()
+
+    def tell(self, word: str, *arguments: object) -> None:
+        self._words.write(json.dumps([word, *arguments]) + "\n")
+        self._words.flush()
+
+    def hear(self) -> Any:
+        answer = self._answers.readline()
+        assert answer, f"the rank has ended: {self.errors}"
+        return json.loads(answer)
+
+    def ask(self, word: str, *arguments: object) -> Any:
+        self.tell(word, *arguments)
+        return self.hear()
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Waits for its end; its exit code, or minus the signal that ended it."""
+        if self.code is None:
+            with contextlib.suppress(ConnectionError):  # ended before it had read all it was told
+                self._answers.read()  # to the end, which is the process's
+            self.code = self._forge.ask("wait", self.pid)
+        return self.code
+
+    def close(self) -> int:
+        self.tell("close")
+        return self.wait()
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+
+class Site:
+    """A collector and its ranks in one folder; a collector that is started again finds the connection file of the first.
+
+    Args:
+        forges: the ranks come from them in turn.
+        listen, host: where the collector listens, and what to put before its command.
+    """
+
+    def __init__(
+        self, forges: Sequence[Forge], folder: Path, *, listen: str = "tcp://127.0.0.1:0", host: Sequence[str] = ()
+    ) -> None:
+        self._forges = forges
+        self._listen = listen
+        self._host = host
+        self.folder = folder
+        self.runs = folder / "runs"
+        self.connection = folder / "connection.json"
+        self.ranks: list[Rank] = []
+        self.collectors: list[subprocess.Popen[bytes]] = []
+
+    def collect(self, *options: str, heartbeat: float = 0.2, stdout: str | None = None) -> subprocess.Popen[bytes]:
+        listen = [] if self.connection.exists() else ["--listen", self._listen]
+        paths = ["--connection-file", str(self.connection), "--runs-dir", str(self.runs), "--heartbeat", str(heartbeat)]
+        started = self.log.count("collecting on")
+        with open(self.folder / "log", "a") as log, open(stdout or self.folder / "out", "a") as out:
+            command = [*self._host, *COMMAND, "collector", *listen, *paths, *options]
+            self.collectors.append(subprocess.Popen(command, env=self._environment, stdout=out, stderr=log))
+        until(lambda: self.log.count("collecting on") > started)
+        return self.collectors[-1]
+
+    def start(self, ranks: int, *, stdout: str = os.devnull, **options: str) -> list[Rank]:
+        """Starts all the ranks of a job, and waits until each has its watch."""
+        for rank in range(ranks):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "RANKWATCH_JOB": "train"}
+            error_file = str(self.folder / f"error-{rank}.json")
+            env = place | {"RANKWATCH_CONNECTION": str(self.connection), "TORCHELASTIC_ERROR_FILE": error_file} | options
+            self.ranks.append(Rank(self._forges[rank % len(self._forges)], self.folder / f"rank-{rank}", env, stdout))
+        for started in self.ranks:
+            assert started.hear() == "ready"
+        return self.ranks
+
+    def end(self) -> int:
+        """Ends the collector with SIGTERM; its exit code."""
+        self.collectors[-1].terminate()
+        return self.collectors[-1].wait(30)
+
+    def clear(self) -> None:
+        for process in self.collectors:
+            process.kill()
+            process.wait()
+        for rank in self.ranks:
+            if rank.code is None:
+                rank.kill()
+                rank.wait()
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return environment(FAULT_NOTES=str(self.folder / "notes"))
+
+    @property
+    def log(self) -> str:
+        """What the collectors said on stderr."""
+        path = self.folder / "log"
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "out").read_text()
+
+    def notes(self, kind: str, collector: subprocess.Popen[bytes] | None = None) -> list[tuple[Any, ...]]:
+        """What the collectors, or this one, noted of this kind; see ``scripts/fault_collector.py``."""
+        path = self.folder / "notes"
+        notes = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [tuple(fact) for what, pid, *fact in notes if what == kind and collector in (None, self._by_pid.get(pid))]
+
+    def greeted(self, collector: subprocess.Popen[bytes] | None = None) -> list[int]:
+        """The ranks that said HELLO to it, each as often as it did."""
+        return sorted(rank for _, rank in self.notes("hello", collector))
+
+    def recorded(self, run: str = "train-0") -> Counter[tuple[int, int]]:
+        """How often each (rank, batch) stands in the run's record."""
+        digests = read_digests(self.runs / run / "run.db")
+        return Counter(zip(digests["rank"].tolist(), digests["batch"].tolist(), strict=True))
+
+    @property
+    def _by_pid(self) -> dict[int, subprocess.Popen[bytes]]:
+        return {process.pid: process for process in self.collectors}
+
+    def report(self, run: str = "latest") -> dict[str, Any]:
+        parsed: dict[str, Any] = json.loads((self.runs / run / "report.json").read_text())
+        return parsed
+
+
+def trained(*batches: int) -> Counter[tuple[int, int]]:
+    """What is recorded of ranks that have trained so many batches each: every (rank, batch) once."""
+    return Counter((rank, batch) for rank, count in enumerate(batches) for batch in range(count))
+
+
+def trip_stops_all(site: Site, culprit: int) -> None:
+    """One rank trips while the others train: each ends as aborted, and names the culprit."""
+    others = [rank for index, rank in enumerate(site.ranks) if index != culprit]
+    for other in others:
+        other.tell("train")
+    site.ranks[culprit].tell("trip")
+    assert [rank.wait() for rank in site.ranks] == [ABORTED] * len(site.ranks)
+    for rank in site.ranks:
+        assert f"rank {culprit} of {len(site.ranks)}" in rank.errors
+        assert "gate (Gate), output: inf" in rank.errors

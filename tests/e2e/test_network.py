@@ -1,0 +1,119 @@
+"""Faults of the network between hosts: the collector on one, ranks on two others, and a switch with bad cables between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collectors import until
+from e2e.hosts import Hosts
+from e2e.site import ABORTED, Forge, Site, trained, trip_stops_all
+
+pytestmark = pytest.mark.e2e
+
+NODES = ["node0", "node1"]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    hosts = Hosts(["head", *NODES])
+    yield hosts
+    hosts.close()
+
+
+@pytest.fixture(scope="module")
+def forges(hosts: Hosts) -> Iterator[list[Forge]]:
+    forges = [Forge(hosts.command(name)) for name in NODES]
+    yield forges
+    for forge in forges:
+        forge.close()
+
+
+@pytest.fixture
+def site(hosts: Hosts, forges: list[Forge], tmp_path: Path) -> Iterator[Site]:
+    """Rank 0 is on node0, rank 1 on node1."""
+    site = Site(forges, tmp_path, listen=f"tcp://{hosts.address['head']}:0", host=hosts.command("head"))
+    yield site
+    for cable in hosts.cables.values():
+        cable.is_cut, cable.delay, cable.loss = False, 0.0, 0.0
+    site.clear()
+
+
+def test_ranks_on_other_hosts_are_stopped_by_a_trip(site: Site) -> None:
+    site.collect()
+    for rank in site.start(2):
+        assert rank.ask("batches", 3) == 3
+    trip_stops_all(site, culprit=1)
+
+
+def test_a_network_that_is_cut_and_healed_loses_no_batch_and_no_rank(site: Site, hosts: Hosts) -> None:
+    site.collect()
+    ranks = site.start(2)
+    for rank in ranks:
+        assert rank.ask("batches", 3) == 3
+        assert rank.ask("settle")
+    hosts.cables["head"].is_cut = True
+    for rank in ranks:
+        assert rank.ask("batches", 3) == 6
+    until(lambda: "are silent and cut off, as are all others" in site.log)  # the kernel has given the connections up
+    for rank in ranks:
+        assert rank.ask("batches", 3) == 9
+    hosts.cables["head"].is_cut = False
+    until(lambda: len(site.greeted()) >= 4)
+    for rank in ranks:
+        assert rank.ask("settle")
+        assert rank.ask("batches", 3) == 12
+        assert rank.close() == 0
+    until(lambda: "run train-0 finished: 2 ranks, 12 batches, no inf or nan" in site.out)
+    assert site.recorded() == trained(12, 12)
+
+
+def test_a_node_that_is_cut_off_alone_is_lost_and_the_others_are_stopped(site: Site, hosts: Hosts) -> None:
+    site.collect()
+    left, cut = site.start(2)
+    for rank in (left, cut):
+        assert rank.ask("batches", 3) == 3
+        assert rank.ask("settle")
+    hosts.cables["node1"].is_cut = True
+    left.tell("train")
+    assert left.wait() == ABORTED
+    assert "rank 1 of 2" in left.errors
+    until(lambda: "run train-0 lost" in site.out)
+    assert [row["state"] for row in site.report()["ranks"]] == ["aborted", "lost"]
+    hosts.cables["node1"].is_cut = False
+    cut.tell("train")
+    assert cut.wait() == ABORTED  # it hears of it as soon as it is back
+
+
+def test_a_node_that_is_cut_off_may_come_back_where_the_policy_is_to_wait(site: Site, hosts: Hosts) -> None:
+    site.collect("--on-lost", "wait")
+    left, cut = site.start(2)
+    for rank in (left, cut):
+        assert rank.ask("batches", 3) == 3
+        assert rank.ask("settle")
+    hosts.cables["node1"].is_cut = True
+    assert cut.ask("batches", 3) == 6
+    until(lambda: "rank 1 of 2" in site.log and "was lost" in site.log)
+    assert left.ask("batches", 3) == 6
+    hosts.cables["node1"].is_cut = False
+    until(lambda: "is back" in site.log)
+    for rank in (left, cut):
+        assert rank.ask("settle")
+        assert rank.close() == 0
+    until(lambda: "run train-0 finished: 2 ranks, 6 batches, no inf or nan" in site.out)
+    assert site.recorded() == trained(6, 6)
+
+
+def test_slow_and_lossy_cables_cost_nothing_but_time(site: Site, hosts: Hosts) -> None:
+    site.collect(heartbeat=1.0)
+    for name in NODES:
+        hosts.cables[name].delay, hosts.cables[name].loss = 0.05, 0.05
+    ranks = site.start(2)
+    for rank in ranks:
+        assert rank.ask("batches", 20) == 20
+    for rank in ranks:
+        assert rank.ask("settle")
+    assert site.recorded() == trained(20, 20)
+    trip_stops_all(site, culprit=0)
