@@ -37,6 +37,9 @@ first of them, or NO_ROW. ``table`` is the number of the frame table in the stor
 
 NO_ROW = 0xFFFFFFFF
 
+_FINITE, _INF, _NAN, _NOT_FLOAT = map(int, (State.FINITE, State.INF, State.NAN, State.NOT_FLOAT))
+"""NumPy takes a plain int for a byte among bytes; compared with an enum's, each byte is made an int64 first."""
+
 STACKED = 64
 """Parts looked at in one go: few enough for the caches, and working memory does not grow with the world."""
 
@@ -92,7 +95,7 @@ class Envelope:
     def add(self, ranks: Array, lows: Array, highs: Array, states: Array) -> None:
         """Takes in the readings of more ranks, each of shape (ranks, rows)."""
         self.ranks += len(ranks)
-        valid = (states <= State.INF) | (states == State.NOT_FLOAT)
+        valid = (states <= _INF) | (states == _NOT_FLOAT)
         if not valid.all():
             lows = np.where(valid, lows, np.inf)
             highs = np.where(valid, highs, -1)
@@ -192,10 +195,10 @@ def _digest(into: Array, parts: Sequence[Part], ranks: Array, highs: Array, stat
     with np.errstate(divide="ignore", invalid="ignore"):  # inf * 0 is of no finite reading; a headroom may be infinite
         share = highs * columns.shares
         if states.any():
-            share[states != State.FINITE] = 0.0
+            share[states != _FINITE] = 0.0
         into["row"] = worst = share.argmax(axis=1)
         into["headroom"] = np.log2(SCALE) - np.log2(share[np.arange(len(parts)), worst])
-    bad = (states == State.INF) | (states == State.NAN)
+    bad = (states == _INF) | (states == _NAN)
     if bad.any():
         into["bad"] = bad.sum(axis=1)
         into["bad_row"] = np.where(bad.any(axis=1), bad.argmax(axis=1), NO_ROW)

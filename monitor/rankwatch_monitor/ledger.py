@@ -140,7 +140,9 @@ class Ledger:
         over = [name for name, run in self.runs.items() if run.over]
         for name in over[:-KEPT_RUNS]:
             run = self.runs.pop(name)
-            self._peers = {peer: place for peer, place in self._peers.items() if place[0] is not run}
+            for record in run.ranks.values():
+                if self._peers.get(record.peer, (None,))[0] is run:
+                    del self._peers[record.peer]
             if self._current.get((run.job, run.restart, run.world_size)) is run:
                 del self._current[run.job, run.restart, run.world_size]
 
