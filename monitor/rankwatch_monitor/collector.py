@@ -272,8 +272,9 @@ class Collector:
                 self._show(effect.report, effect.news)
 
 
-GARBAGE_THRESHOLDS = 50_000, 20, 100
-"""A full search for cyclic garbage among the records of 16,384 ranks takes 70 ms, in which no abort is sent; and finds none."""
+GARBAGE_THRESHOLDS = 300_000, 20, 100
+"""So many objects wait for the disk at most: nothing is looked through for cyclic garbage, of which there is next to none, only
+because much is under way. Among the records of 16,384 ranks that takes 70 ms, in which no abort is sent."""
 
 
 class _Known(NamedTuple):

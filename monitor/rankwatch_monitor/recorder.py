@@ -18,7 +18,7 @@ from .store import FILE, Limits, Store, StoreError
 
 log = logging.getLogger(__name__)
 
-COMMIT_INTERVAL = 0.5
+COMMIT_INTERVAL = 0.25
 """Seconds that batches wait for others, to be written together. All else is written at once."""
 
 MAX_WAITING = 256 * 2**20
