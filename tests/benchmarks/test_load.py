@@ -1,0 +1,42 @@
+"""The benchmarks of the collector and of the network run, and measure what they say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import ROOT, environment
+
+pytestmark = pytest.mark.e2e
+
+
+def measured(tmp_path: Path, script: str, *arguments: str) -> Any:
+    path = tmp_path / "figures.json"
+    command = [sys.executable, str(ROOT / "tests" / "benchmarks" / script), *arguments, "--json", str(path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text())
+
+
+def test_load(tmp_path: Path) -> None:
+    figures = measured(tmp_path, "load.py", "--ranks", "16", "--seconds", "3", "--flood", "4", "--flood-seconds", "1")
+    (load,) = figures["load"]
+    assert load["messages/s"] == pytest.approx(32, rel=0.2)
+    assert load["behind"] == 0
+    assert load["trips"] > 0
+    assert 0 < load["TRIP to ABORT p50"] <= load["TRIP to last ACK p99"]
+    assert load["all told"] > 0
+    (flood,) = figures["flood"]
+    assert 0 < flood["ratio"] == pytest.approx(flood["collector"] / flood["bare ROUTER"])
+
+
+def test_network(tmp_path: Path) -> None:
+    rows = {row["mode"]: row for row in measured(tmp_path, "network.py", "--rounds", "5")}
+    assert rows["bare"]["ratio"] == 1
+    assert all(row["ratio"] > 0 for row in rows.values())
+    assert (rows["healthy"]["is connected"], rows["absent"]["is connected"]) == (True, False)
