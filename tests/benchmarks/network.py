@@ -2,12 +2,13 @@
 
     python tests/benchmarks/network.py [--rounds 300] [--json FILE]
 
-In one process each of five models (a bare one among them) does one training step in every round, in an order shuffled anew. The
-watched ones each have a collector of their own, on another core: "healthy" answers; "absent" was never there, its connection file
-is all there is; "stopped" gets SIGSTOP once the training runs, so that its connection stands and takes nothing; "drowning" is sent
-batches by 64 simulated ranks faster than it takes them. "ratio" is the median over the rounds of a step's time by that of the bare
-model in the same round; "p99" is the 99th percentile of the steps by that of the bare model's; "longest" is in milliseconds. What
-watching itself costs is in all four (and is high: the model is small, so that a delay would show); they must not differ.
+In one process each of five models (a bare one among them) does one training step in every round, in an order shuffled anew.
+The watched ones each have a collector of their own, on another core: "healthy" answers; "absent" was never there, its
+connection file is all there is; "stopped" gets SIGSTOP once the training runs, so that its connection stands and takes
+nothing; "drowning" is sent batches by 64 simulated ranks faster than it takes them. "ratio" is the median over the rounds
+of a step's time by that of the bare model in the same round; "p99" is the 99th percentile of the steps by that of the bare
+model's; "longest" is in milliseconds. What watching itself costs is in all four (and is high: the model is small, so that a
+delay would show); they must not differ.
 """
 
 from __future__ import annotations
