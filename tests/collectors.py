@@ -19,6 +19,7 @@ class Running:
     """A collector in a thread of its own."""
 
     def __init__(self, folder: Path, listen: str | None = "tcp://127.0.0.1:0", **options: float) -> None:
+        self.folder = folder
         self.reports: list[Report] = []
         self.collector = Collector(
             listen=listen,

@@ -43,8 +43,9 @@ PROBE_INTERVAL = 0.002
 TABLES_SENT = 64
 """Frame tables taken for known to the collector; beyond it all are sent again, for it keeps only the last ones it saw."""
 
-FAREWELL_TIMEOUT = 2.0
-"""Seconds that a clean end waits for its last messages to be acknowledged."""
+FAREWELL_TIMEOUT = 4.0
+"""Seconds that an end waits for its last messages to be acknowledged; also while a collector that was there is away, for a moment
+perhaps: a rank that is not heard to end well is lost."""
 
 VERDICT_MARGIN = 1.0
 """Seconds on top of the decision window that a tripped rank waits for its verdict."""
@@ -161,7 +162,7 @@ class Link:
         if os.getpid() != self._pid or self._stop:
             return
         self._append(lambda seq: wire.Bye(seq, outcome, text))
-        if self._online.is_set():
+        if self._welcome is not None and not self.refusal:
             self._spool.wait_until_empty(FAREWELL_TIMEOUT)
         self._stop = True
         self._wake()

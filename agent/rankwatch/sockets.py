@@ -47,7 +47,7 @@ def dealer(context: zmq.Context[zmq.Socket[bytes]], connection: Connection) -> z
     socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     socket.curve_serverkey = connection.server_public.encode()
     socket.curve_publickey = connection.client_public.encode()
     socket.curve_secretkey = connection.client_secret.encode()

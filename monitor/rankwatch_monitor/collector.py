@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -210,8 +210,8 @@ class Collector:
                 if len(parts) != 1:
                     raise ProtocolError(f"a message of {len(parts)} parts instead of one")
                 message = wire.decode(parts[0])
-            except ProtocolError as error:
-                self._perform(Malformed(peer, str(error)))
+            except (ProtocolError, MemoryError) as error:
+                self._perform(Malformed(peer, str(error) or "there is no memory for it"))
             else:
                 job = self._keys.job_of(key)
                 if job is not None:  # else nobody was to come in
@@ -246,12 +246,21 @@ class Collector:
             self._perform(Stored(run, seqs))
 
     def _perform(self, event: Event) -> None:
+        # The runs of all ranks hang on this loop: no single event may end it, and no effect keep back those after it.
+        effects: Iterator[Effect] = iter(())
         try:
-            self._do(self.ledger.handle(event, time.monotonic()))
-        except Exception:  # the runs of all ranks hang on this loop: no single event may end it
+            effects = iter(self.ledger.handle(event, time.monotonic()))
+        except Exception:
             log.exception("an error of ours while handling %s; the collector goes on", type(event).__name__)
+        left = True
+        while left:
+            try:
+                self._do(effects)
+                left = False
+            except Exception:
+                log.exception("an error of ours after %s; the collector goes on", type(event).__name__)
 
-    def _do(self, effects: Iterable[Effect]) -> None:
+    def _do(self, effects: Iterator[Effect]) -> None:
         message, body = None, b""
         for effect in effects:
             if isinstance(effect, Send):
@@ -262,7 +271,7 @@ class Collector:
             elif isinstance(effect, Note):
                 log.info("%s", printable(effect.text))
             elif isinstance(effect, IssueKey):
-                self._do([Send(effect.peer, self._issue_key(effect.job))])
+                self._do(iter([Send(effect.peer, self._issue_key(effect.job))]))
             elif isinstance(effect, Keep):
                 self._kept.setdefault(effect.run, []).extend(effect.entries)
             elif isinstance(effect, RecordTrace):

@@ -30,6 +30,10 @@ class Received(NamedTuple):
     job: str = ANY_JOB
 
 
+REFUSALS_TOLD = 1000
+"""Refusals that the log tells one by one; beyond it the 1024th, the 2048th, and so on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Malformed:
     """A peer sent something else."""
@@ -99,8 +103,10 @@ class Ledger:
         if isinstance(event, Stored):
             return list(self.runs[event.run].stored(event.seqs)) if event.run in self.runs else []
         if isinstance(event, Malformed):
-            self.refused += 1
-            return [Note(f"refused a message: {event.text}"), Send(event.peer, wire.Error(event.text, "none"))]
+            return [
+                *self._note_refusal(f"refused a message: {event.text}"),
+                Send(event.peer, wire.Error(event.text, "none")),
+            ]
         if isinstance(event, Disconnected):
             if event.peer in self._peers:
                 run, rank = self._peers[event.peer]
@@ -167,12 +173,19 @@ class Ledger:
             # A collector that was restarted knows nobody.
             yield Send(peer, wire.Error("you are not known here: say HELLO", "hello"))
 
+    def _note_refusal(self, text: str) -> Iterator[Effect]:
+        """The log has all of few refusals and some of many: a peer that goes on and on does not fill a disk with it."""
+        self.refused += 1
+        if self.refused <= REFUSALS_TOLD or self.refused.bit_count() == 1:
+            more = f" ({self.refused} refusals by now)" if self.refused > REFUSALS_TOLD else ""
+            yield Note(text + more)
+
     def _invite(self, peer: bytes, job: str, bound: str) -> Iterator[Effect]:
         """A control client asks for keys that speak for one job."""
         if not job:
             yield Send(peer, wire.Error("a job needs a name", "none"))
         elif bound:
-            yield Note(f"refused to invite job {job}: the key that asked speaks for job {bound} alone")
+            yield from self._note_refusal(f"refused to invite job {job}: the key that asked speaks for job {bound} alone")
             yield Send(peer, wire.Error(f"this connection file speaks for job {bound} alone", "none"))
         else:
             yield IssueKey(peer, job)
@@ -200,7 +213,7 @@ class Ledger:
         if not complaint and run is None and sum(not known.over for known in self.runs.values()) >= MAX_RUNS:
             complaint = f"{MAX_RUNS} runs are under way here, and that is the most"
         if complaint:
-            yield Note(f"refused rank {hello.rank} of job {hello.job} on {hello.host}: {complaint}")
+            yield from self._note_refusal(f"refused rank {hello.rank} of job {hello.job} on {hello.host}: {complaint}")
             yield Send(peer, wire.Error(complaint, "stop"))
             return
         if run is None:

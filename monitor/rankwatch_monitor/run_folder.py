@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +17,16 @@ from rankwatch.frame import Frame
 from rankwatch.text import format_trace
 
 from . import store
-from .report import json, text
+from .report import json
+from .report import text as texts
 from .report.data import Report
 from .store import StoreError
 
 log = logging.getLogger(__name__)
+
+
+TRACE_LIMIT = 1 << 30
+"""Bytes of traces of one run."""
 
 
 class RunsFolder:
@@ -32,6 +38,7 @@ class RunsFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._traced: Counter[str] = Counter()
         try:
             path.mkdir(parents=True, exist_ok=True)
             probe = path / f".writable.{os.getpid()}"
@@ -73,13 +80,20 @@ class RunsFolder:
 
     def record_trace(self, run: str, rank: int, batch: int, frames: Sequence[Frame]) -> None:
         """Writes ``trace/batch-B.rank-R.txt``, in the format of the Hugging Face detector; a batch's later parts are added."""
+        text = format_trace(frames) + "\n"
+        if self._traced[run] + len(text) > TRACE_LIMIT:
+            if self._traced[run] <= TRACE_LIMIT:
+                log.error("run %s: more than %d MiB of traces; further ones are not written", run, TRACE_LIMIT >> 20)
+            self._traced[run] = TRACE_LIMIT + 1
+            return
+        self._traced[run] += len(text)
         path = self.path / run / "trace" / f"batch-{batch}.rank-{rank}.txt"
         is_first = not frames or frames[0].position.frame == 0
-        _try(_write if is_first else _append, path, format_trace(frames) + "\n")
+        _try(_write if is_first else _append, path, text)
 
     def publish(self, report: Report) -> None:
         """Writes ``report.txt`` and ``report.json``."""
-        _try(_write, self.path / report.run / "report.txt", text.render(report))
+        _try(_write, self.path / report.run / "report.txt", texts.render(report))
         _try(_write, self.path / report.run / "report.json", json.render(report))
 
     def _point_latest_at(self, run: str) -> None:

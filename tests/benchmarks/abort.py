@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -63,9 +63,10 @@ class Watched(Collector):
             self.times.last_ack = time.time()
         super()._perform(event)
 
-    def _do(self, effects: list[Effect]) -> None:  # type: ignore[override]
-        super()._do(effects)
-        if not self.times.abort and any(isinstance(e, Send) and isinstance(e.message, Abort) for e in effects):
+    def _do(self, effects: Iterator[Effect]) -> None:
+        done = list(effects)
+        super()._do(iter(done))
+        if not self.times.abort and any(isinstance(e, Send) and isinstance(e.message, Abort) for e in done):
             self.times.abort = time.time()
 
 

@@ -21,7 +21,8 @@ from rankwatch.errors import ProtocolError, UsageError
 from rankwatch.frame import Position
 from rankwatch.identity import Identity
 from rankwatch.link import Link
-from rankwatch_monitor import control
+from rankwatch_monitor import control, store
+from rankwatch_monitor.journal import Closed
 
 
 class Rank:
@@ -166,6 +167,34 @@ def test_a_collector_that_comes_back_is_found_and_told_what_it_missed(folder: Pa
     assert run.ranks[0].last_batch == 1
     rank.link.close("finished")
     second.stop()
+
+
+def test_an_end_is_told_also_while_the_collector_is_away_for_a_moment(folder: Path) -> None:
+    first = Running(folder)
+    rank = Rank(first.collector.connection)
+    assert rank.link.start()
+    first.stop(clean=False)
+    until(lambda: not rank.link.is_online)
+    closing = threading.Thread(target=rank.link.close, args=("finished",))
+    closing.start()
+    second = Running(folder, listen=None)
+    closing.join(SOON)
+    until(lambda: second.reports)
+    assert [row.state.value for row in second.reports[0].ranks] == ["finished"]
+    second.stop()
+
+
+def test_an_error_of_ours_keeps_no_other_effect_back(
+    collector: Running, ranks: Callable[..., Rank], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = ranks()
+    assert rank.link.start()
+    monkeypatch.setattr(collector.collector, "_show", lambda report, news: 1 / 0)
+    rank.link.close("finished")
+    until(lambda: (collector.folder / "runs" / "train-0" / "report.json").exists())
+    until(lambda: not collector.collector._kept)
+    assert store.read(collector.folder / "runs" / "train-0" / store.FILE).entries[-1].fact == Closed()
+    assert "an error of ours after Received; the collector goes on" in caplog.text
 
 
 # --- options changed at run time ------------------------------------------------------------------------------------------

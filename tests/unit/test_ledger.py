@@ -650,6 +650,14 @@ def test_malformed_messages_are_counted_and_answered() -> None:
     assert ledger.refused == 1
 
 
+def test_a_peer_that_sends_nonsense_for_ever_does_not_fill_the_log() -> None:
+    ledger = Ledger(Options())
+    told = [effect for _ in range(5000) for effect in ledger.handle(Malformed(b"x", "no"), 0.0) if isinstance(effect, Note)]
+    assert len(told) == 1003
+    assert told[-1] == Note("refused a message: no (4096 refusals by now)")
+    assert ledger.refused == 5000
+
+
 def test_what_a_rank_has_no_business_to_send_is_refused() -> None:
     desk = Desk()
     desk.connect(1)

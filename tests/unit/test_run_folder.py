@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from makers import frame, reading
 from rankwatch.frame import Phase
 from rankwatch.text import format_trace
+from rankwatch_monitor import run_folder
 from rankwatch_monitor.run_folder import RunsFolder
 
 
@@ -24,3 +27,18 @@ def test_a_trace_that_comes_in_parts_is_one_file(tmp_path: Path) -> None:
 def test_a_backward_whose_forward_never_came_is_written_too(tmp_path: Path) -> None:
     RunsFolder(tmp_path).record_trace("train-0", 0, 4, (frame(at=(4, 0, 9)),))
     assert (tmp_path / "train-0" / "trace" / "batch-4.rank-0.txt").exists()
+
+
+def test_traces_are_bounded_and_that_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = frame(at=(4, 0, 0))
+    monkeypatch.setattr(run_folder, "TRACE_LIMIT", 3 * (len(format_trace([one])) + 1))
+    folder = RunsFolder(tmp_path)
+    for batch in range(6):
+        folder.record_trace("train-0", 0, batch, [one])
+    folder.record_trace("train-1", 0, 0, [one])
+    assert len(list((tmp_path / "train-0" / "trace").iterdir())) == 3
+    assert len(list((tmp_path / "train-1" / "trace").iterdir())) == 1
+    (line,) = caplog.messages
+    assert "run train-0: more than 0 MiB of traces; further ones are not written" in line
