@@ -18,7 +18,9 @@ SOON = 30
 class Running:
     """A collector in a thread of its own."""
 
-    def __init__(self, folder: Path, listen: str | None = "tcp://127.0.0.1:0", **options: float) -> None:
+    def __init__(
+        self, folder: Path, listen: str | None = "tcp://127.0.0.1:0", *, insecure: bool = False, **options: float
+    ) -> None:
         self.folder = folder
         self.reports: list[Report] = []
         self.collector = Collector(
@@ -26,9 +28,10 @@ class Running:
             connection_file=folder / "connection.json",
             runs=RunsFolder(folder / "runs"),
             options=Options(**{"heartbeat": 0.1, **options}),  # type: ignore[arg-type]
+            insecure=insecure,
             show=lambda report, news: self.reports.append(report) if news else None,
         )
-        self._thread = threading.Thread(target=self.collector.serve)
+        self._thread = threading.Thread(target=self.collector.serve, daemon=True)
         self._thread.start()
 
     def stop(self, *, clean: bool = True) -> None:

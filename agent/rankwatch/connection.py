@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import stat
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +20,8 @@ FORMAT = (1, 1)
 class Connection:
     """How to reach a collector. Keys are CURVE keys in Z85 (40 characters).
 
-    ``job`` names runs that nothing else names; ``for_job_alone``: the keys speak for that job, and no other.
+    ``job`` names runs that nothing else names; ``for_job_alone``: the keys speak for that job, and no other. Without keys (all
+    empty) the link is in plain text, which is for loopback alone.
     """
 
     address: str
@@ -27,6 +30,17 @@ class Connection:
     client_secret: str
     job: str = ""
     for_job_alone: bool = False
+
+    @property
+    def is_encrypted(self) -> bool:
+        return bool(self.server_public)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine can connect to this name or number."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def read(source: str | os.PathLike[str]) -> Connection:
@@ -93,8 +107,12 @@ def _parse(text: str, where: str) -> Connection:
         raise ConnectionFileError(
             f"{where} is of version {major}, this rankwatch reads version {FORMAT[0]}: use the same release on both sides"
         )
-    keys = fields[1:4]
-    if not all(isinstance(field, str) for field in fields) or any(len(key) != 40 for key in keys):
+    if not all(isinstance(field, str) for field in fields) or {len(key) for key in fields[1:4]} not in ({40}, {0}):
         raise ConnectionFileError(f"{where} is malformed: a field is missing or of a wrong type or length")
     address, server_public, client_public, client_secret, job = fields
-    return Connection(address, server_public, client_public, client_secret, job, for_job_alone)
+    connection = Connection(address, server_public, client_public, client_secret, job, for_job_alone)
+    if not connection.is_encrypted and not is_loopback(address.removeprefix("tcp://").rpartition(":")[0]):
+        raise ConnectionFileError(
+            f"{where} has no keys, and {address} is not this machine: plain text is for loopback alone"
+        )
+    return connection

@@ -1,4 +1,4 @@
-"""The only file that creates ZeroMQ sockets: CURVE on each, with limits and no lingering."""
+"""The only file that creates ZeroMQ sockets: with CURVE unless told otherwise, with limits, and no lingering."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from .connection import Connection
+from .connection import Connection, is_loopback
 from .errors import AddressError
 from .wire import MAX_MESSAGE_BYTES
 
@@ -34,6 +34,10 @@ class KeyPair:
     secret: str
 
 
+NO_KEYS = KeyPair("", "")
+"""In their place the link is in plain text."""
+
+
 def new_key_pair() -> KeyPair:
     public, secret = zmq.curve_keypair()
     return KeyPair(public.decode(), secret.decode())
@@ -48,9 +52,10 @@ def dealer(context: zmq.Context[zmq.Socket[bytes]], connection: Connection) -> z
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-    socket.curve_serverkey = connection.server_public.encode()
-    socket.curve_publickey = connection.client_public.encode()
-    socket.curve_secretkey = connection.client_secret.encode()
+    if connection.is_encrypted:
+        socket.curve_serverkey = connection.server_public.encode()
+        socket.curve_publickey = connection.client_public.encode()
+        socket.curve_secretkey = connection.client_secret.encode()
     socket.connect(connection.address)
     return socket
 
@@ -72,9 +77,11 @@ def router(context: zmq.Context[zmq.Socket[bytes]], listen: str, server: KeyPair
     """The collector's socket, bound to ``listen`` (``tcp://HOST:PORT``; port 0 picks one), and the address ranks connect to.
 
     Raises:
-        AddressError: malformed, in use, or not an address of this machine.
+        AddressError: malformed, in use, or not an address of this machine; without keys, not loopback.
     """
     host, port = _split(listen)
+    if server == NO_KEYS and not is_loopback(host):
+        raise AddressError(f"cannot listen on {listen} in plain text: that is for loopback alone; leave --insecure out")
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
@@ -87,9 +94,10 @@ def router(context: zmq.Context[zmq.Socket[bytes]], listen: str, server: KeyPair
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
     # What is under way to a host that is gone is not probed, but repeated: that ends in the same time.
     socket.setsockopt(zmq.TCP_MAXRT, 1000 * (KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_PROBES))
-    socket.curve_server = True
-    socket.curve_secretkey = server.secret.encode()
-    socket.curve_publickey = server.public.encode()
+    if server != NO_KEYS:
+        socket.curve_server = True
+        socket.curve_secretkey = server.secret.encode()
+        socket.curve_publickey = server.public.encode()
     try:
         socket.bind(f"tcp://{_resolve(host)}:{port or '*'}")
     except zmq.ZMQError as error:

@@ -49,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
 
     collector = commands.add_parser("collector", help="collect from the ranks of any number of runs, until SIGTERM")
     _add_collector_options(collector, None, f"address to listen on (default: {DEFAULT_LISTEN}; port 0 picks one)")
+    collector.add_argument(
+        "--insecure", action="store_true", help="links in plain text, to look at them with tcpdump; on loopback alone"
+    )
     collector.set_defaults(function=_collector)
 
     run = commands.add_parser("run", help="run a command under a collector of its own")
@@ -193,7 +196,8 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 def _collector(arguments: argparse.Namespace) -> int:
     connection_file = arguments.connection_file or arguments.runs_dir / "connection.json"
-    return run_daemon(arguments.listen, connection_file, arguments.runs_dir, _options(arguments))
+    options = _options(arguments)
+    return run_daemon(arguments.listen, connection_file, arguments.runs_dir, options, insecure=arguments.insecure)
 
 
 def _run(arguments: argparse.Namespace) -> int:

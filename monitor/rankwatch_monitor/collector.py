@@ -64,6 +64,7 @@ class Collector:
         runs: where runs are recorded.
         show: called with each report that is written, and whether it is news.
         job: the name of runs whose ranks know none.
+        insecure: links are in plain text, and everybody on this machine may speak; on loopback alone.
 
     Raises:
         UsageError: the address cannot be listened on, or the connection file cannot be used or written.
@@ -78,6 +79,7 @@ class Collector:
         options: Options,
         show: Callable[[Report, bool], None],
         job: str = "",
+        insecure: bool = False,
     ) -> None:
         raise_descriptor_limit()
         self._runs = runs
@@ -91,8 +93,13 @@ class Collector:
         self._connection_file = connection_file
         self._key_file = connection_file.with_name(f"{connection_file.name}.server-key")
         known = self._take_over()
-        server = known.server if known else sockets.new_key_pair()
-        client = known.client if known else sockets.new_key_pair()
+        if known and (known.server == sockets.NO_KEYS) != insecure:
+            raise ConnectionFileError(
+                f"connection file {connection_file} is of a collector {'with' if insecure else 'without'} encryption: remove it, "
+                "or choose another --connection-file"
+            )
+        server = known.server if known else sockets.NO_KEYS if insecure else sockets.new_key_pair()
+        client = known.client if known else sockets.NO_KEYS if insecure else sockets.new_key_pair()
         self._keys = Keyring(client)
         invited = known.invited if known else []
         self._keys.recall(invited)
@@ -113,9 +120,10 @@ class Collector:
             self._wake_read, self._wake_write = socket.socketpair()
             self._wake_read.setblocking(False)
             self._wake_write.setblocking(False)
-            self._recorder = Recorder(runs.path, self._wake, store.Limits(), collector=server.public)
+            name = server.public or self.address
+            self._recorder = Recorder(runs.path, self._wake, store.Limits(), collector=name)
             if known:
-                self._go_on_with(runs.unfinished(server.public))
+                self._go_on_with(runs.unfinished(name))
         except BaseException:
             self.close()
             raise
@@ -184,6 +192,8 @@ class Collector:
     def _issue_key(self, job: str) -> wire.Message:
         """Keys that speak for one job, the same each time; they outlive this collector, as its own keys do."""
         keys = self._keys.invited(job)
+        if not self.connection.is_encrypted:
+            return wire.Error("links are in plain text here, and keys mean nothing", "none")
         if keys is None:
             if self._keys.is_full:
                 return wire.Error(f"{MAX_JOBS} jobs have keys already", "none")
@@ -293,11 +303,15 @@ class _Known(NamedTuple):
     invited: list[str]
 
 
-def run_daemon(listen: str | None, connection_file: Path, runs_dir: Path, options: Options) -> int:
+def run_daemon(
+    listen: str | None, connection_file: Path, runs_dir: Path, options: Options, *, insecure: bool = False
+) -> int:
     """``rankwatch collector``: serves until SIGTERM or SIGINT; a second signal ends it at once."""
     runs = RunsFolder(runs_dir)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    collector = Collector(listen=listen, connection_file=connection_file, runs=runs, options=options, show=_print)
+    collector = Collector(
+        listen=listen, connection_file=connection_file, runs=runs, options=options, show=_print, insecure=insecure
+    )
 
     def end(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -305,6 +319,8 @@ def run_daemon(listen: str | None, connection_file: Path, runs_dir: Path, option
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
+    if insecure:
+        log.warning("links are in plain text: every process of this machine can read the runs, and stop them")
     log.info("collecting on %s; ranks find it by RANKWATCH_CONNECTION=%s", collector.address, connection_file.absolute())
     try:
         collector.serve()

@@ -59,7 +59,7 @@ class Inbox:
         # may come by that name.
         if key is not None and peer[:1] == b"\0":
             return Letter(peer, key, parts)
-        return self._meet(Letter(peer, str(part.get("User-Id")), parts), part)
+        return self._meet(Letter(peer, _key_of(part), parts), part)
 
     def close(self) -> None:
         self._socket.disable_monitor()
@@ -87,3 +87,11 @@ class Inbox:
                 self._keys.pop(peer, None)
                 return Ended(peer)
         return None
+
+
+def _key_of(part: zmq.Frame) -> str:
+    """The public key that the peer has shown to have; empty where the link is in plain text."""
+    try:
+        return str(part.get("User-Id"))
+    except zmq.ZMQError:
+        return ""

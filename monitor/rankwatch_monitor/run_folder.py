@@ -68,7 +68,7 @@ class RunsFolder:
         return self.path / run / store.FILE
 
     def unfinished(self, collector: str) -> list[str]:
-        """The runs of the collector with this public key whose record does not say that they are over."""
+        """The runs of the collector of this name whose record does not say that they are over."""
         found = []
         for path in sorted(self.path.glob(f"*/{store.FILE}")):
             try:

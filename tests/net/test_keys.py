@@ -19,7 +19,7 @@ from makers import hello
 from rankwatch import connection as connections
 from rankwatch import wire
 from rankwatch.connection import Connection
-from rankwatch.errors import ProtocolError, UsageError
+from rankwatch.errors import AddressError, ConnectionFileError, ProtocolError, UsageError
 from rankwatch.sockets import dealer, new_key_pair
 from rankwatch_monitor import cli, control
 
@@ -131,3 +131,38 @@ def test_a_rank_that_speaks_for_another_job_stops_before_its_first_batch(collect
 def connections_text(connection: Connection) -> str:
     """A connection as the environment carries it."""
     return json.dumps({"rankwatch_connection": list(connections.FORMAT), **asdict(connection)})
+
+
+# --- plain text -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_collector_in_plain_text_is_for_its_own_machine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain = Running(tmp_path, insecure=True)
+    connection = connections.read(tmp_path / "connection.json")
+    assert connection == plain.collector.connection
+    assert not connection.is_encrypted
+    assert isinstance(answer_to(connection, hello()), wire.Welcome)
+    keys = new_key_pair()
+    encrypted = replace(connection, server_public=keys.public, client_public=keys.public, client_secret=keys.secret)
+    assert answer_to(encrypted, hello()) is None
+    with pytest.raises(UsageError, match="links are in plain text here, and keys mean nothing"):
+        control.invite(connection, "job")
+    plain.stop(clean=False)
+    with pytest.raises(ConnectionFileError, match="is of a collector without encryption"):
+        Running(tmp_path, listen=None)
+    again = Running(tmp_path, listen=None, insecure=True)
+    assert again.collector.connection == connection
+    again.stop()
+
+
+@pytest.mark.parametrize("listen", ["tcp://*:0", "tcp://0.0.0.0:0"])
+def test_plain_text_beyond_this_machine_is_refused(tmp_path: Path, listen: str) -> None:
+    with pytest.raises(AddressError, match="plain text: that is for loopback alone"):
+        Running(tmp_path, listen=listen, insecure=True)
+
+
+def test_a_collector_with_keys_does_not_listen_to_plain_text(collector: Running) -> None:
+    plain = replace(collector.collector.connection, server_public="", client_public="", client_secret="")
+    assert answer_to(plain, hello()) is None
+    with pytest.raises(ConnectionFileError, match="in use by a running collector"):
+        Running(collector.folder, listen=None, insecure=True)

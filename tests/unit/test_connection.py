@@ -80,3 +80,14 @@ def test_malformed_or_of_another_version(tmp_path: Path, text: str, complaint: s
 
 def test_a_newer_minor_version_is_read() -> None:
     assert read(_body(rankwatch_connection=[FORMAT[0], 9], more="of it")) == CONNECTION
+
+
+def test_without_keys_only_this_machine_is_reached(tmp_path: Path) -> None:
+    plain = {"server_public": "", "client_public": "", "client_secret": ""}
+    for address in ("tcp://127.0.0.1:1", "tcp://localhost:1"):
+        assert not read(_body(**plain, address=address)).is_encrypted
+    for address in ("tcp://head:1", "tcp://10.0.0.1:1", "tcp://127.0.0.1.example.org:1", "localhost"):
+        with pytest.raises(ConnectionFileError, match=r"plain text is for loopback alone|malformed"):
+            read(_body(**plain, address=address))
+    with pytest.raises(ConnectionFileError, match="malformed"):
+        read(_body(server_public=""))
