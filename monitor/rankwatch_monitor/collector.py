@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -50,6 +51,12 @@ LAST_WORDS = 50
 LONGEST_LAST_WORDS = 1.0
 """Seconds after which they are not waited for either."""
 
+OWN_FILES = 64
+"""File descriptors that are not for ranks' connections; each run under way takes three more, for its record."""
+
+FEW_RANKS = 1024
+"""Room for fewer is told at the start."""
+
 BURST = 1000
 """Messages taken in a row before the clock is looked at."""
 
@@ -81,7 +88,7 @@ class Collector:
         job: str = "",
         insecure: bool = False,
     ) -> None:
-        raise_descriptor_limit()
+        options = replace(options, room=min(options.room, raise_descriptor_limit()))
         self._runs = runs
         self._show = show
         self._stop = threading.Event()
@@ -329,10 +336,14 @@ def run_daemon(
     return 0
 
 
-def raise_descriptor_limit() -> None:
-    """Each rank is a connection, and the usual soft limit is 1024 files."""
+def raise_descriptor_limit() -> int:
+    """Each rank is a connection, and the usual soft limit is 1024 files. Returns how many ranks there is room for."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    room = wire.MAX_RANKS if hard == resource.RLIM_INFINITY else hard - OWN_FILES
+    if room < FEW_RANKS:
+        log.warning("this process may have %d files open, so at most %d ranks can connect: raise `ulimit -Hn`", hard, room)
+    return room
 
 
 def printable(text: str) -> str:

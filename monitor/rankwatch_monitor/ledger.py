@@ -219,6 +219,11 @@ class Ledger:
         if run is None:
             run = self._open(hello)
             yield Note(f"run {run.id}: {hello.world_size} rank(s), first heard of on {hello.host}")
+            if hello.world_size > self._options.room:
+                yield Note(
+                    f"run {run.id}: only {self._options.room} ranks can connect, for want of file descriptors: "
+                    "raise `ulimit -Hn` and start the collector again"
+                )
         held = run.ranks.get(hello.rank)
         if held is not None and held.hello.incarnation != hello.incarnation:
             # The agent goes on asking: should the other process be dead, its place is free once it counts as lost.

@@ -47,6 +47,7 @@ class Options:
     ``abort_on_lost``: whether a lost or failed rank stops the others; ``abort_on_stall``: whether one does that made no
     progress for ``stall_after`` (0: never asked). ``job_end_is_told``: whether somebody will say how the
     job's command ended; until then no run is over. ``every``: ranks look at each batch of this many (0: as they were told).
+    ``room``: how many ranks can connect.
     """
 
     heartbeat: float = 1.0
@@ -61,6 +62,7 @@ class Options:
     abort_on_stall: bool = False
     job_end_is_told: bool = False
     every: int = 0
+    room: int = wire.MAX_RANKS
 
 
 @dataclass(slots=True)

@@ -220,3 +220,17 @@ def test_tune_does_not_wait_for_ever_for_a_collector_that_is_gone(tmp_path: Path
 )
 def test_job_names(command: str, name: str) -> None:
     assert job_name(command.split()) == name
+
+
+def test_a_low_limit_of_open_files_is_told_at_the_start(tmp_path: Path) -> None:
+    command = [*RANKWATCH, "collector", "--listen", "tcp://127.0.0.1:0", "--runs-dir", str(tmp_path)]
+    with subprocess.Popen(
+        ["bash", "-c", 'ulimit -n 1000 && exec "$@"', "bash", *command],
+        env=environment(), stderr=subprocess.PIPE, text=True,
+    ) as collector:  # fmt: skip
+        assert collector.stderr is not None
+        assert "this process may have 1000 files open, so at most 936 ranks can connect: raise `ulimit -Hn`" in (
+            collector.stderr.readline()
+        )
+        assert "collecting on" in collector.stderr.readline()
+        collector.terminate()

@@ -375,6 +375,15 @@ def test_a_large_world_beats_more_slowly() -> None:
     assert welcome.heartbeat == 8.0
 
 
+def test_a_world_that_there_is_no_room_for_is_told_at_its_first_hello() -> None:
+    desk = Desk(Options(room=3))
+    desk.connect(3, ranks=[0])
+    assert not [effect for effect in desk.effects if isinstance(effect, Note) and "ulimit" in effect.text]
+    desk.receive(0, makers.hello(0, 4, job="larger"))
+    (note,) = [effect.text for effect in desk.effects if isinstance(effect, Note) and "ulimit" in effect.text]
+    assert note.startswith("run larger-0: only 3 ranks can connect, for want of file descriptors")
+
+
 def test_a_rank_that_died_first_is_the_reason_not_the_one_that_failed_of_it() -> None:
     desk = Desk()
     desk.connect(2)
