@@ -284,7 +284,8 @@ class Collector:
                 if effect.message is not message:  # an abort goes to thousands
                     message, body = effect.message, wire.encode(effect.message)
                 with suppress(zmq.Again):  # a peer that takes nothing just now: what matters is repeated
-                    self._socket.send_multipart([effect.peer, body], zmq.NOBLOCK)
+                    self._socket.send(effect.peer, zmq.NOBLOCK | zmq.SNDMORE)
+                    self._socket.send(body, zmq.NOBLOCK)
             elif isinstance(effect, Note):
                 log.info("%s", printable(effect.text))
             elif isinstance(effect, IssueKey):

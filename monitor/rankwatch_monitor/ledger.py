@@ -88,6 +88,8 @@ class Ledger:
         self.runs: dict[str, Run] = {}
         """The runs under way and the last ones that are over, by id, in the order of their first HELLO."""
         self.refused = 0
+        """Messages that were none."""
+        self._refusals = 0
         self._options = options
         self._claim = claim
         self._current: dict[tuple[str, int, int], Run] = {}
@@ -103,6 +105,7 @@ class Ledger:
         if isinstance(event, Stored):
             return list(self.runs[event.run].stored(event.seqs)) if event.run in self.runs else []
         if isinstance(event, Malformed):
+            self.refused += 1
             return [
                 *self._note_refusal(f"refused a message: {event.text}"),
                 Send(event.peer, wire.Error(event.text, "none")),
@@ -175,9 +178,9 @@ class Ledger:
 
     def _note_refusal(self, text: str) -> Iterator[Effect]:
         """The log has all of few refusals and some of many: a peer that goes on and on does not fill a disk with it."""
-        self.refused += 1
-        if self.refused <= REFUSALS_TOLD or self.refused.bit_count() == 1:
-            more = f" ({self.refused} refusals by now)" if self.refused > REFUSALS_TOLD else ""
+        self._refusals += 1
+        if self._refusals <= REFUSALS_TOLD or self._refusals.bit_count() == 1:
+            more = f" ({self._refusals} refusals by now)" if self._refusals > REFUSALS_TOLD else ""
             yield Note(text + more)
 
     def _invite(self, peer: bytes, job: str, bound: str) -> Iterator[Effect]:

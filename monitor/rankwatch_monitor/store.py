@@ -48,8 +48,8 @@ LAST_PARTS = 4
 MAX_PARAMETERS = 999
 """In a statement, whatever SQLite this is."""
 
-BUSY_TIMEOUT = 2.0
-"""Seconds that a write waits for a reader who has locked the file."""
+BUSY_TIMEOUT = 30.0
+"""Seconds that a write waits for somebody else who writes to the file; readers lock nothing."""
 
 _READ: dict[str, Callable[[Any], Any]] = {
     "state": RankState,

@@ -42,7 +42,7 @@ from rankwatch.connection import Connection
 
 MODES = ("bare", "healthy", "absent", "stopped", "drowning")
 FLOODING_RANKS = 64
-WARM_UP = 20
+WARM_UP = 5
 
 
 class Trainee:
