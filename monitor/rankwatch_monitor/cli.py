@@ -14,10 +14,12 @@ from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, EXIT_USAGE, RankwatchErro
 from rankwatch.text import describe_tuning
 
 from . import arguments as types
-from . import control
+from . import control, sides
 from .collector import DEFAULT_LISTEN, run_daemon
 from .demo import run_demo
+from .diff import compare
 from .launcher import run_command
+from .report import diff
 from .run import Options
 
 EPILOG = f"""\
@@ -75,6 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--json", action="store_true", help="as JSON")
     report.set_defaults(function=_report)
+
+    _add_diff(
+        commands.add_parser("diff", help="two batches side by side: of two ranks, of two runs, or one after the other")
+    )
 
     demo = commands.add_parser("demo", help="a real training of two ranks on the CPU that overflows on one of them")
     _add_runs_dir(demo)
@@ -163,6 +169,22 @@ def _add_invite(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=_invite)
 
 
+def _add_diff(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "Two runs, or two times --batch, or two times --rank; what is not given is rank 0 and the last batch kept."
+    )
+    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="the run's folder")
+    parser.add_argument("other", type=Path, nargs="?", metavar="OTHER_RUN_DIR", help="another run's folder")
+    number = types.whole("N", 0, 1 << 62)
+    parser.add_argument("--batch", type=number, action="append", default=[], metavar="B", help="batch, once or twice")
+    parser.add_argument("--rank", type=number, action="append", default=[], metavar="R", help="rank, once or twice")
+    parser.add_argument(
+        "--frames", type=types.whole("N", 1, 1 << 31), default=20, metavar="N", help="how many readings to show"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON, all that differ")
+    parser.set_defaults(function=_diff)
+
+
 def _add_connection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connection",
@@ -247,6 +269,15 @@ def _report(arguments: argparse.Namespace) -> int:
         sys.stdout.write(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"no report in {run}: {error.strerror}; a run's report is written at its end") from None
+    return 0
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    runs = [arguments.run, *([arguments.other] if arguments.other else [])]
+    left, right = sides.of(runs, arguments.rank or [0], arguments.batch)
+    found = compare(left.frames, right.frames)
+    body = diff.to_json(found, left.name, right.name) if arguments.json else ""
+    sys.stdout.write(body or diff.render(found, left.name, right.name, arguments.frames))
     return 0
 
 

@@ -26,7 +26,7 @@ from rankwatch import sockets, wire
 from rankwatch.connection import Connection
 from rankwatch.errors import ConnectionFileError, ProtocolError
 
-from . import store
+from . import record, store
 from .effects import Effect, IssueKey, Keep, Note, Publish, RecordTrace, Send
 from .inbox import Ended, Inbox
 from .journal import Entry
@@ -239,11 +239,9 @@ class Collector:
         now = time.monotonic()
         for run in runs:
             try:
-                record = store.read(self._runs.record_of(run))
-                lag = now - record.entries[-1].now  # the clock may have begun anew meanwhile
-                self.ledger.restore(
-                    run, [entry._replace(now=entry.now + lag) for entry in record.entries], record.progress, now
-                )
+                kept = record.read(self._runs.record_of(run))
+                lag = now - kept.entries[-1].now  # the clock may have begun anew meanwhile
+                self.ledger.restore(run, [entry._replace(now=entry.now + lag) for entry in kept.entries], kept.progress, now)
                 log.info("run %s: goes on", run)
             except (StoreError, ValueError, LookupError) as error:
                 log.error("cannot go on with run %s, its ranks make a new one: %s", run, error)

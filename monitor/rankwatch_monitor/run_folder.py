@@ -16,7 +16,7 @@ from rankwatch.errors import UsageError
 from rankwatch.frame import Frame
 from rankwatch.text import format_trace
 
-from . import store
+from . import record, store
 from .report import json
 from .report import text as texts
 from .report.data import Report
@@ -72,7 +72,7 @@ class RunsFolder:
         found = []
         for path in sorted(self.path.glob(f"*/{store.FILE}")):
             try:
-                if not path.parent.is_symlink() and store.is_unfinished(path, collector):
+                if not path.parent.is_symlink() and record.is_unfinished(path, collector):
                     found.append(path.parent.name)
             except StoreError as error:
                 log.error("cannot read %s", error)

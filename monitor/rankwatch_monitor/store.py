@@ -1,4 +1,4 @@
-"""The record of one run: an SQLite database (WAL) in its folder, ``run.db``. The only file that imports sqlite3.
+"""The record of one run: an SQLite database (WAL) in its folder, ``run.db``. ``record.py`` reads it.
 
     meta       whose the record is
     events     every fact that is no batch (journal.py), in the order in which they came; replaying them gives the verdict
@@ -15,21 +15,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from rankwatch import wire
-from rankwatch.errors import ProtocolError
 from rankwatch.frame import BatchSummary, FrameTable
 
 from . import journal
 from .digest import DIGEST, Array, Columns, Envelope, Part, pack_digests, summarise, unpack_digests
-from .journal import Entry, Fact, Progress, Trained
-from .report.data import Outcome, RankState
+from .journal import Entry, Fact, Trained
 
 SCHEMA = 1
 """PRAGMA user_version of the files written here; those of a newer one are refused."""
@@ -42,22 +40,11 @@ SEGMENT = 4096
 KEPT_TABLES = 64
 """Frame tables held in memory."""
 
-LAST_PARTS = 4
-"""Parts of batches that tell how far a rank had come, and what its batches are made of."""
-
 MAX_PARAMETERS = 999
 """In a statement, whatever SQLite this is."""
 
 BUSY_TIMEOUT = 30.0
 """Seconds that a write waits for somebody else who writes to the file; readers lock nothing."""
-
-_READ: dict[str, Callable[[Any], Any]] = {
-    "state": RankState,
-    "outcome": Outcome,
-    "ranks": tuple,
-    "places": lambda places: tuple(map(tuple, places)),
-}
-"""How those fields of the collector's own events are made that JSON has no words for."""
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -80,7 +67,7 @@ CREATE TABLE summaries (
 );
 """
 
-_OWN: dict[str, type[journal.OwnEvent]] = {
+OWN_EVENTS: dict[str, type[journal.OwnEvent]] = {
     cls.__name__.lower(): cls
     for cls in (
         journal.Opened, journal.Left, journal.Stood, journal.Waited, journal.CommandEnded, journal.Decided, journal.Closed,
@@ -130,7 +117,7 @@ class Store:
             self._database.execute("PRAGMA journal_mode = WAL")
             # After a power failure the last transactions may be missing; a killed process loses nothing.
             self._database.execute("PRAGMA synchronous = NORMAL")
-            if _version(self._database) == 0:
+            if version(self._database) == 0:
                 self._database.executescript(f"BEGIN; {_CREATE} PRAGMA user_version = {SCHEMA}; COMMIT")
             self._events = self._one("SELECT COUNT(*) FROM events")
             opened = self._one("SELECT body FROM events ORDER BY id LIMIT 1")
@@ -282,63 +269,7 @@ class Store:
             raise StoreError(f"the record {self._path}: {error}") from error
 
 
-class Record(NamedTuple):
-    """A run's record as it was when it was read: its entries but for batches, and how far its ranks had come."""
-
-    entries: list[Entry]
-    progress: list[Progress]
-
-
-def read(path: Path) -> Record:
-    """The record in this file. Raises StoreError when there is none that can be read."""
-    with _reading(path) as database:
-        rows = database.execute("SELECT now, rank, kind, body FROM events ORDER BY id")
-        entries = [Entry(now, rank, _decode(kind, body)) for now, rank, kind, body in rows]
-        return Record(entries, _progress(database, {entry.rank for entry in entries} - {journal.NO_RANK}))
-
-
-def read_digests(path: Path) -> Array:
-    """All digests of the record in this file, in the order in which the parts came. Raises StoreError."""
-    with _reading(path) as database:
-        segments = [unpack_digests(body) for (body,) in database.execute("SELECT body FROM digests ORDER BY id")]
-        return np.concatenate([np.zeros(0, DIGEST), *segments])
-
-
-def is_unfinished(path: Path, collector: str) -> bool:
-    """Whether this is the record of a run that this collector's ranks may still come back to. Raises StoreError."""
-    with _reading(path) as database:
-        owner = database.execute("SELECT value FROM meta WHERE name = 'collector'").fetchone()
-        last = database.execute("SELECT kind FROM events WHERE kind IN ('hello', 'closed') ORDER BY id DESC").fetchone()
-        return bool(owner == (collector,) and last == ("hello",))
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=BUSY_TIMEOUT, uri=True)) as database:
-            if _version(database) == 0:
-                raise ValueError("nothing was written to it yet")
-            yield database
-    except (sqlite3.Error, OSError, ValueError, LookupError, TypeError, ProtocolError) as error:
-        raise StoreError(f"the record {path}: {error}") from error
-
-
-def _progress(database: sqlite3.Connection, ranks: set[int]) -> list[Progress]:
-    """The last LAST_PARTS parts of each rank, oldest first."""
-    found: dict[int, list[Progress]] = {rank: [] for rank in ranks}
-    missing = ranks
-    for (body,) in database.execute("SELECT body FROM digests ORDER BY id DESC"):
-        digests = unpack_digests(body)
-        for digest in digests[np.isin(digests["rank"], list(missing))][::-1][list(Progress._fields)].tolist():
-            if len(of_rank := found[digest[0]]) < LAST_PARTS:
-                of_rank.append(Progress(*digest))
-        missing = {rank for rank in missing if len(found[rank]) < LAST_PARTS}
-        if not missing:
-            break
-    return [part for parts in found.values() for part in reversed(parts)]
-
-
-def _version(database: sqlite3.Connection) -> int:
+def version(database: sqlite3.Connection) -> int:
     version: int = database.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA:
         raise ValueError(f"written by a newer rankwatch (schema {version}, known here up to {SCHEMA}): use that one")
@@ -352,17 +283,6 @@ def _body(summary: BatchSummary) -> bytes:
 def _encode(fact: Fact) -> tuple[str, str | bytes]:
     """The kind of a fact and its body: the wire's bytes of a message, JSON of what is the collector's own."""
     kind = type(fact).__name__.lower()
-    if kind in _OWN:
+    if kind in OWN_EVENTS:
         return kind, json.dumps(dataclasses.asdict(cast(journal.OwnEvent, fact)))
     return kind, wire.encode(cast(wire.Message, fact))
-
-
-def _decode(kind: str, body: str | bytes) -> Fact:
-    """Raises ValueError, KeyError, TypeError or ProtocolError when it is no fact of this kind."""
-    if isinstance(body, bytes):
-        return wire.decode(body)
-    fields = json.loads(body)
-    for name, read in _READ.items():
-        if name in fields:
-            fields[name] = read(fields[name])
-    return _OWN[kind](**fields)

@@ -21,7 +21,7 @@ from rankwatch.errors import ProtocolError, UsageError
 from rankwatch.frame import Position
 from rankwatch.identity import Identity
 from rankwatch.link import Link
-from rankwatch_monitor import control, store
+from rankwatch_monitor import control, record, store
 from rankwatch_monitor.journal import Closed
 
 
@@ -193,7 +193,7 @@ def test_an_error_of_ours_keeps_no_other_effect_back(
     rank.link.close("finished")
     until(lambda: (collector.folder / "runs" / "train-0" / "report.json").exists())
     until(lambda: not collector.collector._kept)
-    assert store.read(collector.folder / "runs" / "train-0" / store.FILE).entries[-1].fact == Closed()
+    assert record.read(collector.folder / "runs" / "train-0" / store.FILE).entries[-1].fact == Closed()
     assert "an error of ours after Received; the collector goes on" in caplog.text
 
 

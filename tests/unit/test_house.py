@@ -70,7 +70,12 @@ def test_the_monitor_imports_only_what_is_free_of_torch(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("library", "home"),
-    [("msgpack", "wire"), ("zmq", "sockets link inbox collector control"), ("sqlite3", "store"), ("numpy", "digest store")],
+    [
+        ("msgpack", "wire"),
+        ("zmq", "sockets link inbox collector control"),
+        ("sqlite3", "store record"),
+        ("numpy", "digest store record"),
+    ],
 )
 def test_libraries_have_one_home(library: str, home: str) -> None:
     users = {

@@ -10,8 +10,8 @@ import pytest
 
 import makers
 from rankwatch import wire
+from rankwatch_monitor import record
 from rankwatch_monitor import recorder as recorders
-from rankwatch_monitor import store
 from rankwatch_monitor.journal import NO_RANK, Closed, Entry, Opened, Trained
 from rankwatch_monitor.recorder import Recorder
 from rankwatch_monitor.store import FILE, Limits, Store
@@ -45,7 +45,7 @@ class Bench:
             assert self.told.wait_for(lambda: self.seqs.get(run) == seq, SOON)
 
     def recorded(self, run: str = "train-0") -> list[int]:
-        batches: list[int] = store.read_digests(self.folder / run / FILE)["batch"].tolist()
+        batches: list[int] = record.read_digests(self.folder / run / FILE)["batch"].tolist()
         return batches
 
 
@@ -84,7 +84,7 @@ def test_what_is_told_to_be_stored_is_on_disk(bench: Bench) -> None:
     bench.await_stored("train-0", 2)
     bench.await_stored("train-1", 1)
     assert (bench.recorded("train-0"), bench.recorded("train-1")) == ([0, 1], [0])
-    assert store.is_unfinished(bench.folder / "train-0" / FILE, "ours") is False  # no rank is known
+    assert record.is_unfinished(bench.folder / "train-0" / FILE, "ours") is False  # no rank is known
 
 
 def test_batches_wait_for_others_until_something_is_urgent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_a_run_that_is_over_is_closed_and_may_go_on(bench: Bench) -> None:
     bench.await_stored("train-0", 100)
     bench.recorder.close()
     assert bench.recorded() == [0, 200]
-    assert store.is_unfinished(bench.folder / "train-0" / FILE, "ours")
+    assert record.is_unfinished(bench.folder / "train-0" / FILE, "ours")
 
 
 def test_what_cannot_be_recorded_is_told_once_and_counts_as_stored(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -146,7 +146,7 @@ def test_of_a_disk_that_is_too_slow_batches_are_forgone_and_nothing_else(
     go_on.set()
     bench.await_stored("train-0", 100)
     assert bench.recorded() == [0, 1, 2, 3, 4]
-    assert store.read(bench.folder / "train-0" / FILE).entries[-1].fact == BYE.fact
+    assert record.read(bench.folder / "train-0" / FILE).entries[-1].fact == BYE.fact
     (line,) = caplog.messages
     assert line == "the disk is too slow: batches of run train-0 are missing in its record"
     bench.recorder.keep("train-0", trained(50))

@@ -15,7 +15,7 @@ import pytest
 import makers
 from rankwatch import wire
 from rankwatch.frame import FrameTable
-from rankwatch_monitor import digest, store
+from rankwatch_monitor import digest, record, store
 from rankwatch_monitor.journal import (
     NO_RANK,
     Closed,
@@ -80,7 +80,7 @@ def test_every_fact_is_read_as_it_was_written(tmp_path: Path) -> None:
         begun.write([entry], 100.0)
     begun.close()
     assert sorted(tmp_path.iterdir()) == [tmp_path / FILE]  # one file, fit to be copied
-    assert store.read(tmp_path / FILE).entries == entries(EVENTS)
+    assert record.read(tmp_path / FILE).entries == entries(EVENTS)
 
 
 def test_a_record_is_read_while_it_is_written(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_record_is_read_while_it_is_written(tmp_path: Path) -> None:
         assert reader.execute("SELECT COUNT(*) FROM digests").fetchone() == (1,)
         begun.write([trained(0, 1), *entries([(0, makers.hello(0, 2))])], 100.0)
         assert reader.execute("SELECT SUM(count) FROM digests").fetchone() == (1,)  # as it was when reading began
-    assert store.read_digests(tmp_path / FILE)["batch"].tolist() == [0, 1]
+    assert record.read_digests(tmp_path / FILE)["batch"].tolist() == [0, 1]
     begun.close()
 
 
@@ -101,8 +101,8 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
         patch.setattr(Store, "_trim", lambda self: self._database.execute("INSERT INTO no_such_table VALUES (1)"))
         with pytest.raises(StoreError, match=r"run\.db: no such table"):
             begun.write([trained(0, 0), *entries([(0, makers.hello(0, 2))])], 100.0)
-    assert len(store.read_digests(tmp_path / FILE)) == 0
-    assert len(store.read(tmp_path / FILE).entries) == 1
+    assert len(record.read_digests(tmp_path / FILE)) == 0
+    assert len(record.read(tmp_path / FILE).entries) == 1
 
 
 def test_a_record_that_was_left_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_a_record_that_was_left_is_gone_on_with(tmp_path: Path, monkeypatch: pyt
             begun.write([trained(rank, batch), *entries([(rank, makers.hello(rank, 2))])], 100.0)
         # No close(): so a collector that is killed leaves it.
         del begun
-    digests = store.read_digests(tmp_path / FILE)
+    digests = record.read_digests(tmp_path / FILE)
     assert list(zip(digests["rank"], digests["batch"], strict=True)) == [
         (rank, batch) for batch in range(5) for rank in (0, 1)
     ]
@@ -121,7 +121,7 @@ def test_a_record_that_was_left_is_gone_on_with(tmp_path: Path, monkeypatch: pyt
     assert query(tmp_path / FILE, "SELECT ranks FROM envelopes") == [2] * 5  # merged over two transactions
     assert query(tmp_path / FILE, "SELECT COUNT(*) FROM tables") == [1]
     last = [Progress(rank, batch + 1, batch, 0, len(TABLE.specs)) for rank in (0, 1) for batch in range(1, 5)]
-    assert store.read(tmp_path / FILE).progress == last
+    assert record.read(tmp_path / FILE).progress == last
 
 
 def test_a_rank_that_went_silent_long_ago_is_found_in_an_old_segment(
@@ -132,7 +132,7 @@ def test_a_rank_that_went_silent_long_ago_is_found_in_an_old_segment(
     begun.write(entries([(rank, makers.hello(rank, 3)) for rank in range(3)]), 100.0)
     begun.write([trained(0, 0), *(trained(1, batch) for batch in range(9))], 100.0)
     begun.close()
-    assert {(part.rank, part.seq) for part in store.read(tmp_path / FILE).progress} == {
+    assert {(part.rank, part.seq) for part in record.read(tmp_path / FILE).progress} == {
         (0, 1),
         (1, 6),
         (1, 7),
@@ -197,14 +197,14 @@ def test_old_digests_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     begun = opened(tmp_path / FILE, digests=3 * 4 * digest.DIGEST.itemsize)
     for batch in range(50):
         begun.write([trained(0, batch)], 100.0)
-    assert store.read_digests(tmp_path / FILE)["batch"].tolist() == list(range(40, 50))
+    assert record.read_digests(tmp_path / FILE)["batch"].tolist() == list(range(40, 50))
 
 
 def test_frame_tables_beyond_the_limit_leave_digests_alone(tmp_path: Path) -> None:
     begun = opened(tmp_path / FILE, tables=len(wire.encode(wire.Table(TABLE))))
     other = FrameTable((makers.frame(module="another").spec,))
     begun.write([trained(0, 0), trained(0, 1, table=other)], 100.0)
-    assert store.read_digests(tmp_path / FILE)["table"].tolist() == [1, 0]
+    assert record.read_digests(tmp_path / FILE)["table"].tolist() == [1, 0]
     assert query(tmp_path / FILE, "SELECT batch FROM envelopes") == [0]
     assert query(tmp_path / FILE, "SELECT batch FROM summaries") == [0]
 
@@ -225,8 +225,8 @@ def test_unfinished_are_the_runs_of_this_collector_that_are_not_closed(tmp_path:
         ([(0, makers.hello())], True),  # it came back
     ):
         begun.write(entries(facts), 100.0, collector="ours")
-        assert store.is_unfinished(tmp_path / FILE, "ours") is unfinished
-        assert not store.is_unfinished(tmp_path / FILE, "theirs")
+        assert record.is_unfinished(tmp_path / FILE, "ours") is unfinished
+        assert not record.is_unfinished(tmp_path / FILE, "theirs")
 
 
 @pytest.mark.parametrize("body", [b"", b"no database", b"SQLite format 3\0" + bytes(5000)])
@@ -234,9 +234,9 @@ def test_what_is_no_record_is_told(tmp_path: Path, body: bytes) -> None:
     path = tmp_path / FILE
     path.write_bytes(body)
     with pytest.raises(StoreError, match=r"the record .*run\.db: "):
-        store.read(path)
+        record.read(path)
     with pytest.raises(StoreError, match=r"the record .*run\.db: "):
-        store.is_unfinished(path, "ours")
+        record.is_unfinished(path, "ours")
 
 
 def test_a_record_that_is_broken_in_the_middle_is_told(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_record_that_is_broken_in_the_middle_is_told(tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
             database.execute(change)
         with pytest.raises(StoreError, match=complaint):
-            store.read(tmp_path / FILE)
+            record.read(tmp_path / FILE)
 
 
 def test_a_record_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
@@ -259,6 +259,6 @@ def test_a_record_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
         database.execute(f"PRAGMA user_version = {store.SCHEMA + 1}")
     with pytest.raises(StoreError, match="written by a newer rankwatch"):
-        store.read(tmp_path / FILE)
+        record.read(tmp_path / FILE)
     with pytest.raises(StoreError, match="written by a newer rankwatch"):
         Store(tmp_path / FILE)

@@ -1,0 +1,140 @@
+"""Two batches side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import makers
+from makers import INF, NAN, frame, reading
+from rankwatch.errors import UsageError
+from rankwatch.frame import BatchSummary, Frame, FrameTable, Phase, pack
+from rankwatch_monitor import sides
+from rankwatch_monitor.diff import compare
+from rankwatch_monitor.journal import NO_RANK, Entry, Opened, Trained
+from rankwatch_monitor.report import diff as shown
+from rankwatch_monitor.store import FILE, Store
+
+
+def batch(*values: float, phase: Phase = Phase.FORWARD) -> list[Frame]:
+    """One frame of each value's abs max, of the modules a, b, c, ..."""
+    return [
+        frame(reading("output", value), at=(0, 0, index), module="abcdefgh"[index], phase=phase)
+        for index, value in enumerate(values)
+    ]
+
+
+def test_the_first_difference_is_the_first_in_order_and_the_largest_comes_next() -> None:
+    found = compare(batch(1.0, 1.2, 2.0, 9.0), batch(1.0, 1.0, 4.0, 1.0))
+    assert found.first is not None
+    assert (found.first.spec.module, found.first.ratio) == ("c", 2.0)
+    assert [(pair.spec.module, pair.ratio) for pair in found.largest(8)] == [("d", 9.0), ("c", 2.0)]
+    assert [pair.spec.module for pair in found.largest(1)] == ["d"]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "ratio"),
+    [(1.0, INF, math.inf), (NAN, INF, math.inf), (NAN, NAN, 1.0), (INF, INF, 1.0), (0.0, 0.0, 1.0), (0.0, 1e-30, math.inf)],
+)
+def test_what_is_no_ratio_of_numbers(left: float, right: float, ratio: float) -> None:
+    (pair,) = compare(batch(left), batch(right)).pairs
+    assert pair.ratio == ratio
+
+
+def test_frames_are_aligned_by_module_phase_and_call() -> None:
+    twice = [frame(reading("output", value), at=(0, 0, n), module="shared") for n, value in enumerate((1.0, 4.0))]
+    found = compare(twice, [*twice[:1], *batch(7.0, phase=Phase.BACKWARD)])
+    assert (found.left_frames, found.right_frames, found.only_left, found.only_right) == (2, 2, 1, 1)
+    assert [(pair.spec.module, pair.call, pair.ratio) for pair in found.pairs] == [
+        ("shared", 0, 1.0),
+        ("shared", 1, 1.0),
+        ("a", 0, 1.0),
+    ]
+    assert found.first is None
+
+
+def test_a_reading_that_one_side_lacks_is_no_difference_of_numbers() -> None:
+    found = compare([frame(reading("output"), reading("bias", 5.0))], [frame(reading("output"))])
+    assert [(pair.label, pair.right is None, pair.ratio) for pair in found.pairs] == [
+        ("output", False, 1.0),
+        ("bias", True, 1.0),
+    ]
+
+
+def test_as_text() -> None:
+    found = compare(batch(1.0, 2.0, 3.0), batch(1.0, 6.0, INF))
+    text = shown.render(found, "rank 0", "rank 1", lines=1)
+    assert "first      frame 1, b (Linear), output: 2.00e+00 and 6.00e+00" in text
+    assert text.endswith(
+        "      inf  3.00e+00       inf  abs max of\n".replace("abs max of", "c (Linear), output")
+        + ("and 1 more that differ: --frames 2\n")
+    )
+    assert shown.render(compare(batch(1.0), batch(1.0)), "x", "y").startswith(
+        "rankwatch: no reading differs by more than half\n"
+    )
+
+
+def test_as_json_it_is_strict() -> None:
+    body = json.loads(shown.to_json(compare(batch(1.0), batch(NAN)), "x", "y"), parse_constant=pytest.fail)
+    assert body["first"]["right"] == {"abs_min": None, "abs_max": None, "state": "nan"}
+    assert body["first"]["ratio"] is None
+
+
+# --- which two ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two ranks; rank 0 has batches 0 to 3, its last one in two parts, and rank 1 has 0 to 2."""
+    folder = tmp_path / "train-0"
+    folder.mkdir()
+    begun = Store(folder / FILE)
+    table, later = FrameTable((frame().spec,)), FrameTable((frame(module="layer", phase=Phase.BACKWARD).spec,))
+    entries = [Entry(0.0, NO_RANK, Opened("train", 0, 2))]
+    for rank, batches in ((0, 4), (1, 3)):
+        entries += [Entry(0.0, rank, Trained(n + 1, _summary(n, 1.0 + rank + n, table), table)) for n in range(batches)]
+    entries.append(Entry(0.0, 0, Trained(9, _summary(3, 9.0, later, first=1), later)))
+    begun.write(entries, 0.0)
+    begun.close()
+    return folder
+
+
+def _summary(number: int, high: float, table: FrameTable, first: int = 0) -> BatchSummary:
+    return makers.summary(number, first=first, of=table)._replace(abs_max=pack("f", [high]))
+
+
+def test_two_ranks_are_compared_in_the_last_batch_that_both_have(run: Path) -> None:
+    left, right = sides.of([run], [0, 1], [])
+    assert (left.name, right.name) == ("rank 0, batch 2 of train-0", "rank 1, batch 2 of train-0")
+    assert [side.frames[0].abs_max for side in (left, right)] == [(3.0,), (4.0,)]
+
+
+def test_two_batches_and_two_runs(run: Path) -> None:
+    left, right = sides.of([run], [0], [1, 3])
+    assert [[f.abs_max[0] for f in side.frames] for side in (left, right)] == [[2.0], [4.0, 9.0]]
+    assert [f.position.frame for f in right.frames] == [0, 1]
+    left, right = sides.of([run, run], [1], [])
+    assert left == right
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batches", "complaint"),
+    [
+        ([0], [], "a comparison has two sides"),
+        ([0, 1, 1], [], "a comparison has two sides"),
+        ([0, 1], [3], "batch 3 of rank 1 is not kept whole in .*train-0: kept are 0-2"),
+        ([0, 7], [1], "batch 1 of rank 7 is not kept whole in .*train-0: none of this rank is"),
+        ([0, 7], [], "no batch is kept whole of both rank 0 of .* and rank 7"),
+    ],
+)
+def test_what_cannot_be_compared_is_told(run: Path, ranks: list[int], batches: list[int], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        sides.of([run], ranks, batches)
+
+
+def test_a_folder_without_a_record_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"unable to open database file; is .* a run's folder"):
+        sides.of([tmp_path], [0, 1], [])
