@@ -14,13 +14,15 @@ from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, EXIT_USAGE, RankwatchErro
 from rankwatch.text import describe_tuning
 
 from . import arguments as types
-from . import control, sides
+from . import control, sides, snapshot, store
 from .collector import DEFAULT_LISTEN, run_daemon
 from .demo import run_demo
 from .diff import compare
 from .launcher import run_command
-from .report import diff
+from .report import diff, dump, json, runs
+from .report import text as texts
 from .run import Options
+from .store import StoreError
 
 EPILOG = f"""\
 exit codes: 0 fine; {EXIT_ERROR} error; {EXIT_USAGE} usage; {EXIT_ABORTED} a verdict was reached, the training aborted.
@@ -81,6 +83,23 @@ def _parser() -> argparse.ArgumentParser:
     _add_diff(
         commands.add_parser("diff", help="two batches side by side: of two ranks, of two runs, or one after the other")
     )
+
+    listed = commands.add_parser("list", help="the runs in a folder, and how they ended")
+    listed.add_argument(
+        "runs_dir",
+        type=Path,
+        nargs="?",
+        default=types.env("runs_dir", "rankwatch-runs"),
+        metavar="RUNS_DIR",
+        help="where runs are recorded (default: rankwatch-runs)",
+    )
+    listed.add_argument("--json", action="store_true", help="as JSON")
+    listed.set_defaults(function=_list)
+
+    dumped = commands.add_parser("dump", help="the record of a run as JSON lines")
+    dumped.add_argument("run", type=Path, metavar="RUN_DIR", help="the run's folder")
+    dumped.add_argument("--frames", action="store_true", help="also the batches as the ranks sent them, frame by frame")
+    dumped.set_defaults(function=_dump)
 
     demo = commands.add_parser("demo", help="a real training of two ranks on the CPU that overflows on one of them")
     _add_runs_dir(demo)
@@ -266,18 +285,47 @@ def _report(arguments: argparse.Namespace) -> int:
         run /= "latest"
     path = run / ("report.json" if arguments.json else "report.txt")
     try:
-        sys.stdout.write(path.read_text(encoding="utf-8"))
+        written = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"no report in {run}: {error.strerror}; a run's report is written at its end") from None
+        written = _report_so_far(run, error, as_json=arguments.json)
+    sys.stdout.write(written)
+    return 0
+
+
+def _report_so_far(run: Path, error: OSError, *, as_json: bool) -> str:
+    """What the record says of a run whose report is not written yet, or not any more."""
+    try:
+        report, is_over = snapshot.take(run)
+    except StoreError as why:
+        raise UsageError(f"no report in {run}: {error.strerror}; nor is it in its record: {why}") from None
+    if as_json:
+        return json.render(report)
+    return texts.render(report) if is_over or report.verdict else texts.render_so_far(report)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    if not arguments.runs_dir.is_dir():
+        raise UsageError(f"no folder {arguments.runs_dir}: give the one that runs are recorded in")
+    found = snapshot.take_all(arguments.runs_dir)
+    sys.stdout.write(runs.to_json(found) if arguments.json else runs.render(found))
     return 0
 
 
 def _diff(arguments: argparse.Namespace) -> int:
-    runs = [arguments.run, *([arguments.other] if arguments.other else [])]
-    left, right = sides.of(runs, arguments.rank or [0], arguments.batch)
+    folders = [arguments.run, *([arguments.other] if arguments.other else [])]
+    left, right = sides.of(folders, arguments.rank or [0], arguments.batch)
     found = compare(left.frames, right.frames)
     body = diff.to_json(found, left.name, right.name) if arguments.json else ""
     sys.stdout.write(body or diff.render(found, left.name, right.name, arguments.frames))
+    return 0
+
+
+def _dump(arguments: argparse.Namespace) -> int:
+    try:
+        for line in dump.lines(arguments.run / store.FILE, frames=arguments.frames):
+            sys.stdout.write(line + "\n")
+    except StoreError as error:
+        raise UsageError(f"{error}; is {arguments.run} a run's folder?") from None
     return 0
 
 

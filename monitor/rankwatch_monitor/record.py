@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +13,10 @@ import numpy as np
 
 from rankwatch import wire
 from rankwatch.errors import ProtocolError
-from rankwatch.frame import BatchSummary, Frame
+from rankwatch.frame import BatchSummary, Frame, FrameTable
 
 from . import journal
-from .digest import DIGEST, Array, unpack_digests
+from .digest import DIGEST, Array, Columns, Envelope, unpack_digests
 from .journal import Entry, Fact, Progress
 from .report.data import Outcome, RankState
 from .store import BUSY_TIMEOUT, OWN_EVENTS, StoreError, version
@@ -86,14 +86,64 @@ def read_batch(path: Path, rank: int, batch: int) -> list[Frame]:
     with _reading(path) as database:
         frames: list[Frame] = []
         for first_frame, table, body in database.execute(query, (rank, batch)):
-            frames += _frames(batch, first_frame, wire.decode(table), body)
+            frames += _frames(batch, first_frame, _table(table), body)
         return frames
 
 
-def _frames(batch: int, first_frame: int, message: wire.Message, body: bytes) -> Iterator[Frame]:
+def read_meta(path: Path) -> dict[str, str]:
+    """What the record says of itself. Raises StoreError."""
+    with _reading(path) as database:
+        return dict(database.execute("SELECT name, value FROM meta"))
+
+
+def began_at(path: Path) -> float:
+    """Unix time of the first entry. Raises StoreError."""
+    with _reading(path) as database:
+        row = database.execute("SELECT time FROM events ORDER BY id LIMIT 1").fetchone()
+        return float(row[0]) if row else 0.0
+
+
+def read_events(path: Path) -> Iterator[tuple[float, Entry]]:
+    """The entries that are no batches, each with the Unix time at which it was written. Raises StoreError."""
+    with _reading(path) as database:
+        for time, now, rank, kind, body in database.execute("SELECT time, now, rank, kind, body FROM events ORDER BY id"):
+            yield time, Entry(now, rank, _decode(kind, body))
+
+
+def read_tables(path: Path) -> dict[int, FrameTable]:
+    """The frame tables by number. Raises StoreError."""
+    with _reading(path) as database:
+        return {number: _table(body) for number, body in database.execute("SELECT number, body FROM tables")}
+
+
+def read_envelopes(path: Path, tables: Mapping[int, FrameTable]) -> Iterator[tuple[int, int, int, Envelope]]:
+    """Batch, first frame, table and envelope, in the order of the batches. Raises StoreError."""
+    columns = {number: Columns(number, table) for number, table in tables.items()}
+    query = "SELECT batch, first_frame, tbl, ranks, body FROM envelopes ORDER BY batch, first_frame, tbl"
+    with _reading(path) as database:
+        for batch, first_frame, table, ranks, body in database.execute(query):
+            yield batch, first_frame, table, Envelope.unpack(ranks, body, columns[table])
+
+
+def read_frames(path: Path) -> Iterator[tuple[int, Frame]]:
+    """Every frame of the batches that are kept as the ranks sent them, and its rank. Raises StoreError."""
+    tables = read_tables(path)
+    query = "SELECT batch, rank, first_frame, tbl, body FROM summaries ORDER BY batch, rank, first_frame"
+    with _reading(path) as database:
+        for batch, rank, first_frame, table, body in database.execute(query):
+            for frame in _frames(batch, first_frame, tables[table], body):
+                yield rank, frame
+
+
+def _table(body: bytes) -> FrameTable:
+    message = wire.decode(body)
     if not isinstance(message, wire.Table):
         raise ValueError(f"a frame table is a {type(message).__name__}")
-    table, size = message.table, message.table.column_bytes
+    return message.table
+
+
+def _frames(batch: int, first_frame: int, table: FrameTable, body: bytes) -> Iterator[Frame]:
+    size = table.column_bytes
     lows, highs, states = body[:size], body[size : 2 * size], body[2 * size :]
     return BatchSummary(batch, first_frame, 0, 0.0, 0.0, False, table.id, lows, highs, states).frames(table)
 

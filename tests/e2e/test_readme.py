@@ -90,6 +90,7 @@ def test_the_demo(tmp_path: Path) -> None:
 
 def test_the_commands_of_one_node(folder: Path) -> None:
     assert IN_ORDER[0] == "rankwatch run -- torchrun --nproc-per-node 2 train.py"
+    said = {}
     for command in IN_ORDER:
         done = subprocess.run(
             ["bash", "-c", command], cwd=folder, env=shell_environment(folder), capture_output=True, text=True, check=False
@@ -97,7 +98,10 @@ def test_the_commands_of_one_node(folder: Path) -> None:
         # The run that is told to stop after a batch fails, and two traces differ.
         expected = 1 if "ABORT_AFTER" in command or command.startswith("diff") else 0
         assert done.returncode == expected, (command, done.stdout, done.stderr)
-    assert json.loads(done.stdout)["reason"].startswith("stopped after batch 3")
+        said[command] = done.stdout
+    (report,) = [text for command, text in said.items() if command.startswith("rankwatch report") and "--json" in command]
+    assert json.loads(report)["reason"].startswith("stopped after batch 3")
+    assert "finished" in said["rankwatch list"]
 
 
 def test_the_commands_of_several_nodes(folder: Path) -> None:

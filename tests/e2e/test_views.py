@@ -30,3 +30,37 @@ def test_diff(tmp_path: Path) -> None:
     assert (same["first"], same["largest"]) == (None, [])
     assert same["frames"]["left"] == same["frames"]["right"] > 4
     assert "batch 3 of train-0" in rankwatch("diff", run, "--batch", "3", "--batch", "4")
+
+
+def test_dump(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "overflow"))
+    lines = [json.loads(line) for line in rankwatch("dump", str(job.run_dir), "--frames").splitlines()]
+    kinds = [line["kind"] for line in lines if line["what"] == "event"]
+    assert kinds[0] == "opened"
+    assert kinds[-1] == "closed"
+    assert {"hello", "tripped", "decided"} <= set(kinds)
+    (tripped,) = [line for line in lines if line.get("kind") == "tripped"]
+    assert tripped["rank"] == job.verdict["rank"] == 1
+    recorded = {(line["rank"], line["batch"]) for line in lines if line["what"] == "batch"}
+    assert recorded >= {(rank, batch) for rank in (0, 1) for batch in range(5)}
+
+
+def test_a_list_of_runs_and_the_report_of_one_whose_report_is_gone(tmp_path: Path) -> None:
+    run_job(tmp_path, torchrun("train.py", "overflow"), "--job", "bad")
+    run_job(tmp_path, torchrun("train.py", "healthy"), "--job", "good")
+    runs = tmp_path / "runs"
+    lines = rankwatch("list", str(runs)).splitlines()
+    assert lines[0].split() == ["run", "ended", "ranks", "batches", "why"]
+    assert [line.split()[:4] for line in lines[1:]] == [["bad-0", "aborted", "2", "6"], ["good-0", "finished", "2", "12"]]
+    assert "rank 1 of 2" in lines[1]
+    told = json.loads(rankwatch("list", str(runs), "--json"))
+    assert [(run["run"], run["outcome"], run["is_over"]) for run in told] == [
+        ("bad-0", "aborted", True),
+        ("good-0", "finished", True),
+    ]
+    written = (runs / "bad-0" / "report.json").read_text()
+    for name in ("report.txt", "report.json"):
+        (runs / "bad-0" / name).unlink()
+    again = json.loads(rankwatch("report", str(runs / "bad-0"), "--json"))  # from the record
+    assert again["verdict"] == json.loads(written)["verdict"]
+    assert "first overflow in run bad-0" in rankwatch("report", str(runs / "bad-0"))

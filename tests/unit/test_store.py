@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -30,6 +32,7 @@ from rankwatch_monitor.journal import (
     Trained,
     Waited,
 )
+from rankwatch_monitor.report import dump
 from rankwatch_monitor.report.data import Outcome, RankState
 from rankwatch_monitor.store import FILE, Limits, Store, StoreError
 
@@ -81,6 +84,23 @@ def test_every_fact_is_read_as_it_was_written(tmp_path: Path) -> None:
     begun.close()
     assert sorted(tmp_path.iterdir()) == [tmp_path / FILE]  # one file, fit to be copied
     assert record.read(tmp_path / FILE).entries == entries(EVENTS)
+
+
+def test_a_dump_is_strict_json_and_has_all_of_it(tmp_path: Path) -> None:
+    begun = Store(tmp_path / FILE)
+    begun.write([*entries(EVENTS), trained(0, 0), trained(1, 0)], 100.0, run="train-1")
+    begun.close()
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in dump.lines(tmp_path / FILE, frames=True)]
+    assert lines[0] == {"what": "record", "run": "train-1"}
+    whats = Counter(line["what"] for line in lines)
+    assert whats == {"record": 1, "event": len(EVENTS), "table": 1, "batch": 2, "envelope": 1, "frame": 2 * len(TABLE.specs)}
+    by_what = {line["what"]: line for line in lines}
+    assert (by_what["batch"]["rank"], by_what["batch"]["seq"], by_what["batch"]["bad_row"]) == (1, 1, None)
+    assert by_what["envelope"]["ranks"] == 2
+    assert by_what["envelope"]["rows"][0] == [1.0, 0, 1.0, 0, "finite", 0]
+    tripped = next(line for line in lines if line.get("kind") == "tripped")
+    assert tripped["fact"]["trip"]["frames"][-1]["abs_max"][1] is None  # it is inf
+    assert len(list(dump.lines(tmp_path / FILE, frames=False))) == len(lines) - 2 * len(TABLE.specs)
 
 
 def test_a_record_is_read_while_it_is_written(tmp_path: Path) -> None:

@@ -31,6 +31,16 @@ def render(report: Report) -> str:
     return format_head(f"first overflow in run {report.run}", fields) + format_dump(verdict.trip.frames).rstrip("\n") + "\n"
 
 
+def render_so_far(report: Report) -> str:
+    """A run that goes on, as far as it is known."""
+    states: dict[str, int] = {}
+    for row in report.ranks:
+        states[row.state.value] = states.get(row.state.value, 0) + 1
+    fields = [("ranks", ", ".join(f"{count} {state}" for state, count in states.items()))]
+    fields += [("batches", str(report.batches)), *_noticed(report), *_lapses(report)]
+    return format_head(f"run {report.run} goes on", fields)
+
+
 def _render_ending(report: Report) -> str:
     batches = f"{report.batches} batch{'es' if report.batches != 1 else ''}"
     if report.outcome is Outcome.FINISHED:
