@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="rankwatch: %(message)s")
     try:
         code: int = arguments.function(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # its reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except RankwatchError as error:
         sys.stderr.write(f"rankwatch: error: {error}\n")
         return error.exit_code

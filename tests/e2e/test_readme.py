@@ -86,6 +86,10 @@ def test_the_demo(tmp_path: Path) -> None:
         for fixed in re.split(r"\(vm,|batch \d+.*|abs max .*|acknowledged in.*", line):
             assert fixed in done.stdout
     assert "this was the demo: its planted overflow was caught" in done.stdout
+    command = [*RANKWATCH, "diff", "rankwatch-runs/latest", "--rank", "0", "--rank", "1"]
+    diff = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True).stdout
+    (first,) = re.findall(r"^  first .*: ", README, re.MULTILINE)
+    assert first in diff
 
 
 def test_the_commands_of_one_node(folder: Path) -> None:

@@ -41,6 +41,9 @@ def test_dump(tmp_path: Path) -> None:
     assert {"hello", "tripped", "decided"} <= set(kinds)
     (tripped,) = [line for line in lines if line.get("kind") == "tripped"]
     assert tripped["rank"] == job.verdict["rank"] == 1
+    command = f"{' '.join(RANKWATCH)} dump {job.run_dir} --frames | head -1"
+    head = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment(), check=True)
+    assert (len(head.stdout.splitlines()), head.stderr) == (1, "")
     recorded = {(line["rank"], line["batch"]) for line in lines if line["what"] == "batch"}
     assert recorded >= {(rank, batch) for rank in (0, 1) for batch in range(5)}
 
