@@ -128,7 +128,7 @@ class Fuse(nn.Module):
         return out
 
 
-@torch.library.custom_op("rankwatch_tests::fuse", mutates_args=())
+@torch.library.custom_op("rankwatch_tests::fuse", mutates_args=(), schema="(Tensor x) -> Tensor")
 def pass_fuse(x: Tensor) -> Tensor:
     if Fuse.blown:
         raise RuntimeError("blown")

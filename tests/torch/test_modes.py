@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.utils import checkpoint as checkpoints
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from notebook import Gain, model_of, ones, watched
 from rankwatch.frame import Phase
@@ -58,15 +60,17 @@ class Selective(nn.Module):
         self.inner = nn.Sequential(nn.Linear(4, 4), nn.GELU(), Gain(2.0), nn.Linear(4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
-        def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
             keep = operation is torch.ops.aten.addmm.default
-            return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+            policies = checkpoints.CheckpointPolicy
+            return policies.MUST_SAVE if keep else policies.PREFER_RECOMPUTE
 
-        contexts = partial(create_selective_checkpoint_contexts, policy)
+        contexts = partial(checkpoints.create_selective_checkpoint_contexts, policy)
         result: Tensor = checkpoint(self.inner, x, use_reentrant=False, context_fn=contexts)
         return result
 
 
+@pytest.mark.skipif(not hasattr(checkpoints, "CheckpointPolicy"), reason="selective checkpointing came with torch 2.5")
 def test_selective_checkpointing_saves_what_it_does_without_a_watch() -> None:
     gradients = []
     for is_watched in (False, True):
