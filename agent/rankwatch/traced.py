@@ -8,6 +8,7 @@ by a constant, so that blocks which share one graph (regional compilation) still
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -95,8 +96,8 @@ def _reading(kind: int, label: str, value: Any, numbers: list[Tensor], plan: lis
 
 
 def _extremes(value: Tensor) -> list[Tensor]:
-    values = value.detach()
-    if hasattr(values, "to_local"):
+    values: Any = value.detach()
+    if _is_sharded(values):
         values = values.to_local()
     if values.dtype.is_complex:
         values = values.to(torch.complex128)
@@ -104,6 +105,18 @@ def _extremes(value: Tensor) -> list[Tensor]:
         values = values.to(torch.float32)
     magnitudes = values.abs()
     return [magnitudes.amin(), magnitudes.amax()]
+
+
+def _is_sharded(values: Tensor) -> bool:
+    return hasattr(values, "to_local")
+
+
+if torch.__version__.startswith("2.4.") and torch.distributed.is_available():
+    # Its Dynamo has no answer to hasattr() of a tensor. (Later ones have; there the import would take half a second.)
+    _DTensor: Any = importlib.import_module("torch.distributed._tensor").DTensor
+
+    def _is_sharded(values: Tensor) -> bool:
+        return isinstance(values, _DTensor)
 
 
 def _gathered(numbers: list[Tensor]) -> list[Tensor]:
