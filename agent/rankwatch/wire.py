@@ -274,6 +274,11 @@ def decode(data: bytes | memoryview) -> Message:
     return _decode_once(bytes(data)) if is_table and len(data) <= REMEMBERED_BYTES else _decode(data)
 
 
+def is_batch(data: bytes | memoryview) -> bool:
+    """Whether these bytes, if they are a message at all, are a BATCH."""
+    return bool(data[1:7] == _BATCH_HEAD)
+
+
 def _decode(data: bytes | memoryview) -> Message:
     try:
         parts = _unpack(data)
@@ -299,7 +304,7 @@ def _decode(data: bytes | memoryview) -> Message:
 
 # Thousands of ranks send the same frame table within seconds, and one takes milliseconds to decode.
 _decode_once = lru_cache(maxsize=8)(_decode)
-_TABLE_HEAD = msgpack.packb("TABLE")
+_TABLE_HEAD, _BATCH_HEAD = msgpack.packb("TABLE"), msgpack.packb("BATCH")
 
 
 def _unpack(data: bytes | memoryview) -> Any:

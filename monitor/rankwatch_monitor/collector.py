@@ -28,7 +28,7 @@ from rankwatch.errors import ConnectionFileError, ProtocolError
 
 from . import record, store
 from .effects import Effect, IssueKey, Keep, Note, Publish, RecordTrace, Send
-from .inbox import Ended, Inbox
+from .inbox import Ended, Inbox, Letter
 from .journal import Entry
 from .keyring import MAX_JOBS, Keyring
 from .ledger import Disconnected, Event, JobEnded, Ledger, Malformed, Received, Stored, Tick
@@ -50,6 +50,12 @@ LAST_WORDS = 50
 
 LONGEST_LAST_WORDS = 1.0
 """Seconds after which they are not waited for either."""
+
+MAX_PUT_OFF = 64 * 2**20
+"""Bytes of batches put off; beyond it no more messages are taken until some were handled."""
+
+PUT_OFF_AT_ONCE = 50
+"""Peers whose batches are handled before it is looked again whether anything else has come."""
 
 OWN_FILES = 64
 """File descriptors that are not for ranks' connections; each run under way takes three more, for its record."""
@@ -92,6 +98,9 @@ class Collector:
         self._runs = runs
         self._show = show
         self._stop = threading.Event()
+        self._put_off: dict[bytes, list[Letter]] = {}
+        """Batches that are yet to be handled, in the order in which their peers' first ones came."""
+        self._put_off_bytes = 0
         self._kept: dict[str, list[Entry]] = {}
         """What is to be put on record at the next turn."""
         self._in_use: TextIO | None = None
@@ -141,7 +150,7 @@ class Collector:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
         while not self._stop.is_set():
-            poller.poll(IDLE_TICK if self.ledger.is_idle else BUSY_TICK)
+            poller.poll(0 if self._put_off else IDLE_TICK if self.ledger.is_idle else BUSY_TICK)
             self._drain()
             self._perform(Tick())
             self._record()
@@ -149,6 +158,8 @@ class Collector:
         while time.monotonic() < deadline and poller.poll(LAST_WORDS):
             self._drain()
             self._record()
+        for peer in list(self._put_off):
+            self._catch_up(peer)
         self._perform(self._job_ended or JobEnded(None))
         self._record()
 
@@ -215,24 +226,42 @@ class Collector:
         return wire.Invited(job, keys.public, keys.secret)
 
     def _drain(self) -> None:
+        """Takes what waits. Batches are put off while there is anything else: no abort is to wait for thousands of them."""
         for _ in range(BURST):
-            item = self._inbox.take()
+            item = self._inbox.take() if self._put_off_bytes < MAX_PUT_OFF else None
             if item is None:
-                return
-            if isinstance(item, Ended):
+                if not self._put_off:
+                    return
+                for _ in range(min(PUT_OFF_AT_ONCE, len(self._put_off))):
+                    self._catch_up(next(iter(self._put_off)))
+            elif isinstance(item, Ended):
+                self._catch_up(item.peer)  # what a peer said before it went comes first
                 self._perform(Disconnected(item.peer))
-                continue
-            peer, key, parts = item
-            try:
-                if len(parts) != 1:
-                    raise ProtocolError(f"a message of {len(parts)} parts instead of one")
-                message = wire.decode(parts[0])
-            except (ProtocolError, MemoryError) as error:
-                self._perform(Malformed(peer, str(error) or "there is no memory for it"))
+            elif wire.is_batch(item.parts[0]):
+                self._put_off.setdefault(item.peer, []).append(item)
+                self._put_off_bytes += len(item.parts[0])
             else:
-                job = self._keys.job_of(key)
-                if job is not None:  # else nobody was to come in
-                    self._perform(Received(peer, message, job))
+                self._catch_up(item.peer)
+                self._handle(item)
+
+    def _catch_up(self, peer: bytes) -> None:
+        """Handles what was put off of a peer."""
+        for letter in self._put_off.pop(peer, ()):
+            self._put_off_bytes -= len(letter.parts[0])
+            self._handle(letter)
+
+    def _handle(self, letter: Letter) -> None:
+        peer, key, parts = letter
+        try:
+            if len(parts) != 1:
+                raise ProtocolError(f"a message of {len(parts)} parts instead of one")
+            message = wire.decode(parts[0])
+        except (ProtocolError, MemoryError) as error:
+            self._perform(Malformed(peer, str(error) or "there is no memory for it"))
+        else:
+            job = self._keys.job_of(key)
+            if job is not None:  # else nobody was to come in
+                self._perform(Received(peer, message, job))
 
     def _go_on_with(self, runs: Iterable[str]) -> None:
         """Takes over the runs that the collector before this one has left unfinished."""
