@@ -22,7 +22,12 @@ from rankwatch.frame import Position
 from rankwatch.identity import Identity
 from rankwatch.link import Link
 from rankwatch_monitor import control, record, store
+from rankwatch_monitor.collector import Collector
+from rankwatch_monitor.inbox import Ended, Item, Letter
 from rankwatch_monitor.journal import Closed
+from rankwatch_monitor.ledger import Disconnected
+from rankwatch_monitor.run import Options
+from rankwatch_monitor.run_folder import RunsFolder
 
 
 class Rank:
@@ -195,6 +200,43 @@ def test_an_error_of_ours_keeps_no_other_effect_back(
     until(lambda: not collector.collector._kept)
     assert record.read(collector.folder / "runs" / "train-0" / store.FILE).entries[-1].fact == Closed()
     assert "an error of ours after Received; the collector goes on" in caplog.text
+
+
+def test_batches_are_put_off_while_there_is_anything_else_and_no_peers_messages_change_places(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = Collector(
+        listen="tcp://127.0.0.1:0",
+        connection_file=folder / "connection.json",
+        runs=RunsFolder(folder / "runs"),
+        options=Options(),
+        show=lambda report, news: None,
+    )
+    batches = [memoryview(wire.encode(wire.Batch(seq, makers.summary(seq)))) for seq in range(1, 4)]
+    trip, beat = (memoryview(wire.encode(message)) for message in (wire.Tripped(9, makers.trip()), makers.beat(1, 0, 0)))
+    waiting: list[Item] = [
+        *(Letter(b"a", "", [batch]) for batch in batches),
+        Letter(b"b", "", [batches[0]]),
+        Letter(b"b", "", [trip]),
+        Letter(b"c", "", [beat]),
+        Letter(b"d", "", [batches[0]]),
+        Ended(b"d"),
+    ]
+    handled: list[tuple[bytes, object]] = []
+    monkeypatch.setattr(collector._inbox, "take", lambda: waiting.pop(0) if waiting else None)
+    monkeypatch.setattr(collector, "_handle", lambda letter: handled.append((letter.peer, letter.parts[0])))
+    monkeypatch.setattr(collector, "_perform", lambda event: handled.append((event.peer, event)))
+    collector._drain()
+    assert handled == [
+        (b"b", batches[0]),
+        (b"b", trip),
+        (b"c", beat),
+        (b"d", batches[0]),
+        (b"d", Disconnected(b"d")),
+        *((b"a", batch) for batch in batches),
+    ]
+    assert (collector._put_off, collector._put_off_bytes) == ({}, 0)
+    collector.close()
 
 
 # --- options changed at run time ------------------------------------------------------------------------------------------
