@@ -21,6 +21,9 @@ KEPT_RUNS = 16
 MAX_RUNS = 1024
 """Runs under way; more are refused."""
 
+REFUSALS_TOLD = 1000
+"""Refusals that the log tells one by one; beyond it the 1024th, the 2048th, and so on."""
+
 
 class Received(NamedTuple):
     """A peer sent a well-formed message. ``job``: the only one that its key speaks for, if there is such a limit."""
@@ -28,10 +31,6 @@ class Received(NamedTuple):
     peer: bytes
     message: wire.Message
     job: str = ANY_JOB
-
-
-REFUSALS_TOLD = 1000
-"""Refusals that the log tells one by one; beyond it the 1024th, the 2048th, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +132,11 @@ class Ledger:
         """
         if not entries or not isinstance(opened := entries[0].fact, Opened):
             raise ValueError("it does not begin with a run's beginning")
-        run = self._add(name, opened.job, opened.restart, opened.world_size)
+        run = Run(name, opened.job, opened.restart, opened.world_size, self._options)
         for entry in entries:
             run.replay(entry)
         run.resume(progress, now)
-        return run
+        return self._add(run)
 
     @staticmethod
     def _collect(run: Run, effects: list[Effect]) -> None:
@@ -272,12 +271,11 @@ class Ledger:
         while name in self.runs or not self._claim(name):
             attempt += 1
             name = f"{base}.{attempt}"
-        return self._add(name, hello.job, hello.restart, hello.world_size)
+        return self._add(Run(name, hello.job, hello.restart, hello.world_size, self._options))
 
-    def _add(self, name: str, job: str, restart: int, world_size: int) -> Run:
-        run = Run(name, job, restart, world_size, self._options)
-        self.runs[name] = run
-        self._current[job, restart, world_size] = run
+    def _add(self, run: Run) -> Run:
+        self.runs[run.id] = run
+        self._current[run.job, run.restart, run.world_size] = run
         return run
 
 

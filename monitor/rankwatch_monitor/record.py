@@ -63,18 +63,11 @@ def is_unfinished(path: Path, collector: str) -> bool:
         return bool(owner == (collector,) and last == ("hello",))
 
 
-class Kept(NamedTuple):
-    """The batches of one rank that are kept as it sent them, in order."""
-
-    rank: int
-    batches: list[int]
-
-
-def kept_batches(path: Path, rank: int) -> Kept:
-    """Raises StoreError."""
+def kept_batches(path: Path, rank: int) -> list[int]:
+    """The batches of a rank that are kept as it sent them, in order. Raises StoreError."""
     with _reading(path) as database:
         rows = database.execute("SELECT DISTINCT batch FROM summaries WHERE rank = ? ORDER BY batch", (rank,))
-        return Kept(rank, [batch for (batch,) in rows])
+        return [batch for (batch,) in rows]
 
 
 def read_batch(path: Path, rank: int, batch: int) -> list[Frame]:

@@ -42,7 +42,7 @@ def of(runs: Sequence[Path], ranks: Sequence[int], batches: Sequence[int]) -> tu
 
 def _kept(run: Path, rank: int) -> list[int]:
     try:
-        return record.kept_batches(run / FILE, rank).batches
+        return record.kept_batches(run / FILE, rank)
     except StoreError as error:
         raise UsageError(f"{error}; is {run} a run's folder?") from None
 

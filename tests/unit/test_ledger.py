@@ -15,6 +15,7 @@ from rankwatch import wire
 from rankwatch.frame import FrameTable, Phase, Position
 from rankwatch.notice import NoticeKind
 from rankwatch_monitor.effects import Note, Publish, RecordTrace, Send
+from rankwatch_monitor.journal import NO_RANK, Entry, Left, Opened
 from rankwatch_monitor.ledger import JobEnded, Ledger, Malformed, Received, Tick
 from rankwatch_monitor.notices import MAX_NOTICES
 from rankwatch_monitor.report.data import Outcome, RankState
@@ -373,6 +374,18 @@ def test_a_large_world_beats_more_slowly() -> None:
     (welcome,) = desk.sent(0, wire.Welcome)
     assert isinstance(welcome, wire.Welcome)
     assert welcome.heartbeat == 8.0
+
+
+def test_a_record_that_makes_no_sense_leaves_no_half_of_a_run_behind() -> None:
+    ledger = Ledger(Options())
+    entries = [Entry(0.0, NO_RANK, Opened("train", 0, 1)), Entry(1.0, 5, Left(RankState.LOST))]
+    with pytest.raises(KeyError):
+        ledger.restore("train-0", entries, [], 2.0)
+    with pytest.raises(ValueError, match="does not begin with a run's beginning"):
+        ledger.restore("train-0", entries[1:], [], 2.0)
+    assert ledger.runs == {}
+    ledger.handle(Received(b"a", makers.hello()), 3.0)
+    assert list(ledger.runs) == ["train-0"]
 
 
 def test_a_world_that_there_is_no_room_for_is_told_at_its_first_hello() -> None:
