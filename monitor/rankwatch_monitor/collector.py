@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -27,17 +28,18 @@ from rankwatch.connection import Connection
 from rankwatch.errors import ConnectionFileError, ProtocolError
 
 from . import record, store
-from .effects import Effect, IssueKey, Keep, Note, Publish, RecordTrace, Send
+from .effects import Effect, IssueKey, Keep, Note, Publish, RecordTrace, Send, Show
 from .inbox import Ended, Inbox, Letter
-from .journal import Entry
+from .journal import Entry, JobEnded
 from .keyring import MAX_JOBS, Keyring
-from .ledger import Disconnected, Event, JobEnded, Ledger, Malformed, Received, Stored, Tick
+from .ledger import Disconnected, Event, Ledger, Malformed, Received, Stored, Tick
 from .recorder import Recorder
 from .report import text
 from .report.data import Report
 from .run import Options
 from .run_folder import RunsFolder
 from .store import StoreError
+from .teller import Teller
 
 log = logging.getLogger(__name__)
 
@@ -98,14 +100,14 @@ class Collector:
         self._runs = runs
         self._show = show
         self._stop = threading.Event()
-        self._put_off: dict[bytes, list[Letter]] = {}
+        self._put_off: OrderedDict[bytes, list[Letter]] = OrderedDict()  # of a dict, taking the first is slow
         """Batches that are yet to be handled, in the order in which their peers' first ones came."""
         self._put_off_bytes = 0
         self._kept: dict[str, list[Entry]] = {}
         """What is to be put on record at the next turn."""
         self._in_use: TextIO | None = None
         self._job_ended: JobEnded | None = None
-        self.ledger = Ledger(options, runs.claim)
+        self.ledger = Ledger(options, runs.is_free)
         self._connection_file = connection_file
         self._key_file = connection_file.with_name(f"{connection_file.name}.server-key")
         known = self._take_over()
@@ -137,7 +139,7 @@ class Collector:
             self._wake_read.setblocking(False)
             self._wake_write.setblocking(False)
             name = server.public or self.address
-            self._recorder = Recorder(runs.path, self._wake, store.Limits(), collector=name)
+            self._recorder = Recorder(runs.path, self._wake, store.Limits(), runs.open, collector=name)
             if known:
                 self._go_on_with(runs.unfinished(name))
         except BaseException:
@@ -319,6 +321,8 @@ class Collector:
                 self._do(iter([Send(effect.peer, self._issue_key(effect.job))]))
             elif isinstance(effect, Keep):
                 self._kept.setdefault(effect.run, []).extend(effect.entries)
+            elif isinstance(effect, Show):
+                self._recorder.show(effect.run, effect.standings)
             elif isinstance(effect, RecordTrace):
                 self._recorder.do(partial(self._runs.record_trace, effect.run, effect.rank, effect.batch, effect.frames))
             elif isinstance(effect, Publish):
@@ -344,23 +348,29 @@ def run_daemon(
     """``rankwatch collector``: serves until SIGTERM or SIGINT; a second signal ends it at once."""
     runs = RunsFolder(runs_dir)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    collector = Collector(
-        listen=listen, connection_file=connection_file, runs=runs, options=options, show=_print, insecure=insecure
-    )
 
-    def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        collector.stop()
+    def show(report: Report, news: bool) -> None:
+        if news:
+            teller.tell(sys.stdout, text.render(report))
 
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
-    if insecure:
-        log.warning("links are in plain text: every process of this machine can read the runs, and stop them")
-    log.info("collecting on %s; ranks find it by RANKWATCH_CONNECTION=%s", collector.address, connection_file.absolute())
-    try:
-        collector.serve()
-    finally:
-        collector.close()
+    with Teller() as teller:
+        collector = Collector(
+            listen=listen, connection_file=connection_file, runs=runs, options=options, show=show, insecure=insecure
+        )
+
+        def end(number: int, frame: FrameType | None) -> None:
+            signal.signal(number, signal.SIG_DFL)
+            collector.stop()
+
+        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGINT, end)
+        if insecure:
+            log.warning("links are in plain text: every process of this machine can read the runs, and stop them")
+        log.info("collecting on %s; ranks find it by RANKWATCH_CONNECTION=%s", collector.address, connection_file.absolute())
+        try:
+            collector.serve()
+        finally:
+            collector.close()
     return 0
 
 
@@ -377,17 +387,3 @@ def raise_descriptor_limit() -> int:
 def printable(text: str) -> str:
     """``text`` in one line, without what would move a terminal's cursor: ranks choose the names in it."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def _print(report: Report, news: bool) -> None:
-    if news:
-        emit(sys.stdout, text.render(report))
-
-
-def emit(stream: TextIO, body: str) -> None:
-    """Writes to a stream whose disk may be full or whose reader may be gone; what is written is on record too."""
-    try:
-        stream.write(body)
-        stream.flush()
-    except OSError as error:
-        log.error("cannot print the report: %s", error.strerror)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -36,6 +37,14 @@ first of them, or NO_ROW. ``table`` is the number of the frame table in the stor
 """
 
 NO_ROW = 0xFFFFFFFF
+
+_COLUMNS: tuple[str, ...] = DIGEST.names or ()
+RAW = 255
+_WIDTHS = 0, 1, 2, 4
+_COUNT, _HEAD = struct.Struct("<I"), struct.Struct("<qB")
+_TIMES = "started", "ended"
+_LATEST = 4e12
+"""Seconds up to which a time is recorded to the microsecond."""
 
 _FINITE, _INF, _NAN, _NOT_FLOAT = map(int, (State.FINITE, State.INF, State.NAN, State.NOT_FLOAT))
 """NumPy takes a plain int for a byte among bytes; compared with an enum's, each byte is made an int64 first."""
@@ -146,20 +155,49 @@ def summarise(parts: Sequence[Part], columns: Columns, envelope: Envelope) -> Ar
 
 
 def pack_digests(digests: Array) -> bytes:
-    """Column after column, so that a reader of few columns reads few pages."""
-    return b"".join(np.ascontiguousarray(digests[name]).tobytes() for name in DIGEST.names or ())
+    """Column after column, so that a reader of few columns need not unpack the others.
+
+    The number of digests, then for each column its smallest value and in how many bytes the distances from that are told (of
+    what is no integer: RAW, and the values as they are; times are microseconds), then those of the columns.
+    """
+    heads, bodies = [_COUNT.pack(len(digests))], []
+    for name in _COLUMNS:
+        column = digests[name]
+        if name in _TIMES and bool(np.all(np.abs(column) < _LATEST)):
+            column = np.rint(column * 1e6).astype(np.int64)
+        width, least = RAW, 0
+        if column.dtype.kind in "iu" and len(column):
+            least, most = int(column.min()), int(column.max())
+            width = next((width for width in _WIDTHS if most - least < 1 << (8 * width)), RAW)
+            column = digests[name] if width == RAW else column - column.dtype.type(least)
+            column = column.astype(f"<u{width}") if 0 < width < RAW else column
+        heads.append(_HEAD.pack(least, width))
+        bodies.append(column.tobytes() if width else b"")
+    return b"".join(heads + bodies)
 
 
-def unpack_digests(body: bytes) -> Array:
-    """Raises ValueError when ``body`` is not made of whole digests."""
-    count, rest = divmod(len(body), DIGEST.itemsize)
-    if rest:
-        raise ValueError(f"digests of {len(body)} bytes are not whole ones of {DIGEST.itemsize}")
-    digests = np.zeros(count, DIGEST)
-    start = 0
-    for name in DIGEST.names or ():
-        digests[name] = np.frombuffer(body, DIGEST[name], count, start)
-        start += count * DIGEST[name].itemsize
+def unpack_digests(body: bytes, names: Sequence[str] = _COLUMNS) -> Array:
+    """The digests, or those of their columns. Raises ValueError when ``body`` does not hold what it says."""
+    try:
+        (count,) = _COUNT.unpack_from(body)
+        heads = [_HEAD.unpack_from(body, _COUNT.size + index * _HEAD.size) for index in range(len(_COLUMNS))]
+    except struct.error as error:
+        raise ValueError(f"digests of {len(body)} bytes: {error}") from None
+    start = _COUNT.size + len(_COLUMNS) * _HEAD.size
+    if count * sum(width for _, width in heads if width < RAW) > len(body):  # before there is memory taken for them
+        raise ValueError(f"digests of {len(body)} bytes are no {count}")
+    digests = np.zeros(count, [(name, DIGEST[name]) for name in names])
+    for name, (least, width) in zip(_COLUMNS, heads, strict=True):
+        dtype = DIGEST[name] if width == RAW else np.dtype(f"<u{width}" if width else "V0")
+        if name in names:
+            column = np.frombuffer(body, dtype, count, start) if width else np.zeros(count, np.uint8)
+            if width != RAW:
+                column = column.astype(np.int64) + least
+                column = column / 1e6 if name in _TIMES else column
+            digests[name] = column
+        start += count * dtype.itemsize
+    if start != len(body):
+        raise ValueError(f"digests of {len(body)} bytes instead of {start}")
     return digests
 
 

@@ -9,7 +9,7 @@ from rankwatch.frame import Frame
 from rankwatch.wire import Message
 
 from .journal import Entry
-from .report.data import Report
+from .report.data import RankStanding, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,14 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class Show:
+    """Where the ranks of a run are, for whoever watches: those that have connected, by rank. Each replaces the one before."""
+
+    run: str
+    standings: tuple[RankStanding, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class IssueKey:
     """Give a control client the keys of a job."""
 
@@ -60,4 +68,4 @@ class IssueKey:
     job: str
 
 
-Effect: TypeAlias = Send | Note | Keep | RecordTrace | Publish | IssueKey
+Effect: TypeAlias = Send | Note | Keep | RecordTrace | Publish | Show | IssueKey

@@ -54,11 +54,14 @@ class Waited:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandEnded:
-    """The job's command has ended; see ``events.JobEnded``."""
+class JobEnded:
+    """The command that the collector was started for has ended; None: the collector itself is to end.
+
+    ``interrupted`` names the signal that somebody ended it by.
+    """
 
     exit_code: int | None
-    interrupted: str
+    interrupted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class Closed:
     """The run is over."""
 
 
-OwnEvent: TypeAlias = Opened | Left | Stood | Waited | CommandEnded | Decided | Closed
+OwnEvent: TypeAlias = Opened | Left | Stood | Waited | JobEnded | Decided | Closed
 Fact: TypeAlias = wire.Message | OwnEvent | Trained
 
 

@@ -17,11 +17,12 @@ from types import FrameType
 
 from rankwatch.errors import EXIT_ABORTED, UsageError
 
-from .collector import Collector, emit
+from .collector import Collector
 from .report import text
 from .report.data import Outcome, Report
 from .run import Options
 from .run_folder import RunsFolder
+from .teller import Teller, write
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def run_command(
     """
     env = dict(os.environ if environ is None else environ)
     reports: dict[str, Report] = {}
-    with tempfile.TemporaryDirectory(prefix="rankwatch-") as private:
+    with tempfile.TemporaryDirectory(prefix="rankwatch-") as private, Teller():
         path = connection_file or Path(private) / "connection.json"
         collector = Collector(
             listen=listen,
@@ -117,9 +118,9 @@ def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, ru
     for run, report in reports.items():
         # The report comes last, under whatever the dying processes printed.
         if report.outcome is Outcome.FINISHED:
-            emit(sys.stderr, text.render(report))
+            write(sys.stderr, text.render(report))
         else:
-            emit(sys.stdout, "\n" + text.render(report))
+            write(sys.stdout, "\n" + text.render(report))
         log.info("the run's record: rankwatch report %s", runs_dir / run)
     # Where a job was started again, by torchrun's --max-restarts for one, its last run is what counts.
     last = {report.job: report for report in reports.values()}

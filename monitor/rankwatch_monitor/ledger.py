@@ -11,7 +11,7 @@ from rankwatch.identity import safe_name
 from rankwatch.text import describe_tuning
 
 from .effects import Effect, IssueKey, Keep, Note, Send
-from .journal import Entry, Opened, Progress
+from .journal import Entry, JobEnded, Opened, Progress
 from .keyring import ANY_JOB, belongs_to
 from .run import Options, Run
 
@@ -61,17 +61,6 @@ class Tick:
     """Time has passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnded:
-    """The command that the collector was started for has ended; None: the collector itself is to end.
-
-    ``interrupted`` names the signal that somebody ended it by.
-    """
-
-    exit_code: int | None
-    interrupted: str = ""
-
-
 Event: TypeAlias = Received | Malformed | Stored | Disconnected | Tick | JobEnded
 
 
@@ -80,17 +69,17 @@ class Ledger:
 
     Args:
         options: what holds in every run.
-        claim: takes a run id for this collector; False when it is in use already, by the folder of another run, say.
+        is_free: whether a run may be called so; False when there is a folder of that name, say.
     """
 
-    def __init__(self, options: Options, claim: Callable[[str], bool] = lambda name: True) -> None:
+    def __init__(self, options: Options, is_free: Callable[[str], bool] = lambda name: True) -> None:
         self.runs: dict[str, Run] = {}
         """The runs under way and the last ones that are over, by id, in the order of their first HELLO."""
         self.refused = 0
         """Messages that were none."""
         self._refusals = 0
         self._options = options
-        self._claim = claim
+        self._is_free = is_free
         self._current: dict[tuple[str, int, int], Run] = {}
         self._peers: dict[bytes, tuple[Run, int]] = {}
 
@@ -117,9 +106,7 @@ class Ledger:
         effects = []
         for run in self.runs.values():
             if not run.over:
-                effects += (
-                    run.tick(now) if isinstance(event, Tick) else run.job_ended(event.exit_code, event.interrupted, now)
-                )
+                effects += run.tick(now) if isinstance(event, Tick) else run.job_ended(event, now)
                 self._collect(run, effects)
         self._forget_old_runs()
         return effects
@@ -268,7 +255,7 @@ class Ledger:
     def _open(self, hello: wire.Hello) -> Run:
         base = f"{safe_name(hello.job)}-{hello.restart}"
         name, attempt = base, 1
-        while name in self.runs or not self._claim(name):
+        while name in self.runs or not self._is_free(name):
             attempt += 1
             name = f"{base}.{attempt}"
         return self._add(Run(name, hello.job, hello.restart, hello.world_size, self._options))

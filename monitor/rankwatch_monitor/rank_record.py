@@ -10,7 +10,7 @@ from rankwatch.frame import NOWHERE, Phase, Position
 from rankwatch.text import describe_position, describe_rank
 from rankwatch.trip import Trip
 
-from .report.data import RankRow, RankState
+from .report.data import RankRow, RankStanding, RankState
 from .verdict import Standing, Witness, name_spans
 
 _STANDINGS = {RankState.RUNNING: Standing.LIVE, RankState.FINISHED: Standing.DONE}
@@ -48,6 +48,7 @@ class RankRecord:
     forward_frames: int = 0
     frames: int = 0
     frames_before: int = 0
+    queued: int = 0
     dropped: int = 0
     trip: Trip | None = None
     acknowledged_at: float | None = None
@@ -104,6 +105,12 @@ class RankRecord:
 
     def witness(self) -> Witness:
         return Witness(_STANDINGS.get(self.state, Standing.GONE), self.progress, self.trip)
+
+    def standing(self, now: float) -> RankStanding:
+        return RankStanding(
+            self.hello.rank, self.state, *self.progress, self.phase, round(now - self.heard_at, 3), round(now - self.moved_at, 3),
+            self.quiet, self.queued, self.dropped,
+        )  # fmt: skip
 
     def row(self) -> RankRow:
         """The rank as reports show it."""

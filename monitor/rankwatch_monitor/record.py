@@ -18,8 +18,9 @@ from rankwatch.frame import BatchSummary, Frame, FrameTable
 from . import journal
 from .digest import DIGEST, Array, Columns, Envelope, unpack_digests
 from .journal import Entry, Fact, Progress
-from .report.data import Outcome, RankState
-from .store import BUSY_TIMEOUT, OWN_EVENTS, StoreError, version
+from .migrations import migrate
+from .report.data import Outcome, RankStanding, RankState
+from .store import BUSY_TIMEOUT, OWN_EVENTS, SCHEMA, StoreError, version
 
 LAST_PARTS = 4
 """Parts of batches that tell how far a rank had come, and what its batches are made of."""
@@ -46,6 +47,15 @@ def read(path: Path) -> Record:
         rows = database.execute("SELECT now, rank, kind, body FROM events ORDER BY id")
         entries = [Entry(now, rank, _decode(kind, body)) for now, rank, kind, body in rows]
         return Record(entries, _progress(database, {entry.rank for entry in entries} - {journal.NO_RANK}))
+
+
+def read_standings(path: Path) -> tuple[float, list[RankStanding]]:
+    """Where the ranks were when that was last told, and the Unix time of it; 0 when it never was. Raises StoreError."""
+    with _reading(path) as database:
+        row = database.execute("SELECT time, body FROM standing").fetchone()
+        if row is None:
+            return 0.0, []
+        return row[0], [RankStanding(rank, RankState(state), *rest) for rank, state, *rest in json.loads(row[1])]
 
 
 def read_digests(path: Path) -> Array:
@@ -145,9 +155,16 @@ def _frames(batch: int, first_frame: int, table: FrameTable, body: bytes) -> Ite
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=BUSY_TIMEOUT, uri=True)) as database:
-            if version(database) == 0:
+            known = version(database)
+            if known == 0:
                 raise ValueError("nothing was written to it yet")
-            yield database
+            if known == SCHEMA:
+                yield database
+                return
+            with closing(sqlite3.connect(":memory:")) as copy:  # the file is not ours to change
+                database.backup(copy)
+                migrate(copy, known)
+                yield copy
     except (sqlite3.Error, OSError, ValueError, LookupError, TypeError, ProtocolError) as error:
         raise StoreError(f"the record {path}: {error}") from error
 

@@ -10,16 +10,22 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from rankwatch import __version__, wire
 
-from .journal import Closed, Entry, Trained
+from .journal import Closed, Entry, Opened, Trained
+from .report.data import RankStanding
 from .store import FILE, Limits, Store, StoreError
 
 log = logging.getLogger(__name__)
 
 COMMIT_INTERVAL = 0.25
 """Seconds that batches wait for others, to be written together. All else is written at once."""
+
+_Work: TypeAlias = tuple[
+    list[tuple[str, Sequence[Entry], Mapping[int, int]]], dict[str, Sequence[RankStanding]], list[Callable[[], None]]
+]
 
 MAX_WAITING = 256 * 2**20
 """Bytes of batches that may wait for the disk; further ones are not recorded."""
@@ -35,18 +41,28 @@ class Recorder:
         folder: the folder of all runs.
         wake: called, in the recorder's thread, when ``stored`` has something to tell.
         limits: what is kept of each run.
+        open_folder: makes the folder of a run that begins.
         meta: what is written into every record about where it comes from.
     """
 
-    def __init__(self, folder: Path, wake: Callable[[], None], limits: Limits, **meta: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        wake: Callable[[], None],
+        limits: Limits,
+        open_folder: Callable[[str], None] = lambda run: None,
+        **meta: str,
+    ) -> None:
         self._folder = folder
         self._wake = wake
         self._limits = limits
+        self._open_folder = open_folder
         self._meta = {"rankwatch": __version__, **meta}
         self._changed = threading.Condition()
         self._waiting: list[tuple[str, Sequence[Entry], Mapping[int, int]]] = []
         self._waiting_bytes = 0
         self._actions: list[Callable[[], None]] = []
+        self._shown: dict[str, Sequence[RankStanding]] = {}
         self._is_urgent = False
         self._is_closing = False
         self._stored: dict[str, dict[int, int]] = {}
@@ -71,6 +87,12 @@ class Recorder:
             if urgent > self._is_urgent or len(self._waiting) == 1:
                 self._is_urgent |= urgent
                 self._changed.notify()
+
+    def show(self, run: str, standings: Sequence[RankStanding]) -> None:
+        """Takes what is to be written in place of what was shown of the run before, if there is a record of it."""
+        with self._changed:
+            self._shown[run] = standings
+            self._changed.notify()
 
     def do(self, action: Callable[[], None]) -> None:
         """Lets ``action`` write something else, after what was to be kept before."""
@@ -101,12 +123,12 @@ class Recorder:
 
     def _run(self) -> None:
         while (work := self._take()) is not None:
-            taken, actions = work
+            taken, shown, actions = work
             by_run: dict[str, list[Entry]] = {}
             for run, entries, _ in taken:
                 by_run.setdefault(run, []).extend(entries)
-            for run, of_run in by_run.items():
-                self._write(run, of_run)
+            for run in dict.fromkeys([*by_run, *shown]):
+                self._write(run, by_run.get(run, []), shown.get(run))
             with self._changed:
                 self._waiting_bytes -= sum(_size(entry) for of_run in by_run.values() for entry in of_run)
                 for run, _, seqs in taken:
@@ -121,23 +143,28 @@ class Recorder:
             if store is not None:
                 _close(store)
 
-    def _take(self) -> tuple[list[tuple[str, Sequence[Entry], Mapping[int, int]]], list[Callable[[], None]]] | None:
+    def _take(self) -> _Work | None:
         """What waits, once there is something; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_urgent or self._is_closing)
+            self._changed.wait_for(lambda: self._waiting or self._shown or self._is_urgent or self._is_closing)
             self._changed.wait_for(lambda: self._is_urgent or self._is_closing, COMMIT_INTERVAL)
             taken, self._waiting, self._is_urgent = self._waiting, [], False
+            shown, self._shown = self._shown, {}
             actions, self._actions = self._actions, []
-            return (taken, actions) if taken or actions or not self._is_closing else None
+            return (taken, shown, actions) if taken or shown or actions or not self._is_closing else None
 
-    def _write(self, run: str, entries: Sequence[Entry]) -> None:
+    def _write(self, run: str, entries: Sequence[Entry], standings: Sequence[RankStanding] | None) -> None:
         try:
             if run not in self._stores:
+                if not entries:  # it is over
+                    return
+                if isinstance(entries[0].fact, Opened):
+                    self._open_folder(run)
                 self._stores[run] = Store(self._folder / run / FILE, self._limits)
             store = self._stores[run]
             if store is None:
                 return
-            store.write(entries, time.time(), run=run, **self._meta)
+            store.write(entries, time.time(), standings, run=run, **self._meta)
             if any(isinstance(entry.fact, Closed) for entry in entries):
                 _close(store)
                 del self._stores[run]
@@ -145,6 +172,8 @@ class Recorder:
             self._stores[run] = None
             if isinstance(error, StoreError):
                 log.error("cannot write %s; run %s goes on without it", error, run)
+            elif isinstance(error, OSError):
+                log.error("cannot make the folder of run %s: %s; the run goes on without it", run, error.strerror)
             else:
                 log.exception("an error of ours while run %s was recorded; it goes on without a record", run)
 

@@ -18,8 +18,8 @@ from rankwatch.notice import describe_notice
 from rankwatch.text import describe_culprit
 from rankwatch.trip import Trip
 
-from .effects import Effect, Note, Publish, RecordTrace, Send
-from .journal import NO_RANK, Closed, CommandEnded, Decided, Entry, Fact, Left, Opened, Progress, Stood, Trained, Waited
+from .effects import Effect, Note, Publish, RecordTrace, Send, Show
+from .journal import NO_RANK, Closed, Decided, Entry, Fact, JobEnded, Left, Opened, Progress, Stood, Trained, Waited
 from .notices import Notices
 from .rank_record import RankRecord, describe_records
 from .report.data import Outcome, RankRow, RankState, Report
@@ -98,6 +98,7 @@ class Run:
     _published: bool = False
     _all_ended_at: float | None = None
     _looked_at: float = float("-inf")
+    _shown_at: float = float("-inf")
     _stall: Stall | None = None
     _deaf_at: float = float("-inf")
     """When no rank was heard at all, for long enough to be noticed."""
@@ -152,7 +153,7 @@ class Run:
         record = self.ranks[rank]
         record.hear(now)
         if isinstance(message, wire.Beat):
-            record.dropped = message.dropped
+            record.queued, record.dropped = message.queued, message.dropped
             record.advance(message.position, message.phase)
             yield Send(record.peer, wire.Ack(record.stored, abort=False))
         elif isinstance(message, wire.Table):
@@ -202,21 +203,21 @@ class Run:
             if record.is_running and record.connected:
                 yield Send(record.peer, self.tuning)
 
-    def job_ended(self, exit_code: int | None, interrupted: str, now: float) -> Iterator[Effect]:
+    def job_ended(self, end: JobEnded, now: float) -> Iterator[Effect]:
         """The processes of the job are known to have ended (exit code None: not known how)."""
-        self._note_down(now, CommandEnded(exit_code, interrupted))
-        if interrupted and self._outcome is None and self._tripped_at is None:
-            self._end_as(Outcome.ABORTED, f"stopped by {interrupted}", now)
+        self._note_down(now, end)
+        if end.interrupted and self._outcome is None and self._tripped_at is None:
+            self._end_as(Outcome.ABORTED, f"stopped by {end.interrupted}", now)
             for rank in list(self._running):
                 self._leave(self.ranks[rank], RankState.ABORTED)
-        if exit_code is None and self._running and self._outcome is None and self._tripped_at is None:
+        if end.exit_code is None and self._running and self._outcome is None and self._tripped_at is None:
             self._end_as(Outcome.LOST, "the collector was ended while the run went on", now)
-        elif exit_code is not None:
+        elif end.exit_code is not None:
             unexplained = self._running or any(r.state is RankState.ENDED for r in self.ranks.values())
             for rank in list(self._running):
                 self._lose(self.ranks[rank], now)
-            if exit_code and unexplained and self._outcome is None and self._tripped_at is None:
-                self._end_as(Outcome.FAILED, f"the command ended with exit code {exit_code}", now)
+            if end.exit_code and unexplained and self._outcome is None and self._tripped_at is None:
+                self._end_as(Outcome.FAILED, f"the command ended with exit code {end.exit_code}", now)
         yield from self._decide(now, ended=True)
 
     def tick(self, now: float) -> Iterator[Effect]:
@@ -225,6 +226,9 @@ class Run:
             self._looked_at = now
             yield from self._look_for_lost(now)
             yield from self._look_for_stall(now)
+        if now - self._shown_at >= self.heartbeat:
+            self._shown_at = now
+            yield Show(self.id, tuple([self.ranks[rank].standing(now) for rank in sorted(self.ranks)]))
         if self._abort is not None and now - self._abort_sent_at >= self.options.abort_repeat:
             yield from self._send_abort(now)
         yield from self._decide(now)
@@ -241,8 +245,8 @@ class Run:
             effects = self.tune(fact, now)
         elif isinstance(fact, Left):
             self._leave(self.ranks[rank], fact.state)
-        elif isinstance(fact, CommandEnded):
-            effects = self.job_ended(fact.exit_code, fact.interrupted, now)
+        elif isinstance(fact, JobEnded):
+            effects = self.job_ended(fact, now)
         elif isinstance(fact, Stood):
             for one, place in zip(fact.ranks, fact.places, strict=True):
                 self.ranks[one].advance(Position(*place), self.ranks[one].phase)

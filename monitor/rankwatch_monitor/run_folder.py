@@ -1,6 +1,6 @@
 """A run on disk: ``report.txt``, ``report.json``, ``trace/``, the record (store.py); and ``latest``, the newest run.
 
-Detection and abort never depend on the disk: once the folder is made, a write that fails is told and the run goes on.
+Detection and abort never depend on the disk: once the folder of all runs is made, a write that fails is told and the run goes on.
 """
 
 from __future__ import annotations
@@ -49,20 +49,13 @@ class RunsFolder:
                 f"cannot write to the runs folder {path}: {error.strerror}; choose another --runs-dir"
             ) from None
 
-    def claim(self, run: str) -> bool:
-        """Makes the run's folder and points ``latest`` at it; False when there is such a folder already.
+    def is_free(self, run: str) -> bool:
+        return not os.path.lexists(self.path / run)
 
-        A disk that cannot be written to is told and does not matter: the run goes on without a record.
-        """
-        try:
-            (self.path / run).mkdir()
-        except FileExistsError:
-            return False
-        except OSError as error:
-            log.error("cannot make the folder of run %s: %s; the run goes on without it", run, error.strerror)
-            return True
+    def open(self, run: str) -> None:
+        """Makes the folder of a run that begins, and points ``latest`` at it. Raises OSError when it cannot be made."""
+        (self.path / run).mkdir()
         _try(self._point_latest_at, run)
-        return True
 
     def record_of(self, run: str) -> Path:
         return self.path / run / store.FILE

@@ -1,6 +1,7 @@
 """The record of one run: an SQLite database (WAL) in its folder, ``run.db``. ``record.py`` reads it.
 
     meta       whose the record is
+    standing   where the ranks are, while the run goes on: one row, JSON
     events     every fact that is no batch (journal.py), in the order in which they came; replaying them gives the verdict
     tables     the frame tables, numbered from 1
     digests    segments of digests (digest.py), in the order in which the parts came
@@ -28,9 +29,11 @@ from rankwatch.frame import BatchSummary, FrameTable
 from . import journal
 from .digest import DIGEST, Array, Columns, Envelope, Part, pack_digests, summarise, unpack_digests
 from .journal import Entry, Fact, Trained
+from .migrations import STANDING, migrate
+from .report.data import RankStanding
 
-SCHEMA = 1
-"""PRAGMA user_version of the files written here; those of a newer one are refused."""
+SCHEMA = 2
+"""PRAGMA user_version of the files written here; an older one is brought up to it, those of a newer one are refused."""
 
 FILE = "run.db"
 
@@ -48,7 +51,7 @@ BUSY_TIMEOUT = 30.0
 
 Row: TypeAlias = tuple[Any, ...]
 
-_CREATE = """
+_CREATE = f"""
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE events (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, now REAL NOT NULL, rank INTEGER NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL
@@ -65,12 +68,13 @@ CREATE TABLE summaries (
     batch INTEGER NOT NULL, rank INTEGER NOT NULL, first_frame INTEGER NOT NULL, tbl INTEGER NOT NULL, traced INTEGER NOT NULL,
     body BLOB NOT NULL, PRIMARY KEY (batch, rank, first_frame)
 );
+{STANDING};
 """
 
 OWN_EVENTS: dict[str, type[journal.OwnEvent]] = {
     cls.__name__.lower(): cls
     for cls in (
-        journal.Opened, journal.Left, journal.Stood, journal.Waited, journal.CommandEnded, journal.Decided, journal.Closed,
+        journal.Opened, journal.Left, journal.Stood, journal.Waited, journal.JobEnded, journal.Decided, journal.Closed,
     )
 }  # fmt: skip
 
@@ -117,8 +121,13 @@ class Store:
             self._database.execute("PRAGMA journal_mode = WAL")
             # After a power failure the last transactions may be missing; a killed process loses nothing.
             self._database.execute("PRAGMA synchronous = NORMAL")
-            if version(self._database) == 0:
+            known = version(self._database)
+            if known == 0:
                 self._database.executescript(f"BEGIN; {_CREATE} PRAGMA user_version = {SCHEMA}; COMMIT")
+            elif known < SCHEMA:
+                with self._database:
+                    self._database.execute("BEGIN IMMEDIATE")
+                    migrate(self._database, known)
             self._events = self._one("SELECT COUNT(*) FROM events")
             opened = self._one("SELECT body FROM events ORDER BY id LIMIT 1")
             self._world_size = json.loads(opened)["world_size"] if opened else 1
@@ -129,13 +138,22 @@ class Store:
             self._segment_id: int = last[0] if last else 1
             self._segment: Array = unpack_digests(last[1]) if last else np.zeros(0, DIGEST)
 
-    def write(self, entries: Sequence[Entry], time: float, **meta: str) -> None:
-        """Puts entries on record, all or none; ``time`` is Unix seconds; ``meta`` is what there is to say of the record."""
+    def write(
+        self, entries: Sequence[Entry], time: float, standings: Sequence[RankStanding] | None = None, **meta: str
+    ) -> None:
+        """Puts entries on record, all or none, and ``standings`` in place of those before.
+
+        Args:
+            time: Unix seconds.
+            meta: what there is to say of the record.
+        """
         with self._explained(), self._database:
             self._database.execute("BEGIN IMMEDIATE")
             for name, value in meta.items():
                 self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
             self._write_events([entry for entry in entries if not isinstance(entry.fact, Trained)], time)
+            if standings is not None:
+                self._database.execute("INSERT OR REPLACE INTO standing VALUES (1, ?, ?)", (time, json.dumps(standings)))
             self._write_batches([(entry.rank, entry.fact) for entry in entries if isinstance(entry.fact, Trained)])
             self._trim()
 

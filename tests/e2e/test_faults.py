@@ -279,7 +279,6 @@ def test_a_run_that_begins_on_a_read_only_disk_is_judged_without_a_folder(site: 
     until(lambda: "rankwatch: first overflow in run train-0\n  culprit    rank 0 of 2" in site.out)
     assert site.end() == 0
     assert "cannot make the folder of run train-0: Read-only file system; the run goes on without it" in site.log
-    assert "run.db: unable to open database file; run train-0 goes on without it" in site.log
     assert "Traceback" not in site.log
 
 
@@ -326,6 +325,22 @@ def test_output_that_nobody_can_take_costs_neither_the_verdict_nor_the_exit_code
     until(lambda: "cannot print the report: No space left on device" in site.log)
     assert site.report()["verdict"]["rank"] == 1
     assert site.end() == 0
+
+
+def test_a_report_that_nobody_reads_keeps_no_rank_waiting(site: Site) -> None:
+    pipe = site.folder / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(reader, bytes(4096)):
+            pass
+    site.collect(stdout=str(pipe))
+    site.start(2)
+    trip_stops_all(site, culprit=1)
+    until(lambda: (site.runs / "latest" / "report.json").exists())
+    assert site.report()["verdict"]["rank"] == 1
+    assert site.end() == 0
+    os.close(reader)
 
 
 def test_a_rank_whose_own_output_is_full_trips_all_the_same(site: Site) -> None:

@@ -18,7 +18,8 @@ import makers
 from rankwatch import wire
 from rankwatch.errors import ProtocolError
 from rankwatch_monitor.effects import Effect, Publish, Send
-from rankwatch_monitor.ledger import Disconnected, Event, JobEnded, Ledger, Malformed, Received, Tick
+from rankwatch_monitor.journal import JobEnded
+from rankwatch_monitor.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick
 from rankwatch_monitor.report import json, text
 from rankwatch_monitor.run import Options
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch.frame import DTYPE_MAX, BatchSummary, FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
 from rankwatch_monitor import digest
-from rankwatch_monitor.digest import NO_ROW, Columns, Envelope, Part, summarise
+from rankwatch_monitor.digest import DIGEST, NO_ROW, Array, Columns, Envelope, Part, pack_digests, summarise
 
 DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float64", "complex64", "int64", ""]
 STATES = list(State)
@@ -96,9 +98,54 @@ def test_an_envelope_has_each_rows_extremes_and_who_has_them(
         assert WEIGHT.get(State(envelope.state[row]), 0) == max(WEIGHT.get(state, 0) for state in states.values())
 
 
+@st.composite
+def digests(draw: st.DrawFn) -> Array:
+    rows = draw(st.integers(0, 8))
+    made = np.zeros(rows, DIGEST)
+    for name in DIGEST.names or ():
+        dtype = DIGEST[name]
+        if dtype.kind == "f":
+            numbers = st.floats(width=32) if dtype.itemsize == 4 else st.floats() | st.floats(1.7e9, 1.8e9)
+        else:
+            bounds = np.iinfo(dtype)
+            numbers = st.integers(int(bounds.min), int(bounds.max)) | st.integers(0, 300)
+        made[name] = draw(st.lists(numbers, min_size=rows, max_size=rows))
+    return made
+
+
+@given(digests())
+def test_packed_digests_are_the_same_unpacked_whole_or_in_part(made: Array) -> None:
+    body = pack_digests(made)
+    told = digest.unpack_digests(body)
+    for name in DIGEST.names or ():
+        exact = name not in ("started", "ended") or not np.all(np.abs(made[name]) < 4e12)
+        np.testing.assert_allclose(told[name], made[name], rtol=0, atol=0 if exact else 1e-3, equal_nan=True)
+    some = digest.unpack_digests(body, ("batch", "headroom"))
+    assert some.dtype.names == ("batch", "headroom")
+    np.testing.assert_array_equal(some["batch"], made["batch"])
+    np.testing.assert_array_equal(some["headroom"], made["headroom"])
+
+
+@given(digests(), st.data())
+def test_digests_that_are_damaged_are_told_or_read_but_never_crash(made: Array, data: st.DataObject) -> None:
+    body = bytearray(pack_digests(made))
+    for _ in range(3):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(ValueError):
+        digest.unpack_digests(bytes(body[: data.draw(st.integers(0, len(body)))]))
+
+
+def test_digests_take_little_room() -> None:
+    made = np.zeros(4096, DIGEST)
+    made["rank"], made["batch"] = np.arange(4096) % 1024, 1000 + np.arange(4096) // 1024
+    made["seq"], made["headroom"] = made["batch"] + 1, np.linspace(1, 90, 4096)
+    made["started"] = made["ended"] = 1.7e9 + np.arange(4096) / 1024
+    assert len(pack_digests(made)) < 18 * 4096
+
+
 def test_digests_and_envelopes_that_are_cut_short_are_told() -> None:
     table = FrameTable((FrameSpec("a", "A", (ReadingSpec(Kind.OUTPUT, "output", "float32"),)),))
-    with pytest.raises(ValueError, match="whole ones"):
+    with pytest.raises(ValueError, match="digests of 7 bytes"):
         digest.unpack_digests(bytes(7))
     with pytest.raises(ValueError, match=r"an envelope of 22 bytes instead of 21|buffer"):
         Envelope.unpack(1, bytes(22), Columns(1, table))

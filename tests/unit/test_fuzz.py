@@ -24,7 +24,8 @@ from rankwatch_monitor import ledger as ledger_module
 from rankwatch_monitor import notices as notices_module
 from rankwatch_monitor import run as run_module
 from rankwatch_monitor.effects import Effect, Note, RecordTrace, Send
-from rankwatch_monitor.ledger import Disconnected, Event, JobEnded, Ledger, Malformed, Received, Tick
+from rankwatch_monitor.journal import JobEnded
+from rankwatch_monitor.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick
 from rankwatch_monitor.report.data import RankState
 from rankwatch_monitor.run import Options, Run
 

@@ -73,8 +73,8 @@ def test_the_monitor_imports_only_what_is_free_of_torch(path: Path) -> None:
     [
         ("msgpack", "wire"),
         ("zmq", "sockets link inbox collector control"),
-        ("sqlite3", "store record"),
-        ("numpy", "digest store record"),
+        ("sqlite3", "store record migrations"),
+        ("numpy", "digest store record migrations"),
     ],
 )
 def test_libraries_have_one_home(library: str, home: str) -> None:

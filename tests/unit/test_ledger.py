@@ -15,8 +15,8 @@ from rankwatch import wire
 from rankwatch.frame import FrameTable, Phase, Position
 from rankwatch.notice import NoticeKind
 from rankwatch_monitor.effects import Note, Publish, RecordTrace, Send
-from rankwatch_monitor.journal import NO_RANK, Entry, Left, Opened
-from rankwatch_monitor.ledger import JobEnded, Ledger, Malformed, Received, Tick
+from rankwatch_monitor.journal import NO_RANK, Entry, JobEnded, Left, Opened
+from rankwatch_monitor.ledger import Ledger, Malformed, Received, Tick
 from rankwatch_monitor.notices import MAX_NOTICES
 from rankwatch_monitor.report.data import Outcome, RankState
 from rankwatch_monitor.run import MAX_TABLES, Options
@@ -565,7 +565,7 @@ def test_the_same_job_started_again_is_a_run_of_its_own() -> None:
 
 
 def test_names_in_use_on_disk_are_not_used_again() -> None:
-    ledger = Ledger(Options(), claim=lambda name: name not in {"train-0", "train-0.2"})
+    ledger = Ledger(Options(), is_free=lambda name: name not in {"train-0", "train-0.2"})
     ledger.handle(Received(b"a", makers.hello()), 0.0)
     assert list(ledger.runs) == ["train-0.3"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,10 +66,10 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[threading.Event,
     def make() -> tuple[threading.Event, threading.Event]:
         begun, go_on, write = threading.Event(), threading.Event(), Store.write
 
-        def hanging(self: Store, entries: Sequence[Entry], time: float, **meta: str) -> None:
+        def hanging(self: Store, entries: Sequence[Entry], *rest: Any, **meta: Any) -> None:
             begun.set()
             assert go_on.wait(SOON)
-            write(self, entries, time, **meta)
+            write(self, entries, *rest, **meta)
 
         monkeypatch.setattr(Store, "write", hanging)
         return begun, go_on

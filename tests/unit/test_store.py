@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
@@ -21,10 +22,10 @@ from rankwatch_monitor import digest, record, store
 from rankwatch_monitor.journal import (
     NO_RANK,
     Closed,
-    CommandEnded,
     Decided,
     Entry,
     Fact,
+    JobEnded,
     Left,
     Opened,
     Progress,
@@ -33,9 +34,10 @@ from rankwatch_monitor.journal import (
     Waited,
 )
 from rankwatch_monitor.report import dump
-from rankwatch_monitor.report.data import Outcome, RankState
+from rankwatch_monitor.report.data import Outcome, RankStanding, RankState
 from rankwatch_monitor.store import FILE, Limits, Store, StoreError
 
+OLD = Path(__file__).parent / "data"
 TABLE = makers.table()
 SUMMARY_BYTES = 9 * TABLE.rows
 
@@ -52,8 +54,8 @@ EVENTS: list[tuple[int, Fact]] = [
     (NO_RANK, Decided(Outcome.ABORTED, "because", True)),
     (0, wire.Ack(5, abort=True)),
     (0, wire.Bye(6, "aborted", "")),
-    (NO_RANK, CommandEnded(1, "SIGTERM")),
-    (NO_RANK, CommandEnded(None, "")),
+    (NO_RANK, JobEnded(1, "SIGTERM")),
+    (NO_RANK, JobEnded(None, "")),
     (NO_RANK, Closed()),
 ]
 
@@ -84,6 +86,40 @@ def test_every_fact_is_read_as_it_was_written(tmp_path: Path) -> None:
     begun.close()
     assert sorted(tmp_path.iterdir()) == [tmp_path / FILE]  # one file, fit to be copied
     assert record.read(tmp_path / FILE).entries == entries(EVENTS)
+
+
+@pytest.mark.parametrize("old", sorted(OLD.glob("schema-*.db")), ids=lambda path: path.stem)
+def test_a_record_of_an_earlier_schema_is_read_and_gone_on_with(tmp_path: Path, old: Path) -> None:
+    shutil.copy(old, tmp_path / FILE)
+    (tmp_path / FILE).chmod(0o444)
+
+    def check() -> None:
+        assert record.read(tmp_path / FILE).entries[: len(EVENTS)] == entries(EVENTS)
+        told = record.read_digests(tmp_path / FILE)
+        assert [tuple(part) for part in told[["rank", "batch", "seq", "started"]].tolist()][:6] == [
+            (rank, batch, batch + 1, 10.0) for batch in range(3) for rank in range(2)
+        ]
+        assert len(record.read_batch(tmp_path / FILE, 1, 2)) == len(TABLE.specs)
+
+    check()
+    assert (tmp_path / FILE).read_bytes() == old.read_bytes()
+    (tmp_path / FILE).chmod(0o644)
+    again = Store(tmp_path / FILE)
+    again.write([trained(0, 3), *entries([(0, makers.hello(0, 2))])], 200.0)
+    again.close()
+    check()
+    assert query(tmp_path / FILE, "PRAGMA user_version") == [store.SCHEMA]
+    assert record.read_digests(tmp_path / FILE)["batch"].tolist() == [0, 0, 1, 1, 2, 2, 3]
+
+
+def test_where_the_ranks_are_is_what_was_last_written(tmp_path: Path) -> None:
+    begun = opened(tmp_path / FILE)
+    assert record.read_standings(tmp_path / FILE) == (0.0, [])
+    for batch in (3, 4):
+        standing = RankStanding(1, RankState.RUNNING, batch, 0, 2, "backward", 0.5, 1.5, "", 3, 0)
+        begun.write([], 100.0 + batch, [standing])
+    assert record.read_standings(tmp_path / FILE) == (104.0, [standing])
+    begun.close()
 
 
 def test_a_dump_is_strict_json_and_has_all_of_it(tmp_path: Path) -> None:

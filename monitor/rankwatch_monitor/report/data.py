@@ -58,6 +58,26 @@ class RankRow:
     rival: str = ""
 
 
+class RankStanding(NamedTuple):
+    """Where a rank is while its run goes on; ``silent`` and ``still`` are seconds since it was heard and since it moved.
+
+    ``quiet`` says how it is silent, where that is longer than it should be; ``queued`` messages wait in it to be sent, and
+    ``dropped`` batches found no room there.
+    """
+
+    rank: int
+    state: RankState
+    batch: int
+    eval: int
+    frame: int
+    phase: str
+    silent: float
+    still: float
+    quiet: str
+    queued: int
+    dropped: int
+
+
 class RankNotice(NamedTuple):
     rank: int
     notice: Notice
