@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rankwatch import wire
@@ -73,3 +74,51 @@ def _one_of(text: str, *words: str) -> str:
     if text not in words:
         raise argparse.ArgumentTypeError(f"{text!r}: expected {' or '.join(words)}")
     return text
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--connection",
+        metavar="FILE",
+        default=env("connection", None) or Path(env("runs_dir", "rankwatch-runs") or "", "connection.json"),
+        help="the collector's connection file (default: RANKWATCH_CONNECTION, else rankwatch-runs/connection.json)",
+    )
+
+
+def add_runs_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--runs-dir",
+        metavar="DIR",
+        type=Path,
+        default=env("runs_dir", "rankwatch-runs"),
+        help="where runs are recorded (default: rankwatch-runs)",
+    )
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """``RUNS_DIR``: the folder of all runs."""
+    parser.add_argument(
+        "runs_dir",
+        type=Path,
+        nargs="?",
+        default=env("runs_dir", "rankwatch-runs"),
+        metavar="RUNS_DIR",
+        help="where runs are recorded (default: rankwatch-runs)",
+    )
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """``RUN_DIR``: the folder of one run, for ``run_folder`` to look up."""
+    parser.add_argument(
+        "run",
+        type=Path,
+        nargs="?",
+        default=Path(env("runs_dir", "rankwatch-runs") or "", "latest"),
+        metavar="RUN_DIR",
+        help="the run's folder (default: rankwatch-runs/latest)",
+    )
+
+
+def run_folder(path: Path) -> Path:
+    """The run that is meant: of the folder of all runs, its newest."""
+    return path / "latest" if (path / "latest").is_dir() else path

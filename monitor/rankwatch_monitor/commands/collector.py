@@ -1,0 +1,97 @@
+"""``rankwatch collector``: collects from the ranks of any number of runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rankwatch import wire
+
+from .. import arguments as types
+from ..collector import DEFAULT_LISTEN, run_daemon
+from ..run import Options
+
+HELP = "collect from the ranks of any number of runs, until SIGTERM"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_collector_options(parser, None, f"address to listen on (default: {DEFAULT_LISTEN}; port 0 picks one)")
+    parser.add_argument(
+        "--insecure", action="store_true", help="links in plain text, to look at them with tcpdump; on loopback alone"
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    connection_file = arguments.connection_file or arguments.runs_dir / "connection.json"
+    options = options_of(arguments)
+    return run_daemon(arguments.listen, connection_file, arguments.runs_dir, options, insecure=arguments.insecure)
+
+
+def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, listen_help: str) -> None:
+    parser.add_argument("--listen", metavar="tcp://HOST:PORT", default=types.env("listen", listen), help=listen_help)
+    parser.add_argument(
+        "--connection-file",
+        metavar="PATH",
+        type=Path,
+        default=types.env("connection_file", None),
+        help="where ranks find address and keys (default: RUNS_DIR/connection.json; for run: a private file)",
+    )
+    types.add_runs_dir(parser)
+    defaults = Options()
+    for name, text in (
+        ("heartbeat", "seconds between heartbeats; after three silent ones a rank is lost"),
+        ("decision-window", "seconds that a verdict waits for ranks that have not answered"),
+        ("abort-grace", "seconds from the abort to the forced end of a rank that does not come back"),
+    ):
+        default = getattr(defaults, name.replace("-", "_"))
+        types.add_option(
+            parser,
+            f"--{name}",
+            metavar="SECONDS",
+            type=types.seconds,
+            default=types.env(name, str(default)),
+            help=f"{text} (default: {default:g})",
+        )
+    parser.add_argument(
+        "--on-lost",
+        metavar="{abort,wait}",
+        type=types.on_lost,
+        default=types.env("on_lost", "abort"),
+        help="what happens to the others when a rank fails or is lost (default: abort)",
+    )
+    types.add_option(
+        parser,
+        "--stall-after",
+        metavar="SECONDS",
+        type=types.seconds_or_never,
+        default=types.env("stall_after", str(defaults.stall_after)),
+        help=f"a rank without progress for so long has stalled; 0: never (default: {defaults.stall_after:g})",
+    )
+    types.add_option(
+        parser,
+        "--on-stall",
+        metavar="{warn,abort}",
+        type=types.on_stall,
+        default=types.env("on_stall", "warn"),
+        help="what happens when a rank has stalled (default: warn, in the log and the report)",
+    )
+    types.add_option(
+        parser,
+        "--every",
+        metavar="K",
+        type=types.whole("K", 1, wire.MAX_EVERY),
+        default=0,
+        help="ranks look at each K-th batch only, whatever they were told themselves (default: as they were told)",
+    )
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    return Options(
+        heartbeat=arguments.heartbeat,
+        decision_window=arguments.decision_window,
+        abort_grace=arguments.abort_grace,
+        abort_on_lost=arguments.on_lost == "abort",
+        stall_after=arguments.stall_after,
+        abort_on_stall=arguments.on_stall == "abort",
+        every=arguments.every,
+    )

@@ -1,0 +1,38 @@
+"""``rankwatch diff``: two batches side by side."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from .. import arguments as types
+from .. import sides
+from ..diff import compare
+from ..report import diff
+
+HELP = "two batches side by side: of two ranks, of two runs, or one after the other"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "Two runs, or two times --batch, or two times --rank; what is not given is rank 0 and the last batch kept."
+    )
+    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="the run's folder")
+    parser.add_argument("other", type=Path, nargs="?", metavar="OTHER_RUN_DIR", help="another run's folder")
+    number = types.whole("N", 0, 1 << 62)
+    parser.add_argument("--batch", type=number, action="append", default=[], metavar="B", help="batch, once or twice")
+    parser.add_argument("--rank", type=number, action="append", default=[], metavar="R", help="rank, once or twice")
+    parser.add_argument(
+        "--frames", type=types.whole("N", 1, 1 << 31), default=20, metavar="N", help="how many readings to show"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON, all that differ")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    folders = [arguments.run, *([arguments.other] if arguments.other else [])]
+    left, right = sides.of(folders, arguments.rank or [0], arguments.batch)
+    found = compare(left.frames, right.frames)
+    body = diff.to_json(found, left.name, right.name) if arguments.json else ""
+    sys.stdout.write(body or diff.render(found, left.name, right.name, arguments.frames))
+    return 0

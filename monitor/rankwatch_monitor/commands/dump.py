@@ -1,0 +1,30 @@
+"""``rankwatch dump``: the record of a run as JSON lines."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rankwatch.errors import UsageError
+
+from .. import arguments as types
+from .. import store
+from ..report import dump
+from ..store import StoreError
+
+HELP = "the record of a run as JSON lines"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    types.add_run(parser)
+    parser.add_argument("--frames", action="store_true", help="also the batches as the ranks sent them, frame by frame")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    run = types.run_folder(arguments.run)
+    try:
+        for line in dump.lines(run / store.FILE, frames=arguments.frames):
+            sys.stdout.write(line + "\n")
+    except StoreError as error:
+        raise UsageError(f"{error}; is {run} a run's folder?") from None
+    return 0

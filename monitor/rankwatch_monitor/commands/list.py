@@ -1,0 +1,27 @@
+"""``rankwatch list``: the runs in a folder, and how they ended."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rankwatch.errors import UsageError
+
+from .. import arguments as types
+from .. import snapshot
+from ..report import runs
+
+HELP = "the runs in a folder, and how they ended"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    types.add_runs(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if not arguments.runs_dir.is_dir():
+        raise UsageError(f"no folder {arguments.runs_dir}: give the one that runs are recorded in")
+    found = snapshot.take_all(arguments.runs_dir)
+    sys.stdout.write(runs.to_json(found) if arguments.json else runs.render(found))
+    return 0

@@ -1,0 +1,34 @@
+"""``rankwatch run``: a command under a collector of its own."""
+
+from __future__ import annotations
+
+import argparse
+
+from rankwatch.errors import UsageError
+
+from ..launcher import run_command
+from .collector import add_collector_options, options_of
+
+HELP = "run a command under a collector of its own"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_collector_options(parser, "tcp://127.0.0.1:0", "address to listen on (default: a free port of this machine alone)")
+    parser.add_argument("--job", help="name of the run (default: the script's)")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command, such as torchrun ..."
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command:
+        raise UsageError("nothing to run: rankwatch run -- torchrun --nproc-per-node 8 train.py")
+    return run_command(
+        command,
+        listen=arguments.listen,
+        connection_file=arguments.connection_file,
+        runs_dir=arguments.runs_dir,
+        options=options_of(arguments),
+        job=arguments.job,
+    )

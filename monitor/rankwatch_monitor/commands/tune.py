@@ -1,0 +1,47 @@
+"""``rankwatch tune``: changes options of the ranks while they train."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rankwatch import connection as connections
+from rankwatch import wire
+from rankwatch.errors import UsageError
+from rankwatch.text import describe_tuning
+
+from .. import arguments as types
+from .. import control
+
+HELP = "change options of the ranks while they train"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "An empty list ('') takes a list back. What is not given stays as it is."
+    parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the run's name, such as train-0 (default: all)")
+    types.add_connection(parser)
+    parser.add_argument(
+        "--every", metavar="K", type=types.whole("K", 1, wire.MAX_EVERY), default=0, help="look at each K-th batch"
+    )
+    for name, text in (("modules", "modules to look at; '' for all"), ("ignore", "module or module:label that never trips")):
+        parser.add_argument(f"--{name}", metavar="PATTERN,...", type=types.patterns, help=f"patterns of {text}")
+    batches = {"metavar": "N,...", "type": types.batches, "help": "batches to print and record frame by frame"}
+    types.add_option(parser, "--trace-batch-nums", **batches)
+    parser.add_argument("--check", choices=sorted(wire.CHECKS), default="", help="when readings are looked at")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    tune = wire.Tune(
+        run=arguments.run,
+        every=arguments.every,
+        modules=arguments.modules,
+        ignore=arguments.ignore,
+        trace_batch_nums=arguments.trace_batch_nums,
+        check=arguments.check,
+    )
+    if tune.changes_nothing:
+        raise UsageError("nothing to change: give --every, --modules, --ignore, --trace-batch-nums or --check")
+    done = control.tune(connections.read(arguments.connection), tune)
+    ranks = f"{done.ranks} rank{'s' if done.ranks != 1 else ''} of {', '.join(done.runs)}"
+    sys.stdout.write(f"{ranks} told: {describe_tuning(tune)}\n")
+    return 0
