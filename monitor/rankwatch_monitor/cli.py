@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rankwatch import __version__
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, EXIT_USAGE, RankwatchError
 
-from .commands import collector, demo, diff, dump, invite, list, report, run, tune
+from .commands import collector, demo, diff, dump, invite, list, report, run, tune, ui
 
 COMMANDS = {
     "run": run,
@@ -20,6 +20,7 @@ COMMANDS = {
     "list": list,
     "diff": diff,
     "dump": dump,
+    "ui": ui,
     "tune": tune,
     "invite": invite,
     "demo": demo,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from rankwatch import wire
 from rankwatch.errors import ProtocolError
-from rankwatch.frame import BatchSummary, Frame, FrameTable
+from rankwatch.frame import BatchSummary, Frame, FrameTable, State
 
 from . import journal
 from .digest import DIGEST, Array, Columns, Envelope, unpack_digests
@@ -32,6 +32,30 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "places": lambda places: tuple(map(tuple, places)),
 }
 """How those fields of the collector's own events are made that JSON has no words for."""
+
+
+Span: TypeAlias = tuple[int, int]
+"""The first and the last batch that are meant."""
+
+ANY: Span = (-1, 1 << 62)
+
+
+class Rows(NamedTuple):
+    """Of a part of a batch: the abs max of each row of its table, and the states (uint8)."""
+
+    batch: int
+    table: int
+    abs_max: Array
+    states: Array
+
+
+class Point(NamedTuple):
+    """A reading in one batch."""
+
+    batch: int
+    abs_min: float
+    abs_max: float
+    state: State
 
 
 class Record(NamedTuple):
@@ -65,6 +89,52 @@ def read_digests(path: Path) -> Array:
         return np.concatenate([np.zeros(0, DIGEST), *segments])
 
 
+def read_segments(path: Path, columns: Sequence[str], *, since: int = 0, batches: Span = ANY) -> Iterator[tuple[int, Array]]:
+    """Those columns of the digests, segment after segment with its number: from segment ``since`` on, and of segments that
+    hold any of these batches. The last segment still grows. Raises StoreError."""
+    query = "SELECT id, body FROM digests WHERE id >= ? AND last_batch >= ? AND first_batch <= ? ORDER BY id"
+    with _reading(path) as database:
+        for number, body in database.execute(query, (since, *batches)):
+            yield number, unpack_digests(body, columns)
+
+
+def read_rows(path: Path, rank: int | None, tables: Mapping[int, Columns], batches: Span = ANY) -> Iterator[Rows]:
+    """Of each part of these batches the abs max and the state of every row of its table, in the order of the batches.
+
+    Args:
+        rank: as that rank sent them; None: the envelope over the ranks, so the largest and the worst.
+
+    Raises:
+        StoreError.
+    """
+    source, of_rank = ("envelopes", "") if rank is None else ("summaries", f" AND rank = {rank:d}")
+    query = f"SELECT batch, tbl, body FROM {source} WHERE batch BETWEEN ? AND ?{of_rank} ORDER BY batch"
+    with _reading(path) as database:
+        for batch, table, body in database.execute(query, batches):
+            columns = tables[table]
+            size, rows = columns.dtype.itemsize, columns.rows
+            highs = np.frombuffer(body, columns.dtype, rows, size * rows)
+            states = np.frombuffer(body, np.uint8, rows, 2 * size * rows + (8 * rows if rank is None else 0))
+            yield Rows(batch, table, highs, states)
+
+
+def read_reading(path: Path, rank: int | None, table: int, columns: Columns, row: int, batches: Span = ANY) -> list[Point]:
+    """One row of a table over these batches; ``rank`` as for ``read_rows``. Raises StoreError."""
+    size, rows = columns.dtype.itemsize, columns.rows
+    places = [1 + size * row, 1 + size * (rows + row), 1 + 2 * size * rows + (8 * rows if rank is None else 0) + row]
+    source, of_rank = ("envelopes", "") if rank is None else ("summaries", f" AND rank = {rank:d}")
+    query = (
+        f"SELECT batch, substr(body, {places[0]}, {size}), substr(body, {places[1]}, {size}), substr(body, {places[2]}, 1) "
+        f"FROM {source} WHERE tbl = ? AND batch BETWEEN ? AND ?{of_rank} ORDER BY batch"
+    )
+    with _reading(path) as database:
+        found = database.execute(query, (table, *batches)).fetchall()
+    lows, highs = (np.frombuffer(b"".join(line[index] for line in found), columns.dtype).tolist() for index in (1, 2))
+    return [
+        Point(batch, low, high, State(state[0])) for (batch, _, _, state), low, high in zip(found, lows, highs, strict=True)
+    ]
+
+
 def is_unfinished(path: Path, collector: str) -> bool:
     """Whether this is the record of a run that this collector's ranks may still come back to. Raises StoreError."""
     with _reading(path) as database:
@@ -73,11 +143,11 @@ def is_unfinished(path: Path, collector: str) -> bool:
         return bool(owner == (collector,) and last == ("hello",))
 
 
-def kept_batches(path: Path, rank: int) -> list[int]:
-    """The batches of a rank that are kept as it sent them, in order. Raises StoreError."""
+def kept_batches(path: Path, rank: int | None) -> list[int]:
+    """The batches of a rank that are kept as it sent them, in order; None: those of which the envelope is. Raises StoreError."""
+    source = "envelopes" if rank is None else f"summaries WHERE rank = {rank:d}"
     with _reading(path) as database:
-        rows = database.execute("SELECT DISTINCT batch FROM summaries WHERE rank = ? ORDER BY batch", (rank,))
-        return [batch for (batch,) in rows]
+        return [batch for (batch,) in database.execute(f"SELECT DISTINCT batch FROM {source} ORDER BY batch")]
 
 
 def read_batch(path: Path, rank: int, batch: int) -> list[Frame]:

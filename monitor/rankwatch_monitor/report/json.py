@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from rankwatch.frame import MEASURED, Frame, Reading
+from rankwatch.frame import MEASURED, Frame, Reading, State
 from rankwatch.notice import describe_notice
 
 from ..verdict import Verdict
@@ -143,6 +143,11 @@ def _reading(reading: Reading) -> dict[str, Any]:
         "abs_max": _number(reading.abs_max) if measured else None,
         "state": reading.state.name.lower(),
     }
+
+
+def point(batch: int, abs_min: float, abs_max: float, state: State) -> list[Any]:
+    """A reading in one batch as a short list."""
+    return [batch, _number(abs_min), _number(abs_max), state.name.lower()]
 
 
 def _number(value: float) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from ..snapshot import Snapshot
 
@@ -20,20 +21,21 @@ def render(snapshots: Sequence[Snapshot]) -> str:
 
 def to_json(snapshots: Sequence[Snapshot]) -> str:
     """As JSON; ``outcome`` is null while a run goes on."""
-    body = [
-        {
-            "run": report.run,
-            "job": report.job,
-            "restart": report.restart,
-            "is_over": is_over,
-            "outcome": report.outcome.value if is_over else None,
-            "reason": report.reason,
-            "world_size": report.world_size,
-            "batches": report.batches,
-        }
-        for report, is_over in snapshots
-    ]
-    return json.dumps(body, indent=2) + "\n"
+    return json.dumps([to_dict(snapshot) for snapshot in snapshots], indent=2) + "\n"
+
+
+def to_dict(snapshot: Snapshot) -> dict[str, Any]:
+    report, is_over = snapshot
+    return {
+        "run": report.run,
+        "job": report.job,
+        "restart": report.restart,
+        "is_over": is_over,
+        "outcome": report.outcome.value if is_over else None,
+        "reason": report.reason,
+        "world_size": report.world_size,
+        "batches": report.batches,
+    }
 
 
 def _row(snapshot: Snapshot) -> tuple[str, ...]:

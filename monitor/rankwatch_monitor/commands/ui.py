@@ -1,0 +1,47 @@
+"""``rankwatch ui``: a local web page over the runs in a folder, live and afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+
+from rankwatch.errors import UsageError
+
+from .. import arguments as types
+
+HELP = "a local web page over the runs in a folder, live and afterwards"
+
+DEFAULT_PORT = 27078
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    types.add_runs(parser)
+    parser.epilog = (
+        "On a head node: ssh -L PORT:127.0.0.1:PORT HEAD, then open the URL it prints. RANKWATCH_TOKEN sets the token."
+    )
+    host = types.env("host", "127.0.0.1")
+    parser.add_argument("--host", default=host, help="address to listen on (default: 127.0.0.1, this machine alone)")
+    parser.add_argument(
+        "--port",
+        type=types.whole("of a port", 0, 65535),
+        default=types.env("port", str(DEFAULT_PORT)),
+        metavar="N",
+        help=f"port to listen on (default: {DEFAULT_PORT}; 0 picks one)",
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    try:
+        from ..ui import server
+    except ImportError as error:
+        raise UsageError(f"the page needs {error.name}: pip install 'rankwatch[ui]'") from None
+    token = os.environ.get("RANKWATCH_TOKEN") or secrets.token_urlsafe(24)
+    with server.listen(arguments.host, arguments.port) as listening:
+        host, port = listening.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        sys.stdout.write(f"rankwatch: {arguments.runs_dir} is shown at http://{shown}:{port}/?token={token}\n")
+        sys.stdout.flush()
+        server.serve(server.application(arguments.runs_dir, token), listening)
+    return 0

@@ -1,0 +1,193 @@
+// Charts over echarts: headroom by row and batch, and readings over batches. Each can be read by keyboard and by ear.
+"use strict";
+
+const Charts = (() => {
+  const FAR = 24; // doublings; beyond it one shade is as good as another
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function number(value, state) {
+    if (value === null || value === undefined) return state || "-";
+    if (value === 0) return "0.00e+00";
+    return value.toExponential(2).replace(/e([+-])(\d)$/, "e$10$2");
+  }
+
+  // Headroom is told in doublings, and shown as how many times larger a reading could be.
+  function times(headroom) {
+    if (headroom === null) return "nothing read";
+    if (headroom < 0) return "inf or nan";
+    return headroom < 20 ? `x${Number((2 ** headroom).toPrecision(3))} below overflow` : `2^${Math.round(headroom)} below overflow`;
+  }
+
+  // Of a long name the end tells more.
+  const tail = (name, most) => (name.length > most ? `…${name.slice(-Math.floor(most))}` : name);
+
+  function batches(grid, column) {
+    const first = grid.first + column * grid.step;
+    return grid.step === 1 ? `batch ${first}` : `batches ${first} to ${first + grid.step - 1}`;
+  }
+
+  // A canvas, drawn anew by ``options`` when the data, the size or the colour scheme changes.
+  function chart(box, options) {
+    const made = echarts.init(box, null, { renderer: "canvas" });
+    const draw = () => made.setOption({ animation: false, backgroundColor: "transparent", ...options() }, { notMerge: true });
+    new ResizeObserver(() => { made.resize(); draw(); }).observe(box);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+    draw();
+    return { made, draw };
+  }
+
+  const text = () => ({ color: colour("--faint"), fontFamily: "system-ui, sans-serif" });
+  const tooltip = (more) => ({
+    renderMode: "richText", confine: true, backgroundColor: colour("--panel"), borderColor: colour("--line"),
+    textStyle: { ...text(), color: colour("--ink"), fontSize: 12 }, ...more,
+  });
+  const axis = (name, more) => ({
+    name, nameTextStyle: text(), axisLabel: { ...text(), ...(more && more.axisLabel) }, axisLine: { lineStyle: { color: colour("--line") } },
+    axisTick: { show: false }, splitLine: { show: false }, ...more, ...(more && more.axisLabel ? { axisLabel: { ...text(), ...more.axisLabel } } : {}),
+  });
+
+  // ``what`` names a row ("rank", "module"); ``select(row, column)`` is called for a cell that is clicked or entered.
+  function heatmap(parent, what, select) {
+    const box = Views.h("div", { class: "chart", tabindex: "0", role: "img" });
+    const note = Views.h("p", { class: "note", "aria-live": "polite" });
+    parent.append(box, note);
+    let grid = { first: 0, step: 1, rows: [], cells: [] };
+    let cells = [];
+    let at = null;
+    const say = (row, column) => `${what} ${grid.rows[row]}, ${batches(grid, column)}: ${times(grid.cells[row][column])}`;
+
+    const { made, draw } = chart(box, () => {
+      const narrow = box.clientWidth < 600;
+      const names = Math.min(Math.max(...grid.rows.map((row) => row.length), 3) * 6.6 + 16, narrow ? 90 : 330);
+      const columns = Math.max(0, ...grid.cells.map((row) => row.length));
+      const good = cells.filter((cell) => cell[2] >= 0);
+      const bad = cells.filter((cell) => cell[2] < 0);
+      return {
+        textStyle: text(),
+        grid: { left: names, right: 14, top: 68, bottom: 42 },
+        tooltip: tooltip({ formatter: ({ value }) => say(value[1], value[0]) }),
+        xAxis: axis("batch", {
+          type: "category", nameLocation: "middle", nameGap: 26,
+          data: Array.from({ length: columns }, (_, column) => grid.first + column * grid.step),
+        }),
+        yAxis: axis("", {
+          type: "category", inverse: true, data: narrow && grid.keys && grid.keys.length ? grid.keys.map((key) => Views.module(key[0])) : grid.rows,
+          axisLabel: { formatter: (name) => tail(name, names / 6.6 - 2), interval: Math.ceil(grid.rows.length / (box.clientHeight / 16)) - 1 },
+        }),
+        visualMap: [
+          {
+            type: "continuous", seriesIndex: 0, min: 0, max: FAR, dimension: 2, orient: "horizontal", left: "center", top: 6, calculable: false,
+            itemWidth: 12, itemHeight: narrow ? 110 : 220, text: ["far from overflow", "next to it"], textStyle: text(),
+            inRange: { color: [colour("--near"), colour("--middle"), colour("--far")] }, hoverLink: false,
+          },
+          {
+            type: "piecewise", seriesIndex: 1, dimension: 2, show: bad.length > 0, left: "center", top: 36, itemSymbol: "rect", textStyle: text(),
+            pieces: [{ lte: -1, color: colour("--bad"), label: "inf or nan" }], hoverLink: false, selectedMode: false,
+          },
+        ],
+        series: [good, bad].map((data) => ({
+          type: "heatmap", data, progressive: 0, emphasis: { itemStyle: { borderColor: colour("--ink"), borderWidth: 2 } },
+        })),
+      };
+    });
+    made.on("click", ({ value }) => select && select(value[1], value[0], grid));
+
+    function point(row, column) {
+      at = [Math.min(Math.max(row, 0), grid.rows.length - 1), Math.min(Math.max(column, 0), grid.cells[0].length - 1)];
+      const index = (bad) => cells.filter((cell) => cell[2] < 0 === bad).findIndex((cell) => cell[1] === at[0] && cell[0] === at[1]);
+      const value = grid.cells[at[0]][at[1]];
+      if (value !== null && value !== undefined) {
+        const where = { seriesIndex: value < 0 ? 1 : 0, dataIndex: index(value < 0) };
+        made.dispatchAction({ type: "downplay" });
+        made.dispatchAction({ type: "highlight", ...where });
+        made.dispatchAction({ type: "showTip", ...where });
+      }
+      note.textContent = say(...at);
+    }
+    const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], PageUp: [-10, 0], PageDown: [10, 0] };
+    box.addEventListener("keydown", (event) => {
+      if (!grid.rows.length || !grid.cells[0].length) return;
+      if (event.key === "Enter" && at && select) select(...at, grid);
+      const move = moves[event.key];
+      if (!move) return;
+      event.preventDefault();
+      point(...(at ? [at[0] + move[0], at[1] + move[1]] : [0, grid.cells[0].length - 1]));
+    });
+
+    return (fresh) => {
+      grid = fresh;
+      cells = grid.cells.flatMap((row, y) => row.flatMap((value, x) => (value === null ? [] : [[x, y, value]])));
+      const worst = cells.reduce((least, cell) => (least === null || cell[2] < least[2] ? cell : least), null);
+      box.setAttribute("aria-label", `Headroom by ${what} and batch. ${worst ? `Worst: ${say(worst[1], worst[0])}.` : "Nothing read yet."} Arrow keys move from cell to cell${select ? ", Enter opens one" : ""}.`);
+      box.style.height = `${Math.min(Math.max(150 + 14 * grid.rows.length, 260), 720)}px`;
+      made.resize();
+      draw();
+    };
+  }
+
+  // One reading over the batches: abs max as a line, abs min dashed, inf and nan as diamonds on top.
+  function lines(parent) {
+    const box = Views.h("div", { class: "chart", tabindex: "0", role: "img" });
+    const note = Views.h("p", { class: "note", "aria-live": "polite" });
+    parent.append(box, note);
+    let data = { limit: null, dtype: "", lines: [] };
+    let at = null;
+    const name = (line) => (line.rank === null ? "all ranks" : `rank ${line.rank}`);
+    const positive = (value) => (value > 0 ? value : null); // the axis is logarithmic
+
+    const { made, draw } = chart(box, () => {
+      const colours = colour("--series").split(" ");
+      const highest = Math.max(...data.lines.flatMap((line) => line.points.map((point) => point[2] || 0)), 1e-30);
+      const series = data.lines.flatMap((line, index) => {
+        const shared = { color: colours[index % colours.length], symbolSize: 5, showSymbol: line.points.length < 60 };
+        const bad = line.points.filter((point) => point[3] === "inf" || point[3] === "nan");
+        return [
+          { ...shared, type: "line", name: `${name(line)}, abs max`, data: line.points.map((point) => [point[0], positive(point[2])]) },
+          { ...shared, type: "line", name: `${name(line)}, abs min`, lineStyle: { type: "dashed", width: 1 }, data: line.points.map((point) => [point[0], positive(point[1])]) },
+          ...(bad.length ? [{
+            type: "scatter", name: `${name(line)}, inf or nan`, color: colour("--bad"), symbol: "diamond", symbolSize: 13,
+            data: bad.map((point) => ({ value: [point[0], data.limit || highest], state: point[3] })),
+          }] : []),
+        ];
+      });
+      if (series.length && data.limit && data.limit < highest * 1e6) {
+        series[0].markLine = {
+          silent: true, symbol: "none", data: [{ yAxis: data.limit }], lineStyle: { color: colour("--bad") },
+          label: { formatter: `${data.dtype}'s largest number`, position: "insideStartTop", color: colour("--bad") },
+        };
+      }
+      return {
+        textStyle: text(),
+        grid: { left: 66, right: 18, top: 48, bottom: 42 },
+        legend: { type: "scroll", top: 8, textStyle: text(), pageTextStyle: text(), inactiveColor: colour("--line") },
+        tooltip: tooltip({
+          trigger: "axis",
+          formatter: (points) => [`batch ${points[0].value[0]}`, ...points.map((point) => `${point.seriesName}: ${point.data.state || number(point.value[1])}`)].join("\n"),
+        }),
+        xAxis: axis("batch", { type: "value", scale: true, nameLocation: "middle", nameGap: 26, minInterval: 1 }),
+        yAxis: axis("", { type: "log", axisLabel: { formatter: (value) => number(value).replace(".00", "") }, splitLine: { show: true, lineStyle: { color: colour("--line") } } }),
+        dataZoom: [{ type: "inside", zoomOnMouseWheel: "ctrl" }],
+        series,
+      };
+    });
+    box.addEventListener("keydown", (event) => {
+      const line = data.lines[0];
+      if (!line || !line.points.length || !["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+      event.preventDefault();
+      at = Math.min(Math.max((at === null ? line.points.length : at) + (event.key === "ArrowLeft" ? -1 : 1), 0), line.points.length - 1);
+      const [batch, low, high, state] = line.points[at];
+      note.textContent = `${name(line)}, batch ${batch}: abs min ${number(low, state)}, abs max ${number(high, state)}`;
+      made.dispatchAction({ type: "showTip", seriesIndex: 0, dataIndex: at });
+    });
+
+    return (fresh) => {
+      data = fresh;
+      const count = data.lines.reduce((sum, line) => sum + line.points.length, 0);
+      box.setAttribute("aria-label", `${data.lines.map(name).join(", ")}: ${count} points. Arrow keys read them one by one.`);
+      draw();
+    };
+  }
+
+  return { heatmap, lines, number, times, batches };
+})();

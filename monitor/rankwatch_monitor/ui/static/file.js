@@ -1,0 +1,19 @@
+// A run in one file, to attach to a ticket: all that is shown lies in the file itself.
+"use strict";
+
+const { h } = Views;
+const { overview, modules, series } = JSON.parse(document.getElementById("data").textContent);
+const { report } = overview;
+const main = document.getElementById("main");
+const part = (title) => { const section = h("section", null, h("h2", null, title)); main.append(section); return section; };
+
+main.append(
+  h("h1", null, report.run.id),
+  h("p", null, Views.badge({ is_over: overview.is_over, outcome: report.outcome }), report.verdict ? "" : ` ${report.reason}`),
+  Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ["began", Views.clock(overview.began)]]),
+  Views.verdict(report) || "");
+if (series) Charts.lines(part("The culprit's reading over the batches"))(series);
+if (report.verdict) part("The last frames").append(h("p", { class: "faint" }, "Read from the bottom up. Marked are the frames whose outputs went, one into the next, into the culprit."), Views.frames(report, overview.path));
+if (overview.grid.cells.some((row) => row.length)) Charts.heatmap(part("Headroom by rank and batch"), "rank")(overview.grid);
+if (modules) Charts.heatmap(part("Headroom by module and batch, over all ranks"), "module")(modules);
+main.append(Views.notices(report) || "", h("h2", null, "Ranks"), Views.ranks(null, report, []));

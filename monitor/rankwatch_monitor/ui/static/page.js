@@ -1,0 +1,189 @@
+// Which view the address asks for, and keeping it up to date while the run goes on.
+"use strict";
+
+const { h, where } = Views;
+const REFRESH = 2000;
+const main = document.getElementById("main");
+const [, , encoded, view = ""] = location.pathname.split("/");
+const run = encoded && decodeURIComponent(encoded);
+const query = new URLSearchParams(location.search);
+const TITLES = { "": "Overview", verdict: "Verdict", modules: "Modules", chart: "Chart", diff: "Diff", events: "Events" };
+
+function trouble(text) {
+  const place = document.getElementById("trouble");
+  place.textContent = text;
+  place.hidden = !text;
+}
+
+async function ask(path, known) {
+  const answer = await fetch(path, { headers: known ? { "If-None-Match": known } : {}, cache: "no-store" });
+  if (answer.status === 304) return { known };
+  const body = await answer.json().catch(() => ({ error: `${answer.status} ${answer.statusText}` }));
+  if (!answer.ok) throw new Error(body.error);
+  return { known: answer.headers.get("ETag"), body };
+}
+
+// Asks at once and then again and again; ``show`` is called with what has changed.
+async function follow(path, show) {
+  let known = null;
+  for (;;) {
+    if (!document.hidden || known === null) {
+      try {
+        const answer = await ask(path, known);
+        trouble("");
+        if (answer.body !== undefined) show(answer.body);
+        known = answer.known;
+      } catch (error) {
+        trouble(error instanceof TypeError ? "no answer from rankwatch ui; trying again" : error.message);
+      }
+    }
+    await new Promise((resolve) => setTimeout(resolve, REFRESH));
+  }
+}
+
+const api = (name, parameters) => `/api/run/${encodeURIComponent(run)}/${name}?${new URLSearchParams(parameters || {})}`;
+const chosen = (...names) => Object.fromEntries(names.filter((name) => query.get(name)).map((name) => [name, query.get(name)]));
+const part = (title) => { const section = h("section", null, h("h2", null, title)); main.append(section); return section; };
+const slot = () => { const place = h("div"); main.append(place); return place; };
+
+function head() {
+  const links = run ? h("nav", { "aria-label": "Views of this run" }, Object.entries(TITLES).map(([name, title]) => h("a", { href: where(run, name), "aria-current": name === view ? "page" : null }, title))) : null;
+  document.getElementById("head").append(h("a", { class: "brand", href: "/" }, "rankwatch"), links || "");
+  document.title = run ? `${run}: ${TITLES[view].toLowerCase()} - rankwatch` : "rankwatch";
+}
+
+function field(name, label, kind, more) {
+  return h("label", { class: kind === "long" ? "wide" : null }, label, h("input", { name, class: kind, value: query.get(name) || "", ...more }));
+}
+
+function form(...fields) {
+  main.append(h("form", { method: "get" }, fields, h("button", null, "Show")));
+}
+
+// A form leaves out of the address what is empty.
+document.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const given = [...new FormData(event.target)].filter(([, value]) => value !== "");
+  location.search = new URLSearchParams(given).toString();
+});
+
+const span = (grid, column) => ({ from: grid.first + column * grid.step, to: grid.first + (column + 1) * grid.step - 1 });
+
+const PAGES = {
+  list() {
+    main.append(h("h1", null, "Runs"));
+    const folder = h("p", { class: "faint" });
+    main.append(folder);
+    const place = slot();
+    let before = "";
+    follow("/api/runs", (body) => {
+      folder.textContent = body.folder;
+      if (JSON.stringify(body.runs) !== before) place.replaceChildren(Views.runs(body.runs));
+      before = JSON.stringify(body.runs);
+    });
+  },
+
+  overview() {
+    main.append(h("h1", null, run));
+    const [state, found] = [slot(), slot()];
+    const ranks = part("Headroom by rank and batch");
+    ranks.append(h("p", { class: "faint" }, "How far the reading that comes nearest to its dtype's largest number is from it. A cell opens the modules of its rank."));
+    const draw = Charts.heatmap(ranks, "rank", (row, column, grid) => {
+      location.assign(where(run, "modules", { rank: grid.rows[row].split("-")[0], ...span(grid, column) }));
+    });
+    const [noticed, table] = [slot(), slot()];
+    follow(api("overview"), (body) => {
+      const { report } = body;
+      const states = report.ranks.reduce((sum, row) => ({ ...sum, [row.state]: (sum[row.state] || 0) + 1 }), {});
+      state.replaceChildren(
+        h("p", null, Views.badge({ is_over: body.is_over, outcome: report.outcome }), body.is_over && report.reason && !report.verdict ? ` ${report.reason}` : "", body.silent_collector ? " The collector has not been heard for a while." : ""),
+        Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ...Object.entries(states).map(([name, count]) => [name, count]), ["began", Views.clock(body.began)]]));
+      found.replaceChildren(...[Views.verdict(report), report.verdict && h("p", null, Views.link(where(run, "verdict"), "Its frames, and what led to it"))].filter(Boolean));
+      draw(body.grid);
+      noticed.replaceChildren(...[report.stalled && h("p", { class: "panel is-bad" }, report.stalled), Views.notices(report)].filter(Boolean));
+      table.replaceChildren(h("h2", null, "Ranks"), Views.ranks(run, report, body.standings));
+    });
+  },
+
+  verdict() {
+    main.append(h("h1", null, `${run}: verdict`));
+    const place = slot();
+    const chart = part("The culprit's reading over the batches");
+    chart.hidden = true;
+    const draw = Charts.lines(chart);
+    const table = slot();
+    let asked = false;
+    follow(api("overview"), (body) => {
+      const { report } = body;
+      if (!report.verdict) {
+        place.replaceChildren(h("p", null, body.is_over ? `The run is over (${report.outcome}): no inf or nan was found. ${report.reason}` : "No inf or nan so far."));
+        return;
+      }
+      place.replaceChildren(Views.verdict(report));
+      table.replaceChildren(h("h2", null, "The last frames"), h("p", { class: "faint" }, "Read from the bottom up. Marked are the frames whose outputs went, one into the next, into the culprit."), Views.frames(report, body.path));
+      if (asked) return;
+      asked = true;
+      ask(api("culprit")).then(({ body }) => {
+        chart.hidden = !body;
+        if (body) draw(body);
+      }, (error) => trouble(error.message));
+    });
+  },
+
+  modules() {
+    const rank = query.get("rank") || "";
+    main.append(h("h1", null, `${run}: modules, ${rank ? `rank ${rank}` : "over all ranks"}`));
+    form(field("rank", "rank (none: all)", "short", { inputmode: "numeric" }), field("from", "from batch", "short", { inputmode: "numeric" }), field("to", "to batch", "short", { inputmode: "numeric" }), field("match", "modules whose name has", "long"));
+    const place = part("Headroom by module and batch");
+    const hidden = h("p", { class: "faint" });
+    const draw = Charts.heatmap(place, "module", (row, column, grid) => {
+      const [module, phase] = grid.keys[row];
+      location.assign(where(run, "chart", { module, phase, label: phase === "backward" ? "grad_output" : "output", ranks: rank ? `all,${rank}` : "all" }));
+    });
+    place.append(hidden);
+    follow(api("modules", chosen("rank", "from", "to", "match")), (grid) => {
+      hidden.textContent = grid.hidden ? `Shown are the modules that come nearest to overflow; ${grid.hidden} more are farther away.` : "";
+      draw(grid);
+    });
+  },
+
+  chart() {
+    main.append(h("h1", null, `${run}: a reading over the batches`));
+    const modules = h("datalist", { id: "modules" });
+    const labels = h("datalist", { id: "labels" });
+    const phase = h("select", { name: "phase" }, ["forward", "recompute", "backward"].map((name) => h("option", { value: name, selected: name === (query.get("phase") || "forward") }, name)));
+    form(field("module", "module (none: the root)", "long", { list: "modules" }), field("label", "reading", "short", { list: "labels", placeholder: "output" }), h("label", null, "phase", phase), field("ranks", "ranks, such as all,0,3", "short", { placeholder: "all" }), field("from", "from batch", "short", { inputmode: "numeric" }), field("to", "to batch", "short", { inputmode: "numeric" }), modules, labels);
+    const draw = Charts.lines(part(`${Views.module(query.get("module"))}, ${query.get("label") || "output"}`));
+    ask(api("readings")).then(({ body }) => {
+      modules.append(...new Set(body.map((each) => each.module)).keys().map((name) => h("option", { value: name })));
+      const known = body.find((each) => each.module === (query.get("module") || "") && each.phase === phase.value);
+      labels.append(...(known ? known.labels : []).map((name) => h("option", { value: name })));
+    }, (error) => trouble(error.message));
+    follow(api("series", { module: query.get("module") || "", ...chosen("label", "phase", "ranks", "from", "to") }), draw);
+  },
+
+  diff() {
+    main.append(h("h1", null, `${run}: two batches side by side`));
+    const [ranks, batches] = [query.getAll("rank"), query.getAll("batch")];
+    const twice = (name, label, values) => [0, 1].map((index) => field(name, `${label}${index ? " on the right" : " on the left"}`, "short", { value: values[index] || "", inputmode: "numeric" }));
+    form(twice("rank", "rank", ranks), twice("batch", "batch", batches), field("other", "other run (none: this one)", "short"));
+    const place = slot();
+    const [rank, batch] = [[...new Set(ranks)], [...new Set(batches)]];
+    if (rank.length < 2 && batch.length < 2 && !query.get("other")) {
+      place.append(h("p", { class: "faint" }, "Give two ranks, or two batches, or another run. What is not given is rank 0 and the last batch kept of both."));
+      ask(api("kept", { rank: rank[0] || 0 })).then(({ body }) => place.append(h("p", { class: "faint" }, body.length ? `Of rank ${rank[0] || 0} ${body.length} batches are kept as it sent them, from ${body[0]} to ${body.at(-1)}.` : "None of its batches is kept.")), (error) => trouble(error.message));
+      return;
+    }
+    const asked = new URLSearchParams([...rank.map((value) => ["rank", value]), ...batch.map((value) => ["batch", value]), ...(query.get("other") ? [["other", query.get("other")]] : [])]);
+    ask(`/api/run/${encodeURIComponent(run)}/diff?${asked}`).then(({ body }) => place.append(Views.diff(body)), (error) => trouble(error.message));
+  },
+
+  events() {
+    main.append(h("h1", null, `${run}: events`));
+    const place = slot();
+    follow(api("events"), (body) => place.replaceChildren(Views.events(body)));
+  },
+};
+
+head();
+PAGES[run ? view || "overview" : "list"]();

@@ -1,0 +1,142 @@
+// What is known of a run as elements of a page. Text is only ever set as text.
+"use strict";
+
+const Views = (() => {
+  function h(tag, attributes, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+    }
+    element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+    return element;
+  }
+
+  // ``head`` names the cell where a narrow page has no room for a head.
+  const cell = (value, kind, head) => h("td", { class: kind, "data-head": head }, value instanceof Node ? value : String(value));
+
+  // ``rows`` of [class of the row, cells]; ``head`` of [title, class].
+  function table(caption, head, rows, kind) {
+    return h("div", { class: "scroll" }, h("table", { class: kind, "aria-label": caption },
+      h("thead", null, h("tr", null, head.map(([title, of]) => h("th", { class: of, scope: "col" }, title)))),
+      h("tbody", null, rows.map(([of, cells]) => h("tr", { class: of }, cells.map((value, index) => value instanceof HTMLTableCellElement ? value : cell(value, head[index][1], head[index][0])))))));
+  }
+
+  const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== "").flatMap(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
+  const tiles = (pairs) => h("div", { class: "tiles" }, pairs.map(([name, value]) => h("div", null, h("b", null, String(value)), h("span", null, name))));
+  const clock = (seconds) => new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  const time = (seconds) => h("span", { title: clock(seconds) }, new Date(seconds * 1000).toLocaleTimeString());
+  const link = (href, text) => h("a", { href }, text);
+  const where = (run, view, query) => `/run/${encodeURIComponent(run)}${view ? `/${view}` : ""}${query ? `?${new URLSearchParams(query)}` : ""}`;
+  const module = (name) => name || "(root)";
+  const spans = (ranks) => ranks.slice(0, 8).join(", ") + (ranks.length > 8 ? ` and ${ranks.length - 8} more` : "");
+
+  function badge(run) {
+    if (run.unreadable) return h("span", { class: "badge bad" }, "cannot be read");
+    if (!run.is_over) return h("span", { class: "badge live" }, "goes on");
+    return h("span", { class: `badge ${run.outcome === "finished" ? "good" : "bad"}` }, run.outcome);
+  }
+
+  function runs(found) {
+    if (!found.length) {
+      return h("p", null, "No run is recorded here yet. Start one with ", h("code", null, "rankwatch run -- torchrun ..."), "; it shows up by itself.");
+    }
+    const head = [["run"], ["ended"], ["ranks", "number"], ["batches", "number"], ["began"], ["why", "text"]];
+    return table("Runs, the newest first", head, found.map((run) => ["", run.unreadable
+      ? [cell(run.run, "name"), badge(run), "", "", clock(run.began), run.unreadable]
+      : [cell(link(where(run.run), run.run), "name"), badge(run), run.world_size, run.batches, clock(run.began), run.reason]]), "stacked");
+  }
+
+  function verdict(report) {
+    const found = report.verdict;
+    if (!found) return null;
+    const batch = found.eval ? `eval ${found.eval} after batch ${found.batch}` : `batch ${found.batch}`;
+    return h("section", { class: "panel is-bad", "aria-label": "Verdict" },
+      h("h2", { style: null }, "First overflow"),
+      facts([
+        ["culprit", `rank ${found.rank} of ${report.run.world_size} (${found.host}, local rank ${found.local_rank}), ${batch}, optimizer step ${found.optimizer_step}, frame ${found.frame}${found.frames_in_batch ? ` of ${found.frames_in_batch}` : ""}`],
+        ["module", `${module(found.module)} (${found.module_class})${found.phase === "forward" ? "" : `, ${found.phase}`}`],
+        ["reading", `${found.reading}: ${found.state}, ${found.dtype}${found.shape.length ? `, shape ${found.shape.join(" x ")}` : ""}`],
+        ["cause", `${found.cause}: ${found.evidence}`],
+        ["certainty", `${found.certainty}${found.missing_ranks.length ? `; not heard: ranks ${spans(found.missing_ranks)}` : ""}`],
+        ["also", found.also.length ? `ranks ${spans(found.also.map((other) => other.rank))} went bad too` : ""],
+      ]));
+  }
+
+  const LIMITS = { float16: 65504, bfloat16: 3.3895313892515355e38, float32: 3.4028234663852886e38, float64: 1.7976931348623157e308, float8_e4m3fn: 448, float8_e5m2: 57344 };
+
+  function share(reading) {
+    const limit = LIMITS[reading.dtype];
+    if (!limit || reading.abs_max === null) return reading.state === "finite" ? "" : reading.state;
+    const part = reading.abs_max / limit;
+    // As doublings, for a linear bar would be empty until it is too late.
+    const full = part > 0 ? Math.max(0, 1 + Math.log2(part) / 24) : 0;
+    const fill = h("i");
+    fill.style.width = `${Math.round(100 * full)}%`;
+    return h("span", null, `${part >= 0.01 ? Math.round(100 * part) : part > 0 ? "< 1" : 0}% of ${reading.dtype}`, h("span", { class: "bar", "aria-hidden": "true" }, fill));
+  }
+
+  // The last frames, the culprit at the end; those that led to it are marked.
+  function frames(report, path) {
+    const head = [["frame", "label"], ["abs min", "number"], ["abs max", "number"], ["of its dtype's largest", "number"]];
+    const rows = report.frames.flatMap((frame, index) => {
+      const led = path.includes(index) ? "on-path" : "";
+      const title = h("td", { colspan: 4 }, `${frame.index}  ${module(frame.module)} `, h("span", { class: "class" }, frame.module_class + (frame.phase === "forward" ? "" : `, ${frame.phase}`)), led ? h("span", { class: "class" }, index === report.frames.length - 1 ? "  ← culprit" : "  ↓ leads to the culprit") : null);
+      return [[`frame ${led}`, [title]], ...frame.readings.map((reading) => {
+        const bad = reading.state === "inf" || reading.state === "nan";
+        return [`${led} ${bad ? "is-bad" : ""}`, [reading.label, Charts.number(reading.abs_min, reading.state), Charts.number(reading.abs_max, reading.state), share(reading)]];
+      })];
+    });
+    return table("The last frames before the overflow", head, rows);
+  }
+
+  const WORST = ["failed", "lost", "missing", "aborted", "running", "ended", "finished"];
+
+  const FIRST_RANKS = 16;
+
+  function ranks(run, report, standings) {
+    const now = new Map(standings.map((standing) => [standing.rank, standing]));
+    const furthest = Math.max(-1, ...report.ranks.map((row) => row.last_batch));
+    const rows = [...report.ranks].sort((a, b) => WORST.indexOf(a.state) - WORST.indexOf(b.state) || a.last_batch - b.last_batch || a.rank - b.rank);
+    const head = [["rank", "number"], ["host", "name"], ["state"], ["batch", "number"], ["behind", "number"], ["phase"], ["", "text"]];
+    const some = (shown) => table("Ranks, those in trouble first", head, shown.map((row) => {
+      const standing = now.get(row.rank);
+      const more = [row.farewell, standing && standing.quiet ? `${standing.quiet}, ${standing.silent.toFixed(0)} s` : "", row.dropped ? `${row.dropped} batches dropped` : "", row.rival ? `refused ${row.rival}` : ""];
+      return [row.state === "lost" || row.state === "failed" ? "is-bad" : "", [
+        cell(run === null ? row.rank : link(where(run, "modules", { rank: row.rank }), row.rank), "number", "rank"), row.host, row.state, row.last_batch < 0 ? "-" : row.last_batch,
+        row.last_batch < 0 ? "-" : furthest - row.last_batch, standing ? `${standing.phase}, frame ${standing.frame}` : "", more.filter(Boolean).join("; ")]];
+    }));
+    const rest = rows.slice(FIRST_RANKS);
+    if (!rest.length) return some(rows);
+    const more = h("details", null, h("summary", null, `${rest.length} more ranks`));
+    more.addEventListener("toggle", () => more.children.length === 1 && more.append(some(rest)));
+    return h("div", null, some(rows.slice(0, FIRST_RANKS)), more);
+  }
+
+  function notices(report) {
+    if (!report.notices.length) return null;
+    const shown = report.notices.slice(0, 8).map((notice) => h("li", null, `rank ${notice.rank}: ${notice.text}`));
+    const hidden = report.notices.length - shown.length + report.notices_unkept;
+    return h("section", null, h("h2", null, "Noticed"), h("ul", null, shown), hidden ? h("p", { class: "faint" }, `and ${hidden} more: report.json has them`) : null);
+  }
+
+  function diff(found) {
+    const side = (reading) => (reading ? Charts.number(reading.abs_max, reading.state) : "-");
+    const row = (pair) => ["", [pair.ratio === null ? "inf" : `x${pair.ratio.toPrecision(3)}`, side(pair.left), side(pair.right), cell(`${module(pair.module)} (${pair.class}${pair.phase === "forward" ? "" : `, ${pair.phase}`}${pair.call ? `, call ${pair.call}` : ""})`, "name"), pair.label]];
+    const first = found.first;
+    const only = Object.entries(found.only).filter(([, count]) => count).map(([name, count]) => `${count} frames only on the ${name}`);
+    return h("div", null,
+      facts([
+        ["left", found.left], ["right", found.right], ["frames", `${found.frames.left} and ${found.frames.right}${only.length ? `; ${only.join(", ")}` : ""}`],
+        ["first to differ", first ? `frame ${first.frame}, ${module(first.module)} (${first.class}), ${first.label}: ${side(first.left)} and ${side(first.right)}` : "no reading differs by more than half"],
+      ]),
+      first ? table("Readings that differ most", [["ratio", "number"], ["left", "number"], ["right", "number"], ["module", "name"], ["reading"]], found.largest.slice(0, 200).map(row), "stacked") : null,
+      found.largest.length > 200 ? h("p", { class: "faint" }, `and ${found.largest.length - 200} more`) : null);
+  }
+
+  function events(found) {
+    const rows = found.events.map((event) => [event.kind === "tripped" || event.kind === "decided" ? "is-bad" : "", [time(event.time), event.rank === null ? "" : event.rank, event.kind, event.text]]);
+    return h("div", null, table("Events, the last first", [["time"], ["rank", "number"], ["what"], ["", "text"]], rows, "stacked"), found.hidden ? h("p", { class: "faint" }, `and ${found.hidden} earlier ones`) : null);
+  }
+
+  return { h, cell, table, facts, tiles, clock, link, where, module, badge, runs, verdict, frames, ranks, notices, diff, events };
+})();

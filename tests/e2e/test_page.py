@@ -1,0 +1,201 @@
+"""The page in a real Chromium, over the records of real runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import makers
+import records
+from browser import Browser, browsing, needed
+from e2e.site import Forge, Site
+from jobs import run_job, torchrun
+from rankwatch import wire
+from rankwatch.frame import FrameTable
+from rankwatch_monitor.journal import NO_RANK, Entry, Opened, Trained
+from rankwatch_monitor.store import FILE, Store
+from rankwatch_monitor.ui import single
+from rankwatch_monitor.ui.pages import RunPages
+
+pytestmark = [pytest.mark.e2e, needed]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks with a verdict, and one of four that finished."""
+    folder = tmp_path_factory.mktemp("page")
+    assert run_job(folder, torchrun("train.py", "overflow"), "--job", "bad").code == 77
+    assert run_job(folder, torchrun("train.py", "healthy", ranks=4), "--job", "good").code == 0
+    return folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def window(runs: Path) -> Iterator[Browser]:
+    with browsing(runs) as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(window: Browser) -> Iterator[Browser]:
+    yield window
+    assert not window.complaints()  # nothing was refused or went wrong
+    window.size(1280, 900)
+
+
+def test_from_the_list_to_the_verdict(browser: Browser) -> None:
+    browser.open("/")
+    browser.shows("bad-0")
+    assert {"aborted", "finished"} <= set(browser.text(".badge").split())
+    browser.run("[...document.querySelectorAll('main a')].find((a) => a.textContent === 'bad-0').click()")
+    browser.shows("rank 1 of 2", ".panel")
+    assert "(Square)" in browser.text(".panel")
+    assert "overflow: inputs and weights were finite" in browser.text(".panel")
+    assert "Worst: rank 1, batch 5: inf or nan." in browser.chart()
+    browser.run("[...document.querySelectorAll('main a')].find((a) => a.textContent.startsWith('Its frames')).click()")
+    browser.shows("← culprit")
+    assert "output" in browser.text("tr.is-bad")
+    assert "all ranks, rank 1: " in browser.chart()
+
+
+def test_each_view_of_a_run_that_finished_has_its_own_address(browser: Browser) -> None:
+    browser.open("/run/good-0")
+    browser.shows("finished", ".badge")
+    assert "12" in browser.text(".tiles").split()
+    browser.open("/run/good-0/verdict")
+    browser.shows("no inf or nan was found")
+    browser.open("/run/good-0/modules?rank=3&match=blocks.1")
+    browser.shows("good-0: modules, rank 3")
+    browser.until(lambda: "batches" not in browser.chart() and "blocks.1" in browser.chart())
+    browser.open("/run/good-0/chart?module=blocks.1.linear&label=output&ranks=all,0,3")
+    browser.until(lambda: "all ranks, rank 0, rank 3: 36 points." in browser.chart())
+    browser.open("/run/good-0/diff?batch=3&batch=4")
+    browser.shows("rank 0, batch 4 of good-0")
+    browser.open("/run/good-0/events")
+    browser.shows("the run is over")
+    browser.open("/run/none-0")
+    browser.shows("there is no run none-0 here", "#trouble")
+    assert len(browser.complaints()) >= 1  # the 404s that were asked for
+
+
+def test_a_chart_is_read_and_opened_by_keyboard(browser: Browser) -> None:
+    browser.open("/run/bad-0")
+    browser.until(lambda: "Worst" in browser.chart())
+    browser.run("document.querySelector('.chart').focus()")
+    for key in ("ArrowRight", "ArrowLeft", "ArrowDown"):
+        browser.press(key)
+    browser.shows("rank 1, batch 4: ", ".note")
+    browser.press("Enter")
+    browser.shows("bad-0: modules, rank 1")
+    browser.open("/run/bad-0/chart?module=head")
+    browser.until(lambda: "points" in browser.chart())
+    browser.run("document.querySelector('.chart').focus()")
+    browser.press("ArrowLeft")
+    browser.shows("all ranks, batch ", ".note")
+
+
+@pytest.mark.parametrize(
+    "view", ["/", "/run/bad-0", "/run/bad-0/verdict", "/run/bad-0/modules", "/run/bad-0/diff?rank=0&rank=1"]
+)
+def test_a_narrow_dark_window_shows_it_without_scrolling_sideways(browser: Browser, view: str) -> None:
+    browser.size(400, 900, dark=True)
+    browser.open(view)
+    browser.until(lambda: len(browser.text("main")) > 60)
+    assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
+    assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(17, 24, 31)"
+
+
+def test_a_folder_without_runs_says_how_to_get_one(tmp_path: Path) -> None:
+    with browsing(tmp_path) as browser:
+        browser.shows("No run is recorded here yet.")
+        records.generate(tmp_path / "new-0", 2, 5)
+        browser.shows("new-0")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    forge = Forge()
+    site = Site([forge], tmp_path)
+    yield site
+    site.clear()
+    forge.close()
+
+
+def test_a_run_grows_while_the_page_is_open(site: Site) -> None:
+    site.collect()
+    ranks = site.start(2)
+    for rank in ranks:
+        rank.ask("batches", 3)
+    with browsing(site.runs) as browser:
+        browser.open("/run/train-0")
+        browser.shows("3\nbatches", ".tiles")
+        for rank in ranks:
+            rank.ask("batches", 2)
+        browser.shows("5\nbatches", ".tiles")
+        browser.shows("goes on", ".badge")
+        ranks[1].tell("trip")
+        browser.shows("First overflow")
+        browser.until(lambda: "inf or nan" in browser.chart())
+        assert "rank 1 of 2" in browser.text(".panel")
+
+
+HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    spec = makers.frame(makers.reading("output"), module=HOSTILE, module_class=HOSTILE).spec
+    table = FrameTable((spec, makers.frame(module="").spec))
+    (tmp_path / "hostile-0").mkdir()
+    store = Store(tmp_path / "hostile-0" / FILE)
+    hello = makers.hello(0, 1, host=HOSTILE, job=HOSTILE)
+    notice = wire.Noticed(2, makers.notice(module=HOSTILE, label=HOSTILE))
+    trip = wire.Tripped(4, makers.trip(module=HOSTILE, at=(1, 0, 0)))
+    facts = [Entry(0.0, NO_RANK, Opened(HOSTILE, 0, 1)), Entry(0.0, 0, hello), Entry(1.0, 0, notice), Entry(2.0, 0, trip)]
+    batches = [Entry(0.5, 0, Trained(1 + batch, makers.summary(batch, of=table), table)) for batch in range(2)]
+    store.write([*facts[:2], *batches, *facts[2:]], 1.8e9)
+    store.close()
+    (tmp_path / "single.html").write_text(single.render(RunPages(tmp_path / "hostile-0")))
+    with browsing(tmp_path) as browser:
+        for view, text in (
+            ("", "First overflow"), ("/verdict", "← culprit"), ("/events", "tripped"), ("/modules", "all ranks"),
+            (f"/chart?module={HOSTILE}", "over the batches"),
+        ):  # fmt: skip
+            browser.open(f"/run/hostile-0{view}")
+            browser.shows(text)
+            if view != "/modules":
+                browser.shows("<img src=x")
+            assert not browser.run("return document.querySelector('main script, main img')")
+            assert "rankwatch" in browser.driver.title
+        browser.driver.get((tmp_path / "single.html").as_uri())
+        browser.shows("<img src=x")
+        assert "hostile-0" in browser.driver.title
+        assert not browser.run("return document.querySelector('main script, main img')")
+
+
+def test_a_single_file_has_all_of_it(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.html").write_text(single.render(RunPages(runs / "bad-0")))
+    with browsing(tmp_path) as browser:
+        browser.driver.get((tmp_path / "run.html").as_uri())
+        browser.shows("First overflow")
+        browser.shows("← culprit")
+        assert "all ranks, rank 1: " in browser.chart(0)
+        assert "Worst: rank 1, batch 5: inf or nan." in browser.chart(1)
+        assert "Worst: module blocks" in browser.chart(2)
+        fetched = browser.run("return performance.getEntriesByType('resource').map((each) => each.name)")
+        assert fetched == []
+
+
+def test_a_thousand_ranks_and_ten_thousand_batches(tmp_path: Path) -> None:
+    records.generate(tmp_path / "large-0", 1024, 10_000, kept=range(9000, 10_000, 100))
+    with browsing(tmp_path) as browser:
+        browser.open("/run/large-0")
+        browser.until(lambda: "Worst: rank 336-343, batches 9984 to " in browser.chart())
+        assert browser.run("return document.querySelectorAll('main tr').length") < 40
+        browser.shows("1008 more ranks")
+        browser.open("/run/large-0/modules")
+        browser.until(lambda: "Worst: module blocks.5.part0" in browser.chart())
+        browser.open("/run/large-0/modules?rank=341&from=9000")
+        browser.until(lambda: "Worst: module blocks.5.part0" in browser.chart())
+        browser.open("/run/large-0/chart?module=blocks.5.part0&ranks=all,341")
+        browser.until(lambda: "all ranks, rank 341: 1010 points" in browser.chart())

@@ -1,0 +1,47 @@
+"""Every fact that a record can hold, in words."""
+
+from __future__ import annotations
+
+import typing
+
+import pytest
+
+import makers
+from rankwatch import wire
+from rankwatch.frame import Position
+from rankwatch_monitor import journal
+from rankwatch_monitor.journal import NO_RANK, Entry, Fact
+from rankwatch_monitor.report import events
+from rankwatch_monitor.report.data import Outcome, RankState
+
+TOLD: list[tuple[Fact, str]] = [
+    (journal.Opened("train", 1, 8), "job train, restart 1, 8 ranks"),
+    (makers.hello(3, 8), "rank 3 of 8 (node1, local rank 3) connected: process 103, cpu, torch 2.13.0"),
+    (wire.Tripped(4, makers.trip()), "tripped: rank 5, batch 0: layer (Linear), output: inf"),
+    (wire.Noticed(5, makers.notice()), "noticed: next to overflow: layer (Linear), output: abs max 4.09e+03"),
+    (wire.Beat(Position(7, 0, 2), "backward", 0, 0, 1.0), "was in batch 7, frame 2, phase backward"),
+    (wire.Ack(0, abort=True), "acknowledged the abort"),
+    (wire.Bye(9, "failed", "ValueError: no"), "said goodbye: failed: ValueError: no"),
+    (wire.Tune("train-0", every=3), "options changed: every 3"),
+    (journal.Left(RankState.LOST), "counted as lost"),
+    (journal.Stood((0, 1), ((1, 0, 3), (1, 0, 0))), "where the 2 ranks stood when one had tripped"),
+    (journal.Waited(), "the decision window ended"),
+    (journal.JobEnded(1, "SIGTERM"), "the command has ended: exit code 1, by SIGTERM"),
+    (journal.JobEnded(None), "the command has ended: not known how"),
+    (journal.Decided(Outcome.ABORTED, "because", True), "decided: aborted, all ranks are to stop: because"),
+    (journal.Closed(), "the run is over"),
+]
+
+
+@pytest.mark.parametrize(("fact", "text"), TOLD, ids=lambda value: type(value).__name__)
+def test_a_fact_in_words(fact: Fact, text: str) -> None:
+    assert events.describe(Entry(0.0, 5, fact)).startswith(text)
+
+
+def test_each_of_the_collectors_own_events_has_words() -> None:
+    assert set(typing.get_args(journal.OwnEvent)) <= {type(fact) for fact, _ in TOLD}
+
+
+def test_what_is_of_the_whole_run_has_no_rank() -> None:
+    told = events.to_dict(100.0, Entry(0.0, NO_RANK, journal.Closed()))
+    assert told == {"time": 100.0, "rank": None, "kind": "closed", "text": "the run is over"}
