@@ -38,7 +38,10 @@ def main() -> None:
                 for _ in range(2):
                     browser.open(path)
                     browser.chart()
-                    ask = "const label = document.querySelector('.chart').getAttribute('aria-label'); return label && /Worst|points/.test(label) && performance.now()"
+                    ask = (
+                        "const label = document.querySelector('.chart').getAttribute('aria-label');"
+                        "return label && /Worst|points/.test(label) && performance.now()"
+                    )
                     seconds.append(browser.until(lambda ask=ask: browser.run(ask)) / 1000)  # type: ignore[misc]
                 print(f"  {path:60} {seconds[0]:6.2f} s, again {seconds[1]:6.2f} s")
 
