@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from dataclasses import fields
 from pathlib import Path
 
@@ -33,10 +34,11 @@ INSTALL_AND_DEMO, INSTALL_AND_TEST = (command for command in COMMANDS if command
 COLLECTOR = next(command for command in COMMANDS if command.startswith("rankwatch collector"))
 ONE_OF_TWO_NODES = next(command for command in COMMANDS if "--nnodes" in command)
 TUNE = [command for command in COMMANDS if command.startswith("rankwatch tune")]
+UI = next(command for command in COMMANDS if command.startswith("rankwatch ui"))
 IN_ORDER = [
     command
     for command in COMMANDS
-    if command not in (INSTALL_AND_DEMO, INSTALL_AND_TEST, COLLECTOR, ONE_OF_TWO_NODES, *TUNE)
+    if command not in (INSTALL_AND_DEMO, INSTALL_AND_TEST, COLLECTOR, ONE_OF_TWO_NODES, UI, *TUNE)
 ]
 
 
@@ -134,6 +136,24 @@ def test_the_commands_of_several_nodes(folder: Path) -> None:
     assert daemon.returncode == 0
     assert out == "rankwatch: run train-0 finished: 4 ranks, 20 batches, no inf or nan\n"
     assert not (folder / "shared" / "rankwatch.json").exists()
+
+
+def test_the_page(folder: Path) -> None:
+    (folder / "rankwatch-runs").mkdir()
+    env = {**shell_environment(folder), "RANKWATCH_PORT": "0"}
+    with subprocess.Popen(["bash", "-c", f"exec {UI}"], cwd=folder, env=env, stdout=subprocess.PIPE, text=True) as page:
+        assert page.stdout is not None
+        url = page.stdout.readline().split()[-1]
+        with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(url) as answer:
+            assert b"<title>rankwatch</title>" in answer.read()
+        page.send_signal(signal.SIGTERM)
+    assert page.returncode == 0
+
+
+def test_the_pictures_are_there() -> None:
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
+    assert pictures
+    assert all((ROOT / picture).stat().st_size > 10_000 for picture in pictures)
 
 
 UNTIL_STOPPED = """\
