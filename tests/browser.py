@@ -20,7 +20,7 @@ from jobs import RANKWATCH, environment
 T = TypeVar("T")
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--hide-scrollbars", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 
 

@@ -27,7 +27,7 @@ def main() -> None:
             [*RANKWATCH, "demo", "--runs-dir", str(runs)], env=environment(), check=True, stdout=subprocess.DEVNULL
         )
         with browsing(runs) as browser:
-            browser.size(1100, 720)
+            browser.size(1100, 850)
             browser.open("/run/demo-0")
             browser.until(lambda: "Worst" in browser.chart())
             browser.driver.save_screenshot(str(PICTURES / "page.png"))
