@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rankwatch.frame import DTYPE_MAX, BatchSummary, FrameTable, State
+from rankwatch.frame import DTYPE_MAX, BatchSummary, FrameTable, Kind, ReadingSpec, State
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -32,11 +32,14 @@ DIGEST = np.dtype(
 """What is kept of every part of every batch of every rank.
 
 ``headroom`` is how many times the finite reading that comes nearest to its dtype's largest number could double before it
-reached it (inf: all are zero), and ``row`` is that reading's; ``bad`` counts the inf and nan readings and ``bad_row`` is the
-first of them, or NO_ROW. ``table`` is the number of the frame table in the store.
+reached it (inf: all are zero), and ``row`` is that reading's; those of MASKS do not count. ``bad`` counts the inf and nan
+readings and ``bad_row`` is the first of them, or NO_ROW. ``table`` is the number of the frame table in the store.
 """
 
 NO_ROW = 0xFFFFFFFF
+
+MASKS = Kind.KEYWORD, Kind.BUFFER
+"""Where attention masks come in: as large as their dtype's largest number on purpose, and so no sign of an overflow."""
 
 _COLUMNS: tuple[str, ...] = DIGEST.names or ()
 RAW = 255
@@ -78,8 +81,8 @@ class Columns:
         self.rows, self.frames = table.rows, len(table.specs)
         self.dtype = np.dtype(f"<{table.typecode}")
         rows = [row for spec in table.specs for row in spec.readings]
-        limits = np.array([_limit_of(row.dtype) for row in rows], np.float64)
-        """The largest number of each row's dtype; inf for what has none that is known, which so never comes near it."""
+        limits = np.array([_limit_of(row) for row in rows], np.float64)
+        """The largest number of each row's dtype; inf for what has none that is known and for masks: so they never come near."""
         self.shares = (SCALE / limits).astype(self.dtype)
         """What a reading is multiplied by to give its share of that number, SCALE times."""
 
@@ -201,7 +204,10 @@ def unpack_digests(body: bytes, names: Sequence[str] = _COLUMNS) -> Array:
     return digests
 
 
-def _limit_of(dtype: str) -> float:
+def _limit_of(row: ReadingSpec) -> float:
+    if row.kind in MASKS:
+        return np.inf
+    dtype = row.dtype
     return DTYPE_MAX.get({"complex64": "float32", "complex128": "float64"}.get(dtype, dtype), np.inf)
 
 
