@@ -187,6 +187,8 @@ def unpack_digests(body: bytes, names: Sequence[str] = _COLUMNS) -> Array:
     except struct.error as error:
         raise ValueError(f"digests of {len(body)} bytes: {error}") from None
     start = _COUNT.size + len(_COLUMNS) * _HEAD.size
+    if unknown := {width for _, width in heads} - {RAW, *_WIDTHS}:
+        raise ValueError(f"digests with a column of {min(unknown)} bytes")
     if count * sum(width for _, width in heads if width < RAW) > len(body):  # before there is memory taken for them
         raise ValueError(f"digests of {len(body)} bytes are no {count}")
     digests = np.zeros(count, [(name, DIGEST[name]) for name in names])
