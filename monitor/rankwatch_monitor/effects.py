@@ -9,7 +9,7 @@ from rankwatch.frame import Frame
 from rankwatch.wire import Message
 
 from .journal import Entry
-from .report.data import RankStanding, Report
+from .report.data import RankStanding, Report, RunStanding
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,11 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """Where the ranks of a run are, for whoever watches: those that have connected, by rank. Each replaces the one before."""
+    """Where a run is, for whoever watches, and those of its ranks that have connected, by rank. Each replaces the one before."""
 
     run: str
     standings: tuple[RankStanding, ...]
+    standing: RunStanding
 
 
 @dataclass(frozen=True, slots=True)

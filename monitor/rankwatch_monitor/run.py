@@ -22,7 +22,7 @@ from .effects import Effect, Note, Publish, RecordTrace, Send, Show
 from .journal import NO_RANK, Closed, Decided, Entry, Fact, JobEnded, Left, Opened, Progress, Stood, Trained, Waited
 from .notices import Notices
 from .rank_record import RankRecord, describe_records
-from .report.data import Outcome, RankRow, RankState, Report
+from .report.data import Outcome, RankRow, RankState, Report, RunStanding
 from .stall import Stall, find_stall
 from .verdict import Verdict, elect, is_waited_for, name_spans
 
@@ -100,6 +100,7 @@ class Run:
     _looked_at: float = float("-inf")
     _shown_at: float = float("-inf")
     _stall: Stall | None = None
+    _trips: int = 0
     _deaf_at: float = float("-inf")
     """When no rank was heard at all, for long enough to be noticed."""
     # Kept message by message, so that a message costs the same at 16 ranks and at 16,384.
@@ -227,8 +228,7 @@ class Run:
             yield from self._look_for_lost(now)
             yield from self._look_for_stall(now)
         if now - self._shown_at >= self.heartbeat:
-            self._shown_at = now
-            yield Show(self.id, tuple([self.ranks[rank].standing(now) for rank in sorted(self.ranks)]))
+            yield self._show(now)
         if self._abort is not None and now - self._abort_sent_at >= self.options.abort_repeat:
             yield from self._send_abort(now)
         yield from self._decide(now)
@@ -295,6 +295,7 @@ class Run:
             if self._outcome is None:
                 self._end_as(*self._quiet_end(), now)
             self._note_down(now, Closed())
+            yield self._show(now)
             yield Publish(self.report(), news=not self._published)
 
     def _take(self, record: RankRecord, message: wire.Sequenced, now: float) -> Iterator[Effect]:
@@ -313,6 +314,7 @@ class Run:
             yield from self._take_leave(record, message, now)
         elif record.trip is None:
             record.trip = message.trip
+            self._trips += 1
             record.last_batch = max(record.last_batch, message.trip.position.batch)
             yield Note(f"run {self.id}: {describe_culprit(record.name, message.trip)}")
             if self._lowers_target(message.trip):
@@ -520,6 +522,12 @@ class Run:
             notices_unkept=self._notices.unkept,
             stalled=self._stall.text if self._stall is not None else "",
         )
+
+    def _show(self, now: float) -> Show:
+        self._shown_at = now
+        stalled = len(self._stall.ranks) if self._stall is not None else 0
+        standing = RunStanding(self.job, self.restart, self.world_size, self._trips, stalled, self._outcome, self.over)
+        return Show(self.id, tuple([self.ranks[rank].standing(now) for rank in sorted(self.ranks)]), standing)
 
     def _frames_in_batch(self) -> int | None:
         """The frames of the culprit's batch, as its rank counted them in a batch before, or else another rank."""

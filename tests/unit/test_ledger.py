@@ -14,11 +14,11 @@ from desk import Desk, peer
 from rankwatch import wire
 from rankwatch.frame import FrameTable, Phase, Position
 from rankwatch.notice import NoticeKind
-from rankwatch_monitor.effects import Note, Publish, RecordTrace, Send
+from rankwatch_monitor.effects import Note, Publish, RecordTrace, Send, Show
 from rankwatch_monitor.journal import NO_RANK, Entry, JobEnded, Left, Opened
 from rankwatch_monitor.ledger import Ledger, Malformed, Received, Tick
 from rankwatch_monitor.notices import MAX_NOTICES
-from rankwatch_monitor.report.data import Outcome, RankState
+from rankwatch_monitor.report.data import Outcome, RankState, RunStanding
 from rankwatch_monitor.run import MAX_TABLES, Options
 from rankwatch_monitor.verdict import Certainty
 
@@ -870,3 +870,52 @@ def test_a_run_whose_ranks_come_back_goes_on() -> None:
     desk.handle(Received(b"again", wire.Bye(1, "finished", "")))
     desk.wait(1)
     assert [report.outcome.value for report in desk.reports[-1:]] == ["finished"]
+
+
+# --- what is shown of a run -----------------------------------------------------------------------------------------------
+
+
+def last_shown(desk: Desk) -> Show:
+    return [effect for effect in desk.effects if isinstance(effect, Show)][-1]
+
+
+def test_a_run_is_shown_once_a_heartbeat_and_at_its_end() -> None:
+    desk = Desk(Options(heartbeat=1.0))
+    desk.connect(2, ranks=[0])
+    desk.receive(0, makers.beat(3, 0, 1))
+    desk.wait(3)
+    shown = [effect for effect in desk.take() if isinstance(effect, Show)]
+    assert len(shown) == 3
+    assert shown[-1].standing == RunStanding("train", 0, 2, 0, 0, None, False)
+    assert [(rank.rank, rank.batch) for rank in shown[-1].standings] == [(0, 3)]
+    desk.connect(2, ranks=[1])
+    for rank in (0, 1):
+        desk.receive(rank, wire.Bye(1, "finished", ""))
+    (end,) = [effect for effect in desk.take() if isinstance(effect, Show)]
+    assert end.standing == RunStanding("train", 0, 2, 0, 0, Outcome.FINISHED, True)
+    assert {rank.state for rank in end.standings} == {RankState.FINISHED}
+    desk.wait(3)
+    assert not desk.take()
+
+
+def test_each_rank_that_tripped_is_counted_once() -> None:
+    desk = Desk()
+    desk.connect(3)
+    desk.receive(0, wire.Tripped(1, makers.trip(at=(1, 0, 0))), wire.Tripped(2, makers.trip(at=(2, 0, 0))))
+    desk.receive(1, wire.Tripped(1, makers.trip(at=(1, 0, 0))))
+    desk.end(exit_code=1)
+    assert (last_shown(desk).standing.tripped, last_shown(desk).standing.outcome) == (2, Outcome.ABORTED)
+
+
+def test_ranks_that_stall_are_counted_until_they_go_on() -> None:
+    desk = Desk(Options(stall_after=10))
+    desk.connect(2)
+    for _ in range(13):
+        for rank, batch in enumerate((7, 6)):
+            desk.receive(rank, makers.beat(batch, 0, 0))
+        desk.wait(1)
+    assert last_shown(desk).standing.stalled == 1
+    for rank in (0, 1):
+        desk.receive(rank, makers.beat(8, 0, 0))
+    desk.wait(2)
+    assert last_shown(desk).standing.stalled == 0

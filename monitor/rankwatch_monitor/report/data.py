@@ -78,6 +78,18 @@ class RankStanding(NamedTuple):
     dropped: int
 
 
+class RunStanding(NamedTuple):
+    """Where a run is while it goes on, and how it ended once it is ``over``; ``tripped`` and ``stalled`` are numbers of ranks."""
+
+    job: str
+    restart: int
+    world_size: int
+    tripped: int
+    stalled: int
+    outcome: Outcome | None
+    over: bool
+
+
 class RankNotice(NamedTuple):
     rank: int
     notice: Notice
