@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankwatch_monitor.collector import Collector
+from rankwatch_monitor.meters import Meters
 from rankwatch_monitor.report.data import Report
 from rankwatch_monitor.run import Options
 from rankwatch_monitor.run_folder import RunsFolder
@@ -19,7 +20,13 @@ class Running:
     """A collector in a thread of its own."""
 
     def __init__(
-        self, folder: Path, listen: str | None = "tcp://127.0.0.1:0", *, insecure: bool = False, **options: float
+        self,
+        folder: Path,
+        listen: str | None = "tcp://127.0.0.1:0",
+        *,
+        insecure: bool = False,
+        meters: Meters | None = None,
+        **options: float,
     ) -> None:
         self.folder = folder
         self.reports: list[Report] = []
@@ -29,6 +36,7 @@ class Running:
             runs=RunsFolder(folder / "runs"),
             options=Options(**{"heartbeat": 0.1, **options}),  # type: ignore[arg-type]
             insecure=insecure,
+            meters=meters,
             show=lambda report, news: self.reports.append(report) if news else None,
         )
         self._thread = threading.Thread(target=self.collector.serve, daemon=True)

@@ -54,6 +54,18 @@ def batches(text: str) -> tuple[int, ...]:
     return tuple(map(whole("for each batch", 0, 1 << 62), _split(text, wire.MAX_TRACED)))
 
 
+def listening(text: str) -> tuple[str, int]:
+    """``HOST:PORT``, ``[IPV6]:PORT``, ``:PORT`` (this machine alone) or ``*:PORT`` (all interfaces, the host is empty then)."""
+    host, colon, port = text.strip().rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected HOST:PORT, or :PORT for this machine alone")
+    return ("" if host == "*" else host or "127.0.0.1"), int(port)
+
+
 def _split(text: str, most: int) -> tuple[str, ...]:
     parts = tuple(part.strip() for part in text.split(",") if part.strip())
     if len(parts) > most:

@@ -33,6 +33,7 @@ from .inbox import Ended, Inbox, Letter
 from .journal import Entry, JobEnded
 from .keyring import MAX_JOBS, Keyring
 from .ledger import Disconnected, Event, Ledger, Malformed, Received, Stored, Tick
+from .meters import Counts, Meters
 from .recorder import Recorder
 from .report import text
 from .report.data import Report
@@ -80,6 +81,7 @@ class Collector:
         show: called with each report that is written, and whether it is news.
         job: the name of runs whose ranks know none.
         insecure: links are in plain text, and everybody on this machine may speak; on loopback alone.
+        meters: are told what others may read of the runs and of the work.
 
     Raises:
         UsageError: the address cannot be listened on, or the connection file cannot be used or written.
@@ -95,10 +97,13 @@ class Collector:
         show: Callable[[Report, bool], None],
         job: str = "",
         insecure: bool = False,
+        meters: Meters | None = None,
     ) -> None:
         options = replace(options, room=min(options.room, raise_descriptor_limit()))
         self._runs = runs
         self._show = show
+        self._meters = meters
+        self._received = self._received_bytes = 0
         self._stop = threading.Event()
         self._put_off: OrderedDict[bytes, list[Letter]] = OrderedDict()  # of a dict, taking the first is slow
         """Batches that are yet to be handled, in the order in which their peers' first ones came."""
@@ -139,7 +144,8 @@ class Collector:
             self._wake_read.setblocking(False)
             self._wake_write.setblocking(False)
             name = server.public or self.address
-            self._recorder = Recorder(runs.path, self._wake, store.Limits(), runs.open, collector=name)
+            tell = self._tell_headroom
+            self._recorder = Recorder(runs.path, self._wake, store.Limits(), runs.open, tell, collector=name)
             if known:
                 self._go_on_with(runs.unfinished(name))
         except BaseException:
@@ -156,6 +162,7 @@ class Collector:
             self._drain()
             self._perform(Tick())
             self._record()
+            self._tell_counts()
         deadline = time.monotonic() + LONGEST_LAST_WORDS
         while time.monotonic() < deadline and poller.poll(LAST_WORDS):
             self._drain()
@@ -254,6 +261,8 @@ class Collector:
 
     def _handle(self, letter: Letter) -> None:
         peer, key, parts = letter
+        self._received += 1
+        self._received_bytes += len(parts[0])
         try:
             if len(parts) != 1:
                 raise ProtocolError(f"a message of {len(parts)} parts instead of one")
@@ -291,6 +300,17 @@ class Collector:
         for run, seqs in self._recorder.stored().items():
             self._perform(Stored(run, seqs))
 
+    def _tell_counts(self) -> None:
+        if self._meters is not None:
+            counts = Counts(
+                self._received, self._received_bytes, self.ledger.refused, self._put_off_bytes, self._recorder.unwritten
+            )
+            self._meters.count(counts, time.monotonic())
+
+    def _tell_headroom(self, run: str, doublings: float) -> None:
+        if self._meters is not None:
+            self._meters.headroom(run, doublings, time.monotonic())
+
     def _perform(self, event: Event) -> None:
         # The runs of all ranks hang on this loop: no single event may end it, and no effect keep back those after it.
         effects: Iterator[Effect] = iter(())
@@ -323,6 +343,8 @@ class Collector:
                 self._kept.setdefault(effect.run, []).extend(effect.entries)
             elif isinstance(effect, Show):
                 self._recorder.show(effect.run, effect.standings)
+                if self._meters is not None:
+                    self._meters.show(effect, time.monotonic())
             elif isinstance(effect, RecordTrace):
                 self._recorder.do(partial(self._runs.record_trace, effect.run, effect.rank, effect.batch, effect.frames))
             elif isinstance(effect, Publish):
@@ -348,7 +370,13 @@ class _Known(NamedTuple):
 
 
 def run_daemon(
-    listen: str | None, connection_file: Path, runs_dir: Path, options: Options, *, insecure: bool = False
+    listen: str | None,
+    connection_file: Path,
+    runs_dir: Path,
+    options: Options,
+    *,
+    insecure: bool = False,
+    meters: Meters | None = None,
 ) -> int:
     """``rankwatch collector``: serves until SIGTERM or SIGINT; a second signal ends it at once."""
     runs = RunsFolder(runs_dir)
@@ -361,7 +389,13 @@ def run_daemon(
 
     with Teller() as teller:
         collector = Collector(
-            listen=listen, connection_file=connection_file, runs=runs, options=options, show=show, insecure=insecure
+            listen=listen,
+            connection_file=connection_file,
+            runs=runs,
+            options=options,
+            show=show,
+            insecure=insecure,
+            meters=meters,
         )
 
         def end(number: int, frame: FrameType | None) -> None:

@@ -18,6 +18,7 @@ from types import FrameType
 from rankwatch.errors import EXIT_ABORTED, UsageError
 
 from .collector import Collector
+from .meters import Meters
 from .report import text
 from .report.data import Outcome, Report
 from .run import Options
@@ -36,6 +37,7 @@ def run_command(
     options: Options,
     job: str | None = None,
     environ: Mapping[str, str] | None = None,
+    meters: Meters | None = None,
 ) -> int:
     """Runs ``command`` under a collector of its own; returns 77 when a verdict aborted a run, else the command's exit code.
 
@@ -53,6 +55,7 @@ def run_command(
             options=replace(options, job_end_is_told=True),
             show=lambda report, news: reports.update({report.run: report}),
             job=job or env.get("RANKWATCH_JOB") or job_name(command),
+            meters=meters,
         )
         try:
             env["RANKWATCH_CONNECTION"] = str(path.absolute())

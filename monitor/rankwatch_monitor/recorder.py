@@ -42,6 +42,7 @@ class Recorder:
         wake: called, in the recorder's thread, when ``stored`` has something to tell.
         limits: what is kept of each run.
         open_folder: makes the folder of a run that begins.
+        tell_headroom: called, in the recorder's thread, with a run and the least headroom of batches that are on record now.
         meta: what is written into every record about where it comes from.
     """
 
@@ -51,12 +52,14 @@ class Recorder:
         wake: Callable[[], None],
         limits: Limits,
         open_folder: Callable[[str], None] = lambda run: None,
+        tell_headroom: Callable[[str, float], None] = lambda run, doublings: None,
         **meta: str,
     ) -> None:
         self._folder = folder
         self._wake = wake
         self._limits = limits
         self._open_folder = open_folder
+        self._tell_headroom = tell_headroom
         self._meta = {"rankwatch": __version__, **meta}
         self._changed = threading.Condition()
         self._waiting: list[tuple[str, Sequence[Entry], Mapping[int, int]]] = []
@@ -106,6 +109,11 @@ class Recorder:
         with self._changed:
             stored, self._stored = self._stored, {}
         return stored
+
+    @property
+    def unwritten(self) -> int:
+        """Bytes of batches that wait to be written."""
+        return self._waiting_bytes
 
     def close(self) -> None:
         """Writes what waits, and ends."""
@@ -164,7 +172,9 @@ class Recorder:
             store = self._stores[run]
             if store is None:
                 return
-            store.write(entries, time.time(), standings, run=run, **self._meta)
+            headroom = store.write(entries, time.time(), standings, run=run, **self._meta)
+            if headroom is not None:
+                self._tell_headroom(run, headroom)
             if any(isinstance(entry.fact, Closed) for entry in entries):
                 _close(store)
                 del self._stores[run]

@@ -140,12 +140,15 @@ class Store:
 
     def write(
         self, entries: Sequence[Entry], time: float, standings: Sequence[RankStanding] | None = None, **meta: str
-    ) -> None:
+    ) -> float | None:
         """Puts entries on record, all or none, and ``standings`` in place of those before.
 
         Args:
             time: Unix seconds.
             meta: what there is to say of the record.
+
+        Returns:
+            the least headroom of the batches among them (see digest.DIGEST); None where there are none.
         """
         with self._explained(), self._database:
             self._database.execute("BEGIN IMMEDIATE")
@@ -154,8 +157,11 @@ class Store:
             self._write_events([entry for entry in entries if not isinstance(entry.fact, Trained)], time)
             if standings is not None:
                 self._database.execute("INSERT OR REPLACE INTO standing VALUES (1, ?, ?)", (time, json.dumps(standings)))
-            self._write_batches([(entry.rank, entry.fact) for entry in entries if isinstance(entry.fact, Trained)])
+            headroom = self._write_batches(
+                [(entry.rank, entry.fact) for entry in entries if isinstance(entry.fact, Trained)]
+            )
             self._trim()
+            return headroom
 
     def close(self) -> None:
         """Leaves one file behind, where no reader is in the way."""
@@ -175,9 +181,9 @@ class Store:
         self._insert("INSERT INTO events (time, now, rank, kind, body) VALUES", rows)
         self._events += len(rows)
 
-    def _write_batches(self, parts: Sequence[tuple[int, Trained]]) -> None:
+    def _write_batches(self, parts: Sequence[tuple[int, Trained]]) -> float | None:
         if not parts:
-            return
+            return None
         digests: list[Array] = []
         envelopes: list[Row] = []
         summaries: list[Row] = []
@@ -204,6 +210,7 @@ class Store:
         self._insert("INSERT OR REPLACE INTO summaries VALUES", summaries)
         self._bytes["envelopes"] += sum(len(row[-1]) for row in envelopes)
         self._bytes["summaries"] += sum(len(row[-1]) for row in summaries)
+        return float(min(each["headroom"].min() for each in digests))
 
     def _write_digests(self, digests: Array) -> None:
         while len(digests):

@@ -75,6 +75,7 @@ def test_the_monitor_imports_only_what_is_free_of_torch(path: Path) -> None:
         ("zmq", "sockets link inbox collector control"),
         ("sqlite3", "store record migrations"),
         ("numpy", "digest store record migrations"),
+        ("prometheus_client", "metrics metrics_server"),
     ],
 )
 def test_libraries_have_one_home(library: str, home: str) -> None:
@@ -92,7 +93,7 @@ def test_libraries_have_one_home(library: str, home: str) -> None:
     [
         ("import rankwatch", {"torch", "zmq", "msgpack"}),
         ("import rankwatch.wire, rankwatch.text", {"torch", "zmq"}),
-        ("import rankwatch_monitor.cli", {"torch"}),
+        ("import rankwatch_monitor.cli", {"torch", "prometheus_client"}),
     ],
 )
 def test_what_an_import_does_not_pull_in(statement: str, absent: set[str]) -> None:

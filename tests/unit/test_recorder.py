@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import makers
 from rankwatch import wire
+from rankwatch.frame import FrameTable, pack
 from rankwatch_monitor import record
 from rankwatch_monitor import recorder as recorders
 from rankwatch_monitor.journal import NO_RANK, Closed, Entry, Opened, Trained
@@ -66,10 +68,10 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[threading.Event,
     def make() -> tuple[threading.Event, threading.Event]:
         begun, go_on, write = threading.Event(), threading.Event(), Store.write
 
-        def hanging(self: Store, entries: Sequence[Entry], *rest: Any, **meta: Any) -> None:
+        def hanging(self: Store, entries: Sequence[Entry], *rest: Any, **meta: Any) -> float | None:
             begun.set()
             assert go_on.wait(SOON)
-            write(self, entries, *rest, **meta)
+            return write(self, entries, *rest, **meta)
 
         monkeypatch.setattr(Store, "write", hanging)
         return begun, go_on
@@ -174,3 +176,27 @@ def test_closing_writes_what_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch
     bench.recorder.keep("train-0", trained(0, 1, 2))
     bench.recorder.close()
     assert bench.recorded() == [0, 1, 2]
+
+
+def test_the_least_headroom_of_what_was_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train-0").mkdir()
+    told = threading.Event()
+    heard: list[tuple[str, float]] = []
+
+    def tell(run: str, doublings: float) -> None:
+        heard.append((run, doublings))
+        told.set()
+
+    recorder = Recorder(tmp_path, lambda: None, Limits(), tell_headroom=tell)
+    table = FrameTable((makers.frame(makers.reading("output", dtype="float16")).spec,))
+    summaries = [
+        makers.summary(batch, of=table)._replace(abs_max=pack("f", [high])) for batch, high in enumerate((1.0, 1024.0))
+    ]
+    entries = [Entry(0.0, 0, Trained(summary.batch + 1, summary, table)) for summary in summaries]
+    recorder.keep("train-0", [OPENED, *entries])
+    assert told.wait(SOON)
+    recorder.keep("train-0", [BYE])
+    recorder.close()
+    ((run, doublings),) = heard
+    assert run == "train-0"
+    assert doublings == pytest.approx(math.log2(65504 / 1024), abs=1e-3)

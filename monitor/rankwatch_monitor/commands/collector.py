@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rankwatch import wire
+from rankwatch.errors import UsageError
 
 from .. import arguments as types
 from ..collector import DEFAULT_LISTEN, run_daemon
+from ..meters import Meters
 from ..run import Options
+
+log = logging.getLogger(__name__)
 
 HELP = "collect from the ranks of any number of runs, until SIGTERM"
 
@@ -24,7 +32,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     connection_file = arguments.connection_file or arguments.runs_dir / "connection.json"
     options = options_of(arguments)
-    return run_daemon(arguments.listen, connection_file, arguments.runs_dir, options, insecure=arguments.insecure)
+    with metered(arguments) as meters:
+        return run_daemon(
+            arguments.listen, connection_file, arguments.runs_dir, options, insecure=arguments.insecure, meters=meters
+        )
 
 
 def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, listen_help: str) -> None:
@@ -83,6 +94,32 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
         default=0,
         help="ranks look at each K-th batch only, whatever they were told themselves (default: as they were told)",
     )
+    parser.add_argument(
+        "--metrics",
+        metavar="[HOST]:PORT",
+        type=types.listening,
+        default=types.env("metrics", None),
+        help="serve metrics for Prometheus there; without a host on this machine alone, with * on all interfaces",
+    )
+    types.add_option(
+        parser, "--metrics-per-rank", action="store_true", help="metrics of each rank too, and not of the run alone"
+    )
+
+
+@contextmanager
+def metered(arguments: argparse.Namespace) -> Iterator[Meters | None]:
+    """Meters that are read at ``--metrics`` as long as this is entered; None where that is not given."""
+    if arguments.metrics is None:
+        yield None
+        return
+    try:
+        from ..metrics_server import MetricsServer
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--metrics needs {error.name}: pip install 'rankwatch[metrics]'") from None
+    meters = Meters(time.monotonic())
+    with MetricsServer(arguments.metrics, meters, per_rank=arguments.metrics_per_rank) as server:
+        log.info("metrics on %s", server.url)
+        yield meters
 
 
 def options_of(arguments: argparse.Namespace) -> Options:

@@ -7,7 +7,7 @@ import argparse
 from rankwatch.errors import UsageError
 
 from ..launcher import run_command
-from .collector import add_collector_options, options_of
+from .collector import add_collector_options, metered, options_of
 
 HELP = "run a command under a collector of its own"
 
@@ -24,11 +24,13 @@ def main(arguments: argparse.Namespace) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise UsageError("nothing to run: rankwatch run -- torchrun --nproc-per-node 8 train.py")
-    return run_command(
-        command,
-        listen=arguments.listen,
-        connection_file=arguments.connection_file,
-        runs_dir=arguments.runs_dir,
-        options=options_of(arguments),
-        job=arguments.job,
-    )
+    with metered(arguments) as meters:
+        return run_command(
+            command,
+            listen=arguments.listen,
+            connection_file=arguments.connection_file,
+            runs_dir=arguments.runs_dir,
+            options=options_of(arguments),
+            job=arguments.job,
+            meters=meters,
+        )

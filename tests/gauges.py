@@ -1,0 +1,37 @@
+"""Runs as they are shown to whoever watches, for tests to vary."""
+
+from __future__ import annotations
+
+from rankwatch_monitor.effects import Show
+from rankwatch_monitor.report.data import RankStanding, RankState, RunStanding
+
+
+def standing(rank: int = 0, **changes: object) -> RankStanding:
+    fields: dict[str, object] = {
+        "rank": rank,
+        "state": RankState.RUNNING,
+        "batch": 0,
+        "eval": 0,
+        "frame": 0,
+        "phase": "forward",
+        "silent": 0.0,
+        "still": 0.0,
+        "quiet": "",
+        "queued": 0,
+        "dropped": 0,
+    }
+    return RankStanding(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def shown(*standings: RankStanding, run: str = "train-0", **changes: object) -> Show:
+    """A run whose ranks have all connected, unless ``world_size`` says that there are more."""
+    fields: dict[str, object] = {
+        "job": "train",
+        "restart": 0,
+        "world_size": len(standings),
+        "tripped": 0,
+        "stalled": 0,
+        "outcome": None,
+        "over": False,
+    }
+    return Show(run, standings, RunStanding(**{**fields, **changes}))  # type: ignore[arg-type]

@@ -1,0 +1,100 @@
+"""What is kept of the runs for a reader, and for how long."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gauges import shown, standing
+from rankwatch_monitor.meters import KEPT_FOR, KEPT_OVER, LOOK_BACK, STEP, Counts, Lows, Meters, least, with_low
+from rankwatch_monitor.report.data import Outcome
+
+
+def told(meters: Meters, now: float) -> list[str]:
+    return [gauged.shown.run for gauged in meters.read(now).runs]
+
+
+def test_a_run_is_told_of_as_it_was_last_shown() -> None:
+    meters = Meters(0.0)
+    meters.show(shown(standing(batch=1)), 10.0)
+    meters.show(shown(standing(batch=2)), 11.0)
+    (gauged,) = meters.read(11.5).runs
+    assert (gauged.shown.standings[0].batch, gauged.age, gauged.headroom) == (2, 0.5, None)
+
+
+def test_runs_that_are_over_are_told_of_for_a_while_and_so_are_only_the_last_few() -> None:
+    meters = Meters(0.0)
+    meters.show(shown(run="long"), 0.0)
+    for number in range(KEPT_OVER + 3):
+        meters.show(shown(run=f"short-{number}", over=True, outcome=Outcome.ABORTED), float(number))
+    last = KEPT_OVER + 2
+    assert told(meters, last) == ["long", *(f"short-{number}" for number in range(3, KEPT_OVER + 3))]
+    assert told(meters, last + KEPT_FOR) == ["long", f"short-{last}"]
+    assert told(meters, last + KEPT_FOR + 1) == ["long"]
+    assert meters.read(last).ended == {Outcome.ABORTED: KEPT_OVER + 3}
+
+
+def test_nothing_is_kept_of_runs_that_are_not_told_of_any_more() -> None:
+    meters = Meters(0.0)
+    for number in range(3 * KEPT_OVER):
+        run = f"run-{number}"
+        meters.show(shown(run=run), number)
+        meters.headroom(run, 1.0, number)
+        meters.show(shown(run=run, over=True), number)
+    meters.headroom("run-0", 1.0, 100.0)  # the disk was slow
+    assert len(meters._shown) == len(meters._lows) == KEPT_OVER
+    meters.show(shown(run="late", over=True), 2 * KEPT_FOR)
+    assert list(meters._shown) == ["late"]
+    assert meters._lows == {}
+
+
+def test_what_was_read_stays_as_it_was() -> None:
+    meters = Meters(0.0)
+    meters.show(shown(run="one"), 0.0)
+    before = meters.read(0.0)
+    meters.show(shown(run="one", over=True), 1.0)
+    meters.show(shown(run="two"), 1.0)
+    assert [(gauged.shown.run, gauged.shown.standing.over) for gauged in before.runs] == [("one", False)]
+    assert not before.ended
+
+
+def test_the_age_is_that_of_the_loops_last_turn() -> None:
+    meters = Meters(100.0)
+    assert (meters.read(103.0).counts, meters.read(103.0).age) == (Counts(), 3.0)
+    meters.count(Counts(messages=7, bytes=700), 105.0)
+    assert (meters.read(105.25).counts.bytes, meters.read(105.25).age) == (700, 0.25)
+
+
+def test_the_worst_headroom_is_that_of_the_last_minute_or_else_the_last_one() -> None:
+    meters = Meters(0.0)
+    meters.show(shown(standing()), 0.0)
+
+    def headroom(now: float) -> float | None:
+        return meters.read(now).runs[0].headroom
+
+    meters.headroom("train-0", 3.0, 0.0)
+    meters.headroom("train-0", 9.0, 20.0)
+    assert headroom(LOOK_BACK) == 3.0
+    assert headroom(LOOK_BACK + 1) == 9.0
+    assert headroom(10 * LOOK_BACK) == 9.0  # an evaluation may take long
+    meters.headroom("train-0", math.inf, 11 * LOOK_BACK)
+    assert headroom(11 * LOOK_BACK) == math.inf
+    meters.headroom("another", 1.0, 0.0)
+    assert "another" not in meters._lows
+
+
+@given(st.lists(st.tuples(st.floats(0, 20), st.floats(0, 100)), min_size=1, max_size=60))
+def test_the_least_of_the_last_minute_is_exact_to_a_step(tellings: list[tuple[float, float]]) -> None:
+    lows: Lows = ()
+    now, history = 0.0, []
+    for pause, value in tellings:
+        now += pause
+        lows = with_low(lows, value, now)
+        history.append((now, value))
+        assert len(lows) <= LOOK_BACK / STEP + 2
+        found = least(lows, now)
+        assert found is not None
+        assert found <= min(value for at, value in history if now - at <= LOOK_BACK - STEP)
+        assert found >= min(value for at, value in history if now - at <= LOOK_BACK + STEP)
