@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -58,13 +57,14 @@ class Meters:
         self._shown: dict[str, tuple[Show, float]] = {}
         self._lows: dict[str, Lows] = {}
         self._counts = (Counts(), now)
-        self._ended: Counter[Outcome] = Counter()
+        self._ended: Mapping[Outcome, int] = {}
 
     def show(self, shown: Show, now: float) -> None:
         """Takes what there is to know of a run, in place of what was shown of it before."""
         self._shown[shown.run] = (shown, now)
         if shown.standing.over:
-            self._ended[shown.standing.outcome or Outcome.FINISHED] += 1
+            outcome = shown.standing.outcome or Outcome.FINISHED
+            self._ended = {**self._ended, outcome: self._ended.get(outcome, 0) + 1}
             self._forget_old_runs(now)
 
     def count(self, counts: Counts, now: float) -> None:
@@ -85,7 +85,7 @@ class Meters:
             for run, (shown, at) in self._shown.copy().items()
             if not shown.standing.over or now - at <= KEPT_FOR
         ]
-        return Readout(runs, counts, self._ended.copy(), max(0.0, now - turned_at))
+        return Readout(runs, counts, self._ended, max(0.0, now - turned_at))
 
     def _forget_old_runs(self, now: float) -> None:
         over = sorted((at, run) for run, (each, at) in self._shown.items() if each.standing.over)
@@ -93,7 +93,8 @@ class Meters:
         for _, run in over:
             if run not in kept:
                 del self._shown[run]
-                self._lows.pop(run, None)
+        for run in self._lows.copy().keys() - self._shown.keys():
+            del self._lows[run]
 
 
 def with_low(lows: Lows, value: float, now: float) -> Lows:
