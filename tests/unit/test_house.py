@@ -73,8 +73,10 @@ def test_the_monitor_imports_only_what_is_free_of_torch(path: Path) -> None:
     [
         ("msgpack", "wire"),
         ("zmq", "sockets link inbox collector control"),
+        ("starlette", "server"),
+        ("uvicorn", "server"),
         ("sqlite3", "store record migrations"),
-        ("numpy", "digest store record migrations"),
+        ("numpy", "digest store record migrations grids"),
         ("prometheus_client", "metrics metrics_server"),
     ],
 )

@@ -200,13 +200,9 @@ def listen(host: str, port: int) -> socket.socket:
     """The socket to serve on. Raises UsageError when it cannot be had."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen()
+        return socket.create_server(address[:2], family=family)
     except OSError as error:
         raise UsageError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port") from None
-    return listening
 
 
 def serve(app: Starlette, listening: socket.socket) -> None:
