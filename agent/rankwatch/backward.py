@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from .frame import Kind, ReadingSpec
-from .health import ZEROS
 from .measure import dtype_name, local
 from .modules import NamedModule
+from .notice import ZEROS
 from .tape import Cell
 from .walk import leaves
 

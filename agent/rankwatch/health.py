@@ -8,14 +8,11 @@ from dataclasses import dataclass
 
 from .batch import Part
 from .frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, ReadingSpec
-from .notice import Notice, NoticeKind
+from .notice import ZEROS, Notice, NoticeKind
 from .tape import Cell
 
 EVERY = 8
 """Batches between two looks, after the first EVERY of them: what is noticed here takes its time."""
-
-ZEROS = " zeros"
-"""The end of a label whose reading is the share of exact zeros in a parameter's gradient."""
 
 NEAR = 1 / 8
 """The share of its dtype's max from which on an output is near overflow, grow it or not."""

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from .frame import DTYPE_MAX, DTYPE_TINY
 
+ZEROS = " zeros"
+"""The end of a label whose reading is the share of exact zeros in a parameter's gradient."""
+
 
 class NoticeKind(enum.IntEnum):
     """What was noticed."""

@@ -34,6 +34,7 @@ from .journal import Entry, JobEnded
 from .keyring import MAX_JOBS, Keyring
 from .ledger import Disconnected, Event, Ledger, Malformed, Received, Stored, Tick
 from .meters import Counts, Meters
+from .printable import printable
 from .recorder import Recorder
 from .report import text
 from .report.data import Report
@@ -422,8 +423,3 @@ def raise_descriptor_limit() -> int:
     if room < FEW_RANKS:
         log.warning("this process may have %d files open, so at most %d ranks can connect: raise `ulimit -Hn`", hard, room)
     return room
-
-
-def printable(text: str) -> str:
-    """``text`` in one line, without what would move a terminal's cursor: ranks choose the names in it."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -81,7 +81,7 @@ class Columns:
         self.rows, self.frames = table.rows, len(table.specs)
         self.dtype = np.dtype(f"<{table.typecode}")
         rows = [row for spec in table.specs for row in spec.readings]
-        limits = np.array([_limit_of(row) for row in rows], np.float64)
+        limits = np.array([limit_of(row) for row in rows], np.float64)
         """The largest number of each row's dtype; inf for what has none that is known and for masks: so they never come near."""
         self.shares = (SCALE / limits).astype(self.dtype)
         """What a reading is multiplied by to give its share of that number, SCALE times."""
@@ -206,7 +206,8 @@ def unpack_digests(body: bytes, names: Sequence[str] = _COLUMNS) -> Array:
     return digests
 
 
-def _limit_of(row: ReadingSpec) -> float:
+def limit_of(row: ReadingSpec) -> float:
+    """The largest number of a row's dtype; inf when none is known, and for masks."""
     if row.kind in MASKS:
         return np.inf
     dtype = row.dtype

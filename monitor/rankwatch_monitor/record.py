@@ -17,6 +17,7 @@ from rankwatch.frame import BatchSummary, Frame, FrameTable, State
 
 from . import journal
 from .digest import DIGEST, Array, Columns, Envelope, unpack_digests
+from .headroom import Place
 from .journal import Entry, Fact, Progress
 from .migrations import migrate
 from .report.data import Outcome, RankStanding, RankState
@@ -181,6 +182,42 @@ def read_events(path: Path) -> Iterator[tuple[float, Entry]]:
     with _reading(path) as database:
         for time, now, rank, kind, body in database.execute("SELECT time, now, rank, kind, body FROM events ORDER BY id"):
             yield time, Entry(now, rank, _decode(kind, body))
+
+
+def events_after(path: Path, last: int) -> list[tuple[int, float, Entry]]:
+    """The entries that are no batches behind that of number ``last``, each with its number and Unix time. Raises StoreError."""
+    with _reading(path) as database:
+        query = "SELECT id, time, now, rank, kind, body FROM events WHERE id > ? ORDER BY id"
+        rows = database.execute(query, (last,))
+        return [(number, time, Entry(now, rank, _decode(kind, body))) for number, time, now, rank, kind, body in rows]
+
+
+def newest_digests(path: Path, segments: int) -> Array:
+    """The digests of so many last segments, in the order in which the parts came. Raises StoreError."""
+    with _reading(path) as database:
+        rows = database.execute("SELECT body FROM digests ORDER BY id DESC LIMIT ?", (segments,)).fetchall()
+        return np.concatenate([np.zeros(0, DIGEST), *(unpack_digests(body) for (body,) in reversed(rows))])
+
+
+def read_table(path: Path, number: int) -> FrameTable:
+    """Raises StoreError."""
+    with _reading(path) as database:
+        return _table(database.execute("SELECT body FROM tables WHERE number = ?", (number,)).fetchone()[0])
+
+
+def newest_places(path: Path, most: int) -> list[Place]:
+    """Where there are envelopes, the newest first. Raises StoreError."""
+    query = "SELECT batch, first_frame, tbl, ranks FROM envelopes ORDER BY batch DESC, first_frame DESC, tbl DESC LIMIT ?"
+    with _reading(path) as database:
+        return [Place(*row) for row in database.execute(query, (most,))]
+
+
+def read_envelope(path: Path, place: Place, columns: Columns) -> Envelope | None:
+    """None: it has been let go meanwhile. Raises StoreError."""
+    query = "SELECT ranks, body FROM envelopes WHERE batch = ? AND first_frame = ? AND tbl = ?"
+    with _reading(path) as database:
+        row = database.execute(query, place[:3]).fetchone()
+        return Envelope.unpack(row[0], row[1], columns) if row else None
 
 
 def read_tables(path: Path) -> dict[int, FrameTable]:

@@ -10,7 +10,7 @@ from rankwatch.frame import Position
 from .rank_record import RankRecord
 from .verdict import name_spans
 
-_ORDER = {"forward": 0, "backward": 1, "optimizer": 2, "idle": 3}
+PHASE_ORDER = {"forward": 0, "backward": 1, "optimizer": 2, "idle": 3}
 """The phases of a batch as they follow each other."""
 
 
@@ -48,7 +48,7 @@ def find_stall(running: Collection[RankRecord], now: float, after: float) -> Sta
 
 
 def _place(record: RankRecord) -> tuple[Position, int]:
-    return record.progress, _ORDER.get(record.phase, 0)
+    return record.progress, PHASE_ORDER.get(record.phase, 0)
 
 
 def _ranks(records: Iterable[RankRecord]) -> list[int]:

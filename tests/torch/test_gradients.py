@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from notebook import Gain, Notebook, first_weight, model_of, ones, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.frame import Frame, Kind, Phase, State
-from rankwatch.health import ZEROS
+from rankwatch.notice import ZEROS
 from rankwatch.trip import Cause, Trip, classify
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from rankwatch.notice import describe_notice
+from typing import TypeAlias
+
+from rankwatch.notice import NoticeKind, describe_notice
 from rankwatch.text import describe_rank, describe_trip, format_dump, format_head
 from rankwatch.trip import describe_module
 
 from ..verdict import Certainty, Verdict, name_ranks, name_spans
 from .data import Outcome, RankNotice, RankRow, RankState, Report
+
+NoticeKey: TypeAlias = tuple[NoticeKind, str, str]
 
 MAX_LINES = 8
 """Lines of a kind that a report shows before it only counts."""
@@ -15,6 +19,12 @@ MAX_LINES = 8
 
 def render(report: Report) -> str:
     """The report as text, newline at its end."""
+    dump = format_dump(report.verdict.trip.frames).rstrip("\n") + "\n" if report.verdict else ""
+    return render_head(report) + dump
+
+
+def render_head(report: Report) -> str:
+    """The report without the frames."""
     if report.verdict is None:
         return _render_ending(report)
     verdict = report.verdict
@@ -28,7 +38,7 @@ def render(report: Report) -> str:
         ("abort", _acknowledgements(report)),
         *_lapses(report),
     ]
-    return format_head(f"first overflow in run {report.run}", fields) + format_dump(verdict.trip.frames).rstrip("\n") + "\n"
+    return format_head(f"first overflow in run {report.run}", fields)
 
 
 def render_so_far(report: Report) -> str:
@@ -74,12 +84,22 @@ def _also(verdict: Verdict) -> list[tuple[str, str]]:
     return [("also", "\n".join(lines))] if lines else []
 
 
-def _noticed(report: Report) -> list[tuple[str, str]]:
-    """One line for each reading, whichever ranks noticed it: that of the rank where it is the most urgent."""
-    of_readings: dict[object, list[RankNotice]] = {}
-    for kept in report.notices:
+def noticed(report: Report, only: int | None = None) -> dict[NoticeKey, str]:
+    """One line for each reading, whichever ranks noticed it: that of the rank where it is the most urgent.
+
+    ``only``: as if this were the only rank.
+    """
+    of_readings: dict[NoticeKey, list[RankNotice]] = {}
+    for kept in report.notices if only is None else (kept for kept in report.notices if kept.rank == only):
         of_readings.setdefault(kept.notice.key, []).append(kept)
-    lines = [f"{name_spans([rank for rank, _ in same])}: {describe_notice(same[0].notice)}" for same in of_readings.values()]
+    return {
+        key: f"{name_spans([rank for rank, _ in same])}: {describe_notice(same[0].notice)}"
+        for key, same in of_readings.items()
+    }
+
+
+def _noticed(report: Report) -> list[tuple[str, str]]:
+    lines = list(noticed(report).values())
     hidden = len(lines[MAX_LINES:])
     if hidden:
         lines[MAX_LINES:] = [f"and {hidden} more: report.json has them"]

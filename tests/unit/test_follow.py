@@ -1,0 +1,97 @@
+"""A record that grows while it is followed; each look is what a fresh one would be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import crowds
+import makers
+from rankwatch import wire
+from rankwatch_monitor import record, snapshot
+from rankwatch_monitor.follow import Follower, Newest
+from rankwatch_monitor.journal import NO_RANK, Closed, Decided, Entry, Opened
+from rankwatch_monitor.report.data import Outcome
+from rankwatch_monitor.store import FILE, Store, StoreError
+
+
+def test_it_is_replayed_once_and_goes_on_with_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = crowds.write(tmp_path, 4, 3, trouble=False)
+    follower = Follower(run)
+    first = follower.look()
+    assert len(first.report.notices) == 4
+    assert not first.is_decided
+    asked: list[int] = []
+    events_after = record.events_after
+
+    def note(path: Path, last: int) -> list[tuple[int, float, Entry]]:
+        asked.append(last)
+        return events_after(path, last)
+
+    monkeypatch.setattr(record, "events_after", note)
+    store = Store(run / FILE)
+    store.write([Entry(9.0, 1, wire.Noticed(9, makers.notice(module="another")))], 200.0)
+    assert len(follower.look().report.notices) == 5
+    assert follower.look().report is follower.look().report  # nothing is new
+    store.write([Entry(10.0, NO_RANK, Decided(Outcome.ABORTED, "because", True)), Entry(10.0, NO_RANK, Closed())], 201.0)
+    last = follower.look()
+    assert (last.is_over, last.report.outcome, last.report.reason, last.last) == (True, Outcome.ABORTED, "because", 201.0)
+    assert last.report == snapshot.take(run).report == Follower(run).look().report
+    assert asked[:2] == [9, 10]
+    store.close()
+
+
+def test_headroom_is_read_anew_when_there_is_a_new_batch(tmp_path: Path) -> None:
+    run = crowds.write(tmp_path, 2, 3, trouble=False)
+    follower = Follower(run)
+    first = follower.look()
+    assert (first.headroom[0].module, first.headroom[0].batch) == ("decoder.layers.11.feed_forward", 2)
+    assert first.headroom[0].growth == pytest.approx(crowds.GROWTH, rel=1e-3)
+    assert follower.look().headroom is first.headroom
+    store = Store(run / FILE)
+    store.write(list(crowds.trained(2, 3, 0.0)), 3.0)
+    store.close()
+    assert follower.look().headroom[0].batch == 3
+
+
+def test_the_culprits_batch_is_counted_before_the_run_is_over(tmp_path: Path) -> None:
+    view = Follower(crowds.write(tmp_path, 8, 3, trouble=False, verdict=True)).look()
+    assert not view.is_over
+    assert view.report.verdict is not None
+    assert view.report.frames_in_batch == 24
+
+
+def test_the_newest_run_is_followed(tmp_path: Path) -> None:
+    newest = Newest(tmp_path / "latest")
+    with pytest.raises(StoreError, match=r"no run in .*latest yet"):
+        newest.look()
+    crowds.write(tmp_path, 2, 1)
+    assert newest.look().report.run == "crowd-0"
+    (tmp_path / "crowd-1").mkdir()
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").symlink_to("crowd-1")
+    with pytest.raises(StoreError, match=r"no run in .*crowd-1 yet"):
+        newest.look()
+    store = Store(tmp_path / "crowd-1" / FILE)
+    with pytest.raises(StoreError, match=r"no run in .*crowd-1 yet"):
+        newest.look()  # a record without an entry
+    store.write([Entry(0.0, NO_RANK, Opened("crowd", 1, 2))], 1.0)
+    store.close()
+    assert newest.look().report.run == Newest(tmp_path).look().report.run == "crowd-1"
+    assert newest.look().headroom == []
+
+
+def test_a_record_that_makes_no_sense_is_told_of_and_nothing_more(tmp_path: Path) -> None:
+    store = Store(tmp_path / FILE)
+    store.write([Entry(0.0, NO_RANK, Opened("job", 0, 2)), Entry(1.0, 1, wire.Noticed(1, makers.notice()))], 1.0)
+    store.close()
+    with pytest.raises(StoreError, match=r"the record .*run\.db: 1"):
+        Follower(tmp_path).look()
+    other = tmp_path / "other"
+    other.mkdir()
+    store = Store(other / FILE)
+    store.write([Entry(0.0, NO_RANK, Closed())], 1.0)
+    store.close()
+    with pytest.raises(StoreError, match="does not begin with a run's beginning"):
+        Follower(other).look()

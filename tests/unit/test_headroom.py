@@ -1,0 +1,80 @@
+"""How far modules are from their dtype's largest number, from the envelopes of a record and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import makers
+from rankwatch.frame import FrameTable, Kind, Phase, State
+from rankwatch_monitor.digest import DIGEST, Envelope
+from rankwatch_monitor.headroom import Headroom, Place, Readings, choose, last_batches, merge, pace_of
+
+FRAMES = (
+    makers.frame(makers.reading("weight", dtype="float16"), makers.reading("output", dtype="float16"), module="a"),
+    makers.frame(
+        makers.reading("input[mask]", dtype="float16", kind=Kind.KEYWORD),
+        makers.reading("weight.grad zeros", kind=Kind.GRADIENT),
+        makers.reading("output", dtype="float16"),
+        module="b",
+    ),
+    makers.frame(makers.reading("output", dtype="int64"), module="c"),
+    makers.frame(makers.reading("output", dtype="float16"), module="a", phase=Phase.RECOMPUTE),
+)
+READINGS = Readings(1, FrameTable(tuple(frame.spec for frame in FRAMES)))
+
+
+def envelope(*highs: float, states: bytes = bytes(7), rank: int = 3) -> Envelope:
+    made = Envelope(READINGS.columns)
+    columns = np.array([highs], made.high.dtype)
+    made.add(np.array([rank], np.uint32), columns, columns, np.frombuffer(states, np.uint8).reshape(1, -1))
+    return made
+
+
+def test_of_each_module_what_it_made_that_is_nearest() -> None:
+    now = envelope(2.0, 655.04, 65504.0, 1.0, 6.5504, 9e9, 60000.0)
+    a, b = READINGS.nearest(7, now, None, 10)
+    assert (a.module, a.label, a.rank, a.batch, a.growth) == ("a", "output", 3, 7, None)
+    assert a.times == pytest.approx(100.0, rel=1e-3)
+    assert (b.module, b.label) == ("b", "output")
+    assert b.times == pytest.approx(10_000, rel=1e-3)
+    assert [one.module for one in READINGS.nearest(7, now, None, 1)] == ["a"]
+
+
+def test_growth_from_batch_to_batch() -> None:
+    now, before = envelope(1, 8, 0, 0, 1, 0, 0), envelope(1, 1, 0, 0, 1, 0, 0)
+    a, b = READINGS.nearest(9, now, (6, before), 10)
+    assert a.growth == pytest.approx(2.0)
+    assert b.growth == pytest.approx(1.0)
+
+
+def test_an_inf_comes_first() -> None:
+    states = bytes([0, 0, 0, 0, State.INF, 0, 0])
+    first, second = READINGS.nearest(1, envelope(1, 8, 0, 0, makers.INF, 0, 0, states=states, rank=5), None, 10)
+    assert (first.module, first.times, first.state, first.rank) == ("b", 0.0, State.INF, 5)
+    assert second.module == "a"
+
+
+def test_the_batch_that_is_chosen_was_told_of_by_all_ranks() -> None:
+    places = [Place(batch, 0, 1, 2 if batch == 40 else 8) for batch in range(40, -1, -1)]
+    root = [Place(40, 0, 2, 8)]
+    assert choose([*root, *places]) == [(root[0], None), (Place(39, 0, 1, 8), Place(23, 0, 1, 8))]
+    assert choose([]) == []
+
+
+def test_of_a_module_in_many_tables_the_newest_counts() -> None:
+    one = Headroom(5, "a", "Linear", Phase.FORWARD, "output", "float16", 1.0, 0, State.FINITE, 10.0, None)
+    newer, other = one._replace(batch=6, times=20.0), one._replace(module="b", times=12.0)
+    assert merge([one, newer, other], 5) == [other, newer]
+    assert merge([newer, one, other], 1) == [other]
+
+
+def test_the_pace_is_that_of_the_furthest_rank() -> None:
+    digests = np.zeros(44, DIGEST)
+    digests["rank"] = [0, 1] * 22
+    digests["batch"] = np.arange(44) // 2 - (digests["rank"] == 1)
+    digests["ended"] = 1e9 + digests["batch"] * 0.5 + 7000.0 * digests["rank"]  # clocks of other hosts are not compared
+    assert pace_of(digests) == pytest.approx(2.0)
+    assert last_batches(digests[:20]) == {0: 9, 1: 8}
+    assert pace_of(digests[:1]) is None
+    assert pace_of(digests[:0]) is None
