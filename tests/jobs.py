@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,30 @@ def run_job(
         check=False,
     )
     return Job(done.returncode, done.stdout, done.stderr, runs / "latest", processes_of(marker))
+
+
+class Training:
+    """A job of two ranks that goes on until it is told to overflow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs = folder / "runs"
+        self._file = folder / "overflow"
+        self.env = environment(FAULT_FILE=str(self._file))
+        self.command = [*RANKWATCH, "run", "--runs-dir", str(self.runs)]
+        self.job = [*self.command, "--", *torchrun("train.py", "overflow_when_told")]
+
+    @contextmanager
+    def begun(self) -> Iterator[subprocess.Popen[str]]:
+        pipe = subprocess.PIPE
+        with subprocess.Popen(self.job, env=self.env, stdout=pipe, stderr=pipe, text=True) as process:
+            try:
+                yield process
+            finally:
+                self.overflow()  # whatever came of the test: nothing trains on
+                process.communicate()
+
+    def overflow(self) -> None:
+        self._file.touch()
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from rankwatch import __version__
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, EXIT_USAGE, RankwatchError
 
-from .commands import collector, demo, diff, dump, invite, list, report, run, tune, ui
+from .commands import collector, demo, diff, dump, invite, list, report, run, top, tune, ui
 
 COMMANDS = {
     "run": run,
     "collector": collector,
+    "top": top,
     "report": report,
     "list": list,
     "diff": diff,

@@ -78,6 +78,8 @@ def test_the_monitor_imports_only_what_is_free_of_torch(path: Path) -> None:
         ("sqlite3", "store record migrations"),
         ("numpy", "digest headroom store record migrations grids"),
         ("prometheus_client", "metrics metrics_server"),
+        ("rich", "screen"),
+        ("termios", "keys"),
     ],
 )
 def test_libraries_have_one_home(library: str, home: str) -> None:
@@ -95,7 +97,7 @@ def test_libraries_have_one_home(library: str, home: str) -> None:
     [
         ("import rankwatch", {"torch", "zmq", "msgpack"}),
         ("import rankwatch.wire, rankwatch.text", {"torch", "zmq"}),
-        ("import rankwatch_monitor.cli", {"torch", "prometheus_client"}),
+        ("import rankwatch_monitor.cli", {"torch", "prometheus_client", "rich", "starlette"}),
     ],
 )
 def test_what_an_import_does_not_pull_in(statement: str, absent: set[str]) -> None:

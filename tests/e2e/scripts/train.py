@@ -86,6 +86,18 @@ class Job:
         if batch == FAULT_AT and self.rank == FAULTY_RANK:
             self.overflow_in(block=2)
 
+    def overflow_when_told(self, batch: int) -> None:
+        """Trains on until there is the file that FAULT_FILE names."""
+        if batch != FAULT_AT:
+            return
+        told = torch.zeros(1)
+        while not told.item():
+            self.step(batch)
+            time.sleep(0.01)
+            told[0] = Path(os.environ["FAULT_FILE"]).exists()
+            dist.broadcast(told, 0)
+        self.overflow(batch)
+
     def overflow_on_two(self, batch: int) -> None:
         if batch == FAULT_AT and self.rank in (1, 3):
             self.overflow_in(block=2 if self.rank == 1 else 1)

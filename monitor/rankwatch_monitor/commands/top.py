@@ -1,0 +1,79 @@
+"""``rankwatch top``: a run while it goes on."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from time import time
+
+from rankwatch.errors import UsageError
+
+from .. import arguments as types
+from ..follow import Newest
+from ..store import StoreError
+from ..top import plain
+from ..top.focus import Focus
+from ..top.layout import Scene
+
+HELP = "watch a run while it goes on: its ranks, its headroom, its notices, its verdict"
+
+ON_TERMINAL, IN_LINES = 1.0, 10.0
+"""Seconds between two looks."""
+
+INTERRUPTED = 130
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "Where stdout is no terminal: a line for each interval in which something changed, until the run is over."
+    )
+    types.add_run(parser)
+    parser.add_argument(
+        "--interval",
+        metavar="SECONDS",
+        type=types.seconds,
+        help=f"between two looks (default: {ON_TERMINAL:g}; {IN_LINES:g} where stdout is no terminal)",
+    )
+    parser.add_argument("--once", action="store_true", help="show it once, and end")
+    parser.add_argument("--node", metavar="HOST", default="", help="begin with the ranks of this node")
+    parser.add_argument("--rank", metavar="R", type=types.whole("R", 0, 1 << 31), help="begin with this rank")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # names may have letters the terminal has not
+    newest = Newest(arguments.run)
+    focus = Focus(arguments.node, arguments.rank)
+    try:
+        if arguments.once:
+            _show_once(newest, focus)
+        elif sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+            _need_rich()
+            from ..top import screen
+
+            screen.watch(newest, focus, arguments.interval or ON_TERMINAL)
+        else:
+            plain.follow(newest, arguments.interval or IN_LINES)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def _show_once(newest: Newest, focus: Focus) -> None:
+    _need_rich()
+    from ..top import screen
+
+    try:
+        view = newest.look()
+    except StoreError as error:
+        raise UsageError(f"{error}; give the folder of a run, or of all runs") from None
+    complaint = Scene.of(view, time()).complaint(focus)
+    if complaint:
+        raise UsageError(complaint)
+    screen.show_once(view, focus)
+
+
+def _need_rich() -> None:
+    if importlib.util.find_spec("rich") is None:
+        raise UsageError("top draws with rich: pip install 'rankwatch[top]'; without it, `rankwatch top | cat` prints lines")

@@ -1,0 +1,66 @@
+"""What of a run is looked at, and what the keys do to that. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+Name: TypeAlias = str | int
+"""A host or a rank."""
+
+PAGE = 10
+
+
+class Focus(NamedTuple):
+    """The ranks of ``host``, or ``rank`` alone, or without both all nodes; ``chosen`` is where the cursor is.
+
+    ``by_growth``: what grows fastest comes first, and not what is nearest to overflow.
+    """
+
+    host: str = ""
+    rank: int | None = None
+    chosen: Name | None = None
+    by_growth: bool = False
+
+    def cursor(self, names: Sequence[Name]) -> int:
+        """Where the cursor is among these, which may have changed places since."""
+        return names.index(self.chosen) if self.chosen in names else 0
+
+
+_STEPS = {"up": -1, "down": 1, "page-up": -PAGE, "page-down": PAGE}
+
+
+def press(focus: Focus, key: str, names: Sequence[Name], *, is_root: bool) -> Focus:
+    """The focus after a key.
+
+    Args:
+        names: what there is to choose from, as it is shown; while a rank is, those beside it.
+        is_root: whether there is nothing above what is shown.
+    """
+    if key == "growth":
+        return focus._replace(by_growth=not focus.by_growth)
+    if focus.rank is not None:
+        if key == "back":
+            return focus._replace(rank=None, chosen=focus.rank)
+        if key in _STEPS and focus.rank in names:
+            rank = _moved(names, names.index(focus.rank), _STEPS[key])
+            return focus._replace(rank=rank if isinstance(rank, int) else None)
+        return focus
+    if key in _STEPS and names:
+        return focus._replace(chosen=_moved(names, focus.cursor(names), _STEPS[key]))
+    if key == "enter" and names:
+        name = names[focus.cursor(names)]
+        return focus._replace(rank=name) if isinstance(name, int) else focus._replace(host=name, chosen=None)
+    if key == "back" and focus.host and not is_root:
+        return focus._replace(host="", chosen=focus.host)
+    return focus
+
+
+def window(index: int, count: int, room: int) -> range:
+    """Which of ``count`` rows are shown, where there is room for so many, so that the one at ``index`` is among them."""
+    first = min(max(0, index - room // 2), max(0, count - room))
+    return range(first, min(count, first + room))
+
+
+def _moved(names: Sequence[Name], index: int, by: int) -> Name:
+    return names[min(max(0, index + by), len(names) - 1)]

@@ -1,0 +1,81 @@
+"""Keys as they are pressed, and other news of a terminal: its size, and the end. Restored however it ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_NAMES = {
+    b"\x1b[A": "up", b"\x1bOA": "up", b"k": "up", b"p": "up", b"\x1b[B": "down", b"\x1bOB": "down", b"j": "down", b"n": "down",
+    b"\x1b[5~": "page-up", b"\x1b[6~": "page-down", b"\r": "enter", b"\n": "enter", b"\x1b[C": "enter", b"\x1bOC": "enter",
+    b"\x1b": "back", b"b": "back", b"\x7f": "back", b"\x1b[D": "back", b"\x1bOD": "back", b"g": "growth", b"q": "quit",
+}  # fmt: skip
+
+_MOST = max(map(len, _NAMES))
+
+
+class Keys:
+    """What ``opened`` gives."""
+
+    def __init__(self, keyboard: int | None, news: int) -> None:
+        self._keyboard, self._news = keyboard, news
+
+    def wait(self, seconds: float) -> list[str]:
+        """The names of the keys pressed, once there are some; nothing when the time is over, or the size has changed."""
+        sources = [source for source in (self._keyboard, self._news) if source is not None]
+        ready = select.select(sources, [], [], max(0.0, seconds))[0]
+        if self._news in ready:
+            os.read(self._news, 4096)
+        if self._keyboard is None or self._keyboard not in ready:
+            return []
+        pressed = os.read(self._keyboard, 4096)
+        return parse(pressed) if pressed else ["quit"]  # the terminal is gone
+
+
+def parse(pressed: bytes) -> list[str]:
+    """The names of keys, from what a terminal sends for them; others are passed over."""
+    found = []
+    while pressed:
+        size = next((size for size in range(_MOST, 0, -1) if pressed[:size] in _NAMES and len(pressed) >= size), 0)
+        if size:
+            found.append(_NAMES[pressed[:size]])
+        pressed = pressed[max(1, size) :]
+    return found
+
+
+@contextmanager
+def opened() -> Iterator[Keys]:
+    """Keys come one by one and unseen, as long as this lasts. SIGTERM ends it as an exception does, by SystemExit."""
+    keyboard = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        os.write(write, b"\0")
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = termios.tcgetattr(keyboard) if keyboard is not None else None
+    handlers = {number: signal.signal(number, by) for number, by in ((signal.SIGWINCH, tell), (signal.SIGTERM, end))}
+    try:
+        if keyboard is not None:
+            tty.setcbreak(keyboard)
+            attributes = termios.tcgetattr(keyboard)
+            attributes[6][termios.VSUSP] = b"\0"  # what stops this process would leave the terminal as it is
+            termios.tcsetattr(keyboard, termios.TCSANOW, attributes)
+        yield Keys(keyboard, read)
+    finally:
+        if keyboard is not None and before is not None:
+            termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        os.close(read)
+        os.close(write)

@@ -1,0 +1,107 @@
+"""Real terminals for what is drawn on them: tmux for how it looks, a pseudo terminal for each byte of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import shlex
+import shutil
+import struct
+import subprocess
+import tempfile
+import termios
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from collectors import SOON
+from jobs import environment
+
+
+class Tmux:
+    """A terminal of 80 x 24 with a command in it, that says ``ended CODE`` when it has."""
+
+    def __init__(self, command: Sequence[str], **env: str) -> None:
+        if shutil.which("tmux") is None:
+            pytest.skip("there is no tmux to look into a terminal with")
+        self._folder = tempfile.TemporaryDirectory(prefix="tmux-")  # a socket's path must be short
+        self._env = environment(**env, TMUX_TMPDIR=self._folder.name, LC_ALL="C.UTF-8")
+        self._env.pop("TMUX", None)
+        wrapped = f"{shlex.join(command)}; echo ended $?; stty -a; exec cat"
+        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", wrapped)
+
+    def screen(self) -> str:
+        return self._tmux("capture-pane", "-p")
+
+    def await_text(self, text: str) -> str:
+        """The screen, once ``text`` is on it."""
+        pause = threading.Event()
+        for _ in range(SOON * 20):
+            screen = self.screen()
+            if text in screen:
+                return screen
+            pause.wait(0.05)
+        raise AssertionError(f"{text!r} never came on the screen:\n{screen}")
+
+    def press(self, *keys: str) -> None:
+        self._tmux("send-keys", *keys)
+
+    def resize(self, width: int, height: int) -> None:
+        self._tmux("resize-window", "-x", str(width), "-y", str(height))
+
+    def close(self) -> None:
+        self._tmux("kill-server")
+        self._folder.cleanup()
+
+    def _tmux(self, *arguments: str) -> str:
+        done = subprocess.run(["tmux", *arguments], env=self._env, capture_output=True, text=True, check=True, timeout=SOON)
+        return done.stdout
+
+
+class Pty:
+    """A command with a pseudo terminal of 80 x 24 for its input, output and errors; all that came is in ``seen``."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self._ours, self._its = pty.openpty()
+        fcntl.ioctl(self._its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.before = self.attributes()
+        self.seen = b""
+        ends = {"stdin": self._its, "stdout": self._its, "stderr": self._its}
+        self.process = subprocess.Popen(command, env={**env, "TERM": "xterm-256color"}, start_new_session=True, **ends)  # type: ignore[call-overload]
+
+    def attributes(self) -> list[Any]:
+        """How the terminal is set: whether it echoes, and so on."""
+        return termios.tcgetattr(self._its)
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    def await_bytes(self, text: bytes) -> None:
+        while text not in self.seen:
+            if not self._read(SOON):
+                raise AssertionError(f"{text!r} never came: {self.seen!r}")
+
+    def end(self) -> int:
+        """The exit code, once the command has ended and all that it wrote is in ``seen``."""
+        while self.process.poll() is None:
+            self._read(0.05)
+        while self._read(0):
+            pass
+        return int(self.process.returncode)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._ours)
+        os.close(self._its)
+
+    def _read(self, seconds: float) -> bool:
+        if not select.select([self._ours], [], [], seconds)[0]:
+            return False
+        self.seen += os.read(self._ours, 65536)
+        return True

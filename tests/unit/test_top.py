@@ -1,0 +1,222 @@
+"""What ``rankwatch top`` shows: views of generated records laid out, and what keys do; nothing is drawn here."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import crowds
+import makers
+from rankwatch_monitor.follow import Follower, View
+from rankwatch_monitor.report.data import RankState
+from rankwatch_monitor.top.focus import Focus, press, window
+from rankwatch_monitor.top.keys import parse
+from rankwatch_monitor.top.layout import Block, Scene, Size, height, lay_out
+from rankwatch_monitor.top.plain import Teller
+from rankwatch_monitor.top.table import GAP, Column, Line, Row, Table, shorten
+from rankwatch_monitor.top.tables import describe_time
+
+NORMAL = Size(80, 24)
+NODES = Focus()
+NODE = crowds.host(crowds.STILL)
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> View:
+    """1,024 ranks on 128 nodes, three of them in trouble."""
+    return Follower(crowds.write(tmp_path_factory.mktemp("runs"))).look()
+
+
+def scene(view: View, *, after: float = 0.5) -> Scene:
+    return Scene.of(view, view.told + after)
+
+
+def text_of(blocks: list[Block], width: int = 80) -> list[str]:
+    """The lines that are drawn."""
+    lines = []
+    for block in blocks:
+        if isinstance(block, Line):
+            lines.append(block.text)
+            continue
+        widths = block.widths(width)
+        for cells in ([column.name for column in block.columns], *(row.cells for row in block.rows)):
+            assert all(len(cell) <= most for cell, most in zip(cells[1:], widths[1:], strict=True)), cells
+            lines.append((" " * GAP).join(cell.ljust(most) for cell, most in zip(cells, widths, strict=True)).rstrip())
+    return lines
+
+
+def shown(view: View, focus: Focus = NODES, size: Size = NORMAL, *, after: float = 0.5, keys: bool = True) -> str:
+    blocks = lay_out(scene(view, after=after), focus, size, keys=keys)
+    lines = text_of(blocks, size.width)
+    assert sum(map(height, blocks)) <= size.height
+    assert max(map(len, lines)) <= size.width
+    return "\n".join(lines)
+
+
+def test_a_run_of_1024_ranks_in_24_lines(view: View) -> None:
+    lines = shown(view).splitlines()
+    assert len(lines) == 24
+    assert lines[0] == "crowd-0: job crowd, restart 0, 1024 ranks on 128 nodes"
+    assert re.fullmatch(r"going on after 0:00:1\d, batch 20, 2 batches/s", lines[1])
+    assert lines[2] == "1 lost, 1 silent, 1 still, 1021 running"
+    nodes = [line.split() for line in lines[5:8]]
+    assert [node[:2] for node in nodes] == [
+        [">", "gpu-a100-0025"],
+        ["gpu-a100-0051", "408-415"],
+        ["gpu-a100-0012", "96-103"],
+    ]
+    assert nodes[2][2:] == ["1", "still,", "7", "running", "19", "1", "backward", "42", "s"]
+    (nearest,) = [line for line in lines if "layers.11.feed_forward output" in line]
+    assert nearest.split()[-5:] == ["6.06e+02", "float16", "x108", "x1.050", "0"]
+    assert "noticed: ranks 0-3: next to overflow: decoder.layers.11.feed_forward" in "\n".join(lines)
+    assert lines[-1].startswith("up, down: choose")
+
+
+@pytest.mark.parametrize("size", [Size(80, 24), Size(80, 10), Size(120, 50), Size(80, 1000), Size(62, 15)])
+@pytest.mark.parametrize("focus", [Focus(), Focus(NODE), Focus(rank=crowds.SILENT), Focus(rank=4711), Focus("nowhere")])
+def test_it_fits_every_terminal(view: View, size: Size, focus: Focus) -> None:
+    shown(view, focus, size)
+    shown(replace(view, is_over=True), focus, size)
+
+
+def test_a_run_of_16384_ranks(tmp_path: Path) -> None:
+    huge = Follower(crowds.write(tmp_path, 16384, 2)).look()
+    text = shown(huge)
+    assert "16384 ranks on 2048 nodes" in text
+    assert "1 lost, 1 silent, 1 still, 16381 running" in text
+
+
+def test_the_ranks_of_a_node_and_one_of_them(view: View) -> None:
+    lines = shown(view, Focus(NODE)).splitlines()
+    assert lines[2] == f"1 still, 7 running on {NODE}; in all 1 lost, 1 silent, 1 still..."
+    assert re.fullmatch(r"> 100 +still +19 +1 +7 +backward +0.3 s +42 s", lines[5])
+    assert [line.split()[0] for line in lines[6:13]] == ["96", "97", "98", "99", "101", "102", "103"]
+    one = shown(view, Focus(rank=crowds.SILENT))
+    assert f"rank 411 of 1024 ({crowds.host(411)}, local rank 3), process 511" in one
+    assert "heard 14 s ago, moved 3.0 s ago; silent, but still connected" in one
+    assert "5 of its batches were dropped" in one
+    assert re.search(r"decoder.layers.11.feed_forward output +x108 +19 +19 +500 ms", one)
+    assert "there is no rank 4711 in a run of 1024" in shown(view, Focus(rank=4711))
+    assert "no rank is on node nowhere; its nodes: gpu-a100-0025.cluster, " in shown(view, Focus("nowhere"))
+
+
+def test_a_collector_that_is_silent_and_a_run_that_stands(view: View) -> None:
+    assert "the collector was last heard 40 s ago" in shown(view, after=40)
+    assert "last heard" not in shown(replace(view, is_over=True), after=40)
+    still = {rank: standing._replace(still=45.0, state=RankState.RUNNING) for rank, standing in view.standings.items()}
+    text = shown(replace(view, standings=still))
+    assert "no progress for 45 s" in text
+    assert "1 still, 1021 waiting" in text  # for the one that is behind them all
+
+
+def test_a_verdict_has_the_room_it_needs(tmp_path: Path) -> None:
+    view = Follower(crowds.write(tmp_path, 16, 4, trouble=False, verdict=True)).look()
+    lines = shown(view).splitlines()
+    assert lines[1].startswith("aborted, its ranks are ending, after 0:00:0")
+    assert lines[4] == "rankwatch: first overflow in run crowd-0"
+    assert lines[5].startswith("  culprit    rank 7 of 16 (gpu-a100-0000.cluster, local rank 7), batch 4")
+    text = "\n".join(lines)
+    assert "cause      overflow: inputs and weights were finite" in text
+    assert "     inf output" in text  # the culprit's frame, which is the last
+    assert len([line for line in lines if "gpu-a100-000" in line and "running" in line]) == 2
+    everything = shown(view, size=Size(80, 1000), keys=False)
+    assert "Last 21 forward frames:" in everything
+    assert "noticed: ranks 0-3" in everything
+
+
+def test_no_rank_has_connected_and_nothing_is_recorded_yet(view: View) -> None:
+    rows = tuple(replace(row, state=RankState.MISSING, host="", pid=0) for row in view.report.ranks)
+    empty = replace(
+        view, report=replace(view.report, ranks=rows, notices=()), standings={}, headroom=[], batches={}, pace=None, told=0.0
+    )
+    lines = shown(empty).splitlines()
+    assert lines[1].endswith("no batch yet")
+    assert lines[2] == "1024 missing"
+    assert lines[5].split()[:3] == [">", "0", "missing"]  # of one node, so to speak: its ranks are shown
+
+
+def test_names_cannot_move_the_cursor(tmp_path: Path, view: View) -> None:
+    evil = "\x1b[2J\x07\n\r[red]"
+    rows = tuple(replace(row, host=evil, farewell=evil) for row in view.report.ranks)
+    notice = makers.notice(module=evil, label=evil)
+    report = replace(view.report, run=evil, job=evil, reason=evil, ranks=rows, notices=((0, notice),))  # type: ignore[arg-type]
+    report = replace(report, notices=tuple(type(view.report.notices[0])(*kept) for kept in report.notices))
+    headroom = [one._replace(module=evil, label=evil, dtype=evil) for one in view.headroom]
+    hostile = replace(view, report=report, headroom=headroom)
+    texts = [shown(hostile, focus) for focus in (Focus(), Focus(evil), Focus(rank=3))]
+    texts += Teller(1.0).lines(hostile, view.told)
+    for text in texts:
+        assert all(letter.isprintable() or letter == "\n" for letter in text)
+        assert "?[2J??" in text
+
+
+def test_keys_move_through_nodes_and_ranks(view: View) -> None:
+    here = scene(view)
+    focus = Focus()
+
+    def after(*keys: str) -> Focus:
+        moved = focus
+        for key in keys:
+            moved = press(moved, key, here.names(moved), is_root=len(here.nodes) == 1)
+        return moved
+
+    assert after("down", "down") == Focus(chosen=NODE)
+    assert after("down", "down", "enter") == Focus(NODE)
+    assert after("down", "down", "enter", "down", "enter") == Focus(NODE, rank=96, chosen=96)
+    assert after("down", "down", "enter", "enter", "down", "down", "up").rank == 96
+    assert after("down", "down", "enter", "down", "enter", "down", "back") == Focus(NODE, chosen=97)
+    assert after("down", "down", "enter", "back") == Focus(chosen=NODE)
+    assert after("up", "back") == Focus(chosen=crowds.host(crowds.LOST))
+    assert after(*["page-down"] * 50).chosen == "gpu-a100-0127.cluster"
+    assert after("growth").by_growth
+    assert "fastest growing" in shown(view, after("growth"))
+    assert "> gpu-a100-0127" in shown(view, after(*["page-down"] * 50))
+
+
+def test_keys_as_terminals_send_them() -> None:
+    assert parse(b"\x1b[A\x1b[B\x1bOBx\x1b[6~\rq") == ["up", "down", "down", "page-down", "enter", "quit"]
+    assert parse(b"\x1b") == ["back"]
+
+
+@pytest.mark.parametrize(("index", "expected"), [(0, range(5)), (2, range(5)), (50, range(48, 53)), (99, range(95, 100))])
+def test_the_cursor_is_in_the_window(index: int, expected: range) -> None:
+    assert window(index, 100, 5) == expected
+
+
+def test_cells_are_cut_where_they_tell_least() -> None:
+    assert shorten("decoder.layers.11.wo", 10, keep_end=True) == "...s.11.wo"
+    assert shorten("1 lost, 7 running", 10) == "1 lost,..."
+    table = Table((Column("name"), Column("n", 2, 4), Column("m", 3, 3)), [Row(("a.very.long.name", "123456", "1"))])
+    assert table.fitted(20).rows[0].cells == ("...ong.name", "1...", "1")
+    assert table.fitted(18).rows[0].cells == ("....long.name", "1...")  # no room for the last
+    assert [describe_time(s) for s in (0, 0.26, 9.96, 99.6, 5969, 5971)] == [
+        "0.0 s",
+        "0.3 s",
+        "10 s",
+        "2 min",
+        "99 min",
+        "2 h",
+    ]
+
+
+def test_lines_tell_what_is_new_and_nothing_twice(view: View) -> None:
+    teller = Teller(10.0)
+    first = list(teller.lines(view, view.told))
+    assert first[0].startswith("crowd-0: noticed: ranks 0-3: next to overflow")
+    assert first[1].startswith("crowd-0: going on after 0:00:1")
+    assert first[1].endswith(
+        "1 lost, 1 silent, 1 still, 1021 running; nearest to overflow decoder.layers.11.feed_forward output x108, x1.050 a batch"
+    )
+    assert list(teller.lines(view, view.told + 1)) == []
+    moved = {rank: standing._replace(batch=standing.batch + 1) for rank, standing in view.standings.items()}
+    later = replace(view, standings=moved)
+    assert list(teller.lines(later, view.told + 2)) == []  # not yet
+    assert len(list(teller.lines(later, view.told + 11))) == 1
+    over = replace(view, is_over=True, report=replace(view.report, reason="somebody stopped it"))
+    lines = list(teller.lines(over, time.time()))
+    assert lines[0].endswith("somebody stopped it")
+    assert any("run crowd-0 finished" in line for line in lines)
