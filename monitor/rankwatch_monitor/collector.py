@@ -80,6 +80,7 @@ class Collector:
             its server key still lies beside it: a collector that died comes back as the one the ranks know.
         runs: where runs are recorded.
         show: called with each report that is written, and whether it is news.
+        show_ranks: called once a heartbeat with where the ranks of a run are; it must not wait for anything.
         job: the name of runs whose ranks know none.
         insecure: links are in plain text, and everybody on this machine may speak; on loopback alone.
         meters: are told what others may read of the runs and of the work.
@@ -96,6 +97,7 @@ class Collector:
         runs: RunsFolder,
         options: Options,
         show: Callable[[Report, bool], None],
+        show_ranks: Callable[[Show], None] = lambda shown: None,
         job: str = "",
         insecure: bool = False,
         meters: Meters | None = None,
@@ -105,6 +107,7 @@ class Collector:
         self._show = show
         self._meters = meters
         self._received = self._received_bytes = 0
+        self._show_ranks = show_ranks
         self._stop = threading.Event()
         self._put_off: OrderedDict[bytes, list[Letter]] = OrderedDict()  # of a dict, taking the first is slow
         """Batches that are yet to be handled, in the order in which their peers' first ones came."""
@@ -346,6 +349,7 @@ class Collector:
                 self._recorder.show(effect.run, effect.standings)
                 if self._meters is not None:
                     self._meters.show(effect, time.monotonic())
+                self._show_ranks(effect)
             elif isinstance(effect, RecordTrace):
                 self._recorder.do(partial(self._runs.record_trace, effect.run, effect.rank, effect.batch, effect.frames))
             elif isinstance(effect, Publish):

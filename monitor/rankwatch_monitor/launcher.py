@@ -23,6 +23,7 @@ from .report import text
 from .report.data import Outcome, Report
 from .run import Options
 from .run_folder import RunsFolder
+from .status import Status
 from .teller import Teller, write
 
 log = logging.getLogger(__name__)
@@ -38,15 +39,24 @@ def run_command(
     job: str | None = None,
     environ: Mapping[str, str] | None = None,
     meters: Meters | None = None,
+    status: bool = True,
 ) -> int:
     """Runs ``command`` under a collector of its own; returns 77 when a verdict aborted a run, else the command's exit code.
+
+    Args:
+        status: whether a line says how the run is, where stderr is a terminal.
 
     Raises:
         UsageError: there is no such command, or the collector cannot be set up.
     """
     env = dict(os.environ if environ is None else environ)
     reports: dict[str, Report] = {}
-    with tempfile.TemporaryDirectory(prefix="rankwatch-") as private, Teller():
+    is_shown = status and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    with (
+        tempfile.TemporaryDirectory(prefix="rankwatch-") as private,
+        Teller() as teller,
+        Status(runs_dir, teller.show) as line,
+    ):
         path = connection_file or Path(private) / "connection.json"
         collector = Collector(
             listen=listen,
@@ -54,6 +64,7 @@ def run_command(
             runs=RunsFolder(runs_dir),
             options=replace(options, job_end_is_told=True),
             show=lambda report, news: reports.update({report.run: report}),
+            show_ranks=line.show if is_shown else lambda shown: None,
             job=job or env.get("RANKWATCH_JOB") or job_name(command),
             meters=meters,
         )

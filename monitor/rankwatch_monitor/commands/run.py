@@ -6,6 +6,7 @@ import argparse
 
 from rankwatch.errors import UsageError
 
+from .. import arguments as types
 from ..launcher import run_command
 from .collector import add_collector_options, metered, options_of
 
@@ -15,6 +16,13 @@ HELP = "run a command under a collector of its own"
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_collector_options(parser, "tcp://127.0.0.1:0", "address to listen on (default: a free port of this machine alone)")
     parser.add_argument("--job", help="name of the run (default: the script's)")
+    types.add_option(
+        parser,
+        "--no-status",
+        action="store_true",
+        default=types.env("status", "1") == "0",
+        help="no line that says how the run is, where stderr is a terminal (or RANKWATCH_STATUS=0)",
+    )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command, such as torchrun ..."
     )
@@ -33,4 +41,5 @@ def main(arguments: argparse.Namespace) -> int:
             options=options_of(arguments),
             job=arguments.job,
             meters=meters,
+            status=not arguments.no_status,
         )

@@ -1,0 +1,103 @@
+"""The line of ``rankwatch run``: its words, and the terminal that it is drawn on."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import queue
+import struct
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+import crowds
+from rankwatch_monitor.effects import Show
+from rankwatch_monitor.follow import Follower
+from rankwatch_monitor.headroom import Headroom
+from rankwatch_monitor.report.data import RankStanding, RankState
+from rankwatch_monitor.status import Status, describe
+from rankwatch_monitor.teller import ERASE, Teller
+
+WIDE = 200
+
+
+def standing(rank: int, batch: int = 7, *, quiet: str = "", state: RankState = RankState.RUNNING) -> RankStanding:
+    return RankStanding(rank, state, batch, 0, 0, "forward", 0.0, 0.0, quiet, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def nearest(tmp_path_factory: pytest.TempPathFactory) -> Headroom:
+    return Follower(crowds.write(tmp_path_factory.mktemp("runs"), 2, 3)).look().headroom[0]
+
+
+def test_its_words(nearest: Headroom) -> None:
+    shown = Show("train-0", (standing(0), standing(1, 8)))
+    full = "rankwatch: train-0  2/2 ranks running  batch 8  8.2 batches/s"
+    assert describe(shown, 8.2, nearest, WIDE) == f"{full}  nearest to overflow decoder.layers.11.feed_forward output x248"
+    assert describe(shown, 8.2, None, WIDE) == full
+    assert describe(shown, None, None, WIDE) == "rankwatch: train-0  2/2 ranks running  batch 8"
+    few = describe(shown, 8.2, nearest, 80)
+    assert few == "rankwatch: train-0  2/2 ranks  batch 8  8.2/s  headroom x248 ...d_forward output"
+    assert len(few) <= 80
+    assert describe(shown, 8.2, nearest, 64).endswith("headroom x248 ")
+    ranks = (standing(0, -1), standing(1, -1, quiet="silent, but still connected"), standing(2, -1, state=RankState.LOST))
+    assert describe(Show("train-0", ranks), None, None, WIDE) == "rankwatch: train-0  2/3 ranks running  1 silent"
+
+
+def test_it_tells_of_the_newest_run_and_reads_its_record(tmp_path: Path) -> None:
+    crowds.write(tmp_path, 2, 3)
+    drawn: queue.SimpleQueue[str] = queue.SimpleQueue()
+    status = Status(tmp_path, drawn.put)
+    status.show(Show("unknown-0", (standing(0),)))
+    status.show(Show("crowd-0", (standing(0), standing(1))))
+    status.show(Show("unknown-0", (standing(0, 99),)))  # it began before the other
+    with status:
+        line = drawn.get()
+    assert line.startswith("rankwatch: crowd-0  2/2 ranks")
+    assert "x248" in line
+
+
+class Terminal:
+    """A terminal of 40 columns, as stderr."""
+
+    def __init__(self) -> None:
+        self._read, write = pty.openpty()
+        fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+        self.stderr: TextIO = os.fdopen(write, "w")
+
+    def read(self, end: str) -> str:
+        body = ""
+        while not body.endswith(end):
+            body += os.read(self._read, 1).decode()
+        return body
+
+    def close(self) -> None:
+        self.stderr.close()
+        os.close(self._read)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal()
+    yield terminal
+    terminal.close()
+
+
+def test_the_line_gives_way_to_texts_and_is_gone_at_the_end(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal.stderr)
+    with Teller() as teller:
+        teller.show("one")
+        assert terminal.read("one" + " " * 37) == ERASE + "one" + " " * 37  # to the end of the line
+        teller.show("one")  # not drawn again
+        teller.show("two\x1b[2J" + "x" * 80)
+        assert terminal.read("x")[: len(ERASE) * 2 + 8] == ERASE + ERASE + "two?[2Jx"
+        assert terminal.read("x" * 32) == "x" * 32
+        teller.tell(sys.stderr, "a text\n")
+        assert terminal.read("two?") == ERASE + "a text\r\n" + ERASE + "two?"
+        terminal.read("x" * 33)
+    assert terminal.read(ERASE) == ERASE
