@@ -61,9 +61,7 @@ class Readings:
     def __init__(self, number: int, table: FrameTable) -> None:
         self.columns = Columns(number, table)
         self.rows: list[tuple[FrameSpec, ReadingSpec]] = [(spec, row) for spec in table.specs for row in spec.readings]
-        self._limits = np.array(
-            [limit_of(row) if _is_made(spec, row) else np.inf for spec, row in self.rows], np.float64
-        )
+        self._limits = np.array([limit_of(row) if _is_made(spec, row) else np.inf for spec, row in self.rows], np.float64)
 
     def nearest(self, batch: int, now: Envelope, before: tuple[int, Envelope] | None, most: int) -> list[Headroom]:
         """Those of so many modules, the nearest first. ``before``: an earlier batch's number and envelope."""

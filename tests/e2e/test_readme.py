@@ -98,12 +98,9 @@ def test_the_commands_of_one_node(folder: Path) -> None:
     assert IN_ORDER[0] == "rankwatch run -- torchrun --nproc-per-node 2 train.py"
     said = {}
     for command in IN_ORDER:
+        free = command.replace("9464", "0")  # whatever else uses that port
         done = subprocess.run(
-            [
-                "bash",
-                "-c",
-                command.replace("9464", "0"),
-            ],  # a port that is free cwd=folder, env=shell_environment(folder), capture_output=True, text=True, check=False
+            ["bash", "-c", free], cwd=folder, env=shell_environment(folder), capture_output=True, text=True, check=False
         )
         # The run that is told to stop after a batch fails, and two traces differ.
         expected = 1 if "ABORT_AFTER" in command or command.startswith("diff") else 0

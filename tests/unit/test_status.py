@@ -16,7 +16,7 @@ from typing import TextIO
 import pytest
 
 import crowds
-from rankwatch_monitor.effects import Show
+from gauges import shown
 from rankwatch_monitor.follow import Follower
 from rankwatch_monitor.headroom import Headroom
 from rankwatch_monitor.report.data import RankStanding, RankState
@@ -36,26 +36,26 @@ def nearest(tmp_path_factory: pytest.TempPathFactory) -> Headroom:
 
 
 def test_its_words(nearest: Headroom) -> None:
-    shown = Show("train-0", (standing(0), standing(1, 8)))
+    run = shown(standing(0), standing(1, 8))
     full = "rankwatch: train-0  2/2 ranks running  batch 8  8.2 batches/s"
-    assert describe(shown, 8.2, nearest, WIDE) == f"{full}  nearest to overflow decoder.layers.11.feed_forward output x248"
-    assert describe(shown, 8.2, None, WIDE) == full
-    assert describe(shown, None, None, WIDE) == "rankwatch: train-0  2/2 ranks running  batch 8"
-    few = describe(shown, 8.2, nearest, 80)
+    assert describe(run, 8.2, nearest, WIDE) == f"{full}  nearest to overflow decoder.layers.11.feed_forward output x248"
+    assert describe(run, 8.2, None, WIDE) == full
+    assert describe(run, None, None, WIDE) == "rankwatch: train-0  2/2 ranks running  batch 8"
+    few = describe(run, 8.2, nearest, 80)
     assert few == "rankwatch: train-0  2/2 ranks  batch 8  8.2/s  headroom x248 ...d_forward output"
     assert len(few) <= 80
-    assert describe(shown, 8.2, nearest, 64).endswith("headroom x248 ")
+    assert describe(run, 8.2, nearest, 64).endswith("headroom x248 ")
     ranks = (standing(0, -1), standing(1, -1, quiet="silent, but still connected"), standing(2, -1, state=RankState.LOST))
-    assert describe(Show("train-0", ranks), None, None, WIDE) == "rankwatch: train-0  2/3 ranks running  1 silent"
+    assert describe(shown(*ranks), None, None, WIDE) == "rankwatch: train-0  2/3 ranks running  1 silent"
 
 
 def test_it_tells_of_the_newest_run_and_reads_its_record(tmp_path: Path) -> None:
     crowds.write(tmp_path, 2, 3)
     drawn: queue.SimpleQueue[str] = queue.SimpleQueue()
     status = Status(tmp_path, drawn.put)
-    status.show(Show("unknown-0", (standing(0),)))
-    status.show(Show("crowd-0", (standing(0), standing(1))))
-    status.show(Show("unknown-0", (standing(0, 99),)))  # it began before the other
+    status.show(shown(standing(0), run="unknown-0"))
+    status.show(shown(standing(0), standing(1), run="crowd-0"))
+    status.show(shown(standing(0, 99), run="unknown-0"))  # it began before the other
     with status:
         line = drawn.get()
     assert line.startswith("rankwatch: crowd-0  2/2 ranks")
