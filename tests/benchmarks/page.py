@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
 
-import records
+import large_runs
 from browser import browsing
 
 VIEWS = ("", "/modules", "/modules?rank={rank}", "/chart?module=blocks.5.part0&ranks=all,{rank}")
@@ -28,7 +28,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         kept = range(arguments.batches * 9 // 10, arguments.batches, 10)
-        run = records.generate(Path(folder) / "large-0", arguments.ranks, arguments.batches, kept=kept)
+        run = large_runs.generate(Path(folder) / "large-0", arguments.ranks, arguments.batches, kept=kept)
         size = (run / "run.db").stat().st_size / 2**20
         print(f"{arguments.ranks} ranks, {arguments.batches} batches, a record of {size:.0f} MiB")
         for view in VIEWS:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import large_runs
 import makers
-import records
 from browser import Browser, browsing, needed
 from e2e.site import Forge, Site
 from jobs import run_job, torchrun
@@ -109,7 +109,7 @@ def test_a_narrow_dark_window_shows_it_without_scrolling_sideways(browser: Brows
 def test_a_folder_without_runs_says_how_to_get_one(tmp_path: Path) -> None:
     with browsing(tmp_path) as browser:
         browser.shows("No run is recorded here yet.")
-        records.generate(tmp_path / "new-0", 2, 5)
+        large_runs.generate(tmp_path / "new-0", 2, 5)
         browser.shows("new-0")
 
 
@@ -187,7 +187,7 @@ def test_a_single_file_has_all_of_it(runs: Path, tmp_path: Path) -> None:
 
 
 def test_a_thousand_ranks_and_ten_thousand_batches(tmp_path: Path) -> None:
-    records.generate(tmp_path / "large-0", 1024, 10_000, kept=range(9000, 10_000, 100))
+    large_runs.generate(tmp_path / "large-0", 1024, 10_000, kept=range(9000, 10_000, 100))
     with browsing(tmp_path) as browser:
         browser.open("/run/large-0")
         browser.until(lambda: "Worst: rank 336-343, batches 9984 to " in browser.chart())

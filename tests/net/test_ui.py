@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-import records
+import large_runs
 from browser import served
 from jobs import RANKWATCH, environment
 
@@ -46,8 +46,8 @@ class Client:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    records.generate(folder / "large-0", 16, 40, modules=20, kept=range(30, 40, 2))
-    records.generate(folder / "other-0", 2, 10, modules=20, kept=range(10), trips=False)
+    large_runs.generate(folder / "large-0", 16, 40, modules=20, kept=range(30, 40, 2))
+    large_runs.generate(folder / "other-0", 2, 10, modules=20, kept=range(10), trips=False)
     return folder
 
 
