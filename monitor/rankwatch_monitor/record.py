@@ -68,7 +68,7 @@ class Record(NamedTuple):
 
 def read(path: Path) -> Record:
     """The record in this file. Raises StoreError when there is none that can be read."""
-    with _reading(path) as database:
+    with reading(path) as database:
         rows = database.execute("SELECT now, rank, kind, body FROM events ORDER BY id")
         entries = [Entry(now, rank, _decode(kind, body)) for now, rank, kind, body in rows]
         return Record(entries, _progress(database, {entry.rank for entry in entries} - {journal.NO_RANK}))
@@ -76,7 +76,7 @@ def read(path: Path) -> Record:
 
 def read_standings(path: Path) -> tuple[float, list[RankStanding]]:
     """Where the ranks were when that was last told, and the Unix time of it; 0 when it never was. Raises StoreError."""
-    with _reading(path) as database:
+    with reading(path) as database:
         row = database.execute("SELECT time, body FROM standing").fetchone()
         if row is None:
             return 0.0, []
@@ -85,7 +85,7 @@ def read_standings(path: Path) -> tuple[float, list[RankStanding]]:
 
 def read_digests(path: Path) -> Array:
     """All digests of the record in this file, in the order in which the parts came. Raises StoreError."""
-    with _reading(path) as database:
+    with reading(path) as database:
         segments = [unpack_digests(body) for (body,) in database.execute("SELECT body FROM digests ORDER BY id")]
         return np.concatenate([np.zeros(0, DIGEST), *segments])
 
@@ -94,7 +94,7 @@ def read_segments(path: Path, columns: Sequence[str], *, since: int = 0, batches
     """Those columns of the digests, segment after segment with its number: from segment ``since`` on, and of segments that
     hold any of these batches. The last segment still grows. Raises StoreError."""
     query = "SELECT id, body FROM digests WHERE id >= ? AND last_batch >= ? AND first_batch <= ? ORDER BY id"
-    with _reading(path) as database:
+    with reading(path) as database:
         for number, body in database.execute(query, (since, *batches)):
             yield number, unpack_digests(body, columns)
 
@@ -110,7 +110,7 @@ def read_rows(path: Path, rank: int | None, tables: Mapping[int, Columns], batch
     """
     source, of_rank = ("envelopes", "") if rank is None else ("summaries", f" AND rank = {rank:d}")
     query = f"SELECT batch, tbl, body FROM {source} WHERE batch BETWEEN ? AND ?{of_rank} ORDER BY batch"
-    with _reading(path) as database:
+    with reading(path) as database:
         for batch, table, body in database.execute(query, batches):
             columns = tables[table]
             size, rows = columns.dtype.itemsize, columns.rows
@@ -128,7 +128,7 @@ def read_reading(path: Path, rank: int | None, table: int, columns: Columns, row
         f"SELECT batch, substr(body, {places[0]}, {size}), substr(body, {places[1]}, {size}), substr(body, {places[2]}, 1) "
         f"FROM {source} WHERE tbl = ? AND batch BETWEEN ? AND ?{of_rank} ORDER BY batch"
     )
-    with _reading(path) as database:
+    with reading(path) as database:
         found = database.execute(query, (table, *batches)).fetchall()
     lows, highs = (np.frombuffer(b"".join(line[index] for line in found), columns.dtype).tolist() for index in (1, 2))
     return [
@@ -138,7 +138,7 @@ def read_reading(path: Path, rank: int | None, table: int, columns: Columns, row
 
 def is_unfinished(path: Path, collector: str) -> bool:
     """Whether this is the record of a run that this collector's ranks may still come back to. Raises StoreError."""
-    with _reading(path) as database:
+    with reading(path) as database:
         owner = database.execute("SELECT value FROM meta WHERE name = 'collector'").fetchone()
         last = database.execute("SELECT kind FROM events WHERE kind IN ('hello', 'closed') ORDER BY id DESC").fetchone()
         return bool(owner == (collector,) and last == ("hello",))
@@ -147,7 +147,7 @@ def is_unfinished(path: Path, collector: str) -> bool:
 def kept_batches(path: Path, rank: int | None) -> list[int]:
     """The batches of a rank that are kept as it sent them, in order; None: those of which the envelope is. Raises StoreError."""
     source = "envelopes" if rank is None else f"summaries WHERE rank = {rank:d}"
-    with _reading(path) as database:
+    with reading(path) as database:
         return [batch for (batch,) in database.execute(f"SELECT DISTINCT batch FROM {source} ORDER BY batch")]
 
 
@@ -157,36 +157,45 @@ def read_batch(path: Path, rank: int, batch: int) -> list[Frame]:
         "SELECT first_frame, tables.body, summaries.body FROM summaries JOIN tables ON tables.number = summaries.tbl "
         "WHERE rank = ? AND batch = ? ORDER BY first_frame"
     )
-    with _reading(path) as database:
+    with reading(path) as database:
         frames: list[Frame] = []
         for first_frame, table, body in database.execute(query, (rank, batch)):
-            frames += _frames(batch, first_frame, _table(table), body)
+            frames += _frames(batch, first_frame, table_of(table), body)
         return frames
 
 
 def read_meta(path: Path) -> dict[str, str]:
     """What the record says of itself. Raises StoreError."""
-    with _reading(path) as database:
+    with reading(path) as database:
         return dict(database.execute("SELECT name, value FROM meta"))
 
 
 def began_at(path: Path) -> float:
     """Unix time of the first entry. Raises StoreError."""
-    with _reading(path) as database:
+    with reading(path) as database:
         row = database.execute("SELECT time FROM events ORDER BY id LIMIT 1").fetchone()
         return float(row[0]) if row else 0.0
 
 
-def read_events(path: Path) -> Iterator[tuple[float, Entry]]:
-    """The entries that are no batches, each with the Unix time at which it was written. Raises StoreError."""
-    with _reading(path) as database:
-        for time, now, rank, kind, body in database.execute("SELECT time, now, rank, kind, body FROM events ORDER BY id"):
+def last_batch(path: Path) -> int:
+    """The last batch of any rank, -1 before the first. Raises StoreError."""
+    with reading(path) as database:
+        (last,) = database.execute("SELECT MAX(last_batch) FROM digests").fetchone()
+        return -1 if last is None else int(last)
+
+
+def read_events(path: Path, *kinds: str) -> Iterator[tuple[float, Entry]]:
+    """The entries that are no batches, or those of these kinds, each with the Unix time of its writing. Raises StoreError."""
+    where = f"WHERE kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+    query = f"SELECT time, now, rank, kind, body FROM events {where} ORDER BY id"
+    with reading(path) as database:
+        for time, now, rank, kind, body in database.execute(query, kinds):
             yield time, Entry(now, rank, _decode(kind, body))
 
 
 def events_after(path: Path, last: int) -> list[tuple[int, float, Entry]]:
     """The entries that are no batches behind that of number ``last``, each with its number and Unix time. Raises StoreError."""
-    with _reading(path) as database:
+    with reading(path) as database:
         query = "SELECT id, time, now, rank, kind, body FROM events WHERE id > ? ORDER BY id"
         rows = database.execute(query, (last,))
         return [(number, time, Entry(now, rank, _decode(kind, body))) for number, time, now, rank, kind, body in rows]
@@ -194,43 +203,43 @@ def events_after(path: Path, last: int) -> list[tuple[int, float, Entry]]:
 
 def newest_digests(path: Path, segments: int) -> Array:
     """The digests of so many last segments, in the order in which the parts came. Raises StoreError."""
-    with _reading(path) as database:
+    with reading(path) as database:
         rows = database.execute("SELECT body FROM digests ORDER BY id DESC LIMIT ?", (segments,)).fetchall()
         return np.concatenate([np.zeros(0, DIGEST), *(unpack_digests(body) for (body,) in reversed(rows))])
 
 
 def read_table(path: Path, number: int) -> FrameTable:
     """Raises StoreError."""
-    with _reading(path) as database:
-        return _table(database.execute("SELECT body FROM tables WHERE number = ?", (number,)).fetchone()[0])
+    with reading(path) as database:
+        return table_of(database.execute("SELECT body FROM tables WHERE number = ?", (number,)).fetchone()[0])
 
 
 def newest_places(path: Path, most: int) -> list[Place]:
     """Where there are envelopes, the newest first. Raises StoreError."""
     query = "SELECT batch, first_frame, tbl, ranks FROM envelopes ORDER BY batch DESC, first_frame DESC, tbl DESC LIMIT ?"
-    with _reading(path) as database:
+    with reading(path) as database:
         return [Place(*row) for row in database.execute(query, (most,))]
 
 
 def read_envelope(path: Path, place: Place, columns: Columns) -> Envelope | None:
     """None: it has been let go meanwhile. Raises StoreError."""
     query = "SELECT ranks, body FROM envelopes WHERE batch = ? AND first_frame = ? AND tbl = ?"
-    with _reading(path) as database:
+    with reading(path) as database:
         row = database.execute(query, place[:3]).fetchone()
         return Envelope.unpack(row[0], row[1], columns) if row else None
 
 
 def read_tables(path: Path) -> dict[int, FrameTable]:
     """The frame tables by number. Raises StoreError."""
-    with _reading(path) as database:
-        return {number: _table(body) for number, body in database.execute("SELECT number, body FROM tables")}
+    with reading(path) as database:
+        return {number: table_of(body) for number, body in database.execute("SELECT number, body FROM tables")}
 
 
 def read_envelopes(path: Path, tables: Mapping[int, FrameTable]) -> Iterator[tuple[int, int, int, Envelope]]:
     """Batch, first frame, table and envelope, in the order of the batches. Raises StoreError."""
     columns = {number: Columns(number, table) for number, table in tables.items()}
     query = "SELECT batch, first_frame, tbl, ranks, body FROM envelopes ORDER BY batch, first_frame, tbl"
-    with _reading(path) as database:
+    with reading(path) as database:
         for batch, first_frame, table, ranks, body in database.execute(query):
             yield batch, first_frame, table, Envelope.unpack(ranks, body, columns[table])
 
@@ -239,13 +248,13 @@ def read_frames(path: Path) -> Iterator[tuple[int, Frame]]:
     """Every frame of the batches that are kept as the ranks sent them, and its rank. Raises StoreError."""
     tables = read_tables(path)
     query = "SELECT batch, rank, first_frame, tbl, body FROM summaries ORDER BY batch, rank, first_frame"
-    with _reading(path) as database:
+    with reading(path) as database:
         for batch, rank, first_frame, table, body in database.execute(query):
             for frame in _frames(batch, first_frame, tables[table], body):
                 yield rank, frame
 
 
-def _table(body: bytes) -> FrameTable:
+def table_of(body: bytes) -> FrameTable:
     message = wire.decode(body)
     if not isinstance(message, wire.Table):
         raise ValueError(f"a frame table is a {type(message).__name__}")
@@ -259,7 +268,8 @@ def _frames(batch: int, first_frame: int, table: FrameTable, body: bytes) -> Ite
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """The record in this file, to be asked. Raises StoreError, also for what goes wrong while it is."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=BUSY_TIMEOUT, uri=True)) as database:
             known = version(database)

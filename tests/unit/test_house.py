@@ -75,11 +75,14 @@ def test_the_monitor_imports_only_what_is_free_of_torch(path: Path) -> None:
         ("zmq", "sockets link inbox collector control"),
         ("starlette", "server"),
         ("uvicorn", "server"),
-        ("sqlite3", "store record migrations"),
-        ("numpy", "digest headroom store record migrations grids"),
+        ("sqlite3", "store record kept migrations"),
+        ("numpy", "digest headroom store record kept migrations grids rows parquet events written"),
         ("prometheus_client", "metrics metrics_server"),
         ("rich", "screen"),
         ("termios", "keys"),
+        ("pyarrow", "parquet"),
+        ("fsspec", "target"),
+        ("tensorboardX", "events"),
     ],
 )
 def test_libraries_have_one_home(library: str, home: str) -> None:
