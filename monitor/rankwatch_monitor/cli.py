@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rankwatch import __version__
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, EXIT_USAGE, RankwatchError
 
-from .commands import collector, demo, diff, dump, invite, list, report, run, top, tune, ui
+from .commands import collector, demo, diff, dump, export, invite, list, report, run, top, tune, ui
 
 COMMANDS = {
     "run": run,
@@ -21,6 +21,7 @@ COMMANDS = {
     "list": list,
     "diff": diff,
     "dump": dump,
+    "export": export,
     "ui": ui,
     "tune": tune,
     "invite": invite,

@@ -281,6 +281,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             with closing(sqlite3.connect(":memory:")) as copy:  # the file is not ours to change
                 database.backup(copy)
                 migrate(copy, known)
+                copy.commit()
                 yield copy
     except (sqlite3.Error, OSError, ValueError, LookupError, TypeError, ProtocolError) as error:
         raise StoreError(f"the record {path}: {error}") from error

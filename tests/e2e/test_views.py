@@ -8,15 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs import RANKWATCH, environment, run_job, torchrun
+from jobs import RANKWATCH, environment, rankwatch, run_job, torchrun
 
 pytestmark = pytest.mark.e2e
-
-
-def rankwatch(*arguments: str) -> str:
-    done = subprocess.run([*RANKWATCH, *arguments], capture_output=True, text=True, env=environment(), check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_diff(tmp_path: Path) -> None:

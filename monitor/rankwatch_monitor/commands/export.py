@@ -1,0 +1,74 @@
+"""``rankwatch export``: the record of a run for pandas, polars, DuckDB, Spark or TensorBoard."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rankwatch.errors import UsageError
+
+from .. import arguments as types
+from .. import record
+from ..export.origin import origin_of
+from ..export.written import describe
+from ..store import FILE, StoreError
+
+HELP = "the record of a run as Parquet or for TensorBoard"
+
+WHAT = "summaries", "envelope", "digests"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    types.add_run(parser)
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--parquet", metavar="OUT", help="write this file: a path, or a URL such as s3://bucket/run.parquet")
+    target.add_argument("--tensorboard", metavar="OUT", type=Path, help="write scalars of each module into this folder")
+    parser.add_argument(
+        "--what",
+        choices=WHAT,
+        help="Parquet's rows: readings as the ranks sent them, readings over all ranks, which are kept for longer, or one "
+        "digest for each part of a batch (default: summaries)",
+    )
+    parser.add_argument(
+        "--rank", type=types.whole("R", 0, 1 << 31), metavar="R", help="of this rank alone (default: of all ranks)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace what an export has written there before")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    run = types.run_folder(arguments.run)
+    if arguments.tensorboard and arguments.what:
+        raise UsageError("--what goes with --parquet: TensorBoard gets the readings over all ranks, or those of one --rank")
+    if arguments.what == "envelope" and arguments.rank is not None:
+        raise UsageError("--what envelope is over all ranks: leave out --rank, or export summaries")
+    try:
+        _export(run, arguments)
+    except StoreError as error:
+        raise UsageError(f"{error}; is {run} a run's folder?") from None
+    except ModuleNotFoundError as error:
+        library = (error.name or str(error)).partition(".")[0]
+        raise UsageError(f"this needs {library}: pip install 'rankwatch[export]'") from None
+    return 0
+
+
+def _export(run: Path, arguments: argparse.Namespace) -> None:
+    origin, rank, what = origin_of(run), arguments.rank, arguments.what or WHAT[0]
+    if rank is not None and rank >= origin.world_size:
+        raise UsageError(f"no rank {rank}: run {origin.run} has ranks 0 to {origin.world_size - 1}")
+    trained, hint = record.last_batch(run / FILE) + 1, ""
+    # The libraries of the extra are imported with what needs them.
+    if arguments.tensorboard:
+        from ..export import events
+
+        written = events.write(run / FILE, arguments.tensorboard, rank, overwrite=arguments.overwrite)
+        things, into = "scalars", str(arguments.tensorboard)
+    else:
+        from ..export import parquet, target
+
+        into, things = arguments.parquet, "rows"
+        with target.whole(into, overwrite=arguments.overwrite) as file:
+            written = parquet.write(run / FILE, origin, what, file, rank)
+        hint = " as sent: --what envelope has more of them" if what == "summaries" else ""
+        trained = trained if what != "digests" else 0  # they are not in the order of the batches, and the last to go
+    sys.stderr.write(f"rankwatch: {describe(written, things, origin.run, into, trained, hint)}\n")

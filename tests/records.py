@@ -1,0 +1,77 @@
+"""Records of made-up runs, for whatever reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import makers
+from rankwatch import wire
+from rankwatch.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position, Reading, State, pack
+from rankwatch.trip import Trip
+from rankwatch_monitor.journal import NO_RANK, Entry, Fact, Opened, Trained
+from rankwatch_monitor.store import FILE, Limits, Store
+
+LIMITS = Limits()
+
+
+def part(rank: int, *frames: Frame, step: int = 0, seq: int = 1, ended: float = 11.0) -> Entry:
+    """These frames as a part of a batch, as the rank sends it."""
+    table = FrameTable(tuple(frame.spec for frame in frames))
+    batch, _, first = frames[0].position
+    lows, highs = ([value for frame in frames for value in getattr(frame, name)] for name in ("abs_min", "abs_max"))
+    states = b"".join(frame.states for frame in frames)
+    columns = pack(table.typecode, lows), pack(table.typecode, highs), states
+    summary = BatchSummary(batch, first, step, ended - 1.0, ended, False, table.id, *columns)
+    return Entry(1.0, rank, Trained(seq, summary, table))
+
+
+def odd(label: str, state: State, *, kind: Kind = Kind.INPUT, number: float = 0.0, dtype: str = "") -> Reading:
+    """A reading in any state."""
+    return Reading(label, kind, dtype, number, number, state)
+
+
+def frames(batch: int, high: float = 1.0, *, wide: bool = False) -> list[Frame]:
+    """A forward of three modules, one of them called twice."""
+    dtype = "float64" if wide else "float32"
+    readings = [
+        [makers.reading("weight"), makers.reading("output", high, low=0.25, dtype=dtype)],
+        [
+            makers.reading("input[0]", 40.0, low=0.0, dtype="float16"),
+            odd("input[mask]", State.NOT_FLOAT, number=1.0, dtype="bool"),
+        ],
+        [odd("input[0]", State.NONE), odd("input[1]", State.EMPTY, dtype="float32"), makers.reading("output", 8.0)],
+        [odd("input[0]", State.UNMATERIALISED, dtype="float32"), makers.reading("output", 16.0)],
+        [odd("input[0]", State.NOT_A_TENSOR), makers.reading("output", high / 2)],
+    ]
+    modules = ("embed", "mask", "layer", "layer", "")
+    return [makers.frame(*of, at=(batch, 0, at), module=modules[at]) for at, of in enumerate(readings)]
+
+
+def backward(batch: int, high: float = 1.0) -> list[Frame]:
+    """What follows ``frames``: a recomputed forward and two gradients."""
+    return [
+        makers.frame(makers.reading("output", 8.0), at=(batch, 0, 5), module="layer", phase=Phase.RECOMPUTE),
+        makers.frame(makers.reading("grad_output", high), at=(batch, 0, 6), module="layer", phase=Phase.BACKWARD),
+        makers.frame(makers.reading("weight.grad", high), at=(batch, 0, 7), module="layer", phase=Phase.BACKWARD),
+    ]
+
+
+def write(folder: Path, *entries: Entry, world_size: int = 2, job: str = "train", limits: Limits = LIMITS) -> Path:
+    """A run in ``folder`` that all its ranks have connected to; its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    store = Store(folder / FILE, limits)
+    beginning: list[tuple[int, Fact]] = [(NO_RANK, Opened(job, 1, world_size))]
+    beginning += [(rank, makers.hello(rank, world_size)) for rank in range(world_size)]
+    store.write([Entry(0.0, *fact) for fact in beginning], 100.0, run=f"{job}-1")
+    for entry in entries:  # each in a transaction of its own, as parts come
+        store.write([entry], 100.0)
+    store.close()
+    return folder
+
+
+def tripped(rank: int, *frames: Frame, step: int = 0, reading: int = -1) -> Entry:
+    """That the rank tripped by a reading of the last of these frames."""
+    last = frames[-1]
+    index = reading % len(last.states)
+    trip = Trip(Position(*last.position), index, frames, (), step, (2, 3), 6, 0, 1, 20.0)
+    return Entry(2.0, rank, wire.Tripped(9, trip))
