@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import makers
@@ -56,12 +57,19 @@ def backward(batch: int, high: float = 1.0) -> list[Frame]:
     ]
 
 
-def write(folder: Path, *entries: Entry, world_size: int = 2, job: str = "train", limits: Limits = LIMITS) -> Path:
-    """A run in ``folder`` that all its ranks have connected to; its folder."""
+def write(
+    folder: Path,
+    *entries: Entry,
+    world_size: int = 2,
+    job: str = "train",
+    limits: Limits = LIMITS,
+    connected: Sequence[int] | None = None,
+) -> Path:
+    """A run in ``folder`` that all its ranks, or these, have connected to; its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     store = Store(folder / FILE, limits)
     beginning: list[tuple[int, Fact]] = [(NO_RANK, Opened(job, 1, world_size))]
-    beginning += [(rank, makers.hello(rank, world_size)) for rank in range(world_size)]
+    beginning += [(rank, makers.hello(rank, world_size)) for rank in (range(world_size) if connected is None else connected)]
     store.write([Entry(0.0, *fact) for fact in beginning], 100.0, run=f"{job}-1")
     for entry in entries:  # each in a transaction of its own, as parts come
         store.write([entry], 100.0)

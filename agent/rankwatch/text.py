@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .frame import MEASURED, Frame, Phase, Position, Reading, State
+from .frame import MEASURED, Frame, FrameSpec, Phase, Position, Reading, State
 from .trip import PHASE_WORDS, Trip, describe_module
 from .wire import Tune
 
 _INDENT = " " * 17
-_COLUMNS = f"{'abs min':8} {'abs max':8} metadata"
+COLUMNS = f"{'abs min':8} {'abs max':8} metadata"
+"""The head of readings that are shown line by line."""
 
 
 def format_reading(reading: Reading) -> str:
@@ -20,12 +21,17 @@ def format_reading(reading: Reading) -> str:
     return f"{words:>17} {reading.label}"
 
 
+def format_module(spec: FrameSpec) -> str:
+    """The line over a frame's readings; one that is no plain forward carries its phase."""
+    phase = f" ({PHASE_WORDS[spec.phase]})" if spec.phase in PHASE_WORDS else ""
+    return f"{_INDENT} {spec.module} {spec.module_class}{phase}"
+
+
 def format_frame(frame: Frame) -> str:
-    """A frame's lines; the first frame of a batch carries the batch's header, one that is no plain forward its phase."""
-    phase = f" ({PHASE_WORDS[frame.spec.phase]})" if frame.spec.phase in PHASE_WORDS else ""
-    lines = [f"{_INDENT} {frame.spec.module} {frame.spec.module_class}{phase}"]
+    """A frame's lines; the first frame of a batch carries the batch's header."""
+    lines = [format_module(frame.spec)]
     if frame.position.frame == 0:
-        lines[:0] = [f"\n\n{_INDENT} *** Starting {_batch_name(frame.position)} ***", _COLUMNS]
+        lines[:0] = [f"\n\n{_INDENT} *** Starting {_batch_name(frame.position)} ***", COLUMNS]
     lines += map(format_reading, frame.readings)
     return "\n".join(lines)
 
@@ -42,7 +48,7 @@ def format_dump(frames: Sequence[Frame]) -> str:
         f"during batch_number={batch}" if batch >= 0 and not evaluation else f"in {describe_position(frames[-1].position)}"
     )
     what = "forward frames" if all(frame.spec.phase is Phase.FORWARD for frame in frames) else "frames"
-    head = f"\nDetected inf/nan {where}\nLast {len(frames)} {what}:\n{_COLUMNS}\n"
+    head = f"\nDetected inf/nan {where}\nLast {len(frames)} {what}:\n{COLUMNS}\n"
     return head + format_trace(frames) + "\n" * 4
 
 

@@ -14,7 +14,7 @@ from rankwatch import wire
 from rankwatch.frame import Frame, FrameTable
 
 from .digest import DIGEST, Array, Columns, Envelope, unpack_digests
-from .record import read_batch, read_events, reading, table_of
+from .record import frames_of, read_batch, read_events, reading, table_of
 
 AT_ONCE = 4096
 """Parts whose digests are looked up together."""
@@ -43,6 +43,9 @@ class Sent(NamedTuple):
         rows = self.table.rows
         numbers = np.frombuffer(self.body, f"<{self.table.typecode}", 2 * rows)
         return numbers[:rows], numbers[rows:], np.frombuffer(self.body, np.uint8, rows, numbers.nbytes)
+
+    def frames(self) -> Iterator[Frame]:
+        return frames_of(self.batch, self.first_frame, self.table, self.body)
 
 
 class Spanned(NamedTuple):

@@ -160,7 +160,7 @@ def read_batch(path: Path, rank: int, batch: int) -> list[Frame]:
     with reading(path) as database:
         frames: list[Frame] = []
         for first_frame, table, body in database.execute(query, (rank, batch)):
-            frames += _frames(batch, first_frame, table_of(table), body)
+            frames += frames_of(batch, first_frame, table_of(table), body)
         return frames
 
 
@@ -250,7 +250,7 @@ def read_frames(path: Path) -> Iterator[tuple[int, Frame]]:
     query = "SELECT batch, rank, first_frame, tbl, body FROM summaries ORDER BY batch, rank, first_frame"
     with reading(path) as database:
         for batch, rank, first_frame, table, body in database.execute(query):
-            for frame in _frames(batch, first_frame, tables[table], body):
+            for frame in frames_of(batch, first_frame, tables[table], body):
                 yield rank, frame
 
 
@@ -261,7 +261,8 @@ def table_of(body: bytes) -> FrameTable:
     return message.table
 
 
-def _frames(batch: int, first_frame: int, table: FrameTable, body: bytes) -> Iterator[Frame]:
+def frames_of(batch: int, first_frame: int, table: FrameTable, body: bytes) -> Iterator[Frame]:
+    """Those of a part that is kept as its rank sent it. Raises ValueError when it does not fit its table."""
     size = table.column_bytes
     lows, highs, states = body[:size], body[size : 2 * size], body[2 * size :]
     return BatchSummary(batch, first_frame, 0, 0.0, 0.0, False, table.id, lows, highs, states).frames(table)

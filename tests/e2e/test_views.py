@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,3 +62,42 @@ def test_a_list_of_runs_and_the_report_of_one_whose_report_is_gone(tmp_path: Pat
     again = json.loads(rankwatch("report", str(runs / "bad-0"), "--json"))  # from the record
     assert again["verdict"] == json.loads(written)["verdict"]
     assert "first overflow in run bad-0" in rankwatch("report", str(runs / "bad-0"))
+
+
+def test_one_rank_and_one_batch_from_near(tmp_path: Path) -> None:
+    run = str(run_job(tmp_path, torchrun("train.py", "overflow")).run_dir)
+
+    def asked(*options: str) -> dict[str, Any]:
+        parsed: dict[str, Any] = json.loads(rankwatch("report", run, *options, "--json"), parse_constant=pytest.fail)
+        return parsed
+
+    frames = [json.loads(line) for line in rankwatch("dump", run, "--frames").splitlines()]
+    sent = [
+        of["frame"] for of in frames if of["what"] == "frame" and (of["rank"], of["frame"]["position"]["batch"]) == (0, 3)
+    ]
+    batch = asked("--batch", "3", "--rank", "0")
+    assert [frame["module"] for frame in batch["frames"]] == [frame["spec"]["module"] for frame in sent]
+    assert [[r["abs_max"] for r in frame["readings"]] for frame in batch["frames"]] == [frame["abs_max"] for frame in sent]
+    assert "*** Starting batch number=3 ***" in rankwatch("report", run, "--batch", "3", "--rank", "0")
+    assert len(asked("--batch", "3", "--frames", "2")["frames"]) == 2
+
+    culprit = asked("--batch", "5")  # of the culprit, which never sent this batch, but told of it as it tripped
+    assert (culprit["rank"], culprit["digests"]) == (1, [])
+    assert culprit["frames"][-1]["readings"][-1]["state"] == "inf"
+    assert culprit["frames"] == [frame for frame in asked()["frames"] if frame["batch"] == 5]
+
+    rank = asked("--rank", "1")
+    assert (rank["state"], rank["trip"]["module"], rank["batches_as_sent"]) == (
+        "aborted",
+        "blocks.2.square",
+        [0, 1, 2, 3, 4],
+    )
+    assert "the culprit, batch 5" in rankwatch("report", run, "--rank", "1")
+    assert asked("--rank", "0")["trip"] is None
+
+    written, short = rankwatch("report", run), rankwatch("report", run, "--frames", "1")
+    assert written == (Path(run) / "report.txt").read_text()
+    assert short.partition("\nDetected")[0] == written.partition("\nDetected")[0]
+    assert "Last 1 forward frames:\n" in short
+    assert short.endswith(written.splitlines()[-1] + "\n")
+    assert asked("--frames", "1")["frames"] == asked()["frames"][-1:]

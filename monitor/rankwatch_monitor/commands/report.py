@@ -1,43 +1,86 @@
-"""``rankwatch report``: the report of a run, from its folder or from its record."""
+"""``rankwatch report``: the report of a run, from its folder or from its record, or one rank or batch of it."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rankwatch.errors import UsageError
 
 from .. import arguments as types
-from .. import snapshot
-from ..report import json, text
+from .. import closeup, snapshot
+from ..report import batch, json, rank, text
+from ..report.data import Report
 from ..store import StoreError
 
-HELP = "print the report of a run again"
+HELP = "print the report of a run again, or look at one rank or batch of it"
+
+FRAMES = 21
+"""Frames that are shown, as in a report."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     types.add_run(parser)
+    number = types.whole("N", 0, 1 << 62)
+    parser.add_argument("--rank", type=number, metavar="R", help="what is known of this rank")
+    parser.add_argument(
+        "--batch", type=number, metavar="B", help="this batch as the rank sent it (default: the culprit's rank, or rank 0)"
+    )
+    frames = types.whole("N", 1, 1 << 31)
+    parser.add_argument(
+        "--frames", type=frames, metavar="N", help=f"how many of the last frames to show (default: {FRAMES})"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
 def main(arguments: argparse.Namespace) -> int:
     run = types.run_folder(arguments.run)
-    path = run / ("report.json" if arguments.json else "report.txt")
+    if (arguments.rank, arguments.batch, arguments.frames) == (None, None, None):
+        sys.stdout.write(_written(run, as_json=arguments.json))
+        return 0
     try:
-        written = path.read_text(encoding="utf-8")
-    except OSError as error:
-        written = _report_so_far(run, error, as_json=arguments.json)
-    sys.stdout.write(written)
+        sys.stdout.write(_closeup(run, arguments))
+    except StoreError as error:
+        raise UsageError(f"{error}; is {run} a run's folder?") from None
     return 0
 
 
-def _report_so_far(run: Path, error: OSError, *, as_json: bool) -> str:
-    """What the record says of a run whose report is not written yet, or not any more."""
+def _closeup(run: Path, arguments: argparse.Namespace) -> str:
+    frames, as_json = arguments.frames or FRAMES, arguments.json
+    if arguments.batch is not None:
+        of_batch = closeup.of_batch(run, arguments.batch, arguments.rank)
+        return batch.to_json(of_batch, frames) if as_json else batch.render(of_batch, frames)
+    if arguments.rank is not None:
+        of_rank = closeup.of_rank(run, arguments.rank)
+        return rank.to_json(of_rank, frames) if as_json else rank.render(of_rank, frames)
+    report, is_over = snapshot.take(run)
+    return _render(_shortened(report, frames), is_over, as_json=as_json)
+
+
+def _shortened(report: Report, frames: int) -> Report:
+    """With so many of its verdict's frames."""
+    if report.verdict is None:
+        return report
+    trip = report.verdict.trip
+    return replace(report, verdict=replace(report.verdict, trip=replace(trip, frames=trip.frames[-frames:])))
+
+
+def _written(run: Path, *, as_json: bool) -> str:
+    """The report as the collector wrote it; else what the record says of a run whose report is not there (any more)."""
+    path = run / ("report.json" if as_json else "report.txt")
     try:
-        report, is_over = snapshot.take(run)
-    except StoreError as why:
-        raise UsageError(f"no report in {run}: {error.strerror}; nor is it in its record: {why}") from None
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        try:
+            report, is_over = snapshot.take(run)
+        except StoreError as why:
+            raise UsageError(f"no report in {run}: {error.strerror}; nor is it in its record: {why}") from None
+        return _render(report, is_over, as_json=as_json)
+
+
+def _render(report: Report, is_over: bool, *, as_json: bool) -> str:
     if as_json:
         return json.render(report)
     return text.render(report) if is_over or report.verdict else text.render_so_far(report)

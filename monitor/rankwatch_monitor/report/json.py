@@ -10,7 +10,7 @@ from rankwatch.frame import MEASURED, Frame, Reading, State
 from rankwatch.notice import describe_notice
 
 from ..verdict import Verdict
-from .data import RankNotice, Report
+from .data import RankNotice, RankRow, Report
 
 SCHEMA = 1
 
@@ -24,34 +24,15 @@ def to_dict(report: Report) -> dict[str, Any]:
     verdict = report.verdict
     return {
         "schema": SCHEMA,
-        "run": {
-            "id": report.run,
-            "job": report.job,
-            "restart": report.restart,
-            "world_size": report.world_size,
-        },
+        "run": run_to_dict(report),
         "outcome": report.outcome.value,
         "reason": report.reason,
         "batches": report.batches,
         "verdict": None if verdict is None else _verdict(report, verdict),
-        "frames": [] if verdict is None else [_frame(frame) for frame in verdict.trip.frames],
+        "frames": [] if verdict is None else [frame_to_dict(frame) for frame in verdict.trip.frames],
         "acknowledged_in": report.acknowledged_in,
-        "ranks": [
-            {
-                "rank": row.rank,
-                "local_rank": row.local_rank,
-                "host": row.host,
-                "pid": row.pid,
-                "last_batch": row.last_batch,
-                "state": row.state.value,
-                "acknowledged": row.acknowledged,
-                "dropped": row.dropped,
-                "rival": row.rival,
-                "farewell": row.farewell,
-            }
-            for row in report.ranks
-        ],
-        "notices": [_notice(kept) for kept in report.notices],
+        "ranks": [rank_to_dict(row) for row in report.ranks],
+        "notices": [notice_to_dict(kept) for kept in report.notices],
         "notices_unkept": report.notices_unkept,
         "stalled": report.stalled,
     }
@@ -81,7 +62,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "numel": trip.numel if counted else None,
         "nan_count": trip.nan_count if counted else None,
         "inf_count": trip.inf_count if counted else None,
-        "loss_scale": _number(trip.loss_scale) if trip.loss_scale else None,
+        "loss_scale": number(trip.loss_scale) if trip.loss_scale else None,
         "time": trip.time,
         "cause": verdict.cause.value,
         "evidence": verdict.evidence,
@@ -103,7 +84,26 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _frame(frame: Frame) -> dict[str, Any]:
+def run_to_dict(report: Report) -> dict[str, Any]:
+    return {"id": report.run, "job": report.job, "restart": report.restart, "world_size": report.world_size}
+
+
+def rank_to_dict(row: RankRow) -> dict[str, Any]:
+    return {
+        "rank": row.rank,
+        "local_rank": row.local_rank,
+        "host": row.host,
+        "pid": row.pid,
+        "last_batch": row.last_batch,
+        "state": row.state.value,
+        "acknowledged": row.acknowledged,
+        "dropped": row.dropped,
+        "rival": row.rival,
+        "farewell": row.farewell,
+    }
+
+
+def frame_to_dict(frame: Frame) -> dict[str, Any]:
     return {
         "batch": frame.position.batch,
         "eval": frame.position.eval,
@@ -115,7 +115,7 @@ def _frame(frame: Frame) -> dict[str, Any]:
     }
 
 
-def _notice(kept: RankNotice) -> dict[str, Any]:
+def notice_to_dict(kept: RankNotice) -> dict[str, Any]:
     notice = kept.notice
     return {
         "rank": kept.rank,
@@ -128,7 +128,7 @@ def _notice(kept: RankNotice) -> dict[str, Any]:
         "batch": notice.batch,
         "value": notice.value,
         "growth": notice.growth,
-        "batches_left": _number(notice.batches_left),
+        "batches_left": number(notice.batches_left),
         "text": describe_notice(notice),
     }
 
@@ -139,16 +139,17 @@ def _reading(reading: Reading) -> dict[str, Any]:
         "label": reading.label,
         "kind": reading.kind.name.lower(),
         "dtype": reading.dtype,
-        "abs_min": _number(reading.abs_min) if measured else None,
-        "abs_max": _number(reading.abs_max) if measured else None,
+        "abs_min": number(reading.abs_min) if measured else None,
+        "abs_max": number(reading.abs_max) if measured else None,
         "state": reading.state.name.lower(),
     }
 
 
 def point(batch: int, abs_min: float, abs_max: float, state: State) -> list[Any]:
     """A reading in one batch as a short list."""
-    return [batch, _number(abs_min), _number(abs_max), state.name.lower()]
+    return [batch, number(abs_min), number(abs_max), state.name.lower()]
 
 
-def _number(value: float) -> float | None:
+def number(value: float) -> float | None:
+    """JSON has no inf and no nan."""
     return value if math.isfinite(value) else None

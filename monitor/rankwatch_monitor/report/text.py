@@ -32,7 +32,7 @@ def render_head(report: Report) -> str:
     fields = [
         ("culprit", culprit),
         ("cause", f"{verdict.cause.value}: {verdict.evidence}"),
-        *_noticed(report),
+        *notice_fields(report),
         *_also(verdict),
         ("certainty", _certainty(verdict)),
         ("abort", _acknowledgements(report)),
@@ -47,7 +47,7 @@ def render_so_far(report: Report) -> str:
     for row in report.ranks:
         states[row.state.value] = states.get(row.state.value, 0) + 1
     fields = [("ranks", ", ".join(f"{count} {state}" for state, count in states.items()))]
-    fields += [("batches", str(report.batches)), *_noticed(report), *_lapses(report)]
+    fields += [("batches", str(report.batches)), *notice_fields(report), *_lapses(report)]
     return format_head(f"run {report.run} goes on", fields)
 
 
@@ -58,13 +58,13 @@ def _render_ending(report: Report) -> str:
         unheard = f"; never heard of: {name_ranks(missing)}" if missing else ""
         faults = "".join(f"\n  but {_name(report, row.rank)} {row.farewell}" for row in report.ranks if row.farewell)
         head = f"run {report.run} finished: {_ranks(report)}, {batches}, no inf or nan{unheard}{faults}"
-        return format_head(head, [*_noticed(report), *_lapses(report)])
+        return format_head(head, [*notice_fields(report), *_lapses(report)])
     fields = [("reason", report.reason)]
     for label, state in (("failed", RankState.FAILED), ("lost", RankState.LOST)):
         ranks = [row.rank for row in report.ranks if row.state is state]
         if ranks:
             fields.append((label, name_ranks(ranks)))
-    fields += [("batches", str(report.batches)), *_noticed(report), *_lapses(report)]
+    fields += [("batches", str(report.batches)), *notice_fields(report), *_lapses(report)]
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
     return format_head(f"run {report.run} {report.outcome.value}", fields)
@@ -98,7 +98,7 @@ def noticed(report: Report, only: int | None = None) -> dict[NoticeKey, str]:
     }
 
 
-def _noticed(report: Report) -> list[tuple[str, str]]:
+def notice_fields(report: Report) -> list[tuple[str, str]]:
     lines = list(noticed(report).values())
     hidden = len(lines[MAX_LINES:])
     if hidden:

@@ -1,0 +1,249 @@
+"""One rank or one batch of a run: what is found of it in the record, and how it is told."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import makers
+import records
+from makers import INF, NAN, frame, reading
+from rankwatch import wire
+from rankwatch.errors import UsageError
+from rankwatch.frame import Frame
+from rankwatch_monitor import closeup
+from rankwatch_monitor.journal import NO_RANK, Closed, Decided, Entry
+from rankwatch_monitor.report import batch, rank
+from rankwatch_monitor.report.data import Outcome, RankStanding, RankState
+from rankwatch_monitor.store import FILE, Limits, Store
+
+OVER = [Entry(3.0, NO_RANK, Decided(Outcome.FINISHED, "", False)), Entry(3.0, NO_RANK, Closed())]
+
+
+def two(batch_number: int, high: float = 1.0) -> list[Frame]:
+    return [
+        frame(reading("weight", 3.0), reading("output", high, dtype="float16"), at=(batch_number, 0, 0)),
+        frame(reading("output", high * 2), at=(batch_number, 0, 1), module="", module_class="Model"),
+    ]
+
+
+def of_batch(run: Path, number: int, of_rank: int | None = None, frames: int = 21) -> tuple[str, dict[str, Any]]:
+    found = closeup.of_batch(run, number, of_rank)
+    return batch.render(found, frames), json.loads(batch.to_json(found, frames), parse_constant=pytest.fail)
+
+
+def of_rank(run: Path, number: int, frames: int = 21) -> tuple[str, dict[str, Any]]:
+    found = closeup.of_rank(run, number)
+    return rank.render(found, frames), json.loads(rank.to_json(found, frames), parse_constant=pytest.fail)
+
+
+def forget(run: Path, table: str, condition: str) -> None:
+    with closing(sqlite3.connect(run / FILE)) as database, database:
+        database.execute(f"DELETE FROM {table} WHERE {condition}")
+
+
+def test_a_batch_as_its_rank_sent_it(tmp_path: Path) -> None:
+    run = records.write(
+        tmp_path / "train-1",
+        records.part(0, *two(2)),
+        records.part(0, *two(3, 2.0), step=1, ended=1e9),
+        records.part(0, frame(reading("grad_output", NAN), at=(3, 0, 2)), step=1, ended=1e9 + 1),
+        *OVER,
+    )
+    text, told = of_batch(run, 3)
+    assert text == (
+        "rankwatch: batch 3 of rank 0 of 2 (node0, local rank 0), run train-1\n"
+        "  step       optimizer step 1, begun 2001-09-09 01:46:39 UTC, 2 s\n"
+        "  headroom   x3.28e+04 in layer (Linear), output\n"
+        "  bad        1 reading is inf or nan, the first layer (Linear), grad_output\n"
+        "  frames     all 3, as the rank sent them\n"
+        "\n"
+        "                  *** Starting batch number=3 ***\n"
+        "abs min  abs max  metadata\n"
+        "                  layer Linear\n"
+        "5.00e-01 3.00e+00 weight\n"
+        "5.00e-01 2.00e+00 output\n"
+        "                   Model\n"
+        "5.00e-01 4.00e+00 output\n"
+        "                  layer Linear\n"
+        "     nan      nan grad_output\n"
+    )
+    assert (told["rank"], told["batch"], told["frames_kept"], told["frames_by_trip"], told["envelope"]) == (0, 3, 3, 0, [])
+    assert [of["index"] for of in told["frames"]] == [0, 1, 2]
+    assert told["nearest_as_sent"] == {"before": 2, "after": None}
+    assert [(part["first_frame"], part["bad"]) for part in told["digests"]] == [(0, 0), (2, 1)]
+    assert told["digests"][1]["first_bad"]["reading"] == "grad_output"
+
+    text, told = of_batch(run, 3, frames=2)
+    assert text.endswith(
+        "  frames     the last 2 of 3, as the rank sent them\n"
+        "\n"
+        "abs min  abs max  metadata\n"
+        "                   Model\n"
+        "5.00e-01 4.00e+00 output\n"
+        "                  layer Linear\n"
+        "     nan      nan grad_output\n"
+    )
+    assert [of["index"] for of in told["frames"]] == [1, 2]
+
+
+def test_without_a_rank_it_is_the_culprit_whose_batch_is_told(tmp_path: Path) -> None:
+    run = records.write(
+        tmp_path / "train-1",
+        *(records.part(rank, *two(4)) for rank in (0, 1)),
+        records.part(0, *two(5)),
+        records.tripped(1, *two(4)[1:], *two(5, INF)[:1], step=5),
+        Entry(2.5, 0, wire.Bye(9, "finished", "")),
+        *OVER[1:],
+    )
+    text, told = of_batch(run, 5)
+    assert text.startswith("rankwatch: batch 5 of rank 1 of 2 (node0, local rank 1), run train-1\n")
+    assert "  frames     all 1 that the rank told when it tripped; the others it never sent\n" in text
+    assert text.endswith("layer Linear\n5.00e-01 3.00e+00 weight\n5.00e-01      inf output\n")
+    assert (told["rank"], told["frames_by_trip"], told["frames"][0]["readings"][1]["state"]) == (1, 1, "inf")
+    assert of_batch(run, 5, 0)[1]["frames_by_trip"] == 0
+    late = records.tripped(0, *two(5), frame(reading("grad_output", NAN), at=(5, 0, 2)))
+    again = Store(run / FILE)
+    again.write([late], 100.0)
+    again.close()
+    assert "all 3, as the rank sent them; the last 1 as it told them when it tripped" in of_batch(run, 5, 0)[0]
+
+
+def test_a_batch_that_is_not_kept_as_sent(tmp_path: Path) -> None:
+    sent = [records.part(0, *two(number)) for number in range(8)]
+    other = records.part(
+        1, *two(5, NAN), frame(reading("output", INF, low=0.25), reading("none"), at=(5, 0, 2), module="wide")
+    )
+    run = records.write(tmp_path / "train-1", *sent, other, *OVER)
+    forget(run, "summaries", "batch IN (4, 5, 6)")
+    text, told = of_batch(run, 5, 0)
+    assert text == (
+        "rankwatch: batch 5 of rank 0 of 2 (node0, local rank 0), run train-1\n"
+        "  step       optimizer step 0, begun 1970-01-01 00:00:10 UTC, 1 s\n"
+        "  headroom   x6.55e+04 in layer (Linear), output\n"
+        "  frames     not kept as the rank sent them; nearest to it are those of batches 3 and 7\n"
+        "             here are all 5 over all ranks\n"
+        "\n"
+        "abs min  abs max  metadata (rank of the abs max, or with the nan)\n"
+        "                  layer Linear\n"
+        "5.00e-01 3.00e+00 weight (0)\n"
+        "5.00e-01 1.00e+00 output (0)\n"
+        "                   Model\n"
+        "5.00e-01 2.00e+00 output (0)\n"
+        "                  layer Linear\n"
+        "5.00e-01 3.00e+00 weight (1)\n"
+        "     nan      nan output (1)\n"
+        "                   Model\n"
+        "     nan      nan output (1)\n"
+        "                  wide Linear\n"
+        "2.50e-01      inf output (1)\n"
+        "5.00e-01 1.00e+00 none (1)\n"
+    )
+    assert told["nearest_as_sent"] == {"before": 3, "after": 7}
+    assert told["frames"] == []
+    assert told["envelope"][3]["readings"][0] == {
+        "label": "output", "kind": "output", "dtype": "float32", "abs_min": None, "abs_min_rank": None,
+        "abs_max": None, "abs_max_rank": None, "state": "nan", "state_rank": 1,
+    }  # fmt: skip
+    assert of_batch(run, 5, 0, frames=1)[0].count(" Linear\n") == 1
+
+    forget(run, "envelopes", "batch = 5")
+    text, told = of_batch(run, 5, 0)
+    assert text.endswith("are those of batches 3 and 7; what was over all ranks is not kept either\n")
+    assert told["envelope"] == []
+
+
+def test_a_batch_of_which_nothing_is_known(tmp_path: Path) -> None:
+    run = records.write(tmp_path / "train-1", records.part(0, *two(0)), records.part(0, *two(1)), *OVER, world_size=2)
+    forget(run, "summaries", "batch = 0")
+    for of, number, complaint in (
+        (0, 2, "nothing is on record of batch 2 of rank 0: its last is batch 1; kept as sent are 1"),
+        (1, 2, "nothing is on record of batch 2 of rank 1: none of this rank is kept as sent"),
+        (2, 0, "no rank 2: run train-1 has ranks 0 to 1"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            closeup.of_batch(run, number, of)
+    with pytest.raises(UsageError, match="no rank 7: run train-1 has ranks 0 to 1"):
+        closeup.of_rank(run, 7)
+
+
+def test_a_rank_that_tripped(tmp_path: Path) -> None:
+    many = [records.part(1, *two(number, 10.0), step=number, ended=10.0 + number) for number in range(12)]
+    noticed = Entry(1.0, 1, wire.Noticed(5, makers.notice(batch=11)))
+    run = records.write(
+        tmp_path / "train-1",
+        records.part(0, *two(0)),
+        *many,
+        Entry(1.0, 0, wire.Noticed(5, makers.notice(module="of another rank"))),
+        noticed,
+        records.tripped(1, *two(11)[1:], *two(12, INF)[:1], step=12),
+        Entry(2.5, 1, wire.Bye(30, "aborted", "")),
+        *OVER[1:],
+    )
+    text, told = of_rank(run, 1)
+    lines = text.splitlines()
+    assert lines[:3] == [
+        "rankwatch: rank 1 of 2 (node0, local rank 1) of run train-1",
+        "  process    101 on node0",
+        "  state      aborted",
+    ]
+    assert "  batches    the last is batch 12" in lines
+    assert "  kept       batches 0-11 as sent" in lines
+    assert "of another rank" not in text
+    assert "  noticed    rank 1: next to overflow: layer (Linear), output: abs max 4.09e+03" in text
+    at = lines.index("batch  step  seconds  frames   headroom  in")
+    assert lines[at + 1] == "    2     2        1       2  x6.55e+03  layer (Linear), output"
+    assert lines[at + 10].startswith("   11    11")
+    assert lines[at + 11] == ""
+    assert text.endswith("layer Linear\n5.00e-01 3.00e+00 weight\n5.00e-01      inf output\n")
+    assert of_rank(run, 1, frames=1)[0].count(" Model\n") == 0
+    assert (told["rank"], told["state"], told["pid"], told["standing"]) == (1, "aborted", 101, None)
+    assert (told["trip"]["batch"], told["trip"]["reading"], len(told["trip"]["frames"])) == (12, "output", 2)
+    assert [part["batch"] for part in told["batches"]] == list(range(2, 12))
+    assert told["batches_as_sent"] == list(range(12))
+    assert [notice["rank"] for notice in told["notices"]] == [1]
+
+
+def test_a_culprit_and_one_that_was_not_the_first(tmp_path: Path) -> None:
+    run = records.write(
+        tmp_path / "train-1",
+        *(records.part(rank, *two(0)) for rank in (0, 1)),
+        records.tripped(0, *two(1), *two(1, INF)[1:]),
+        records.tripped(1, *two(1, INF)[:1]),
+        *OVER[1:],
+    )
+    assert "  tripped    the culprit, batch 1 (optimizer step 0), frame 0 of 2\n" in of_rank(run, 1)[0]
+    assert "  cause      overflow: " in of_rank(run, 1)[0]
+    other = of_rank(run, 0)[0]
+    assert "  tripped    beside the culprit, rank 1, batch 1 (optimizer step 0), frame 1\n" in other
+    assert "  cause" not in other
+
+
+def test_a_rank_while_it_runs_and_one_that_never_came(tmp_path: Path) -> None:
+    run = records.write(tmp_path / "train-1", records.part(0, *two(3)), world_size=1)
+    standing = RankStanding(0, RankState.RUNNING, 4, 0, 7, "backward", 0.5, 1.5, "", 3, 0)
+    store = Store(run / FILE)
+    store.write([], 100.0, [standing])
+    store.close()
+    text, told = of_rank(run, 0)
+    assert "  state      running\n" in text
+    assert "  place      batch 4, frame 7, phase backward, where it came 1.5 s before; heard 0.5 s before\n" in text
+    assert told["standing"]["phase"] == "backward"
+
+    lonely = records.write(tmp_path / "train-2", connected=[0])
+    assert of_rank(lonely, 1)[0] == "rankwatch: rank 1 of 2 of run train-2\n  state      missing: it never connected\n"
+    with pytest.raises(UsageError, match="nothing is on record of batch 0 of rank 1: this rank never connected"):
+        closeup.of_batch(lonely, 0, 1)
+
+
+def test_digests_whose_table_is_not_kept(tmp_path: Path) -> None:
+    run = records.write(tmp_path / "train-1", records.part(0, *two(3)), *OVER, limits=replace(Limits(), tables=1))
+    text, told = of_batch(run, 3)
+    assert "  headroom   x6.55e+04 in a reading whose frame table is not kept\n" in text
+    assert told["digests"][0]["nearest"] is None
