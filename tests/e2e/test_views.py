@@ -14,6 +14,20 @@ from jobs import RANKWATCH, environment, rankwatch, run_job, torchrun
 pytestmark = pytest.mark.e2e
 
 
+def test_a_run_in_one_file(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "overflow"))
+    run, file = str(job.run_dir), tmp_path / "run.html"
+    rankwatch("report", run, "--html", str(file))
+    body = file.read_text()
+    assert "<title>rankwatch: train-0</title>" in body
+    assert "blocks.2.square" in body
+    again = subprocess.run(
+        [*RANKWATCH, "report", run, "--html", str(file)], capture_output=True, text=True, env=environment()
+    )
+    assert (again.returncode, "is there already" in again.stderr) == (2, True)
+    assert file.read_text() == body
+
+
 def test_diff(tmp_path: Path) -> None:
     job = run_job(tmp_path, torchrun("train.py", "healthy"))
     assert job.code == 0

@@ -14,6 +14,8 @@ from .. import closeup, snapshot
 from ..report import batch, json, rank, text
 from ..report.data import Report
 from ..store import StoreError
+from ..ui import single
+from ..ui.pages import RunPages
 
 HELP = "print the report of a run again, or look at one rank or batch of it"
 
@@ -32,12 +34,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frames", type=frames, metavar="N", help=f"how many of the last frames to show (default: {FRAMES})"
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as JSON")
+    form.add_argument("--html", type=Path, metavar="FILE", help="as one HTML file, charts included, to attach to a ticket")
 
 
 def main(arguments: argparse.Namespace) -> int:
     run = types.run_folder(arguments.run)
-    if (arguments.rank, arguments.batch, arguments.frames) == (None, None, None):
+    is_whole = (arguments.rank, arguments.batch, arguments.frames) == (None, None, None)
+    if arguments.html is not None:
+        if not is_whole:
+            raise UsageError("--html is of the whole run: leave out --rank, --batch and --frames")
+        _write_html(run, arguments.html)
+        return 0
+    if is_whole:
         sys.stdout.write(_written(run, as_json=arguments.json))
         return 0
     try:
@@ -45,6 +55,20 @@ def main(arguments: argparse.Namespace) -> int:
     except StoreError as error:
         raise UsageError(f"{error}; is {run} a run's folder?") from None
     return 0
+
+
+def _write_html(run: Path, path: Path) -> None:
+    try:
+        body = single.render(RunPages(run))
+        with path.open("x", encoding="utf-8") as file:
+            file.write(body)
+    except StoreError as error:
+        raise UsageError(f"{error}; is {run} a run's folder?") from None
+    except FileExistsError:
+        raise UsageError(f"{path} is there already: remove it, or choose another name") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    sys.stderr.write(f"rankwatch: {path} has all of {run.resolve().name}; any browser opens it\n")
 
 
 def _closeup(run: Path, arguments: argparse.Namespace) -> str:
