@@ -48,8 +48,7 @@ class Running:
         if clean:
             self.collector.close()
         else:  # as a SIGKILL would leave things: the files stay
-            assert self.collector._in_use is not None
-            self.collector._in_use.close()
+            self.collector._keys.release()
             self.collector._inbox.close()
             self.collector._recorder.close()
             self.collector._socket.close(0)

@@ -5,32 +5,70 @@ python tests/pictures.py
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
 
+from rich.console import Console
+from rich.text import Text
+
 from browser import browsing
 from jobs import RANKWATCH, environment
+from rankwatch_monitor import record, snapshot
+from rankwatch_monitor.store import FILE, StoreError
 
 PICTURES = ROOT / "deploy" / "pictures"
+BATCHES = 8
+"""So many are to be seen before the run is held for a moment, to be looked at: it lasts a second."""
 
 
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "rankwatch-runs"
-        subprocess.run(
-            [*RANKWATCH, "demo", "--runs-dir", str(runs)], env=environment(), check=True, stdout=subprocess.DEVNULL
-        )
+        command = [*RANKWATCH, "demo", "--runs-dir", str(runs)]
+        with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as demo:
+            while demo.poll() is None and _batches(runs / "demo-0" / FILE) < BATCHES:
+                time.sleep(0.005)
+            _picture_top(runs / "demo-0")
         with browsing(runs) as browser:
             browser.size(1100, 850)
             browser.open("/run/demo-0")
             browser.until(lambda: "Worst" in browser.chart())
             browser.driver.save_screenshot(str(PICTURES / "page.png"))
+
+
+def _batches(path: Path) -> int:
+    with suppress(StoreError):
+        return len(set(record.read_digests(path)["batch"].tolist()))
+    return 0
+
+
+def _picture_top(run: Path) -> None:
+    processes = [row.pid for row in snapshot.take(run).report.ranks]
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        env = environment(FORCE_COLOR="1", COLUMNS="80", LINES="24")
+        shown = subprocess.run([*RANKWATCH, "top", str(run), "--once"], env=env, capture_output=True, text=True, check=True)
+    finally:
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
+    with open(os.devnull, "w") as nowhere:
+        console = Console(record=True, width=80, file=nowhere, force_terminal=True)
+        console.print(Text.from_ansi(shown.stdout.rstrip("\n")))
+        picture = console.export_svg(title="rankwatch top")
+    picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)  # which would be fetched from elsewhere
+    (PICTURES / "top.svg").write_text(picture)
 
 
 if __name__ == "__main__":

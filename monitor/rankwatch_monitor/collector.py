@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import logging
 import resource
@@ -18,20 +17,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, TextIO
 
 import zmq
 
-from rankwatch import connection as connections
 from rankwatch import sockets, wire
-from rankwatch.connection import Connection
-from rankwatch.errors import ConnectionFileError, ProtocolError
+from rankwatch.errors import ProtocolError
 
 from . import record, store
+from .credentials import Credentials
 from .effects import Effect, IssueKey, Keep, Note, Publish, RecordTrace, Send, Show
 from .inbox import Ended, Inbox, Letter
 from .journal import Entry, JobEnded
-from .keyring import MAX_JOBS, Keyring
 from .ledger import Disconnected, Event, Ledger, Malformed, Received, Stored, Tick
 from .meters import Counts, Meters
 from .printable import printable
@@ -114,43 +110,24 @@ class Collector:
         self._put_off_bytes = 0
         self._kept: dict[str, list[Entry]] = {}
         """What is to be put on record at the next turn."""
-        self._in_use: TextIO | None = None
         self._job_ended: JobEnded | None = None
         self.ledger = Ledger(options, runs.is_free)
-        self._connection_file = connection_file
-        self._key_file = connection_file.with_name(f"{connection_file.name}.server-key")
-        known = self._take_over()
-        if known and (known.server == sockets.NO_KEYS) != insecure:
-            raise ConnectionFileError(
-                f"connection file {connection_file} is of a collector {'with' if insecure else 'without'} encryption: remove it, "
-                "or choose another --connection-file"
-            )
-        server = known.server if known else sockets.NO_KEYS if insecure else sockets.new_key_pair()
-        client = known.client if known else sockets.NO_KEYS if insecure else sockets.new_key_pair()
-        self._keys = Keyring(client)
-        invited = known.invited if known else []
-        self._keys.recall(invited)
+        self._keys = Credentials(connection_file, insecure=insecure)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, sockets.MAX_PEERS)
-        self._authenticator = sockets.authenticator(self._context, self._keys.admits)
+        self._authenticator = sockets.authenticator(self._context, self._keys.ring.admits)
         try:
-            wanted = listen or (known.listening if known else DEFAULT_LISTEN)
-            self._socket, self.address = sockets.router(self._context, wanted, server)
+            wanted = listen or self._keys.listening or DEFAULT_LISTEN
+            self._socket, self.address = sockets.router(self._context, wanted, self._keys.server)
             self._inbox = Inbox(self._socket)
-            self.connection = Connection(self.address, server.public, client.public, client.secret, job)
-            listening = f"{wanted.rpartition(':')[0]}:{self.address.rpartition(':')[2]}"
-            lines = [server.secret, listening, *invited]
-            connections.write_private(self._key_file, "".join(f"{line}\n" for line in lines))
-            connections.write(self.connection, connection_file)
-            self._in_use = open(self._key_file)  # noqa: SIM115 (held as long as the collector lives)
-            fcntl.flock(self._in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.connection = self._keys.publish(self.address, wanted, job)
             self._wake_read, self._wake_write = socket.socketpair()
             self._wake_read.setblocking(False)
             self._wake_write.setblocking(False)
-            name = server.public or self.address
+            name = self._keys.server.public or self.address
             tell = self._tell_headroom
             self._recorder = Recorder(runs.path, self._wake, store.Limits(), runs.open, tell, collector=name)
-            if known:
+            if self._keys.are_taken_over:
                 self._go_on_with(runs.unfinished(name))
         except BaseException:
             self.close()
@@ -190,53 +167,9 @@ class Collector:
         if hasattr(self, "_socket"):
             self._inbox.close()
             self._socket.close(0)
-            if self._in_use is not None:
-                self._in_use.close()
-            for path in (self._connection_file, self._key_file):
-                with suppress(OSError):
-                    path.unlink()
+            self._keys.withdraw()
         self._authenticator.stop()
         self._context.destroy(linger=0)
-
-    def _take_over(self) -> _Known | None:
-        """What the collector that wrote the connection file before has left."""
-        if not self._connection_file.exists():
-            return None
-        known = connections.read(self._connection_file)
-        try:
-            with open(self._key_file) as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                secret, listening, *invited = file.read().splitlines()
-                Keyring(sockets.KeyPair(known.client_public, known.client_secret)).recall(invited)
-        except BlockingIOError:
-            raise ConnectionFileError(
-                f"connection file {self._connection_file} is in use by a running collector; choose another --connection-file"
-            ) from None
-        except (OSError, ValueError):
-            raise ConnectionFileError(
-                f"connection file {self._connection_file} belongs to another collector, whose {self._key_file.name} is not "
-                "here: remove it, or choose another --connection-file"
-            ) from None
-        client = sockets.KeyPair(known.client_public, known.client_secret)
-        return _Known(listening, sockets.KeyPair(known.server_public, secret), client, invited)
-
-    def _issue_key(self, job: str) -> wire.Message:
-        """Keys that speak for one job, the same each time; they outlive this collector, as its own keys do."""
-        keys = self._keys.invited(job)
-        if not self.connection.is_encrypted:
-            return wire.Error("links are in plain text here, and keys mean nothing", "none")
-        if keys is None:
-            if self._keys.is_full:
-                return wire.Error(f"{MAX_JOBS} jobs have keys already", "none")
-            keys = sockets.new_key_pair()
-            line = self._keys.invite(job, keys)
-            try:
-                with open(self._key_file, "a") as file:
-                    file.write(f"{line}\n")
-            except OSError as error:
-                log.error("the keys of job %s end with this collector: cannot write %s: %s", job, self._key_file, error)
-            log.info("keys made for the ranks of job %s", job)
-        return wire.Invited(job, keys.public, keys.secret)
 
     def _drain(self) -> None:
         """Takes what waits. Batches are put off while there is anything else: no abort is to wait for thousands of them."""
@@ -274,7 +207,7 @@ class Collector:
         except (ProtocolError, MemoryError) as error:
             self._perform(Malformed(peer, str(error) or "there is no memory for it"))
         else:
-            job = self._keys.job_of(key)
+            job = self._keys.ring.job_of(key)
             if job is not None:  # else nobody was to come in
                 self._perform(Received(peer, message, job))
 
@@ -342,7 +275,7 @@ class Collector:
             elif isinstance(effect, Note):
                 log.info("%s", printable(effect.text))
             elif isinstance(effect, IssueKey):
-                self._do(iter([Send(effect.peer, self._issue_key(effect.job))]))
+                self._do(iter([Send(effect.peer, self._keys.issue(effect.job))]))
             elif isinstance(effect, Keep):
                 self._kept.setdefault(effect.run, []).extend(effect.entries)
             elif isinstance(effect, Show):
@@ -365,13 +298,6 @@ because much is under way. Among the records of 16,384 ranks that takes 70 ms, i
 SWITCH_INTERVAL = 0.0002
 """Seconds after which a thread that waits for the interpreter gets it. The loop gives it up with every message that it takes, and
 would wait 5 ms, Python's own choice, to have it back from the recorder."""
-
-
-class _Known(NamedTuple):
-    listening: str
-    server: sockets.KeyPair
-    client: sockets.KeyPair
-    invited: list[str]
 
 
 def run_daemon(
