@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from browser import served
 from jobs import RANKWATCH, environment, rankwatch, run_job, torchrun
 
 pytestmark = pytest.mark.e2e
@@ -115,3 +117,32 @@ def test_one_rank_and_one_batch_from_near(tmp_path: Path) -> None:
     assert "Last 1 forward frames:\n" in short
     assert short.endswith(written.splitlines()[-1] + "\n")
     assert asked("--frames", "1")["frames"] == asked()["frames"][-1:]
+
+
+def test_every_view_of_a_run_of_four_ranks(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "overflow", ranks=4))
+    run = str(job.run_dir)
+    assert job.verdict["rank"] == 1
+    whole = (job.run_dir / "report.txt").read_text()
+    assert rankwatch("report", run) == whole
+    assert "rank 3 of 4" in rankwatch("report", run, "--rank", "3")
+    assert "batch 4 of rank 3 of 4" in rankwatch("report", run, "--rank", "3", "--batch", "4")
+    assert " aborted  4 " in rankwatch("list", str(tmp_path / "runs"))
+    assert "right      rank 3, batch" in rankwatch("diff", run, "--rank", "2", "--rank", "3")
+    dumped = [json.loads(line) for line in rankwatch("dump", run).splitlines()]
+    assert {line["rank"] for line in dumped if line["what"] == "batch"} == {0, 1, 2, 3}
+    shown = rankwatch("top", run, "--once")
+    assert "4 ranks on 1 node" in shown
+    assert "first overflow in run train-0" in shown
+    rankwatch("export", run, "--parquet", str(tmp_path / "readings.parquet"))
+    rankwatch("export", run, "--tensorboard", str(tmp_path / "scalars"))
+    assert (tmp_path / "readings.parquet").stat().st_size > 1000
+    assert list((tmp_path / "scalars").iterdir())
+    rankwatch("report", run, "--html", str(tmp_path / "run.html"))
+    with served(tmp_path / "runs") as url:
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        opener.open(url).close()
+        with opener.open(f"{url.partition('?')[0]}api/run/train-0/overview") as answer:
+            overview = json.load(answer)
+    assert overview["grid"]["rows"] == ["0", "1", "2", "3"]
+    assert overview["report"]["verdict"] == job.verdict
