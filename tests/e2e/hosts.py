@@ -17,14 +17,17 @@ import struct
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pytest
 
 _SOL_PACKET, _ADD_MEMBERSHIP, _VNET_HDR, _IGNORE_OUTGOING, _PROMISCUOUS, _ALL_PROTOCOLS = 263, 1, 15, 23, 1, 3
 """From linux/if_packet.h and linux/if_ether.h; the standard library does not name them."""
 
+_VNET_HEADER, _ETHERNET_HEADER, _IPV4 = 10, 14, b"\x08\x00"
 _LARGEST_FRAME = 70_000
 _BUFFER = 8 * 2**20
 _numbers = itertools.count()
@@ -40,6 +43,15 @@ class Cable:
     loss: float = 0.0
 
 
+class Packet(NamedTuple):
+    """A TCP packet's ends: addresses and ports."""
+
+    source: str
+    target: str
+    source_port: int
+    target_port: int
+
+
 @dataclass
 class Hosts:
     """Some hosts and the switch between them; ``address`` of each is known to all."""
@@ -47,12 +59,14 @@ class Hosts:
     names: list[str]
     address: dict[str, str] = field(default_factory=dict)
     cables: dict[str, Cable] = field(default_factory=dict)
+    blocked: Callable[[Packet], bool] | None = None
+    """The switch's firewall: packets that it says nothing of, and does not pass on."""
 
     def __post_init__(self) -> None:
         if reason := _what_is_missing():
             pytest.skip(reason)
         mark = f"rw{os.getpid()}-{next(_numbers)}"
-        self._spaces = {name: f"{mark}-{name}" for name in self.names}
+        self.spaces = {name: f"{mark}-{name}" for name in self.names}
         self._stop_read, self._stop_write = os.pipe()
         self._switch = threading.Thread(target=self._pass_frames, name="switch", daemon=True)
         try:
@@ -65,7 +79,7 @@ class Hosts:
 
     def command(self, name: str) -> list[str]:
         """What to put before a command so that it runs on a host."""
-        return ["ip", "netns", "exec", self._spaces[name]]
+        return ["ip", "netns", "exec", self.spaces[name]]
 
     def close(self) -> None:
         os.close(self._stop_write)
@@ -74,7 +88,7 @@ class Hosts:
         self._delete()
 
     def _add(self, name: str, number: int, port: str) -> None:
-        space, address = self._spaces[name], f"10.99.77.{number}"
+        space, address = self.spaces[name], f"10.99.77.{number}"
         inside = f"ip netns exec {space} "
         for line in (
             f"ip netns add {space}",
@@ -91,7 +105,7 @@ class Hosts:
     def _delete(self) -> None:
         for cable in self.cables.values():
             cable.end.close()
-        for space in self._spaces.values():  # its interface goes with it, and the other end with that
+        for space in self.spaces.values():  # its interface goes with it, and the other end with that
             subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
 
     def _pass_frames(self) -> None:
@@ -107,6 +121,8 @@ class Hosts:
             for descriptor in ready:
                 source = by_end[descriptor]
                 frame = source.end.recv(_LARGEST_FRAME)
+                if self.blocked is not None and (packet := _packet(frame)) is not None and self.blocked(packet):
+                    continue
                 for target in self.cables.values():
                     if target is not source and not _is_lost(source) and not _is_lost(target):
                         due = time.monotonic() + source.delay + target.delay
@@ -116,6 +132,15 @@ class Hosts:
                 if not target.is_cut:
                     with suppress(OSError):  # no room, or no host any more: the frame is lost, as on a wire
                         target.end.send(frame)
+
+
+def _packet(frame: bytes) -> Packet | None:
+    """The TCP packet in a frame, behind its virtual header and Ethernet's; None if there is none."""
+    ip = frame[_VNET_HEADER + _ETHERNET_HEADER :]
+    if frame[_VNET_HEADER + _ETHERNET_HEADER - 2 :][:2] != _IPV4 or ip[9] != socket.IPPROTO_TCP:
+        return None
+    ports = struct.unpack_from("!HH", ip, 4 * (ip[0] & 15))
+    return Packet(socket.inet_ntoa(ip[12:16]), socket.inet_ntoa(ip[16:20]), *ports)
 
 
 def _is_lost(cable: Cable) -> bool:
