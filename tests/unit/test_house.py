@@ -23,6 +23,15 @@ ORDER = [
 ]
 """Imports inside the agent point to the left."""
 
+DOCTOR = [
+    *("finding", "words", "bounded", "options", "place", "pairs", "compare", "clock", "explain", "quiet", "report", "table"),
+    *("machine", "reach", "alone", "device", "groups", "room", "tasks", "run", "__main__"),
+]
+"""The same inside the doctor, which may import what the collector may, and what is named here."""
+DOCTOR_MAY_IMPORT = {*SHARED, "abort"}
+DOCTOR_NEEDS_TORCH = {"device", "groups", "room"}
+"""Only these import torch; ``tasks`` and ``run`` rest on them."""
+
 
 def imports(path: Path) -> set[str]:
     """The modules a file imports outside of ``if TYPE_CHECKING``, relative ones with their dots."""
@@ -55,6 +64,25 @@ def test_imports_inside_the_agent_point_one_way(name: str) -> None:
     assert above <= set(ORDER[: ORDER.index(name)])
 
 
+def test_every_file_of_the_doctor_has_its_place() -> None:
+    assert {path.stem for path in (AGENT / "doctor").glob("*.py")} - {"__init__"} == set(DOCTOR)
+
+
+@pytest.mark.parametrize("name", DOCTOR)
+def test_imports_inside_the_doctor_point_one_way(name: str) -> None:
+    modules = imports(AGENT / "doctor" / f"{name}.py")
+    own = {module.removeprefix(".") for module in modules if module.startswith(".") and not module.startswith("..")}
+    assert own <= set(DOCTOR[: DOCTOR.index(name)])
+    assert {module.removeprefix("..") for module in modules if module.startswith("..")} <= DOCTOR_MAY_IMPORT | {""}
+    if name not in DOCTOR_NEEDS_TORCH | {"tasks"}:
+        assert not {module for module in modules if module.partition(".")[0] == "torch"}
+
+
+def test_only_the_doctor_meets_at_a_store() -> None:
+    users = {path.stem for path in AGENT.rglob("*.py") if "TCPStore" in path.read_text()}
+    assert users == {"room"}
+
+
 @pytest.mark.parametrize("path", sorted(AGENT.rglob("*.py")), ids=lambda path: path.stem)
 def test_the_agent_never_imports_the_monitor(path: Path) -> None:
     assert not {module for module in imports(path) if module.startswith("rankwatch_monitor")}
@@ -65,14 +93,14 @@ def test_the_monitor_imports_only_what_is_free_of_torch(path: Path) -> None:
     modules = imports(path)
     assert not {module for module in modules if module.partition(".")[0] == "torch"}
     ours = {module.partition(".")[2] for module in modules if module.startswith("rankwatch.")}
-    assert ours <= set(SHARED)
+    assert ours <= {*SHARED, "doctor.options"}
 
 
 @pytest.mark.parametrize(
     ("library", "home"),
     [
         ("msgpack", "wire"),
-        ("zmq", "sockets link inbox collector control"),
+        ("zmq", "sockets link inbox collector control reach"),
         ("starlette", "server"),
         ("uvicorn", "server"),
         ("sqlite3", "store record kept migrations"),
@@ -101,6 +129,7 @@ def test_libraries_have_one_home(library: str, home: str) -> None:
         ("import rankwatch", {"torch", "zmq", "msgpack"}),
         ("import rankwatch.wire, rankwatch.text", {"torch", "zmq"}),
         ("import rankwatch_monitor.cli", {"torch", "prometheus_client", "rich", "starlette"}),
+        ("import rankwatch.doctor.__main__", {"torch"}),
     ],
 )
 def test_what_an_import_does_not_pull_in(statement: str, absent: set[str]) -> None:

@@ -1,0 +1,170 @@
+"""Checks of the machine that need no torch: shared memory, open files, the interface to the others."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import resource
+import socket
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from .finding import Finding, fail, ok, warn
+
+MIB = 2**20
+SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY_PER_RANK = 64 * MIB
+OPEN_FILES = 4096
+CONNECT_TIMEOUT = 3.0
+SLOW_LOOKUP = 1.0
+_SIOCGIFADDR = 0x8915
+
+
+def shared_memory(local_ranks: int, folder: Path = SHARED_MEMORY) -> Finding:
+    """Room enough for NCCL's and the data loaders' segments; a segment is really written and read."""
+    sample = os.urandom(MIB)
+    try:
+        space = os.statvfs(folder)
+        with tempfile.TemporaryFile(dir=folder) as segment:
+            segment.write(sample)
+            segment.seek(0)
+            is_kept = segment.read() == sample
+    except OSError as error:
+        return fail("shared memory", f"{folder}: {error.strerror}", f"mount a tmpfs on {folder}, or free room in it")
+    if not is_kept:
+        return fail("shared memory", f"{folder} gives back other bytes than were written", "this host's memory is broken")
+    free = space.f_bavail * space.f_frsize
+    found = f"{folder} has {free // MIB} MiB free for {local_ranks} local rank{'' if local_ranks == 1 else 's'}"
+    if free < local_ranks * SHARED_MEMORY_PER_RANK:
+        advice = f"docker run --shm-size=8g (or --ipc=host); else remove leftovers: ls -l {folder}"
+        return warn("shared memory", found, advice)
+    return ok("shared memory", found)
+
+
+def open_files(limit: int | None = None) -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = soft if limit is None else limit
+    if soft == resource.RLIM_INFINITY:
+        return ok("open files", "no limit")
+    found = f"limit {soft}"
+    if soft < OPEN_FILES:
+        most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+        return warn(
+            "open files", f"{found}, under {OPEN_FILES}", f"ulimit -n 65536 before the job (the hard limit is {most})"
+        )
+    return ok("open files", found)
+
+
+def name_service(
+    master: tuple[str, int], limit: float = SLOW_LOOKUP, ask: Callable[..., object] = socket.getnameinfo
+) -> Finding:
+    """How long it takes to find the name of this host's address, as torch's store asks for that of each rank that connects."""
+    with socket.create_connection(master, CONNECT_TIMEOUT) as connection:
+        address = connection.getsockname()[0].removeprefix("::ffff:")
+    asked = address if ":" in address else f"::ffff:{address}"  # the store listens for IPv6, and takes IPv4 in this form
+
+    def look_up() -> None:
+        with suppress(OSError):  # it has no name: what counts is the time
+            ask((asked, 0), 0)
+
+    thread = threading.Thread(target=look_up, daemon=True)
+    began = time.monotonic()
+    thread.start()
+    thread.join(limit)
+    if thread.is_alive():
+        return warn(
+            "name service",
+            f"no answer within {limit:g} s to whose address {address} is; torch's store asks that for each rank that connects, "
+            "and all ranks wait meanwhile",
+            "put all nodes into /etc/hosts, or mend the name server of /etc/resolv.conf (for now: options timeout:1 attempts:1)",
+        )
+    return ok("name service", f"asked whose address {address} is, answered in {time.monotonic() - began:.3f} s")
+
+
+def interface(master: tuple[str, int], nodes: int, backend: str, env: Mapping[str, str]) -> Finding:
+    """By which interface this rank reaches the master, and at which address gloo will have the others reach it."""
+    with socket.create_connection(master, CONNECT_TIMEOUT) as connection:
+        mine = connection.getsockname()[0].removeprefix("::ffff:")
+        addresses = _addresses(connection)
+    route = f"to {master[0]} by {_named(mine, addresses)}"
+    variable = f"{backend.upper()}_SOCKET_IFNAME"
+    wanted = env.get(variable, "")
+    if backend != "gloo":
+        return ok("interface", f"{route}; {variable} {wanted or 'not set'}")
+    if wanted:
+        return gloo_as_told(wanted.split(","), addresses, route, nodes)
+    return gloo_by_itself(socket.gethostname(), _resolved(), addresses, route, nodes)
+
+
+def gloo_as_told(wanted: list[str], addresses: Mapping[str, str], route: str, nodes: int) -> Finding:
+    """GLOO_SOCKET_IFNAME names the interfaces."""
+    missing = [name for name in wanted if name not in addresses]
+    if missing:
+        there = ", ".join(f"{name} ({address})" for name, address in addresses.items())
+        return fail(
+            "interface", f"GLOO_SOCKET_IFNAME={','.join(wanted)}: no {missing[0]} with an address here", f"there are {there}"
+        )
+    chosen = ", ".join(f"{name} ({addresses[name]})" for name in wanted)
+    if nodes > 1 and all(is_loopback(addresses[name]) for name in wanted):
+        return _trap(f"GLOO_SOCKET_IFNAME={','.join(wanted)} is loopback", addresses)
+    return ok("interface", f"gloo listens on {chosen}, as told; {route}")
+
+
+def gloo_by_itself(host: str, resolved: list[str], addresses: Mapping[str, str], route: str, nodes: int) -> Finding:
+    """Without being told, gloo listens at the address that the host's name stands for, and on loopback where that is none."""
+    here = [address for address in resolved if is_loopback(address) or address in addresses.values()]
+    chosen = here[0] if here else ""
+    if chosen and not is_loopback(chosen):
+        return ok("interface", f"gloo listens on {_named(chosen, addresses)}, the address of {host}; {route}")
+    meaning = f"{host} is {chosen}" if chosen else f"{host} is no address of this host"
+    if nodes > 1:
+        return _trap(meaning, addresses)
+    return ok("interface", f"gloo listens on loopback ({meaning}): fine on one node; {route}")
+
+
+def is_loopback(address: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    return False
+
+
+def _trap(meaning: str, addresses: Mapping[str, str]) -> Finding:
+    use = next((name for name, address in addresses.items() if not is_loopback(address)), "eth0")
+    return warn(
+        "interface",
+        f"{meaning}: gloo will listen on loopback, where no other node reaches it",
+        f"export GLOO_SOCKET_IFNAME={use}, or mend the host's name in /etc/hosts",
+    )
+
+
+def _named(address: str, addresses: Mapping[str, str]) -> str:
+    if is_loopback(address):
+        return f"lo ({address})"
+    return next((f"{name} ({address})" for name, own in addresses.items() if own == address), address)
+
+
+def _resolved() -> list[str]:
+    try:
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
+    except OSError:
+        return []
+
+
+def _addresses(connection: socket.socket) -> dict[str, str]:
+    """The address of each interface that has one, IPv4 before IPv6."""
+    found = {}
+    for _, name in socket.if_nameindex():
+        with suppress(OSError):
+            request = struct.pack("256s", name.encode()[:15])
+            found[name] = socket.inet_ntoa(fcntl.ioctl(connection.fileno(), _SIOCGIFADDR, request)[20:24])
+    with suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, *_, name = line.split()
+            found.setdefault(name, str(ipaddress.IPv6Address(int(digits, 16))))
+    return found

@@ -1,0 +1,72 @@
+"""The doctor's options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NamedTuple
+
+BACKENDS = ("auto", "gloo", "nccl")
+SHORTEST, LONGEST = 0.1, 3600.0
+
+
+class Options(NamedTuple):
+    """Seconds, where it is time."""
+
+    timeout: float
+    check_timeout: float
+    backend: str
+    all_pairs: bool
+    nccl_debug: bool
+    json: bool
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Also those of ``rankwatch doctor``."""
+    _add(
+        parser,
+        "--timeout",
+        type=seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="to wait for all ranks to come (default: 30)",
+    )
+    _add(parser, "--check-timeout", type=seconds, default=10.0, metavar="SECONDS", help="for each check (default: 10)")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="auto", help="default: nccl where rank 0 has a GPU, else gloo"
+    )
+    _add(parser, "--all-pairs", action="store_true", help="every node meets every other; up to 8 nodes they do anyway")
+    _add(parser, "--nccl-debug", action="store_true", help="explain what NCCL logs with NCCL_DEBUG=INFO")
+    parser.add_argument("--json", action="store_true", help="a JSON document in place of the text")
+
+
+def parse(argv: Sequence[str] | None) -> Options:
+    parser = argparse.ArgumentParser(
+        prog="python -m rankwatch.doctor",
+        description="Whether the ranks of a job can train together, and if not, who is to blame. Start it as the training is "
+        "started: torchrun --nproc-per-node 2 -m rankwatch.doctor, or by srun. Exit code 0: all is well; 1: it is not.",
+    )
+    add_options(parser)
+    return Options(**vars(parser.parse_args(argv)))
+
+
+def as_arguments(values: argparse.Namespace) -> list[str]:
+    """The options again, for another process."""
+    words = ["--timeout", f"{values.timeout:g}", "--check-timeout", f"{values.check_timeout:g}", "--backend", values.backend]
+    flags = {"--all-pairs": values.all_pairs, "--nccl-debug": values.nccl_debug, "--json": values.json}
+    return [*words, *(flag for flag, is_set in flags.items() if is_set)]
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds") from None
+    if not SHORTEST <= value <= LONGEST:
+        raise argparse.ArgumentTypeError(f"{text}: expected {SHORTEST:g} to {LONGEST:g} seconds")
+    return value
+
+
+def _add(parser: argparse.ArgumentParser, name: str, **details: object) -> None:
+    names = dict.fromkeys((name, "--" + name[2:].replace("-", "_")))
+    parser.add_argument(*names, **details)  # type: ignore[arg-type]
