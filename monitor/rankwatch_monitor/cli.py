@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rankwatch import __version__
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, EXIT_USAGE, RankwatchError
 
-from .commands import collector, demo, diff, dump, export, invite, list, report, run, top, tune, ui
+from .commands import collector, demo, diff, doctor, dump, export, invite, list, report, run, top, tune, ui
 
 COMMANDS = {
     "run": run,
@@ -25,6 +25,7 @@ COMMANDS = {
     "ui": ui,
     "tune": tune,
     "invite": invite,
+    "doctor": doctor,
     "demo": demo,
 }
 

@@ -1,0 +1,41 @@
+"""``rankwatch doctor``: whether ranks can train together, here or, started by torchrun or srun, all of a job."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+
+from rankwatch.doctor.options import add_options as add_doctor_options
+from rankwatch.doctor.options import as_arguments
+from rankwatch.errors import UsageError
+
+from .. import arguments as types
+
+HELP = "check GPUs, network and collector before a training, and name who is to blame"
+
+MAX_LOCAL_RANKS = 1024
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "On several nodes start it as the training is started: torchrun ... -m rankwatch.doctor, or srun rankwatch doctor. "
+        "Exit code 0: all is well; 1: it is not."
+    )
+    nproc = types.whole("of ranks", 1, MAX_LOCAL_RANKS)
+    parser.add_argument("--nproc", metavar="N", type=nproc, default=1, help="ranks to start on this machine (default: 1)")
+    add_doctor_options(parser)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    module = ["-m", "rankwatch.doctor", *as_arguments(arguments)]
+    if arguments.nproc == 1:
+        return subprocess.run([sys.executable, *module], check=False).returncode
+    if "RANK" in os.environ or "SLURM_STEP_ID" in os.environ:
+        raise UsageError("this is a rank of a job already: leave --nproc out")
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("several ranks need torch: pip install 'rankwatch[agent]'; without --nproc the rest is checked")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.nproc)]
+    return subprocess.run([sys.executable, *torchrun, *module], check=False).returncode
