@@ -295,11 +295,6 @@ GARBAGE_THRESHOLDS = 300_000, 20, 100
 because much is under way. Among the records of 16,384 ranks that takes 70 ms, in which no abort is sent."""
 
 
-SWITCH_INTERVAL = 0.0002
-"""Seconds after which a thread that waits for the interpreter gets it. The loop gives it up with every message that it takes, and
-would wait 5 ms, Python's own choice, to have it back from the recorder."""
-
-
 def run_daemon(
     listen: str | None,
     connection_file: Path,
@@ -312,7 +307,6 @@ def run_daemon(
     """``rankwatch collector``: serves until SIGTERM or SIGINT; a second signal ends it at once."""
     runs = RunsFolder(runs_dir)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    sys.setswitchinterval(SWITCH_INTERVAL)
 
     def show(report: Report, news: bool) -> None:
         if news:
