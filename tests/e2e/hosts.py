@@ -1,4 +1,5 @@
-"""Hosts on this machine: network namespaces, and a switch between them whose cables can be pulled, slow or lossy.
+"""Hosts on this machine: namespaces with a network, a name and an ``/etc/hosts`` of their own, and a switch between them whose
+cables can be pulled, slow or lossy. Processes and all other files are this machine's.
 
 Linux, root and iproute2. The switch is a thread that passes frames between the namespaces' interfaces, so that nothing depends on
 what the kernel's traffic control can do, and nothing is added to this machine's own network but interfaces without an address.
@@ -12,14 +13,17 @@ import os
 import random
 import select
 import shutil
+import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -31,6 +35,9 @@ _VNET_HEADER, _ETHERNET_HEADER, _IPV4 = 10, 14, b"\x08\x00"
 _LARGEST_FRAME = 70_000
 _BUFFER = 8 * 2**20
 _numbers = itertools.count()
+
+_BOOT = 'hostname "$1" && mount --bind "$2" /etc/hosts && ip link set lo up && echo up && exec sleep infinity'
+_NAMESPACES = ("--net", "--uts", "--mount")
 
 
 @dataclass
@@ -57,29 +64,43 @@ class Hosts:
     """Some hosts and the switch between them; ``address`` of each is known to all."""
 
     names: list[str]
-    address: dict[str, str] = field(default_factory=dict)
+    address: dict[str, str] = field(init=False)
     cables: dict[str, Cable] = field(default_factory=dict)
     blocked: Callable[[Packet], bool] | None = None
     """The switch's firewall: packets that it says nothing of, and does not pass on."""
 
     def __post_init__(self) -> None:
-        if reason := _what_is_missing():
+        if reason := what_is_missing():
             pytest.skip(reason)
-        mark = f"rw{os.getpid()}-{next(_numbers)}"
-        self.spaces = {name: f"{mark}-{name}" for name in self.names}
+        self.address = {name: f"10.99.77.{number}" for number, name in enumerate(self.names, 1)}
+        self._first: dict[str, subprocess.Popen[str]] = {}
+        """The process that keeps a host's namespaces."""
+        self._folder = tempfile.TemporaryDirectory(prefix="rankwatch-hosts-")
         self._stop_read, self._stop_write = os.pipe()
         self._switch = threading.Thread(target=self._pass_frames, name="switch", daemon=True)
+        known = {"localhost": "127.0.0.1", **self.address}
+        (Path(self._folder.name) / "hosts").write_text("".join(f"{address} {name}\n" for name, address in known.items()))
         try:
-            for number, name in enumerate(self.names, 1):
-                self._add(name, number, f"rw{os.getpid() % 100_000}.{next(_numbers)}")
+            for name in self.names:
+                self._add(name, f"rw{os.getpid() % 100_000}.{next(_numbers)}")
         except BaseException:
             self._delete()
             raise
         self._switch.start()
 
-    def command(self, name: str) -> list[str]:
-        """What to put before a command so that it runs on a host."""
-        return ["ip", "netns", "exec", self.spaces[name]]
+    def command(self, name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
+        """What to put before a command so that it runs on a host, in ``folder``."""
+        inside = ["nsenter", "--target", str(self._first[name].pid), *_NAMESPACES, "--"]
+        return [*inside, "env", "--chdir", str(Path(folder).absolute())]
+
+    def network(self, name: str) -> str:
+        """The file of a host's network namespace, for a process that is to go there by itself."""
+        return f"/proc/{self._first[name].pid}/ns/net"
+
+    def crash(self, name: str) -> None:
+        """Power failure: the cable first, so that nobody hears of it, then every process."""
+        self.cables[name].is_cut = True
+        self.kill_all(name)
 
     def close(self) -> None:
         os.close(self._stop_write)
@@ -87,26 +108,39 @@ class Hosts:
         os.close(self._stop_read)
         self._delete()
 
-    def _add(self, name: str, number: int, port: str) -> None:
-        space, address = self.spaces[name], f"10.99.77.{number}"
-        inside = f"ip netns exec {space} "
+    def _add(self, name: str, port: str) -> None:
+        boot = ["sh", "-c", _BOOT, "boot", name, f"{self._folder.name}/hosts"]
+        unshare = ["setpriv", "--pdeathsig", "KILL", "unshare", *_NAMESPACES, *boot]
+        first = subprocess.Popen(unshare, stdout=subprocess.PIPE, text=True)
+        self._first[name] = first
+        assert first.stdout is not None
+        assert first.stdout.readline() == "up\n"
+        inside = f"nsenter --target {first.pid} --net "
         for line in (
-            f"ip netns add {space}",
-            f"ip link add {port} type veth peer name eth0 netns {space}",
-            f"{inside}ip addr add {address}/24 dev eth0",
+            f"ip link add {port} type veth peer name eth0 netns {first.pid}",
+            f"{inside}ip addr add {self.address[name]}/24 dev eth0",
             f"{inside}ip link set eth0 up",
-            f"{inside}ip link set lo up",
             f"ip link set {port} up",
         ):
             subprocess.run(line.split(), check=True, capture_output=True, text=True)
-        self.address[name] = address
         self.cables[name] = Cable(_port(port))
+
+    def kill_all(self, name: str) -> None:
+        """Kills what runs on the host, over and over, for what is killed may have started more; its first process stays."""
+        first = self._first[name].pid
+        while pids := [pid for pid in _processes_of(first) if pid != first]:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _delete(self) -> None:
         for cable in self.cables.values():
             cable.end.close()
-        for space in self.spaces.values():  # its interface goes with it, and the other end with that
-            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+        for name, first in self._first.items():  # its interface goes with it, and the other end with that
+            self.kill_all(name)
+            first.kill()
+            first.communicate()
+        self._folder.cleanup()
 
     def _pass_frames(self) -> None:
         """The switch: what comes in on one cable goes out on all others, some time later, if it is not lost."""
@@ -160,10 +194,21 @@ def _port(interface: str) -> socket.socket:
     return end
 
 
-def _what_is_missing() -> str:
+def _processes_of(first: int) -> list[int]:
+    """The processes, zombies aside, with the same host name's namespace."""
+    found, space = [], os.readlink(f"/proc/{first}/ns/uts")
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):  # it ended meanwhile
+            if entry.name.isdigit() and os.readlink(entry / "ns" / "uts") == space:
+                found.append(int(entry.name))
+    return found
+
+
+def what_is_missing() -> str:
+    """Why there can be no hosts here; empty where there can."""
     if os.geteuid() != 0:
         return "hosts need root"
-    if shutil.which("ip") is None:
-        return "hosts need iproute2"
-    tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
-    return f"hosts need network namespaces: {tried.stderr}" if tried.returncode else ""
+    if missing := [tool for tool in ("ip", "nsenter", "unshare", "setpriv", "hostname") if shutil.which(tool) is None]:
+        return f"hosts need {', '.join(missing)}: apt-get install iproute2 util-linux hostname"
+    tried = subprocess.run(["unshare", *_NAMESPACES, "true"], capture_output=True, text=True, check=False)
+    return f"hosts need namespaces: {tried.stderr}" if tried.returncode else ""

@@ -261,7 +261,7 @@ def test_a_connection_file_that_others_can_read(clinic: Clinic, tmp_path: Path) 
 def see_nodes(clinic: Clinic, hosts: Hosts, folder: Path, *options: str, interface: str = "eth0") -> Diagnosis:
     """A job of a rank on each host."""
     patients = [
-        Patient(rank, {"GROUP_RANK": str(rank), "GLOO_SOCKET_IFNAME": interface}, hosts.spaces[name])
+        Patient(rank, {"GROUP_RANK": str(rank), "GLOO_SOCKET_IFNAME": interface}, hosts.network(name))
         for rank, name in enumerate(NODES)
     ]
     return clinic.see(folder, len(NODES), patients, *options, master=hosts.address["node0"], port=PORT)
