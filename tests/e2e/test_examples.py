@@ -1,0 +1,54 @@
+"""The examples of ``deploy/examples``: complete, short, and they train, go on and go wrong as they say."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed.fsdp
+
+from jobs import ROOT, Job, run_job
+
+pytestmark = pytest.mark.e2e
+
+EXAMPLES = ROOT / "deploy" / "examples"
+NAMES = ["train_ddp.py", "train_fsdp.py"]
+
+
+def train(tmp_path: Path, name: str, *options: str) -> Job:
+    if name == "train_fsdp.py" and not hasattr(torch.distributed.fsdp, "fully_shard"):
+        pytest.skip("torch.distributed.fsdp.fully_shard came with torch 2.6")
+    checkpoint = ["--checkpoint", str(tmp_path / "checkpoint.pt")] if name == "train_ddp.py" else []
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return run_job(tmp_path, [*torchrun, str(EXAMPLES / name), *checkpoint, *options])
+
+
+def losses(job: Job) -> list[float]:
+    return [float(loss) for loss in re.findall(r"loss ([\d.]+)$", job.stdout, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_short(name: str) -> None:
+    assert len((EXAMPLES / name).read_text().splitlines()) < 80
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_learns(tmp_path: Path, name: str) -> None:
+    job = train(tmp_path, name)
+    assert job.code == 0, job.stderr
+    assert job.report["outcome"] == "finished"
+    first, *_, last = losses(job)
+    assert last < 0.75 * first
+    if name == "train_ddp.py":  # started again it goes on where its checkpoint is
+        assert re.findall(r"^epoch (\d)", train(tmp_path, name, "--epochs", "4").stdout, re.MULTILINE) == ["3"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_goes_wrong_as_its_first_lines_say(tmp_path: Path, name: str) -> None:
+    assert "With --lr 1e30 it goes wrong" in (EXAMPLES / name).read_text()
+    job = train(tmp_path, name, "--lr", "1e30")
+    assert job.code == 77, job.stderr
+    assert (job.verdict["batch"], job.verdict["optimizer_step"]) == (1, 1)
+    assert job.left_behind == []
