@@ -91,7 +91,7 @@ def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Confi
 
 # Those of watch() are the fields of Config; these are the command line's and the job's.
 _FURTHER = (
-    "JOB", "LISTEN", "CONNECTION_FILE", "RUNS_DIR", "HEARTBEAT", "DECISION_WINDOW", "ABORT_GRACE",
+    "JOB", "LISTEN", "ADDRESS", "CONNECTION_FILE", "RUNS_DIR", "HEARTBEAT", "DECISION_WINDOW", "ABORT_GRACE",
     "ON_LOST", "STALL_AFTER", "ON_STALL", "STATUS",
 )  # fmt: skip
 

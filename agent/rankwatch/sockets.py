@@ -73,15 +73,26 @@ def authenticator(context: zmq.Context[zmq.Socket[bytes]], admits: Callable[[str
     return thread
 
 
-def router(context: zmq.Context[zmq.Socket[bytes]], listen: str, server: KeyPair) -> tuple[zmq.Socket[bytes], str]:
+def router(
+    context: zmq.Context[zmq.Socket[bytes]], listen: str, server: KeyPair, address: str | None = None
+) -> tuple[zmq.Socket[bytes], str]:
     """The collector's socket, bound to ``listen`` (``tcp://HOST:PORT``; port 0 picks one), and the address ranks connect to.
+
+    That is ``address`` where it is given, with the port that was bound in place of 0.
 
     Raises:
         AddressError: malformed, in use, or not an address of this machine; without keys, not loopback.
     """
     host, port = _split(listen)
+    public, public_port = _split(address) if address else ("", 0)
+    if public == "*":
+        raise AddressError(f"{address!r} is no address that ranks can connect to: give a name or number of this host")
     if server == NO_KEYS and not is_loopback(host):
         raise AddressError(f"cannot listen on {listen} in plain text: that is for loopback alone; leave --insecure out")
+    if server == NO_KEYS and public and not is_loopback(public):
+        raise AddressError(
+            f"ranks cannot connect to {address} in plain text: that is for loopback alone; leave --insecure out"
+        )
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
@@ -104,8 +115,8 @@ def router(context: zmq.Context[zmq.Socket[bytes]], listen: str, server: KeyPair
         socket.close()
         raise AddressError(_bind_error(listen, error)) from None
     bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
-    reachable = stdlib_socket.gethostname() if host in ("*", "0.0.0.0") else host
-    return socket, f"tcp://{reachable}:{bound}"
+    reachable = public or (stdlib_socket.gethostname() if host in ("*", "0.0.0.0") else host)
+    return socket, f"tcp://{reachable}:{public_port or bound}"
 
 
 def watch_disconnections(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
@@ -127,10 +138,10 @@ def next_disconnection(monitor: zmq.Socket[bytes]) -> int | None:
         return None
 
 
-def _split(listen: str) -> tuple[str, int]:
-    host, colon, port = listen.removeprefix("tcp://").rpartition(":")
-    if not listen.startswith("tcp://") or not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise AddressError(f"{listen!r} is no address to listen on: expected tcp://HOST:PORT (port 0 picks a free one)")
+def _split(address: str) -> tuple[str, int]:
+    host, colon, port = address.removeprefix("tcp://").rpartition(":")
+    if not address.startswith("tcp://") or not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise AddressError(f"{address!r} is no address: expected tcp://HOST:PORT (port 0 picks a free one)")
     return host, int(port)
 
 

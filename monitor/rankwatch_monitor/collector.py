@@ -78,6 +78,8 @@ class Collector:
         show: called with each report that is written, and whether it is news.
         show_ranks: called once a heartbeat with where the ranks of a run are; it must not wait for anything.
         job: the name of runs whose ranks know none.
+        address: what the connection file says, where that is not ``listen``; its port 0 is the one bound.
+        keep_keys: the connection file and the keys stay at the end, for the next collector to be the one that ranks know.
         insecure: links are in plain text, and everybody on this machine may speak; on loopback alone.
         meters: are told what others may read of the runs and of the work.
 
@@ -95,6 +97,8 @@ class Collector:
         show: Callable[[Report, bool], None],
         show_ranks: Callable[[Show], None] = lambda shown: None,
         job: str = "",
+        address: str | None = None,
+        keep_keys: bool = False,
         insecure: bool = False,
         meters: Meters | None = None,
     ) -> None:
@@ -104,6 +108,7 @@ class Collector:
         self._meters = meters
         self._received = self._received_bytes = 0
         self._show_ranks = show_ranks
+        self._keep_keys = keep_keys
         self._stop = threading.Event()
         self._put_off: OrderedDict[bytes, list[Letter]] = OrderedDict()  # of a dict, taking the first is slow
         """Batches that are yet to be handled, in the order in which their peers' first ones came."""
@@ -118,9 +123,10 @@ class Collector:
         self._authenticator = sockets.authenticator(self._context, self._keys.ring.admits)
         try:
             wanted = listen or self._keys.listening or DEFAULT_LISTEN
-            self._socket, self.address = sockets.router(self._context, wanted, self._keys.server)
+            self._socket, self.address = sockets.router(self._context, wanted, self._keys.server, address)
             self._inbox = Inbox(self._socket)
-            self.connection = self._keys.publish(self.address, wanted, job)
+            bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+            self.connection = self._keys.publish(self.address, f"{wanted.rpartition(':')[0]}:{bound}", job)
             self._wake_read, self._wake_write = socket.socketpair()
             self._wake_read.setblocking(False)
             self._wake_write.setblocking(False)
@@ -159,7 +165,7 @@ class Collector:
         self._stop.set()
 
     def close(self) -> None:
-        """Closes the record and the socket, and takes the connection file away."""
+        """Closes the record and the socket, and takes the connection file away unless it is to be kept."""
         if hasattr(self, "_recorder"):
             self._recorder.close()
             self._wake_read.close()
@@ -167,7 +173,10 @@ class Collector:
         if hasattr(self, "_socket"):
             self._inbox.close()
             self._socket.close(0)
-            self._keys.withdraw()
+            if self._keep_keys:
+                self._keys.release()
+            else:
+                self._keys.withdraw()
         self._authenticator.stop()
         self._context.destroy(linger=0)
 
@@ -301,6 +310,8 @@ def run_daemon(
     runs_dir: Path,
     options: Options,
     *,
+    address: str | None = None,
+    keep_keys: bool = False,
     insecure: bool = False,
     meters: Meters | None = None,
 ) -> int:
@@ -319,6 +330,8 @@ def run_daemon(
             runs=runs,
             options=options,
             show=show,
+            address=address,
+            keep_keys=keep_keys,
             insecure=insecure,
             meters=meters,
         )

@@ -48,10 +48,9 @@ class Credentials:
         self.ring = Keyring(self._client)
         self.ring.recall(self._invited)
 
-    def publish(self, address: str, wanted: str, job: str) -> Connection:
-        """Writes the files, for a collector that was to listen on ``wanted`` and does on ``address``; returns the connection."""
+    def publish(self, address: str, listening: str, job: str) -> Connection:
+        """Writes the files, for a collector that listens on ``listening`` and that ranks find at ``address``; returns the connection."""
         connection = Connection(address, self.server.public, self._client.public, self._client.secret, job)
-        listening = f"{wanted.rpartition(':')[0]}:{address.rpartition(':')[2]}"
         lines = [self.server.secret, listening, *self._invited]
         connections.write_private(self._key_file, "".join(f"{line}\n" for line in lines))
         connections.write(connection, self._path)

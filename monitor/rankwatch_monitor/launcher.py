@@ -33,6 +33,7 @@ def run_command(
     command: Sequence[str],
     *,
     listen: str = "tcp://127.0.0.1:0",
+    address: str | None = None,
     connection_file: Path | None = None,
     runs_dir: Path,
     options: Options,
@@ -60,6 +61,7 @@ def run_command(
         path = connection_file or Path(private) / "connection.json"
         collector = Collector(
             listen=listen,
+            address=address,
             connection_file=path,
             runs=RunsFolder(runs_dir),
             options=replace(options, job_end_is_told=True),

@@ -77,6 +77,21 @@ def test_a_collector_that_was_killed_and_is_started_again_misses_nothing_and_sto
     assert site.recorded() == trained(20, 20)
 
 
+def test_a_collector_that_was_ended_and_started_again_with_its_keys_kept_is_the_one_that_ranks_know(site: Site) -> None:
+    site.collect("--keep-keys")
+    ranks = site.start(2)
+    for rank in ranks:
+        assert rank.ask("batches", 3) == 3
+        assert rank.ask("settle")
+    assert site.end() == 0
+    site.collect("--keep-keys")
+    for rank in ranks:
+        assert rank.ask("batches", 3) == 6
+    trip_stops_all(site, culprit=1)
+    assert site.end() == 0
+    assert site.connection.exists()
+
+
 def test_a_run_is_one_record_also_when_its_collector_was_killed_and_started_again(site: Site) -> None:
     first = site.collect()
     (rank,) = site.start(1)

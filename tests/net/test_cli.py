@@ -41,9 +41,9 @@ def assert_usage_error(done: subprocess.CompletedProcess[str], complaint: str) -
     [
         ("tcp://192.0.2.1:0", "is not an address of this machine"),
         ("tcp://no.such.host.invalid:0", "the name does not resolve"),
-        ("udp://127.0.0.1:1", "is no address to listen on: expected tcp://HOST:PORT"),
-        ("tcp://127.0.0.1", "is no address to listen on"),
-        ("tcp://127.0.0.1:99999", "is no address to listen on"),
+        ("udp://127.0.0.1:1", "is no address: expected tcp://HOST:PORT"),
+        ("tcp://127.0.0.1", "is no address"),
+        ("tcp://127.0.0.1:99999", "is no address"),
     ],
 )
 @pytest.mark.parametrize("command", ["collector", "run"])
@@ -60,6 +60,31 @@ def test_an_address_in_use(tmp_path: Path) -> None:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         done = rankwatch("collector", "--listen", address, "--runs-dir", str(tmp_path))
     assert_usage_error(done, f"cannot listen on {address}: the address is in use")
+
+
+@pytest.mark.parametrize(
+    ("address", "options", "complaint"),
+    [
+        ("head:27077", [], "is no address: expected tcp://HOST:PORT"),
+        ("tcp://*:27077", [], "is no address that ranks can connect to"),
+        ("tcp://head:27077", ["--insecure"], "ranks cannot connect to tcp://head:27077 in plain text"),
+    ],
+)
+def test_addresses_that_ranks_cannot_connect_to(tmp_path: Path, address: str, options: list[str], complaint: str) -> None:
+    words = ["--listen", "tcp://127.0.0.1:0", "--address", address, "--runs-dir", str(tmp_path)]
+    assert_usage_error(rankwatch("collector", *words, *options), complaint)
+    assert not (tmp_path / "connection.json").exists()
+
+
+def test_the_connection_file_has_the_address_that_ranks_connect_to(tmp_path: Path) -> None:
+    show = ["--", "sh", "-c", 'cat "$RANKWATCH_CONNECTION"']
+    words = ["--listen", "tcp://*:0", "--runs-dir", str(tmp_path)]
+    shown = [rankwatch("run", *words, *more, *show) for more in ([], ["--address", "tcp://head-ib0:0"])]
+    fixed = rankwatch("run", *words, *show, RANKWATCH_ADDRESS="tcp://rankwatch.ml.svc:7")
+    hosts = [json.loads(done.stdout)["address"].rpartition(":") for done in (*shown, fixed)]
+    assert [host for host, _, _ in hosts] == [f"tcp://{socket.gethostname()}", "tcp://head-ib0", "tcp://rankwatch.ml.svc"]
+    assert all(int(port) > 1024 for _, _, port in hosts[:2])
+    assert hosts[2][2] == "7"
 
 
 def test_an_unwritable_runs_dir(tmp_path: Path) -> None:

@@ -24,6 +24,12 @@ HELP = "collect from the ranks of any number of runs, until SIGTERM"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_collector_options(parser, None, f"address to listen on (default: {DEFAULT_LISTEN}; port 0 picks one)")
+    types.add_option(
+        parser,
+        "--keep-keys",
+        action="store_true",
+        help="leave the connection file at the end, for the next collector to be the one that ranks know",
+    )
     parser.add_argument(
         "--insecure", action="store_true", help="links in plain text, to look at them with tcpdump; on loopback alone"
     )
@@ -34,12 +40,26 @@ def main(arguments: argparse.Namespace) -> int:
     options = options_of(arguments)
     with metered(arguments) as meters:
         return run_daemon(
-            arguments.listen, connection_file, arguments.runs_dir, options, insecure=arguments.insecure, meters=meters
+            arguments.listen,
+            connection_file,
+            arguments.runs_dir,
+            options,
+            address=arguments.address,
+            keep_keys=arguments.keep_keys,
+            insecure=arguments.insecure,
+            meters=meters,
         )
 
 
 def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, listen_help: str) -> None:
     parser.add_argument("--listen", metavar="tcp://HOST:PORT", default=types.env("listen", listen), help=listen_help)
+    parser.add_argument(
+        "--address",
+        metavar="tcp://HOST:PORT",
+        default=types.env("address", None),
+        help="the address that ranks connect to, where it is another one: a service's, or this host's on a faster network; "
+        "port 0 is the one listened on (default: as listened on, by this host's name)",
+    )
     parser.add_argument(
         "--connection-file",
         metavar="PATH",

@@ -36,6 +36,7 @@ def main(arguments: argparse.Namespace) -> int:
         return run_command(
             command,
             listen=arguments.listen,
+            address=arguments.address,
             connection_file=arguments.connection_file,
             runs_dir=arguments.runs_dir,
             options=options_of(arguments),
