@@ -56,10 +56,10 @@ class Running:
             self.collector._context.destroy(linger=0)
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object], within: int = SOON) -> None:
     """Waits for a condition that no event tells of."""
     pause = threading.Event()
-    for _ in range(SOON * 200):
+    for _ in range(within * 200):
         if condition():
             return
         pause.wait(0.005)

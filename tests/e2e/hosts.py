@@ -97,6 +97,14 @@ class Hosts:
         """The file of a host's network namespace, for a process that is to go there by itself."""
         return f"/proc/{self._first[name].pid}/ns/net"
 
+    def running(self, name: str) -> list[str]:
+        """The command lines of what runs on a host."""
+        found = []
+        for pid in _processes_of(self._first[name].pid):
+            with suppress(OSError):  # it ended meanwhile
+                found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
+        return found
+
     def crash(self, name: str) -> None:
         """Power failure: the cable first, so that nobody hears of it, then every process."""
         self.cables[name].is_cut = True

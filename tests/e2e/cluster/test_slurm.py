@@ -1,0 +1,188 @@
+"""The recipes of ``deploy/slurm`` on a real SLURM of two nodes with two ranks each."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collectors import until
+from e2e.cluster.slurm import LONG, UNDER_WAY, Slurm, skip_without_slurm
+from e2e.hosts import Hosts
+from jobs import ROOT, SCRIPTS, environment
+
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+
+RECIPES = ROOT / "deploy" / "slurm"
+NODES = ["node0", "node1"]
+SMALL = ["--nodes=2", "--gpus-per-node=2", "--cpus-per-task=2", "--time=5"]
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment whose ``rankwatch``, ``torchrun`` and ``python`` are this Python's."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name, words in (("rankwatch", "-m rankwatch_monitor"), ("torchrun", "-m torch.distributed.run"), ("python", "")):
+        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (folder / name).chmod(0o755)
+    return environment(PATH=f"{folder}:{os.environ['PATH']}:/usr/sbin:/sbin", PYTHONUNBUFFERED="1")
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    skip_without_slurm()
+    hosts = Hosts(["head", *NODES])
+    yield hosts
+    hosts.close()
+
+
+@pytest.fixture(scope="module")
+def slurm(hosts: Hosts, tools: dict[str, str]) -> Iterator[Slurm]:
+    slurm = Slurm(hosts, NODES, tools)
+    yield slurm
+    slurm.close()
+
+
+class Submitted:
+    """A job of the training that does what files tell it (``scripts/told.py``), under a recipe."""
+
+    def __init__(self, slurm: Slurm, folder: Path, recipe: str, *options: str, **env: str) -> None:
+        self.slurm = slurm
+        self.folder = folder
+        self.words = folder / "words"
+        self.words.mkdir()
+        command = [*SMALL, *options, str(RECIPES / recipe), str(SCRIPTS / "told.py"), str(self.words)]
+        self.id = slurm.submit(folder, *command, TMPDIR=str(folder), **env)
+        self.runs = folder / "rankwatch-runs"
+
+    def train(self) -> Submitted:
+        """Waits until all ranks have trained some batches."""
+        until(lambda: self.has_trained or self.slurm.state(self.id) not in UNDER_WAY, LONG)
+        assert self.has_trained, self.output
+        return self
+
+    def tell(self, word: str) -> None:
+        (self.words / word).touch()
+
+    def wait(self) -> tuple[str, str]:
+        return self.slurm.wait(self.id)
+
+    @property
+    def has_trained(self) -> bool:
+        return len(list(self.words.glob("trained-*"))) == 4
+
+    @property
+    def where(self) -> list[str]:
+        return [(self.words / f"trained-{rank}").read_text().split()[0] for rank in range(4)]
+
+    @property
+    def output(self) -> str:
+        return "".join(path.read_text() for path in self.folder.glob("*.out"))
+
+    def report(self, attempt: int = 0) -> dict[str, Any]:
+        parsed: dict[str, Any] = json.loads((self.runs / f"train-{self.id}-{attempt}" / "report.json").read_text())
+        return parsed
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "slurm" in request.fixturenames:
+        hosts: Hosts = request.getfixturevalue("hosts")
+        until(lambda: not [line for name in NODES for line in hosts.running(name) if "told.py" in line])
+
+
+def test_the_recipes_are_clean_bash() -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not here: apt-get install shellcheck")
+    subprocess.run(["shellcheck", *RECIPES.iterdir()], check=True)
+
+
+def test_a_clean_run(slurm: Slurm, tmp_path: Path) -> None:
+    job = Submitted(slurm, tmp_path, "train.sbatch").train()
+    assert job.where == ["node0", "node0", "node1", "node1"]
+    job.tell("stop")
+    assert job.wait() == ("COMPLETED", "0:0")
+    assert job.report()["outcome"] == "finished"
+    assert f"run train-{job.id}-0 finished: 4 ranks" in job.output
+    assert not list(job.runs.glob("connection*"))
+
+
+def test_an_overflow_on_the_second_node(slurm: Slurm, tmp_path: Path) -> None:
+    job = Submitted(slurm, tmp_path, "train.sbatch").train()
+    job.tell("overflow-3")
+    assert job.wait() == ("FAILED", "77:0")
+    verdict = job.report()["verdict"]
+    assert (verdict["rank"], verdict["host"], verdict["module"]) == (3, "node1", "square")
+    assert f"first overflow in run train-{job.id}-0\n  culprit    rank 3 of 4 (node1, local rank 1)" in job.output
+    assert "4 of 4 ranks acknowledged" in job.output
+
+
+def test_one_task_per_gpu(slurm: Slurm, tmp_path: Path) -> None:
+    job = Submitted(slurm, tmp_path, "train.sbatch", "--ntasks-per-node=2", "--gpus-per-task=1").train()
+    assert job.where == ["node0", "node0", "node1", "node1"]
+    job.tell("overflow-2")
+    assert job.wait() == ("FAILED", "77:0")
+    verdict = job.report()["verdict"]
+    assert (verdict["rank"], verdict["host"], verdict["local_rank"]) == (2, "node1", 0)
+
+
+def test_scancel(slurm: Slurm, tmp_path: Path) -> None:
+    job = Submitted(slurm, tmp_path, "train.sbatch").train()
+    slurm.run("scancel", job.id)
+    assert job.wait()[0] == "CANCELLED"
+    until(lambda: f"run train-{job.id}-0 aborted\n  reason     stopped by SIGTERM" in job.output)
+
+
+def test_a_time_limit_that_is_near_and_a_requeue(slurm: Slurm, tmp_path: Path) -> None:
+    recipe = tmp_path / "train.sbatch"
+    recipe.write_text((RECIPES / "train.sbatch").read_text().replace("\nrequeue=no ", "\nrequeue=yes "))
+    job = Submitted(slurm, tmp_path, str(recipe)).train()
+    slurm.run("scancel", "--batch", "--signal=USR1", job.id)  # as SLURM itself does, two minutes before the limit
+    until(lambda: slurm.state(job.id) == "PENDING", LONG)
+    assert job.report()["reason"] == "stopped by SIGINT"
+    for path in job.words.iterdir():
+        path.unlink()
+    # Else it is held for two minutes; in the second that it was requeued, the nodes still have it for dead.
+    slurm.run("scontrol", "update", f"job={job.id}", "StartTime=now+2seconds")
+    job.train().tell("stop")
+    assert job.wait() == ("COMPLETED", "0:0")
+    assert job.report(attempt=1)["outcome"] == "finished"
+    assert f"run train-{job.id}-0 aborted" in job.output
+    assert f"run train-{job.id}-1 finished: 4 ranks" in job.output
+
+
+def test_a_node_that_is_killed(slurm: Slurm, hosts: Hosts, tmp_path: Path) -> None:
+    job = Submitted(slurm, tmp_path, "train.sbatch", "--no-requeue", RANKWATCH_ABORT_GRACE="1").train()
+    hosts.crash("node1")
+    try:
+        state, _ = job.wait()
+        assert state in ("FAILED", "NODE_FAIL")
+        assert job.report()["outcome"] == "lost"
+        assert [row["state"] for row in job.report()["ranks"]] == ["aborted"] * 2 + ["lost"] * 2
+        assert f"run train-{job.id}-0 lost\n  reason     rank" in job.output
+    finally:
+        slurm.boot("node1")
+        slurm.until_idle()
+
+
+def test_a_collector_on_the_head_node(slurm: Slurm, hosts: Hosts, tools: dict[str, str], tmp_path: Path) -> None:
+    env = {"RANKWATCH_CONNECTION": str(tmp_path / "rankwatch.json"), "RANKWATCH_RUNS_DIR": str(tmp_path / "rankwatch-runs")}
+    options = ["--keep-keys", "--listen", "tcp://*:27077", "--connection-file", env["RANKWATCH_CONNECTION"]]
+    command = [*hosts.command("head"), "rankwatch", "collector", *options, "--runs-dir", env["RANKWATCH_RUNS_DIR"]]
+    with subprocess.Popen(command, env=tools, stderr=subprocess.PIPE, text=True) as collector:
+        assert collector.stderr is not None
+        assert "collecting on tcp://head:27077" in collector.stderr.readline()
+        job = Submitted(slurm, tmp_path, "shared-collector.sbatch", **env).train()
+        job.tell("overflow-3")
+        assert job.wait() == ("FAILED", "1:0")
+        collector.terminate()
+    assert job.report()["verdict"]["host"] == "node1"
+    assert f"first overflow in run train-{job.id}-0\n  culprit    rank 3 of 4 (node1, local rank 1)" in job.output
