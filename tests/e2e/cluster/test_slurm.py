@@ -105,14 +105,15 @@ def test_the_recipes_are_clean_bash() -> None:
     subprocess.run(["shellcheck", *RECIPES.iterdir()], check=True)
 
 
-def test_a_clean_run(slurm: Slurm, tmp_path: Path) -> None:
-    job = Submitted(slurm, tmp_path, "train.sbatch").train()
+@pytest.mark.parametrize("recipe", ["train.sbatch", "minimal.sbatch"])
+def test_a_clean_run(slurm: Slurm, tmp_path: Path, recipe: str) -> None:
+    job = Submitted(slurm, tmp_path, recipe).train()
     assert job.where == ["node0", "node0", "node1", "node1"]
     job.tell("stop")
     assert job.wait() == ("COMPLETED", "0:0")
     assert job.report()["outcome"] == "finished"
     assert f"run train-{job.id}-0 finished: 4 ranks" in job.output
-    assert not list(job.runs.glob("connection*"))
+    assert not [*job.runs.glob("connection*"), *tmp_path.glob("rankwatch-*.json*")]
 
 
 def test_an_overflow_on_the_second_node(slurm: Slurm, tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""``deploy/docker``, as far as it goes without a container engine: what is installed, what is left out, what is started."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import ROOT
+
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+
+DOCKER = ROOT / "deploy" / "docker"
+COLLECTOR = (DOCKER / "Dockerfile").read_text()
+
+
+def context(folder: Path) -> Path:
+    """What ``COPY . /src`` copies: of this checkout what the ignore file lets through."""
+    lines = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("*", "**/__pycache__")
+    for name in (line.removeprefix("!") for line in lines[1:-1]):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def test_the_image_has_a_collector_and_no_torch(tmp_path: Path) -> None:
+    source, target = context(tmp_path / "src"), tmp_path / "opt"
+    (install,) = re.findall(r"^RUN (python -m venv .*)", COLLECTOR, re.MULTILINE)
+    command = install.replace("/opt/rankwatch", str(target)).replace("/src", str(source))
+    command = command.replace("python -m venv", f"{sys.executable} -m venv")
+    subprocess.run(["bash", "-ec", command], check=True, capture_output=True, env={"PATH": "/usr/bin:/bin"}, timeout=300)
+    listed = subprocess.check_output([target / "bin" / "pip", "list", "--format=json"], text=True)
+    assert {package["name"] for package in json.loads(listed)} == {
+        "pip",
+        "setuptools",
+        "rankwatch",
+        "pyzmq",
+        "msgpack",
+        "numpy",
+    } - (set() if sys.version_info < (3, 12) else {"setuptools"})
+    words = [json.loads(line) for line in re.findall(r"^(?:ENTRYPOINT|CMD) (.*)", COLLECTOR, re.MULTILINE)]
+    assert words == [["rankwatch"], ["collector", "--keep-keys"]]
+    said = subprocess.check_output([target / "bin" / "rankwatch", "collector", "--help"], text=True)
+    assert "--keep-keys" in said
+
+
+def test_the_image_runs_as_nobody_in_particular() -> None:
+    user = COLLECTOR.index("\nUSER 65532:65532\n")
+    assert user < COLLECTOR.index("\nENTRYPOINT ")
+    assert "\nUSER" not in COLLECTOR[user + 1 :]
+
+
+def test_keys_and_runs_stay_out_of_the_images() -> None:
+    for name in ("Dockerfile", "agent.Dockerfile"):
+        lines = (DOCKER / f"{name}.dockerignore").read_text().splitlines()
+        allowed = [line.removeprefix("!") for line in lines if line.startswith("!")]
+        assert lines[0] == "*"
+        assert not [path for path in ("deploy/kubernetes/connection.json", "rankwatch-runs", ".git")
+                    if any(fnmatch.fnmatch(path, f"{pattern}*") for pattern in allowed)]  # fmt: skip
+
+
+def test_the_agent_brings_no_torch() -> None:
+    (install,) = re.findall(r"^RUN (.*)", (DOCKER / "agent.Dockerfile").read_text(), re.MULTILINE)
+    assert (
+        install == "python -m pip install --no-cache-dir /opt/rankwatch-src"
+    )  # and not [agent], whose torch pip could change
