@@ -21,7 +21,7 @@ from collectors import until
 from e2e.hosts import Hosts, what_is_missing
 
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
-UNDER_WAY = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING"}
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED"}
 LONG = 90
 """Seconds within which a job has begun or ended, where several of them share two cores."""
 
@@ -90,7 +90,7 @@ class Slurm:
 
     def wait(self, job: str) -> tuple[str, str]:
         """The state that a job ended in, and its exit code as SLURM writes it, such as ``1:0``."""
-        until(lambda: self.state(job) not in UNDER_WAY, LONG)
+        until(lambda: self.state(job) in ENDED, LONG)
         return self.state(job), self._fact(job, "ExitCode")
 
     def boot(self, node: str) -> None:

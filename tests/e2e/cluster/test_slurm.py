@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from collectors import until
-from e2e.cluster.slurm import LONG, UNDER_WAY, Slurm, skip_without_slurm
+from e2e.cluster.slurm import ENDED, LONG, Slurm, skip_without_slurm
 from e2e.hosts import Hosts
 from jobs import ROOT, SCRIPTS, environment
 
@@ -64,7 +64,7 @@ class Submitted:
 
     def train(self) -> Submitted:
         """Waits until all ranks have trained some batches."""
-        until(lambda: self.has_trained or self.slurm.state(self.id) not in UNDER_WAY, LONG)
+        until(lambda: self.has_trained or self.slurm.state(self.id) in ENDED, LONG)
         assert self.has_trained, self.output
         return self
 
