@@ -49,7 +49,7 @@ class Credentials:
         self.ring.recall(self._invited)
 
     def publish(self, address: str, listening: str, job: str) -> Connection:
-        """Writes the files, for a collector that listens on ``listening`` and that ranks find at ``address``; returns the connection."""
+        """Writes the files, for a collector that listens on ``listening`` and that ranks find at ``address``."""
         connection = Connection(address, self.server.public, self._client.public, self._client.secret, job)
         lines = [self.server.secret, listening, *self._invited]
         connections.write_private(self._key_file, "".join(f"{line}\n" for line in lines))
