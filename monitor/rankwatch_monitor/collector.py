@@ -27,7 +27,7 @@ from . import record, store
 from .credentials import Credentials
 from .effects import Effect, IssueKey, Keep, Note, Publish, RecordTrace, Send, Show
 from .inbox import Ended, Inbox, Letter
-from .journal import Entry, JobEnded
+from .journal import Entry, JobEnded, JobInterrupted
 from .ledger import Disconnected, Event, Ledger, Malformed, Received, Stored, Tick
 from .meters import Counts, Meters
 from .printable import printable
@@ -116,6 +116,7 @@ class Collector:
         self._kept: dict[str, list[Entry]] = {}
         """What is to be put on record at the next turn."""
         self._job_ended: JobEnded | None = None
+        self._interrupted = ""
         self.ledger = Ledger(options, runs.is_free)
         self._keys = Credentials(connection_file, insecure=insecure)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -146,6 +147,9 @@ class Collector:
         poller.register(self._wake_read, zmq.POLLIN)
         while not self._stop.is_set():
             poller.poll(0 if self._put_off else IDLE_TICK if self.ledger.is_idle else BUSY_TICK)
+            if self._interrupted:
+                self._perform(JobInterrupted(self._interrupted))
+                self._interrupted = ""
             self._drain()
             self._perform(Tick())
             self._record()
@@ -158,6 +162,11 @@ class Collector:
             self._catch_up(peer)
         self._perform(self._job_ended or JobEnded(None))
         self._record()
+
+    def interrupt(self, signal: str) -> None:
+        """Somebody is ending the job's command by this signal; callable from a signal handler."""
+        self._interrupted = signal
+        self._wake()
 
     def stop(self, exit_code: int | None = None, interrupted: str = "") -> None:
         """Ends ``serve``; callable from any thread and from a signal handler. ``exit_code`` is that of the job, if known."""

@@ -54,6 +54,13 @@ class Waited:
 
 
 @dataclass(frozen=True, slots=True)
+class JobInterrupted:
+    """Somebody is ending the job's command by this signal: ranks that fail or vanish from now on do so because of it."""
+
+    signal: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobEnded:
     """The command that the collector was started for has ended; None: the collector itself is to end.
 
@@ -78,7 +85,7 @@ class Closed:
     """The run is over."""
 
 
-OwnEvent: TypeAlias = Opened | Left | Stood | Waited | JobEnded | Decided | Closed
+OwnEvent: TypeAlias = Opened | Left | Stood | Waited | JobInterrupted | JobEnded | Decided | Closed
 Fact: TypeAlias = wire.Message | OwnEvent | Trained
 
 

@@ -98,6 +98,7 @@ def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, 
     def forward(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
         repeated, interrupted = interrupted, signal.Signals(number).name
+        collector.interrupt(interrupted)
         if number == signal.SIGINT or child is None:
             return  # from the terminal SIGINT has reached the child by itself
         if repeated:

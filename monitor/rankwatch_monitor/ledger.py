@@ -11,7 +11,7 @@ from rankwatch.identity import safe_name
 from rankwatch.text import describe_tuning
 
 from .effects import Effect, IssueKey, Keep, Note, Send
-from .journal import Entry, JobEnded, Opened, Progress
+from .journal import Entry, JobEnded, JobInterrupted, Opened, Progress
 from .keyring import ANY_JOB, belongs_to
 from .run import Options, Run
 
@@ -61,7 +61,7 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Received | Malformed | Stored | Disconnected | Tick | JobEnded
+Event: TypeAlias = Received | Malformed | Stored | Disconnected | Tick | JobInterrupted | JobEnded
 
 
 class Ledger:
@@ -106,7 +106,7 @@ class Ledger:
         effects = []
         for run in self.runs.values():
             if not run.over:
-                effects += run.tick(now) if isinstance(event, Tick) else run.job_ended(event, now)
+                effects += run.tick(now) if isinstance(event, Tick) else run.job_told(event, now)
                 self._collect(run, effects)
         self._forget_old_runs()
         return effects

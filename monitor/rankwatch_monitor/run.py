@@ -19,7 +19,21 @@ from rankwatch.text import describe_culprit
 from rankwatch.trip import Trip
 
 from .effects import Effect, Note, Publish, RecordTrace, Send, Show
-from .journal import NO_RANK, Closed, Decided, Entry, Fact, JobEnded, Left, Opened, Progress, Stood, Trained, Waited
+from .journal import (
+    NO_RANK,
+    Closed,
+    Decided,
+    Entry,
+    Fact,
+    JobEnded,
+    JobInterrupted,
+    Left,
+    Opened,
+    Progress,
+    Stood,
+    Trained,
+    Waited,
+)
 from .notices import Notices
 from .rank_record import RankRecord, describe_records
 from .report.data import Outcome, RankRow, RankState, Report, RunStanding
@@ -95,6 +109,8 @@ class Run:
     """That, and why, a rank stopped after the batch it was told to."""
     _waived: tuple[Outcome, str] | None = None
     """The first failure or loss that did not stop the others."""
+    _interrupted: str = ""
+    """The signal by which somebody is ending the job."""
     _published: bool = False
     _all_ended_at: float | None = None
     _looked_at: float = float("-inf")
@@ -204,6 +220,14 @@ class Run:
             if record.is_running and record.connected:
                 yield Send(record.peer, self.tuning)
 
+    def job_told(self, event: JobInterrupted | JobEnded, now: float) -> Iterator[Effect]:
+        """What becomes of the job's command is known."""
+        if isinstance(event, JobInterrupted):
+            self._note_down(now, event)
+            self._interrupted = event.signal
+        else:
+            yield from self.job_ended(event, now)
+
     def job_ended(self, end: JobEnded, now: float) -> Iterator[Effect]:
         """The processes of the job are known to have ended (exit code None: not known how)."""
         self._note_down(now, end)
@@ -245,8 +269,8 @@ class Run:
             effects = self.tune(fact, now)
         elif isinstance(fact, Left):
             self._leave(self.ranks[rank], fact.state)
-        elif isinstance(fact, JobEnded):
-            effects = self.job_ended(fact, now)
+        elif isinstance(fact, (JobInterrupted, JobEnded)):
+            effects = self.job_told(fact, now)
         elif isinstance(fact, Stood):
             for one, place in zip(fact.ranks, fact.places, strict=True):
                 self.ranks[one].advance(Position(*place), self.ranks[one].phase)
@@ -408,7 +432,7 @@ class Run:
 
     def _stop_for(self, reason: str, outcome: Outcome, now: float) -> Iterator[Effect]:
         """A rank failed or was lost: the others must not wait for it in a collective."""
-        if self._outcome is not None or self._tripped_at is not None:
+        if self._outcome is not None or self._tripped_at is not None or self._interrupted:
             return
         if not self.options.abort_on_lost:
             self._waived = self._waived or (outcome, reason)

@@ -15,7 +15,7 @@ from rankwatch import wire
 from rankwatch.frame import FrameTable, Phase, Position
 from rankwatch.notice import NoticeKind
 from rankwatch_monitor.effects import Note, Publish, RecordTrace, Send, Show
-from rankwatch_monitor.journal import NO_RANK, Entry, JobEnded, Left, Opened
+from rankwatch_monitor.journal import NO_RANK, Entry, JobEnded, JobInterrupted, Left, Opened
 from rankwatch_monitor.ledger import Ledger, Malformed, Received, Tick
 from rankwatch_monitor.notices import MAX_NOTICES
 from rankwatch_monitor.report.data import Outcome, RankState, RunStanding
@@ -471,6 +471,19 @@ def test_a_collector_that_is_ended_does_not_call_the_ranks_lost() -> None:
     (report, *_) = desk.reports
     assert (report.outcome, report.reason) == (Outcome.LOST, "the collector was ended while the run went on")
     assert [row.state for row in report.ranks] == [RankState.RUNNING] * 2
+
+
+def test_what_becomes_of_ranks_whose_job_is_being_ended_is_no_failure() -> None:
+    desk = Desk(Options(job_end_is_told=True))
+    desk.connect(3)
+    desk.handle(JobInterrupted("SIGINT"))
+    desk.receive(1, wire.Bye(1, "failed", "RuntimeError: connection closed by peer"))
+    desk.disconnect(0)
+    desk.wait(10)
+    assert desk.reports == []
+    desk.handle(JobEnded(143, "SIGINT"))
+    report = desk.reports[-1]
+    assert (report.outcome, report.reason) == (Outcome.ABORTED, "stopped by SIGINT")
 
 
 def test_a_signal_is_named_as_the_reason_and_the_ranks_are_not_lost() -> None:

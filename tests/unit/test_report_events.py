@@ -26,6 +26,7 @@ TOLD: list[tuple[Fact, str]] = [
     (journal.Left(RankState.LOST), "counted as lost"),
     (journal.Stood((0, 1), ((1, 0, 3), (1, 0, 0))), "where the 2 ranks stood when one had tripped"),
     (journal.Waited(), "the decision window ended"),
+    (journal.JobInterrupted("SIGINT"), "somebody ends the command by SIGINT"),
     (journal.JobEnded(1, "SIGTERM"), "the command has ended: exit code 1, by SIGTERM"),
     (journal.JobEnded(None), "the command has ended: not known how"),
     (journal.Decided(Outcome.ABORTED, "because", True), "decided: aborted, all ranks are to stop: because"),

@@ -50,6 +50,8 @@ def describe(entry: Entry) -> str:
             return f"where the {len(fact.ranks)} ranks stood when one had tripped"
         case journal.Waited():
             return "the decision window ended"
+        case journal.JobInterrupted():
+            return f"somebody ends the command by {fact.signal}"
         case journal.JobEnded():
             how = "not known how" if fact.exit_code is None else f"exit code {fact.exit_code}"
             return f"the command has ended: {how}" + (f", by {fact.interrupted}" if fact.interrupted else "")

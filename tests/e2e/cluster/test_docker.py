@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
 
 DOCKER = ROOT / "deploy" / "docker"
 COLLECTOR = (DOCKER / "Dockerfile").read_text()
-BARE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-"""An environment that knows nothing of this checkout."""
+BARE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("PIP_")}
+"""An environment that knows nothing of this checkout, and in which pip says what it is asked."""
 
 
 def context(folder: Path) -> Path:
