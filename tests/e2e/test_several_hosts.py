@@ -88,11 +88,11 @@ def test_a_node_that_is_cut_off_is_named_as_lost(hosts: Hosts, site: Site) -> No
     job = Job(hosts, site)
     hosts.cables["node1"].is_cut = True
     assert job.nodes[0].wait(60) == 1
-    assert site.report()["outcome"] == "lost"
     states = [("node0", "aborted")] * 2 + [("node1", "lost")] * 2
-    until(
-        lambda: [(row["host"], row["state"]) for row in site.report()["ranks"]] == states
-    )  # they say goodbye after torchrun did
+    report = site.runs / "latest" / "report.json"
+    # Its ranks say goodbye after torchrun has ended, too.
+    until(lambda: report.exists() and [(row["host"], row["state"]) for row in site.report()["ranks"]] == states)
+    assert site.report()["outcome"] == "lost"
     hosts.cables["node1"].is_cut = False
     assert job.nodes[1].wait(60) == 1  # it hears of it as soon as it is back
 
