@@ -117,6 +117,8 @@ class Run:
     _shown_at: float = float("-inf")
     _stall: Stall | None = None
     _trips: int = 0
+    _heard_at: float = float("-inf")
+    """When any rank was heard, also of those that have ended."""
     _deaf_at: float = float("-inf")
     """When no rank was heard at all, for long enough to be noticed."""
     # Kept message by message, so that a message costs the same at 16 ranks and at 16,384.
@@ -169,6 +171,7 @@ class Run:
     def receive(self, rank: int, message: wire.Message, now: float) -> Iterator[Effect]:
         record = self.ranks[rank]
         record.hear(now)
+        self._heard_at = now
         if isinstance(message, wire.Beat):
             record.queued, record.dropped = message.queued, message.dropped
             record.advance(message.position, message.phase)
@@ -370,8 +373,10 @@ class Run:
                 self._limit = bye.text
 
     def _look_for_lost(self, now: float) -> Iterator[Effect]:
-        silent_for = min((now - self.ranks[rank].heard_at for rank in self._running), default=0.0)
-        if self.lost_after < silent_for < self.options.cut_off_after:
+        heard_at = max((self.ranks[rank].heard_at for rank in self._running), default=now)
+        # Ranks that have ended since, and were heard long after these, show that the collector was not deaf.
+        fell_silent_with_all = self._heard_at - heard_at <= self.lost_after
+        if self.lost_after < now - heard_at < self.options.cut_off_after and fell_silent_with_all:
             self._deaf_at = now
         quiet = [
             record

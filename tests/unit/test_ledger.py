@@ -473,6 +473,24 @@ def test_a_collector_that_is_ended_does_not_call_the_ranks_lost() -> None:
     assert [row.state for row in report.ranks] == [RankState.RUNNING] * 2
 
 
+def test_the_last_rank_of_a_node_that_was_cut_off_is_lost_though_nobody_else_is_left_to_be_heard() -> None:
+    desk = Desk()
+    desk.connect(4)
+    for _ in range(5):  # ranks 2 and 3 are silent from now on
+        desk.wait(1)
+        for rank in (0, 1):
+            desk.receive(rank, makers.beat(3, 0, 0))
+    desk.disconnect(2)
+    desk.wait(4)
+    for rank in (0, 1):
+        desk.receive(rank, wire.Ack(0, abort=True), wire.Bye(9, "aborted", ""))
+    desk.wait(5)
+    desk.disconnect(3)
+    desk.wait(20)
+    states = [row.state for row in desk.reports[-1].ranks]
+    assert states == [RankState.ABORTED] * 2 + [RankState.LOST] * 2
+
+
 def test_what_becomes_of_ranks_whose_job_is_being_ended_is_no_failure() -> None:
     desk = Desk(Options(job_end_is_told=True))
     desk.connect(3)
