@@ -18,24 +18,10 @@ from pathlib import Path
 import pytest
 
 from collectors import until
-from e2e.site import ABORTED, COMMAND, SPOOL, Forge, Site, trained, trip_stops_all
+from e2e.site import ABORTED, COMMAND, SPOOL, Site, trained, trip_stops_all
 from jobs import environment, processes_of, torchrun
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def forge() -> Iterator[Forge]:
-    forge = Forge()
-    yield forge
-    forge.close()
-
-
-@pytest.fixture
-def site(forge: Forge, tmp_path: Path) -> Iterator[Site]:
-    site = Site([forge], tmp_path)
-    yield site
-    site.clear()
 
 
 # --- the collector --------------------------------------------------------------------------------------------------------

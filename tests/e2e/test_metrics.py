@@ -18,26 +18,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from collectors import SOON, until
-from e2e.site import Forge, Site, trip_stops_all
+from e2e.site import Site, trip_stops_all
 from jobs import ROOT, run_job, torchrun
 
 pytestmark = pytest.mark.e2e
 
 RANKS = 2
-
-
-@pytest.fixture(scope="module")
-def forge() -> Iterator[Forge]:
-    forge = Forge()
-    yield forge
-    forge.close()
-
-
-@pytest.fixture
-def site(forge: Forge, tmp_path: Path) -> Iterator[Site]:
-    site = Site([forge], tmp_path)
-    yield site
-    site.clear()
 
 
 def url_of(site: Site) -> str:

@@ -10,7 +10,7 @@ import pytest
 import large_runs
 import makers
 from browser import Browser, browsing, needed
-from e2e.site import Forge, Site
+from e2e.site import Site
 from jobs import run_job, torchrun
 from rankwatch import wire
 from rankwatch.frame import FrameTable
@@ -111,15 +111,6 @@ def test_a_folder_without_runs_says_how_to_get_one(tmp_path: Path) -> None:
         browser.shows("No run is recorded here yet.")
         large_runs.generate(tmp_path / "new-0", 2, 5)
         browser.shows("new-0")
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    forge = Forge()
-    site = Site([forge], tmp_path)
-    yield site
-    site.clear()
-    forge.close()
 
 
 def test_a_run_grows_while_the_page_is_open(site: Site) -> None:
