@@ -133,7 +133,7 @@ class Collector:
             self._wake_write.setblocking(False)
             name = self._keys.server.public or self.address
             tell = self._tell_headroom
-            self._recorder = Recorder(runs.path, self._wake, store.Limits(), runs.open, tell, collector=name)
+            self._recorder = Recorder(runs.path, self._wake, store.Limits(), runs.begin, tell, collector=name)
             if self._keys.are_taken_over:
                 self._go_on_with(runs.unfinished(name))
         except BaseException:

@@ -21,7 +21,7 @@ from .headroom import Place
 from .journal import Entry, Fact, Progress
 from .migrations import migrate
 from .report.data import Outcome, RankStanding, RankState
-from .store import BUSY_TIMEOUT, OWN_EVENTS, SCHEMA, StoreError, version
+from .store import BUSY_TIMEOUT, FILE, OWN_EVENTS, SCHEMA, StoreError, version
 
 LAST_PARTS = 4
 """Parts of batches that tell how far a rank had come, and what its batches are made of."""
@@ -133,6 +133,15 @@ def read_reading(path: Path, rank: int | None, table: int, columns: Columns, row
     lows, highs = (np.frombuffer(b"".join(line[index] for line in found), columns.dtype).tolist() for index in (1, 2))
     return [
         Point(batch, low, high, State(state[0])) for (batch, _, _, state), low, high in zip(found, lows, highs, strict=True)
+    ]
+
+
+def folders(runs: Path) -> list[Path]:
+    """The folders of the runs that have a record, by name; neither links to them nor one that is still being made."""
+    return [
+        path.parent
+        for path in sorted(runs.glob(f"*/{FILE}"))
+        if not path.parent.is_symlink() and not path.parent.name.startswith(".")
     ]
 
 

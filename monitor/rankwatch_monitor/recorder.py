@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import TypeAlias
 
@@ -41,7 +42,7 @@ class Recorder:
         folder: the folder of all runs.
         wake: called, in the recorder's thread, when ``stored`` has something to tell.
         limits: what is kept of each run.
-        open_folder: makes the folder of a run that begins.
+        begin_folder: yields the folder of a run that begins; it becomes the run's with the record that was put into it.
         tell_headroom: called, in the recorder's thread, with a run and the least headroom of batches that are on record now.
         meta: what is written into every record about where it comes from.
     """
@@ -51,14 +52,14 @@ class Recorder:
         folder: Path,
         wake: Callable[[], None],
         limits: Limits,
-        open_folder: Callable[[str], None] = lambda run: None,
+        begin_folder: Callable[[str], AbstractContextManager[Path]],
         tell_headroom: Callable[[str, float], None] = lambda run, doublings: None,
         **meta: str,
     ) -> None:
         self._folder = folder
         self._wake = wake
         self._limits = limits
-        self._open_folder = open_folder
+        self._begin_folder = begin_folder
         self._tell_headroom = tell_headroom
         self._meta = {"rankwatch": __version__, **meta}
         self._changed = threading.Condition()
@@ -162,19 +163,26 @@ class Recorder:
             return (taken, shown, actions) if taken or shown or actions or not self._is_closing else None
 
     def _write(self, run: str, entries: Sequence[Entry], standings: Sequence[RankStanding] | None) -> None:
-        try:
-            if run not in self._stores:
-                if not entries:  # it is over
-                    return
-                if isinstance(entries[0].fact, Opened):
-                    self._open_folder(run)
-                self._stores[run] = Store(self._folder / run / FILE, self._limits)
-            store = self._stores[run]
-            if store is None:
-                return
+        def write_to(store: Store) -> None:
             headroom = store.write(entries, time.time(), standings, run=run, **self._meta)
             if headroom is not None:
                 self._tell_headroom(run, headroom)
+
+        try:
+            if run in self._stores:
+                store = self._stores[run]
+                if store is None:
+                    return
+                write_to(store)
+            elif not entries:  # it is over
+                return
+            elif isinstance(entries[0].fact, Opened):
+                with self._begin_folder(run) as folder, closing(Store(folder / FILE, self._limits)) as first:
+                    write_to(first)
+                store = self._stores[run] = Store(self._folder / run / FILE, self._limits)
+            else:
+                store = self._stores[run] = Store(self._folder / run / FILE, self._limits)
+                write_to(store)
             if any(isinstance(entry.fact, Closed) for entry in entries):
                 _close(store)
                 del self._stores[run]

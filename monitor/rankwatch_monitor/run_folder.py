@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rankwatch.errors import UsageError
@@ -52,9 +53,23 @@ class RunsFolder:
     def is_free(self, run: str) -> bool:
         return not os.path.lexists(self.path / run)
 
-    def open(self, run: str) -> None:
-        """Makes the folder of a run that begins, and points ``latest`` at it. Raises OSError when it cannot be made."""
-        (self.path / run).mkdir()
+    @contextmanager
+    def begin(self, run: str) -> Iterator[Path]:
+        """Yields a folder that becomes the run's with what was put into it: a collector that is killed leaves no half run.
+
+        Raises:
+            OSError: it cannot be made, or there is one of that name.
+        """
+        part = self.path / f".{run}.part"
+        if part.exists():
+            shutil.rmtree(part)
+        part.mkdir()
+        try:
+            yield part
+            part.rename(self.path / run)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
         _try(self._point_latest_at, run)
 
     def record_of(self, run: str) -> Path:
@@ -63,10 +78,10 @@ class RunsFolder:
     def unfinished(self, collector: str) -> list[str]:
         """The runs of the collector of this name whose record does not say that they are over."""
         found = []
-        for path in sorted(self.path.glob(f"*/{store.FILE}")):
+        for folder in record.folders(self.path):
             try:
-                if not path.parent.is_symlink() and record.is_unfinished(path, collector):
-                    found.append(path.parent.name)
+                if record.is_unfinished(folder / store.FILE, collector):
+                    found.append(folder.name)
             except StoreError as error:
                 log.error("cannot read %s", error)
         return found

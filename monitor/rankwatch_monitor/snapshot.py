@@ -35,7 +35,7 @@ def take(run: Path) -> Snapshot:
 def take_all(runs: Path) -> list[Snapshot]:
     """Those of all runs in a folder, the oldest first; one that cannot be read is told in the log."""
     found = []
-    for folder in (path.parent for path in runs.glob(f"*/{FILE}") if not path.parent.is_symlink()):
+    for folder in record.folders(runs):
         try:
             found.append((record.began_at(folder / FILE), take(folder)))
         except StoreError as error:

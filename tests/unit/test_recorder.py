@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from rankwatch_monitor import record
 from rankwatch_monitor import recorder as recorders
 from rankwatch_monitor.journal import NO_RANK, Closed, Entry, Opened, Trained
 from rankwatch_monitor.recorder import Recorder
+from rankwatch_monitor.run_folder import RunsFolder
 from rankwatch_monitor.store import FILE, Limits, Store
 
 SOON = 10
@@ -36,7 +38,7 @@ class Bench:
         self.folder = folder
         self.told = threading.Condition()
         self.seqs: dict[str, int] = {}
-        self.recorder = Recorder(folder, self._wake, Limits(), collector="ours")
+        self.recorder = Recorder(folder, self._wake, Limits(), RunsFolder(folder).begin, collector="ours")
 
     def _wake(self) -> None:
         with self.told:
@@ -54,8 +56,6 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    (tmp_path / "train-0").mkdir()
-    (tmp_path / "train-1").mkdir()
     bench = Bench(tmp_path)
     yield bench
     bench.recorder.close()
@@ -90,9 +90,33 @@ def test_what_is_told_to_be_stored_is_on_disk(bench: Bench) -> None:
     assert record.is_unfinished(bench.folder / "train-0" / FILE, "ours") is False  # no rank is known
 
 
+def test_a_run_that_was_only_half_begun_when_the_collector_was_killed_is_no_run(
+    tmp_path: Path, hold: Callable[[], tuple[threading.Event, threading.Event]]
+) -> None:
+    begun, go_on = hold()
+    killed = Bench(tmp_path)
+    killed.recorder.keep("train-0", [OPENED, *trained(0)])
+    assert begun.wait(SOON)
+    shutil.copytree(tmp_path, tmp_path / "left-behind")
+    go_on.set()
+    killed.recorder.close()
+    assert record.folders(tmp_path) == [tmp_path / "train-0"]
+
+    left = tmp_path / "left-behind"
+    assert list(left.iterdir())  # there is something
+    runs = RunsFolder(left)
+    assert (record.folders(left), runs.unfinished("ours"), runs.is_free("train-0")) == ([], [], True)
+    again = Bench(left)
+    again.recorder.keep("train-0", [OPENED, *trained(7)])
+    again.await_stored("train-0", 8)
+    again.recorder.close()
+    assert again.recorded() == [7]
+    assert sorted(path.name for path in left.iterdir()) == ["latest", "train-0"]
+
+
 def test_batches_wait_for_others_until_something_is_urgent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorders, "COMMIT_INTERVAL", 1e6)
-    bench.recorder.keep("train-0", trained(0))
+    bench.recorder.keep("train-0", [OPENED, *trained(0)])
     bench.recorder.keep("train-0", [BYE])
     bench.await_stored("train-0", 100)
     assert bench.recorded() == [0]
@@ -125,9 +149,9 @@ def test_an_error_of_ours_costs_its_run_the_record_and_no_more(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Store, "_write_batches", lambda self, parts: 1 / 0)
-        bench.recorder.keep("train-0", trained(0))
+        bench.recorder.keep("train-0", [OPENED, *trained(0)])
         bench.await_stored("train-0", 1)
-    bench.recorder.keep("train-1", trained(0))
+    bench.recorder.keep("train-1", [OPENED, *trained(0)])
     bench.await_stored("train-1", 1)
     assert "an error of ours while run train-0 was recorded; it goes on without a record" in caplog.text
     assert "ZeroDivisionError" in caplog.text
@@ -162,7 +186,7 @@ def test_other_files_are_written_after_what_was_kept_before_also_when_one_of_the
 ) -> None:
     seen: list[list[int]] = []
     done = threading.Event()
-    bench.recorder.keep("train-0", trained(0))
+    bench.recorder.keep("train-0", [OPENED, *trained(0)])
     bench.recorder.do(lambda: seen.append(bench.recorded()))
     bench.recorder.do(lambda: seen.append([1 // 0]))
     bench.recorder.do(done.set)
@@ -173,13 +197,12 @@ def test_other_files_are_written_after_what_was_kept_before_also_when_one_of_the
 
 def test_closing_writes_what_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorders, "COMMIT_INTERVAL", 1e6)
-    bench.recorder.keep("train-0", trained(0, 1, 2))
+    bench.recorder.keep("train-0", [OPENED, *trained(0, 1, 2)])
     bench.recorder.close()
     assert bench.recorded() == [0, 1, 2]
 
 
 def test_the_least_headroom_of_what_was_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "train-0").mkdir()
     told = threading.Event()
     heard: list[tuple[str, float]] = []
 
@@ -187,7 +210,7 @@ def test_the_least_headroom_of_what_was_written_is_told(tmp_path: Path) -> None:
         heard.append((run, doublings))
         told.set()
 
-    recorder = Recorder(tmp_path, lambda: None, Limits(), tell_headroom=tell)
+    recorder = Recorder(tmp_path, lambda: None, Limits(), RunsFolder(tmp_path).begin, tell)
     table = FrameTable((makers.frame(makers.reading("output", dtype="float16")).spec,))
     summaries = [
         makers.summary(batch, of=table)._replace(abs_max=pack("f", [high])) for batch, high in enumerate((1.0, 1024.0))

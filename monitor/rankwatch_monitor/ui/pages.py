@@ -53,12 +53,11 @@ class Pages:
     def list(self) -> list[dict[str, Any]]:
         """Of each run what a list of them shows, the newest first."""
         found = []
-        for file in self._folder.glob(f"*/{FILE}"):
-            if not file.parent.is_symlink():
-                try:
-                    found.append(self.run(file.parent.name).in_list())
-                except StoreError as error:
-                    found.append({"run": file.parent.name, "began": file.stat().st_mtime, "unreadable": str(error)})
+        for folder in record.folders(self._folder):
+            try:
+                found.append(self.run(folder.name).in_list())
+            except StoreError as error:
+                found.append({"run": folder.name, "began": (folder / FILE).stat().st_mtime, "unreadable": str(error)})
         return sorted(found, key=lambda run: -run["began"])
 
     def run(self, name: str) -> RunPages:
