@@ -34,7 +34,7 @@ class Running:
             listen=listen,
             connection_file=folder / "connection.json",
             runs=RunsFolder(folder / "runs"),
-            options=Options(**{"heartbeat": 0.1, **options}),  # type: ignore[arg-type]
+            options=Options(**{"heartbeat": 0.5, **options}),  # type: ignore[arg-type]
             insecure=insecure,
             meters=meters,
             show=lambda report, news: self.reports.append(report) if news else None,

@@ -1,13 +1,18 @@
-"""The options of ``watch``: argument, then the ``RANKWATCH_*`` environment where the argument stands at its default."""
+"""The options of ``watch``: argument, then the ``RANKWATCH_*`` environment, then the file that RANKWATCH_CONFIG names.
+
+What stands at its default is taken from the next of them.
+"""
 
 from __future__ import annotations
 
 import enum
 import logging
 import os
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from .errors import UsageError
@@ -16,7 +21,7 @@ from .trip import Policy
 log = logging.getLogger(__name__)
 
 
-class Check(str, enum.Enum):
+class Check(enum.StrEnum):
     """When readings are read and judged."""
 
     FRAME = "frame"
@@ -67,32 +72,66 @@ class Tuning:
         )
 
 
-def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
-    """The configuration from ``arguments`` and, for those left at their default, from ``RANKWATCH_<NAME>``.
+def is_disabled(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether ``RANKWATCH_MODE=disabled`` asks for nothing to be watched, by nobody. Raises UsageError for another mode."""
+    mode = (os.environ if environ is None else environ).get("RANKWATCH_MODE", "")
+    if mode not in ("", "enabled", "disabled"):
+        raise UsageError(f"RANKWATCH_MODE={mode!r}: expected enabled or disabled")
+    return mode == "disabled"
 
-    In the environment lists are separated by commas: ``RANKWATCH_TRACE_BATCH_NUMS=149,150``.
+
+def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
+    """The configuration from ``arguments`` and, for those left at their default, from ``RANKWATCH_<NAME>`` or the file.
+
+    In the environment lists are separated by commas: ``RANKWATCH_TRACE_BATCH_NUMS=149,150``. The file, whose path stands in
+    ``RANKWATCH_CONFIG``, is TOML: ``trace_batch_nums = [149, 150]``.
 
     Raises:
-        UsageError: a value does not fit its option; the text names the option and where the value came from.
+        UsageError: a value does not fit its option, or the file cannot be used; the text says which and where it came from.
     """
     env = os.environ if environ is None else environ
     _warn_of_unknown(env)
+    path = env.get("RANKWATCH_CONFIG", "")
+    in_file = read_file(Path(path)) if path else {}
     values: dict[str, Any] = {}
     for option in fields(Config):
-        variable = f"RANKWATCH_{option.name.upper()}"
-        argument = arguments.get(option.name, option.default)
-        given = _CHECKS[option.name](argument, f"{option.name}={argument!r}")
+        name, check = option.name, _CHECKS[option.name]
+        variable = f"RANKWATCH_{name.upper()}"
+        argument = arguments.get(name, option.default)
+        given = check(argument, f"{name}={argument!r}")
         if given == option.default and env.get(variable):
             text = env[variable]
-            given = _CHECKS[option.name](_PARSE.get(option.name, _text)(text), f"{variable}={text!r}")
-        values[option.name] = given
+            given = check(_PARSE.get(name, _text)(text), f"{variable}={text!r}")
+        elif given == option.default and name in in_file:
+            given = check(in_file[name], f"{path}: {name} = {in_file[name]!r}")
+        values[name] = given
     return Config(**values)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The options in a TOML file, unchecked but for their names.
+
+    Raises:
+        UsageError: it cannot be read, is no TOML, or has an option that does not exist.
+    """
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the options in {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"the options in {path} are no TOML: {error}") from None
+    known = sorted(_CHECKS.keys() - {"loss_scale"})  # which is a function
+    for name in found:
+        if name not in known:
+            nearest = get_close_matches(name, known, n=1, cutoff=0)[0]
+            raise UsageError(f"{path}: {name} is no option of rankwatch; did you mean {nearest}?")
+    return found
 
 
 # Those of watch() are the fields of Config; these are the command line's and the job's.
 _FURTHER = (
     "JOB", "LISTEN", "ADDRESS", "CONNECTION_FILE", "RUNS_DIR", "HEARTBEAT", "DECISION_WINDOW", "ABORT_GRACE",
-    "ON_LOST", "STALL_AFTER", "ON_STALL", "STATUS",
+    "ON_LOST", "STALL_AFTER", "ON_STALL", "STATUS", "MODE", "CONFIG", "ATTACH",
 )  # fmt: skip
 
 

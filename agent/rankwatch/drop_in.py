@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from .config import resolve
+from .config import Config, is_disabled, resolve
 from .frame import Frame, Kind, State
 from .mark import describe_finding, emit
 from .registry import open_watches, prepare
@@ -39,6 +39,10 @@ class DebugUnderflowOverflow(Watch):
         trace_batch_nums: Sequence[int] | None = None,
         abort_after_batch_num: int | None = None,
     ) -> None:
+        if is_disabled():
+            super().__init__(nn.Module(), Config())
+            self.close()
+            return
         prepare()
         config = resolve(
             max_frames_to_save=max_frames_to_save,

@@ -1,4 +1,4 @@
-"""Who this process is: torchrun's environment first, then SLURM's, else a job of one process."""
+"""Who this process is: torchrun's environment first, then the process group's word, then SLURM's, else a job of one process."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ class Identity:
     pid: int
 
 
-def identify(environ: Mapping[str, str] | None = None) -> Identity:
+def identify(environ: Mapping[str, str] | None = None, group: tuple[int, int] | None = None) -> Identity:
     """Reads the identity from ``environ`` (default: ``os.environ``).
+
+    Args:
+        group: rank and world size in torch.distributed, where there is a process group: what holds for processes that a
+            launcher gave no ``RANK``, such as those of ``torch.multiprocessing.spawn``.
 
     Raises:
         UsageError: a variable is no number, or the rank does not lie in the world.
@@ -36,6 +40,9 @@ def identify(environ: Mapping[str, str] | None = None) -> Identity:
     env = os.environ if environ is None else environ
     if "RANK" in env:
         rank, world_size, local_rank = _numbers(env, RANK=0, WORLD_SIZE=1, LOCAL_RANK=0)
+    elif group is not None:
+        rank, world_size = group
+        (local_rank,) = _numbers(env, LOCAL_RANK=rank)
     elif "SLURM_STEP_ID" in env:  # a task of srun; in the batch script itself SLURM_NTASKS counts tasks that are not there
         rank, world_size, local_rank = _numbers(env, SLURM_PROCID=0, SLURM_NTASKS=1, SLURM_LOCALID=0)
     else:

@@ -7,6 +7,7 @@ import sys
 
 from torch import Tensor
 
+from .config import is_disabled
 from .measure import count_non_finite
 from .registry import open_watches
 from .settle import Finding
@@ -18,8 +19,11 @@ def detect_overflow(var: Tensor, ctx: str) -> bool:
     """Says whether ``var`` holds an inf or nan, and prints which as ``<ctx> has infs``; usable anywhere.
 
     Inside a watched forward the tensor also becomes a frame labelled ``ctx``: it shows in traces and reports, and when it is
-    not finite it trips, under every policy but ``off``, at the next module's hook.
+    not finite it trips, under every policy but ``off``, at the next module's hook. With ``RANKWATCH_MODE=disabled`` it is not
+    looked at, and said to be finite.
     """
+    if is_disabled():
+        return False
     counts = count_non_finite(var)
     emit(describe_finding(Finding(ctx, counts.nans, counts.infs)))
     for watch in open_watches():

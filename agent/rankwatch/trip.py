@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from .frame import DTYPE_MAX, Frame, FrameSpec, Kind, Phase, Position, Reading, State
 
 
-class Policy(str, enum.Enum):
+class Policy(enum.StrEnum):
     """Which non-finite readings trip.
 
     FIRST (the default): outputs, own parameters, marked tensors, and the gradients that a module's backward makes; a
@@ -26,7 +26,7 @@ class Policy(str, enum.Enum):
     OFF = "off"
 
 
-class Cause(str, enum.Enum):
+class Cause(enum.StrEnum):
     """Why a frame tripped."""
 
     OVERFLOW = "overflow"

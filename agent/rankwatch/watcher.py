@@ -9,19 +9,19 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
 
 from . import connection as connections
-from . import wire
 from .abort import Deadline, is_of_the_network, say, write_error_file
-from .config import Check, Config, Tuning, resolve
+from .config import Check, Config, Tuning, is_disabled, resolve
 from .detector import Detector
 from .errors import BatchLimitReached, OverflowDetected, TrainingAborted, UsageError
 from .frame import NOWHERE, BatchSummary, Frame, FrameTable, Position
 from .identity import identify, unnamed_job
-from .link import Link
 from .mark import emit
 from .modules import unwrap
 from .notice import Notice
@@ -29,6 +29,10 @@ from .registry import forget, open_watches, prepare, remember
 from .settle import Finding
 from .text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
 from .trip import Policy, Trip, classify
+
+if TYPE_CHECKING:  # loaded with the first connection: who watches alone, or not at all, needs no zmq
+    from . import wire
+    from .link import Link
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +43,15 @@ class Watch:
     _counts_all = False
     _judges_traced = True
 
+    is_automatic = False
+    """Whether nobody asked for it by name: an explicit watch of the same model takes over."""
+
     def __init__(self, model: nn.Module, config: Config) -> None:
         if not isinstance(model, nn.Module):
             raise UsageError(f"watch() takes a torch.nn.Module, not {type(model).__name__}")
         if isinstance(unwrap(model), torch.jit.ScriptModule):
             raise UsageError("a scripted module takes no hooks: watch the model it was scripted from")
-        self._identity = identify()
+        self._identity = identify(group=_group())
         self._name = describe_rank(
             self._identity.rank, self._identity.world_size, self._identity.host, self._identity.local_rank
         )
@@ -154,6 +161,8 @@ class Watch:
     def _connect(self, source: str | None, model: nn.Module) -> Link | None:
         if source is None:
             return None
+        from .link import Link
+
         me = weakref.ref(self)  # the thread must not keep a model alive that nobody trains any more
 
         def progress() -> tuple[Position, str]:
@@ -215,6 +224,10 @@ class Watch:
 
     def _take_over(self, root: nn.Module) -> None:
         """Makes sure that nobody else watches this model."""
+        for other in open_watches():
+            if other.root is root and other.is_automatic:
+                log.info("rankwatch: watch() takes over the model that was found without it")
+                other.close()
         if any(other.root is root for other in open_watches()):
             raise UsageError("this model is watched already: close() the first watch before a second one")
 
@@ -252,7 +265,8 @@ def watch(
 ) -> Watch:
     """Watches every forward of ``model`` for inf and nan, until the watch is closed.
 
-    An argument left at its default is taken from the environment where ``RANKWATCH_<NAME>`` is set.
+    An argument left at its default is taken from the environment where ``RANKWATCH_<NAME>`` is set, or from the TOML file
+    that ``RANKWATCH_CONFIG`` names. With ``RANKWATCH_MODE=disabled`` nothing is watched, and all methods do nothing.
 
     Args:
         model: the model, plain or wrapped in DDP, FSDP, a compiled or a checkpoint wrapper.
@@ -279,6 +293,8 @@ def watch(
         UsageError: a bad option, a connection file that cannot be used, or a model that is watched already.
         ProtocolError: the collector refuses this rank.
     """
+    if is_disabled():
+        return asleep()
     prepare()
     return Watch(
         model,
@@ -298,3 +314,18 @@ def watch(
             connection=connection,
         ),
     )
+
+
+def asleep() -> Watch:
+    """A watch of nothing, for ``RANKWATCH_MODE=disabled``."""
+    watch = Watch(nn.Module(), Config())
+    watch.close()
+    return watch
+
+
+def _group() -> tuple[int, int] | None:
+    """Rank and world size in torch.distributed, once its process group is there."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()

@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
+from rankwatch.attach import attached
 from rankwatch.errors import EXIT_ABORTED, UsageError
 
 from .collector import Collector
@@ -41,14 +43,16 @@ def run_command(
     environ: Mapping[str, str] | None = None,
     meters: Meters | None = None,
     status: bool = True,
+    config: str | None = None,
 ) -> int:
     """Runs ``command`` under a collector of its own; returns 77 when a verdict aborted a run, else the command's exit code.
 
     Args:
         status: whether a line says how the run is, where stderr is a terminal.
+        config: a file of options for the ranks.
 
     Raises:
-        UsageError: there is no such command, or the collector cannot be set up.
+        UsageError: there is no such command, an option of the ranks is wrong, or the collector cannot be set up.
     """
     env = dict(os.environ if environ is None else environ)
     reports: dict[str, Report] = {}
@@ -73,10 +77,19 @@ def run_command(
         try:
             env["RANKWATCH_CONNECTION"] = str(path.absolute())
             env.setdefault("RANKWATCH_JOB", collector.connection.job)
+            env = attached(env, config)
             code = _run_beside(collector, command, env)
         finally:
             collector.close()
     return _conclude(collector, reports, code, runs_dir)
+
+
+def replace_by(command: Sequence[str]) -> NoReturn:
+    """Becomes the command, which nobody watches. Raises UsageError when there is none of that name."""
+    try:
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        raise UsageError(f"cannot run {shlex.join(command)}: {error.strerror}") from None
 
 
 def job_name(command: Sequence[str]) -> str:
@@ -84,7 +97,7 @@ def job_name(command: Sequence[str]) -> str:
     for word, following in zip(command, [*command[1:], ""], strict=True):
         if word.endswith(".py"):
             return Path(word).stem
-        if word == "-m" and following and not following.startswith("torch.distributed"):
+        if word == "-m" and following and not following.startswith(("torch.distributed", "rankwatch.attach")):
             return following.rpartition(".")[2]
     return Path(command[0]).name
 
@@ -131,7 +144,10 @@ def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, 
 
 def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, runs_dir: Path) -> int:
     if not collector.ledger.runs:
-        log.warning("no rank connected: does the script call rankwatch.watch(model)?")
+        log.warning(
+            "no rank connected. Did the command train a model, in a Python that has rankwatch, with PYTHONPATH and RANKWATCH_* "
+            "passed on (python -I and -E leave them out)?"
+        )
     for run, report in reports.items():
         # The report comes last, under whatever the dying processes printed.
         if report.outcome is Outcome.FINISHED:

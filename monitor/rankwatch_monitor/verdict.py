@@ -26,7 +26,7 @@ class Standing(enum.Enum):
     """Ended cleanly: all that it ran was finite."""
 
 
-class Certainty(str, enum.Enum):
+class Certainty(enum.StrEnum):
     COMPLETE = "complete"
     PARTIAL = "partial"
 

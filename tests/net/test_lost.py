@@ -27,7 +27,7 @@ while sys.stdin.readline():
 
 @pytest.fixture
 def collector(tmp_path: Path) -> Iterator[Running]:
-    running = Running(tmp_path)  # heartbeat 0.1 s: lost after 0.3 s
+    running = Running(tmp_path, heartbeat=0.1)  # lost after 0.3 s
     yield running
     running.stop()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-class State(str, enum.Enum):
+class State(enum.StrEnum):
     """How a check went; FAIL alone makes the exit code 1."""
 
     OK = "ok"

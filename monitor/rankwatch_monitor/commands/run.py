@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from rankwatch.config import is_disabled
 from rankwatch.errors import UsageError
 
 from .. import arguments as types
-from ..launcher import run_command
+from ..launcher import replace_by, run_command
 from .collector import add_collector_options, metered, options_of
 
 HELP = "run a command under a collector of its own"
@@ -23,6 +24,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=types.env("status", "1") == "0",
         help="no line that says how the run is, where stderr is a terminal (or RANKWATCH_STATUS=0)",
     )
+    types.add_option(
+        parser,
+        "--rankwatch-config",
+        metavar="FILE",
+        help="options of the ranks, as TOML: trace_batch_nums = [149, 150] (default: what RANKWATCH_CONFIG names)",
+    )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command, such as torchrun ..."
     )
@@ -32,6 +39,8 @@ def main(arguments: argparse.Namespace) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise UsageError("nothing to run: rankwatch run -- torchrun --nproc-per-node 8 train.py")
+    if is_disabled():
+        replace_by(command)
     with metered(arguments) as meters:
         return run_command(
             command,
@@ -43,4 +52,5 @@ def main(arguments: argparse.Namespace) -> int:
             job=arguments.job,
             meters=meters,
             status=not arguments.no_status,
+            config=arguments.rankwatch_config,
         )

@@ -11,7 +11,7 @@ from rankwatch.notice import Notice
 from ..verdict import Verdict
 
 
-class Outcome(str, enum.Enum):
+class Outcome(enum.StrEnum):
     """How a run ended."""
 
     FINISHED = "finished"
@@ -26,7 +26,7 @@ class Outcome(str, enum.Enum):
     """A rank made no progress any more, and the others were stopped for it."""
 
 
-class RankState(str, enum.Enum):
+class RankState(enum.StrEnum):
     MISSING = "missing"
     """It never connected."""
     RUNNING = "running"

@@ -1,0 +1,124 @@
+"""Watching a training script as it is: ``torchrun ... -m rankwatch.attach train.py ARGS`` for ``torchrun ... train.py ARGS``.
+
+``rankwatch run`` does the same to its command. The environment makes every Python that is started in it look for the model
+to watch (``startup/sitecustomize.py``, then ``finder.py``), also after a fork, a spawn or an exec. The script itself is
+started as without us, in the same process: its arguments, ``__main__``, tracebacks and exit code are its own.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+from .config import is_disabled, resolve
+from .errors import UsageError
+
+STARTUP = Path(__file__).parent / "startup"
+
+USAGE = "usage: torchrun ... -m rankwatch.attach [--rankwatch-config FILE] train.py ARGS (or -m MODULE ARGS)"
+
+OPTION = "--rankwatch-config"
+
+
+def attached(environ: Mapping[str, str], config: str | None = None) -> dict[str, str]:
+    """The environment in which every Python looks for the model to watch.
+
+    Args:
+        environ: the environment as it is; with ``RANKWATCH_ATTACH=0`` or ``RANKWATCH_MODE=disabled`` nobody looks.
+        config: a file of options, which stands over ``RANKWATCH_CONFIG``.
+
+    Raises:
+        UsageError: an option of ``RANKWATCH_*`` or in the file is wrong, so that it is told before the job begins.
+    """
+    env = dict(environ)
+    if config is not None:
+        env["RANKWATCH_CONFIG"] = str(Path(config).absolute())
+    if is_disabled(env) or env.setdefault("RANKWATCH_ATTACH", "1") == "0":
+        return env
+    resolve(env)
+    before = env.get("PYTHONPATH")
+    if str(STARTUP) not in (before or "").split(os.pathsep):
+        env["PYTHONPATH"] = os.pathsep.join([str(STARTUP), *([before] if before else [])])
+    return env
+
+
+def wait_for_torch() -> None:
+    """Begins to look for the model as soon as torch is there, if this process is to be watched."""
+    if os.environ.get("RANKWATCH_ATTACH") != "1" or os.environ.get("RANKWATCH_MODE") == "disabled":
+        return
+    if "torch" in sys.modules:  # by a .pth file, say
+        _look()
+    else:
+        sys.meta_path.insert(0, _AtImport("torch"))
+
+
+class _AtImport(importlib.abc.MetaPathFinder):
+    """Finds a module as the others do; once it is there, the look-out begins."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target)) is not None), None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                sys.meta_path.remove(self)
+                _look()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _look() -> None:
+    from .finder import Finder
+
+    Finder().start()
+
+
+def main() -> int:
+    """Starts the script, in this process; returns only when that is not possible."""
+    try:
+        config, command = _parse(sys.argv[1:])
+        env = attached(os.environ, config)
+    except UsageError as error:
+        sys.stderr.write(f"rankwatch: {error}\n")
+        return error.exit_code
+    os.execve(sys.executable, [sys.executable, *_flags(sys.orig_argv), *command], env)
+
+
+def _flags(given: Sequence[str]) -> list[str]:
+    """What stands before ``-m rankwatch.attach``, such as -u or -X dev: it holds for the script too."""
+    at = next(i for i, word in enumerate(given) if word.endswith("rankwatch.attach"))
+    last = given[at].removesuffix("rankwatch.attach") or given[at - 1]  # -m, or -um
+    before = given[1 : at if given[at].startswith("-") else at - 1]
+    return [*before, *([last[:-1]] if last != "-m" else [])]
+
+
+def _parse(given: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The file of options, and what is to be started: all from the script's name, or the -m before it, on."""
+    config, rest = None, list(given)
+    while rest and rest[0].startswith("--"):
+        option, equals, value = rest.pop(0).partition("=")
+        if option not in (OPTION, OPTION.replace("-", "_").replace("__", "--", 1)):
+            raise UsageError(f"{option} is no option of rankwatch.attach; {USAGE}")
+        if not equals and not rest:
+            raise UsageError(f"{option} needs a file; {USAGE}")
+        config = value if equals else rest.pop(0)
+    if not rest or rest == ["-m"]:
+        raise UsageError(f"nothing to start; {USAGE}")
+    return config, rest
+
+
+if __name__ == "__main__":
+    sys.exit(main())

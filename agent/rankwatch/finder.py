@@ -1,0 +1,114 @@
+"""Which model to watch, in a script that says nothing of it: the outermost modules that it trains.
+
+The call of a module is looked at from its outside: nothing of ours is there while it runs, so that torch.compile finds torch
+as it is. Once the model has begun its third batch nobody looks any more, and what remains are the watch's own hooks.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import get_worker_info
+
+from .errors import RankwatchError
+from .modules import unwrap
+from .registry import open_watches
+from .watcher import Watch, watch
+
+log = logging.getLogger(__name__)
+
+LOOKED_AT = 3
+"""Batches of the first model found by which all others, of a GAN say, have shown up."""
+
+MAX_MODELS = 4
+"""Further ones, of a script that calls each layer by itself, are not watched."""
+
+
+class Finder:
+    """Looks for models to watch until they are found."""
+
+    def __init__(self) -> None:
+        self._call: Callable[..., Any] = nn.Module.__call__
+        self._hook = self._make_hook()
+        self._is_looking = False
+        self._found: list[weakref.ref[Watch]] = []
+        self._first: weakref.ref[nn.Module] | None = None
+        self._batches = 0
+
+    def start(self) -> None:
+        self._is_looking = True
+        nn.Module.__call__ = self._hook  # type: ignore[method-assign]
+
+    def stop(self) -> None:
+        self._is_looking = False
+        nn.Module.__call__ = self._call  # type: ignore[method-assign]
+
+    def _make_hook(self) -> Callable[..., Any]:
+        call = self._call
+
+        def hook(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return call(module, *args, **kwargs)
+            nn.Module.__call__ = call  # type: ignore[method-assign]
+            try:
+                self._look_at(module)
+                return call(module, *args, **kwargs)
+            except BaseException as error:
+                if error.__traceback__ is not None:  # the script's own has no frame of ours in it
+                    error.__traceback__ = error.__traceback__.tb_next
+                raise
+            finally:
+                if self._is_looking:
+                    nn.Module.__call__ = self._hook  # type: ignore[method-assign]
+
+        return hook
+
+    def _look_at(self, module: nn.Module) -> None:
+        try:
+            if not module.training or not torch.is_grad_enabled() or get_worker_info() is not None:
+                return
+            ours = [watch for ref in self._found if (watch := ref()) is not None]
+            if any(watch not in ours for watch in open_watches()):
+                self._is_looking = False  # the script sees to it by itself
+                return
+            root = unwrap(module)
+            if self._first is not None and root is self._first():
+                self._batches += 1
+                self._is_looking = self._batches < LOOKED_AT
+            elif _is_trained(root) and not any(_are_related(root, watch.root) for watch in ours):
+                self._watch(module, root)
+        except RankwatchError:
+            self._is_looking = False
+            raise
+        except Exception:
+            self._is_looking = False
+            log.exception("rankwatch: an error of its own while it looked for the model to watch; nothing is watched")
+
+    def _watch(self, module: nn.Module, root: nn.Module) -> None:
+        if isinstance(root, torch.jit.ScriptModule):
+            log.warning("rankwatch: a scripted module takes no hooks and is not watched")
+            return
+        if len(self._found) == MAX_MODELS:
+            log.warning(
+                "rankwatch: more than %d models are trained in this process; further ones are not watched", MAX_MODELS
+            )
+            self._is_looking = False
+            return
+        found = watch(module)
+        found.is_automatic = True
+        self._found.append(weakref.ref(found))
+        if self._first is None:
+            self._first, self._batches = weakref.ref(root), 1
+
+
+def _is_trained(root: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in root.parameters())
+
+
+def _are_related(one: nn.Module, other: nn.Module) -> bool:
+    return any(part is other for part in one.modules()) or any(part is one for part in other.modules())
