@@ -1,19 +1,16 @@
 """Watching a training script as it is: ``torchrun ... -m rankwatch.attach train.py ARGS`` for ``torchrun ... train.py ARGS``.
 
 ``rankwatch run`` does the same to its command. The environment makes every Python that is started in it look for the model
-to watch (``startup/sitecustomize.py``, then ``finder.py``), also after a fork, a spawn or an exec. The script itself is
-started as without us, in the same process: its arguments, ``__main__``, tracebacks and exit code are its own.
+to watch (``startup/sitecustomize.py``, ``lookout.py``, ``finder.py``), also after a fork, a spawn or an exec. The script
+itself is started as without us, in the same process: its arguments, ``__main__``, tracebacks and exit code are its own.
 """
 
 from __future__ import annotations
 
-import importlib.abc
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 
 from .config import is_disabled, resolve
 from .errors import UsageError
@@ -45,45 +42,6 @@ def attached(environ: Mapping[str, str], config: str | None = None) -> dict[str,
     if str(STARTUP) not in (before or "").split(os.pathsep):
         env["PYTHONPATH"] = os.pathsep.join([str(STARTUP), *([before] if before else [])])
     return env
-
-
-def wait_for_torch() -> None:
-    """Begins to look for the model as soon as torch is there, if this process is to be watched."""
-    if os.environ.get("RANKWATCH_ATTACH") != "1" or os.environ.get("RANKWATCH_MODE") == "disabled":
-        return
-    if "torch" in sys.modules:  # by a .pth file, say
-        _look()
-    else:
-        sys.meta_path.insert(0, _AtImport("torch"))
-
-
-class _AtImport(importlib.abc.MetaPathFinder):
-    """Finds a module as the others do; once it is there, the look-out begins."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self._name:
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target)) is not None), None)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                run(module)
-                sys.meta_path.remove(self)
-                _look()
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def _look() -> None:
-    from .finder import Finder
-
-    Finder().start()
 
 
 def main() -> int:

@@ -131,7 +131,7 @@ def read_file(path: Path) -> dict[str, Any]:
 # Those of watch() are the fields of Config; these are the command line's and the job's.
 _FURTHER = (
     "JOB", "LISTEN", "ADDRESS", "CONNECTION_FILE", "RUNS_DIR", "HEARTBEAT", "DECISION_WINDOW", "ABORT_GRACE",
-    "ON_LOST", "STALL_AFTER", "ON_STALL", "STATUS", "MODE", "CONFIG", "ATTACH",
+    "ON_LOST", "STALL_AFTER", "ON_STALL", "STATUS", "METRICS", "HOST", "PORT", "MODE", "CONFIG", "ATTACH",
 )  # fmt: skip
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from rankwatch.config import Check, Config, resolve
+from jobs import ROOT
+from rankwatch.config import Check, Config, is_disabled, resolve
 from rankwatch.errors import UsageError
 from rankwatch.trip import Policy
 from rankwatch.wire import CHECKS
@@ -27,6 +31,52 @@ def test_arguments_win_over_the_environment() -> None:
     assert resolve(env) == Config(5, frozenset({149, 150}), 0, Policy.STRICT, patterns, connection="/run/c.json")
     given = resolve(env, max_frames_to_save=7, trace_batch_nums=[1], policy="off", connection="/mine.json")
     assert given == Config(7, frozenset({1}), 0, Policy.OFF, patterns, connection="/mine.json")
+
+
+def test_a_file_of_options_comes_last(tmp_path: Path) -> None:
+    path = tmp_path / "rankwatch.toml"
+    path.write_text('trace_batch_nums = [3]\nevery = 4\npolicy = "strict"\nignore = ["*.mask"]\ngradients = true\n')
+    env = {"RANKWATCH_CONFIG": str(path), "RANKWATCH_EVERY": "2"}
+    given = resolve(env, policy="off")
+    assert given == Config(trace_batch_nums=frozenset({3}), every=2, policy=Policy.OFF, ignore=("*.mask",), gradients=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("evry = 2", "rankwatch.toml: evry is no option of rankwatch; did you mean every?"),
+        ("loss_scale = 2", "loss_scale is no option of rankwatch; did you mean"),
+        ("[watch]\nevery = 2", "watch is no option of rankwatch"),
+        ("every = 0", "rankwatch.toml: every = 0: expected a whole number of at least 1"),
+        ("every = ", "rankwatch.toml are no TOML: Invalid value"),
+        ("trace_batch_nums = 3", "expected batch numbers"),
+    ],
+)
+def test_a_bad_file_of_options(text: str, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "rankwatch.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(complaint)):
+        resolve({"RANKWATCH_CONFIG": str(path)})
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match="cannot read the options in /no/such/file"):
+        resolve({"RANKWATCH_CONFIG": "/no/such/file"})
+
+
+def test_modes() -> None:
+    assert (is_disabled({}), is_disabled({"RANKWATCH_MODE": "enabled"})) == (False, False)
+    assert is_disabled({"RANKWATCH_MODE": "disabled"})
+    with pytest.raises(UsageError, match="RANKWATCH_MODE='off': expected enabled or disabled"):
+        is_disabled({"RANKWATCH_MODE": "off"})
+
+
+def test_no_option_of_the_command_line_is_called_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "monitor").rglob("*.py"))
+    names = re.findall(r'types\.env\("([a-z_-]+)"', sources)
+    assert len(names) > 5
+    resolve({f"RANKWATCH_{name.upper().replace('-', '_')}": "x" for name in names if name != "connection"})
+    assert caplog.messages == []
 
 
 def test_the_wire_knows_the_same_checks() -> None:

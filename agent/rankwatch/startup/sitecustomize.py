@@ -15,7 +15,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 def _start() -> None:
     sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]
     try:
-        from rankwatch.attach import wait_for_torch
+        from rankwatch.lookout import wait_for_torch
     except ImportError as error:
         if "RANK" in os.environ:
             sys.stderr.write(f"rankwatch: this process is not watched: {sys.executable} has no rankwatch ({error})\n")

@@ -1,0 +1,165 @@
+"""Zero code: scripts that know nothing of rankwatch are watched, and run as they do without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import SCRIPTS, environment, run_job, torchrun
+from rankwatch.attach import attached
+
+pytestmark = pytest.mark.e2e
+
+NAMES = {"", "head", *(f"blocks.{i}{part}" for i in range(3) for part in ("", ".0", ".1", ".2"))}
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+SCRIPT = str(SCRIPTS / "plain.py")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        torchrun("plain.py", "ddp"),
+        [*TORCHRUN, "-m", "rankwatch.attach", SCRIPT, "fsdp1"],
+        [*TORCHRUN, "-m", "rankwatch.attach", "-m", "plain", "fsdp2"],
+        [sys.executable, SCRIPT, "spawn"],  # its ranks have no RANK in their environment
+    ],
+    ids=["ddp", "fsdp1", "fsdp2", "spawn"],
+)
+def test_the_model_is_found_and_named_as_its_user_wrote_it(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "options.toml").write_text("max_frames_to_save = 4\n")
+    path = os.pathsep.join([environment()["PYTHONPATH"], str(SCRIPTS)])
+    options = ("--abort-grace", "3", "--rankwatch-config", str(tmp_path / "options.toml"))
+    job = run_job(tmp_path, command, *options, env={"PYTHONPATH": path})
+    assert job.code == 77, job.stderr
+    verdict = job.verdict
+    assert (verdict["rank"], verdict["batch"], verdict["optimizer_step"]) == (1, 3, 3)
+    assert (verdict["module"], verdict["module_class"]) == ("blocks.0.1", "Square")
+    assert (verdict["reading"], verdict["state"], verdict["cause"]) == ("output", "inf", "overflow")
+    assert (job.run_dir.resolve().name, len(job.report["ranks"])) == ("plain-0", 2)
+    assert "Warning: 'rankwatch" not in job.stderr
+    assert {frame["module"] for frame in job.report["frames"]} <= NAMES
+    assert len(job.report["frames"]) == 4
+    assert job.left_behind == []
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> str:
+    """A PYTHONPATH with a sitecustomize of the user's."""
+    (tmp_path / "sitecustomize.py").write_text("WHO = 'the sitecustomize of the user'\n")
+    return os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+
+
+@pytest.mark.parametrize("how", ["0", "5", "raise", "kill", "exec"])
+def test_strange_scripts_run_as_without_us(how: str, others: str) -> None:
+    script = str(SCRIPTS / "strange.py")
+    arguments = ["--an-option", "-m", "x y", how]
+    env = environment(PYTHONPATH=others)
+    bare, attached, as_module = (
+        subprocess.run([sys.executable, "-B", *command], env=env, capture_output=True, text=True, check=False, cwd=SCRIPTS)
+        for command in (
+            [script, *arguments],
+            ["-m", "rankwatch.attach", script, *arguments],
+            ["-um", "rankwatch.attach", "-m", "strange", *arguments],
+        )
+    )
+    assert (attached.returncode, attached.stdout, attached.stderr) == (bare.returncode, bare.stdout, bare.stderr)
+    assert "the sitecustomize of the user" in attached.stdout
+    assert as_module.returncode == bare.returncode
+    assert as_module.stderr.splitlines()[-1:] == bare.stderr.splitlines()[-1:]
+
+
+RAISING = """
+import sys, torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+    def forward(self, x):
+        return self.inner(x)
+model = Model()
+model(torch.ones(2)) if sys.argv[1] == "late" else None
+model(torch.ones(3))
+"""
+
+
+@pytest.mark.parametrize("when", ["at_once", "late"])
+def test_the_tracebacks_of_a_training_have_no_frame_of_ours(when: str, tmp_path: Path) -> None:
+    script = tmp_path / "raising.py"
+    script.write_text(RAISING)
+    bare, attached = (
+        subprocess.run(
+            [sys.executable, *how, str(script), when], env=environment(), capture_output=True, text=True, check=False
+        )
+        for how in ([], ["-m", "rankwatch.attach"])
+    )
+    assert attached.returncode == bare.returncode == 1
+    assert attached.stderr.replace("result = forward_call", "return forward_call").count("\n") >= 10
+    assert [line for line in attached.stderr.splitlines() if "rankwatch" in line] == []
+    assert attached.stderr.splitlines()[-1] == bare.stderr.splitlines()[-1]
+
+
+TRAINING = """
+import sys, torch, rankwatch
+model = torch.nn.Linear(2, 2)
+watch = rankwatch.watch(model, policy="strict")
+rankwatch.DebugUnderflowOverflow(model)
+for _ in range(3):
+    model(torch.ones(2) * torch.inf).sum().backward()
+print(rankwatch.detect_overflow(torch.ones(2) * torch.inf, "ctx"), watch.is_connected, "zmq" in sys.modules)
+print(len(model._forward_hooks), len(model._forward_pre_hooks))
+"""
+
+
+def test_disabled_nothing_is_watched_and_zmq_not_loaded(tmp_path: Path) -> None:
+    script = tmp_path / "training.py"
+    script.write_text(TRAINING)
+    run = [sys.executable, "-m", "rankwatch_monitor", "run", "--runs-dir", str(tmp_path / "runs"), "--"]
+    done = subprocess.run(
+        [*run, sys.executable, "-m", "rankwatch.attach", str(script)],
+        env=environment(RANKWATCH_MODE="disabled", RANKWATCH_CONNECTION="/no/such/file"),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "False False False\n0 0\n"), done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "complaint"),
+    [
+        ([], {}, "nothing to start; usage: torchrun ... -m rankwatch.attach [--rankwatch-config FILE] train.py ARGS"),
+        (["-m"], {}, "nothing to start"),
+        (["--config", "x", "train.py"], {}, "--config is no option of rankwatch.attach"),
+        (["--rankwatch-config"], {}, "--rankwatch-config needs a file"),
+        (["--rankwatch-config", "none.toml", "train.py"], {}, "none.toml: [Errno 2] No such file or directory"),
+        (["--rankwatch-config=bad.toml", "x.py"], {}, "trace_batches is no option of rankwatch; did you mean trace_batch_nums?"),
+        (["train.py"], {"RANKWATCH_POLICY": "lax"}, "RANKWATCH_POLICY='lax': expected one of first, strict, off"),
+        (["train.py"], {"RANKWATCH_MODE": "off"}, "RANKWATCH_MODE='off': expected enabled or disabled"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_told_before_the_script_begins(
+    arguments: list[str], env: dict[str, str], complaint: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.toml").write_text("trace_batches = [3]\n")
+    (tmp_path / "train.py").write_text("print('begun')\n")
+    command = [sys.executable, "-m", "rankwatch.attach", *arguments]
+    done = subprocess.run(command, env=environment(**env), cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_python_without_rankwatch_says_so_and_goes_on() -> None:
+    bare = f"{sys.base_prefix}/bin/python3"
+    code = "import sys; print(sys.argv, sys.path[0])"
+    told = {}
+    for rank in ({}, {"RANK": "0"}):
+        env = attached({"PATH": os.environ["PATH"], **rank})
+        done = subprocess.run([bare, "-c", code, "a"], env=env, capture_output=True, text=True, check=True)
+        assert done.stdout == "['-c', 'a'] \n"
+        told["RANK" in rank] = done.stderr
+    assert told[False] == ""
+    assert told[True] == f"rankwatch: this process is not watched: {bare} has no rankwatch (No module named 'rankwatch')\n"

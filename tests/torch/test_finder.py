@@ -1,0 +1,203 @@
+"""Which modules of a script are found, and that looking leaves torch as it was."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import rankwatch
+from rankwatch.errors import UsageError
+from rankwatch.finder import LOOKED_AT, MAX_MODELS, Finder
+from rankwatch.registry import open_watches
+
+CALL = nn.Module.__call__
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.second = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x))
+        return out
+
+
+@pytest.fixture(autouse=True)
+def finder() -> Iterator[Finder]:
+    gc.collect()
+    for watch in open_watches():  # of other tests
+        watch.close()
+    finder = Finder()
+    finder.start()
+    yield finder
+    finder.stop()
+    for watch in open_watches():
+        watch.close()
+
+
+def watched() -> set[nn.Module]:
+    return {watch.root for watch in open_watches()}
+
+
+def test_the_outermost_module_that_trains_is_watched_from_its_first_batch_on() -> None:
+    model = Net()
+    for batch in range(LOOKED_AT):
+        assert nn.Module.__call__ is not CALL
+        model(torch.ones(2))
+        (watch,) = open_watches()
+        assert (watch.root, watch._detector.position.batch) == (model, batch)
+    assert nn.Module.__call__ is CALL
+
+
+def test_what_does_not_train_is_passed_over() -> None:
+    model = Net()
+    model.eval()(torch.ones(2))
+    model.train()
+    with torch.no_grad():
+        model(torch.ones(2))
+    with torch.inference_mode():
+        model(torch.ones(2))
+    Net().requires_grad_(False)(torch.ones(2))
+    nn.Sequential(nn.ReLU(), nn.Dropout())(torch.ones(2))
+    assert watched() == set()
+    model(torch.ones(2))
+    assert watched() == {model}
+
+
+def test_both_models_of_a_gan_are_watched() -> None:
+    generator, discriminator = Net(), Net()
+    for _ in range(LOOKED_AT + 2):
+        discriminator(generator(torch.ones(2)))
+    assert watched() == {generator, discriminator}
+    assert nn.Module.__call__ is CALL
+
+
+def test_parts_of_a_watched_model_and_what_is_put_round_it_are_not_watched_again() -> None:
+    model = Net()
+    model(torch.ones(2))
+    model.first(torch.ones(2))
+    nn.Sequential(model, nn.Linear(2, 2))(torch.ones(2))
+    assert watched() == {model}
+
+
+def test_a_script_that_calls_each_layer_by_itself_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    layers = [nn.Linear(2, 2) for _ in range(MAX_MODELS + 3)]
+    for layer in layers:
+        layer(torch.ones(2))
+    assert watched() == set(layers[:MAX_MODELS])
+    assert nn.Module.__call__ is CALL
+    assert f"more than {MAX_MODELS} models are trained in this process" in caplog.text
+
+
+def test_a_script_that_watches_by_itself_is_left_to_it() -> None:
+    mine, other = Net(), Net()
+    with rankwatch.watch(mine):
+        other(torch.ones(2))
+        assert watched() == {mine}
+        assert nn.Module.__call__ is CALL
+
+
+def test_an_explicit_watch_takes_over_from_the_one_that_was_found() -> None:
+    model = Net()
+    model(torch.ones(2))
+    with rankwatch.watch(model, policy="off") as watch:
+        assert list(open_watches()) == [watch]
+        model(torch.ones(2) * torch.inf)  # policy off: no trip
+        with pytest.raises(UsageError, match="this model is watched already"):
+            rankwatch.watch(model)
+
+
+def test_wrong_options_stop_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWATCH_EVERY", "never")
+    with pytest.raises(UsageError, match="RANKWATCH_EVERY='never': expected a whole number"):
+        Net()(torch.ones(2))
+
+
+def test_an_error_of_ours_is_told_and_the_script_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rankwatch.finder.watch", lambda module: 1 / 0)
+    model = Net()
+    for _ in range(2):
+        assert model(torch.ones(2)).shape == (2,)
+    assert "an error of its own while it looked for the model to watch; nothing is watched" in caplog.text
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert nn.Module.__call__ is CALL
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_scripted_module_runs_unwatched(caplog: pytest.LogCaptureFixture) -> None:
+    torch.jit.script(Net())(torch.ones(2))
+    assert watched() == set()
+    assert "a scripted module takes no hooks and is not watched" in caplog.text
+
+
+def test_modules_that_raise_leave_the_look_out_in_place() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        Net()(torch.ones(3))
+    assert nn.Module.__call__ is not CALL
+    assert [entry.name for entry in raised.traceback][:2] == [
+        "test_modules_that_raise_leave_the_look_out_in_place",
+        CALL.__name__,
+    ]
+
+
+class Augmented(Dataset[Tensor]):
+    """A data set whose items a module makes, in the workers."""
+
+    def __init__(self) -> None:
+        self.net = Net()
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Tensor:
+        made = self.net(torch.ones(2)).detach()
+        return made.sum() * 0 + len(watched())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_data_workers_are_no_ranks(method: str) -> None:
+    items = list(DataLoader(Augmented(), num_workers=1, multiprocessing_context=method, batch_size=None))
+    assert items == [0, 0]
+
+
+@pytest.mark.parametrize("how", ["whole", "in_place", "after_an_eval"])
+def test_compiled_models_are_found_and_no_graph_breaks(how: str) -> None:
+    torch.compiler.reset()
+    model = Net()
+    call: nn.Module = model
+    if how == "in_place":
+        model.compile(backend="aot_eager", fullgraph=True)
+    else:
+        call = torch.compile(model, backend="aot_eager", fullgraph=True)  # type: ignore[assignment]
+    if how == "after_an_eval":
+        model.eval()
+        with torch.no_grad():
+            call(torch.ones(2))
+        model.train()
+    call(torch.ones(2)).sum().backward()
+    assert watched() == {model}
+    with pytest.raises(rankwatch.OverflowDetected, match="batch 1: first \\(Linear\\), output"):
+        call(torch.ones(2) * torch.inf)
+
+
+def test_a_graph_that_has_the_call_inside_compiles_as_without_us() -> None:
+    torch.compiler.reset()
+    model = Net()
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def step(x: Tensor) -> Tensor:
+        out: Tensor = model(x).sum()
+        return out
+
+    step(torch.ones(2)).backward()
+    assert model.first.weight.grad is not None
