@@ -1,7 +1,7 @@
 """Watching a training script as it is: ``torchrun ... -m rankwatch.attach train.py ARGS`` for ``torchrun ... train.py ARGS``.
 
 ``rankwatch run`` does the same to its command. The environment makes every Python that is started in it look for the model
-to watch (``startup/sitecustomize.py``, ``lookout.py``, ``finder.py``), also after a fork, a spawn or an exec. The script
+to watch (``startup/sitecustomize.py``, then ``finder.py``), also after a fork, a spawn or an exec. The script
 itself is started as without us, in the same process: its arguments, ``__main__``, tracebacks and exit code are its own.
 """
 

@@ -19,7 +19,7 @@ ORDER = [
     *("errors", "frame", "trip", "notice", "wire", "text", "config", "connection", "sockets", "identity"),
     *("kernel", "measure", "tape", "walk", "modules", "weights", "traced", "recorder", "batch", "health", "settle"),
     *("scaler", "steps", "backward", "hooks", "detector", "fork", "spool", "link", "abort"),
-    *("registry", "mark", "watcher", "drop_in", "finder", "lookout", "attach", "demo"),
+    *("registry", "mark", "watcher", "drop_in", "finder", "attach", "demo"),
 ]
 """Imports inside the agent point to the left."""
 
@@ -128,7 +128,7 @@ def test_libraries_have_one_home(library: str, home: str) -> None:
     [
         ("import rankwatch", {"torch", "zmq", "msgpack"}),
         ("import rankwatch.wire, rankwatch.text", {"torch", "zmq"}),
-        ("import rankwatch.attach, rankwatch.lookout", {"torch", "zmq", "msgpack"}),
+        ("import rankwatch.attach", {"torch", "zmq", "msgpack"}),
         ("import rankwatch; rankwatch.watch", {"zmq"}),
         ("import rankwatch_monitor.cli", {"torch", "prometheus_client", "rich", "starlette"}),
         ("import rankwatch.doctor.__main__", {"torch"}),

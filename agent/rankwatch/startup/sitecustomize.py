@@ -1,32 +1,56 @@
 """What Python runs as it starts in a command that is watched without a change to it: PYTHONPATH leads here (see attach.py).
 
-Afterwards all is as without us: this folder is off ``sys.path``, and the ``sitecustomize`` of the user's own has run.
+It waits for torch, and then looks for the model to watch. All else is as without us: this folder is off ``sys.path``, and the
+``sitecustomize`` of the user's own has run. Every Python of the command starts like this, so nothing else is imported.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def _start() -> None:
-    sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]
+class _AtImportOfTorch:
+    """Finds torch as the other finders do; once it is there, the look-out begins."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target)) is not None), None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                sys.meta_path.remove(self)
+                _look()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _look() -> None:
     try:
-        from rankwatch.lookout import wait_for_torch
+        from rankwatch.finder import Finder
     except ImportError as error:
-        if "RANK" in os.environ:
-            sys.stderr.write(f"rankwatch: this process is not watched: {sys.executable} has no rankwatch ({error})\n")
+        sys.stderr.write(f"rankwatch: this process is not watched: {sys.executable} cannot import rankwatch ({error})\n")
     else:
-        wait_for_torch()
+        Finder().start()
 
 
 def _run_the_users() -> None:
     ours = sys.modules.pop("sitecustomize")
     try:
-        import_module("sitecustomize")
+        __import__("sitecustomize")
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
@@ -34,5 +58,7 @@ def _run_the_users() -> None:
         sys.modules.setdefault("sitecustomize", ours)  # Python's import looks for what it has begun with
 
 
-_start()
+sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]
+if os.environ.get("RANKWATCH_ATTACH") == "1" and os.environ.get("RANKWATCH_MODE") != "disabled":
+    sys.meta_path.insert(0, _AtImportOfTorch())
 _run_the_users()
