@@ -34,6 +34,7 @@ INSTALL_AND_DEMO, INSTALL_AND_TEST = (command for command in COMMANDS if command
 COLLECTOR = next(command for command in COMMANDS if command.startswith("rankwatch collector"))
 ONE_OF_TWO_NODES = next(command for command in COMMANDS if "--nnodes" in command)
 TUNE = [command for command in COMMANDS if command.startswith("rankwatch tune")]
+TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node", "2"]
 UI = next(command for command in COMMANDS if command.startswith("rankwatch ui"))
 IN_ORDER = [
     command
@@ -181,7 +182,7 @@ def test_tuning_a_training_that_runs(folder: Path) -> None:
     ) as daemon:
         assert daemon.stderr is not None
         assert "collecting on tcp://" in daemon.stderr.readline()
-        job = subprocess.Popen(["torchrun", "--standalone", "--nproc-per-node", "2", "train.py"], cwd=folder, env=job_env)
+        job = subprocess.Popen([*TORCHRUN, "-m", "rankwatch.attach", "train.py"], cwd=folder, env=job_env)
         try:
             assert "run train-0: 2 rank(s)" in daemon.stderr.readline()
             told = [subprocess.check_output(["bash", "-c", command], cwd=folder, env=env, text=True) for command in TUNE]

@@ -41,10 +41,14 @@ class _AtImportOfTorch:
 def _look() -> None:
     try:
         from rankwatch.finder import Finder
+
+        Finder().start()
     except ImportError as error:
         sys.stderr.write(f"rankwatch: this process is not watched: {sys.executable} cannot import rankwatch ({error})\n")
-    else:
-        Finder().start()
+    except Exception:
+        import logging
+
+        logging.getLogger("rankwatch").exception("rankwatch: this process is not watched, by an error of its own")
 
 
 def _run_the_users() -> None:
