@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from .errors import UsageError
+from .errors import TrainingAborted, UsageError
 from .trip import Policy
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,8 @@ class Config:
     gradients: bool = False
     loss_scale: Callable[[], float] | None = None
     max_scale_shrinks: int = 10
+    first_batch: int = 0
+    stop: Callable[[TrainingAborted], None] | None = None
     connection: str | None = None
 
 
@@ -197,6 +199,12 @@ def _loss_scale(value: Any, where: str) -> Callable[[], float] | None:
     raise UsageError(f"{where}: expected a function without arguments that returns the scale in use")
 
 
+def _stop(value: Any, where: str) -> Callable[[TrainingAborted], None] | None:
+    if value is None or callable(value):
+        return value  # type: ignore[no-any-return]
+    raise UsageError(f"{where}: expected a function that is given the exception, and has the training stop")
+
+
 def _patterns(value: Any, where: str) -> tuple[str, ...]:
     if isinstance(value, (str, bytes)) or not all(isinstance(item, str) for item in value):
         raise UsageError(f"{where}: expected a list of name patterns, such as ['*.attn_mask']")
@@ -222,6 +230,8 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "gradients": _flag,
     "loss_scale": _loss_scale,
     "max_scale_shrinks": lambda value, where: _whole(value, where, 1),
+    "first_batch": lambda value, where: _whole(value, where, 0),
+    "stop": _stop,
     "connection": _optional_path,
 }
 _PARSE: dict[str, Callable[[str], Any]] = {"trace_batch_nums": _split, "ignore": _split, "modules": _split}

@@ -62,7 +62,7 @@ class Detector:
         count_all: bool = False,
         judge_traced: bool = True,
     ) -> None:
-        self.position = NOWHERE
+        self.position = NOWHERE._replace(batch=config.first_batch - 1)
         """The next frame's."""
         self.phase = "idle"
         self.abort: Callable[[], TrainingAborted] | None = None
@@ -70,6 +70,8 @@ class Detector:
         self.fault = ""
         """The error of ours that switched the detector off."""
 
+        self._stop = config.stop
+        self._is_stopping = False
         self._config = config
         self._observer = observer
         self._count_all = count_all
@@ -128,17 +130,26 @@ class Detector:
             return waiting.trip.position
         return self._settler.unsettled((self._batch, self._loose, *self._behinds)) or position
 
+    @property
+    def optimizer_step(self) -> int:
+        """The number of the optimizer step that comes next."""
+        return self._steps.number
+
+    @optimizer_step.setter
+    def optimizer_step(self, number: int) -> None:
+        self._steps.offset = number - self._steps.done
+
     def tune(self, tuning: Tuning) -> None:
         """Changes options of the running watch, from the next forward on."""
         self._tunings.append(tuning)
 
     def remove(self) -> None:
         """Takes all hooks away; the model is as it was. What is still on its way is judged and told, but raises no more."""
-        was_off, self._off = self._off, True
+        self._off, self._stop = True, None
         self._hooks.remove()
         self._parameters.remove()
         self._loss_scale.close()
-        if not was_off:
+        if not self.fault:
             try:
                 self._guarded(self._tell_rest)()
             except TrainingAborted:
@@ -159,14 +170,22 @@ class Detector:
         def hook(*args: Any) -> None:
             try:
                 body(*args)
-            except TrainingAborted:
-                raise
+            except TrainingAborted as error:
+                if self._stop is None:
+                    raise
+                self._ask_to_stop(self._stop, error)
             except Exception as error:
                 self._off = True
                 self.fault = f"switched itself off in batch {self.position.batch} by an error of its own: {error!r}"
                 log.exception("rankwatch: %s", self.fault)
 
         return hook
+
+    def _ask_to_stop(self, stop: Callable[[TrainingAborted], None], error: TrainingAborted) -> None:
+        """Has the training stopped by its own means, which may take until the end of its step: nothing is judged till then."""
+        if not self._is_stopping:
+            self._off = self._is_stopping = True
+            stop(error)
 
     # --- forward ------------------------------------------------------------------------------------------------------
 
@@ -313,7 +332,7 @@ class Detector:
         self.position = Position(batch + 1, 0, 0) if is_training else Position(batch, evaluation + 1, 0)
         traced = is_training and self.position.batch in self._trace_batch_nums
         is_full = traced or not is_training or self.position.batch % self._every == 0
-        self._batch = BatchInProgress(self.position, self._steps.done, traced=traced, is_full=is_full)
+        self._batch = BatchInProgress(self.position, self._steps.number, traced=traced, is_full=is_full)
         if is_training:
             self._behind = self._batch
         self._is_open = True
@@ -344,7 +363,7 @@ class Detector:
         loose = self._loose
         if loose.part.records:
             self._settler.close(loose)
-        self._loose = BatchInProgress(self.position, self._steps.done, is_told=False)
+        self._loose = BatchInProgress(self.position, self._steps.number, is_told=False)
 
     def _tell_rest(self) -> None:
         self._tell_backward()
@@ -423,6 +442,11 @@ class Detector:
                 self._behinds.remove(batch)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._guarded(self._judge_step)(optimizer)
+        if self._is_stopping and self._steps.is_ours(optimizer):
+            optimizer.zero_grad(set_to_none=True)  # without gradients it leaves the weights alone
+
+    def _judge_step(self, optimizer: Optimizer) -> None:
         if self.abort is not None:
             raise self.abort()
         if self._off or not self._steps.is_ours(optimizer):

@@ -13,8 +13,16 @@ class OptimizerSteps:
 
     def __init__(self, model: nn.Module) -> None:
         self.done = 0
+        """As counted."""
+        self.offset = 0
+        """What the steps are numbered from, where the training has a count of its own."""
         self._model = model
         self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+
+    @property
+    def number(self) -> int:
+        """The number of the step that comes next."""
+        return self.done + self.offset
 
     def is_ours(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer holds a parameter of the model."""

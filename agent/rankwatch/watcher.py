@@ -26,6 +26,7 @@ from .mark import emit
 from .modules import unwrap
 from .notice import Notice
 from .registry import forget, open_watches, prepare, remember
+from .scalars import LastBatch
 from .settle import Finding
 from .text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
 from .trip import Policy, Trip, classify
@@ -60,6 +61,7 @@ class Watch:
         """Why the collector told this rank to stop; empty while it has not."""
         self._culprit_time = 0.0
         self._is_culprit = False
+        self._last = LastBatch()
         self._take_over(unwrap(model))
         self._link: Link | None = None
         self._detector = Detector(model, config, self, count_all=self._counts_all, judge_traced=self._judges_traced)
@@ -74,6 +76,25 @@ class Watch:
     def is_connected(self) -> bool:
         """Whether the collector is in reach just now."""
         return self._link is not None and self._link.is_online
+
+    @property
+    def optimizer_step(self) -> int:
+        """The number of the optimizer step that comes next. Settable, where the training has its own: of a resumed one, say."""
+        return self._detector.optimizer_step
+
+    @optimizer_step.setter
+    def optimizer_step(self, number: int) -> None:
+        if not isinstance(number, int) or number < 0:
+            raise UsageError(f"optimizer_step={number!r}: expected a whole number of at least 0")
+        self._detector.optimizer_step = number
+
+    def summaries(self) -> dict[str, float]:
+        """The readings of the last batch that was judged, for a logger: ``abs_max/MODULE/LABEL`` and ``abs_min/MODULE/LABEL``.
+
+        This rank's, with the names that ``rankwatch export`` gives them; inf and nan as they are. Nothing is worked out before
+        it is asked for; with ``check="async"`` the batch may be the one before the last.
+        """
+        return self._last.scalars()
 
     def close(self) -> None:
         """Takes the hooks off the model and says goodbye to the collector. Closing twice does nothing."""
@@ -117,6 +138,7 @@ class Watch:
     # --- the detector's observer, in the training thread --------------------------------------------------------------
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
+        self._last.add(table, summary)
         if self._link is not None:
             self._link.send_batch(table, summary)
 
@@ -261,6 +283,8 @@ def watch(
     gradients: bool = False,
     loss_scale: Callable[[], float] | None = None,
     max_scale_shrinks: int = 10,
+    first_batch: int = 0,
+    stop: Callable[[TrainingAborted], None] | None = None,
     connection: str | os.PathLike[str] | None = None,
 ) -> Watch:
     """Watches every forward of ``model`` for inf and nan, until the watch is closed.
@@ -287,6 +311,10 @@ def watch(
         loss_scale: a function that returns the dynamic loss scale in use, of DeepSpeed for one. ``torch.amp.GradScaler`` is
             noticed without. While a scale is in use, gradients that are not finite are recorded and do not trip,
         max_scale_shrinks: until the scale has shrunk this many times in a row.
+        first_batch: the number of the next batch: a resumed training goes on counting. See also ``Watch.optimizer_step``.
+        stop: called once, with the exception, in the place of raising it: for loops with a way of their own to stop, which
+            have the collector's grace for it. From then on nothing is judged, and optimizer steps find no gradients, so that
+            the weights stay as they are (one with a closure computes its gradients later: there, raise).
         connection: the collector's connection file; none: this process watches alone.
 
     Raises:
@@ -311,6 +339,8 @@ def watch(
             gradients=gradients,
             loss_scale=loss_scale,
             max_scale_shrinks=max_scale_shrinks,
+            first_batch=first_batch,
+            stop=stop,
             connection=connection,
         ),
     )

@@ -15,7 +15,6 @@ import math
 import os
 import socket
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -26,8 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch.errors import UsageError
-from rankwatch.frame import MEASURED, FrameTable, Phase, State
-from rankwatch.trip import PHASE_WORDS
+from rankwatch.frame import MEASURED, FrameTable, State
+from rankwatch.scalars import name_rows
 
 from .. import kept
 from ..digest import NO_ROW, SCALE, Array, Columns
@@ -130,20 +129,12 @@ class _Seen:
 
 
 def tags_of(table: FrameTable) -> Tags:
-    """Calls of a module in the same batch are told apart from the second on."""
     modules: dict[str, int] = {}
-    calls: Counter[tuple[str, Phase, str]] = Counter()
-    rows, of_module = [], []
+    of_module = []
     for spec in table.specs:
-        name = spec.module or "(root)"
-        phase = f" ({PHASE_WORDS[spec.phase]})" if spec.phase is Phase.RECOMPUTE else ""
-        for row in spec.readings:
-            what = spec.module, spec.phase, row.label
-            calls[what] += 1
-            call = f" (call {calls[what]})" if calls[what] > 1 else ""
-            rows.append(f"{name}{phase}{call}/{row.label}")
-            of_module.append(modules.setdefault(name, len(modules)))
-    return Tags(rows, np.array(of_module, np.int64), list(modules))
+        number = modules.setdefault(spec.module or "(root)", len(modules))
+        of_module += [number] * len(spec.readings)
+    return Tags(name_rows(table.specs), np.array(of_module, np.int64), list(modules))
 
 
 def values_of(part: Spanned | Sent) -> Values:
