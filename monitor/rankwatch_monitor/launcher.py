@@ -155,7 +155,9 @@ def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, ru
         else:
             write(sys.stdout, "\n" + text.render(report))
         log.info("the run's record: rankwatch report %s", runs_dir / run)
-    # Where a job was started again, by torchrun's --max-restarts for one, its last run is what counts.
-    last = {report.job: report for report in reports.values()}
+    # Where a job was started again, by torchrun's --max-restarts for one, its last run is what counts. That is the one that
+    # began last: a script that trains twice may begin the second before the first has ended on all ranks.
+    began = {run: number for number, run in enumerate(collector.ledger.runs)}
+    last = {report.job: report for report in sorted(reports.values(), key=lambda report: began.get(report.run, -1))}
     aborted = any(report.verdict is not None for report in last.values())
     return EXIT_ABORTED if aborted else code
