@@ -24,7 +24,7 @@ class NamedModule:
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The user's module inside any number of wrappers (DDP, DataParallel, FSDP, compiled, checkpointed)."""
+    """The user's module inside any number of wrappers (DDP, DataParallel, FSDP, DeepSpeed, compiled, checkpointed)."""
     while True:
         inner = _wrapped(module)
         if inner is None:
@@ -65,8 +65,9 @@ def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
-    names = ("module",) if isinstance(module, (DataParallel, DistributedDataParallel)) else _WRAPPED_AS
-    for name in names:
+    is_engine = any(cls.__name__ == "DeepSpeedEngine" for cls in type(module).__mro__)  # told without importing deepspeed
+    is_parallel = is_engine or isinstance(module, (DataParallel, DistributedDataParallel))
+    for name in ("module",) if is_parallel else _WRAPPED_AS:
         inner = dict(module.named_children()).get(name) if name in module._modules else None
         if inner is not None:
             return inner

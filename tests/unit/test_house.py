@@ -12,11 +12,13 @@ import pytest
 from jobs import ROOT, environment
 
 AGENT, MONITOR = ROOT / "agent" / "rankwatch", ROOT / "monitor" / "rankwatch_monitor"
-SHARED = ["errors", "frame", "trip", "notice", "wire", "text", "identity", "config", "connection", "sockets", "attach"]
+SHARED = [
+    *("errors", "frame", "trip", "notice", "wire", "text", "scalars", "identity", "config", "connection", "sockets", "attach")
+]
 """The agent's files that the collector imports: none of them may need torch."""
 
 ORDER = [
-    *("errors", "frame", "trip", "notice", "wire", "text", "config", "connection", "sockets", "identity"),
+    *("errors", "frame", "trip", "notice", "wire", "text", "scalars", "config", "connection", "sockets", "identity"),
     *("kernel", "measure", "tape", "walk", "modules", "weights", "traced", "recorder", "batch", "health", "settle"),
     *("scaler", "steps", "backward", "hooks", "detector", "fork", "spool", "link", "abort"),
     *("registry", "mark", "watcher", "drop_in", "finder", "attach", "demo"),
@@ -78,6 +80,11 @@ def test_imports_inside_the_doctor_point_one_way(name: str) -> None:
         assert not {module for module in modules if module.partition(".")[0] == "torch"}
 
 
+@pytest.mark.parametrize("path", sorted(AGENT.glob("*.py")), ids=lambda path: path.stem)
+def test_nothing_else_imports_the_integrations(path: Path) -> None:
+    assert not {module for module in imports(path) if "integrations" in module}
+
+
 def test_only_the_doctor_meets_at_a_store() -> None:
     users = {path.stem for path in AGENT.rglob("*.py") if "TCPStore" in path.read_text()}
     assert users == {"room"}
@@ -111,6 +118,12 @@ def test_the_monitor_imports_only_what_is_free_of_torch(path: Path) -> None:
         ("pyarrow", "parquet"),
         ("fsspec", "target"),
         ("tensorboardX", "events"),
+        ("transformers", "transformers"),
+        ("lightning", "lightning"),
+        ("pytorch_lightning", "lightning"),
+        ("accelerate", ""),
+        ("deepspeed", ""),
+        ("wandb", ""),
     ],
 )
 def test_libraries_have_one_home(library: str, home: str) -> None:
@@ -132,6 +145,7 @@ def test_libraries_have_one_home(library: str, home: str) -> None:
         ("import rankwatch; rankwatch.watch", {"zmq"}),
         ("import rankwatch_monitor.cli", {"torch", "prometheus_client", "rich", "starlette"}),
         ("import rankwatch.doctor.__main__", {"torch"}),
+        ("import rankwatch.integrations; rankwatch.integrations.lightning_callbacks()", {"torch", "lightning"}),
     ],
 )
 def test_what_an_import_does_not_pull_in(statement: str, absent: set[str]) -> None:

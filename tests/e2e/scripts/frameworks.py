@@ -1,0 +1,193 @@
+"""A small training, ``frameworks.py FRAMEWORK FOLDER [VARIANT]``: rank 1 overflows in one forward, in ``block.gain``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import rankwatch
+
+RANK = int(os.environ["RANK"])
+VARIANT = "".join(sys.argv[3:])
+FAULTY_RANK = 1
+
+
+class Gain(nn.Module):
+    def forward(self, x: Tensor, gain: float) -> Tensor:
+        return x * gain * gain
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.gain = Gain()
+
+    def forward(self, x: Tensor, gain: float) -> Tensor:
+        return torch.tanh(self.gain(self.linear(x), gain))
+
+
+class Model(nn.Module):
+    """Overflows in its forward number ``fault_at`` (of those in training mode, from 0); -1: never."""
+
+    def __init__(self, fault_at: int = -1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.block = Block()
+        self.head = nn.Linear(8, 1)
+        self.fault_at = fault_at
+        self.forwards = 0
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        gain = 1e30 if self.training and (self.forwards, RANK) == (self.fault_at, FAULTY_RANK) else 1.0
+        self.forwards += self.training
+        logits = self.head(self.block(x, gain))
+        return {"loss": logits.square().mean(), "logits": logits}
+
+    def state(self) -> list[Tensor]:
+        return [parameter.detach().clone() for parameter in self.parameters()]
+
+
+class Data(Dataset[dict[str, Tensor]]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": torch.full((8,), 0.1 * (index % 7)), "labels": torch.zeros(1)}
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def trainer(folder: Path) -> None:
+    """Five micro-batches an epoch, two a step: steps of 2, 2 and 1. Trained to step 4, then resumed there, and goes wrong."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from rankwatch.integrations.transformers import RankwatchCallback
+
+    class Witness(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.before: list[Tensor] = []
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            self.before = more["model"].state()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            kept = same(self.before, more["model"].state())
+            print(
+                f"rank {RANK}: on_train_end at step {state.global_step}, weights {'kept' if kept else 'changed'}", flush=True
+            )
+
+    def train(fault_at: int, max_steps: int, **more: Any) -> None:
+        resume = more.pop("resume", None)
+        arguments = TrainingArguments(
+            output_dir=str(folder / "checkpoints"), use_cpu=True, ddp_backend="gloo", report_to="none", disable_tqdm=True,
+            per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=max_steps, logging_steps=1,
+            save_steps=1, eval_strategy="steps", eval_steps=2, **more,
+        )  # fmt: skip
+        model = Model(fault_at)
+        callbacks = [RankwatchCallback(), Witness()]
+        data, few = Data(20), Data(4)
+        Trainer(model, arguments, train_dataset=data, eval_dataset=few, callbacks=callbacks).train(
+            resume_from_checkpoint=resume
+        )
+
+    train(-1, 4)
+    train(1, 7, resume=str(folder / "checkpoints" / "checkpoint-4"), debug="underflow_overflow")
+    print("the script went on", flush=True)
+
+
+def lightning(folder: Path) -> None:
+    """Two batches a step, four an epoch."""
+    import lightning.pytorch as pl
+
+    from rankwatch.integrations.lightning import RankwatchCallback
+
+    class Module(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self, fault_at: int) -> None:
+            super().__init__()
+            self.net = Model(fault_at)
+
+        def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+            loss: Tensor = self.net(**batch)["loss"]
+            return loss
+
+        def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+            self.net(**batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Witness(pl.Callback):  # type: ignore[misc]
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            print(f"rank {RANK}: on_exception at step {trainer.global_step}: {type(exception).__name__}", flush=True)
+
+    def fit(fault_at: int, max_epochs: int, resume: str | None = None) -> str:
+        fit = pl.Trainer(
+            accelerator="cpu", devices=2, strategy="ddp", max_epochs=max_epochs, accumulate_grad_batches=2, logger=False,
+            default_root_dir=folder, callbacks=[RankwatchCallback(), Witness()], enable_progress_bar=False,
+            enable_model_summary=False,
+        )  # fmt: skip
+        module = Module(fault_at)
+        fit.fit(module, DataLoader(Data(16), 2), DataLoader(Data(4), 2), ckpt_path=resume, weights_only=False)
+        return str(fit.checkpoint_callback.best_model_path)
+
+    fit(3, 4, resume=fit(-1, 2))
+    print("the script went on", flush=True)
+
+
+def accelerate(folder: Path) -> None:
+    """Half precision; the model is watched before it is prepared, or after."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    model: nn.Module = Model(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = rankwatch.watch(model) if VARIANT == "before" else None
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(Data(16), 2))
+    with watch or rankwatch.watch(model):
+        for batch in loader:
+            accelerator.backward(model(**batch)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def deepspeed(folder: Path) -> None:
+    """ZeRO. Its optimizer holds copies, not the model's parameters, so that the engine has to tell of its steps."""
+    import deepspeed as ds
+
+    dist.init_process_group("gloo")
+    model = Model(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 2,
+        "zero_optimization": {"stage": int(VARIANT)},
+        "zero_allow_untested_optimizer": True,
+    }
+    engine, *_ = ds.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    with rankwatch.watch(engine) as watch:
+        for batch in DataLoader(Data(16), 2):
+            watch.optimizer_step = engine.global_steps
+            engine.backward(engine(**batch)["loss"])
+            engine.step()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    {"trainer": trainer, "lightning": lightning, "accelerate": accelerate, "deepspeed": deepspeed}[name](folder)
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,257 @@
+"""The callbacks for frameworks, in one process, with the real libraries. With two ranks: ``tests/e2e/test_integrations.py``."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import rankwatch
+from jobs import ROOT
+from rankwatch.integrations import lightning_callbacks
+
+ONES = {"x": torch.ones(4), "labels": torch.zeros(1)}
+
+
+class Model(nn.Module):
+    """Its ``faulty`` batch, counted from 0, overflows."""
+
+    def __init__(self, faulty: int = -1) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.faulty, self.batches = faulty, 0
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        self.batches += self.training
+        out = self.linear(x * (1e30 if self.training and self.batches == self.faulty + 1 else 1.0) ** 2)
+        return {"loss": out.square().mean(), "logits": out}
+
+
+class Data(Dataset[dict[str, Tensor]]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return ONES
+
+
+class Endless(IterableDataset[dict[str, Tensor]]):
+    def __iter__(self) -> Any:
+        while True:
+            yield ONES
+
+
+# --- the Trainer of transformers ------------------------------------------------------------------------------------------
+
+
+def hugging_face(folder: Path, model: nn.Module, callbacks: list[Any], data: Any = None, **more: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), use_cpu=True, report_to="none", per_device_train_batch_size=2,
+        max_steps=more.pop("max_steps", 4), save_strategy=more.pop("save_strategy", "no"), **more,
+    )  # fmt: skip
+    return transformers.Trainer(model, arguments, train_dataset=data or Data(), callbacks=callbacks)
+
+
+def test_train_raises_after_all_other_callbacks_have_heard_of_its_end(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from transformers import TrainerCallback
+
+    from rankwatch.integrations.transformers import RankwatchCallback
+
+    heard: list[int] = []
+
+    class Late(TrainerCallback):  # type: ignore[misc]
+        def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            heard.append(state.global_step)
+
+    model = Model(faulty=2)
+    trainer = hugging_face(tmp_path, model, [RankwatchCallback()], save_strategy="steps", save_steps=1, disable_tqdm=False)
+    trainer.add_callback(Late())
+    callbacks = list(trainer.callback_handler.callbacks)
+    with pytest.raises(rankwatch.OverflowDetected, match=r"batch 2: linear \(Linear\), output: nan"):
+        trainer.train()
+    assert heard == [3]
+    assert trainer.callback_handler.callbacks == callbacks
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    model.faulty = -1
+    trainer.train()  # the next one is watched anew
+    assert heard == [3, 4]
+
+
+def test_a_training_without_a_length_counts_whole_steps(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from rankwatch.integrations.transformers import RankwatchCallback
+
+    first = hugging_face(tmp_path, Model(), [RankwatchCallback()], Endless(), max_steps=3, save_strategy="steps", save_steps=2,
+                         gradient_accumulation_steps=2)  # fmt: skip
+    first.train()
+    again = hugging_face(tmp_path, Model(faulty=0), [RankwatchCallback()], Endless(), gradient_accumulation_steps=2)
+    with pytest.raises(rankwatch.OverflowDetected, match="batch 4: linear"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+def test_the_trainers_filter_is_told_where_it_is_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("transformers")
+    from rankwatch.integrations.transformers import RankwatchCallback
+
+    with caplog.at_level(logging.WARNING, "rankwatch"):
+        hugging_face(tmp_path, Model(), [RankwatchCallback()], logging_nan_inf_filter=False).train()
+        assert "logging_nan_inf_filter" not in caplog.text
+        hugging_face(tmp_path, Model(), [RankwatchCallback()]).train()
+    assert "logging_nan_inf_filter=False shows them" in caplog.text
+
+
+def test_their_detector_makes_room_with_its_policy(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from rankwatch.integrations.transformers import RankwatchCallback
+
+    class Clamped(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.clamp = nn.Hardtanh()  # makes what is not finite finite
+
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            return super().forward(self.clamp(x * float("inf")), labels)
+
+    model = Clamped()
+    hugging_face(tmp_path, model, [RankwatchCallback()]).train()  # an input alone is healthy
+    trainer = hugging_face(tmp_path, model, [RankwatchCallback()], debug="underflow_overflow")
+    with pytest.raises(rankwatch.OverflowDetected, match=r"\(Hardtanh\), input\[0\]: inf"):
+        trainer.train()
+
+
+# --- Lightning ------------------------------------------------------------------------------------------------------------
+
+
+def lightning_module(pl: Any, model: Model) -> Any:
+    class Module(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model
+
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            loss: Tensor = self.net(**batch)["loss"]
+            return loss
+
+        def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+            loss: Tensor = self(batch)  # by its own forward
+            return loss
+
+        def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+            self(batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return Module()
+
+
+def fit(pl: Any, folder: Path, module: Any, callbacks: list[Any]) -> Any:
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, max_epochs=3, logger=False, default_root_dir=folder, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=callbacks,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(Data(), 2), DataLoader(Data(), 3))
+    return trainer
+
+
+@pytest.mark.parametrize("library", ["lightning.pytorch", "pytorch_lightning"])
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_on_one_device(tmp_path: Path, library: str) -> None:
+    pl = pytest.importorskip(library)
+    from rankwatch.integrations.lightning import RankwatchCallback
+
+    callback = RankwatchCallback(check="frame")
+    module = lightning_module(pl, Model(faulty=4))
+    seen: list[set[str]] = []
+
+    class Look(pl.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, *more: Any) -> None:
+            assert callback.watch is not None
+            seen.append(set(callback.watch.summaries()))
+
+    with pytest.raises(
+        rankwatch.OverflowDetected, match=r"batch 4: net\.linear \(Linear\), output: inf|batch 4: net\.linear"
+    ):
+        fit(pl, tmp_path, module, [callback, Look()])
+    # One training_step is one batch, the LightningModule is its root, and names are relative to it.
+    assert len(seen) == 4
+    assert {"abs_max/(root)/output", "abs_max/net.linear/weight"} <= seen[0] == seen[3]
+    assert callback.watch is not None
+    assert callback.watch.optimizer_step == 4
+    callback.watch.close()
+    assert not {"training_step", "validation_step", "forward"} & module.__dict__.keys()  # as it was
+    module.net.faulty = -1
+    trainer = fit(pl, tmp_path, module, [callback])
+    assert trainer.global_step == 9
+    assert callback.watch is None
+    assert not {"training_step", "validation_step", "forward"} & module.__dict__.keys()
+    assert not module._forward_hooks
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_zero_code_finds_lightning_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pl = pytest.importorskip("lightning.pytorch")
+    from rankwatch.integrations.lightning import RankwatchCallback
+
+    installed = tmp_path / "installed" / "rankwatch_entry-0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: rankwatch-entry\nVersion: 0\n")
+    groups = dict(
+        re.findall(r'\[project\.entry-points\."(.+)"\]\nrankwatch = "(.+)"', (ROOT / "pyproject.toml").read_text())
+    )
+    assert set(groups) == {"lightning.pytorch.callbacks_factory", "pytorch_lightning.callbacks_factory"}
+    entry = groups["lightning.pytorch.callbacks_factory"]
+    (installed / "entry_points.txt").write_text(f"[lightning.pytorch.callbacks_factory]\nours = {entry}\n")
+    monkeypatch.syspath_prepend(str(installed.parent))
+
+    def ours(trainer: Any) -> int:
+        return sum(isinstance(callback, RankwatchCallback) for callback in trainer.callbacks)
+
+    monkeypatch.delenv("RANKWATCH_ATTACH", raising=False)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    assert ours(pl.Trainer(**quiet)) == 0
+    monkeypatch.setenv("RANKWATCH_ATTACH", "1")
+    assert ours(pl.Trainer(**quiet)) >= 1
+    own = RankwatchCallback()
+    module = lightning_module(pl, Model(faulty=0))
+    with pytest.raises(rankwatch.OverflowDetected, match=r"batch 0: net\.linear"):
+        fit(pl, tmp_path, module, [own])  # the script's own is the one that watches
+    assert own.watch is not None
+    own.watch.close()
+
+
+def test_the_entry_point_imports_nothing_where_zero_code_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rankwatch.integrations.lightning", None)
+    for value in ("", "0"):
+        monkeypatch.setenv("RANKWATCH_ATTACH", value)
+        assert lightning_callbacks() == []
+    monkeypatch.setenv("RANKWATCH_ATTACH", "1")
+    monkeypatch.setenv("RANKWATCH_MODE", "disabled")
+    assert lightning_callbacks() == []
+
+
+# --- DeepSpeed ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_model_in_a_deepspeed_engine() -> None:
+    from rankwatch.modules import unwrap
+
+    class DeepSpeedEngine(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    class Derived(DeepSpeedEngine):
+        pass
+
+    inner = nn.Linear(2, 2)
+    assert unwrap(Derived(inner)) is inner
