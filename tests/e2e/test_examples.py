@@ -15,6 +15,8 @@ pytestmark = pytest.mark.e2e
 
 EXAMPLES = ROOT / "deploy" / "examples"
 NAMES = ["train_ddp.py", "train_fsdp.py"]
+LOGGING = {"log_tensorboard.py": "tensorboard", "log_wandb.py": "wandb"}
+"""By the library that it needs."""
 
 
 def train(tmp_path: Path, name: str, *options: str) -> Job:
@@ -29,7 +31,16 @@ def losses(job: Job) -> list[float]:
     return [float(loss) for loss in re.findall(r"loss ([\d.]+)$", job.stdout, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+def log(tmp_path: Path, name: str, option: str) -> Job:
+    pytest.importorskip(LOGGING[name])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    job = run_job(tmp_path, [*torchrun, str(EXAMPLES / name), option, str(tmp_path / "log"), "--batches", "21"])
+    assert job.code == 0, job.stderr
+    assert job.report["outcome"] == "finished"
+    return job
+
+
+@pytest.mark.parametrize("name", [*NAMES, *LOGGING])
 def test_it_is_short(name: str) -> None:
     assert len((EXAMPLES / name).read_text().splitlines()) < 80
 
@@ -52,3 +63,24 @@ def test_it_goes_wrong_as_its_first_lines_say(tmp_path: Path, name: str) -> None
     assert job.code == 77, job.stderr
     assert (job.verdict["batch"], job.verdict["optimizer_step"]) == (1, 1)
     assert job.left_behind == []
+
+
+def test_tensorboard_has_what_was_measured(tmp_path: Path) -> None:
+    log(tmp_path, "log_tensorboard.py", "--logdir")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "log"))
+    events.Reload()
+    for tag in ("loss", "abs_max/0/weight", "abs_min/2/output", "abs_max/(root)/grad_output"):
+        assert [scalar.step for scalar in events.Scalars(tag)] == [0, 10, 20]
+    assert all(0 < scalar.value < 10 for scalar in events.Scalars("abs_max/2/output"))
+
+
+def test_wandb_has_what_was_measured(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    job = log(tmp_path, "log_wandb.py", "--dir")
+    (run,) = (tmp_path / "log" / "wandb").glob("offline-run-*/run-*.wandb")
+    kept = run.read_bytes()
+    for name in (b"loss", b"abs_max/0/weight", b"abs_min/2/output", b"abs_max/(root)/grad_output"):
+        assert kept.count(name) >= 3
+    assert re.search(r"abs_max/\(root\)/output \d\.\d+", job.stderr)  # its summary, of the last batch that was logged
