@@ -6,6 +6,7 @@ as it is. Once the model has begun its third batch nobody looks any more, and wh
 
 from __future__ import annotations
 
+import gc
 import logging
 import weakref
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
 
 from .errors import RankwatchError
@@ -43,10 +46,12 @@ class Finder:
     def start(self) -> None:
         self._is_looking = True
         nn.Module.__call__ = self._hook  # type: ignore[method-assign]
+        self._after_steps = register_optimizer_step_post_hook(self._after_step)
 
     def stop(self) -> None:
         self._is_looking = False
         nn.Module.__call__ = self._call  # type: ignore[method-assign]
+        self._after_steps.remove()
 
     def _make_hook(self) -> Callable[..., Any]:
         call = self._call
@@ -56,7 +61,7 @@ class Finder:
                 return call(module, *args, **kwargs)
             nn.Module.__call__ = call  # type: ignore[method-assign]
             try:
-                self._look_at(module)
+                self._guarded(self._look_at, module)
                 return call(module, *args, **kwargs)
             except BaseException as error:
                 if error.__traceback__ is not None:  # the script's own has no frame of ours in it
@@ -68,28 +73,47 @@ class Finder:
 
         return hook
 
-    def _look_at(self, module: nn.Module) -> None:
+    def _guarded(self, look: Callable[..., None], *args: Any) -> None:
         try:
-            if not module.training or not torch.is_grad_enabled() or get_worker_info() is not None:
-                return
-            ours = [watch for ref in self._found if (watch := ref()) is not None]
-            if any(watch not in ours for watch in open_watches()):
-                self._is_looking = False  # the script sees to it by itself
-                return
-            root = unwrap(module)
-            if self._first is not None and root is self._first():
-                self._batches += 1
-                self._is_looking = self._batches < LOOKED_AT
-            elif _is_trained(root) and not any(_are_related(root, watch.root) for watch in ours):
-                self._watch(module, root)
+            look(*args)
         except RankwatchError:
-            self._is_looking = False
+            self.stop()
             raise
         except Exception:
-            self._is_looking = False
+            self.stop()
             log.exception("rankwatch: an error of its own while it looked for the model to watch; nothing is watched")
 
-    def _watch(self, module: nn.Module, root: nn.Module) -> None:
+    def _look_at(self, module: nn.Module) -> None:
+        if not module.training or not torch.is_grad_enabled() or get_worker_info() is not None:
+            return
+        ours = [watch for ref in self._found if (watch := ref()) is not None]
+        if any(watch not in ours for watch in open_watches()):
+            self.stop()  # the script sees to it by itself
+            return
+        root = unwrap(module)
+        if self._first is not None and root is self._first():
+            self._batches += 1
+            if self._batches == LOOKED_AT:
+                self.stop()
+        elif _is_trained(root) and not any(_are_related(root, watch.root) for watch in ours):
+            self._watch(module)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """A model that only a compiled function calls is never seen to be called. Its optimizer shows it, a batch late."""
+        self._after_steps.remove()
+        if not self._found and not any(open_watches()):
+            self._guarded(self._look_for_model_of, optimizer)
+
+    def _look_for_model_of(self, optimizer: Optimizer) -> None:
+        theirs = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+        inner = {id(child) for module in modules for child in module.children()}
+        for module in modules:
+            if id(module) not in inner and any(id(parameter) in theirs for parameter in module.parameters()):
+                self._watch(module, first_batch=1)
+
+    def _watch(self, module: nn.Module, first_batch: int = 0) -> None:
+        root = unwrap(module)
         if isinstance(root, torch.jit.ScriptModule):
             log.warning("rankwatch: a scripted module takes no hooks and is not watched")
             return
@@ -97,9 +121,9 @@ class Finder:
             log.warning(
                 "rankwatch: more than %d models are trained in this process; further ones are not watched", MAX_MODELS
             )
-            self._is_looking = False
+            self.stop()
             return
-        found = watch(module)
+        found = watch(module, first_batch=first_batch)
         found.is_automatic = True
         self._found.append(weakref.ref(found))
         if self._first is None:

@@ -190,14 +190,19 @@ def test_compiled_models_are_found_and_no_graph_breaks(how: str) -> None:
         call(torch.ones(2) * torch.inf)
 
 
-def test_a_graph_that_has_the_call_inside_compiles_as_without_us() -> None:
+def test_a_model_that_only_a_compiled_function_calls_is_found_by_its_optimizer() -> None:
     torch.compiler.reset()
     model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     @torch.compile(backend="aot_eager", fullgraph=True)
     def step(x: Tensor) -> Tensor:
         out: Tensor = model(x).sum()
         return out
 
-    step(torch.ones(2)).backward()
-    assert model.first.weight.grad is not None
+    for batch in range(2):
+        step(torch.ones(2)).backward()
+        assert watched() == ({model} if batch else set())
+        optimizer.step()
+    with pytest.raises(rankwatch.OverflowDetected, match="batch 2: first \\(Linear\\), output"):
+        step(torch.ones(2) * torch.inf)

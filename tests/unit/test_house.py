@@ -13,7 +13,20 @@ from jobs import ROOT, environment
 
 AGENT, MONITOR = ROOT / "agent" / "rankwatch", ROOT / "monitor" / "rankwatch_monitor"
 SHARED = [
-    *("errors", "frame", "trip", "notice", "wire", "text", "scalars", "identity", "config", "connection", "sockets", "attach")
+    *(
+        "errors",
+        "frame",
+        "trip",
+        "notice",
+        "wire",
+        "text",
+        "scalars",
+        "identity",
+        "config",
+        "connection",
+        "sockets",
+        "attach",
+    )
 ]
 """The agent's files that the collector imports: none of them may need torch."""
 
