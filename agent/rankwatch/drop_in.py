@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -70,3 +72,22 @@ def _complaints(frame: Frame) -> str:
     """The lines about a traced frame's non-finite readings, which are printed before it."""
     seen = [r for r in frame.readings if r.kind in (Kind.PARAMETER, Kind.INPUT, Kind.OUTPUT)]
     return "".join(describe_finding(Finding(r.label, r.state is State.NAN, r.state is State.INF)) for r in seen)
+
+
+def remove_their_detector(model: nn.Module) -> bool:
+    """Takes the hooks of ``transformers``' own detector off a model, and says whether there were any.
+
+    It would raise first, on one rank alone, and without a word to the others.
+    """
+    theirs = sys.modules.get("transformers.debug_utils")
+    if theirs is None:
+        return False
+    hooks = [(module, *hook) for module in model.modules() for hook in module._forward_hooks.items()]
+    found = [(module, key) for module, key, hook in hooks if isinstance(_owner(hook), theirs.DebugUnderflowOverflow)]
+    for module, key in found:
+        del module._forward_hooks[key]
+    return bool(found)
+
+
+def _owner(hook: Any) -> Any:
+    return getattr(hook, "__self__", None)

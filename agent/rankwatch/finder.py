@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +19,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
 
+from .drop_in import remove_their_detector
 from .errors import RankwatchError
 from .modules import unwrap
 from .registry import open_watches
+from .trip import Policy
 from .watcher import Watch, watch
 
 log = logging.getLogger(__name__)
@@ -42,6 +45,7 @@ class Finder:
         self._found: list[weakref.ref[Watch]] = []
         self._first: weakref.ref[nn.Module] | None = None
         self._batches = 0
+        self._has_stepped = False
 
     def start(self) -> None:
         self._is_looking = True
@@ -99,18 +103,30 @@ class Finder:
             self._watch(module)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """A model that only a compiled function calls is never seen to be called. Its optimizer shows it, a batch late."""
-        self._after_steps.remove()
-        if not self._found and not any(open_watches()):
+        """A model that only a compiled function calls is never seen to be called: its optimizer shows it, a batch late."""
+        if self._has_stepped or self._found or any(open_watches()):
+            return
+        self._has_stepped = True
+        zero_grad = optimizer.zero_grad
+
+        # Here torch walks through the hooks of optimizers, to which a watch adds its own.
+        def hook(*args: Any, **kwargs: Any) -> None:
+            del optimizer.zero_grad
             self._guarded(self._look_for_model_of, optimizer)
+            zero_grad(*args, **kwargs)
+
+        optimizer.zero_grad = hook  # type: ignore[method-assign]
 
     def _look_for_model_of(self, optimizer: Optimizer) -> None:
+        if self._found or any(open_watches()):
+            return
         theirs = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
         inner = {id(child) for module in modules for child in module.children()}
         for module in modules:
             if id(module) not in inner and any(id(parameter) in theirs for parameter in module.parameters()):
                 self._watch(module, first_batch=1)
+        self.stop()
 
     def _watch(self, module: nn.Module, first_batch: int = 0) -> None:
         root = unwrap(module)
@@ -123,7 +139,9 @@ class Finder:
             )
             self.stop()
             return
-        found = watch(module, first_batch=first_batch)
+        # With the Trainer's --debug underflow_overflow ours is in the place of its detector, and as strict.
+        policy = Policy.STRICT if remove_their_detector(root) and "RANKWATCH_POLICY" not in os.environ else Policy.FIRST
+        found = watch(module, first_batch=first_batch, policy=policy)
         found.is_automatic = True
         self._found.append(weakref.ref(found))
         if self._first is None:

@@ -52,6 +52,17 @@ def test_lightning(tmp_path: Path) -> None:
     assert "batch 11: net.block.gain (Gain), output: inf" in job.root_cause
 
 
+def test_the_hugging_face_trainer_by_zero_code_is_watched_in_the_place_of_its_own_detector(tmp_path: Path) -> None:
+    job = train(tmp_path, "transformers", "trainer", "plain")
+    check(job, batch=3, step=1)  # two micro-batches a step
+    assert "DebugUnderflowOverflow" not in job.stderr
+
+
+def test_lightning_by_zero_code_has_the_callback(tmp_path: Path) -> None:
+    job = train(tmp_path, "lightning", "lightning", "plain")
+    check(job, batch=11, step=5, module="net.block.gain")
+
+
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_accelerate_prepares_a_model_that_is_watched_before_or_after(tmp_path: Path, order: str) -> None:
     job = train(tmp_path, "accelerate", "accelerate", order)

@@ -204,5 +204,7 @@ def test_a_model_that_only_a_compiled_function_calls_is_found_by_its_optimizer()
         step(torch.ones(2)).backward()
         assert watched() == ({model} if batch else set())
         optimizer.step()
+        optimizer.zero_grad()
+    assert "zero_grad" not in vars(optimizer)
     with pytest.raises(rankwatch.OverflowDetected, match="batch 2: first \\(Linear\\), output"):
         step(torch.ones(2) * torch.inf)

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.debug_utils import DebugOption, DebugUnderflowOverflow
+from transformers.debug_utils import DebugOption
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import has_length
 
+from ..drop_in import remove_their_detector
 from ..errors import TrainingAborted
 from ..watcher import Watch, watch
 
@@ -52,7 +53,7 @@ class RankwatchCallback(TrainerCallback):  # type: ignore[misc]
         self._error = None
         options = self._options
         if DebugOption.UNDERFLOW_OVERFLOW in args.debug:
-            _remove_their_detector(model)
+            remove_their_detector(model)
             options = {"policy": "strict", **options}
         if args.logging_nan_inf_filter and state.is_world_process_zero:
             log.warning(
@@ -119,11 +120,3 @@ def _micro_batches(args: TrainingArguments, state: TrainerState, loader: Any) ->
         return int(state.global_step * each)
     epochs, steps = divmod(state.global_step, max(1, math.ceil(len(loader) / each)))
     return int(epochs * len(loader) + steps * each)
-
-
-def _remove_their_detector(model: nn.Module) -> None:
-    """It would raise first, on one rank alone, and without a word to the others."""
-    for module in model.modules():
-        for key, hook in list(module._forward_hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), DebugUnderflowOverflow):
-                del module._forward_hooks[key]

@@ -1,4 +1,7 @@
-"""A small training, ``frameworks.py FRAMEWORK FOLDER [VARIANT]``: rank 1 overflows in one forward, in ``block.gain``."""
+"""A small training, ``frameworks.py FRAMEWORK FOLDER [VARIANT]``: rank 1 overflows in one forward, in ``block.gain``.
+
+Variant ``plain`` leaves our callback out.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +78,6 @@ def trainer(folder: Path) -> None:
     """Five micro-batches an epoch, two a step: steps of 2, 2 and 1. Trained to step 4, then resumed there, and goes wrong."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from rankwatch.integrations.transformers import RankwatchCallback
-
     class Witness(TrainerCallback):  # type: ignore[misc]
         def __init__(self) -> None:
             self.before: list[Tensor] = []
@@ -98,12 +99,18 @@ def trainer(folder: Path) -> None:
             save_steps=1, eval_strategy="steps", eval_steps=2, **more,
         )  # fmt: skip
         model = Model(fault_at)
-        callbacks = [RankwatchCallback(), Witness()]
+        callbacks: list[TrainerCallback] = [Witness()]
+        if VARIANT != "plain":
+            from rankwatch.integrations.transformers import RankwatchCallback
+
+            callbacks = [RankwatchCallback(), Witness()]
         data, few = Data(20), Data(4)
         Trainer(model, arguments, train_dataset=data, eval_dataset=few, callbacks=callbacks).train(
             resume_from_checkpoint=resume
         )
 
+    if VARIANT == "plain":
+        train(3, 4, debug="underflow_overflow")
     train(-1, 4)
     train(1, 7, resume=str(folder / "checkpoints" / "checkpoint-4"), debug="underflow_overflow")
     print("the script went on", flush=True)
@@ -112,8 +119,6 @@ def trainer(folder: Path) -> None:
 def lightning(folder: Path) -> None:
     """Two batches a step, four an epoch."""
     import lightning.pytorch as pl
-
-    from rankwatch.integrations.lightning import RankwatchCallback
 
     class Module(pl.LightningModule):  # type: ignore[misc]
         def __init__(self, fault_at: int) -> None:
@@ -135,9 +140,14 @@ def lightning(folder: Path) -> None:
             print(f"rank {RANK}: on_exception at step {trainer.global_step}: {type(exception).__name__}", flush=True)
 
     def fit(fault_at: int, max_epochs: int, resume: str | None = None) -> str:
+        callbacks: list[pl.Callback] = [Witness()]
+        if VARIANT != "plain":
+            from rankwatch.integrations.lightning import RankwatchCallback
+
+            callbacks = [RankwatchCallback(), Witness()]
         fit = pl.Trainer(
             accelerator="cpu", devices=2, strategy="ddp", max_epochs=max_epochs, accumulate_grad_batches=2, logger=False,
-            default_root_dir=folder, callbacks=[RankwatchCallback(), Witness()], enable_progress_bar=False,
+            default_root_dir=folder, callbacks=callbacks, enable_progress_bar=False,
             enable_model_summary=False,
         )  # fmt: skip
         module = Module(fault_at)
