@@ -13,7 +13,8 @@ try:
 except ImportError:
     import pytorch_lightning as pl
 
-from ..watcher import Watch, watch
+from ..watcher import Watch
+from .watching import watch_anew
 
 
 class RankwatchCallback(pl.Callback):  # type: ignore[misc]
@@ -38,7 +39,7 @@ class RankwatchCallback(pl.Callback):  # type: ignore[misc]
             return
         self._close(pl_module)
         first_batch = trainer.fit_loop.total_batch_idx + 1
-        self.watch = watch(trainer.strategy.model, first_batch=first_batch, **self._options)
+        self.watch = watch_anew(trainer.strategy.model, first_batch=first_batch, **self._options)
         if trainer.strategy.model is pl_module:
             for name in ("training_step", "validation_step"):
                 self._direct[name] = _through_forward(pl_module, name)

@@ -16,7 +16,8 @@ from transformers.trainer_utils import has_length
 
 from ..drop_in import remove_their_detector
 from ..errors import TrainingAborted
-from ..watcher import Watch, watch
+from ..watcher import Watch
+from .watching import watch_anew
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class RankwatchCallback(TrainerCallback):  # type: ignore[misc]
                 "rankwatch: the Trainer leaves inf and nan out of the loss it logs; logging_nan_inf_filter=False shows them"
             )
         first_batch = _micro_batches(args, state, train_dataloader)
-        self.watch = watch(model, first_batch=first_batch, stop=self._stop, **options)
+        self.watch = watch_anew(model, first_batch=first_batch, stop=self._stop, **options)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         if self.watch is not None:
