@@ -237,7 +237,9 @@ def _dtype(value: Any) -> str:
 
 
 class _Seen:
-    """A stretch of memory measured in this batch: valid while its storage lives and its version counter stands still.
+    """A stretch of memory measured in this batch: valid while it is of the same storage and its version counter stands still.
+
+    FSDP gives the memory of a storage back while the storage lives on: another one may have it next.
 
     ``x.data.mul_()`` does not count: a tensor changed so between two modules shows its old figures in the second. The frame
     that trips is measured anew.
@@ -259,5 +261,5 @@ class _Seen:
             and self._numel == values.numel()
             and self._dtype == values.dtype
             and self._strides == (None if values.is_contiguous() else (values.shape, values.stride()))
-            and self._storage() is not None
+            and self._storage() is values.untyped_storage()
         )

@@ -246,6 +246,23 @@ def test_of_a_distributed_tensor_the_shard_of_this_rank_is_measured() -> None:
     check(whole, State.FINITE, 0.5, 4.0)
 
 
+def test_memory_that_one_storage_gave_back_to_another_is_measured_anew() -> None:
+    """As FSDP does with the weights of one unit after the other."""
+    memory = bytearray(16)
+    model = model_of(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+
+    def move_in(at: int, value: float) -> None:
+        memory[:] = torch.full((4,), value).numpy().tobytes()
+        model[at].weight.data = torch.frombuffer(memory, dtype=torch.float32).view(2, 2)
+
+    for at, value in enumerate((2.0, 3.0)):
+        model[at].register_forward_pre_hook(lambda module, given, at=at, value=value: move_in(at, value))
+    detector, notebook = watched(model)
+    model(torch.ones(1, 2))
+    assert detector.fault == ""
+    assert [frame.readings[0].abs_max for frame in notebook.frames()[:2]] == [2.0, 3.0]
+
+
 @pytest.mark.usefixtures("_one_rank")
 @pytest.mark.parametrize("is_watched_first", [True, False])
 def test_a_fully_sharded_model_is_watched_under_its_own_names(is_watched_first: bool) -> None:
