@@ -15,6 +15,7 @@ from .modules import NamedModule
 from .notice import ZEROS
 from .tape import Cell
 from .walk import leaves
+from .weights import mark_shard
 
 Emit = Callable[[NamedModule, tuple[ReadingSpec, ...], list[Cell]], None]
 """Takes the readings of one frame of the backward, in the thread that runs it."""
@@ -133,7 +134,7 @@ class ParameterGradients:
 
 
 def _rows(name: str, parameter: Tensor) -> tuple[ReadingSpec, ReadingSpec]:
-    label = f"{name}.grad"
+    label = mark_shard(f"{name}.grad", parameter)
     return (
         ReadingSpec(Kind.GRADIENT, label, dtype_name(parameter.dtype)),
         ReadingSpec(Kind.GRADIENT, label + ZEROS, "float32"),

@@ -86,6 +86,9 @@ DTYPE_TINY = {
 }
 """The smallest normal number of each floating dtype: below it, digits are lost, and then the number itself."""
 
+SHARD = " (shard"
+"""Begins what ends the label of a parameter, buffer or their gradient of which only this rank's part was measured."""
+
 WIDE_DTYPES = frozenset({"float64", "complex64", "complex128", "float"})
 """Dtypes whose values float32 cannot hold: a column with one of them is packed as float64."""
 

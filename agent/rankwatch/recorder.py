@@ -12,12 +12,12 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from .frame import Frame, FrameSpec, Kind, Phase, Position, ReadingSpec, State
+from .frame import SHARD, Frame, FrameSpec, Kind, Phase, Position, ReadingSpec, State
 from .measure import Unmeasurable, dtype_name, local
 from .modules import NamedModule, class_name
 from .tape import Cell, Tape
 from .walk import flatten, leaves
-from .weights import Weights
+from .weights import ModuleWeights, Weights
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Recorder:
         """Records the same call anew, and gives the values of its readings."""
         named, spec = record.named, record.spec
         weights = {**named.module._parameters, **named.module._buffers}
-        values = [weights.get(row.label) for row in spec.readings[: record.weights]]
+        values = [weights.get(row.label.partition(SHARD)[0]) for row in spec.readings[: record.weights]]
         values += [value for _, _, value in _labelled_inputs(args, kwargs)]
         values += [value for _, value in leaves(output, "output")]
         return self.call(record.position, named, spec.phase, args, kwargs, output), values
@@ -153,15 +153,17 @@ class Recorder:
         return Record(position, named, spec, [*weights.cells, *cells], self._step, len(weights.cells))
 
     def refresh(self, records: Iterable[Record]) -> None:
-        """Measures the weights of these frames anew: for after a trip. Those that cannot be read now keep their readings."""
-        done: dict[int, list[Cell]] = {}
+        """Measures the weights of these frames anew: for after a trip. Those that cannot be read now keep their readings, and
+        so do those that FSDP has cut into shards since."""
+        done: dict[int, ModuleWeights] = {}
         for record in records:
             if record.weights:
                 number = record.named.number
                 if number not in done:
-                    done[number] = self._weights.measure(record.named, self._forward, self._step).cells
-                fresh = done[number]
-                if len(fresh) == record.weights and not any(cell.state is State.UNMATERIALISED for cell in fresh):
+                    done[number] = self._weights.measure(record.named, self._forward, self._step)
+                rows, fresh, *_ = done[number]
+                is_same = rows == record.spec.readings[: record.weights]
+                if is_same and not any(cell.state is State.UNMATERIALISED for cell in fresh):
                     record.cells[: record.weights] = fresh
 
     def cell(self, value: Any) -> Cell:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from .frame import DTYPE_MAX, Frame, FrameSpec, Kind, Phase, Position, Reading, State
+from .frame import DTYPE_MAX, SHARD, Frame, FrameSpec, Kind, Phase, Position, Reading, State
 
 
 class Policy(enum.StrEnum):
@@ -117,7 +117,9 @@ class Judge:
         return self._rules[spec]
 
     def _is_ignored(self, spec: FrameSpec, label: str) -> bool:
-        names = [name for module in (spec.module, *spec.aliases) for name in (module, f"{module}:{label}")]
+        labels = {label, label.partition(SHARD)[0]}  # a pattern names a parameter, however it is sharded
+        modules = (spec.module, *spec.aliases)
+        names = [*modules, *(f"{module}:{one}" for module in modules for one in labels)]
         return any(fnmatchcase(name, pattern) for name in names for pattern in self._ignore)
 
 

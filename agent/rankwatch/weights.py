@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
-from .frame import Kind, ReadingSpec
+from .frame import SHARD, Kind, ReadingSpec
 from .measure import dtype_name
 from .modules import NamedModule
 from .tape import Cell
 
 Take = Callable[[Tensor], Cell]
+
+
+def mark_shard(label: str, value: Tensor) -> str:
+    """The label of a parameter, buffer or gradient; where only a part of it lies on this rank, ``weight (shard of 4)``."""
+    placements = getattr(value, "placements", None)  # of a DTensor
+    if placements is not None:
+        sizes = value.device_mesh.shape  # type: ignore[attr-defined]
+        shards = math.prod(size for size, one in zip(sizes, placements, strict=True) if not one.is_replicate())
+        return f"{label}{SHARD} of {shards})" if shards > 1 else label
+    whole = getattr(value, "_unpadded_unsharded_size", None)  # of FSDP1's flat parameter, which is whole in a forward
+    # In a forward of FSDP1 tensors, and whole ones, stand in the place of the user's own parameters.
+    is_cut = value.numel() < whole.numel() if whole is not None else hasattr(value, "_fsdp_flattened")
+    return f"{label}{SHARD})" if is_cut else label
 
 
 class ModuleWeights(NamedTuple):
@@ -58,7 +72,7 @@ class Weights:
             for name, value in module._buffers.items()
             if value is not None and value.dtype.is_floating_point
         ]
-        rows = tuple([ReadingSpec(kind, name, dtype_name(value.dtype)) for kind, name, value in found])
+        rows = tuple([ReadingSpec(kind, mark_shard(name, value), dtype_name(value.dtype)) for kind, name, value in found])
         rows = self._rows.setdefault(rows, rows)
         known = ModuleWeights(rows, [self._take(value) for _, _, value in found], step, self._due(named.number, forward))
         self._known[named.number] = known

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from notebook import Notebook, model_of, ones, unwatch, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.frame import Position, Reading, State
+from rankwatch.modules import named_modules
+from rankwatch.tape import Cell
+from rankwatch.weights import Weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -244,6 +247,21 @@ def test_of_a_distributed_tensor_the_shard_of_this_rank_is_measured() -> None:
     whole = tensor.DTensor.from_local(torch.tensor([[0.5, -4.0]]), mesh, [tensor.Shard(0)], run_check=False)
     assert whole.shape == (2, 2)
     check(whole, State.FINITE, 0.5, 4.0)
+
+
+@pytest.mark.usefixtures("_first_of_two_ranks")
+def test_a_parameter_of_which_a_part_lies_here_says_so() -> None:
+    distributed = importlib.import_module("torch.distributed.tensor")
+    if not hasattr(distributed, "distribute_tensor"):
+        pytest.skip("torch.distributed.tensor is public since torch 2.5")
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    model = model_of(nn.LayerNorm(4))
+    for name, placement in (("weight", distributed.Shard(0)), ("bias", distributed.Replicate())):
+        tensor = distributed.DTensor.from_local(torch.ones(4), mesh, [placement], run_check=False)
+        setattr(model[0], name, nn.Parameter(tensor, requires_grad=False))
+    named = named_modules(model)[id(model[0])]
+    rows = Weights(lambda value: Cell(), 0).measure(named, 0, 0).rows
+    assert [row.label for row in rows] == ["weight (shard of 2)", "bias"]
 
 
 def test_memory_that_one_storage_gave_back_to_another_is_measured_anew() -> None:

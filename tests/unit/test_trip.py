@@ -70,6 +70,13 @@ def test_ignore_takes_patterns_of_modules_and_labels(pattern: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("pattern", ["*:weight", "layer:weight", "layer:weight (shard of 4)"])
+def test_a_pattern_names_a_parameter_however_it_is_sharded(pattern: str) -> None:
+    cut = frame(reading("weight (shard of 4)", NAN), reading("bias (shard)", NAN))
+    assert tripping(Policy.FIRST, cut) == ["weight (shard of 4)", "bias (shard)"]
+    assert tripping(Policy.FIRST, cut, pattern) == ["bias (shard)"]
+
+
 def test_overflow_says_how_near_the_inputs_were() -> None:
     cause, evidence = classify(trip(reading("input[0]", 6.27e4, dtype="float16"), reading("output", INF, dtype="float16")))
     assert cause is Cause.OVERFLOW
