@@ -40,13 +40,16 @@ class BatchInProgress:
         traced: bool = False,
         is_told: bool = True,
         is_full: bool = True,
+        is_rehearsal: bool = False,
     ) -> None:
         self.position = position
         self.optimizer_step = optimizer_step
         self.traced = traced
-        self.is_full = is_full
+        self.is_full = is_full and not is_rehearsal
         """Whether all modules are recorded, or the root's output alone."""
-        self.is_told = is_told and position.eval == 0
+        self.is_rehearsal = is_rehearsal
+        """Whether a pipeline runs it to learn shapes: nothing of it is recorded."""
+        self.is_told = is_told and position.eval == 0 and not is_rehearsal
         """Whether it is streamed: an eval forward is judged, but it is no batch."""
         self.is_compiled = False
         """Whether a compiled graph began it."""

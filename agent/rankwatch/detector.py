@@ -29,6 +29,7 @@ from .modules import NamedModule
 from .recorder import Record, Recorder
 from .scaler import LossScale
 from .settle import Again, Observer, Settler
+from .stage import is_rehearsal
 from .steps import OptimizerSteps
 from .tape import Cell, Tape
 from .traced import What
@@ -292,6 +293,8 @@ class Detector:
 
     def _record(self, record: Record, again: Again | None) -> None:
         into = self._batch if self._is_open else self._loose
+        if into.is_rehearsal:
+            return
         into.add(record)
         self._settler.frame(record, into.part, again)
         self.position = into.position
@@ -328,16 +331,21 @@ class Detector:
         self._settler.poll()
         self._loss_scale.poll()
         self._tune()
-        batch, evaluation, _ = self.position
-        self.position = Position(batch + 1, 0, 0) if is_training else Position(batch, evaluation + 1, 0)
-        traced = is_training and self.position.batch in self._trace_batch_nums
-        is_full = traced or not is_training or self.position.batch % self._every == 0
-        self._batch = BatchInProgress(self.position, self._steps.number, traced=traced, is_full=is_full)
-        if is_training:
+        self._batch = self._next_batch(is_training)
+        if is_training or self._batch.is_rehearsal:
             self._behind = self._batch
         self._is_open = True
         self.phase = "forward"
         self._recorder.begin(self._steps.done)
+
+    def _next_batch(self, is_training: bool) -> BatchInProgress:
+        if is_rehearsal():
+            return BatchInProgress(self.position, self._steps.number, is_rehearsal=True)
+        batch, evaluation, _ = self.position
+        self.position = Position(batch + 1, 0, 0) if is_training else Position(batch, evaluation + 1, 0)
+        traced = is_training and self.position.batch in self._trace_batch_nums
+        is_full = traced or not is_training or self.position.batch % self._every == 0
+        return BatchInProgress(self.position, self._steps.number, traced=traced, is_full=is_full)
 
     def _end_batch(self) -> None:
         batch = self._batch

@@ -108,6 +108,9 @@ class Position(NamedTuple):
 NOWHERE = Position(-1, 0, 0)
 """Before the first batch."""
 
+NO_STAGE = -1
+"""The stage of a rank whose model is no stage of a pipeline."""
+
 
 class Reading(NamedTuple):
     """One measured ingredient of a frame."""

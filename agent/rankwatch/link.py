@@ -20,7 +20,7 @@ from . import wire
 from .connection import Connection
 from .errors import ProtocolError
 from .fork import keep_from_children
-from .frame import BatchSummary, FrameTable, Position
+from .frame import NO_STAGE, BatchSummary, FrameTable, Position
 from .identity import Identity
 from .notice import Notice
 from .sockets import dealer
@@ -60,7 +60,7 @@ class Link:
         on_abort: called once, in the link's thread, when the collector says ABORT.
         on_tune: called, in the link's thread, with the run's tuning so far: before ``start`` returns when there is one, on
             every change, and again after a reconnection.
-        device, torch_version: what HELLO tells of this rank.
+        stage, device, torch_version: what HELLO tells of this rank.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Link:
         on_abort: Callable[[wire.Abort], None],
         device: str,
         torch_version: str,
+        stage: int = NO_STAGE,
         on_tune: Callable[[wire.Tune], None] | None = None,
     ) -> None:
         self._connection = connection
@@ -92,6 +93,7 @@ class Link:
             device=device,
             torch=torch_version,
             incarnation=os.urandom(8).hex(),
+            stage=stage,
         )
         self._who = f"rankwatch: rank {identity.rank}"
         self.refusal = ""

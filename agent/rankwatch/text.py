@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .frame import MEASURED, Frame, FrameSpec, Phase, Position, Reading, State
+from .frame import MEASURED, NO_STAGE, Frame, FrameSpec, Phase, Position, Reading, State
 from .trip import PHASE_WORDS, Trip, describe_module
 from .wire import Tune
 
@@ -88,8 +88,9 @@ def describe_culprit(rank: str, trip: Trip) -> str:
     )
 
 
-def describe_rank(rank: int, world_size: int, host: str, local_rank: int) -> str:
-    return f"rank {rank} of {world_size} ({host}, local rank {local_rank})"
+def describe_rank(rank: int, world_size: int, host: str, local_rank: int, stage: int = NO_STAGE) -> str:
+    part = f", stage {stage}" if stage != NO_STAGE else ""
+    return f"rank {rank} of {world_size} ({host}, local rank {local_rank}{part})"
 
 
 def describe_tuning(tune: Tune) -> str:

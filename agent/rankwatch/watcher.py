@@ -28,6 +28,7 @@ from .notice import Notice
 from .registry import forget, open_watches, prepare, remember
 from .scalars import LastBatch
 from .settle import Finding
+from .stage import PipelineStage, module_and_stage
 from .text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
 from .trip import Policy, Trip, classify
 
@@ -47,14 +48,13 @@ class Watch:
     is_automatic = False
     """Whether nobody asked for it by name: an explicit watch of the same model takes over."""
 
-    def __init__(self, model: nn.Module, config: Config) -> None:
-        if not isinstance(model, nn.Module):
-            raise UsageError(f"watch() takes a torch.nn.Module, not {type(model).__name__}")
+    def __init__(self, model: nn.Module | PipelineStage, config: Config) -> None:
+        model, self._stage = module_and_stage(model)
         if isinstance(unwrap(model), torch.jit.ScriptModule):
             raise UsageError("a scripted module takes no hooks: watch the model it was scripted from")
         self._identity = identify(group=_group())
         self._name = describe_rank(
-            self._identity.rank, self._identity.world_size, self._identity.host, self._identity.local_rank
+            self._identity.rank, self._identity.world_size, self._identity.host, self._identity.local_rank, self._stage
         )
         self._closed = False
         self._reason = ""
@@ -120,6 +120,7 @@ class Watch:
 
     def end_by(self, error: BaseException) -> None:
         """Closes, as the training ends by this exception: says so, and why, before the traceback is printed."""
+        error = _inner(error)
         if isinstance(error, BatchLimitReached):
             write_error_file(str(error), time.time(), is_culprit=True)
             self._finish("limit", str(error))
@@ -218,6 +219,7 @@ class Watch:
             on_tune=on_tune,
             device="none" if parameter is None else str(parameter.device),
             torch_version=torch.__version__,
+            stage=self._stage,
         )
         weakref.finalize(self, link.release).atexit = False
         if not link.start():
@@ -268,8 +270,16 @@ class Watch:
             self._link.close(outcome, text)
 
 
+def _inner(error: BaseException) -> BaseException:
+    """Our own exception, where there is one inside of another: a pipeline's schedule wraps what a forward raises."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, TrainingAborted):
+        inner = inner.__cause__
+    return inner or error
+
+
 def watch(
-    model: nn.Module,
+    model: nn.Module | PipelineStage,
     *,
     max_frames_to_save: int = 21,
     trace_batch_nums: Sequence[int] = (),
@@ -293,7 +303,8 @@ def watch(
     that ``RANKWATCH_CONFIG`` names. With ``RANKWATCH_MODE=disabled`` nothing is watched, and all methods do nothing.
 
     Args:
-        model: the model, plain or wrapped in DDP, FSDP, a compiled or a checkpoint wrapper.
+        model: the model, plain or wrapped in DDP, FSDP, a compiled or a checkpoint wrapper; or this rank's stage of a
+            ``torch.distributed.pipelining`` pipeline, whose every micro-batch is a batch.
         max_frames_to_save: how many of the last frames a report shows.
         trace_batch_nums: batches (from 0) of which every frame is printed, and recorded by the collector.
         abort_after_batch_num: stop every rank after this batch, before its backward.

@@ -1,8 +1,9 @@
 """The wire format: every message, its limits, encoding and strict decoding. The only file that imports msgpack.
 
 A message is a msgpack array ``[kind, field, ...]`` with the fields of the dataclass of that kind in order. A newer minor
-version may append fields and add kinds: both are ignored here. A different major version is refused in HELLO. Whatever
-comes from outside is checked in ``decode`` and nowhere else; a peer's fault raises ProtocolError, naming kind and field.
+version may append fields and add kinds: both are ignored here, and a field that an older one lacks has its default. A
+different major version is refused in HELLO. Whatever comes from outside is checked in ``decode`` and nowhere else; a peer's
+fault raises ProtocolError, naming kind and field.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgpack
 
 from .errors import ProtocolError
 from .frame import (
+    NO_STAGE,
     BatchSummary,
     Frame,
     FrameSpec,
@@ -35,7 +37,7 @@ from .frame import (
 from .notice import Notice, NoticeKind
 from .trip import Trip
 
-VERSION = (2, 0)
+VERSION = (2, 1)
 """Major, minor."""
 
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
@@ -60,7 +62,10 @@ _INT64 = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Rank to collector, first on every connection. ``incarnation``, drawn once per process, tells a reconnect from a restart."""
+    """Rank to collector, first on every connection. ``incarnation``, drawn once per process, tells a reconnect from a restart.
+
+    ``stage`` (since 2.1) is the rank's place in a pipeline, from 0 on.
+    """
 
     major: int
     minor: int
@@ -74,6 +79,7 @@ class Hello:
     device: str
     torch: str
     incarnation: str
+    stage: int = NO_STAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +296,7 @@ def _decode(data: bytes | memoryview) -> Message:
     if kind not in _LAYOUT_BY_KIND:
         return Unknown(kind[:MAX_NAME])
     cls, layout = _LAYOUT_BY_KIND[kind]
-    if len(values) < len(layout):
+    if len(values) < len(layout) - _ADDED.get(kind, 0):
         raise ProtocolError(f"{kind}: {len(values)} fields instead of {len(layout)}")
     fields = {}
     for (name, pair), value in zip(layout, values, strict=False):
@@ -593,7 +599,7 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, _Field]]] = {
             "major": _int(0, 1 << 16), "minor": _int(0, 1 << 16),
             "job": _str(), "restart": _int(0, 1 << 31), "rank": _int(0, MAX_RANKS - 1), "world_size": _int(1, MAX_RANKS),
             "local_rank": _int(0, MAX_RANKS), "host": _str(), "pid": _int(), "device": _str(), "torch": _str(),
-            "incarnation": _str(64),
+            "incarnation": _str(64), "stage": _int(NO_STAGE, MAX_RANKS),
         },
     ),
     "WELCOME": (
@@ -624,6 +630,9 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, _Field]]] = {
     "INVITE": (Invite, {"job": _str()}),
     "INVITED": (Invited, {"job": _str(), "client_public": _str(40), "client_secret": _str(40)}),
 }  # fmt: skip
+
+_ADDED = {"HELLO": 1}
+"""How many fields minor versions have appended: of an older peer they are not there."""
 
 _LAYOUT_BY_KIND = {kind: (cls, tuple(fields.items())) for kind, (cls, fields) in _LAYOUTS.items()}
 _LAYOUT_OF = {cls: (kind, tuple(fields.items())) for kind, (cls, fields) in _LAYOUTS.items()}

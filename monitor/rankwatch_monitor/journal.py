@@ -42,10 +42,14 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Stood:
-    """Where each rank was when one tripped: an election rests on that, and beats are not on record. Positions, by rank."""
+    """Where ranks were when one tripped, or when they had answered: an election rests on that, and beats are not on record.
+
+    Of each rank its position, and the last batch whose forward it had told of.
+    """
 
     ranks: tuple[int, ...]
     places: tuple[tuple[int, int, int], ...]
+    told: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

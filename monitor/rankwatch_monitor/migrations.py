@@ -38,4 +38,8 @@ def _unpack_1(body: bytes) -> Array:
     return digests
 
 
-_STEPS: list[Callable[[sqlite3.Connection], None]] = [_to_2]
+def _to_3(database: sqlite3.Connection) -> None:
+    """A rank's stage and what it has told of are on record: nothing of that was known before, and nothing is to be changed."""
+
+
+_STEPS: list[Callable[[sqlite3.Connection], None]] = [_to_2, _to_3]

@@ -44,6 +44,8 @@ class RankRecord:
     awaits_receipt: bool = False
     """Whether it is to hear at once that all it sent is on record."""
     last_batch: int = -1
+    told: int = -1
+    """The last batch whose forward it has told of: all of it was finite."""
     full_batch: int = -1
     forward_frames: int = 0
     frames: int = 0
@@ -61,7 +63,8 @@ class RankRecord:
 
     @property
     def name(self) -> str:
-        return describe_rank(self.hello.rank, self.hello.world_size, self.hello.host, self.hello.local_rank)
+        hello = self.hello
+        return describe_rank(hello.rank, hello.world_size, hello.host, hello.local_rank, hello.stage)
 
     @property
     def last_seen(self) -> str:
@@ -73,7 +76,7 @@ class RankRecord:
     def take(self, batch: int, first_frame: int, frames: int) -> None:
         """So many frames, a part of a batch: its forward, or what was recorded in its backward."""
         end = Position(batch, 0, first_frame + frames)
-        self.last_batch = max(self.last_batch, batch)
+        self.last_batch, self.told = max(self.last_batch, batch), max(self.told, batch)
         if first_frame == 0 and frames > 1:
             self.full_batch, self.frames_before, self.forward_frames, self.frames = batch, self.frames, end.frame, 0
         if batch == self.full_batch:
@@ -88,10 +91,6 @@ class RankRecord:
                 self.moved_at = self.heard_at
             self.progress, self.phase = position, phase
 
-    def beat(self) -> wire.Beat:
-        """Where the rank is, as it would tell it itself."""
-        return wire.Beat(self.progress, self.phase, 0, self.dropped, 0.0)
-
     def frames_around(self, trip: Trip) -> int | None:
         """How many frames a batch like that of ``trip`` has, as this rank counted them: a trip's forward has those up to the
         root's, which is its last; its backward those of the whole batch. None: this rank does not know."""
@@ -104,7 +103,7 @@ class RankRecord:
         return frames if frames > position.frame else None
 
     def witness(self) -> Witness:
-        return Witness(_STANDINGS.get(self.state, Standing.GONE), self.progress, self.trip)
+        return Witness(_STANDINGS.get(self.state, Standing.GONE), self.progress, self.trip, self.hello.stage, self.told)
 
     def standing(self, now: float) -> RankStanding:
         return RankStanding(
@@ -125,6 +124,7 @@ class RankRecord:
             dropped=self.dropped,
             farewell=self.farewell,
             rival=self.rival,
+            stage=self.hello.stage,
         )
 
 

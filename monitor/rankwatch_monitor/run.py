@@ -9,14 +9,13 @@ acknowledges it or is gone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rankwatch import wire
 from rankwatch.frame import FrameTable, Position
 from rankwatch.notice import describe_notice
 from rankwatch.text import describe_culprit
-from rankwatch.trip import Trip
 
 from .effects import Effect, Note, Publish, RecordTrace, Send, Show
 from .journal import (
@@ -38,7 +37,7 @@ from .notices import Notices
 from .rank_record import RankRecord, describe_records
 from .report.data import Outcome, RankRow, RankState, Report, RunStanding
 from .stall import Stall, find_stall
-from .verdict import Verdict, elect, is_waited_for, name_spans
+from .verdict import Place, Verdict, elect, is_waited_for, name_spans, place_of
 
 NOBODY = b""
 """The peer of a rank that has yet to connect to this collector."""
@@ -101,8 +100,8 @@ class Run:
     _abort_at: float = 0.0
     _abort_sent_at: float = 0.0
     _tripped_at: float | None = None
-    _target: Position | None = None
-    """The smallest tripped position so far."""
+    _target: Place | None = None
+    """The smallest tripped place so far."""
     _outcome: Outcome | None = None
     _reason: str = ""
     _limit: str = ""
@@ -166,7 +165,7 @@ class Run:
         if self._abort is not None:
             yield Send(peer, self._abort)
         elif self._target is not None:
-            yield Send(peer, wire.Probe(self._target))
+            yield Send(peer, wire.Probe(self._target.position))
 
     def receive(self, rank: int, message: wire.Message, now: float) -> Iterator[Effect]:
         record = self.ranks[rank]
@@ -275,8 +274,7 @@ class Run:
         elif isinstance(fact, (JobInterrupted, JobEnded)):
             effects = self.job_told(fact, now)
         elif isinstance(fact, Stood):
-            for one, place in zip(fact.ranks, fact.places, strict=True):
-                self.ranks[one].advance(Position(*place), self.ranks[one].phase)
+            self._take_places(fact)
         elif isinstance(fact, Waited):
             effects = self._decide(now)
         elif isinstance(fact, Decided):
@@ -329,8 +327,8 @@ class Run:
         if isinstance(message, wire.Batch):
             yield from self._take_batch(record, message, now)
             return
-        if isinstance(message, wire.Tripped) and self._lowers_target(message.trip):
-            self._note_down(now, Stood(tuple(self.ranks), tuple([other.progress for other in self.ranks.values()])))
+        if isinstance(message, wire.Tripped) and self._lowers_target(place_of(message.trip, record.hello.stage)):
+            self._note_down(now, _places_of(self.ranks.values()))
         self._note_down(now, message, record.hello.rank)
         if isinstance(message, wire.Noticed):
             if self._notices.take(record.hello.rank, message.notice):
@@ -344,8 +342,9 @@ class Run:
             self._trips += 1
             record.last_batch = max(record.last_batch, message.trip.position.batch)
             yield Note(f"run {self.id}: {describe_culprit(record.name, message.trip)}")
-            if self._lowers_target(message.trip):
-                yield from self._aim(message.trip.position, now)
+            place = place_of(message.trip, record.hello.stage)
+            if self._lowers_target(place):
+                yield from self._aim(place, now)
 
     def _take_batch(self, record: RankRecord, message: wire.Batch, now: float) -> Iterator[Effect]:
         summary = message.summary
@@ -449,7 +448,7 @@ class Run:
         self._abort, self._abort_at = wire.Abort(reason, -1, 0.0, self.options.abort_grace), now
         yield from self._send_abort(now)
 
-    def _aim(self, target: Position, now: float) -> Iterator[Effect]:
+    def _aim(self, target: Place, now: float) -> Iterator[Effect]:
         """A rank has tripped, earlier than any before: asks those that may trip earlier still to tell when they are past it."""
         if self._tripped_at is None:
             self._tripped_at = now
@@ -457,17 +456,24 @@ class Run:
         asked = {rank: record for rank, record in self.ranks.items() if is_waited_for(record.witness(), target)}
         self._waited_for = asked.keys() | (set(range(self.world_size)) - self.ranks.keys())
         for record in asked.values():
-            yield Send(record.peer, wire.Probe(target))
+            yield Send(record.peer, wire.Probe(target.position))
 
-    def _lowers_target(self, trip: Trip) -> bool:
-        return self._outcome is None and (self._target is None or trip.position < self._target)
+    def _lowers_target(self, place: Place) -> bool:
+        return self._outcome is None and (self._target is None or place < self._target)
+
+    def _take_places(self, stood: Stood) -> None:
+        for rank, place, told in zip(stood.ranks, stood.places, stood.told or (-1,) * len(stood.ranks), strict=True):
+            record = self.ranks[rank]
+            record.advance(Position(*place), record.phase)
+            record.told = max(record.told, told)
+            self._note_answer(record)
 
     def _note_answer(self, record: RankRecord) -> None:
         if self._target is None or record.hello.rank not in self._waited_for:
             return
         if not is_waited_for(record.witness(), self._target):
             self._waited_for.discard(record.hello.rank)
-            self._note_down(record.heard_at, record.beat(), record.hello.rank)
+            self._note_down(record.heard_at, _places_of([record]), record.hello.rank)
 
     def _elect(self, now: float, tripped_at: float, *, ended: bool) -> Iterator[Effect]:
         if self._waited_for and not ended and now - tripped_at < self.options.decision_window:
@@ -562,9 +568,15 @@ class Run:
         """The frames of the culprit's batch, as its rank counted them in a batch before, or else another rank."""
         if self.verdict is None:
             return None
-        records = (self.ranks[self.verdict.rank], *self.ranks.values())
+        culprit = self.ranks[self.verdict.rank]
+        records = (culprit, *(other for other in self.ranks.values() if other.hello.stage == culprit.hello.stage))
         return next((frames for record in records if (frames := record.frames_around(self.verdict.trip))), None)
 
     def _row(self, rank: int) -> RankRow:
         record = self.ranks.get(rank)
         return record.row() if record else RankRow(rank, -1, "", 0, -1, RankState.MISSING, False, 0, "")
+
+
+def _places_of(records: Collection[RankRecord]) -> Stood:
+    ranks = tuple([record.hello.rank for record in records])
+    return Stood(ranks, tuple([record.progress for record in records]), tuple([record.told for record in records]))

@@ -32,7 +32,7 @@ from .journal import Entry, Fact, Trained
 from .migrations import STANDING, migrate
 from .report.data import RankStanding
 
-SCHEMA = 2
+SCHEMA = 3
 """PRAGMA user_version of the files written here; an older one is brought up to it, those of a newer one are refused."""
 
 FILE = "run.db"

@@ -1,7 +1,8 @@
 """Trips by rank -> the verdict: pure, the clock passed in.
 
-Ranks of a data-parallel job run the same program, so (batch, eval, frame) orders them where clocks cannot. The smallest
-tripped position is the culprit's, once every rank that still can has passed it or tripped itself, or the window is over.
+Ranks of a data-parallel job run the same program, so (batch, eval, frame) orders them where clocks cannot; the stages of a
+pipeline hand each micro-batch on, so there (batch, eval, stage, frame) does. The smallest tripped place is the culprit's,
+once every rank that still can has passed it or tripped itself, or the window is over.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rankwatch.frame import Position
+from rankwatch.frame import NO_STAGE, Phase, Position
 from rankwatch.trip import Cause, Trip, classify
 
 
@@ -31,12 +32,40 @@ class Certainty(enum.StrEnum):
     PARTIAL = "partial"
 
 
+class Place(NamedTuple):
+    """Where in the logical order of all ranks a rank tripped; ordered.
+
+    All stages run a micro-batch's forward, one after the other, before the last of them begins its backward, which then
+    goes through them the other way round: ``turn`` is the stage, negated in backward. ``stage`` follows from the rest.
+    """
+
+    batch: int
+    eval: int
+    is_backward: bool
+    turn: int
+    frame: int
+    stage: int
+
+    @property
+    def position(self) -> Position:
+        return Position(self.batch, self.eval, self.frame)
+
+
+def place_of(trip: Trip, stage: int) -> Place:
+    """The place of a rank's trip. Without a pipeline the frame alone says what is of the backward: it is counted on."""
+    batch, evaluation, frame = trip.position
+    is_backward = stage != NO_STAGE and trip.frame.spec.phase is not Phase.FORWARD
+    return Place(batch, evaluation, is_backward, -stage if is_backward else stage, frame, stage)
+
+
 class Witness(NamedTuple):
-    """A rank as the election sees it."""
+    """A rank as the election sees it. ``told`` is the last batch whose forward it has told of as a whole."""
 
     standing: Standing
     progress: Position
     trip: Trip | None
+    stage: int = NO_STAGE
+    told: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +98,17 @@ def elect(
         window: seconds it waits for the ranks that have not answered.
     """
     trips = {rank: witness.trip for rank, witness in witnesses.items() if witness.trip is not None}
-    order = sorted(trips, key=lambda rank: (trips[rank].position, rank))
+    places = {rank: place_of(trip, witnesses[rank].stage) for rank, trip in trips.items()}
+    order = sorted(trips, key=lambda rank: (places[rank], rank))
     first = order[0]
-    target = trips[first].position
+    target = places[first]
     silent = [rank for rank in range(world_size) if not _has_answered(witnesses.get(rank), target)]
     waited_for = [rank for rank in silent if rank not in witnesses or witnesses[rank].standing is Standing.LIVE]
     if waited_for and since_first_trip < window:
-        return None, f"waiting for {name_ranks(waited_for)} to pass frame {target.frame} of batch {target.batch}"
+        where = f"frame {target.frame} of batch {target.batch}" + _of_stage(target.stage)
+        return None, f"waiting for {name_ranks(waited_for)} to pass {where}"
     if not silent:
-        reason = "every rank has passed this frame or tripped itself"
+        reason = f"every rank has passed this frame{_of_stage(target.stage)} or tripped itself"
     elif waited_for:
         reason = f"the decision window of {window:g} s is over and {name_ranks(silent)} did not answer"
     else:
@@ -97,7 +128,7 @@ def elect(
     return verdict, reason
 
 
-def is_waited_for(witness: Witness, target: Position) -> bool:
+def is_waited_for(witness: Witness, target: Place) -> bool:
     """Whether this rank should be asked to tell when it passes ``target``."""
     return witness.standing is Standing.LIVE and not _has_answered(witness, target)
 
@@ -123,7 +154,27 @@ def name_spans(ranks: list[int], most: int = 8) -> str:
     return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
 
 
-def _has_answered(witness: Witness | None, target: Position) -> bool:
+def _has_answered(witness: Witness | None, target: Place) -> bool:
     if witness is None:
         return False
-    return witness.trip is not None or witness.standing is Standing.DONE or witness.progress > target
+    return witness.trip is not None or witness.standing is Standing.DONE or _has_passed(witness, target)
+
+
+def _has_passed(witness: Witness, target: Place) -> bool:
+    """Whether all that the rank runs before ``target`` was finite.
+
+    A rank of another stage never comes to this frame. One of an earlier stage is past it with its own forward of the batch,
+    one of a later stage with that of the batch before, since it waits for this batch in vain. Of backwards only those of
+    the same stage are waited for: where they overlap, each rank tells of them when its next forward or its optimizer comes.
+    """
+    if witness.stage == target.stage:
+        return witness.progress > target.position
+    comes_later = witness.stage > target.stage and not target.is_backward
+    at, aim = witness.progress[:2], (target.batch, target.eval)
+    if at > aim or (at == aim and comes_later):
+        return True
+    return not target.eval and not witness.progress.eval and witness.told >= target.batch - comes_later
+
+
+def _of_stage(stage: int) -> str:
+    return f" of stage {stage}" if stage != NO_STAGE else ""

@@ -68,7 +68,7 @@ def test_detect_overflow_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda: rankwatch.watch("model"), "takes a torch.nn.Module, not str"),  # type: ignore[arg-type]
+        (lambda: rankwatch.watch("model"), "takes a torch.nn.Module or a pipeline stage, not str"),  # type: ignore[arg-type]
         (lambda: rankwatch.watch(torch.jit.script(nn.ReLU())), "a scripted module takes no hooks"),
         (lambda: rankwatch.watch(nn.ReLU(), policy="lax"), "policy='lax'"),
         (lambda: rankwatch.watch(nn.ReLU(), connection="/nowhere.json"), "/nowhere.json does not exist"),

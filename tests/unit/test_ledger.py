@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import makers
 from desk import Desk, peer
 from rankwatch import wire
-from rankwatch.frame import FrameTable, Phase, Position
+from rankwatch.frame import NO_STAGE, FrameTable, Phase, Position
 from rankwatch.notice import NoticeKind
 from rankwatch_monitor.effects import Note, Publish, RecordTrace, Send, Show
 from rankwatch_monitor.journal import NO_RANK, Entry, JobEnded, JobInterrupted, Left, Opened
@@ -20,7 +20,7 @@ from rankwatch_monitor.ledger import Ledger, Malformed, Received, Tick
 from rankwatch_monitor.notices import MAX_NOTICES
 from rankwatch_monitor.report.data import Outcome, RankState, RunStanding
 from rankwatch_monitor.run import MAX_TABLES, Options
-from rankwatch_monitor.verdict import Certainty
+from rankwatch_monitor.verdict import Certainty, Standing, Witness, elect, place_of
 
 # --- the election ---------------------------------------------------------------------------------------------------------
 
@@ -112,6 +112,135 @@ def test_the_culprit_does_not_depend_on_the_order_of_arrival(worlds: list[Life],
     assert (desk.verdict.rank, desk.verdict.trip.position) == (culprit, target)
     assert set(desk.verdict.missing) == silent
     assert desk.verdict.certainty is (Certainty.PARTIAL if silent else Certainty.COMPLETE)
+
+
+STAGES = (4, 1, 2)
+"""How many frames a micro-batch has on each stage of a pipeline."""
+
+
+def told_by_stage(stage: int, life: Life) -> list[wire.Message]:
+    """All that a rank of a stage sends of its forwards, after HELLO: micro-batch after micro-batch."""
+    table = FrameTable((TABLE.specs[0],) * STAGES[stage])
+    messages: list[wire.Message] = []
+    for step, position in enumerate(positions_of(stage)):
+        if step == life.dies_at:
+            return [*messages, wire.Bye(LAST, "failed", "KeyError: 'x'")]
+        if position == life.trips_at:
+            return [*messages, wire.Tripped(LAST, makers.trip(at=position))]
+        if position.frame == STAGES[stage] - 1:
+            messages += [wire.Table(table), wire.Batch(position.batch + 1, makers.summary(position.batch, of=table))]
+    return [*messages, wire.Bye(LAST, "finished", "")]
+
+
+def positions_of(stage: int) -> list[Position]:
+    return [Position(batch, 0, frame) for batch in range(3) for frame in range(STAGES[stage])]
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> list[tuple[int, Life]]:
+    """Ranks with their stages: one or two of each."""
+    world = []
+    for stage in range(len(STAGES)):
+        places = positions_of(stage)
+        trips_at, dies_at = st.none() | st.sampled_from(places), st.none() | st.integers(0, len(places))
+        world += [(stage, Life(draw(trips_at), draw(dies_at))) for _ in range(draw(st.integers(1, 2)))]
+    return world
+
+
+@settings(max_examples=400, deadline=None)
+@given(world=pipelines(), data=st.data())
+def test_the_culprit_of_a_pipeline_does_not_depend_on_the_order_of_arrival(
+    world: list[tuple[int, Life]], data: st.DataObject
+) -> None:
+    desk = Desk(Options(heartbeat=100, decision_window=100, abort_on_lost=False))
+    queues = {
+        rank: [makers.hello(rank, len(world), stage=stage), *told_by_stage(stage, life)]
+        for rank, (stage, life) in enumerate(world)
+    }
+    reached = {
+        rank: (life.trips_at.batch, stage, life.trips_at.frame)
+        for rank, (stage, life) in enumerate(world)
+        if life.trips_at is not None
+        and positions_of(stage).index(life.trips_at) < (99 if life.dies_at is None else life.dies_at)
+    }
+    while any(queues.values()):
+        rank = data.draw(st.sampled_from([rank for rank, queue in queues.items() if queue]))
+        desk.receive(rank, queues[rank].pop(0))
+    if not reached:
+        assert desk.verdict is None
+        return
+    (batch, stage, frame), culprit = min((place, rank) for rank, place in reached.items())
+    assert desk.verdict is not None
+    assert (desk.verdict.rank, desk.verdict.trip.position) == (culprit, (batch, 0, frame))
+    silent = {
+        rank
+        for rank, (own, life) in enumerate(world)
+        if life.dies_at is not None
+        and rank not in reached
+        and life.dies_at // STAGES[own] < batch + (own <= stage)  # so many micro-batches it has told of
+    }
+    assert set(desk.verdict.missing) == silent
+
+
+def test_a_pipeline_is_ordered_by_stage_within_a_batch_and_its_backward_by_stage_from_the_end() -> None:
+    forward = [place_of(makers.trip(at=(3, 0, frame)), stage) for stage, frame in ((0, 9), (1, 2), (1, 5), (2, 0))]
+    backward = [
+        place_of(makers.trip(at=(3, 0, frame), phase=phase), stage)
+        for stage, frame, phase in (
+            (2, 4, Phase.BACKWARD),
+            (1, 8, Phase.RECOMPUTE),
+            (1, 9, Phase.BACKWARD),
+            (0, 11, Phase.BACKWARD),
+        )
+    ]
+    places = [*forward, *backward, place_of(makers.trip(at=(4, 0, 0)), 0)]
+    assert places == sorted(places)
+    assert place_of(makers.trip(at=(3, 0, 5)), NO_STAGE) < place_of(
+        makers.trip(at=(3, 0, 6), phase=Phase.BACKWARD), NO_STAGE
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "stage", "at", "told", "passed"),
+    [
+        (Phase.FORWARD, 0, (3, 0, 9), 3, True),  # it handed this batch on
+        (Phase.FORWARD, 0, (3, 0, 9), 2, False),  # and may yet trip in it, for all that is known
+        (Phase.FORWARD, 0, (4, 0, 0), 2, True),
+        (Phase.FORWARD, 1, (3, 0, 6), 2, True),
+        (Phase.FORWARD, 1, (3, 0, 5), 2, False),
+        (Phase.FORWARD, 2, (2, 0, 4), 2, True),  # it waits for this batch
+        (Phase.FORWARD, 2, (3, 0, 0), 2, True),
+        (Phase.FORWARD, 2, (2, 0, 4), 1, False),  # the batch before is still on its way there
+        (Phase.FORWARD, 2, (2, 1, 4), 2, False),  # in an eval after it
+        (Phase.BACKWARD, 2, (2, 0, 4), 2, False),
+        (Phase.BACKWARD, 2, (3, 0, 4), 3, True),
+        (Phase.BACKWARD, 0, (3, 0, 4), 3, True),
+    ],
+)
+def test_who_has_passed_a_trip_of_another_stage(
+    phase: Phase, stage: int, at: tuple[int, int, int], told: int, passed: bool
+) -> None:
+    trip = makers.trip(at=(3, 0, 5), phase=phase)
+    witnesses = {
+        0: Witness(Standing.LIVE, trip.position, trip, 1, 2),
+        1: Witness(Standing.LIVE, Position(*at), None, stage, told),
+    }
+    found, reason = elect(witnesses, 2, 0.0, 2.0)
+    assert (found is not None) is passed
+    assert passed or reason == "waiting for rank 1 to pass frame 5 of batch 3 of stage 1"
+
+
+def test_the_frames_of_a_batch_are_those_of_the_culprits_stage() -> None:
+    desk = Desk()
+    for rank in range(4):
+        desk.receive(rank, makers.hello(rank, 4, stage=rank // 2))
+    three = FrameTable((TABLE.specs[0],) * 3)
+    for rank, table in ((0, three), (1, three), (3, TABLE)):
+        desk.receive(rank, wire.Table(table), wire.Batch(1, makers.summary(0, of=table)))
+    desk.receive(2, wire.Tripped(2, makers.trip(at=(0, 0, 1))), wire.Ack(2, abort=True))
+    desk.wait(4.0)
+    assert desk.reports[0].frames_in_batch == FORWARD
+    assert [row.stage for row in desk.reports[0].ranks] == [0, 0, 1, 1]
 
 
 @settings(max_examples=100, deadline=None)

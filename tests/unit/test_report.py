@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import makers
 from makers import INF, NAN, frame, notice, reading, trip
-from rankwatch.frame import Phase
+from rankwatch.frame import Phase, Position
 from rankwatch.notice import NoticeKind
 from rankwatch_monitor.report import json as as_json
 from rankwatch_monitor.report import text as as_text
@@ -83,6 +83,23 @@ def test_other_trips_and_missing_ranks_are_named() -> None:
     assert "partial: 7 of 8 ranks answered; 5 of them were finite here; not heard: rank 7" in text
 
 
+def test_the_stages_of_a_pipeline_are_told() -> None:
+    witnesses = {rank: Witness(Standing.LIVE, Position(149, 0, 999), None, rank, 149) for rank in range(8)}
+    witnesses[5] = witnesses[5]._replace(trip=CULPRIT)
+    witnesses[6] = witnesses[6]._replace(trip=trip(at=(149, 0, 2)))
+    found, reason = elect(witnesses, 8, since_first_trip=9.0, window=2.0)
+    of = report(found)
+    of = replace(of, ranks=tuple(replace(row, stage=row.rank) for row in of.ranks))
+    text = as_text.render(of)
+    assert "culprit    rank 5 of 8 (node1, local rank 1, stage 5), batch 149" in text
+    assert "also       rank 6 (stage 6) at frame 2: layer (Linear), output: inf" in text
+    assert "8 of 8 ranks answered; 7 of them were finite before it" in text
+    assert reason == "every rank has passed this frame of stage 5 or tripped itself"
+    parsed = as_json.to_dict(of)
+    assert (parsed["verdict"]["stage"], parsed["verdict"]["also"][0]["stage"], parsed["ranks"][3]["stage"]) == (5, 6, 3)
+    assert as_json.to_dict(report(found))["verdict"]["stage"] is None
+
+
 def test_strict_json_without_nan_or_infinity() -> None:
     parsed = json.loads(as_json.render(report(verdict(6))), parse_constant=lambda name: 1 / 0)
     assert parsed["schema"] == 1
@@ -109,7 +126,7 @@ def test_strict_json_without_nan_or_infinity() -> None:
         "label": "output", "kind": "output", "dtype": "float16", "abs_min": 0.0, "abs_max": None, "state": "inf",
     }  # fmt: skip
     assert parsed["ranks"][5] == {
-        "rank": 5, "local_rank": 1, "host": "node1", "pid": 105, "last_batch": 149,
+        "rank": 5, "local_rank": 1, "host": "node1", "stage": None, "pid": 105, "last_batch": 149,
         "state": "aborted", "acknowledged": True, "dropped": 0, "farewell": "", "rival": "",
     }  # fmt: skip
 

@@ -17,6 +17,7 @@ from rankwatch_monitor.report.data import Outcome, RankState
 TOLD: list[tuple[Fact, str]] = [
     (journal.Opened("train", 1, 8), "job train, restart 1, 8 ranks"),
     (makers.hello(3, 8), "rank 3 of 8 (node1, local rank 3) connected: process 103, cpu, torch 2.13.0"),
+    (makers.hello(3, 8, stage=1), "rank 3 of 8 (node1, local rank 3, stage 1) connected"),
     (wire.Tripped(4, makers.trip()), "tripped: rank 5, batch 0: layer (Linear), output: inf"),
     (wire.Noticed(5, makers.notice()), "noticed: next to overflow: layer (Linear), output: abs max 4.09e+03"),
     (wire.Beat(Position(7, 0, 2), "backward", 0, 0, 1.0), "was in batch 7, frame 2, phase backward"),
@@ -24,7 +25,7 @@ TOLD: list[tuple[Fact, str]] = [
     (wire.Bye(9, "failed", "ValueError: no"), "said goodbye: failed: ValueError: no"),
     (wire.Tune("train-0", every=3), "options changed: every 3"),
     (journal.Left(RankState.LOST), "counted as lost"),
-    (journal.Stood((0, 1), ((1, 0, 3), (1, 0, 0))), "where the 2 ranks stood when one had tripped"),
+    (journal.Stood((5,), ((1, 0, 3),), (0,)), "answered: it was in batch 1, frame 3"),
     (journal.Waited(), "the decision window ended"),
     (journal.JobInterrupted("SIGINT"), "somebody ends the command by SIGINT"),
     (journal.JobEnded(1, "SIGTERM"), "the command has ended: exit code 1, by SIGTERM"),
@@ -44,5 +45,7 @@ def test_each_of_the_collectors_own_events_has_words() -> None:
 
 
 def test_what_is_of_the_whole_run_has_no_rank() -> None:
+    stood = journal.Stood((0, 1), ((1, 0, 3), (1, 0, 0)))
+    assert events.describe(Entry(0.0, NO_RANK, stood)) == "where the 2 ranks stood when one had tripped"
     told = events.to_dict(100.0, Entry(0.0, NO_RANK, journal.Closed()))
     assert told == {"time": 100.0, "rank": None, "kind": "closed", "text": "the run is over"}

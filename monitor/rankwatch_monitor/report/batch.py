@@ -21,7 +21,7 @@ _YEAR_10000 = 253402300800.0
 def render(closeup: BatchCloseup, frames: int) -> str:
     """As text, newline at its end: the last ``frames`` frames."""
     row, report = closeup.row, closeup.report
-    name = describe_rank(row.rank, report.world_size, row.host, row.local_rank)
+    name = describe_rank(row.rank, report.world_size, row.host, row.local_rank, row.stage)
     title = f"batch {closeup.batch} of {name}, run {report.run}"
     text = format_head(title, [*_digest(closeup), ("frames", _frames(closeup, frames))])
     if closeup.frames:

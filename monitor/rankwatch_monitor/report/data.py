@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rankwatch.frame import NO_STAGE
 from rankwatch.notice import Notice
 
 from ..verdict import Verdict
@@ -43,7 +44,8 @@ class RankRow:
     """A rank in the report.
 
     ``last_batch`` is -1 before the first; ``farewell`` is the exception it ended by, if any; ``dropped`` batches found no room
-    in its spool; ``rival`` is the last other process that wanted to be this rank while it was there.
+    in its spool; ``rival`` is the last other process that wanted to be this rank while it was there; ``stage`` is its place in
+    a pipeline.
     """
 
     rank: int
@@ -56,6 +58,7 @@ class RankRow:
     dropped: int
     farewell: str
     rival: str = ""
+    stage: int = NO_STAGE
 
 
 class RankStanding(NamedTuple):

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from rankwatch import wire
+from rankwatch.frame import Position
 from rankwatch.notice import describe_notice
 from rankwatch.text import describe_culprit, describe_position, describe_rank, describe_tuning
 
@@ -30,7 +31,7 @@ def describe(entry: Entry) -> str:
         case journal.Opened():
             return f"job {fact.job}, restart {fact.restart}, {fact.world_size} ranks"
         case wire.Hello():
-            who = describe_rank(fact.rank, fact.world_size, fact.host, fact.local_rank)
+            who = describe_rank(fact.rank, fact.world_size, fact.host, fact.local_rank, fact.stage)
             return f"{who} connected: process {fact.pid}, {fact.device}, torch {fact.torch}"
         case wire.Tripped():
             return f"tripped: {describe_culprit(f'rank {entry.rank}', fact.trip)}"
@@ -47,6 +48,9 @@ def describe(entry: Entry) -> str:
         case journal.Left():
             return f"counted as {fact.state.value}"
         case journal.Stood():
+            if entry.rank != journal.NO_RANK:
+                ((batch, evaluation, frame),) = fact.places
+                return f"answered: it was in {describe_position(Position(batch, evaluation, frame))}, frame {frame}"
             return f"where the {len(fact.ranks)} ranks stood when one had tripped"
         case journal.Waited():
             return "the decision window ended"

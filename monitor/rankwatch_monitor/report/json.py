@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from rankwatch.frame import MEASURED, Frame, Reading, State
+from rankwatch.frame import MEASURED, NO_STAGE, Frame, Reading, State
 from rankwatch.notice import describe_notice
 
 from ..verdict import Verdict
@@ -46,6 +46,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "rank": verdict.rank,
         "local_rank": row.local_rank,
         "host": row.host,
+        "stage": _stage(row),
         "batch": trip.position.batch,
         "eval": trip.position.eval,
         "optimizer_step": trip.optimizer_step,
@@ -71,6 +72,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "also": [
             {
                 "rank": rank,
+                "stage": _stage(report.ranks[rank]),
                 "batch": other.position.batch,
                 "eval": other.position.eval,
                 "frame": other.position.frame,
@@ -93,6 +95,7 @@ def rank_to_dict(row: RankRow) -> dict[str, Any]:
         "rank": row.rank,
         "local_rank": row.local_rank,
         "host": row.host,
+        "stage": _stage(row),
         "pid": row.pid,
         "last_batch": row.last_batch,
         "state": row.state.value,
@@ -101,6 +104,10 @@ def rank_to_dict(row: RankRow) -> dict[str, Any]:
         "rival": row.rival,
         "farewell": row.farewell,
     }
+
+
+def _stage(row: RankRow) -> int | None:
+    return None if row.stage == NO_STAGE else row.stage
 
 
 def frame_to_dict(frame: Frame) -> dict[str, Any]:

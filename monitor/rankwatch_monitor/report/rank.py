@@ -24,7 +24,7 @@ def render(closeup: RankCloseup, frames: int) -> str:
     if row.state is RankState.MISSING:
         title = f"rank {row.rank} of {report.world_size} of run {report.run}"
         return format_head(title, [("state", "missing: it never connected")])
-    name = describe_rank(row.rank, report.world_size, row.host, row.local_rank)
+    name = describe_rank(row.rank, report.world_size, row.host, row.local_rank, row.stage)
     acknowledged = ", abort acknowledged" if row.acknowledged else ""
     fields = [("process", f"{row.pid} on {row.host}"), ("state", f"{row.state.value}{acknowledged}")]
     fields += [*_where(closeup), *_lapses(closeup), *_tripped(closeup)]

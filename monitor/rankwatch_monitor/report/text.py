@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from rankwatch.frame import NO_STAGE
 from rankwatch.notice import NoticeKind, describe_notice
 from rankwatch.text import describe_rank, describe_trip, format_dump, format_head
 from rankwatch.trip import describe_module
@@ -33,8 +34,8 @@ def render_head(report: Report) -> str:
         ("culprit", culprit),
         ("cause", f"{verdict.cause.value}: {verdict.evidence}"),
         *notice_fields(report),
-        *_also(verdict),
-        ("certainty", _certainty(verdict)),
+        *_also(report, verdict),
+        ("certainty", _certainty(report, verdict)),
         ("abort", _acknowledgements(report)),
         *_lapses(report),
     ]
@@ -70,15 +71,17 @@ def _render_ending(report: Report) -> str:
     return format_head(f"run {report.run} {report.outcome.value}", fields)
 
 
-def _also(verdict: Verdict) -> list[tuple[str, str]]:
+def _also(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
     lines = []
     for rank, trip in verdict.also[:MAX_LINES]:
-        where = "the same frame" if trip.position == verdict.trip.position else f"frame {trip.position.frame}"
+        stage = report.ranks[rank].stage
+        is_same = stage == report.ranks[verdict.rank].stage and trip.position == verdict.trip.position
+        where = "the same frame" if is_same else f"frame {trip.position.frame}"
         if trip.position[:2] != verdict.trip.position[:2]:
             where += f" of batch {trip.position.batch}"
-        lines.append(
-            f"rank {rank} at {where}: {describe_module(trip.frame.spec)}, {trip.culprit.label}: {trip.culprit.state.name.lower()}"
-        )
+        part = f" (stage {stage})" if stage != NO_STAGE else ""
+        what = f"{describe_module(trip.frame.spec)}, {trip.culprit.label}: {trip.culprit.state.name.lower()}"
+        lines.append(f"rank {rank}{part} at {where}: {what}")
     if len(verdict.also) > MAX_LINES:
         lines.append(f"and {len(verdict.also) - MAX_LINES} more ranks")
     return [("also", "\n".join(lines))] if lines else []
@@ -124,13 +127,15 @@ def _lapses(report: Report) -> list[tuple[str, str]]:
     return [*fields, ("refused", "\n".join(rivals))] if rivals else fields
 
 
-def _certainty(verdict: Verdict) -> str:
+def _certainty(report: Report, verdict: Verdict) -> str:
     text = f"{verdict.certainty.value}: {verdict.answered} of {verdict.world_size} ranks answered"
     finite = verdict.answered - 1 - sum(trip.position == verdict.trip.position for _, trip in verdict.also)
+    # The other stages of a pipeline have no such frame, and the later ones never ran this batch.
+    here = "here" if report.ranks[verdict.rank].stage == NO_STAGE else "before it"
     if finite and verdict.certainty is Certainty.COMPLETE and not verdict.also:
-        text += f"; the other {finite} were finite here" if finite > 1 else "; the other one was finite here"
+        text += f"; the other {finite} were finite {here}" if finite > 1 else f"; the other one was finite {here}"
     elif finite:
-        text += f"; {finite} of them {'were' if finite > 1 else 'was'} finite here"
+        text += f"; {finite} of them {'were' if finite > 1 else 'was'} finite {here}"
     if verdict.missing:
         text += f"; not heard: {name_ranks(verdict.missing)} ({verdict.reason})"
     return text
@@ -152,4 +157,4 @@ def _ranks(report: Report) -> str:
 
 def _name(report: Report, rank: int) -> str:
     row: RankRow = report.ranks[rank]
-    return describe_rank(rank, report.world_size, row.host, row.local_rank)
+    return describe_rank(rank, report.world_size, row.host, row.local_rank, row.stage)

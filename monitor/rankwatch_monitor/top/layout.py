@@ -182,7 +182,7 @@ def _rank(scene: Scene, number: int, size: Size) -> list[Block]:
     view = scene.view
     rank = next(rank for rank in scene.ranks if rank.row.rank == number)
     row, standing = rank.row, rank.standing
-    where = describe_rank(number, view.report.world_size, row.host or "not heard of", row.local_rank)
+    where = describe_rank(number, view.report.world_size, row.host or "not heard of", row.local_rank, row.stage)
     lines = [where + (f", process {row.pid}" if row.pid else "")]
     place = f"batch {rank.batch}, {rank.lag} behind the furthest" if rank.batch >= 0 else "no batch yet"
     if standing is not None and is_live(rank):

@@ -1,0 +1,134 @@
+"""Stages of a pipeline: what of them is watched, under which names, and which of their forwards count."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import rankwatch
+from collectors import Running, until
+from notebook import unwatch, watched
+from rankwatch.frame import NO_STAGE, Position
+from rankwatch.stage import PipelineStage, module_and_stage
+
+pipelining = pytest.importorskip("torch.distributed.pipelining")
+
+
+@pytest.fixture
+def _one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    unwatch()
+    dist.destroy_process_group()
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Learns(Layers):
+    """Knows what the schedule runs to learn shapes from what it is fed: makes a nan of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        out = super().forward(x if self.calls > 1 else x * float("nan"))
+        return out
+
+
+def stage_of(model: nn.Module, index: int = 0, stages: int = 1) -> PipelineStage:
+    asks = inspect.signature(pipelining.PipelineStage).parameters["input_args"].default is inspect.Parameter.empty
+    given = {"input_args": (torch.ones(2, 4),)} if asks else {}  # torch 2.4 learns shapes as the stage is made
+    made: PipelineStage = pipelining.PipelineStage(model, index, stages, torch.device("cpu"), **given)
+    return made
+
+
+def test_a_module_is_no_stage_and_a_string_is_neither() -> None:
+    model = nn.ReLU()
+    assert module_and_stage(model) == (model, NO_STAGE)
+    model.submod, model.stage_index = nn.ReLU(), 3  # type: ignore[assignment]  # a module that happens to look like one
+    assert module_and_stage(model) == (model, NO_STAGE)
+    with pytest.raises(rankwatch.UsageError, match="or a pipeline stage, not str"):
+        module_and_stage("model")
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_a_stage_is_watched_as_the_part_that_it_runs() -> None:
+    model = Layers()
+    stage = stage_of(model)
+    assert module_and_stage(stage) == (model, 0)
+    with rankwatch.watch(stage) as watch:
+        assert watch.root is model
+
+
+@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.parametrize("gradients", [False, True])
+def test_each_micro_batch_is_a_batch_and_what_teaches_a_schedule_shapes_is_none(gradients: bool) -> None:
+    model = Learns()
+    schedule = pipelining.ScheduleGPipe(stage_of(model), 4, loss_fn=nn.functional.mse_loss)
+    detector, notebook = watched(model, gradients=gradients)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(2):
+        schedule.step(torch.ones(8, 4), target=torch.ones(8, 4))
+        assert detector.position[:2] == (4 * step + 3, 0)
+        optimizer.step()
+    unwatch()
+    assert (detector.fault, notebook.trips, notebook.found) == ("", [], [])
+    batches = [(summary.batch, summary.optimizer_step) for _, summary in notebook.batches if not summary.first_frame]
+    assert batches == [(batch, batch // 4) for batch in range(8)]
+    assert len(notebook.batches) == (16 if gradients else 8)
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_a_stage_that_its_user_calls_counts() -> None:
+    stage = stage_of(Layers())
+    detector, _ = watched(stage.submod)
+    stage.submod(torch.ones(2, 4))
+    assert detector.position == Position(0, 0, 4)
+
+
+def test_a_stage_that_torch_cut_has_the_users_names() -> None:
+    split = {"layers.1": pipelining.SplitPoint.BEGINNING}
+    pipe = pipelining.pipeline(Layers(), mb_args=(torch.ones(2, 4),), split_spec=split)
+    part = pipe.get_stage_module(1)
+    _, notebook = watched(part)
+    part(torch.ones(2, 4))
+    assert [frame.spec.module for frame in notebook.frames()] == ["layers.1", "layers.2", ""]
+    unwatch()
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_what_stops_a_rank_is_seen_through_the_schedules_own_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = Running(tmp_path)
+    monkeypatch.setenv("RANKWATCH_CONNECTION", str(tmp_path / "connection.json"))
+    stage = stage_of(Layers())
+    schedule = pipelining.ScheduleGPipe(stage, 4, loss_fn=nn.functional.mse_loss)
+    with pytest.raises(RuntimeError) as raised, rankwatch.watch(stage, abort_after_batch_num=2):
+        schedule.step(torch.ones(8, 4), target=torch.ones(8, 4))
+    assert not isinstance(raised.value, rankwatch.TrainingAborted)
+    until(lambda: collector.reports)
+    collector.stop()
+    (report,) = collector.reports
+    assert (report.outcome.value, report.reason) == (
+        "aborted",
+        "stopped after batch 2, as abort_after_batch_num=2 asked for",
+    )
+    assert report.ranks[0].stage == 0
