@@ -23,6 +23,7 @@ from .drop_in import remove_their_detector
 from .errors import RankwatchError
 from .modules import unwrap
 from .registry import open_watches
+from .stage import calling_stage
 from .trip import Policy
 from .watcher import Watch, watch
 
@@ -141,7 +142,7 @@ class Finder:
             return
         # With the Trainer's --debug underflow_overflow ours is in the place of its detector, and as strict.
         policy = Policy.STRICT if remove_their_detector(root) and "RANKWATCH_POLICY" not in os.environ else Policy.FIRST
-        found = watch(module, first_batch=first_batch, policy=policy)
+        found = watch(calling_stage(module) or module, first_batch=first_batch, policy=policy)
         found.is_automatic = True
         self._found.append(weakref.ref(found))
         if self._first is None:

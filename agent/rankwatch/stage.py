@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
@@ -33,6 +34,19 @@ def module_and_stage(model: Any) -> tuple[nn.Module, int]:
     if isinstance(model, PipelineStage) and isinstance(model.submod, nn.Module):
         return model.submod, model.stage_index
     raise UsageError(f"watch() takes a torch.nn.Module or a pipeline stage, not {type(model).__name__}")
+
+
+def calling_stage(module: nn.Module) -> PipelineStage | None:
+    """The stage that calls this module just now, if one does."""
+    if _PIPELINING not in sys.modules:
+        return None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self") if frame.f_globals.get("__name__") == _PIPELINING else None
+        if isinstance(caller, PipelineStage) and caller.submod is module:
+            return caller
+        frame = frame.f_back
+    return None
 
 
 def is_rehearsal() -> bool:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.utils.data import DataLoader, Dataset
 
 import rankwatch
@@ -168,6 +171,19 @@ class Augmented(Dataset[Tensor]):
 def test_data_workers_are_no_ranks(method: str) -> None:
     items = list(DataLoader(Augmented(), num_workers=1, multiprocessing_context=method, batch_size=None))
     assert items == [0, 0]
+
+
+def test_a_stage_of_a_pipeline_is_watched_as_one(tmp_path: Path) -> None:
+    model = Net()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        stage = PipelineStage(model, 0, 1, torch.device("cpu"))
+        schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
+        schedule.step(torch.ones(4, 2), target=torch.ones(4, 2))
+    finally:
+        dist.destroy_process_group()
+    (watch,) = open_watches()
+    assert (watch.root, watch._stage, watch._detector.position.batch) == (model, 0, 1)
 
 
 @pytest.mark.parametrize("how", ["whole", "in_place", "after_an_eval"])
