@@ -73,7 +73,7 @@ def run_job(
         env=environment(TEST_JOB_MARKER=marker, **(env or {})),
         check=False,
     )
-    return Job(done.returncode, done.stdout, done.stderr, runs / "latest", processes_of(marker))
+    return Job(done.returncode, done.stdout, done.stderr, (runs / "latest").resolve(), processes_of(marker))
 
 
 class Training:

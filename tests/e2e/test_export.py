@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import Job, rankwatch, run_job, torchrun
+from jobs import Job, rankwatch
 from rankwatch.frame import MEASURED
 
 pytestmark = pytest.mark.e2e
@@ -35,14 +35,9 @@ MEASURED_STATES = {state.name.lower() for state in MEASURED}
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return run_job(tmp_path_factory.mktemp("job"), torchrun("train.py", "overflow"))
-
-
-@pytest.fixture(scope="module")
-def dumped(job: Job) -> set[Row]:
+def dumped(bad: Job) -> set[Row]:
     """Every reading that the record has of a batch."""
-    lines = [json.loads(line) for line in rankwatch("dump", str(job.run_dir), "--frames").splitlines()]
+    lines = [json.loads(line) for line in rankwatch("dump", str(bad.run_dir), "--frames").splitlines()]
     frames = [(line["rank"], line["frame"]) for line in lines if line["what"] == "frame"]
     for line in lines:
         if line.get("kind") == "tripped":  # the last batch of this rank is told with its trip alone
@@ -75,9 +70,9 @@ def comparable(rows: list[Row]) -> set[Row]:
 
 
 @pytest.fixture(scope="module")
-def parquet(job: Job) -> str:
-    path = str(job.run_dir.parent.parent / "run.parquet")
-    rankwatch("export", str(job.run_dir), "--parquet", path)
+def parquet(bad: Job, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("exported") / "run.parquet")
+    rankwatch("export", str(bad.run_dir), "--parquet", path)
     return path
 
 
@@ -85,7 +80,7 @@ def test_pyarrow_reads_what_dump_says(dumped: set[Row], parquet: str) -> None:
     table = pq.read_table(parquet)
     assert comparable([tuple(row[name] for name in COLUMNS) for row in table.to_pylist()]) == dumped
     assert set(table.column("optimizer_step").to_pylist()) == set(range(6))
-    assert set(table.column("local_rank").to_pylist()) == {0, 1}
+    assert set(table.column("local_rank").to_pylist()) == {0, 1, 2, 3}
 
 
 def test_polars_reads_what_dump_says(dumped: set[Row], parquet: str) -> None:
@@ -100,11 +95,11 @@ def test_duckdb_reads_what_dump_says(dumped: set[Row], parquet: str) -> None:
     assert culprit == [(1, 5, "blocks.2.square", "output", math.inf)]
 
 
-def test_tensorboard_shows_the_overflow(job: Job, dumped: set[Row], tmp_path: Path) -> None:
+def test_tensorboard_shows_the_overflow(bad: Job, dumped: set[Row], tmp_path: Path) -> None:
     accumulators = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
     )
-    rankwatch("export", str(job.run_dir), "--tensorboard", str(tmp_path / "board"))
+    rankwatch("export", str(bad.run_dir), "--tensorboard", str(tmp_path / "board"))
     read = accumulators.EventAccumulator(str(tmp_path / "board"))
     read.Reload()
     curve = {event.step: event.value for event in read.Scalars("abs_max/blocks.2.square/output")}

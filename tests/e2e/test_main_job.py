@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from jobs import RANKWATCH, SCRIPTS, run_job, torchrun
+from jobs import RANKWATCH, SCRIPTS, Job, run_job, torchrun
 
 pytestmark = pytest.mark.e2e
 
 ABORTED = 77
 
 
-def test_overflow_on_one_rank(tmp_path: Path) -> None:
-    job = run_job(tmp_path, torchrun("train.py", "overflow", ranks=4))
+def test_overflow_on_one_rank(bad: Job) -> None:
+    job = bad
     assert job.code == ABORTED
     verdict = job.verdict
     assert (verdict["rank"], verdict["batch"], verdict["optimizer_step"]) == (1, 5, 5)
@@ -34,7 +34,7 @@ def test_overflow_on_one_rank(tmp_path: Path) -> None:
     }  # fmt: skip
     assert job.left_behind == []
     # The report is what a person reads last, and torchrun's summary names the culprit.
-    assert "rankwatch: first overflow in run train-0\n  culprit    rank 1 of 4" in job.stdout
+    assert "rankwatch: first overflow in run bad-0\n  culprit    rank 1 of 4" in job.stdout
     assert "4 of 4 ranks answered; the other 3 were finite here" in job.stdout
     assert "rank      : 1 (local_rank: 1)" in job.root_cause
     assert "exitcode  : 77" in job.root_cause
@@ -58,6 +58,7 @@ def test_two_ranks_in_one_batch_the_earlier_frame_wins(tmp_path: Path) -> None:
     also = [(other["rank"], other["batch"], other["module"], other["state"]) for other in job.verdict["also"]]
     assert also == [(1, 5, "blocks.2.square", "inf")]
     assert job.verdict["certainty"] == "complete"
+    assert "rankwatch: first overflow in run train-0\n  culprit    rank 3 of 4" in job.stdout  # named as its script
 
 
 def test_nan_in_the_data(tmp_path: Path) -> None:
@@ -96,13 +97,13 @@ def test_the_others_are_in_eval(tmp_path: Path) -> None:
     assert job.left_behind == []
 
 
-def test_nothing_trips(tmp_path: Path) -> None:
-    job = run_job(tmp_path, torchrun("train.py", "healthy"))
+def test_nothing_trips(good: Job) -> None:
+    job = good
     assert job.code == 0
     assert (job.report["outcome"], job.report["verdict"], job.report["frames"]) == ("finished", None, [])
-    assert [(row["last_batch"], row["state"]) for row in job.report["ranks"]] == [(11, "finished")] * 2
+    assert [(row["last_batch"], row["state"]) for row in job.report["ranks"]] == [(11, "finished")] * 4
     assert job.stdout == ""
-    assert "run train-0 finished: 2 ranks, 12 batches, no inf or nan" in job.stderr
+    assert "run good-0 finished: 4 ranks, 12 batches, no inf or nan" in job.stderr
 
 
 def test_abort_after_stops_every_rank(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 import large_runs
 import makers
 from browser import Browser, browsing, needed
+from e2e.ended import Ended
 from e2e.site import Site
-from jobs import run_job, torchrun
+from jobs import Job
 from rankwatch import wire
 from rankwatch.frame import FrameTable
 from rankwatch_monitor.journal import NO_RANK, Entry, Opened, Trained
@@ -23,12 +24,10 @@ pytestmark = [pytest.mark.e2e, needed]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two ranks with a verdict, and one of four that finished."""
-    folder = tmp_path_factory.mktemp("page")
-    assert run_job(folder, torchrun("train.py", "overflow"), "--job", "bad").code == 77
-    assert run_job(folder, torchrun("train.py", "healthy", ranks=4), "--job", "good").code == 0
-    return folder / "runs"
+def runs(ended: Ended, bad: Job, good: Job) -> Path:
+    """A run with a verdict, and one that finished."""
+    assert (bad.code, good.code) == (77, 0)
+    return ended.runs
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def test_from_the_list_to_the_verdict(browser: Browser) -> None:
     browser.shows("bad-0")
     assert {"aborted", "finished"} <= set(browser.text(".badge").split())
     browser.run("[...document.querySelectorAll('main a')].find((a) => a.textContent === 'bad-0').click()")
-    browser.shows("rank 1 of 2", ".panel")
+    browser.shows("rank 1 of 4", ".panel")
     assert "(Square)" in browser.text(".panel")
     assert "overflow: inputs and weights were finite" in browser.text(".panel")
     assert "Worst: rank 1, batch 5: inf or nan." in browser.chart()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -11,17 +12,17 @@ from typing import Any
 import pytest
 
 from browser import served
-from jobs import RANKWATCH, environment, rankwatch, run_job, torchrun
+from e2e.ended import Ended
+from jobs import RANKWATCH, Job, environment, rankwatch
 
 pytestmark = pytest.mark.e2e
 
 
-def test_a_run_in_one_file(tmp_path: Path) -> None:
-    job = run_job(tmp_path, torchrun("train.py", "overflow"))
-    run, file = str(job.run_dir), tmp_path / "run.html"
+def test_a_run_in_one_file(bad: Job, tmp_path: Path) -> None:
+    run, file = str(bad.run_dir), tmp_path / "run.html"
     rankwatch("report", run, "--html", str(file))
     body = file.read_text()
-    assert "<title>rankwatch: train-0</title>" in body
+    assert "<title>rankwatch: bad-0</title>" in body
     assert "blocks.2.square" in body
     again = subprocess.run(
         [*RANKWATCH, "report", run, "--html", str(file)], capture_output=True, text=True, env=environment()
@@ -30,43 +31,40 @@ def test_a_run_in_one_file(tmp_path: Path) -> None:
     assert file.read_text() == body
 
 
-def test_diff(tmp_path: Path) -> None:
-    job = run_job(tmp_path, torchrun("train.py", "healthy"))
-    assert job.code == 0
-    run = str(job.run_dir)
+def test_diff(good: Job) -> None:
+    run = str(good.run_dir)
     ranks = rankwatch("diff", run, "--rank", "0", "--rank", "1")
-    assert "left       rank 0, batch 11 of train-0" in ranks
-    assert "right      rank 1, batch 11 of train-0" in ranks
+    assert "left       rank 0, batch 11 of good-0" in ranks
+    assert "right      rank 1, batch 11 of good-0" in ranks
     same = json.loads(rankwatch("diff", run, run, "--json"))
     assert (same["first"], same["largest"]) == (None, [])
     assert same["frames"]["left"] == same["frames"]["right"] > 4
-    assert "batch 3 of train-0" in rankwatch("diff", run, "--batch", "3", "--batch", "4")
+    assert "batch 3 of good-0" in rankwatch("diff", run, "--batch", "3", "--batch", "4")
 
 
-def test_dump(tmp_path: Path) -> None:
-    job = run_job(tmp_path, torchrun("train.py", "overflow"))
-    lines = [json.loads(line) for line in rankwatch("dump", str(job.run_dir), "--frames").splitlines()]
+def test_dump(bad: Job) -> None:
+    lines = [json.loads(line) for line in rankwatch("dump", str(bad.run_dir), "--frames").splitlines()]
     kinds = [line["kind"] for line in lines if line["what"] == "event"]
     assert kinds[0] == "opened"
     assert kinds[-1] == "closed"
     assert {"hello", "tripped", "decided"} <= set(kinds)
     (tripped,) = [line for line in lines if line.get("kind") == "tripped"]
-    assert tripped["rank"] == job.verdict["rank"] == 1
-    command = f"{' '.join(RANKWATCH)} dump {job.run_dir} --frames | head -1"
+    assert tripped["rank"] == bad.verdict["rank"] == 1
+    command = f"{' '.join(RANKWATCH)} dump {bad.run_dir} --frames | head -1"
     head = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment(), check=True)
     assert (len(head.stdout.splitlines()), head.stderr) == (1, "")
     recorded = {(line["rank"], line["batch"]) for line in lines if line["what"] == "batch"}
-    assert recorded >= {(rank, batch) for rank in (0, 1) for batch in range(5)}
+    assert recorded >= {(rank, batch) for rank in range(4) for batch in range(5)}
 
 
-def test_a_list_of_runs_and_the_report_of_one_whose_report_is_gone(tmp_path: Path) -> None:
-    run_job(tmp_path, torchrun("train.py", "overflow"), "--job", "bad")
-    run_job(tmp_path, torchrun("train.py", "healthy"), "--job", "good")
+@pytest.mark.usefixtures("bad", "good")
+def test_a_list_of_runs_and_the_report_of_one_whose_report_is_gone(ended: Ended, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
+    shutil.copytree(ended.runs, runs, symlinks=True)
     lines = rankwatch("list", str(runs)).splitlines()
     assert lines[0].split() == ["run", "ended", "ranks", "batches", "why"]
-    assert [line.split()[:4] for line in lines[1:]] == [["bad-0", "aborted", "2", "6"], ["good-0", "finished", "2", "12"]]
-    assert "rank 1 of 2" in lines[1]
+    assert [line.split()[:4] for line in lines[1:]] == [["bad-0", "aborted", "4", "6"], ["good-0", "finished", "4", "12"]]
+    assert "rank 1 of 4" in lines[1]
     told = json.loads(rankwatch("list", str(runs), "--json"))
     assert [(run["run"], run["outcome"], run["is_over"]) for run in told] == [
         ("bad-0", "aborted", True),
@@ -80,8 +78,8 @@ def test_a_list_of_runs_and_the_report_of_one_whose_report_is_gone(tmp_path: Pat
     assert "first overflow in run bad-0" in rankwatch("report", str(runs / "bad-0"))
 
 
-def test_one_rank_and_one_batch_from_near(tmp_path: Path) -> None:
-    run = str(run_job(tmp_path, torchrun("train.py", "overflow")).run_dir)
+def test_one_rank_and_one_batch_from_near(bad: Job) -> None:
+    run = str(bad.run_dir)
 
     def asked(*options: str) -> dict[str, Any]:
         parsed: dict[str, Any] = json.loads(rankwatch("report", run, *options, "--json"), parse_constant=pytest.fail)
@@ -119,30 +117,28 @@ def test_one_rank_and_one_batch_from_near(tmp_path: Path) -> None:
     assert asked("--frames", "1")["frames"] == asked()["frames"][-1:]
 
 
-def test_every_view_of_a_run_of_four_ranks(tmp_path: Path) -> None:
-    job = run_job(tmp_path, torchrun("train.py", "overflow", ranks=4))
-    run = str(job.run_dir)
-    assert job.verdict["rank"] == 1
-    whole = (job.run_dir / "report.txt").read_text()
+def test_every_view_of_a_run_of_four_ranks(bad: Job, tmp_path: Path) -> None:
+    run = str(bad.run_dir)
+    assert bad.verdict["rank"] == 1
+    whole = (bad.run_dir / "report.txt").read_text()
     assert rankwatch("report", run) == whole
     assert "rank 3 of 4" in rankwatch("report", run, "--rank", "3")
     assert "batch 4 of rank 3 of 4" in rankwatch("report", run, "--rank", "3", "--batch", "4")
-    assert " aborted  4 " in rankwatch("list", str(tmp_path / "runs"))
     assert "right      rank 3, batch" in rankwatch("diff", run, "--rank", "2", "--rank", "3")
     dumped = [json.loads(line) for line in rankwatch("dump", run).splitlines()]
     assert {line["rank"] for line in dumped if line["what"] == "batch"} == {0, 1, 2, 3}
     shown = rankwatch("top", run, "--once")
     assert "4 ranks on 1 node" in shown
-    assert "first overflow in run train-0" in shown
+    assert "first overflow in run bad-0" in shown
     rankwatch("export", run, "--parquet", str(tmp_path / "readings.parquet"))
     rankwatch("export", run, "--tensorboard", str(tmp_path / "scalars"))
     assert (tmp_path / "readings.parquet").stat().st_size > 1000
     assert list((tmp_path / "scalars").iterdir())
     rankwatch("report", run, "--html", str(tmp_path / "run.html"))
-    with served(tmp_path / "runs") as url:
+    with served(bad.run_dir.parent) as url:
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         opener.open(url).close()
-        with opener.open(f"{url.partition('?')[0]}api/run/train-0/overview") as answer:
+        with opener.open(f"{url.partition('?')[0]}api/run/bad-0/overview") as answer:
             overview = json.load(answer)
     assert overview["grid"]["rows"] == ["0", "1", "2", "3"]
-    assert overview["report"]["verdict"] == job.verdict
+    assert overview["report"]["verdict"] == bad.verdict

@@ -1,0 +1,31 @@
+"""Real torchrun jobs that have ended, for many tests to look at."""
+
+from __future__ import annotations
+
+import fcntl
+import pickle
+from pathlib import Path
+
+from jobs import Job, run_job, torchrun
+
+
+class Ended:
+    """Jobs of four ranks that have ended, their runs in one folder. Nobody writes to it: who wants to, copies it.
+
+    Many tests look at the same two jobs, and a job costs ten seconds of a core: each runs once for all the workers of pytest.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.runs = folder / "runs"
+
+    def job(self, name: str, scenario: str) -> Job:
+        """The first worker to want a job has it run, and the others wait."""
+        told = self._folder / f"{name}.pickle"
+        with open(self._folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not told.exists():
+                job = run_job(self._folder, torchrun("train.py", scenario, ranks=4), "--job", name)
+                told.write_bytes(pickle.dumps(job))
+        found: Job = pickle.loads(told.read_bytes())
+        return found
