@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import RANKWATCH, environment, torchrun
+from jobs import RANKWATCH, environment, forked, torchrun
 
 pytestmark = pytest.mark.e2e
 
@@ -24,7 +24,7 @@ def test_two_jobs_at_once(tmp_path: Path) -> None:
         assert "collecting on" in daemon.stderr.readline()
         jobs = {
             name: subprocess.Popen(
-                torchrun("train.py", scenario),
+                forked("train.py", scenario),
                 env=environment(RANKWATCH_CONNECTION=str(runs / "connection.json"), RANKWATCH_JOB=name),
                 stderr=subprocess.PIPE, text=True,
             )
@@ -56,7 +56,7 @@ def test_a_training_goes_on_without_its_collector(tmp_path: Path) -> None:
         daemon.kill()
     connection = {"RANKWATCH_CONNECTION": str(runs / "connection.json")}
     healthy = subprocess.run(
-        torchrun("train.py", "healthy"),
+        forked("train.py", "healthy"),
         env=environment(**connection),
         capture_output=True,
         text=True,

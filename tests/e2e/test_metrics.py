@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from collectors import SOON, until
 from e2e.site import Site, trip_stops_all
-from jobs import ROOT, run_job, torchrun
+from jobs import ROOT, forked, run_job
 
 pytestmark = pytest.mark.e2e
 
@@ -164,6 +164,6 @@ def alerts(address: str) -> set[tuple[str, str]]:
 
 
 def test_run_serves_metrics_too(tmp_path: Path) -> None:
-    job = run_job(tmp_path, torchrun("train.py", "overflow"), "--metrics", ":0")
+    job = run_job(tmp_path, forked("train.py", "overflow"), "--metrics", ":0")
     assert job.code == 77
     assert re.search(r"^rankwatch: metrics on http://127\.0\.0\.1:\d+/metrics$", job.stderr, re.MULTILINE)
