@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch.distributed.fsdp
 
-from jobs import ROOT, Job, run_job
+from jobs import ROOT, Job, forked, run_job, torchrun
 
 pytestmark = pytest.mark.e2e
 
@@ -19,12 +19,11 @@ LOGGING = {"log_tensorboard.py": "tensorboard", "log_wandb.py": "wandb"}
 """By the library that it needs."""
 
 
-def train(tmp_path: Path, name: str, *options: str) -> Job:
+def train(tmp_path: Path, start: Callable[..., list[str]], name: str, *options: str) -> Job:
     if name == "train_fsdp.py" and not hasattr(torch.distributed.fsdp, "fully_shard"):
         pytest.skip("torch.distributed.fsdp.fully_shard came with torch 2.6")
     checkpoint = ["--checkpoint", str(tmp_path / "checkpoint.pt")] if name == "train_ddp.py" else []
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return run_job(tmp_path, [*torchrun, str(EXAMPLES / name), *checkpoint, *options])
+    return run_job(tmp_path, start(str(EXAMPLES / name), *checkpoint, *options))
 
 
 def losses(job: Job) -> list[float]:
@@ -47,19 +46,20 @@ def test_it_is_short(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_learns(tmp_path: Path, name: str) -> None:
-    job = train(tmp_path, name)
+    job = train(tmp_path, torchrun, name)
     assert job.code == 0, job.stderr
     assert job.report["outcome"] == "finished"
     first, *_, last = losses(job)
     assert last < 0.75 * first
     if name == "train_ddp.py":  # started again it goes on where its checkpoint is
-        assert re.findall(r"^epoch (\d)", train(tmp_path, name, "--epochs", "4").stdout, re.MULTILINE) == ["3"]
+        again = train(tmp_path, forked, name, "--epochs", "4")
+        assert re.findall(r"^epoch (\d)", again.stdout, re.MULTILINE) == ["3"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_goes_wrong_as_its_first_lines_say(tmp_path: Path, name: str) -> None:
     assert "With --lr 1e30 it goes wrong" in (EXAMPLES / name).read_text()
-    job = train(tmp_path, name, "--lr", "1e30")
+    job = train(tmp_path, forked, name, "--lr", "1e30")
     assert job.code == 77, job.stderr
     assert (job.verdict["batch"], job.verdict["optimizer_step"]) == (1, 1)
     assert job.left_behind == []
