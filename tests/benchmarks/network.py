@@ -1,6 +1,6 @@
 """Whether the network can delay a training: steps with a collector that is well, absent, stopped, and drowning.
 
-    python tests/benchmarks/network.py [--rounds 300] [--json FILE]
+    python tests/benchmarks/network.py [--rounds 300] [--flooding-ranks 64] [--json FILE]
 
 In one process each of five models (a bare one among them) does one training step in every round, in an order shuffled anew.
 The watched ones each have a collector of their own, on another core: "healthy" answers; "absent" was never there, its
@@ -41,7 +41,6 @@ from rankwatch import sockets
 from rankwatch.connection import Connection
 
 MODES = ("bare", "healthy", "absent", "stopped", "drowning")
-FLOODING_RANKS = 64
 WARM_UP = 5
 
 
@@ -74,16 +73,16 @@ def absent_collector(folder: Path) -> Path:
     return path
 
 
-def flood(path: Path, core: int, stop: threading.Event) -> None:
+def flood(path: Path, ranks: int, core: int, stop: threading.Event) -> None:
     """Keeps a collector busier than it can be."""
-    crowd = Crowd(path, "flood", FLOODING_RANKS, [core], 4096)
+    crowd = Crowd(path, "flood", ranks, [core], 4096)
     crowd.call("connect")
     while not stop.is_set():
         crowd.call("flood", 1.0)
     crowd.close()
 
 
-def run(rounds: int, folder: Path) -> list[dict[str, Any]]:
+def run(rounds: int, flooding_ranks: int, folder: Path) -> list[dict[str, Any]]:
     cores = sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
         paths: dict[str, Path | None] = {"bare": None, "absent": absent_collector(folder)}
@@ -101,7 +100,8 @@ def run(rounds: int, folder: Path) -> list[dict[str, Any]]:
         os.kill(processes["stopped"], signal.SIGSTOP)
         stack.callback(os.kill, processes["stopped"], signal.SIGCONT)
         flooded = str(paths["drowning"])
-        flooding = subprocess.Popen([sys.executable, __file__, "--flood", flooded, "--core", str(cores[-1])])
+        crowd = ["--flooding-ranks", str(flooding_ranks), "--core", str(cores[-1])]
+        flooding = subprocess.Popen([sys.executable, __file__, "--flood", flooded, *crowd])
         stack.callback(flooding.wait)
         stack.callback(flooding.terminate)
         wait_for_flood(folder / "drowning.log")
@@ -138,6 +138,7 @@ def row(trainee: Trainee, bare: Trainee) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--flooding-ranks", type=int, default=64)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--flood", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
@@ -145,10 +146,10 @@ def main() -> None:
     if arguments.flood:
         stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
-        flood(arguments.flood, arguments.core, stop)
+        flood(arguments.flood, arguments.flooding_ranks, arguments.core, stop)
         return
     with tempfile.TemporaryDirectory() as folder:
-        rows = run(arguments.rounds, Path(folder))
+        rows = run(arguments.rounds, arguments.flooding_ranks, Path(folder))
     print(f"  {'collector':<12}{'ms':>9}{'ratio':>9}{'p99':>9}{'longest':>9}")
     for line in rows:
         print(f"  {line['mode']:<12}{line['ms']:9.2f}{line['ratio']:9.3f}{line['p99']:9.3f}{line['longest']:9.1f}")

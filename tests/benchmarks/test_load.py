@@ -36,7 +36,7 @@ def test_load(tmp_path: Path) -> None:
 
 
 def test_network(tmp_path: Path) -> None:
-    rows = {row["mode"]: row for row in measured(tmp_path, "network.py", "--rounds", "5")}
+    rows = {row["mode"]: row for row in measured(tmp_path, "network.py", "--rounds", "5", "--flooding-ranks", "8")}
     assert rows["bare"]["ratio"] == 1
     assert all(row["ratio"] > 0 for row in rows.values())
     assert (rows["healthy"]["is connected"], rows["absent"]["is connected"]) == (True, False)
