@@ -53,6 +53,10 @@ class Config:
     connection: str | None = None
 
 
+FUNCTIONS = frozenset({"loss_scale", "stop"})
+"""Options that only an argument can give."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Options changed while the training runs; 0 and None leave an option as it is."""
@@ -122,7 +126,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read the options in {path}: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"the options in {path} are no TOML: {error}") from None
-    known = sorted(_CHECKS.keys() - {"loss_scale"})  # which is a function
+    known = sorted(_CHECKS.keys() - FUNCTIONS)
     for name in found:
         if name not in known:
             nearest = get_close_matches(name, known, n=1, cutoff=0)[0]
