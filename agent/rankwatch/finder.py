@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._guards import TracingContext
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
@@ -62,7 +63,8 @@ class Finder:
         call = self._call
 
         def hook(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            # torch 2.4 runs a graph that it still works on as if it did not compile: the context tells.
+            if torch.compiler.is_compiling() or TracingContext.try_get() is not None:
                 return call(module, *args, **kwargs)
             nn.Module.__call__ = call  # type: ignore[method-assign]
             try:
