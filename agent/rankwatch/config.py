@@ -210,9 +210,11 @@ def _stop(value: Any, where: str) -> Callable[[TrainingAborted], None] | None:
 
 
 def _patterns(value: Any, where: str) -> tuple[str, ...]:
-    if isinstance(value, (str, bytes)) or not all(isinstance(item, str) for item in value):
+    given = value if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else [None]
+    patterns = tuple(given)
+    if not all(isinstance(item, str) for item in patterns):
         raise UsageError(f"{where}: expected a list of name patterns, such as ['*.attn_mask']")
-    return tuple(value)
+    return patterns
 
 
 def _optional_path(value: Any, where: str) -> str | None:

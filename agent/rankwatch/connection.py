@@ -50,6 +50,10 @@ def read(source: str | os.PathLike[str]) -> Connection:
         ConnectionFileError: missing, unreadable, readable or writable by others, malformed, or of another major version.
     """
     text = os.fspath(source)
+    if "://" in text.partition("{")[0]:
+        raise ConnectionFileError(
+            f"{text} is an address: give the connection file that the collector at it wrote, which has the keys too"
+        )
     if text.lstrip().startswith("{"):
         return _parse(text, "the connection given as text")
     return _parse(_read_private(Path(text)), f"connection file {text}")

@@ -26,7 +26,7 @@ class AddressError(UsageError):
 
 
 class ProtocolError(RankwatchError):
-    """The other side sent what the wire format does not allow, or refused us."""
+    """The other side sent what the wire format does not allow, or refused us: use the same release on both sides."""
 
 
 class TrainingAborted(RankwatchError):

@@ -66,7 +66,8 @@ def unnamed_job(who: Identity, environ: Mapping[str, str] | None = None) -> str:
     env = os.environ if environ is None else environ
     if who.world_size > 1 and "MASTER_ADDR" in env:
         return f"{env['MASTER_ADDR']}-{env.get('MASTER_PORT', '')}"
-    return f"{who.host}-{who.pid}"
+    starter = os.getppid() if who.world_size > 1 else who.pid  # that of mp.spawn, say
+    return f"{who.host}-{starter}"
 
 
 def safe_name(text: str, limit: int = 64) -> str:

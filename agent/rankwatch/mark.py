@@ -21,6 +21,13 @@ def detect_overflow(var: Tensor, ctx: str) -> bool:
     Inside a watched forward the tensor also becomes a frame labelled ``ctx``: it shows in traces and reports, and when it is
     not finite it trips, under every policy but ``off``, at the next module's hook. With ``RANKWATCH_MODE=disabled`` it is not
     looked at, and said to be finite.
+
+    Args:
+        var: a tensor of any shape, dtype and device; one of another dtype than a float's is finite. Waits for its device.
+        ctx: what it is called in the line and in reports, such as ``"after layer_norm"``.
+
+    Returns:
+        True if it holds an inf or a nan.
     """
     if is_disabled():
         return False

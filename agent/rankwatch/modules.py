@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +37,18 @@ def named_modules(root: nn.Module, name: str = "") -> dict[int, NamedModule]:
     found: dict[int, NamedModule] = {}
     _collect(unwrap(root), name, found, frozenset())
     return found
+
+
+def advise(given: object) -> str:
+    """What was given in the place of a model, and what to give instead."""
+    what = f"not {type(given).__name__}"
+    if isinstance(given, type):
+        return f"not the class {given.__name__}: make the model first, {given.__name__}(...)"
+    if callable(given):
+        return f"{what}: give the model whose forward it calls; one that is called in a compiled function is watched as well"
+    if isinstance(given, Iterable):
+        return f"{what}: give one model, or watch each by itself"
+    return f"{what}: give the model itself"
 
 
 def class_name(module: nn.Module) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 
 from .errors import UsageError
 from .frame import NO_STAGE
+from .modules import advise
 
 _PIPELINING = "torch.distributed.pipelining.stage"
 _MICRO_BATCH = "forward_one_chunk"
@@ -33,7 +34,7 @@ def module_and_stage(model: Any) -> tuple[nn.Module, int]:
         return model, NO_STAGE
     if isinstance(model, PipelineStage) and isinstance(model.submod, nn.Module):
         return model.submod, model.stage_index
-    raise UsageError(f"watch() takes a torch.nn.Module or a pipeline stage, not {type(model).__name__}")
+    raise UsageError(f"watch() takes a torch.nn.Module or a pipeline stage, {advise(model)}")
 
 
 def calling_stage(module: nn.Module) -> PipelineStage | None:

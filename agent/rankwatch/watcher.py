@@ -40,7 +40,11 @@ log = logging.getLogger(__name__)
 
 
 class Watch:
-    """A watched model; made by ``watch``. A context manager: leaving it closes it."""
+    """A watched model; made by ``watch``. A context manager: leaving it closes it.
+
+    The training hears of a verdict by an exception, at the next forward or optimizer step: ``OverflowDetected`` on the rank
+    that is the culprit, ``TrainingAborted`` on the others.
+    """
 
     _counts_all = False
     _judges_traced = True
@@ -62,6 +66,7 @@ class Watch:
         self._culprit_time = 0.0
         self._is_culprit = False
         self._last = LastBatch()
+        self._has_compared = False
         self._take_over(unwrap(model))
         self._link: Link | None = None
         self._detector = Detector(model, config, self, count_all=self._counts_all, judge_traced=self._judges_traced)
@@ -110,6 +115,8 @@ class Watch:
             self._detector.mark(tensor, label)
 
     def __enter__(self) -> Watch:
+        if self._closed and not is_disabled():
+            raise UsageError("this watch is closed and sees nothing: call rankwatch.watch(model) for a new one")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -140,6 +147,7 @@ class Watch:
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
         self._last.add(table, summary)
+        self._compare_ranks()
         if self._link is not None:
             self._link.send_batch(table, summary)
 
@@ -151,6 +159,7 @@ class Watch:
         emit(self._heading() + format_trace(frames) + "\n")
 
     def on_found(self, trip: Trip) -> None:
+        self._compare_ranks()
         if self._link is not None:
             self._link.send_trip(trip)
 
@@ -175,6 +184,20 @@ class Watch:
             ("certainty", f"this rank alone: {why}"),
         ]
         emit(format_head("first overflow of this process", fields) + format_dump(trip.frames))
+
+    def _compare_ranks(self) -> None:
+        """Warns, once, of a process group that came after the watch, which has told the collector who this is."""
+        if self._has_compared:
+            return
+        self._has_compared = True
+        rank, world_size = _group() or (0, 1)
+        if world_size > self._identity.world_size == 1:
+            log.warning(
+                "rankwatch: this is rank %d of %d, and is watched as rank 0 of 1: watch() was called before "
+                "init_process_group(), with no RANK in the environment. Call it afterwards, or start the training with torchrun",
+                rank,
+                world_size,
+            )
 
     def _heading(self) -> str:
         return f"\n{self._name}:" if self._identity.world_size > 1 else ""
@@ -224,8 +247,10 @@ class Watch:
         weakref.finalize(self, link.release).atexit = False
         if not link.start():
             log.warning(
-                "rankwatch: %s: no collector answers at the connection given; training goes on, and the background keeps trying",
+                "rankwatch: %s: no collector answers at %s; training goes on, and the background keeps trying. Is it running, "
+                "of this same release, and the connection file its own? `rankwatch doctor` looks into it",
                 self._name,
+                connection.address,
             )
         return link
 
@@ -306,7 +331,7 @@ def watch(
         model: the model, plain or wrapped in DDP, FSDP, a compiled or a checkpoint wrapper; or this rank's stage of a
             ``torch.distributed.pipelining`` pipeline, whose every micro-batch is a batch.
         max_frames_to_save: how many of the last frames a report shows.
-        trace_batch_nums: batches (from 0) of which every frame is printed, and recorded by the collector.
+        trace_batch_nums: batches, counted from 0, of which every frame is printed, and recorded by the collector.
         abort_after_batch_num: stop every rank after this batch, before its backward.
         policy: ``first`` (outputs, own parameters, marked tensors trip), ``strict`` (inputs too), ``off`` (nothing does).
         ignore: shell patterns of ``module`` or ``module:label`` that never trip: ``["*.rotary", "*:output[1]"]``.
@@ -320,16 +345,20 @@ def watch(
             in a report are measured as it is made. 0: every batch, as policy ``strict`` does in any case.
         gradients: watch the backward too: gradients of module outputs, inputs, and parameters.
         loss_scale: a function that returns the dynamic loss scale in use, of DeepSpeed for one. ``torch.amp.GradScaler`` is
-            noticed without. While a scale is in use, gradients that are not finite are recorded and do not trip,
-        max_scale_shrinks: until the scale has shrunk this many times in a row.
+            noticed without. While a scale is in use, gradients that are not finite are recorded and do not trip.
+        max_scale_shrinks: how often in a row the loss scale may shrink, until a gradient that is not finite trips after all.
         first_batch: the number of the next batch: a resumed training goes on counting. See also ``Watch.optimizer_step``.
         stop: called once, with the exception, in the place of raising it: for loops with a way of their own to stop, which
             have the collector's grace for it. From then on nothing is judged, and optimizer steps find no gradients, so that
             the weights stay as they are (one with a closure computes its gradients later: there, raise).
-        connection: the collector's connection file; none: this process watches alone.
+        connection: the collector's connection file, or its content; none: this process watches alone.
+
+    Returns:
+        The watch. ``with`` closes it, and tells the collector of an exception that ends the training.
 
     Raises:
-        UsageError: a bad option, a connection file that cannot be used, or a model that is watched already.
+        UsageError: no module, a bad option, or a model that is watched already.
+        ConnectionFileError: a connection file that cannot be used.
         ProtocolError: the collector refuses this rank.
     """
     if is_disabled():

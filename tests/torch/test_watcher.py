@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,12 @@ def test_detect_overflow_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     ("call", "complaint"),
     [
         (lambda: rankwatch.watch("model"), "takes a torch.nn.Module or a pipeline stage, not str"),  # type: ignore[arg-type]
+        (lambda: rankwatch.watch(nn.ReLU), r"not the class ReLU: make the model first, ReLU\(\.\.\.\)"),  # type: ignore[arg-type]
+        (lambda: rankwatch.watch([nn.ReLU()]), "not list: give one model, or watch each by itself"),  # type: ignore[arg-type]
+        (lambda: rankwatch.watch(torch.compile(torch.relu)), "not function: give the model whose forward it calls"),  # type: ignore[arg-type]
+        (lambda: rankwatch.watch(None), "not NoneType: give the model itself"),  # type: ignore[arg-type]
+        (lambda: rankwatch.watch(nn.ReLU(), modules=3), "modules=3: expected a list of name patterns"),  # type: ignore[arg-type]
+        (lambda: rankwatch.watch(nn.ReLU(), connection="tcp://head:1"), "tcp://head:1 is an address: give the connection"),
         (lambda: rankwatch.watch(torch.jit.script(nn.ReLU())), "a scripted module takes no hooks"),
         (lambda: rankwatch.watch(nn.ReLU(), policy="lax"), "policy='lax'"),
         (lambda: rankwatch.watch(nn.ReLU(), connection="/nowhere.json"), "/nowhere.json does not exist"),
@@ -88,6 +95,34 @@ def test_a_watched_model_is_not_watched_twice() -> None:
         again.close()
         again.close()
     assert not model._forward_hooks
+    with pytest.raises(rankwatch.UsageError, match=r"is closed and sees nothing: call rankwatch\.watch"), again:
+        pass
+
+
+def test_a_process_group_that_comes_after_the_watch_is_told(tmp_path: Path) -> None:
+    script = """
+import sys, rankwatch, torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def train(rank, store):
+    model = torch.nn.Linear(1, 1)
+    watch = rankwatch.watch(model)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    for _ in range(2):
+        model(torch.ones(1))
+    watch.close()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(train, (sys.argv[1],), nprocs=2)
+"""
+    (tmp_path / "train.py").write_text(script)
+    command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "store")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    for rank in (0, 1):
+        line = f"rankwatch: this is rank {rank} of 2, and is watched as rank 0 of 1: watch() was called before init_process_group"
+        assert done.stderr.count(line) == 1
 
 
 def test_two_models_side_by_side() -> None:

@@ -32,7 +32,7 @@ SHARED = [
 
 ORDER = [
     *("errors", "frame", "trip", "notice", "wire", "text", "scalars", "config", "connection", "sockets", "identity"),
-    *("stage", "kernel", "measure", "tape", "walk", "modules", "weights", "traced", "recorder", "batch", "health", "settle"),
+    *("kernel", "measure", "tape", "walk", "modules", "stage", "weights", "traced", "recorder", "batch", "health", "settle"),
     *("scaler", "steps", "backward", "hooks", "detector", "fork", "spool", "link", "abort"),
     *("registry", "mark", "watcher", "drop_in", "finder", "attach", "demo"),
 ]
