@@ -17,7 +17,7 @@ import pytest
 from e2e.test_readme import PYTHON as README_PYTHON
 from e2e.test_readme import shell_environment
 from jobs import ROOT
-from rankwatch.config import _FURTHER, Config, resolve
+from rankwatch.config import _FURTHER, FUNCTIONS, Config, resolve
 from rankwatch_monitor.cli import COMMANDS
 
 pytestmark = pytest.mark.e2e
@@ -94,7 +94,7 @@ def test_zero_code_on_several_nodes(tmp_path: Path) -> None:
 
 def test_toml_that_is_shown_is_taken(tmp_path: Path) -> None:
     rows = re.findall(r"^\| `(\w+)` \|.*\| `(\w+ = .*)` \|$", PAGES["reference/options.md"], re.MULTILINE)
-    assert {name for name, _ in rows} == {field.name for field in fields(Config)} - {"loss_scale"}
+    assert {name for name, _ in rows} == {field.name for field in fields(Config)} - FUNCTIONS
     for name, text in rows:
         assert list(tomllib.loads(text)) == [name]
     shown = [text for _, text in rows] + blocks(ALL, "toml")
@@ -106,7 +106,7 @@ def test_toml_that_is_shown_is_taken(tmp_path: Path) -> None:
 
 def test_every_variable_is_shown_and_is_taken() -> None:
     page = PAGES["reference/options.md"]
-    known = {*_FURTHER, *(field.name.upper() for field in fields(Config) if field.name != "loss_scale")}
+    known = {*_FURTHER, *(field.name.upper() for field in fields(Config) if field.name not in FUNCTIONS)}
     assert set(re.findall(r"RANKWATCH_([A-Z_]+[A-Z])\b", page)) == known
     for variable, value in re.findall(r"^\| `\w+` \| .*? \| `(RANKWATCH_\w+)=(\S+)` \|", page, re.MULTILINE):
         assert resolve({variable: value}) != Config(), variable

@@ -54,17 +54,23 @@ def test_a_public_name_is_documented(name: str) -> None:
 
 
 def test_nothing_else_is_in_the_reference() -> None:
-    shown = {line.split(".")[1] for line in REFERENCE.splitlines() if line.startswith("::: rankwatch.")}
-    assert shown == set(rankwatch.__all__)
+    shown = {line.removeprefix("::: rankwatch.") for line in REFERENCE.splitlines() if line.startswith("::: rankwatch.")}
+    assert shown == {
+        *rankwatch.__all__,
+        *(f"integrations.{name}.RankwatchCallback" for name in ("transformers", "lightning")),
+    }
 
 
 def test_a_watch() -> None:
     model = nn.Linear(2, 1)
-    with watch(model, trace_batch_nums=[7], policy="first", every=1, loss_scale=lambda: 1.0) as found:
+    stopped: list[TrainingAborted] = []
+    with watch(model, trace_batch_nums=[7], policy="first", every=1, loss_scale=lambda: 1.0, stop=stopped.append) as found:
         assert_type(found, Watch)
         model(torch.ones(1, 2))
         assert_type(found.is_connected, bool)
         assert not found.is_connected
+        assert_type(found.summaries(), dict[str, float])
+        found.optimizer_step = assert_type(found.optimizer_step, int) + 1
     assert assert_type(found.root, nn.Module) is model
     found.close()
 
