@@ -189,10 +189,12 @@ def test_a_collector_on_the_head_node(slurm: Slurm, hosts: Hosts, tools: dict[st
     command = [*hosts.command("head"), "rankwatch", "collector", *options, "--runs-dir", env["RANKWATCH_RUNS_DIR"]]
     with subprocess.Popen(command, env=tools, stderr=subprocess.PIPE, text=True) as collector:
         assert collector.stderr is not None
-        assert "collecting on tcp://head:27077" in collector.stderr.readline()
-        job = Submitted(slurm, tmp_path, "shared-collector.sbatch", **env).train()
-        job.tell("overflow-3")
-        assert job.wait() == ("FAILED", "1:0")
-        collector.terminate()
+        try:
+            assert "collecting on tcp://head:27077" in collector.stderr.readline()
+            job = Submitted(slurm, tmp_path, "shared-collector.sbatch", **env).train()
+            job.tell("overflow-3")
+            assert job.wait() == ("FAILED", "1:0")
+        finally:
+            collector.terminate()
     assert job.report()["verdict"]["host"] == "node1"
     assert f"first overflow in run train-{job.id}-0\n  culprit    rank 3 of 4 (node1, local rank 1)" in job.output
