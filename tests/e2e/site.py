@@ -170,7 +170,7 @@ class Site:
 
     def greeted(self, collector: subprocess.Popen[bytes] | None = None) -> list[int]:
         """The ranks that said HELLO to it, each as often as it did."""
-        return sorted(rank for _, rank in self.notes("hello", collector))
+        return sorted(rank for _, rank, _ in self.notes("hello", collector))
 
     def recorded(self, run: str = "train-0") -> Counter[tuple[int, int]]:
         """How often each (rank, batch) stands in the run's record."""

@@ -21,11 +21,11 @@ handle = Ledger.handle
 
 
 def noted_handle(self: Ledger, event: Event, now: float) -> list[Effect]:
-    message = event.message if isinstance(event, Received) else None
-    if isinstance(message, wire.Hello):
-        note("hello", message.restart, message.rank)
-    elif isinstance(message, wire.Beat):
-        note("beat", *message.position, message.phase)
+    match event:
+        case Received(peer, wire.Hello() as hello):
+            note("hello", hello.restart, hello.rank, peer.hex())
+        case Received(_, wire.Beat() as beat):
+            note("beat", *beat.position, beat.phase)
     return handle(self, event, now)
 
 
