@@ -44,10 +44,11 @@ class Finder:
         self._call: Callable[..., Any] = nn.Module.__call__
         self._hook = self._make_hook()
         self._is_looking = False
+        self._is_inside = False
         self._found: list[weakref.ref[Watch]] = []
         self._first: weakref.ref[nn.Module] | None = None
         self._batches = 0
-        self._has_stepped = False
+        self._have_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def start(self) -> None:
         self._is_looking = True
@@ -56,17 +57,20 @@ class Finder:
 
     def stop(self) -> None:
         self._is_looking = False
-        nn.Module.__call__ = self._call  # type: ignore[method-assign]
+        if nn.Module.__call__ is self._hook:
+            nn.Module.__call__ = self._call  # type: ignore[method-assign]
         self._after_steps.remove()
 
     def _make_hook(self) -> Callable[..., Any]:
         call = self._call
 
         def hook(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            # torch 2.4 runs a graph that it still works on as if it did not compile: the context tells.
-            if torch.compiler.is_compiling() or TracingContext.try_get() is not None:
+            if not self._is_looking or self._is_inside or _is_compiling():
                 return call(module, *args, **kwargs)
-            nn.Module.__call__ = call  # type: ignore[method-assign]
+            is_on_top = nn.Module.__call__ is self._hook  # else the script has put its own round it, which stays
+            self._is_inside = True
+            if is_on_top:
+                nn.Module.__call__ = call  # type: ignore[method-assign]
             try:
                 self._guarded(self._look_at, module)
                 return call(module, *args, **kwargs)
@@ -75,7 +79,8 @@ class Finder:
                     error.__traceback__ = error.__traceback__.tb_next
                 raise
             finally:
-                if self._is_looking:
+                self._is_inside = False
+                if self._is_looking and is_on_top and nn.Module.__call__ is call:
                     nn.Module.__call__ = self._hook  # type: ignore[method-assign]
 
         return hook
@@ -107,21 +112,24 @@ class Finder:
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """A model that only a compiled function calls is never seen to be called: its optimizer shows it, a batch late."""
-        if self._has_stepped or self._found or any(open_watches()):
+        if optimizer in self._have_stepped or self._found or any(open_watches()):
             return
-        self._has_stepped = True
+        if "zero_grad" in vars(optimizer):  # the script's own
+            return
+        self._have_stepped.add(optimizer)
         zero_grad = optimizer.zero_grad
 
         # Here torch walks through the hooks of optimizers, to which a watch adds its own.
         def hook(*args: Any, **kwargs: Any) -> None:
-            del optimizer.zero_grad
+            if vars(optimizer).get("zero_grad") is hook:  # the script may have kept it, or put its own round it
+                del optimizer.zero_grad
             self._guarded(self._look_for_model_of, optimizer)
             zero_grad(*args, **kwargs)
 
         optimizer.zero_grad = hook  # type: ignore[method-assign]
 
     def _look_for_model_of(self, optimizer: Optimizer) -> None:
-        if self._found or any(open_watches()):
+        if not self._is_looking or self._found or any(open_watches()):
             return
         theirs = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
@@ -129,7 +137,8 @@ class Finder:
         for module in modules:
             if id(module) not in inner and any(id(parameter) in theirs for parameter in module.parameters()):
                 self._watch(module, first_batch=1)
-        self.stop()
+        if self._found:
+            self.stop()
 
     def _watch(self, module: nn.Module, first_batch: int = 0) -> None:
         root = unwrap(module)
@@ -149,6 +158,11 @@ class Finder:
         self._found.append(weakref.ref(found))
         if self._first is None:
             self._first, self._batches = weakref.ref(root), 1
+
+
+def _is_compiling() -> bool:
+    """torch 2.4 runs a graph that it still works on as if it did not compile: there the context tells."""
+    return torch.compiler.is_compiling() or TracingContext.try_get() is not None
 
 
 def _is_trained(root: nn.Module) -> bool:

@@ -6,6 +6,7 @@ import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -153,6 +154,25 @@ def test_modules_that_raise_leave_the_look_out_in_place() -> None:
     ]
 
 
+def test_what_a_script_puts_round_the_call_of_modules_stays() -> None:
+    calls, around = [], nn.Module.__call__
+
+    def counted(module: nn.Module, *args: Any) -> Any:
+        calls.append(type(module).__name__)
+        return around(module, *args)
+
+    nn.Module.__call__ = counted  # type: ignore[method-assign]
+    try:
+        model = Net()
+        for _ in range(LOOKED_AT + 1):
+            model(torch.ones(2))
+        assert nn.Module.__call__ is counted
+    finally:
+        nn.Module.__call__ = CALL  # type: ignore[method-assign]
+    assert calls == ["Net", "Linear", "Linear"] * (LOOKED_AT + 1)
+    assert watched() == {model}
+
+
 class Augmented(Dataset[Tensor]):
     """A data set whose items a module makes, in the workers."""
 
@@ -224,3 +244,19 @@ def test_a_model_that_only_a_compiled_function_calls_is_found_by_its_optimizer()
     assert "zero_grad" not in vars(optimizer)
     with pytest.raises(rankwatch.OverflowDetected, match="batch 2: first \\(Linear\\), output"):
         step(torch.ones(2) * torch.inf)
+
+
+def test_an_optimizer_of_no_model_is_left_as_it_is_and_the_look_out_goes_on() -> None:
+    tensor = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([tensor], lr=0.1)
+    tensor.sum().backward()
+    optimizer.step()
+    zero_grad = optimizer.zero_grad  # kept by the script, such as by a scheduler of its own
+    for _ in range(2):
+        tensor.sum().backward()
+        zero_grad()
+        assert tensor.grad is None
+    assert "zero_grad" not in vars(optimizer)
+    model = Net()
+    model(torch.ones(2))
+    assert watched() == {model}
