@@ -96,7 +96,7 @@ class Finder:
             log.exception("rankwatch: an error of its own while it looked for the model to watch; nothing is watched")
 
     def _look_at(self, module: nn.Module) -> None:
-        if not module.training or not torch.is_grad_enabled() or get_worker_info() is not None:
+        if not module.training or not torch.is_grad_enabled() or torch.jit.is_tracing() or get_worker_info() is not None:
             return
         ours = [watch for ref in self._found if (watch := ref()) is not None]
         if any(watch not in ours for watch in open_watches()):

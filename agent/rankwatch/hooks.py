@@ -155,6 +155,8 @@ class _Hook:
         self.key: Tensor = self._receiver.key
 
     def _call(self, *rest: Any) -> None:
+        if torch.jit.is_tracing():  # what we compute would become a part of the graph
+            return
         # Between the graphs of a compiled model: what the hook calls is not to be compiled. This is what
         # torch.compiler.disable comes down to, without its import of the whole compiler.
         before = set_eval_frame(None)

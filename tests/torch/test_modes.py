@@ -52,6 +52,17 @@ def test_a_forward_of_fake_tensors_is_no_batch() -> None:
     assert detector.fault == ""
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace`")
+def test_a_forward_that_is_traced_for_a_script_is_no_batch() -> None:
+    model = model_of()
+    detector, notebook = watched(model)
+    model(ones())
+    traced = torch.jit.trace(model, ones())  # type: ignore[no-untyped-call]
+    assert torch.equal(traced(ones()), model(ones()))
+    assert [summary.batch for _, summary in notebook.batches] == [0, 1]
+    assert detector.fault == ""
+
+
 class Selective(nn.Module):
     """Keeps the results of matrix products, and makes the others anew in the backward."""
 
