@@ -6,6 +6,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -168,8 +169,11 @@ class _Hook:
         finally:
             set_eval_frame(before)
 
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return _inert_hook, ()  # copy.deepcopy asks here too
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
+        return _inert
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return getattr, (nullcontext(), "__exit__")  # does nothing, and can be loaded where there is no rankwatch
 
 
 class _Enter(_Hook):
@@ -261,7 +265,3 @@ def _remove(handles: list[RemovableHandle]) -> None:
 
 def _inert(*args: Any) -> None:
     """What a copied model has in place of our hooks."""
-
-
-def _inert_hook() -> Callable[..., None]:
-    return _inert

@@ -447,6 +447,12 @@ def test_a_copy_is_not_watched(duplicate: Any) -> None:
     assert len(notebook.batches) == 1
 
 
+def test_what_is_pickled_can_be_loaded_where_there_is_no_rankwatch() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    watched(model)
+    assert b"rankwatch" not in pickle.dumps(model)
+
+
 def test_modules_added_later_are_watched_under_all_their_names() -> None:
     model = model_of(Gain())
     _, notebook = watched(model)
