@@ -24,15 +24,17 @@ class _AtImportOfTorch:
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "torch":
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target)) is not None), None)
+        # As Python does, this passes over those of scripts that can find nothing in this way.
+        finds = [find for one in sys.meta_path if one is not self and (find := getattr(one, "find_spec", None))]
+        spec = next((spec for find in finds if (spec := find(name, path, target)) is not None), None)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 run(module)
-                sys.meta_path.remove(self)
-                _look()
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    _look()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
