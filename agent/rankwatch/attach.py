@@ -21,6 +21,9 @@ USAGE = "usage: torchrun ... -m rankwatch.attach [--rankwatch-config FILE] train
 
 OPTION = "--rankwatch-config"
 
+_OF_LAUNCHERS = ("--local-rank", "--local_rank")
+"""What torch.distributed.launch and DeepSpeed's launcher put before the arguments of the script, for the script."""
+
 
 def attached(environ: Mapping[str, str], config: str | None = None) -> dict[str, str]:
     """The environment in which every Python looks for the model to watch.
@@ -65,9 +68,12 @@ def _flags(given: Sequence[str]) -> list[str]:
 
 def _parse(given: Sequence[str]) -> tuple[str | None, list[str]]:
     """The file of options, and what is to be started: all from the script's name, or the -m before it, on."""
-    config, rest = None, list(given)
+    config, passed, rest = None, [], list(given)
     while rest and rest[0].startswith("--"):
         option, equals, value = rest.pop(0).partition("=")
+        if option in _OF_LAUNCHERS and equals:
+            passed.append(f"{option}={value}")
+            continue
         if option not in (OPTION, OPTION.replace("-", "_").replace("__", "--", 1)):
             raise UsageError(f"{option} is no option of rankwatch.attach; {USAGE}")
         if not equals and not rest:
@@ -75,7 +81,8 @@ def _parse(given: Sequence[str]) -> tuple[str | None, list[str]]:
         config = value if equals else rest.pop(0)
     if not rest or rest == ["-m"]:
         raise UsageError(f"nothing to start; {USAGE}")
-    return config, rest
+    script = 1 if rest[0] != "-m" else 2
+    return config, [*rest[:script], *passed, *rest[script:]]
 
 
 if __name__ == "__main__":

@@ -165,3 +165,19 @@ def test_a_python_without_rankwatch_says_so_where_torch_is_used_and_goes_on(tmp_
     assert done.stderr == (
         f"rankwatch: this process is not watched: {bare} cannot import rankwatch (No module named 'rankwatch')\n"
     )
+
+
+@pytest.mark.parametrize("command", [["tell.py", "a"], ["-m", "tell", "a"]])
+def test_what_a_launcher_adds_for_the_script_goes_to_the_script(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "tell.py").write_text("import sys; print(sys.argv[1:])")
+    launched = [sys.executable, "-m", "rankwatch.attach", "--local-rank=1", *command]
+    done = subprocess.run(launched, env=environment(), cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("['--local-rank=1', 'a']\n", "")
+
+
+def test_finders_of_modules_that_python_passes_over_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("print('torch')")
+    code = "import sys; sys.meta_path.insert(1, type('Old', (), {'find_module': lambda *names: None})()); import torch"
+    command = [f"{sys.base_prefix}/bin/python3", "-W", "ignore", "-c", code]
+    env = attached({"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)})
+    assert subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout == "torch\n"
