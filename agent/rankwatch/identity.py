@@ -32,17 +32,19 @@ def identify(environ: Mapping[str, str] | None = None, group: tuple[int, int] | 
 
     Args:
         group: rank and world size in torch.distributed, where there is a process group: what holds for processes that a
-            launcher gave no ``RANK``, such as those of ``torch.multiprocessing.spawn``.
+            launcher gave no ``RANK``, such as those of ``torch.multiprocessing.spawn``, and for those in whose environment
+            it is the rank of the one that started them: their group is larger than ``WORLD_SIZE``.
 
     Raises:
         UsageError: a variable is no number, or the rank does not lie in the world.
     """
     env = os.environ if environ is None else environ
-    if "RANK" in env:
-        rank, world_size, local_rank = _numbers(env, RANK=0, WORLD_SIZE=1, LOCAL_RANK=0)
+    launched = _numbers(env, RANK=0, WORLD_SIZE=1, LOCAL_RANK=0) if "RANK" in env else None
+    if launched is not None and (group is None or group[1] <= launched[1]):
+        rank, world_size, local_rank = launched
     elif group is not None:
         rank, world_size = group
-        (local_rank,) = _numbers(env, LOCAL_RANK=rank)
+        (local_rank,) = _numbers(env, LOCAL_RANK=rank) if launched is None else (rank,)
     elif "SLURM_STEP_ID" in env:  # a task of srun; in the batch script itself SLURM_NTASKS counts tasks that are not there
         rank, world_size, local_rank = _numbers(env, SLURM_PROCID=0, SLURM_NTASKS=1, SLURM_LOCALID=0)
     else:

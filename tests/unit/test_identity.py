@@ -33,6 +33,24 @@ def test_place(environ: dict[str, str], expected: tuple[str, int, int, int, int]
     assert place(identify(environ)) == expected
 
 
+@pytest.mark.parametrize(
+    ("environ", "group", "expected"),
+    [
+        ({}, (3, 4), ("", 0, 3, 4, 3)),
+        ({"LOCAL_RANK": "1"}, (3, 4), ("", 0, 3, 4, 1)),
+        (TORCHRUN, (5, 8), ("", 0, 5, 8, 1)),
+        # Each node of its own process group, or each process: torchrun's word tells ranks apart that share one.
+        (TORCHRUN, (1, 4), ("", 0, 5, 8, 1)),
+        # One process was launched on each of two nodes, and has spawned the ranks of its node.
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, (13, 16), ("", 0, 13, 16, 13)),
+    ],
+)
+def test_place_in_a_process_group(
+    environ: dict[str, str], group: tuple[int, int], expected: tuple[str, int, int, int, int]
+) -> None:
+    assert place(identify(environ, group)) == expected
+
+
 def test_nonsense_is_named() -> None:
     with pytest.raises(UsageError, match="RANK='x'"):
         identify({"RANK": "x"})
