@@ -48,6 +48,7 @@ class Finder:
         self._found: list[weakref.ref[Watch]] = []
         self._first: weakref.ref[nn.Module] | None = None
         self._batches = 0
+        self._is_crowded = False
         self._have_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def start(self) -> None:
@@ -107,8 +108,23 @@ class Finder:
             self._batches += 1
             if self._batches == LOOKED_AT:
                 self.stop()
-        elif _is_trained(root) and not any(_are_related(root, watch.root) for watch in ours):
+                if self._is_crowded:
+                    log.warning(
+                        "rankwatch: more than %d models are trained in this process; further ones are not watched",
+                        MAX_MODELS,
+                    )
+        elif _is_trained(root) and not any(_is_part(root, watch.root) for watch in ours):
+            self._let_go_of_parts(root, ours)
             self._watch(module)
+
+    def _let_go_of_parts(self, root: nn.Module, ours: list[Watch]) -> None:
+        """A model may call its layers as it is made, to learn their shapes: then they came first."""
+        parts = [watch for watch in ours if _is_part(watch.root, root)]
+        for part in parts:
+            part.close()
+        if parts:
+            self._found = [weakref.ref(watch) for watch in ours if watch not in parts]
+            self._first, self._is_crowded = None, False
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """A model that only a compiled function calls is never seen to be called: its optimizer shows it, a batch late."""
@@ -146,10 +162,7 @@ class Finder:
             log.warning("rankwatch: a scripted module takes no hooks and is not watched")
             return
         if len(self._found) == MAX_MODELS:
-            log.warning(
-                "rankwatch: more than %d models are trained in this process; further ones are not watched", MAX_MODELS
-            )
-            self.stop()
+            self._is_crowded = True  # it may still show up what these are parts of
             return
         # With the Trainer's --debug underflow_overflow ours is in the place of its detector, and as strict.
         policy = Policy.STRICT if remove_their_detector(root) and "RANKWATCH_POLICY" not in os.environ else Policy.FIRST
@@ -169,5 +182,5 @@ def _is_trained(root: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in root.parameters())
 
 
-def _are_related(one: nn.Module, other: nn.Module) -> bool:
-    return any(part is other for part in one.modules()) or any(part is one for part in other.modules())
+def _is_part(module: nn.Module, of: nn.Module) -> bool:
+    return any(part is module for part in of.modules())

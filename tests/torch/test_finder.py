@@ -84,18 +84,31 @@ def test_both_models_of_a_gan_are_watched() -> None:
     assert nn.Module.__call__ is CALL
 
 
-def test_parts_of_a_watched_model_and_what_is_put_round_it_are_not_watched_again() -> None:
+def test_parts_of_a_watched_model_are_not_watched_again() -> None:
     model = Net()
     model(torch.ones(2))
     model.first(torch.ones(2))
-    nn.Sequential(model, nn.Linear(2, 2))(torch.ones(2))
     assert watched() == {model}
+
+
+def test_a_model_takes_over_from_the_layers_it_called_as_it_was_made() -> None:
+    made = nn.Sequential(*[nn.Linear(2, 2) for _ in range(MAX_MODELS + 1)])
+    for layer in made:
+        layer(torch.ones(2))
+    for batch in range(LOOKED_AT):
+        assert nn.Module.__call__ is not CALL
+        made(torch.ones(2))
+        (watch,) = open_watches()
+        assert (watch.root, watch._detector.position.batch) == (made, batch)
+    assert nn.Module.__call__ is CALL
 
 
 def test_a_script_that_calls_each_layer_by_itself_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     layers = [nn.Linear(2, 2) for _ in range(MAX_MODELS + 3)]
-    for layer in layers:
-        layer(torch.ones(2))
+    for _ in range(LOOKED_AT):
+        assert nn.Module.__call__ is not CALL
+        for layer in layers:
+            layer(torch.ones(2))
     assert watched() == set(layers[:MAX_MODELS])
     assert nn.Module.__call__ is CALL
     assert f"more than {MAX_MODELS} models are trained in this process" in caplog.text
