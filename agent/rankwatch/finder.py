@@ -97,7 +97,7 @@ class Finder:
             log.exception("rankwatch: an error of its own while it looked for the model to watch; nothing is watched")
 
     def _look_at(self, module: nn.Module) -> None:
-        if not module.training or not torch.is_grad_enabled() or torch.jit.is_tracing() or get_worker_info() is not None:
+        if not module.training or not torch.is_grad_enabled() or _is_traced() or get_worker_info() is not None:
             return
         ours = [watch for ref in self._found if (watch := ref()) is not None]
         if any(watch not in ours for watch in open_watches()):
@@ -176,6 +176,10 @@ class Finder:
 def _is_compiling() -> bool:
     """torch 2.4 runs a graph that it still works on as if it did not compile: there the context tells."""
     return torch.compiler.is_compiling() or TracingContext.try_get() is not None
+
+
+def _is_traced() -> bool:
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
 def _is_trained(root: nn.Module) -> bool:

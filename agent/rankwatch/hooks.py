@@ -156,7 +156,7 @@ class _Hook:
         self.key: Tensor = self._receiver.key
 
     def _call(self, *rest: Any) -> None:
-        if torch.jit.is_tracing():  # what we compute would become a part of the graph
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]  # what we compute would become a part of the graph
             return
         # Between the graphs of a compiled model: what the hook calls is not to be compiled. This is what
         # torch.compiler.disable comes down to, without its import of the whole compiler.

@@ -57,7 +57,7 @@ def test_a_forward_that_is_traced_for_a_script_is_no_batch() -> None:
     model = model_of()
     detector, notebook = watched(model)
     model(ones())
-    traced = torch.jit.trace(model, ones())  # type: ignore[no-untyped-call]
+    traced = torch.jit.trace(model, ones())
     assert torch.equal(traced(ones()), model(ones()))
     assert [summary.batch for _, summary in notebook.batches] == [0, 1]
     assert detector.fault == ""

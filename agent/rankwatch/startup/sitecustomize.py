@@ -36,7 +36,7 @@ class _AtImportOfTorch:
                     sys.meta_path.remove(self)
                     _look()
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            spec.loader.exec_module = exec_module
         return spec
 
 
