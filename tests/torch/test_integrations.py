@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -163,6 +165,30 @@ def fit(pl: Any, folder: Path, module: Any, callbacks: list[Any]) -> Any:
     )  # fmt: skip
     trainer.fit(module, DataLoader(Data(), 2), DataLoader(Data(), 3))
     return trainer
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_copy_or_pickle_of_a_module_in_training_runs_its_own_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pl = pytest.importorskip("lightning.pytorch")
+    from rankwatch.integrations.lightning import RankwatchCallback
+
+    module, copies = lightning_module(pl, Model()), []
+    type(module).__qualname__ = "Pickled"
+    monkeypatch.setattr(sys.modules[__name__], "Pickled", type(module), raising=False)
+
+    class Average(pl.Callback):  # type: ignore[misc, name-defined]
+        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+            trainer_of, module._trainer = module._trainer, None
+            copies.extend([copy.deepcopy(module), pickle.loads(pickle.dumps(module))])
+            module._trainer = trainer_of
+
+    fit(pl, tmp_path, module, [RankwatchCallback(), Average()])
+    for one in copies:
+        before = module.net.batches, one.net.batches
+        one.training_step(ONES, 0)
+        assert (module.net.batches, one.net.batches) == (before[0], before[1] + 1)
 
 
 @pytest.mark.parametrize("library", ["lightning.pytorch", "pytorch_lightning"])

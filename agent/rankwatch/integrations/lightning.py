@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -68,24 +69,33 @@ class RankwatchCallback(pl.Callback):  # type: ignore[misc]
 
 def _through_forward(module: nn.Module, name: str) -> Callable[..., Any]:
     """Has a step of a module run as its forward, as the strategies that wrap it have it. Returns the step as it was."""
-    step: Callable[..., Any] = getattr(module, name)
+    before: Callable[..., Any] = getattr(module, name)
+    function: Callable[..., Any] = getattr(type(module), name, before)
+    if getattr(before, "__func__", None) is not function:
+        redirected = functools.wraps(before)(lambda *args, **kwargs: _as_forward(module, before, args, kwargs))
+        setattr(module, name, redirected)
+        return before
 
-    @functools.wraps(step)
-    def redirected(*args: Any, **kwargs: Any) -> Any:
-        forward = module.forward
+    @functools.wraps(function)
+    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return _as_forward(self, MethodType(function, self), args, kwargs)
 
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            _restore(module, "forward", forward)  # the step may call it
-            return step(*args, **kwargs)
+    setattr(module, name, MethodType(method, module))  # it goes with a copy or a pickle of the module
+    return before
 
-        module.forward = inner
-        try:
-            return module(*args, **kwargs)
-        finally:
-            _restore(module, "forward", forward)
 
-    setattr(module, name, redirected)
-    return step
+def _as_forward(module: nn.Module, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    forward = module.forward
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        _restore(module, "forward", forward)  # the step may call it
+        return step(*args, **kwargs)
+
+    module.forward = inner
+    try:
+        return module(*args, **kwargs)
+    finally:
+        _restore(module, "forward", forward)
 
 
 def _restore(module: nn.Module, name: str, method: Callable[..., Any]) -> None:
