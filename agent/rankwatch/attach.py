@@ -38,7 +38,9 @@ def attached(environ: Mapping[str, str], config: str | None = None) -> dict[str,
     env = dict(environ)
     if config is not None:
         env["RANKWATCH_CONFIG"] = str(Path(config).absolute())
-    if is_disabled(env) or env.setdefault("RANKWATCH_ATTACH", "1") == "0":
+    if env.setdefault("RANKWATCH_ATTACH", "1") not in ("0", "1"):
+        raise UsageError(f"RANKWATCH_ATTACH={env['RANKWATCH_ATTACH']!r}: expected 0 or 1")
+    if is_disabled(env) or env["RANKWATCH_ATTACH"] == "0":
         return env
     resolve(env)
     before = env.get("PYTHONPATH")

@@ -1,7 +1,8 @@
 """Which model to watch, in a script that says nothing of it: the outermost modules that it trains.
 
 The call of a module is looked at from its outside: nothing of ours is there while it runs, so that torch.compile finds torch
-as it is. Once the model has begun its third batch nobody looks any more, and what remains are the watch's own hooks.
+as it is. Once the model has begun its third batch nobody looks any more, until another optimizer is made, and what remains are
+the watch's own hooks.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -52,9 +54,35 @@ class Finder:
         self._have_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def start(self) -> None:
+        """Looks, until the models are found, and again whenever an optimizer is made: another training may begin."""
+        self._look_again()
+        Optimizer.__init__ = self._make_first_hook()  # type: ignore[method-assign]
+
+    def _look_again(self) -> None:
+        if self._is_looking:
+            return
+        self._found = [ref for ref in self._found if ref() is not None]
+        self._first, self._batches, self._is_crowded = None, 0, False
         self._is_looking = True
+        if nn.Module.__call__ is not self._call:  # the script has put its own round it, which stays
+            self._call = nn.Module.__call__
+            self._hook = self._make_hook()
         nn.Module.__call__ = self._hook  # type: ignore[method-assign]
         self._after_steps = register_optimizer_step_post_hook(self._after_step)
+
+    def _make_first_hook(self) -> Callable[..., None]:
+        init = Optimizer.__init__
+
+        @wraps(init)
+        def hook(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            self._look_again()
+            try:
+                init(optimizer, *args, **kwargs)
+            except BaseException as error:
+                _leave_us_out(error)
+                raise
+
+        return hook
 
     def stop(self) -> None:
         self._is_looking = False
@@ -76,8 +104,7 @@ class Finder:
                 self._guarded(self._look_at, module)
                 return call(module, *args, **kwargs)
             except BaseException as error:
-                if error.__traceback__ is not None:  # the script's own has no frame of ours in it
-                    error.__traceback__ = error.__traceback__.tb_next
+                _leave_us_out(error)
                 raise
             finally:
                 self._is_inside = False
@@ -104,6 +131,8 @@ class Finder:
             self.stop()  # the script sees to it by itself
             return
         root = unwrap(module)
+        if self._first is None and any(root is watch.root for watch in ours):
+            self._first = weakref.ref(root)  # it is trained again
         if self._first is not None and root is self._first():
             self._batches += 1
             if self._batches == LOOKED_AT:
@@ -171,6 +200,12 @@ class Finder:
         self._found.append(weakref.ref(found))
         if self._first is None:
             self._first, self._batches = weakref.ref(root), 1
+
+
+def _leave_us_out(error: BaseException) -> None:
+    """The traceback of a script has no frame of ours in it."""
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
 
 
 def _is_compiling() -> bool:

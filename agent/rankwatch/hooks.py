@@ -62,13 +62,14 @@ class Hooks:
         # torch holds these three for the whole process: through them a model that nobody else holds would never be freed.
         self._global = [guard(self._on_module_added), guard(before_step), guard(after_step)]
         added, before, after = map(_weakly, self._global)
-        handles = [
+        self._global_handles = [
             register_module_module_registration_hook(added),
             register_optimizer_step_pre_hook(before),
             register_optimizer_step_post_hook(after),
         ]
-        self._release = weakref.finalize(self, _remove, handles)
-        self._release.atexit = False
+        _remove(_abandoned)
+        self._abandon = weakref.finalize(self, _abandoned.extend, self._global_handles)
+        self._abandon.atexit = False
         _guard_hooks()
         _forget_compiled()
         self._learn(named_modules(self.root))
@@ -102,7 +103,8 @@ class Hooks:
         return self._known[id(self.root)]
 
     def remove(self) -> None:
-        self._release()
+        if self._abandon.detach() is not None:
+            _remove(self._global_handles)
         if self._is_compiled:
             _forget_compiled()
             self._is_compiled = False
@@ -256,6 +258,10 @@ def _weakly(function: Callable[..., None]) -> Callable[..., None]:
             held(*args)
 
     return call
+
+
+_abandoned: list[RemovableHandle] = []
+"""Of models that are gone, yet to be removed: a garbage collection may come while torch walks through what they are in."""
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

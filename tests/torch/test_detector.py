@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import math
 import pickle
 import threading
+import weakref
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_module_registration_hooks, register_module_module_registration_hook
 from torch.utils.checkpoint import checkpoint
 
 from notebook import Gain, first_weight, model_of, ones, watched
@@ -451,6 +454,35 @@ def test_what_is_pickled_can_be_loaded_where_there_is_no_rankwatch() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     watched(model)
     assert b"rankwatch" not in pickle.dumps(model)
+
+
+def test_a_watched_model_that_goes_while_torch_walks_through_its_hooks_disturbs_nobody() -> None:
+    def leave_one_behind() -> weakref.ref[nn.Module]:
+        model = model_of()
+        watched(model)
+        model(ones())
+        return weakref.ref(model)
+
+    left: list[weakref.ref[nn.Module]] = []
+    gone: list[bool] = []
+
+    def collect(*args: Any) -> None:
+        if left:
+            gc.collect()
+            gone.append(left[0]() is None)
+
+    handle = register_module_module_registration_hook(collect)  # torch calls it before ours
+    gc.disable()
+    try:
+        left.append(leave_one_behind())
+        nn.Sequential(nn.Linear(1, 1))
+    finally:
+        gc.enable()
+        handle.remove()
+    assert gone == [True]
+    before = len(_global_module_registration_hooks)
+    watched(model_of())[0].remove()
+    assert len(_global_module_registration_hooks) == before - 1  # that of the model that is gone
 
 
 def test_modules_added_later_are_watched_under_all_their_names() -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 import rankwatch
@@ -39,10 +40,12 @@ def finder() -> Iterator[Finder]:
     gc.collect()
     for watch in open_watches():  # of other tests
         watch.close()
+    init = Optimizer.__init__
     finder = Finder()
     finder.start()
     yield finder
     finder.stop()
+    Optimizer.__init__ = init  # type: ignore[method-assign]
     for watch in open_watches():
         watch.close()
 
@@ -82,6 +85,29 @@ def test_both_models_of_a_gan_are_watched() -> None:
         discriminator(generator(torch.ones(2)))
     assert watched() == {generator, discriminator}
     assert nn.Module.__call__ is CALL
+
+
+def test_a_second_training_of_the_process_is_watched_too() -> None:
+    kept = []
+    for _ in range(3):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(LOOKED_AT + 1):
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+        kept.append(model)
+        assert watched() == set(kept)
+        assert nn.Module.__call__ is CALL
+    torch.optim.SGD(model.parameters(), lr=0.01)  # the same model trained on
+    for _ in range(LOOKED_AT):
+        model(torch.ones(2))
+    assert (watched(), nn.Module.__call__) == (set(kept), CALL)
+
+
+def test_a_mistake_with_an_optimizer_is_told_without_us() -> None:
+    with pytest.raises(ValueError, match="empty parameter list") as raised:
+        torch.optim.SGD([], lr=0.1)
+    assert "rankwatch" not in "".join(str(entry.path) for entry in raised.traceback[1:])
 
 
 def test_parts_of_a_watched_model_are_not_watched_again() -> None:
