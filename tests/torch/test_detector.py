@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _global_module_registration_hooks, register_module_module_registration_hook
 from torch.utils.checkpoint import checkpoint
 
+import rankwatch
 from notebook import Gain, first_weight, model_of, ones, watched
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
 from rankwatch.frame import Kind, Phase, Position, State
@@ -459,7 +460,7 @@ def test_what_is_pickled_can_be_loaded_where_there_is_no_rankwatch() -> None:
 def test_a_watched_model_that_goes_while_torch_walks_through_its_hooks_disturbs_nobody() -> None:
     def leave_one_behind() -> weakref.ref[nn.Module]:
         model = model_of()
-        watched(model)
+        rankwatch.watch(model)
         model(ones())
         return weakref.ref(model)
 
