@@ -193,7 +193,8 @@ def test_a_collector_on_the_head_node(slurm: Slurm, hosts: Hosts, tools: dict[st
             assert "collecting on tcp://head:27077" in collector.stderr.readline()
             job = Submitted(slurm, tmp_path, "shared-collector.sbatch", **env).train()
             job.tell("overflow-3")
-            assert job.wait() == ("FAILED", "1:0")
+            # torchrun's own code, or that of one which srun terminated as the other node's had ended.
+            assert job.wait() in (("FAILED", "1:0"), ("FAILED", "143:0"))
         finally:
             collector.terminate()
     assert job.report()["verdict"]["host"] == "node1"
