@@ -8,6 +8,7 @@ import pty
 import select
 import shlex
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
@@ -71,7 +72,9 @@ class Pty:
         self.before = self.attributes()
         self.seen = b""
         ends = {"stdin": self._its, "stdout": self._its, "stderr": self._its}
-        self.process = subprocess.Popen(command, env={**env, "TERM": "xterm-256color"}, start_new_session=True, **ends)  # type: ignore[call-overload]
+        self.process = subprocess.Popen(  # type: ignore[call-overload]
+            command, env={**env, "TERM": "xterm-256color"}, start_new_session=True, preexec_fn=_as_on_a_terminal, **ends
+        )
 
     def attributes(self) -> list[Any]:
         """How the terminal is set: whether it echoes, and so on."""
@@ -105,3 +108,7 @@ class Pty:
             return False
         self.seen += os.read(self._ours, 65536)
         return True
+
+
+def _as_on_a_terminal() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell has what it starts in the background ignore it

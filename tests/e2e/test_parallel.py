@@ -10,7 +10,7 @@ import torch
 import torch.distributed.fsdp
 from torch import Tensor
 
-from jobs import Job, run_job, torchrun
+from jobs import Job, forked, run_job, torchrun
 
 pytestmark = pytest.mark.e2e
 
@@ -28,10 +28,14 @@ SHARDS = {
 }
 
 
+UNDER_TORCHRUN = ("fsdp2+tp", "1f1b")
+
+
 def job_of(tmp_path: Path, script: str, how: str) -> Job:
     weights, runs = str(tmp_path / "weights.pt"), str(tmp_path / "runs")
+    start = torchrun if how in UNDER_TORCHRUN else forked
     job = run_job(
-        tmp_path, torchrun(script, how, ranks=RANKS), "--abort-grace", "3", env={"WEIGHTS_FILE": weights, "RUNS_DIR": runs}
+        tmp_path, start(script, how, ranks=RANKS), "--abort-grace", "3", env={"WEIGHTS_FILE": weights, "RUNS_DIR": runs}
     )
     assert job.code == 77, job.stderr
     assert job.verdict["certainty"] == "complete"
