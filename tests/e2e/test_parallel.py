@@ -35,7 +35,13 @@ def job_of(tmp_path: Path, script: str, how: str) -> Job:
     weights, runs = str(tmp_path / "weights.pt"), str(tmp_path / "runs")
     start = torchrun if how in UNDER_TORCHRUN else forked
     job = run_job(
-        tmp_path, start(script, how, ranks=RANKS), "--abort-grace", "3", env={"WEIGHTS_FILE": weights, "RUNS_DIR": runs}
+        tmp_path,
+        start(script, how, ranks=RANKS),
+        "--abort-grace",
+        "3",
+        "--decision-window",
+        "30",
+        env={"WEIGHTS_FILE": weights, "RUNS_DIR": runs},
     )
     assert job.code == 77, job.stderr
     assert job.verdict["certainty"] == "complete"
