@@ -34,15 +34,8 @@ UNDER_TORCHRUN = ("fsdp2+tp", "1f1b")
 def job_of(tmp_path: Path, script: str, how: str) -> Job:
     weights, runs = str(tmp_path / "weights.pt"), str(tmp_path / "runs")
     start = torchrun if how in UNDER_TORCHRUN else forked
-    job = run_job(
-        tmp_path,
-        start(script, how, ranks=RANKS),
-        "--abort-grace",
-        "3",
-        "--decision-window",
-        "30",
-        env={"WEIGHTS_FILE": weights, "RUNS_DIR": runs},
-    )
+    options = ("--abort-grace", "3", "--decision-window", "30")
+    job = run_job(tmp_path, start(script, how, ranks=RANKS), *options, env={"WEIGHTS_FILE": weights, "RUNS_DIR": runs})
     assert job.code == 77, job.stderr
     assert job.verdict["certainty"] == "complete"
     assert job.left_behind == []
