@@ -44,6 +44,9 @@ NOBODY = b""
 
 CUT_OFF, HELD_UP = "silent and cut off, as are all others", "silent, but still connected"
 
+JUST_BEFORE = 2.0
+"""Seconds: a signal that ends a whole job reaches its ranks and the collector in no order, but at one moment."""
+
 MAX_BEATS = 2048
 """Heartbeats a second of one run."""
 
@@ -104,6 +107,7 @@ class Run:
     """The smallest tripped place so far."""
     _outcome: Outcome | None = None
     _reason: str = ""
+    _decided_at: float = float("-inf")
     _limit: str = ""
     """That, and why, a rank stopped after the batch it was told to."""
     _waived: tuple[Outcome, str] | None = None
@@ -227,6 +231,9 @@ class Run:
         if isinstance(event, JobInterrupted):
             self._note_down(now, event)
             self._interrupted = event.signal
+            by_a_rank = self._outcome in (Outcome.FAILED, Outcome.LOST)
+            if by_a_rank and not self.over and now - self._decided_at <= JUST_BEFORE:
+                self._end_as(Outcome.ABORTED, f"stopped by {event.signal}; just before, {self._reason}", now)
         else:
             yield from self.job_ended(event, now)
 
@@ -278,7 +285,7 @@ class Run:
         elif isinstance(fact, Waited):
             effects = self._decide(now)
         elif isinstance(fact, Decided):
-            self._outcome, self._reason = fact.outcome, fact.reason
+            self._outcome, self._reason, self._decided_at = fact.outcome, fact.reason, now
             if fact.abort and self._abort is None:
                 self._abort, self._abort_at = wire.Abort(fact.reason, -1, 0.0, self.options.abort_grace), now
         elif isinstance(fact, Closed):
@@ -513,7 +520,7 @@ class Run:
 
     def _end_as(self, outcome: Outcome, reason: str, now: float, *, abort: bool = False) -> None:
         self._note_down(now, Decided(outcome, reason, abort))
-        self._outcome, self._reason = outcome, reason
+        self._outcome, self._reason, self._decided_at = outcome, reason, now
 
     def _is_settled(self, now: float) -> bool:
         """Whether the report can be printed: everyone acknowledged the abort or is gone, or has had the time to."""

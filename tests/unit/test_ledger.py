@@ -633,6 +633,32 @@ def test_what_becomes_of_ranks_whose_job_is_being_ended_is_no_failure() -> None:
     assert (report.outcome, report.reason) == (Outcome.ABORTED, "stopped by SIGINT")
 
 
+@pytest.mark.parametrize(("seconds", "outcome"), [(1, Outcome.ABORTED), (3, Outcome.LOST)])
+def test_a_rank_that_failed_just_before_the_job_was_ended_did_so_by_the_same_signal(seconds: int, outcome: Outcome) -> None:
+    desk = Desk(Options(job_end_is_told=True))
+    desk.connect(3)
+    desk.receive(1, wire.Bye(1, "failed", "RuntimeError: connection closed by peer"))
+    failure = "rank 1 of 3 (node0, local rank 1) failed: RuntimeError: connection closed by peer"
+    desk.disconnect(0)
+    desk.wait(seconds)
+    desk.handle(JobInterrupted("SIGTERM"))
+    desk.handle(JobEnded(143, "SIGTERM"))
+    report = desk.reports[-1]
+    assert report.outcome is outcome
+    assert report.reason.endswith(failure)
+    assert report.reason.startswith("stopped by SIGTERM; just before, rank 1") == (outcome is Outcome.ABORTED)
+
+
+def test_a_verdict_stands_though_the_job_is_ended_upon_it() -> None:
+    desk = Desk(Options(job_end_is_told=True))
+    desk.connect(1)
+    desk.receive(0, wire.Tripped(1, makers.trip(at=(5, 0, 3))))
+    desk.handle(JobInterrupted("SIGTERM"))
+    desk.handle(JobEnded(143, "SIGTERM"))
+    assert desk.verdict is not None
+    assert not desk.reports[-1].reason.startswith("stopped")
+
+
 def test_a_signal_is_named_as_the_reason_and_the_ranks_are_not_lost() -> None:
     desk = Desk(Options(job_end_is_told=True))
     desk.connect(1)
