@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rankwatch_monitor.collector import Collector
 from rankwatch_monitor.meters import Meters
+from rankwatch_monitor.options import Options
 from rankwatch_monitor.report.data import Report
-from rankwatch_monitor.run import Options
 from rankwatch_monitor.run_folder import RunsFolder
 
 SOON = 30

@@ -10,8 +10,8 @@ from rankwatch import wire
 from rankwatch_monitor.effects import Effect, Keep, Publish, Send
 from rankwatch_monitor.journal import Entry, JobEnded, Trained
 from rankwatch_monitor.ledger import Disconnected, Event, Ledger, Received, Stored, Tick
+from rankwatch_monitor.options import Options
 from rankwatch_monitor.report.data import Report
-from rankwatch_monitor.run import Options
 from rankwatch_monitor.verdict import Verdict
 
 DESKS: list[Desk] = []

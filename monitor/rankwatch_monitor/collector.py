@@ -30,11 +30,11 @@ from .inbox import Ended, Inbox, Letter
 from .journal import Entry, JobEnded, JobInterrupted
 from .ledger import Disconnected, Event, Ledger, Malformed, Received, Stored, Tick
 from .meters import Counts, Meters
+from .options import Options
 from .printable import printable
 from .recorder import Recorder
 from .report import text
 from .report.data import Report
-from .run import Options
 from .run_folder import RunsFolder
 from .store import StoreError
 from .teller import Teller

@@ -10,7 +10,7 @@ from pathlib import Path
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, UsageError
 
 from .launcher import run_command
-from .run import Options
+from .options import Options
 
 _QUIET = {"PYTHONWARNINGS": "ignore:Failed to initialize NumPy:UserWarning"}
 """torch warns of a missing NumPy, which a newcomer would take for a fault, and which nothing here needs."""

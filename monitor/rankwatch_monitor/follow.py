@@ -11,8 +11,9 @@ from . import record, snapshot
 from .digest import Array, Envelope
 from .headroom import Headroom, Place, Readings, choose, last_batches, merge, pace_of
 from .journal import Opened
+from .options import Options
 from .report.data import RankStanding, Report
-from .run import Options, Run
+from .run import Run
 from .store import FILE, SEGMENT, StoreError
 
 PLACES = 512

@@ -21,9 +21,9 @@ from rankwatch.errors import EXIT_ABORTED, UsageError
 
 from .collector import Collector
 from .meters import Meters
+from .options import Options
 from .report import text
 from .report.data import Outcome, Report
-from .run import Options
 from .run_folder import RunsFolder
 from .status import Status
 from .teller import Teller, write

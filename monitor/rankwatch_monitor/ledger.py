@@ -13,7 +13,8 @@ from rankwatch.text import describe_tuning
 from .effects import Effect, IssueKey, Keep, Note, Send
 from .journal import Entry, JobEnded, JobInterrupted, Opened, Progress
 from .keyring import ANY_JOB, belongs_to
-from .run import Options, Run
+from .options import Options
+from .run import Run
 
 KEPT_RUNS = 16
 """Runs that are over and still answered for; their record is on disk."""

@@ -18,6 +18,7 @@ from rankwatch.notice import describe_notice
 from rankwatch.text import describe_culprit
 
 from .effects import Effect, Note, Publish, RecordTrace, Send, Show
+from .election import Election
 from .journal import (
     NO_RANK,
     Closed,
@@ -34,15 +35,15 @@ from .journal import (
     Waited,
 )
 from .notices import Notices
-from .rank_record import RankRecord, describe_records
+from .options import Options
+from .rank_record import RankRecord
 from .report.data import Outcome, RankRow, RankState, Report, RunStanding
+from .silence import CUT_OFF, Silence
 from .stall import Stall, find_stall
-from .verdict import Place, Verdict, elect, is_waited_for, name_spans, place_of
+from .verdict import Place, Verdict, name_spans, place_of
 
 NOBODY = b""
 """The peer of a rank that has yet to connect to this collector."""
-
-CUT_OFF, HELD_UP = "silent and cut off, as are all others", "silent, but still connected"
 
 JUST_BEFORE = 2.0
 """Seconds: a signal that ends a whole job reaches its ranks and the collector in no order, but at one moment."""
@@ -52,33 +53,6 @@ MAX_BEATS = 2048
 
 MAX_TABLES = 256
 """Frame tables kept per run; the oldest goes first, and a rank that needs it again is asked to send it again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The collector's options, in seconds.
-
-    ``cut_off_after``: ranks that all fell silent at once, before their connections ended, are lost only after so long, and
-    have ``return_window`` to come back once the first is heard again.
-    ``abort_on_lost``: whether a lost or failed rank stops the others; ``abort_on_stall``: whether one does that made no
-    progress for ``stall_after`` (0: never asked). ``job_end_is_told``: whether somebody will say how the
-    job's command ended; until then no run is over. ``every``: ranks look at each batch of this many (0: as they were told).
-    ``room``: how many ranks can connect.
-    """
-
-    heartbeat: float = 1.0
-    decision_window: float = 2.0
-    abort_grace: float = 10.0
-    abort_repeat: float = 0.5
-    acknowledge_window: float = 3.0
-    abort_on_lost: bool = True
-    cut_off_after: float = 600.0
-    return_window: float = 10.0
-    stall_after: float = 300.0
-    abort_on_stall: bool = False
-    job_end_is_told: bool = False
-    every: int = 0
-    room: int = wire.MAX_RANKS
 
 
 @dataclass(slots=True)
@@ -102,9 +76,8 @@ class Run:
     _abort: wire.Abort | None = None
     _abort_at: float = 0.0
     _abort_sent_at: float = 0.0
-    _tripped_at: float | None = None
-    _target: Place | None = None
-    """The smallest tripped place so far."""
+    _election: Election = field(init=False)
+    _silence: Silence = field(init=False)
     _outcome: Outcome | None = None
     _reason: str = ""
     _decided_at: float = float("-inf")
@@ -120,17 +93,14 @@ class Run:
     _shown_at: float = float("-inf")
     _stall: Stall | None = None
     _trips: int = 0
-    _heard_at: float = float("-inf")
-    """When any rank was heard, also of those that have ended."""
-    _deaf_at: float = float("-inf")
-    """When no rank was heard at all, for long enough to be noticed."""
     # Kept message by message, so that a message costs the same at 16 ranks and at 16,384.
     _running: set[int] = field(default_factory=set)
     _unacknowledged: set[int] = field(default_factory=set)
-    _waited_for: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.tuning = wire.Tune(self.id, every=self.options.every)
+        self._election = Election(self.world_size, self.options.decision_window)
+        self._silence = Silence(self.lost_after, self.options.cut_off_after, self.options.return_window)
         self._note_down(0.0, Opened(self.job, self.restart, self.world_size))
 
     @property
@@ -154,7 +124,7 @@ class Run:
             self._note_down(now, hello, hello.rank)
             record.state = RankState.RUNNING
             yield Note(f"run {self.id}: {record.name} is back")
-            if self.over and self._abort is None and self._tripped_at is None:
+            if self.over and self._abort is None and not self._election.has_begun:
                 self.over = self._published = False  # it was the network, and the ranks never noticed
                 self._outcome, self._reason, self._waived = None, "", None
         record.peer = peer
@@ -168,13 +138,13 @@ class Run:
         yield Send(peer, wire.Welcome(self.id, self.heartbeat, self.options.decision_window, record.stored))
         if self._abort is not None:
             yield Send(peer, self._abort)
-        elif self._target is not None:
-            yield Send(peer, wire.Probe(self._target.position))
+        elif self._election.target is not None:
+            yield Send(peer, wire.Probe(self._election.target.position))
 
     def receive(self, rank: int, message: wire.Message, now: float) -> Iterator[Effect]:
         record = self.ranks[rank]
         record.hear(now)
-        self._heard_at = now
+        self._silence.heard_at = now
         if isinstance(message, wire.Beat):
             record.queued, record.dropped = message.queued, message.dropped
             record.advance(message.position, message.phase)
@@ -240,17 +210,17 @@ class Run:
     def job_ended(self, end: JobEnded, now: float) -> Iterator[Effect]:
         """The processes of the job are known to have ended (exit code None: not known how)."""
         self._note_down(now, end)
-        if end.interrupted and self._outcome is None and self._tripped_at is None:
+        if end.interrupted and self._is_open:
             self._end_as(Outcome.ABORTED, f"stopped by {end.interrupted}", now)
             for rank in list(self._running):
                 self._leave(self.ranks[rank], RankState.ABORTED)
-        if end.exit_code is None and self._running and self._outcome is None and self._tripped_at is None:
+        if end.exit_code is None and self._running and self._is_open:
             self._end_as(Outcome.LOST, "the collector was ended while the run went on", now)
         elif end.exit_code is not None:
             unexplained = self._running or any(r.state is RankState.ENDED for r in self.ranks.values())
             for rank in list(self._running):
                 self._lose(self.ranks[rank], now)
-            if end.exit_code and unexplained and self._outcome is None and self._tripped_at is None:
+            if end.exit_code and unexplained and self._is_open:
                 self._end_as(Outcome.FAILED, f"the command ended with exit code {end.exit_code}", now)
         yield from self._decide(now, ended=True)
 
@@ -304,7 +274,7 @@ class Run:
         for rank, seq, *part in progress:
             self.ranks[rank].seq = max(self.ranks[rank].seq, seq)
             self.ranks[rank].take(*part)
-        self._deaf_at = now
+        self._silence.deaf_at = now
         for rank, record in self.ranks.items():
             record.stored = record.seq
             record.connected, record.quiet, record.cut_off = False, CUT_OFF, True
@@ -317,8 +287,8 @@ class Run:
     def _decide(self, now: float, *, ended: bool = False) -> Iterator[Effect]:
         if self.over:
             return
-        if self._tripped_at is not None and self._outcome is None:
-            yield from self._elect(now, self._tripped_at, ended=ended)
+        if self._election.has_begun and self._outcome is None:
+            yield from self._elect(now, ended=ended)
         if self._outcome is not None and not self._published and (ended or self._is_settled(now)):
             self._published = True
             yield Publish(self.report(), news=True)
@@ -334,7 +304,7 @@ class Run:
         if isinstance(message, wire.Batch):
             yield from self._take_batch(record, message, now)
             return
-        if isinstance(message, wire.Tripped) and self._lowers_target(place_of(message.trip, record.hello.stage)):
+        if isinstance(message, wire.Tripped) and self._is_earliest(place_of(message.trip, record.hello.stage)):
             self._note_down(now, _places_of(self.ranks.values()))
         self._note_down(now, message, record.hello.rank)
         if isinstance(message, wire.Noticed):
@@ -350,8 +320,10 @@ class Run:
             record.last_batch = max(record.last_batch, message.trip.position.batch)
             yield Note(f"run {self.id}: {describe_culprit(record.name, message.trip)}")
             place = place_of(message.trip, record.hello.stage)
-            if self._lowers_target(place):
-                yield from self._aim(place, now)
+            if self._is_earliest(place):
+                # Those that may trip earlier still are to tell when they are past it.
+                for asked in self._election.aim(place, self.ranks, now):
+                    yield Send(asked.peer, wire.Probe(place.position))
 
     def _take_batch(self, record: RankRecord, message: wire.Batch, now: float) -> Iterator[Effect]:
         summary = message.summary
@@ -379,33 +351,12 @@ class Run:
                 self._limit = bye.text
 
     def _look_for_lost(self, now: float) -> Iterator[Effect]:
-        heard_at = max((self.ranks[rank].heard_at for rank in self._running), default=now)
-        # Ranks that have ended since, and were heard long after these, show that the collector was not deaf.
-        fell_silent_with_all = self._heard_at - heard_at <= self.lost_after
-        if self.lost_after < now - heard_at < self.options.cut_off_after and fell_silent_with_all:
-            self._deaf_at = now
-        quiet = [
-            record
-            for record in (self.ranks[rank] for rank in self._running)
-            if now - (record.heard_at if record.cut_off else max(record.heard_at, record.gone_at)) > self.lost_after
-        ]
-        # Not one rank was heard: then it is rather the collector that was cut off, and they train on.
-        is_deaf = now - self._deaf_at <= self.options.return_window
-        cut_off = [record for record in quiet if record.cut_off and is_deaf]
-        # Its process lives: a long call into C that keeps the interpreter to itself must not cost a healthy run.
-        held_up = [record for record in quiet if record.connected]
-        for records, how in ((cut_off, CUT_OFF), (held_up, HELD_UP)):
-            if news := [record for record in records if record.quiet != how]:
-                yield Note(f"run {self.id}: {describe_records(news)} {how}; {news[0].last_seen}")
-            for record in news:
-                record.quiet = how
-        # In the order in which their connections ended, and not their beats: the first to die took the others along.
-        gone = (record for record in quiet if not record.connected and not (record.cut_off and is_deaf))
-        lost = []
-        for record in sorted(gone, key=lambda record: record.gone_at):
+        found = self._silence.look([self.ranks[rank] for rank in self._running], now)
+        for text in found.notes:
+            yield Note(f"run {self.id}: {text}")
+        for record in found.dead:
             self._lose(record, now)
-            if record.state is RankState.LOST:
-                lost.append(record)
+        lost = [record for record in found.dead if record.state is RankState.LOST]
         if lost:
             first, *others = lost
             text = f"{first.name} was lost: nothing heard for {self.lost_after:g} s; {first.last_seen}"
@@ -414,7 +365,7 @@ class Run:
             yield from self._stop_for(text, Outcome.LOST, now)
 
     def _look_for_stall(self, now: float) -> Iterator[Effect]:
-        if not self.options.stall_after or self._outcome is not None or self._tripped_at is not None:
+        if not self.options.stall_after or not self._is_open:
             return
         running = [self.ranks[rank] for rank in self._running]
         stall = find_stall(running, now, self.options.stall_after)
@@ -443,7 +394,7 @@ class Run:
 
     def _stop_for(self, reason: str, outcome: Outcome, now: float) -> Iterator[Effect]:
         """A rank failed or was lost: the others must not wait for it in a collective."""
-        if self._outcome is not None or self._tripped_at is not None or self._interrupted:
+        if not self._is_open or self._interrupted:
             return
         if not self.options.abort_on_lost:
             self._waived = self._waived or (outcome, reason)
@@ -455,18 +406,13 @@ class Run:
         self._abort, self._abort_at = wire.Abort(reason, -1, 0.0, self.options.abort_grace), now
         yield from self._send_abort(now)
 
-    def _aim(self, target: Place, now: float) -> Iterator[Effect]:
-        """A rank has tripped, earlier than any before: asks those that may trip earlier still to tell when they are past it."""
-        if self._tripped_at is None:
-            self._tripped_at = now
-        self._target = target
-        asked = {rank: record for rank, record in self.ranks.items() if is_waited_for(record.witness(), target)}
-        self._waited_for = asked.keys() | (set(range(self.world_size)) - self.ranks.keys())
-        for record in asked.values():
-            yield Send(record.peer, wire.Probe(target.position))
+    @property
+    def _is_open(self) -> bool:
+        """Whether it can still be decided how the run ends; a trip is to be decided by the election alone."""
+        return self._outcome is None and not self._election.has_begun
 
-    def _lowers_target(self, place: Place) -> bool:
-        return self._outcome is None and (self._target is None or place < self._target)
+    def _is_earliest(self, place: Place) -> bool:
+        return self._outcome is None and self._election.is_lowered_by(place)
 
     def _take_places(self, stood: Stood) -> None:
         for rank, place, told in zip(stood.ranks, stood.places, stood.told or (-1,) * len(stood.ranks), strict=True):
@@ -476,18 +422,13 @@ class Run:
             self._note_answer(record)
 
     def _note_answer(self, record: RankRecord) -> None:
-        if self._target is None or record.hello.rank not in self._waited_for:
-            return
-        if not is_waited_for(record.witness(), self._target):
-            self._waited_for.discard(record.hello.rank)
+        if self._election.takes_answer(record):
             self._note_down(record.heard_at, _places_of([record]), record.hello.rank)
 
-    def _elect(self, now: float, tripped_at: float, *, ended: bool) -> Iterator[Effect]:
-        if self._waited_for and not ended and now - tripped_at < self.options.decision_window:
+    def _elect(self, now: float, *, ended: bool) -> Iterator[Effect]:
+        if not self._election.is_due(now) and not ended:
             return
-        witnesses = {rank: record.witness() for rank, record in self.ranks.items()}
-        window = 0.0 if ended else self.options.decision_window
-        self.verdict, reason = elect(witnesses, self.world_size, now - tripped_at, window)
+        self.verdict, reason = self._election.hold(self.ranks, now, final=ended)
         if self.verdict is None:
             return
         if not ended:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from . import record
 from .ledger import Ledger
+from .options import Options
 from .report.data import Report
-from .run import Options
 from .store import FILE, StoreError
 
 log = logging.getLogger(__name__)

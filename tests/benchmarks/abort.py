@@ -34,7 +34,7 @@ from rankwatch.wire import Abort, Ack, Tripped
 from rankwatch_monitor.collector import Collector
 from rankwatch_monitor.effects import Effect, Send
 from rankwatch_monitor.ledger import Event, Received
-from rankwatch_monitor.run import Options
+from rankwatch_monitor.options import Options
 from rankwatch_monitor.run_folder import RunsFolder
 
 GRACE = 2.0

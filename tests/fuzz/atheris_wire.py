@@ -20,8 +20,8 @@ from rankwatch.errors import ProtocolError
 from rankwatch_monitor.effects import Effect, Publish, Send
 from rankwatch_monitor.journal import JobEnded
 from rankwatch_monitor.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick
+from rankwatch_monitor.options import Options
 from rankwatch_monitor.report import json, text
-from rankwatch_monitor.run import Options
 
 HEALTHY, KNOWN, UNKNOWN = b"healthy", b"known", b"unknown"
 

@@ -26,7 +26,7 @@ from rankwatch_monitor.collector import Collector
 from rankwatch_monitor.inbox import Ended, Item, Letter
 from rankwatch_monitor.journal import Closed
 from rankwatch_monitor.ledger import Disconnected
-from rankwatch_monitor.run import Options
+from rankwatch_monitor.options import Options
 from rankwatch_monitor.run_folder import RunsFolder
 
 

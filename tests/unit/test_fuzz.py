@@ -26,8 +26,9 @@ from rankwatch_monitor import run as run_module
 from rankwatch_monitor.effects import Effect, Note, RecordTrace, Send
 from rankwatch_monitor.journal import JobEnded
 from rankwatch_monitor.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick
+from rankwatch_monitor.options import Options
 from rankwatch_monitor.report.data import RankState
-from rankwatch_monitor.run import Options, Run
+from rankwatch_monitor.run import Run
 
 REFUSED, READ = make_corpus.read("refused"), make_corpus.read("read")
 NOT_HELLO = [message for message in map(wire.decode, READ.values()) if not isinstance(message, wire.Hello)]
@@ -382,7 +383,7 @@ class Peers(RuleBasedStateMachine):
             assert all(run._notices._kept.values())
             assert run.ranks.keys() <= set(range(run.world_size))
             assert run._unacknowledged <= run._running <= run.ranks.keys()
-            assert run._waited_for <= set(range(run.world_size))
+            assert run._election._waited_for <= set(range(run.world_size))
 
     @invariant()
     def a_verdict_stands(self) -> None:

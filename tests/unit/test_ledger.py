@@ -18,8 +18,9 @@ from rankwatch_monitor.effects import Note, Publish, RecordTrace, Send, Show
 from rankwatch_monitor.journal import NO_RANK, Entry, JobEnded, JobInterrupted, Left, Opened
 from rankwatch_monitor.ledger import Ledger, Malformed, Received, Tick
 from rankwatch_monitor.notices import MAX_NOTICES
+from rankwatch_monitor.options import Options
 from rankwatch_monitor.report.data import Outcome, RankState, RunStanding
-from rankwatch_monitor.run import MAX_TABLES, Options
+from rankwatch_monitor.run import MAX_TABLES
 from rankwatch_monitor.verdict import Certainty, Standing, Witness, elect, place_of
 
 # --- the election ---------------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ import makers
 from desk import Desk
 from rankwatch import wire
 from rankwatch_monitor.effects import Note, Publish, Send
+from rankwatch_monitor.options import Options
 from rankwatch_monitor.report import text as as_text
 from rankwatch_monitor.report.data import Outcome
-from rankwatch_monitor.run import Options
 
 STALL = 10.0
 

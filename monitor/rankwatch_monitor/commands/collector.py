@@ -15,7 +15,7 @@ from rankwatch.errors import UsageError
 from .. import arguments as types
 from ..collector import DEFAULT_LISTEN, run_daemon
 from ..meters import Meters
-from ..run import Options
+from ..options import Options
 
 log = logging.getLogger(__name__)
 
