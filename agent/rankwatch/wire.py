@@ -285,6 +285,11 @@ def is_batch(data: bytes | memoryview) -> bool:
     return bool(data[1:7] == _BATCH_HEAD)
 
 
+def is_beat(data: bytes | memoryview) -> bool:
+    """Whether these bytes, if they are a message at all, are a BEAT."""
+    return bool(data[1:6] == _BEAT_HEAD)
+
+
 def _decode(data: bytes | memoryview) -> Message:
     try:
         parts = _unpack(data)
@@ -293,24 +298,24 @@ def _decode(data: bytes | memoryview) -> Message:
     if not isinstance(parts, list) or not parts or not isinstance(parts[0], str):
         raise ProtocolError("not a message: no array that begins with a kind")
     kind, *values = parts
-    if kind not in _LAYOUT_BY_KIND:
+    if kind not in _READERS:
         return Unknown(kind[:MAX_NAME])
-    cls, layout = _LAYOUT_BY_KIND[kind]
-    if len(values) < len(layout) - _ADDED.get(kind, 0):
-        raise ProtocolError(f"{kind}: {len(values)} fields instead of {len(layout)}")
-    fields = {}
-    for (name, pair), value in zip(layout, values, strict=False):
-        try:
-            fields[name] = pair.decode(value)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise ProtocolError(f"{kind}.{name}: {error}") from None
-    message: Message = cls(**fields)
+    cls, names, readers = _READERS[kind]
+    if len(values) < len(readers) - _ADDED.get(kind, 0):
+        raise ProtocolError(f"{kind}: {len(values)} fields instead of {len(readers)}")
+    fields: list[Any] = []
+    try:
+        for read, value in zip(readers, values, strict=False):
+            fields.append(read(value))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ProtocolError(f"{kind}.{names[len(fields)]}: {error}") from None
+    message: Message = cls(*fields)
     return message
 
 
 # Thousands of ranks send the same frame table within seconds, and one takes milliseconds to decode.
 _decode_once = lru_cache(maxsize=8)(_decode)
-_TABLE_HEAD, _BATCH_HEAD = msgpack.packb("TABLE"), msgpack.packb("BATCH")
+_TABLE_HEAD, _BATCH_HEAD, _BEAT_HEAD = map(msgpack.packb, ("TABLE", "BATCH", "BEAT"))
 
 
 def _unpack(data: bytes | memoryview) -> Any:
@@ -434,7 +439,7 @@ def _check_position(value: Any) -> Position:
 
 def _check_states(value: Any) -> bytes:
     states = _check_bytes(value)
-    if unknown := states.translate(None, _STATES):
+    if states != bytes(len(states)) and (unknown := states.translate(None, _STATES)):
         raise ValueError(f"{max(unknown)} is no state")
     return states
 
@@ -476,24 +481,27 @@ def _write_summary(s: BatchSummary) -> list[Any]:
 
 
 def _read_summary(value: Any) -> BatchSummary:
-    batch, first, step, started, ended, traced, table_id, lows, highs, states = _check_list(value, 10, 10)
-    summary = BatchSummary(
-        batch=_COUNT.decode(batch),
-        first_frame=_COUNT.decode(first),
-        optimizer_step=_COUNT.decode(step),
-        started_at=_SECONDS.decode(started),
-        ended_at=_SECONDS.decode(ended),
-        traced=_check_bool(traced),
-        table_id=_check_str(table_id, 64),
-        abs_min=_check_bytes(lows),
-        abs_max=_check_bytes(highs),
-        states=_check_states(states),
-    )
-    rows = len(summary.states)
+    summary = BatchSummary._make(_check_list(value, 10, 10))
+    # One look at all types: of these there come thousands a second, and of other messages few.
+    if tuple(map(type, summary)) != _SUMMARY_TYPES:
+        index = next(i for i, (part, kind) in enumerate(zip(summary, _SUMMARY_TYPES, strict=True)) if type(part) is not kind)
+        raise ValueError(f"{summary._fields[index]}: expected {_SUMMARY_TYPES[index].__name__}")
+    batch, first, step, started, ended, _, table_id, lows, highs, states = summary
+    if min(batch, first, step) < 0 or max(batch, first, step) > _INT64:
+        raise ValueError(f"batch, first_frame, optimizer_step: expected whole numbers from 0 to {_INT64}")
+    if not (0 <= started <= _LATEST and 0 <= ended <= _LATEST):  # a nan fails the comparison
+        raise ValueError(f"started_at, ended_at: expected seconds from 0 to {_LATEST:g}")
+    if len(table_id) > MAX_TABLE_ID:
+        raise ValueError(f"table_id: expected text of at most {MAX_TABLE_ID} characters")
+    _check_states(states)
     # Whether they fit the table is known only to who has the table; that they fit each other is checked here.
-    if len(summary.abs_min) != len(summary.abs_max) or len(summary.abs_min) not in (4 * rows, 8 * rows):
-        raise ValueError(f"columns of {len(summary.abs_min)}, {len(summary.abs_max)}, {rows} bytes do not fit each other")
+    if len(lows) != len(highs) or len(lows) not in (4 * len(states), 8 * len(states)):
+        raise ValueError(f"columns of {len(lows)}, {len(highs)}, {len(states)} bytes do not fit each other")
     return summary
+
+
+_LATEST, MAX_TABLE_ID = 1e18, 64
+_SUMMARY_TYPES = (int, int, int, float, float, bool, str, bytes, bytes, bytes)
 
 
 def _write_frame(frame: Frame) -> list[Any]:
@@ -634,7 +642,9 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, _Field]]] = {
 _ADDED = {"HELLO": 1}
 """How many fields minor versions have appended: of an older peer they are not there."""
 
-_LAYOUT_BY_KIND = {kind: (cls, tuple(fields.items())) for kind, (cls, fields) in _LAYOUTS.items()}
+_READERS = {
+    kind: (cls, tuple(fields), tuple(field.decode for field in fields.values())) for kind, (cls, fields) in _LAYOUTS.items()
+}
 _LAYOUT_OF = {cls: (kind, tuple(fields.items())) for kind, (cls, fields) in _LAYOUTS.items()}
 
 for _cls, _fields in _LAYOUTS.values():

@@ -51,7 +51,7 @@ LAST_WORDS = 50
 LONGEST_LAST_WORDS = 1.0
 """Seconds after which they are not waited for either."""
 
-MAX_PUT_OFF = 64 * 2**20
+MAX_PUT_OFF = 256 * 2**20
 """Bytes of batches put off; beyond it no more messages are taken until some were handled."""
 
 PUT_OFF_AT_ONCE = 50
@@ -204,6 +204,8 @@ class Collector:
             elif wire.is_batch(item.parts[0]):
                 self._put_off.setdefault(item.peer, []).append(item)
                 self._put_off_bytes += len(item.parts[0])
+            elif wire.is_beat(item.parts[0]):
+                self._handle(item)  # it tells no less than the batches before it do, and thousands come at a time
             else:
                 self._catch_up(item.peer)
                 self._handle(item)

@@ -147,21 +147,20 @@ class Ledger:
         """Whether no run is under way."""
         return all(run.over for run in self.runs.values())
 
-    def _receive(self, peer: bytes, message: wire.Message, bound: str, now: float) -> Iterator[Effect]:
+    def _receive(self, peer: bytes, message: wire.Message, bound: str, now: float) -> Iterable[Effect]:
         if isinstance(message, wire.Unknown):
-            return
+            return ()
         if isinstance(message, wire.Hello):
-            yield from self._hello(peer, message, bound, now)
-        elif peer in self._peers:
+            return self._hello(peer, message, bound, now)
+        if peer in self._peers:
             run, rank = self._peers[peer]
-            yield from run.receive(rank, message, now)
-        elif isinstance(message, wire.Tune):
-            yield from self._tune(peer, message, bound, now)
-        elif isinstance(message, wire.Invite):
-            yield from self._invite(peer, message.job, bound)
-        else:
-            # A collector that was restarted knows nobody.
-            yield Send(peer, wire.Error("you are not known here: say HELLO", "hello"))
+            return run.receive(rank, message, now)
+        if isinstance(message, wire.Tune):
+            return self._tune(peer, message, bound, now)
+        if isinstance(message, wire.Invite):
+            return self._invite(peer, message.job, bound)
+        # A collector that was restarted knows nobody.
+        return (Send(peer, wire.Error("you are not known here: say HELLO", "hello")),)
 
     def _note_refusal(self, text: str) -> Iterator[Effect]:
         """The log has all of few refusals and some of many: a peer that goes on and on does not fill a disk with it."""

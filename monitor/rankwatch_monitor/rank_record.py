@@ -73,16 +73,26 @@ class RankRecord:
     def hear(self, now: float) -> None:
         self.heard_at, self.connected, self.quiet, self.cut_off = now, True, "", False
 
+    def is_news(self, seq: int) -> bool:
+        """Whether a message of this number is not in already: one that was sent again after a reconnect may be."""
+        if seq <= self.seq:
+            return False
+        self.seq = seq
+        return True
+
     def take(self, batch: int, first_frame: int, frames: int) -> None:
         """So many frames, a part of a batch: its forward, or what was recorded in its backward."""
-        end = Position(batch, 0, first_frame + frames)
-        self.last_batch, self.told = max(self.last_batch, batch), max(self.told, batch)
+        end = first_frame + frames
+        if batch > self.last_batch:
+            self.last_batch = batch
+        if batch > self.told:
+            self.told = batch
         if first_frame == 0 and frames > 1:
-            self.full_batch, self.frames_before, self.forward_frames, self.frames = batch, self.frames, end.frame, 0
-        if batch == self.full_batch:
-            self.frames = max(self.frames, end.frame)
-        if end > self.progress:
-            self.advance(end, "backward")
+            self.full_batch, self.frames_before, self.forward_frames, self.frames = batch, self.frames, end, 0
+        if batch == self.full_batch and end > self.frames:
+            self.frames = end
+        if (batch, 0, end) > self.progress:
+            self.advance(Position(batch, 0, end), "backward")
 
     def advance(self, position: Position, phase: str) -> None:
         """The rank was here. It never goes back: what it says of itself may be older than the batch that came before it."""

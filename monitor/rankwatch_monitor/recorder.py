@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rankwatch import __version__, wire
 
@@ -24,9 +24,17 @@ log = logging.getLogger(__name__)
 COMMIT_INTERVAL = 0.25
 """Seconds that batches wait for others, to be written together. All else is written at once."""
 
-_Work: TypeAlias = tuple[
-    list[tuple[str, Sequence[Entry], Mapping[int, int]]], dict[str, Sequence[RankStanding]], list[Callable[[], None]]
-]
+
+class _Kept(NamedTuple):
+    """Entries of a run, the last number of a message of each rank among them, and the bytes of their batches."""
+
+    run: str
+    entries: Sequence[Entry]
+    seqs: Mapping[int, int]
+    size: int
+
+
+_Work: TypeAlias = tuple[list[_Kept], dict[str, Sequence[RankStanding]], list[Callable[[], None]]]
 
 MAX_WAITING = 256 * 2**20
 """Bytes of batches that may wait for the disk; further ones are not recorded."""
@@ -63,7 +71,7 @@ class Recorder:
         self._tell_headroom = tell_headroom
         self._meta = {"rankwatch": __version__, **meta}
         self._changed = threading.Condition()
-        self._waiting: list[tuple[str, Sequence[Entry], Mapping[int, int]]] = []
+        self._waiting: list[_Kept] = []
         self._waiting_bytes = 0
         self._actions: list[Callable[[], None]] = []
         self._shown: dict[str, Sequence[RankStanding]] = {}
@@ -78,18 +86,24 @@ class Recorder:
 
     def keep(self, run: str, entries: Sequence[Entry]) -> None:
         """Takes entries of a run to be written, in the order of the calls."""
-        size = sum(map(_size, entries))
-        seqs = {e.rank: e.fact.seq for e in entries if isinstance(e.fact, (Trained, wire.Sequenced))}
+        size, is_urgent, seqs = 0, False, {}
+        for _, rank, fact in entries:
+            if isinstance(fact, Trained):
+                size += 2 * fact.table.column_bytes + fact.table.rows
+                seqs[rank] = fact.seq
+            else:
+                is_urgent = True
+                if isinstance(fact, wire.Sequenced):
+                    seqs[rank] = fact.seq
         with self._changed:
             if size and self._waiting_bytes + size > MAX_WAITING:
                 self._note_forgone(run)
                 entries = [entry for entry in entries if not isinstance(entry.fact, Trained)]
                 size = 0
-            self._waiting.append((run, entries, seqs))
+            self._waiting.append(_Kept(run, entries, seqs, size))
             self._waiting_bytes += size
-            urgent = not all(isinstance(entry.fact, Trained) for entry in entries)
-            if urgent > self._is_urgent or len(self._waiting) == 1:
-                self._is_urgent |= urgent
+            if is_urgent > self._is_urgent or len(self._waiting) == 1:
+                self._is_urgent |= is_urgent
                 self._changed.notify()
 
     def show(self, run: str, standings: Sequence[RankStanding]) -> None:
@@ -134,14 +148,14 @@ class Recorder:
         while (work := self._take()) is not None:
             taken, shown, actions = work
             by_run: dict[str, list[Entry]] = {}
-            for run, entries, _ in taken:
-                by_run.setdefault(run, []).extend(entries)
+            for kept in taken:
+                by_run.setdefault(kept.run, []).extend(kept.entries)
             for run in dict.fromkeys([*by_run, *shown]):
                 self._write(run, by_run.get(run, []), shown.get(run))
             with self._changed:
-                self._waiting_bytes -= sum(_size(entry) for of_run in by_run.values() for entry in of_run)
-                for run, _, seqs in taken:
-                    self._stored.setdefault(run, {}).update(seqs)
+                for kept in taken:
+                    self._waiting_bytes -= kept.size
+                    self._stored.setdefault(kept.run, {}).update(kept.seqs)
             self._wake()
             for action in actions:
                 try:
@@ -201,10 +215,3 @@ def _close(store: Store) -> None:
         store.close()
     except StoreError as error:
         log.error("cannot close %s", error)
-
-
-def _size(entry: Entry) -> int:
-    if not isinstance(entry.fact, Trained):
-        return 0
-    summary = entry.fact.summary
-    return len(summary.abs_min) + len(summary.abs_max) + len(summary.states)

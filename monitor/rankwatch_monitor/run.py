@@ -51,6 +51,9 @@ JUST_BEFORE = 2.0
 MAX_BEATS = 2048
 """Heartbeats a second of one run."""
 
+MAX_ABORTS = 8192
+"""Aborts a second of one run: of very many ranks, one that has yet to acknowledge may only be waiting for its turn."""
+
 MAX_TABLES = 256
 """Frame tables kept per run; the oldest goes first, and a rank that needs it again is asked to send it again."""
 
@@ -112,6 +115,10 @@ class Run:
     def lost_after(self) -> float:
         return 3 * self.heartbeat
 
+    @property
+    def _abort_repeat(self) -> float:
+        return max(self.options.abort_repeat, self.world_size / MAX_ABORTS)
+
     # --- what comes in ------------------------------------------------------------------------------------------------
 
     def welcome(self, hello: wire.Hello, peer: bytes, now: float) -> Iterator[Effect]:
@@ -141,36 +148,13 @@ class Run:
         elif self._election.target is not None:
             yield Send(peer, wire.Probe(self._election.target.position))
 
-    def receive(self, rank: int, message: wire.Message, now: float) -> Iterator[Effect]:
+    def receive(self, rank: int, message: wire.Message, now: float) -> Iterable[Effect]:
         record = self.ranks[rank]
         record.hear(now)
         self._silence.heard_at = now
-        if isinstance(message, wire.Beat):
-            record.queued, record.dropped = message.queued, message.dropped
-            record.advance(message.position, message.phase)
-            yield Send(record.peer, wire.Ack(record.stored, abort=False))
-        elif isinstance(message, wire.Table):
-            self._keep_table(message.table)
-        elif isinstance(message, wire.Ack):
-            if message.abort and record.acknowledged_at is None:
-                self._note_down(now, message, rank)
-                record.acknowledged_at = now
-                self._unacknowledged.discard(rank)
-        elif isinstance(message, wire.Batch) and message.summary.table_id not in self._tables:
-            # Not taken in: after the new HELLO it comes again, and its table before it.
-            yield Send(
-                record.peer, wire.Error(f"the frame table of batch {message.summary.batch} is not known here", "hello")
-            )
-            return
-        elif isinstance(message, wire.Sequenced):
-            if message.seq > record.seq:  # else it was sent again after a reconnect, and is in already
-                record.seq = message.seq
-                yield from self._take(record, message, now)
-        else:
-            yield Send(record.peer, wire.Error(f"a rank does not send {type(message).__name__}", "none"))
-            return
-        self._note_answer(record)
-        yield from self._decide(now)
+        if isinstance(message, wire.Batch):
+            return self._take_batch(record, message, now)
+        return self._take(record, message, now)
 
     def stored(self, seqs: Mapping[int, int]) -> Iterator[Effect]:
         """What these ranks sent is on record, up to these numbers: they need not keep it any longer."""
@@ -232,7 +216,7 @@ class Run:
             yield from self._look_for_stall(now)
         if now - self._shown_at >= self.heartbeat:
             yield self._show(now)
-        if self._abort is not None and now - self._abort_sent_at >= self.options.abort_repeat:
+        if self._abort is not None and now - self._abort_sent_at >= self._abort_repeat:
             yield from self._send_abort(now)
         yield from self._decide(now)
 
@@ -241,7 +225,7 @@ class Run:
     def replay(self, entry: Entry) -> None:
         """Takes in a fact that is on record already; what was decided upon it is on record as well."""
         now, rank, fact = entry
-        effects: Iterator[Effect] = iter(())
+        effects: Iterable[Effect] = ()
         if isinstance(fact, wire.Hello):
             effects = self.welcome(fact, NOBODY, now)
         elif isinstance(fact, wire.Tune):
@@ -300,10 +284,28 @@ class Run:
             yield self._show(now)
             yield Publish(self.report(), news=not self._published)
 
-    def _take(self, record: RankRecord, message: wire.Sequenced, now: float) -> Iterator[Effect]:
-        if isinstance(message, wire.Batch):
-            yield from self._take_batch(record, message, now)
+    def _take(self, record: RankRecord, message: wire.Message, now: float) -> Iterator[Effect]:
+        if isinstance(message, wire.Beat):
+            record.queued, record.dropped = message.queued, message.dropped
+            record.advance(message.position, message.phase)
+            yield Send(record.peer, wire.Ack(record.stored, abort=False))
+        elif isinstance(message, wire.Table):
+            self._keep_table(message.table)
+        elif isinstance(message, wire.Ack):
+            if message.abort and record.acknowledged_at is None:
+                self._note_down(now, message, record.hello.rank)
+                record.acknowledged_at = now
+                self._unacknowledged.discard(record.hello.rank)
+        elif isinstance(message, wire.Sequenced):
+            if record.is_news(message.seq):
+                yield from self._take_sequenced(record, message, now)
+        else:
+            yield Send(record.peer, wire.Error(f"a rank does not send {type(message).__name__}", "none"))
             return
+        self._note_answer(record)
+        yield from self._decide(now)
+
+    def _take_sequenced(self, record: RankRecord, message: wire.Sequenced, now: float) -> Iterator[Effect]:
         if isinstance(message, wire.Tripped) and self._is_earliest(place_of(message.trip, record.hello.stage)):
             self._note_down(now, _places_of(self.ranks.values()))
         self._note_down(now, message, record.hello.rank)
@@ -314,7 +316,7 @@ class Run:
         record.awaits_receipt = True
         if isinstance(message, wire.Bye):
             yield from self._take_leave(record, message, now)
-        elif record.trip is None:
+        elif isinstance(message, wire.Tripped) and record.trip is None:
             record.trip = message.trip
             self._trips += 1
             record.last_batch = max(record.last_batch, message.trip.position.batch)
@@ -325,18 +327,30 @@ class Run:
                 for asked in self._election.aim(place, self.ranks, now):
                     yield Send(asked.peer, wire.Probe(place.position))
 
-    def _take_batch(self, record: RankRecord, message: wire.Batch, now: float) -> Iterator[Effect]:
+    def _take_batch(self, record: RankRecord, message: wire.Batch, now: float) -> Iterable[Effect]:
+        """Of all messages the most frequent by far, which mostly has no effect: so nothing is made to tell one."""
         summary = message.summary
-        table = self._tables[summary.table_id]
-        if next(reversed(self._tables)) != table.id:  # the one that was used longest ago goes first
-            self._tables[table.id] = self._tables.pop(table.id)
-        if not summary.fits(table):
-            yield Send(record.peer, wire.Error(f"batch {summary.batch} does not fit its frame table", "none"))
-            return
-        self._note_down(now, Trained(message.seq, summary, table), record.hello.rank)
-        record.take(summary.batch, summary.first_frame, len(table.specs))
-        if summary.traced:
-            yield RecordTrace(self.id, record.hello.rank, summary.batch, tuple(summary.frames(table)))
+        table = self._tables.get(summary.table_id)
+        if table is None:
+            # Not taken in: after the new HELLO it comes again, and its table before it.
+            text = f"the frame table of batch {summary.batch} is not known here"
+            return (Send(record.peer, wire.Error(text, "hello")),)
+        effects: list[Effect] = []
+        if record.is_news(message.seq):
+            if next(reversed(self._tables)) != table.id:  # the one that was used longest ago goes first
+                self._tables[table.id] = self._tables.pop(table.id)
+            if summary.fits(table):
+                self.journal.append(Entry(now, record.hello.rank, Trained(message.seq, summary, table)))
+                record.take(summary.batch, summary.first_frame, len(table.specs))
+                if summary.traced:
+                    frames = tuple(summary.frames(table))
+                    effects.append(RecordTrace(self.id, record.hello.rank, summary.batch, frames))
+            else:
+                effects.append(Send(record.peer, wire.Error(f"batch {summary.batch} does not fit its frame table", "none")))
+        if not self._is_open:
+            self._note_answer(record)
+            effects += self._decide(now)
+        return effects
 
     def _take_leave(self, record: RankRecord, bye: wire.Bye, now: float) -> Iterator[Effect]:
         record.farewell = bye.text

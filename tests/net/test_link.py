@@ -202,7 +202,7 @@ def test_an_error_of_ours_keeps_no_other_effect_back(
     assert "an error of ours after Received; the collector goes on" in caplog.text
 
 
-def test_batches_are_put_off_while_there_is_anything_else_and_no_peers_messages_change_places(
+def test_batches_are_put_off_while_there_is_anything_else_and_of_a_peers_messages_only_its_beats_come_before_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = Collector(
@@ -216,6 +216,7 @@ def test_batches_are_put_off_while_there_is_anything_else_and_no_peers_messages_
     trip, beat = (memoryview(wire.encode(message)) for message in (wire.Tripped(9, makers.trip()), makers.beat(1, 0, 0)))
     waiting: list[Item] = [
         *(Letter(b"a", "", [batch]) for batch in batches),
+        Letter(b"a", "", [beat]),
         Letter(b"b", "", [batches[0]]),
         Letter(b"b", "", [trip]),
         Letter(b"c", "", [beat]),
@@ -228,6 +229,7 @@ def test_batches_are_put_off_while_there_is_anything_else_and_no_peers_messages_
     monkeypatch.setattr(collector, "_perform", lambda event: handled.append((event.peer, event)))
     collector._drain()
     assert handled == [
+        (b"a", beat),
         (b"b", batches[0]),
         (b"b", trip),
         (b"c", beat),

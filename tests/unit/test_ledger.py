@@ -634,6 +634,31 @@ def test_what_becomes_of_ranks_whose_job_is_being_ended_is_no_failure() -> None:
     assert (report.outcome, report.reason) == (Outcome.ABORTED, "stopped by SIGINT")
 
 
+@given(batches=st.lists(st.lists(st.sampled_from(["beat", "part"]), max_size=4), max_size=5), data=st.data())
+def test_a_beat_tells_as_much_before_the_batches_that_it_came_after(batches: list[list[str]], data: st.DataObject) -> None:
+    """The collector puts batches off, and no beat with them."""
+    table, said = makers.table(), list[wire.Message]()
+    for batch, sends in enumerate(batches):
+        frame = 0
+        for what in sends:
+            if what == "part":
+                summary = makers.summary(batch, first=frame)
+                frame += len(table.specs)
+                said.append(wire.Batch(len(said) + 1, summary))
+            else:
+                phase = data.draw(st.sampled_from(["forward", "backward", "optimizer"]))
+                said.append(makers.beat(batch, 0, frame + data.draw(st.integers(0, 1)), phase=phase))
+    beats_first = sorted(said, key=lambda message: isinstance(message, wire.Batch))
+    known = []
+    for order in (said, beats_first):
+        desk = Desk()
+        desk.connect(1)
+        desk.receive(0, wire.Table(table), *order)
+        record = desk.ledger.runs["train-0"].ranks[0]
+        known.append((record.witness(), record.seq, record.last_batch, record.frames, record.forward_frames, record.stored))
+    assert known[0] == known[1]
+
+
 @pytest.mark.parametrize(("seconds", "outcome"), [(1, Outcome.ABORTED), (3, Outcome.LOST)])
 def test_a_rank_that_failed_just_before_the_job_was_ended_did_so_by_the_same_signal(seconds: int, outcome: Outcome) -> None:
     desk = Desk(Options(job_end_is_told=True))
