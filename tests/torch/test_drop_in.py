@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_oracle import Outcome, run
+from models import Calls
 from rankwatch import DebugUnderflowOverflow, OverflowDetected, watch
 from rankwatch.detector import Detector
 
@@ -31,17 +32,6 @@ pytestmark = pytest.mark.oracle
 NAN = float("nan")
 INF = float("inf")
 X = torch.tensor([[0.5, -2.0], [0.25, 4.0]])
-
-
-class Calls(nn.Module):
-    """A module that is one function."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call(*args, **kwargs)
 
 
 class Around(nn.Module):

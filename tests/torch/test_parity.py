@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import hf_oracle
 from hf_oracle import Outcome, Step, check_parity, run, train
+from models import Calls
 from rankwatch import BatchLimitReached, DebugUnderflowOverflow, OverflowDetected
 
 REASON = "the oracle is the detector of transformers"
@@ -323,17 +324,6 @@ def test_abort_after_batch_comes_before_its_backward() -> None:
 
 
 # --- corners of the format --------------------------------------------------------------------------------------------
-
-
-class Calls(nn.Module):
-    """A module that is one function."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call(*args, **kwargs)
 
 
 class Chain(nn.Module):

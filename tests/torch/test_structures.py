@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import rankwatch
+from models import Calls
 from notebook import Gain, Notebook, first_weight, model_of, ones, watched
 from rankwatch.detector import Detector
 from rankwatch.errors import OverflowDetected
@@ -57,17 +58,6 @@ pytree.register_pytree_node(
     lambda parts, _: Keyed(*parts),
     flatten_with_keys_fn=_with_names,  # type: ignore[arg-type,unused-ignore]
 )
-
-
-class Calls(nn.Module):
-    """A module that is one function."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call(*args, **kwargs)
 
 
 def modules(frames: list[Frame]) -> list[str]:
