@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,8 +32,7 @@ def losses(job: Job) -> list[float]:
 
 def log(tmp_path: Path, name: str, option: str) -> Job:
     pytest.importorskip(LOGGING[name])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    job = run_job(tmp_path, [*torchrun, str(EXAMPLES / name), option, str(tmp_path / "log"), "--batches", "21"])
+    job = run_job(tmp_path, forked(str(EXAMPLES / name), option, str(tmp_path / "log"), "--batches", "21"))
     assert job.code == 0, job.stderr
     assert job.report["outcome"] == "finished"
     return job

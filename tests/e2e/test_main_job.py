@@ -89,7 +89,7 @@ def test_the_others_wait_in_all_reduce(tmp_path: Path) -> None:
 
 
 def test_the_others_are_in_eval(tmp_path: Path) -> None:
-    job = run_job(tmp_path, torchrun("train.py", "others_in_eval"))
+    job = run_job(tmp_path, forked("train.py", "others_in_eval"))
     assert job.code == ABORTED
     assert (job.verdict["rank"], job.verdict["batch"], job.verdict["eval"]) == (1, 5, 0)
     assert job.verdict["certainty"] == "complete"
