@@ -45,7 +45,7 @@ class Election:
         return True
 
     def is_due(self, now: float) -> bool:
-        """Whether nobody is waited for any longer."""
+        """Whether nobody is waited for any longer, or the window is over."""
         return not self._waited_for or now - self._began_at >= self.window
 
     def hold(self, ranks: Mapping[int, RankRecord], now: float, *, final: bool) -> tuple[Verdict | None, str]:
