@@ -158,6 +158,7 @@ class Collector:
         while time.monotonic() < deadline and poller.poll(LAST_WORDS):
             self._drain()
             self._record()
+        self._drain()  # the ends of connections, which no poll tells of
         for peer in list(self._put_off):
             self._catch_up(peer)
         self._perform(self._job_ended or JobEnded(None))

@@ -201,10 +201,11 @@ class Run:
         if end.exit_code is None and self._running and self._is_open:
             self._end_as(Outcome.LOST, "the collector was ended while the run went on", now)
         elif end.exit_code is not None:
-            unexplained = self._running or any(r.state is RankState.ENDED for r in self.ranks.values())
-            for rank in list(self._running):
-                self._lose(self.ranks[rank], now)
-            if end.exit_code and unexplained and self._is_open:
+            vanished = [self.ranks[rank] for rank in self._running]
+            for record in vanished:
+                self._lose(record, now)
+            is_unexplained = not vanished and any(r.state is RankState.ENDED for r in self.ranks.values())
+            if end.exit_code and is_unexplained and self._is_open:
                 self._end_as(Outcome.FAILED, f"the command ended with exit code {end.exit_code}", now)
         yield from self._decide(now, ended=True)
 
@@ -470,7 +471,9 @@ class Run:
         if self._waived is not None and (lost or self._waived[0] is Outcome.FAILED):
             return self._waived
         if lost:
-            return Outcome.LOST, f"{lost[0].name} ended without a word; {lost[0].last_seen}"
+            # The first to die took the others along, or torchrun did.
+            first = min(lost, key=lambda record: (record.connected, record.gone_at))
+            return Outcome.LOST, f"{first.name} ended without a word; {first.last_seen}"
         return Outcome.FINISHED, ""
 
     def _end_as(self, outcome: Outcome, reason: str, now: float, *, abort: bool = False) -> None:

@@ -634,6 +634,19 @@ def test_what_becomes_of_ranks_whose_job_is_being_ended_is_no_failure() -> None:
     assert (report.outcome, report.reason) == (Outcome.ABORTED, "stopped by SIGINT")
 
 
+def test_of_ranks_that_ended_without_a_word_the_first_whose_connection_ended_is_named() -> None:
+    desk = Desk(Options(job_end_is_told=True))
+    desk.connect(3)
+    desk.wait(1)
+    desk.disconnect(1)
+    desk.wait(0.1)
+    desk.disconnect(0)  # torchrun ended it, and then itself
+    desk.end(exit_code=1)
+    report = desk.reports[-1]
+    assert report.outcome is Outcome.LOST
+    assert report.reason.startswith("rank 1 of 3 (node0, local rank 1) ended without a word")
+
+
 @given(batches=st.lists(st.lists(st.sampled_from(["beat", "part"]), max_size=4), max_size=5), data=st.data())
 def test_a_beat_tells_as_much_before_the_batches_that_it_came_after(batches: list[list[str]], data: st.DataObject) -> None:
     """The collector puts batches off, and no beat with them."""
