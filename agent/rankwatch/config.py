@@ -5,10 +5,9 @@ What stands at its default is taken from the next of them.
 
 from __future__ import annotations
 
-import enum
 import logging
 import os
-import tomllib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -16,12 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from .errors import TrainingAborted, UsageError
+from .str_enum import StrEnum
 from .trip import Policy
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 log = logging.getLogger(__name__)
 
 
-class Check(enum.StrEnum):
+class Check(StrEnum):
     """When readings are read and judged."""
 
     FRAME = "frame"
@@ -121,7 +126,7 @@ def read_file(path: Path) -> dict[str, Any]:
         UsageError: it cannot be read, is no TOML, or has an option that does not exist.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the options in {path}: {error}") from None
     except tomllib.TOMLDecodeError as error:

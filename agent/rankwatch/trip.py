@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from .frame import DTYPE_MAX, SHARD, Frame, FrameSpec, Kind, Phase, Position, Reading, State
+from .str_enum import StrEnum
 
 
-class Policy(enum.StrEnum):
+class Policy(StrEnum):
     """Which non-finite readings trip.
 
     FIRST (the default): outputs, own parameters, marked tensors, and the gradients that a module's backward makes; a
@@ -26,7 +26,7 @@ class Policy(enum.StrEnum):
     OFF = "off"
 
 
-class Cause(enum.StrEnum):
+class Cause(StrEnum):
     """Why a frame tripped."""
 
     OVERFLOW = "overflow"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rankwatch.frame import NO_STAGE, Phase, Position
+from rankwatch.str_enum import StrEnum
 from rankwatch.trip import Cause, Trip, classify
 
 
@@ -27,7 +28,7 @@ class Standing(enum.Enum):
     """Ended cleanly: all that it ran was finite."""
 
 
-class Certainty(enum.StrEnum):
+class Certainty(StrEnum):
     COMPLETE = "complete"
     PARTIAL = "partial"
 

@@ -7,7 +7,7 @@ import re
 import runpy
 import shlex
 import subprocess
-import tomllib
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -19,6 +19,11 @@ from e2e.test_readme import shell_environment
 from jobs import ROOT
 from rankwatch.config import _FURTHER, FUNCTIONS, Config, resolve
 from rankwatch_monitor.cli import COMMANDS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 pytestmark = pytest.mark.e2e
 
@@ -177,7 +182,7 @@ def test_the_lowest_versions_are_the_floors() -> None:
     floors = dict(
         (name, version)
         for group in (project["dependencies"], *(extras[extra] for extra in ("agent", "export", "metrics", "top", "ui")))
-        for name, version in (requirement.split(">=") for requirement in group)
+        for name, version in (requirement.partition(";")[0].split(">=") for requirement in group)
     )
     lines = (ROOT / "deploy" / "constraints-lowest.txt").read_text().splitlines()
     lowest = dict(line.split("==") for line in lines if not line.startswith("#"))

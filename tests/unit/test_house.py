@@ -15,6 +15,7 @@ AGENT, MONITOR = ROOT / "agent" / "rankwatch", ROOT / "monitor" / "rankwatch_mon
 SHARED = [
     *(
         "errors",
+        "str_enum",
         "frame",
         "trip",
         "notice",
@@ -31,7 +32,20 @@ SHARED = [
 """The agent's files that the collector imports: none of them may need torch."""
 
 ORDER = [
-    *("errors", "frame", "trip", "notice", "wire", "text", "scalars", "config", "connection", "sockets", "identity"),
+    *(
+        "errors",
+        "str_enum",
+        "frame",
+        "trip",
+        "notice",
+        "wire",
+        "text",
+        "scalars",
+        "config",
+        "connection",
+        "sockets",
+        "identity",
+    ),
     *("kernel", "measure", "tape", "walk", "modules", "stage", "weights", "traced", "recorder", "batch", "health", "settle"),
     *("scaler", "steps", "backward", "hooks", "detector", "fork", "spool", "link", "abort"),
     *("registry", "mark", "watcher", "drop_in", "finder", "attach", "demo"),

@@ -10,11 +10,11 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import assert_type
 
 import pytest
 import torch
 from torch import nn
+from typing_extensions import assert_type
 
 import rankwatch
 from jobs import ROOT, environment

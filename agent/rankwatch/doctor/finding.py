@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..str_enum import StrEnum
 
-class State(enum.StrEnum):
+
+class State(StrEnum):
     """How a check went; FAIL alone makes the exit code 1."""
 
     OK = "ok"

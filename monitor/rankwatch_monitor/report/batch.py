@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from rankwatch.frame import Frame, State
@@ -65,7 +65,7 @@ def _digest(closeup: BatchCloseup) -> list[tuple[str, str]]:
 def _when(seconds: float) -> str:
     if not 0 <= seconds < _YEAR_10000:
         return f"begun at {seconds:g}"
-    return datetime.fromtimestamp(seconds, UTC).strftime("begun %Y-%m-%d %H:%M:%S UTC")
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("begun %Y-%m-%d %H:%M:%S UTC")
 
 
 def _frames(closeup: BatchCloseup, frames: int) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from rankwatch.frame import NO_STAGE
 from rankwatch.notice import Notice
+from rankwatch.str_enum import StrEnum
 
 from ..verdict import Verdict
 
 
-class Outcome(enum.StrEnum):
+class Outcome(StrEnum):
     """How a run ended."""
 
     FINISHED = "finished"
@@ -27,7 +27,7 @@ class Outcome(enum.StrEnum):
     """A rank made no progress any more, and the others were stopped for it."""
 
 
-class RankState(enum.StrEnum):
+class RankState(StrEnum):
     MISSING = "missing"
     """It never connected."""
     RUNNING = "running"
