@@ -13,41 +13,28 @@ from jobs import ROOT, environment
 
 AGENT, MONITOR = ROOT / "agent" / "rankwatch", ROOT / "monitor" / "rankwatch_monitor"
 SHARED = [
-    *(
-        "errors",
-        "str_enum",
-        "frame",
-        "trip",
-        "notice",
-        "wire",
-        "text",
-        "scalars",
-        "identity",
-        "config",
-        "connection",
-        "sockets",
-        "attach",
-    )
+    *("errors", "str_enum", "frame", "trip", "notice", "wire", "text", "scalars", "identity", "config", "connection"),
+    *("sockets", "attach"),
 ]
 """The agent's files that the collector imports: none of them may need torch."""
 
 ORDER = [
+    *("errors", "str_enum", "frame", "trip", "notice", "wire", "text", "scalars", "config", "connection", "sockets"),
     *(
-        "errors",
-        "str_enum",
-        "frame",
-        "trip",
-        "notice",
-        "wire",
-        "text",
-        "scalars",
-        "config",
-        "connection",
-        "sockets",
         "identity",
+        "kernel",
+        "measure",
+        "tape",
+        "walk",
+        "modules",
+        "stage",
+        "weights",
+        "traced",
+        "recorder",
+        "batch",
+        "health",
     ),
-    *("kernel", "measure", "tape", "walk", "modules", "stage", "weights", "traced", "recorder", "batch", "health", "settle"),
-    *("scaler", "steps", "backward", "hooks", "detector", "fork", "spool", "link", "abort"),
+    *("settle", "scaler", "steps", "backward", "hooks", "detector", "fork", "spool", "link", "abort"),
     *("registry", "mark", "watcher", "drop_in", "finder", "attach", "demo"),
 ]
 """Imports inside the agent point to the left."""
