@@ -1,9 +1,12 @@
-"""A training for ``torchrun --max-restarts 1``: rank 1 dies in the first attempt, and all end well in the second."""
+"""A training for ``torchrun --max-restarts 1``: in the first attempt rank 1 dies once both have told all, and all end well in the
+second."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -22,7 +25,11 @@ def main() -> None:
         if attempt == 0:
             assert watch._link is not None
             watch._link._spool.wait_until_empty(30)
+            told = Path(os.environ["TEST_JOB_MARKER"])
+            (told / f"told-{rank}").touch()
             if rank == 1:
+                while not (told / "told-0").exists():
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
             signal.pause()  # torchrun ends this one
 
