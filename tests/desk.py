@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import makers
 from rankwatch import wire
-from rankwatch_monitor.effects import Effect, Keep, Publish, Send
+from rankwatch_monitor.effects import Effect, Publish, Send
 from rankwatch_monitor.journal import Entry, JobEnded, Trained
 from rankwatch_monitor.ledger import Disconnected, Event, Ledger, Received, Stored, Tick
 from rankwatch_monitor.options import Options
@@ -43,11 +43,9 @@ class Desk:
         """What the ledger wants done; what it wants kept is on record at once."""
         effects = self.ledger.handle(event, self.now)
         self.effects += effects
-        for kept in effects:
-            if isinstance(kept, Keep):
-                self.records.setdefault(kept.run, []).extend(kept.entries)
-                seqs = {e.rank: e.fact.seq for e in kept.entries if isinstance(e.fact, (Trained, wire.Sequenced))}
-                self.handle(Stored(kept.run, seqs))
+        for run, entries in self.ledger.take_journals():
+            self.records.setdefault(run, []).extend(entries)
+            self.handle(Stored(run, {e.rank: e.fact.seq for e in entries if isinstance(e.fact, (Trained, wire.Sequenced))}))
         return effects
 
     def connect(self, world_size: int, ranks: Sequence[int] | None = None) -> None:

@@ -25,12 +25,13 @@ from rankwatch.errors import ProtocolError
 
 from . import record, store
 from .credentials import Credentials
-from .effects import Effect, IssueKey, Keep, Note, Publish, RecordTrace, Send, Show
+from .effects import Effect, IssueKey, Note, Publish, RecordTrace, Send, Show
 from .inbox import Ended, Inbox, Letter
-from .journal import Entry, JobEnded, JobInterrupted
+from .journal import JobEnded, JobInterrupted
 from .ledger import Disconnected, Event, Ledger, Malformed, Received, Stored, Tick
 from .meters import Counts, Meters
 from .options import Options
+from .precedence import DECIDING, SWITCH_INTERVAL, yield_to_others
 from .printable import printable
 from .recorder import Recorder
 from .report import text
@@ -113,8 +114,6 @@ class Collector:
         self._put_off: OrderedDict[bytes, list[Letter]] = OrderedDict()  # of a dict, taking the first is slow
         """Batches that are yet to be handled, in the order in which their peers' first ones came."""
         self._put_off_bytes = 0
-        self._kept: dict[str, list[Entry]] = {}
-        """What is to be put on record at the next turn."""
         self._job_ended: JobEnded | None = None
         self._interrupted = ""
         self.ledger = Ledger(options, runs.is_free)
@@ -142,6 +141,7 @@ class Collector:
 
     def serve(self) -> None:
         """Takes messages and performs effects until ``stop`` was called; then ends every run that is under way."""
+        yield_to_others(DECIDING)
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
@@ -250,9 +250,8 @@ class Collector:
 
     def _record(self) -> None:
         """Hands over what is to be put on record, and takes note of what now is."""
-        for run, entries in self._kept.items():
+        for run, entries in self.ledger.take_journals():
             self._recorder.keep(run, entries)
-        self._kept.clear()
         with suppress(BlockingIOError):
             self._wake_read.recv(4096)
         for run, seqs in self._recorder.stored().items():
@@ -271,16 +270,16 @@ class Collector:
 
     def _perform(self, event: Event) -> None:
         # The runs of all ranks hang on this loop: no single event may end it, and no effect keep back those after it.
-        effects: Iterator[Effect] = iter(())
+        left: Iterator[Effect] | None = None
         try:
-            effects = iter(self.ledger.handle(event, time.monotonic()))
+            effects = self.ledger.handle(event, time.monotonic())
+            left = iter(effects) if effects else None  # of a batch mostly none
         except Exception:
             log.exception("an error of ours while handling %s; the collector goes on", type(event).__name__)
-        left = True
-        while left:
+        while left is not None:
             try:
-                self._do(effects)
-                left = False
+                self._do(left)
+                left = None
             except Exception:
                 log.exception("an error of ours after %s; the collector goes on", type(event).__name__)
 
@@ -297,8 +296,6 @@ class Collector:
                 log.info("%s", printable(effect.text))
             elif isinstance(effect, IssueKey):
                 self._do(iter([Send(effect.peer, self._keys.issue(effect.job))]))
-            elif isinstance(effect, Keep):
-                self._kept.setdefault(effect.run, []).extend(effect.entries)
             elif isinstance(effect, Show):
                 self._recorder.show(effect.run, effect.standings)
                 if self._meters is not None:
@@ -330,6 +327,7 @@ def run_daemon(
     """``rankwatch collector``: serves until SIGTERM or SIGINT; a second signal ends it at once."""
     runs = RunsFolder(runs_dir)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_INTERVAL)
 
     def show(report: Report, news: bool) -> None:
         if news:

@@ -149,11 +149,9 @@ def summarise(parts: Sequence[Part], columns: Columns, envelope: Envelope) -> Ar
     """
     digests = np.zeros(len(parts), DIGEST)
     for start in range(0, len(parts), STACKED):
-        stacked = parts[start : start + STACKED]
-        lows, highs, states = _stack(stacked, columns)
-        ranks = np.array([part.rank for part in stacked], np.uint32)
-        _digest(digests[start : start + STACKED], stacked, ranks, highs, states, columns)
-        envelope.add(ranks, lows, highs, states)
+        stacked = _stack(parts[start : start + STACKED], columns)
+        _digest(digests[start : start + STACKED], stacked, columns)
+        envelope.add(stacked.ranks, stacked.lows, stacked.highs, stacked.states)
     return digests
 
 
@@ -214,25 +212,33 @@ def limit_of(row: ReadingSpec) -> float:
     return DTYPE_MAX.get({"complex64": "float32", "complex128": "float64"}.get(dtype, dtype), np.inf)
 
 
-def _stack(parts: Sequence[Part], columns: Columns) -> tuple[Array, Array, Array]:
-    """Abs min, abs max and states of the parts, each of shape (parts, rows)."""
+class _Stack(NamedTuple):
+    """Parts side by side: their ranks (uint32), their abs min, abs max and states of shape (parts, rows), and ``told``, what of a
+    DIGEST they tell as they are."""
+
+    ranks: Array
+    lows: Array
+    highs: Array
+    states: Array
+    told: dict[str, Sequence[float]]
+
+
+def _stack(parts: Sequence[Part], columns: Columns) -> _Stack:
+    ranks, seqs, summaries = zip(*parts, strict=True)
+    batches, first_frames, steps, started, ended, _, _, lows, highs, states = zip(*summaries, strict=True)
     shape = len(parts), columns.rows
-    lows = np.frombuffer(b"".join([part.summary.abs_min for part in parts]), columns.dtype).reshape(shape)
-    highs = np.frombuffer(b"".join([part.summary.abs_max for part in parts]), columns.dtype).reshape(shape)
-    states = np.frombuffer(b"".join([part.summary.states for part in parts]), np.uint8).reshape(shape)
-    return lows, highs, states
+    return _Stack(
+        np.array(ranks, np.uint32),
+        np.frombuffer(b"".join(lows), columns.dtype).reshape(shape),
+        np.frombuffer(b"".join(highs), columns.dtype).reshape(shape),
+        np.frombuffer(b"".join(states), np.uint8).reshape(shape),
+        dict(batch=batches, first_frame=first_frames, seq=seqs, step=steps, started=started, ended=ended),
+    )
 
 
-def _digest(into: Array, parts: Sequence[Part], ranks: Array, highs: Array, states: Array, columns: Columns) -> None:
-    into["rank"] = ranks
-    for name, values in (
-        ("batch", [part.summary.batch for part in parts]),
-        ("seq", [part.seq for part in parts]),
-        ("step", [part.summary.optimizer_step for part in parts]),
-        ("started", [part.summary.started_at for part in parts]),
-        ("ended", [part.summary.ended_at for part in parts]),
-        ("first_frame", [part.summary.first_frame for part in parts]),
-    ):
+def _digest(into: Array, parts: _Stack, columns: Columns) -> None:
+    into["rank"] = parts.ranks
+    for name, values in parts.told.items():
         into[name] = values
     into["table"], into["frames"] = columns.number, columns.frames
     into["bad_row"] = NO_ROW
@@ -240,12 +246,12 @@ def _digest(into: Array, parts: Sequence[Part], ranks: Array, highs: Array, stat
     if not columns.rows:
         return
     with np.errstate(divide="ignore", invalid="ignore"):  # inf * 0 is of no finite reading; a headroom may be infinite
-        share = highs * columns.shares
-        if states.any():
-            share[states != _FINITE] = 0.0
+        share = parts.highs * columns.shares
+        if parts.states.any():
+            share[parts.states != _FINITE] = 0.0
         into["row"] = worst = share.argmax(axis=1)
-        into["headroom"] = np.log2(SCALE) - np.log2(share[np.arange(len(parts)), worst])
-    bad = (states == _INF) | (states == _NAN)
+        into["headroom"] = np.log2(SCALE) - np.log2(share[np.arange(len(share)), worst])
+    bad = (parts.states == _INF) | (parts.states == _NAN)
     if bad.any():
         into["bad"] = bad.sum(axis=1)
         into["bad_row"] = np.where(bad.any(axis=1), bad.argmax(axis=1), NO_ROW)

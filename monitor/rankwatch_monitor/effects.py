@@ -8,12 +8,10 @@ from typing import NamedTuple, TypeAlias
 from rankwatch.frame import Frame
 from rankwatch.wire import Message
 
-from .journal import Entry
 from .report.data import RankStanding, Report, RunStanding
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Send a message to a connected peer."""
 
     peer: bytes
@@ -25,13 +23,6 @@ class Note:
     """Tell the operator."""
 
     text: str
-
-
-class Keep(NamedTuple):
-    """Put these on record, and tell when they are (``Stored``)."""
-
-    run: str
-    entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +60,4 @@ class IssueKey:
     job: str
 
 
-Effect: TypeAlias = Send | Note | Keep | RecordTrace | Publish | Show | IssueKey
+Effect: TypeAlias = Send | Note | RecordTrace | Publish | Show | IssueKey

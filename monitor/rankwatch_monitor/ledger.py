@@ -10,7 +10,7 @@ from rankwatch import wire
 from rankwatch.identity import safe_name
 from rankwatch.text import describe_tuning
 
-from .effects import Effect, IssueKey, Keep, Note, Send
+from .effects import Effect, IssueKey, Note, Send
 from .journal import Entry, JobEnded, JobInterrupted, Opened, Progress
 from .keyring import ANY_JOB, belongs_to
 from .options import Options
@@ -87,10 +87,7 @@ class Ledger:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Takes one event at ``now`` (seconds of any clock that does not run backwards) and says what is to be done."""
         if isinstance(event, Received):
-            effects = list(self._receive(event.peer, event.message, event.job, now))
-            if event.peer in self._peers:
-                self._collect(self._peers[event.peer][0], effects)
-            return effects
+            return list(self._receive(event.peer, event.message, event.job, now))
         if isinstance(event, Stored):
             return list(self.runs[event.run].stored(event.seqs)) if event.run in self.runs else []
         if isinstance(event, Malformed):
@@ -104,13 +101,21 @@ class Ledger:
                 run, rank = self._peers[event.peer]
                 run.disconnected(rank, event.peer, now)
             return []
-        effects = []
+        effects: list[Effect] = []
         for run in self.runs.values():
             if not run.over:
                 effects += run.tick(now) if isinstance(event, Tick) else run.job_told(event, now)
-                self._collect(run, effects)
-        self._forget_old_runs()
         return effects
+
+    def take_journals(self) -> list[tuple[str, list[Entry]]]:
+        """By run, what is to be put on record since the last call; ``Stored`` is to tell when it is. Old runs are let go then."""
+        taken = []
+        for name, run in self.runs.items():
+            if run.journal:
+                taken.append((name, run.journal))
+                run.journal = []
+        self._forget_old_runs()
+        return taken
 
     def restore(self, name: str, entries: Sequence[Entry], progress: Iterable[Progress], now: float) -> Run:
         """Takes over a run from its record, as another collector left it; its entries lie before ``now``.
@@ -125,12 +130,6 @@ class Ledger:
             run.replay(entry)
         run.resume(progress, now)
         return self._add(run)
-
-    @staticmethod
-    def _collect(run: Run, effects: list[Effect]) -> None:
-        if run.journal:
-            effects.append(Keep(run.id, tuple(run.journal)))
-            run.journal.clear()
 
     def _forget_old_runs(self) -> None:
         over = [name for name, run in self.runs.items() if run.over]
@@ -191,7 +190,6 @@ class Ledger:
         for run in chosen:
             sends: list[Effect] = list(run.tune(tune, now))
             told += len(sends)
-            self._collect(run, sends)
             yield from sends
             yield Note(f"run {run.id}: options changed: {describe_tuning(tune)}")
         yield Send(peer, wire.Tuned(tuple(run.id for run in chosen), told))

@@ -13,7 +13,9 @@ from rankwatch.trip import Trip
 from .report.data import RankRow, RankStanding, RankState
 from .verdict import Standing, Witness, name_spans
 
-_STANDINGS = {RankState.RUNNING: Standing.LIVE, RankState.FINISHED: Standing.DONE}
+# An election asks all ranks, and the abort waits for it: of thousands the names alone would take milliseconds.
+_RUNNING, _FINISHED = RankState.RUNNING, RankState.FINISHED
+_LIVE, _GONE, _DONE = Standing.LIVE, Standing.GONE, Standing.DONE
 
 
 @dataclass(slots=True)
@@ -113,7 +115,8 @@ class RankRecord:
         return frames if frames > position.frame else None
 
     def witness(self) -> Witness:
-        return Witness(_STANDINGS.get(self.state, Standing.GONE), self.progress, self.trip, self.hello.stage, self.told)
+        standing = _LIVE if self.state is _RUNNING else _DONE if self.state is _FINISHED else _GONE
+        return Witness(standing, self.progress, self.trip, self.hello.stage, self.told)
 
     def standing(self, now: float) -> RankStanding:
         return RankStanding(

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 from rankwatch import __version__, wire
 
 from .journal import Closed, Entry, Opened, Trained
+from .precedence import RECORDING, yield_to_others
 from .report.data import RankStanding
 from .store import FILE, Limits, Store, StoreError
 
@@ -145,6 +146,7 @@ class Recorder:
             log.error("the disk is too slow: batches of run %s are missing in its record", run)
 
     def _run(self) -> None:
+        yield_to_others(RECORDING)
         while (work := self._take()) is not None:
             taken, shown, actions = work
             by_run: dict[str, list[Entry]] = {}

@@ -71,7 +71,7 @@ class Run:
     over: bool = False
     verdict: Verdict | None = None
     journal: list[Entry] = field(default_factory=list)
-    """What is to be put on record; the ledger takes it away after every event."""
+    """What is to be put on record, since it was last taken away to be."""
     tuning: wire.Tune = field(init=False)
     """All that was changed in the ranks' options."""
     _notices: Notices = field(default_factory=Notices)
@@ -154,6 +154,8 @@ class Run:
         self._silence.heard_at = now
         if isinstance(message, wire.Batch):
             return self._take_batch(record, message, now)
+        if isinstance(message, wire.Ack):
+            return self._take_ack(record, message, now)
         return self._take(record, message, now)
 
     def stored(self, seqs: Mapping[int, int]) -> Iterator[Effect]:
@@ -292,11 +294,6 @@ class Run:
             yield Send(record.peer, wire.Ack(record.stored, abort=False))
         elif isinstance(message, wire.Table):
             self._keep_table(message.table)
-        elif isinstance(message, wire.Ack):
-            if message.abort and record.acknowledged_at is None:
-                self._note_down(now, message, record.hello.rank)
-                record.acknowledged_at = now
-                self._unacknowledged.discard(record.hello.rank)
         elif isinstance(message, wire.Sequenced):
             if record.is_news(message.seq):
                 yield from self._take_sequenced(record, message, now)
@@ -305,6 +302,14 @@ class Run:
             return
         self._note_answer(record)
         yield from self._decide(now)
+
+    def _take_ack(self, record: RankRecord, ack: wire.Ack, now: float) -> Iterable[Effect]:
+        """Of thousands that come at a time the last alone may settle something."""
+        if ack.abort and record.acknowledged_at is None:
+            self._note_down(now, ack, record.hello.rank)
+            record.acknowledged_at = now
+            self._unacknowledged.discard(record.hello.rank)
+        return () if self._unacknowledged else self._decide(now)
 
     def _take_sequenced(self, record: RankRecord, message: wire.Sequenced, now: float) -> Iterator[Effect]:
         if isinstance(message, wire.Tripped) and self._is_earliest(place_of(message.trip, record.hello.stage)):

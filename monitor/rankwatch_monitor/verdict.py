@@ -169,7 +169,7 @@ def _has_passed(witness: Witness, target: Place) -> bool:
     the same stage are waited for: where they overlap, each rank tells of them when its next forward or its optimizer comes.
     """
     if witness.stage == target.stage:
-        return witness.progress > target.position
+        return witness.progress > (target.batch, target.eval, target.frame)
     comes_later = witness.stage > target.stage and not target.is_backward
     at, aim = witness.progress[:2], (target.batch, target.eval)
     if at > aim or (at == aim and comes_later):

@@ -61,6 +61,7 @@ def _check_round_trip(message: wire.Message) -> None:
 
 def _do(ledger: Ledger, event: Event, now: float = 0.0) -> None:
     perform(ledger.handle(event, now))
+    ledger.take_journals()
 
 
 def perform(effects: Iterable[Effect]) -> None:

@@ -293,6 +293,7 @@ class Peers(RuleBasedStateMachine):
     def handle(self, event: Event) -> list[Effect]:
         effects = self.ledger.handle(event, self.now)
         perform(effects)
+        self.ledger.take_journals()
         return effects
 
     def changed_by(self, event: Event) -> tuple[set[str], list[Effect]]:
@@ -401,12 +402,14 @@ def ledger_of(*hellos: tuple[bytes, wire.Hello]) -> Ledger:
     ledger = Ledger(Options())
     for peer, hello in hellos:
         ledger.handle(Received(peer, hello), 0.0)
+    ledger.take_journals()
     return ledger
 
 
 def say(ledger: Ledger, peer: bytes, *messages: wire.Message, now: float = 0.0) -> list[Effect]:
     effects = [effect for message in messages for effect in ledger.handle(Received(peer, message), now)]
     perform(effects)
+    ledger.take_journals()
     return effects
 
 
@@ -483,6 +486,7 @@ def test_a_peer_that_says_hello_as_job_after_job_leaves_no_run_that_never_ends()
     ledger.handle(Disconnected(b"greedy"), 1.0)
     for second in range(10, 20):
         ledger.handle(Tick(), float(second))
+        ledger.take_journals()
     assert ledger.is_idle
     assert len(ledger.runs) == ledger_module.KEPT_RUNS
     assert len(ledger._peers) <= 1
