@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 import makers
-from collectors import Running
+from collectors import Running, until
 from jobs import RANKWATCH, environment
 from rankwatch import wire
 from rankwatch_monitor.launcher import job_name
 from rankwatch_monitor.ledger import Received
+from rankwatch_monitor.precedence import DECIDING, RECORDING
 
 _FIELDS = ("address", "server_public", "client_public", "client_secret", "job")
 _VERSION_7 = json.dumps({"rankwatch_connection": [7, 0]} | dict.fromkeys(_FIELDS, ""))
@@ -214,6 +215,22 @@ def test_the_daemon_ends_cleanly_by_sigterm(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_the_daemons_threads_zeromqs_goes_first_then_the_decisions_then_the_disk(tmp_path: Path) -> None:
+    command = [*RANKWATCH, "collector", "--listen", "tcp://127.0.0.1:0", "--runs-dir", str(tmp_path)]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL) as process:
+        tasks = Path(f"/proc/{process.pid}/task")
+        ours = os.getpriority(os.PRIO_PROCESS, 0)
+
+        def niceness() -> list[int]:
+            """Of ZeroMQ's own thread, of the first one and of the nicest."""
+            of = {task.name: os.getpriority(os.PRIO_PROCESS, int(task.name)) - ours for task in tasks.iterdir()}
+            zeromq = [of[name] for name in of if (tasks / name / "comm").read_text().startswith("ZMQbg/IO")]
+            return [*zeromq, of[str(process.pid)], max(of.values())]
+
+        until(lambda: niceness() == [0, min(DECIDING, 19 - ours), min(RECORDING, 19 - ours)])
+        process.terminate()
 
 
 def test_tune_says_what_was_changed_and_for_how_many_ranks(tmp_path: Path) -> None:
