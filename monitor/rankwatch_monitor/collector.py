@@ -114,6 +114,8 @@ class Collector:
         self._put_off: OrderedDict[bytes, list[Letter]] = OrderedDict()  # of a dict, taking the first is slow
         """Batches that are yet to be handled, in the order in which their peers' first ones came."""
         self._put_off_bytes = 0
+        self._is_behind = False
+        """Since so much was put off that no more was taken, until nothing is."""
         self._job_ended: JobEnded | None = None
         self._interrupted = ""
         self.ledger = Ledger(options, runs.is_free)
@@ -193,8 +195,11 @@ class Collector:
     def _drain(self) -> None:
         """Takes what waits. Batches are put off while there is anything else: no abort is to wait for thousands of them."""
         for _ in range(BURST):
-            item = self._inbox.take() if self._put_off_bytes < MAX_PUT_OFF else None
+            is_full = self._put_off_bytes >= MAX_PUT_OFF
+            item = None if is_full else self._inbox.take()
             if item is None:
+                if is_full or not self._put_off:
+                    self._tell_whether_behind(is_full)
                 if not self._put_off:
                     return
                 for _ in range(min(PUT_OFF_AT_ONCE, len(self._put_off))):
@@ -263,6 +268,17 @@ class Collector:
                 self._received, self._received_bytes, self.ledger.refused, self._put_off_bytes, self._recorder.unwritten
             )
             self._meters.count(counts, time.monotonic())
+
+    def _tell_whether_behind(self, is_behind: bool) -> None:
+        if is_behind and not self._is_behind:
+            log.warning(
+                "batches come faster than they are handled: %d MiB of them wait here, more in the ranks, and an abort may come "
+                "late. Give the collector a core of its own, or let ranks tell of fewer: rankwatch tune --every 2",
+                self._put_off_bytes >> 20,
+            )
+        elif self._is_behind and not is_behind:
+            log.info("the collector keeps up again")
+        self._is_behind = is_behind
 
     def _tell_headroom(self, run: str, doublings: float) -> None:
         if self._meters is not None:

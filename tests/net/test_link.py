@@ -21,6 +21,7 @@ from rankwatch.errors import ProtocolError, UsageError
 from rankwatch.frame import Position
 from rankwatch.identity import Identity
 from rankwatch.link import Link
+from rankwatch_monitor import collector as collector_module
 from rankwatch_monitor import control, record, store
 from rankwatch_monitor.collector import Collector
 from rankwatch_monitor.inbox import Ended, Item, Letter
@@ -238,6 +239,33 @@ def test_batches_are_put_off_while_there_is_anything_else_and_of_a_peers_message
     ]
     assert (collector._put_off, collector._put_off_bytes) == ({}, 0)
     collector.close()
+
+
+def test_that_batches_come_too_fast_is_told_once_and_when_it_is_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    collector = Collector(
+        listen="tcp://127.0.0.1:0",
+        connection_file=folder / "connection.json",
+        runs=RunsFolder(folder / "runs"),
+        options=Options(),
+        show=lambda report, news: None,
+    )
+    batch = memoryview(wire.encode(wire.Batch(1, makers.summary(1))))
+    waiting = [Letter(b"a%d" % number, "", [batch]) for number in range(9)]
+    monkeypatch.setattr(collector_module, "MAX_PUT_OFF", 2 * len(batch))
+    monkeypatch.setattr(collector_module, "PUT_OFF_AT_ONCE", 1)
+    monkeypatch.setattr(collector._inbox, "take", lambda: waiting.pop(0) if waiting else None)
+    monkeypatch.setattr(collector, "_handle", lambda letter: None)
+    collector._drain()
+    collector.close()
+    told = [record.getMessage() for record in caplog.records if record.name == collector_module.log.name]
+    assert told == [
+        "batches come faster than they are handled: 0 MiB of them wait here, more in the ranks, and an abort may come late. Give "
+        "the collector a core of its own, or let ranks tell of fewer: rankwatch tune --every 2",
+        "the collector keeps up again",
+    ]
 
 
 # --- options changed at run time ------------------------------------------------------------------------------------------

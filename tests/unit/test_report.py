@@ -155,7 +155,7 @@ def test_what_is_not_on_record_and_who_was_refused_are_told() -> None:
     rows[6] = replace(rows[6], rival="process 9 on node7")
     assert as_text.render(replace(whole, ranks=tuple(rows))) == (
         "rankwatch: run train-0 finished: 8 ranks, 150 batches, no inf or nan\n"
-        "  dropped    6 batches of ranks 3, 4: the collector was out of reach for longer than they could wait\n"
+        "  dropped    6 batches of ranks 3, 4: the collector was out of reach, or too slow, for longer than they could wait\n"
         "  refused    process 9 on node7: rank 6 was there already\n"
     )
 

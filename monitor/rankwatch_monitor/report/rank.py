@@ -71,7 +71,9 @@ def _lapses(closeup: RankCloseup) -> list[tuple[str, str]]:
     fields = [("farewell", row.farewell)] if row.farewell else []
     if row.dropped:
         batches = f"{row.dropped} batch{'es' if row.dropped != 1 else ''}"
-        fields.append(("dropped", f"{batches}: the collector was out of reach for longer than they could wait"))
+        fields.append(
+            ("dropped", f"{batches}: the collector was out of reach, or too slow, for longer than they could wait")
+        )
     return [*fields, ("refused", f"{row.rival}: this rank was there already")] if row.rival else fields
 
 

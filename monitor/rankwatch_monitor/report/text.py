@@ -118,8 +118,10 @@ def _lapses(report: Report) -> list[tuple[str, str]]:
     if dropped:
         count = sum(row.dropped for row in dropped)
         ranks = name_ranks([row.rank for row in dropped])
-        batches = f"{count} batch{'es' if count != 1 else ''}"
-        fields.append(("dropped", f"{batches} of {ranks}: the collector was out of reach for longer than they could wait"))
+        batches = f"{count} batch{'es' if count != 1 else ''} of {ranks}"
+        fields.append(
+            ("dropped", f"{batches}: the collector was out of reach, or too slow, for longer than they could wait")
+        )
     rivals = [f"{row.rival}: rank {row.rank} was there already" for row in report.ranks if row.rival]
     hidden = len(rivals[MAX_LINES:])
     if hidden:

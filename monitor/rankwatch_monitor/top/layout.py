@@ -193,7 +193,8 @@ def _rank(scene: Scene, number: int, size: Size) -> list[Block]:
     else:
         lines.append(f"{rank.state}: {place}")
     dropped = max(row.dropped, standing.dropped if standing else 0)
-    lines += [f"{dropped} of its batches were dropped: the collector was out of reach for too long"] if dropped else []
+    if dropped:
+        lines.append(f"{dropped} of its batches were dropped: the collector was out of reach, or too slow, for too long")
     lines += [row.farewell] if row.farewell else []
     lines += [f"refused {row.rival}: this rank was there already"] if row.rival else []
     lines += [f"noticed: {text}" for text in noticed(view.report, only=number).values()]
