@@ -203,7 +203,7 @@ class Finder:
 
 
 def _leave_us_out(error: BaseException) -> None:
-    """The traceback of a script has no frame of ours in it."""
+    """The traceback of a script has no frame of ours in it; in Python 3.10, where ``raise`` restores it, it has one."""
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
 

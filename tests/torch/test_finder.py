@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ def test_a_second_training_of_the_process_is_watched_too() -> None:
     assert (watched(), nn.Module.__call__) == (set(kept), CALL)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="in Python 3.10 what is raised again has the traceback it had")
 def test_a_mistake_with_an_optimizer_is_told_without_us() -> None:
     with pytest.raises(ValueError, match="empty parameter list") as raised:
         torch.optim.SGD([], lr=0.1)
@@ -187,6 +189,8 @@ def test_modules_that_raise_leave_the_look_out_in_place() -> None:
     with pytest.raises(RuntimeError) as raised:
         Net()(torch.ones(3))
     assert nn.Module.__call__ is not CALL
+    if sys.version_info < (3, 11):
+        return  # what is raised again has the traceback it had
     assert [entry.name for entry in raised.traceback][:2] == [
         "test_modules_that_raise_leave_the_look_out_in_place",
         CALL.__name__,
