@@ -187,6 +187,7 @@ def test_a_rank_that_is_stopped_for_a_moment_is_named_and_goes_on(site: Site) ->
     site.collect()
     other, stopped = site.start(2)
     assert stopped.ask("batches", 3) == 3
+    until(lambda: any(batch == 2 for batch, *_ in site.notes("beat")))  # else it may be stopped before it has told of it
     stopped.kill(signal.SIGSTOP)
     until(lambda: "is silent, but still connected; last seen in batch 2" in site.log)
     assert other.ask("batches", 5) == 5
