@@ -36,7 +36,7 @@ def test_overflow_on_one_rank(bad: Job) -> None:
     # The report is what a person reads last, and torchrun's summary names the culprit.
     assert "rankwatch: first overflow in run bad-0\n  culprit    rank 1 of 4" in job.stdout
     assert "4 of 4 ranks answered; the other 3 were finite here" in job.stdout
-    assert "rank      : 1 (local_rank: 1)" in job.root_cause
+    assert "rank      : 1 (local_rank: 1)" in job.root_cause, job.stderr
     assert "exitcode  : 77" in job.root_cause
     assert "blocks.2.square (Square), output: inf" in job.root_cause
 
@@ -129,7 +129,7 @@ def test_a_users_own_exception_is_not_ours(tmp_path: Path) -> None:
     assert 'KeyError: "a bug of the user\'s own"' in job.report["reason"]
     assert job.state(1) == "failed"
     # torchrun shows the exception itself as the cause, also without its @record.
-    assert "rank      : 1 (local_rank: 1)" in job.root_cause
+    assert "rank      : 1 (local_rank: 1)" in job.root_cause, job.stderr
     assert 'KeyError: "a bug of the user\'s own"' in job.root_cause
     assert job.left_behind == []
 
@@ -145,7 +145,7 @@ def test_a_killed_rank_is_lost(tmp_path: Path) -> None:
 def test_the_culprit_is_the_root_cause_under_record_too(tmp_path: Path) -> None:
     job = run_job(tmp_path, torchrun("train.py", "overflow"), env={"WITH_RECORD": "1"})
     assert job.code == ABORTED
-    assert "rank      : 1 (local_rank: 1)" in job.root_cause
+    assert "rank      : 1 (local_rank: 1)" in job.root_cause, job.stderr
     assert "blocks.2.square (Square), output: inf" in job.root_cause
 
 
