@@ -22,10 +22,13 @@ _STDERR = 2  # sys.stderr may have been replaced by something without a file des
 BACKSTOP = 2.0
 """Seconds after the deadline at which the process is ended from C, should no Python thread get to run any more."""
 
+ERROR_FILE, SET_ASIDE = "TORCHELASTIC_ERROR_FILE", ".record"
+"""The variable that names the file, and what its value ends with once the file is written."""
+
 
 def write_error_file(reason: str, culprit_time: float, *, is_culprit: bool) -> None:
     """Writes ``reason`` where torchrun looks for the cause of a worker's death (nothing, when torchrun did not start us)."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    path = os.environ.get(ERROR_FILE, "").removesuffix(SET_ASIDE)
     if not path:
         return
     timestamp = int(culprit_time) if is_culprit else int(max(time.time(), culprit_time)) + FOLLOWER_DELAY
@@ -39,6 +42,8 @@ def write_error_file(reason: str, culprit_time: float, *, is_culprit: bool) -> N
     try:
         part.write_text(body)
         os.replace(part, path)  # torchrun may read it at any moment
+        # torch's own @record would write over it, and a SIGTERM of torchrun's meanwhile leave half a file: of that torchrun dies.
+        os.environ[ERROR_FILE] = path + SET_ASIDE
     except OSError as error:
         say(f"cannot write torchelastic's error file {path}: {error.strerror}")
 

@@ -136,7 +136,7 @@ class Watch:
         elif self._reason or isinstance(error, TrainingAborted):
             if self._reason and not isinstance(error, TrainingAborted):
                 say(f"{self._name}: {self._reason}; the {type(error).__name__} here only follows from it")
-            self._write_error_file()  # torch's own @record has put the exception there
+            self._write_error_file()
             self._finish("aborted")
         else:
             if not is_of_the_network(error):

@@ -1,0 +1,33 @@
+"""torchrun's error file: what rankwatch says of a worker's death stays what torchrun reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from rankwatch.abort import ERROR_FILE, write_error_file
+
+
+def fail() -> None:
+    raise RuntimeError("what followed from it")
+
+
+def test_torchs_record_does_not_write_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv(ERROR_FILE, str(path))
+    for reason in ("first", "second"):
+        write_error_file(reason, 1.0, is_culprit=True)
+        with pytest.raises(RuntimeError):
+            record(fail)()
+        assert json.loads(path.read_text())["message"]["message"] == reason
+
+
+def test_without_us_torchs_record_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv(ERROR_FILE, str(path))
+    with pytest.raises(RuntimeError):
+        record(fail)()
+    assert json.loads(path.read_text())["message"]["message"] == "RuntimeError: what followed from it"
