@@ -202,16 +202,21 @@ def test_an_error_of_ours_keeps_no_other_effect_back(
     assert "an error of ours after Received; the collector goes on" in caplog.text
 
 
-def test_batches_are_put_off_while_there_is_anything_else_and_of_a_peers_messages_only_its_beats_come_before_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    collector = Collector(
+def idle_collector(folder: Path) -> Collector:
+    """One that does not serve: the test does its turns."""
+    return Collector(
         listen="tcp://127.0.0.1:0",
         connection_file=folder / "connection.json",
         runs=RunsFolder(folder / "runs"),
         options=Options(),
         show=lambda report, news: None,
     )
+
+
+def test_batches_are_put_off_while_there_is_anything_else_and_of_a_peers_messages_only_its_beats_come_before_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = idle_collector(folder)
     batches = [memoryview(wire.encode(wire.Batch(seq, makers.summary(seq)))) for seq in range(1, 4)]
     trip, beat = (memoryview(wire.encode(message)) for message in (wire.Tripped(9, makers.trip()), makers.beat(1, 0, 0)))
     waiting: list[Item] = [
@@ -245,13 +250,7 @@ def test_that_batches_come_too_fast_is_told_once_and_when_it_is_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    collector = Collector(
-        listen="tcp://127.0.0.1:0",
-        connection_file=folder / "connection.json",
-        runs=RunsFolder(folder / "runs"),
-        options=Options(),
-        show=lambda report, news: None,
-    )
+    collector = idle_collector(folder)
     batch = memoryview(wire.encode(wire.Batch(1, makers.summary(1))))
     waiting = [Letter(b"a%d" % number, "", [batch]) for number in range(9)]
     monkeypatch.setattr(collector_module, "MAX_PUT_OFF", 2 * len(batch))
