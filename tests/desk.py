@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import makers
 from rankwatch import wire
-from rankwatch_monitor.effects import Effect, Publish, Send
+from rankwatch_monitor.effects import Effect, Publish, Send, SendAll
 from rankwatch_monitor.journal import Entry, JobEnded, Trained
 from rankwatch_monitor.ledger import Disconnected, Event, Ledger, Received, Stored, Tick
 from rankwatch_monitor.options import Options
@@ -20,6 +20,10 @@ DESKS: list[Desk] = []
 
 def peer(rank: int) -> bytes:
     return b"peer-%d" % rank
+
+
+def _each(effect: Effect) -> list[Effect]:
+    return [Send(to, effect.message) for to in effect.peers] if isinstance(effect, SendAll) else [effect]
 
 
 @dataclass
@@ -41,7 +45,7 @@ class Desk:
 
     def handle(self, event: Event) -> list[Effect]:
         """What the ledger wants done; what it wants kept is on record at once."""
-        effects = self.ledger.handle(event, self.now)
+        effects = [one for effect in self.ledger.handle(event, self.now) for one in _each(effect)]
         self.effects += effects
         for run, entries in self.ledger.take_journals():
             self.records.setdefault(run, []).extend(entries)

@@ -25,7 +25,7 @@ from rankwatch.errors import ProtocolError
 
 from . import record, store
 from .credentials import Credentials
-from .effects import Effect, IssueKey, Note, Publish, RecordTrace, Send, Show
+from .effects import Effect, IssueKey, Note, Publish, RecordTrace, Send, SendAll, Show
 from .inbox import Ended, Inbox, Letter
 from .journal import JobEnded, JobInterrupted
 from .ledger import Disconnected, Event, Ledger, Malformed, Received, Stored, Tick
@@ -300,14 +300,11 @@ class Collector:
                 log.exception("an error of ours after %s; the collector goes on", type(event).__name__)
 
     def _do(self, effects: Iterator[Effect]) -> None:
-        message, body = None, b""
         for effect in effects:
             if isinstance(effect, Send):
-                if effect.message is not message:  # an abort goes to thousands
-                    message, body = effect.message, wire.encode(effect.message)
-                with suppress(zmq.Again):  # a peer that takes nothing just now: what matters is repeated
-                    self._socket.send(effect.peer, zmq.NOBLOCK | zmq.SNDMORE)
-                    self._socket.send(body, zmq.NOBLOCK)
+                self._send((effect.peer,), effect.message)
+            elif isinstance(effect, SendAll):
+                self._send(effect.peers, effect.message)
             elif isinstance(effect, Note):
                 log.info("%s", printable(effect.text))
             elif isinstance(effect, IssueKey):
@@ -322,6 +319,13 @@ class Collector:
             elif isinstance(effect, Publish):
                 self._recorder.do(partial(self._runs.publish, effect.report))
                 self._show(effect.report, effect.news)
+
+    def _send(self, peers: Iterable[bytes], message: wire.Message) -> None:
+        body, send = wire.encode(message), self._socket.send
+        for peer in peers:
+            with suppress(zmq.Again):  # a peer that takes nothing just now: what matters is repeated
+                send(peer, zmq.NOBLOCK | zmq.SNDMORE)
+                send(body, zmq.NOBLOCK)
 
 
 GARBAGE_THRESHOLDS = 300_000, 20, 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -15,6 +16,13 @@ class Send(NamedTuple):
     """Send a message to a connected peer."""
 
     peer: bytes
+    message: Message
+
+
+class SendAll(NamedTuple):
+    """Send one message to these connected peers, in this order."""
+
+    peers: Sequence[bytes]
     message: Message
 
 
@@ -60,4 +68,4 @@ class IssueKey:
     job: str
 
 
-Effect: TypeAlias = Send | Note | RecordTrace | Publish | Show | IssueKey
+Effect: TypeAlias = Send | SendAll | Note | RecordTrace | Publish | Show | IssueKey

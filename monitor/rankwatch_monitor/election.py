@@ -19,6 +19,8 @@ class Election:
     _began_at: float = 0.0
     _waited_for: set[int] = field(default_factory=set)
     """Kept answer by answer, so that a message costs the same at 16 ranks and at 16,384."""
+    _unsure: set[int] = field(default_factory=set)
+    """Those that were not past it, in any order of stages, when it was aimed at: what they told since is yet to be looked at."""
 
     @property
     def has_begun(self) -> bool:
@@ -32,8 +34,13 @@ class Election:
         if self.target is None:
             self._began_at = now
         self.target = target
-        asked = [record for record in ranks.values() if is_waited_for(record.witness(), target)]
-        self._waited_for = {record.hello.rank for record in asked} | (set(range(self.world_size)) - ranks.keys())
+        at, stage, after = target.position, target.stage, (target.batch, target.eval + 1)
+        # The abort waits for this: of thousands of ranks most are past it in any order of stages, and need no closer look.
+        unsure = [r for r in ranks.values() if r.progress <= at or (r.progress < after and r.hello.stage != stage)]
+        asked = [record for record in unsure if is_waited_for(record.witness(), target)]
+        missing = set(range(self.world_size)) - ranks.keys()
+        self._unsure = {record.hello.rank for record in unsure} | missing
+        self._waited_for = {record.hello.rank for record in asked} | missing
         return asked
 
     def takes_answer(self, record: RankRecord) -> bool:
@@ -50,5 +57,6 @@ class Election:
 
     def hold(self, ranks: Mapping[int, RankRecord], now: float, *, final: bool) -> tuple[Verdict | None, str]:
         """The verdict and why it can be given; None when it cannot yet. ``final``: nobody will say anything any more."""
-        witnesses = {rank: record.witness() for rank, record in ranks.items()}
-        return elect(witnesses, self.world_size, now - self._began_at, 0.0 if final else self.window)
+        unsure = self._unsure
+        witnesses = {rank: record.witness() for rank, record in ranks.items() if record.trip or rank in unsure}
+        return elect(witnesses, self.world_size, now - self._began_at, 0.0 if final else self.window, unsure)

@@ -188,9 +188,9 @@ class Ledger:
             return
         told = 0
         for run in chosen:
-            sends: list[Effect] = list(run.tune(tune, now))
-            told += len(sends)
-            yield from sends
+            send = run.tune(tune, now)
+            told += len(send.peers)
+            yield send
             yield Note(f"run {run.id}: options changed: {describe_tuning(tune)}")
         yield Send(peer, wire.Tuned(tuple(run.id for run in chosen), told))
 

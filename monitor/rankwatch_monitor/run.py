@@ -17,7 +17,7 @@ from rankwatch.frame import FrameTable, Position
 from rankwatch.notice import describe_notice
 from rankwatch.text import describe_culprit
 
-from .effects import Effect, Note, Publish, RecordTrace, Send, Show
+from .effects import Effect, Note, Publish, RecordTrace, Send, SendAll, Show
 from .election import Election
 from .journal import (
     NO_RANK,
@@ -174,13 +174,12 @@ class Run:
             # A process that dies is silent from then on; where the network is cut, silence comes first.
             record.connected, record.gone_at, record.cut_off = False, now, bool(record.quiet)
 
-    def tune(self, tune: wire.Tune, now: float) -> Iterator[Effect]:
+    def tune(self, tune: wire.Tune, now: float) -> SendAll:
         """Somebody changes options of the ranks: those that are connected are told now, the others when they come (back)."""
         self._note_down(now, tune)
         self.tuning = self.tuning.then(tune)
-        for record in self.ranks.values():
-            if record.is_running and record.connected:
-                yield Send(record.peer, self.tuning)
+        listening = [record.peer for record in self.ranks.values() if record.is_running and record.connected]
+        return SendAll(listening, self.tuning)
 
     def job_told(self, event: JobInterrupted | JobEnded, now: float) -> Iterator[Effect]:
         """What becomes of the job's command is known."""
@@ -232,7 +231,7 @@ class Run:
         if isinstance(fact, wire.Hello):
             effects = self.welcome(fact, NOBODY, now)
         elif isinstance(fact, wire.Tune):
-            effects = self.tune(fact, now)
+            self.tune(fact, now)
         elif isinstance(fact, Left):
             self._leave(self.ranks[rank], fact.state)
         elif isinstance(fact, (JobInterrupted, JobEnded)):
@@ -330,8 +329,8 @@ class Run:
             place = place_of(message.trip, record.hello.stage)
             if self._is_earliest(place):
                 # Those that may trip earlier still are to tell when they are past it.
-                for asked in self._election.aim(place, self.ranks, now):
-                    yield Send(asked.peer, wire.Probe(place.position))
+                asked = self._election.aim(place, self.ranks, now)
+                yield SendAll([other.peer for other in asked], wire.Probe(place.position))
 
     def _take_batch(self, record: RankRecord, message: wire.Batch, now: float) -> Iterable[Effect]:
         """Of all messages the most frequent by far, which mostly has no effect: so nothing is made to tell one."""
@@ -465,8 +464,9 @@ class Run:
         assert self._abort is not None
         self._abort_sent_at = now
         culprit = self._abort.rank
-        for rank in sorted(self._unacknowledged, key=lambda rank: rank != culprit):  # the culprit stands and waits for it
-            yield Send(self.ranks[rank].peer, self._abort)
+        first = [culprit] if culprit in self._unacknowledged else []  # it stands and waits for it
+        ranks = [*first, *(rank for rank in self._unacknowledged if rank != culprit)]
+        yield SendAll([self.ranks[rank].peer for rank in ranks], self._abort)
 
     def _quiet_end(self) -> tuple[Outcome, str]:
         """How a run ends in which nothing was decided."""

@@ -8,7 +8,7 @@ once every rank that still can has passed it or tripped itself, or the window is
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,7 +89,11 @@ class Verdict:
 
 
 def elect(
-    witnesses: Mapping[int, Witness], world_size: int, since_first_trip: float, window: float
+    witnesses: Mapping[int, Witness],
+    world_size: int,
+    since_first_trip: float,
+    window: float,
+    unsure: Collection[int] | None = None,
 ) -> tuple[Verdict | None, str]:
     """The verdict, or None while a rank may still tell of an earlier trip; and why, in words.
 
@@ -97,13 +101,16 @@ def elect(
         witnesses: the ranks that ever connected, by rank; at least one of them has tripped.
         since_first_trip: seconds since the collector heard of the first trip.
         window: seconds it waits for the ranks that have not answered.
+        unsure: the only ranks that may not have answered, where that is known: then ``witnesses`` may leave out all others that
+            have not tripped.
     """
     trips = {rank: witness.trip for rank, witness in witnesses.items() if witness.trip is not None}
     places = {rank: place_of(trip, witnesses[rank].stage) for rank, trip in trips.items()}
     order = sorted(trips, key=lambda rank: (places[rank], rank))
     first = order[0]
     target = places[first]
-    silent = [rank for rank in range(world_size) if not _has_answered(witnesses.get(rank), target)]
+    unsure = range(world_size) if unsure is None else sorted(unsure)
+    silent = [rank for rank in unsure if rank not in witnesses or not _has_answered(witnesses[rank], target)]
     waited_for = [rank for rank in silent if rank not in witnesses or witnesses[rank].standing is Standing.LIVE]
     if waited_for and since_first_trip < window:
         where = f"frame {target.frame} of batch {target.batch}" + _of_stage(target.stage)
@@ -155,9 +162,7 @@ def name_spans(ranks: list[int], most: int = 8) -> str:
     return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
 
 
-def _has_answered(witness: Witness | None, target: Place) -> bool:
-    if witness is None:
-        return False
+def _has_answered(witness: Witness, target: Place) -> bool:
     return witness.trip is not None or witness.standing is Standing.DONE or _has_passed(witness, target)
 
 

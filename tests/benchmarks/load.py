@@ -1,14 +1,20 @@
 """What one collector bears: a real ``rankwatch collector`` on one core, and simulated ranks over real sockets on the others.
 
-    python tests/benchmarks/load.py [--ranks 64,1024,4096,16384] [--seconds 60] [--json FILE]
+    python tests/benchmarks/load.py [--ranks 64,1024,4096,16384] [--seconds 60] [--trips 20] [--json FILE]
 
 Every rank is a DEALER with keys of its own connection that says HELLO, sends its frame table, and then each second one batch
 (1,000 readings) and each heartbeat a BEAT, as an agent does; some processes hold them all. Beside them
   - a probe rank (a run of its own) asks for a receipt every 50 ms: "latency" is how long its BEAT waits for its ACK;
-  - small runs of 8 ranks trip one after another: "TRIP to ABORT" and "TRIP to last ACK" are what the tripping rank and the last
-    rank see; at the end one rank of the large run trips, and all of its ranks are told.
+  - small runs of 8 ranks trip one after another: "small: TRIP to ABORT" and "to last ACK" are what the tripping rank and the
+    last rank see.
 For each size it prints messages per second, the collector's CPU (100 % is one core, its I/O thread included), its memory
 when the load began, in the middle and at the end, and those latencies. "behind" counts sends that found no room.
+
+Then the large run itself trips, again and again: as restart 1, 2, 3, ... of its job all of its ranks connect and train as
+before, and while they do rank 0 trips. "TRIP to ABORT" is what that rank sees; "all told" is when the last rank has its ABORT,
+and "TRIP to last ACK" when the collector has the last rank's ACK: the first figure and the report's ``acknowledged_in``, which
+counts from the decision, so together a little more than it took. All ranks are known to be past the batch that trips; in "asked"
+they are still to come to it, and each has to answer before it is decided.
 
 "flood" is the same batches sent as fast as they are taken, by the same processes to the collector and then to a bare ROUTER
 (CURVE as well, messages received and dropped): the rate of the one by that of the other.
@@ -27,8 +33,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -60,12 +66,21 @@ MODULES = [
 TABLE = FrameTable(tuple(MODULES))
 TRIPS = 100
 TRIP_RANKS = 8
+RANKS_A_PROCESS = 4096
+LONGEST = 30
+"""Batches until a run of which a rank trips would end by itself."""
+
+TRIP_AFTER = 2.0
+"""Seconds after which it trips."""
+
 PROBE_PAUSE = 0.05
 SIMULATION_NICE = 10
 """What the simulated ranks' processes are put behind the one that takes the latencies by: it is not to wait for them."""
 
 TOLD_WITHIN = 30_000
 """Milliseconds that a rank waits for its ABORT."""
+
+ABORT_ACK = wire.encode(wire.Ack(0, abort=True))
 
 PACE = 0.005
 """Seconds between bursts of a process that simulates ranks."""
@@ -90,23 +105,35 @@ class Ranks:
         self.numbers = numbers
         self.behind = 0
         self.heartbeat = 1.0
+        self._job, self._world_size = job, world_size
         self._flooded = 0
-        self.sockets = []
-        self._hellos = [
-            wire.encode(makers.hello(number, world_size, job=job, incarnation=f"{job}-{number}-{os.getpid()}"))
-            for number in numbers
-        ]
+        self._asked: set[int] = set()
+        self._told: dict[int, float] = {}
+        """When each rank had its ABORT (Unix seconds), in this order."""
         self.sockets = [sockets.dealer(self.context, connection) for _ in numbers]
         for socket in self.sockets:
             socket.setsockopt(zmq.RCVTIMEO, TOLD_WITHIN)
 
-    def connect(self) -> None:
+    def connect(self, restart: int = 0) -> None:
         """Returns when all are welcome and have sent their frame table."""
+        self._asked, self._told = set(), {}
+        hellos = [
+            wire.encode(
+                makers.hello(
+                    number,
+                    self._world_size,
+                    job=self._job,
+                    restart=restart,
+                    incarnation=f"{self._job}-{restart}-{number}-{os.getpid()}",
+                )
+            )
+            for number in self.numbers
+        ]
         table = wire.encode(wire.Table(TABLE))
         waiting, said = set(range(len(self.sockets))), set()
         while waiting:
             for index in list(waiting):
-                if index not in said and self.send(index, self._hellos[index], required=False):
+                if index not in said and self.send(index, hellos[index], required=False):
                     said.add(index)
                 for message in self.receive(index):
                     if isinstance(message, wire.Welcome):
@@ -130,10 +157,15 @@ class Ranks:
             except zmq.Again:
                 return
 
-    def train(self, begin: float, batches: int) -> None:
-        """One batch a second from ``begin`` (Unix seconds) on, the ranks evenly spread over the second, and their beats."""
+    def train(self, begin: float, batches: int) -> list[float]:
+        """One batch a second from ``begin`` (Unix seconds) on, the ranks evenly spread over the second, and their beats.
+
+        A rank answers when it is asked, and ends when it is told to. Returns when the first and the last rank here were told
+        to; nothing when they have trained to the end.
+        """
         count = len(self.sockets)
         beats_per_batch = 1.0 / self.heartbeat
+        next_asked = next_told = 0
         for batch in range(batches):
             messages = batch_messages(batch)
             beat = wire.encode(wire.Beat(Position(batch, 0, len(MODULES)), "backward", 1, 0, time.time()))
@@ -141,34 +173,57 @@ class Ranks:
             while done < count:
                 due = min(count, int((time.time() - begin - batch) * count) + 1)
                 for index in range(done, due):
-                    self.send(index, messages[self.numbers[index] % VARIANTS])
-                    if int((batch + 1) * beats_per_batch) > int(batch * beats_per_batch):
-                        self.send(index, beat)
-                    for _ in self.receive(index):
-                        pass
+                    if index not in self._told:
+                        self.send(index, messages[self.numbers[index] % VARIANTS])
+                        if int((batch + 1) * beats_per_batch) > int(batch * beats_per_batch):
+                            self.send(index, beat)
+                        self._heed(index)
                 done = max(done, due)
+                # All are asked, or told, in this order: to look at all of them again and again would take longer.
+                next_asked = self._heed_from(next_asked, self._asked)
+                next_told = self._heed_from(next_told, self._told)
+                if len(self._told) == count:
+                    times = list(self._told.values())
+                    return [times[0], times[-1]]
                 time.sleep(PACE)
+        return []
 
-    def trip_first(self) -> None:
-        """Rank 0 trips, if it is held here; all others are past that batch."""
-        if 0 in self.numbers:
-            self.send(0, wire.encode(wire.Tripped(1 << 40, makers.trip(at=(0, 0, 0)))))
+    def _heed_from(self, index: int, heeded: Collection[int]) -> int:
+        """Heeds what came for this rank and those after it, up to the first for which nothing came; returns that one."""
+        while index < len(self.sockets) and (index in heeded or self._heed(index)):
+            index += 1
+        return index
 
-    def await_abort(self) -> tuple[float, float]:
-        """Acknowledges the ABORT on every rank; returns when the first of them was told, and when all (0: not in time)."""
-        first = 0.0
-        ack = wire.encode(wire.Ack(0, abort=True))
-        for index, socket in enumerate(
-            self.sockets
-        ):  # one after the other: looking through all again and again takes longer
-            try:
-                while not isinstance(wire.decode(socket.recv()), wire.Abort):
-                    pass
-            except zmq.Again:
-                return first, 0.0
-            first = first or time.time()
-            self.send(index, ack)
-        return first, time.time()
+    def _heed(self, index: int) -> bool:
+        """Does what a rank is asked or told to, if it is."""
+        heeded = False
+        for message in self.receive(index):
+            if isinstance(message, wire.Probe):
+                self._asked.add(index)
+                past = Position(message.position.batch, 0, len(MODULES))
+                heeded = self.send(index, wire.encode(wire.Beat(past, "forward", 0, 0, time.time())))
+            elif isinstance(message, wire.Abort):
+                self._asked.add(index)
+                self._told.setdefault(index, time.time())
+                heeded = self.send(index, ABORT_ACK)
+        return heeded
+
+    def await_abort(self, index: int) -> float:
+        """Acknowledges the ABORT of a rank; returns when it was told (Unix seconds).
+
+        Raises:
+            zmq.Again: it was not.
+        """
+        while not isinstance(wire.decode(self.sockets[index].recv()), wire.Abort):
+            pass
+        told = time.time()
+        self.send(index, ABORT_ACK)
+        return told
+
+    def leave(self) -> None:
+        bye = wire.encode(wire.Bye(1 << 40, "aborted", ""))
+        for index in range(len(self.sockets)):
+            self.send(index, bye)
 
     def flood(self, seconds: float) -> int:
         """Sends batches as fast as they are taken; returns how many."""
@@ -200,14 +255,14 @@ def simulate(pipe: Pipe, path: str, job: str, world_size: int, numbers: range) -
 
 
 class Crowd:
-    """Processes that hold the ranks of one run."""
+    """Processes that hold ranks of one run: these."""
 
-    def __init__(self, path: Path, job: str, world_size: int, cores: list[int], most: int) -> None:
-        count = max(min(len(cores), world_size), -(-world_size // most))
+    def __init__(self, path: Path, job: str, world_size: int, ranks: range, cores: list[int]) -> None:
+        count = max(min(len(cores), len(ranks)), -(-len(ranks) // RANKS_A_PROCESS))
         spawn = multiprocessing.get_context("spawn")
         self._pipes, self._processes = [], []
         for process in range(count):
-            numbers = range(world_size * process // count, world_size * (process + 1) // count)
+            numbers = ranks[len(ranks) * process // count : len(ranks) * (process + 1) // count]
             ours, theirs = spawn.Pipe()
             started = spawn.Process(target=simulate, args=(theirs, str(path), job, world_size, numbers))
             started.start()
@@ -217,8 +272,14 @@ class Crowd:
             self._processes.append(started)
 
     def call(self, name: str, *arguments: Any) -> list[Any]:
+        self.begin(name, *arguments)
+        return self.finish()
+
+    def begin(self, name: str, *arguments: Any) -> None:
         for pipe in self._pipes:
             pipe.send((name, *arguments))
+
+    def finish(self) -> list[Any]:
         return [pipe.recv() for pipe in self._pipes]
 
     def close(self) -> None:
@@ -251,8 +312,8 @@ class Latencies:
     begin: float
     end: float
     beat: list[float] = field(default_factory=list)
-    trip_to_abort: list[float] = field(default_factory=list)
-    trip_to_last_ack: list[float] = field(default_factory=list)
+    to_abort: list[float] = field(default_factory=list)
+    to_last_ack: list[float] = field(default_factory=list)
 
     def measure(self) -> None:
         probe = Ranks(self.connection, "probe", 1, range(1))
@@ -281,13 +342,50 @@ class Latencies:
         ranks.sockets[1].poll(10_000)
         begun = time.time()
         ranks.send(0, wire.encode(wire.Tripped(1, makers.trip(at=(0, 0, 0)))))
-        ranks.sockets[0].poll(10_000)
-        self.trip_to_abort.append(1000 * (time.time() - begun))
-        _, last = ranks.await_abort()
-        self.trip_to_last_ack.append(1000 * (last - begun))
-        for index in range(TRIP_RANKS):
-            ranks.send(index, wire.encode(wire.Bye(2, "aborted", "")))
+        told = [ranks.await_abort(index) for index in range(TRIP_RANKS)]
+        self.to_abort.append(1000 * (told[0] - begun))
+        self.to_last_ack.append(1000 * (max(told) - begun))
+        ranks.leave()
         ranks.close()
+
+
+@dataclass
+class LargeTrips:
+    """Trips of the run that is the load, by its rank 0; milliseconds."""
+
+    crowd: Crowd
+    first: Ranks
+    runs: Path
+    to_abort: list[float] = field(default_factory=list)
+    to_all: list[float] = field(default_factory=list)
+    to_last_ack: list[float] = field(default_factory=list)
+
+    def trip(self, restart: int, batch: int) -> None:
+        """As this restart of the job all train, until ``batch`` trips."""
+        self.crowd.begin("connect", restart)
+        self.first.connect(restart)
+        self.crowd.finish()
+        begin = time.time() + 0.5
+        self.crowd.begin("train", begin, LONGEST)
+        time.sleep(begin + TRIP_AFTER + 0.37 * restart % 1 - time.time())  # anywhere between two batches of a rank
+        begun = time.time()
+        self.first.send(0, wire.encode(wire.Tripped(1, makers.trip(at=(batch, 0, 0)))))
+        told = self.first.await_abort(0)
+        last_told = max(last for _, last in self.crowd.finish())
+        report = self._report(restart)
+        assert all(row["acknowledged"] for row in report["ranks"]), "a rank's ACK is missing"
+        self.to_abort.append(1000 * (told - begun))
+        self.to_all.append(1000 * (last_told - begun))
+        self.to_last_ack.append(1000 * (told - begun + report["acknowledged_in"]))
+        self.crowd.call("leave")
+        self.first.leave()
+
+    def _report(self, restart: int) -> dict[str, Any]:
+        """Published once the last rank has acknowledged."""
+        path = self.runs / f"load-{restart}" / "report.json"
+        _until(path.exists)
+        report: dict[str, Any] = json.loads(path.read_text())
+        return report
 
 
 @contextmanager
@@ -332,10 +430,10 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[math.ceil(share * len(values)) - 1] if values else float("nan")
 
 
-def under_load(world_size: int, seconds: int, cores: list[int], folder: Path) -> dict[str, Any]:
+def under_load(world_size: int, seconds: int, trips: int, cores: list[int], folder: Path) -> dict[str, Any]:
     """One size of the first table."""
     with collector(folder, cores[0], folder / "log") as (usage, path):
-        crowd = Crowd(path, "load", world_size, cores[1:] or cores, 4096)
+        crowd = Crowd(path, "load", world_size, range(1, world_size), cores[1:] or cores)
         try:
             crowd.call("connect")
             connected = usage.memory()
@@ -363,14 +461,17 @@ def under_load(world_size: int, seconds: int, cores: list[int], folder: Path) ->
             watcher.join()
             behind = sum(crowd.call("behind"))
             heartbeat = max(crowd.call("heartbeat"))
-            cpu_before = usage.cpu()
-            first_told, all_told = trip_all(crowd)
-            cpu_of_final = 1000 * (usage.cpu() - cpu_before)
+            crowd.call("leave")
+            with closing(Ranks(connections.read(path), "load", world_size, range(1))) as first:
+                known, asked = LargeTrips(crowd, first, folder), LargeTrips(crowd, first, folder)
+                for number in range(trips):
+                    known.trip(2 * number + 1, batch=0)
+                    asked.trip(2 * number + 2, batch=LONGEST)
         finally:
             crowd.close()
     return {
         "ranks": world_size,
-        "messages/s": world_size * seconds * (1 + 1 / heartbeat) / elapsed,
+        "messages/s": (world_size - 1) * seconds * (1 + 1 / heartbeat) / elapsed,
         "cpu %": 100 * cpu / elapsed,
         "seconds": elapsed,
         "behind": behind,
@@ -378,31 +479,28 @@ def under_load(world_size: int, seconds: int, cores: list[int], folder: Path) ->
         "latency p50": statistics.median(latencies.beat),
         "latency p99": quantile(latencies.beat, 0.99),
         "latency last": latencies.beat[-1],
-        "trips": len(latencies.trip_to_abort),
-        "TRIP to ABORT p50": quantile(latencies.trip_to_abort, 0.5),
-        "TRIP to ABORT p99": quantile(latencies.trip_to_abort, 0.99),
-        "TRIP to last ACK p50": quantile(latencies.trip_to_last_ack, 0.5),
-        "TRIP to last ACK p99": quantile(latencies.trip_to_last_ack, 0.99),
-        "first of all told": first_told,
-        "all told": all_told,
-        "its CPU": cpu_of_final,
+        "small trips": len(latencies.to_abort),
+        **spread("small: TRIP to ABORT", latencies.to_abort),
+        **spread("small: TRIP to last ACK", latencies.to_last_ack),
+        "trips": trips,
+        **spread("TRIP to ABORT", known.to_abort),
+        **spread("all told", known.to_all),
+        **spread("TRIP to last ACK", known.to_last_ack),
+        "asked trips": trips,
+        **spread("asked: TRIP to ABORT", asked.to_abort),
+        **spread("asked: TRIP to last ACK", asked.to_last_ack),
     }
 
 
-def trip_all(crowd: Crowd) -> tuple[float, float]:
-    """Milliseconds from a TRIP in the large run to the moments its first rank was told, and its last."""
-    begun = time.time()
-    crowd.call("trip_first")
-    told: list[tuple[float, float]] = crowd.call("await_abort")
-    firsts, lasts = zip(*told, strict=True)
-    return 1000 * (min(firsts) - begun), 1000 * (max(lasts) - begun) if all(lasts) else float("nan")
+def spread(name: str, values: list[float]) -> dict[str, float]:
+    return {f"{name} p50": quantile(values, 0.5), f"{name} p99": quantile(values, 0.99), f"{name} max": max(values)}
 
 
 def flood(world_size: int, seconds: float, cores: list[int], folder: Path) -> dict[str, Any]:
     """The second table."""
 
     def rate(path: Path, *, greeted: bool) -> float:
-        crowd = Crowd(path, "flood", world_size, cores[1:] or cores, 4096)
+        crowd = Crowd(path, "flood", world_size, range(world_size), cores[1:] or cores)
         try:
             if greeted:
                 crowd.call("connect")
@@ -425,12 +523,16 @@ def flood(world_size: int, seconds: float, cores: list[int], folder: Path) -> di
     return {"ranks": world_size, "collector": ours, "bare ROUTER": theirs, "ratio": ours / theirs}
 
 
+def columns(name: str) -> dict[str, str]:
+    return {f"{name} {part}": "{:.1f}" for part in ("p50", "p99", "max")}
+
+
 LOAD_COLUMNS = {
     "ranks": "{:.0f}", "messages/s": "{:.0f}", "cpu %": "{:.0f}", "seconds": "{:.1f}", "behind": "{}",
     "latency p50": "{:.1f}", "latency p99": "{:.1f}", "latency last": "{:.1f}",
-    "trips": "{}", "TRIP to ABORT p50": "{:.1f}", "TRIP to ABORT p99": "{:.1f}",
-    "TRIP to last ACK p50": "{:.1f}", "TRIP to last ACK p99": "{:.1f}", "first of all told": "{:.0f}",
-    "all told": "{:.0f}", "its CPU": "{:.0f}",
+    "small trips": "{}", **columns("small: TRIP to ABORT"), **columns("small: TRIP to last ACK"),
+    "trips": "{}", **columns("TRIP to ABORT"), **columns("all told"), **columns("TRIP to last ACK"),
+    "asked trips": "{}", **columns("asked: TRIP to ABORT"), **columns("asked: TRIP to last ACK"),
 }  # fmt: skip
 FLOOD_COLUMNS = {"ranks": "{:.0f}", "collector": "{:.0f}", "bare ROUTER": "{:.0f}", "ratio": "{:.2f}"}
 
@@ -438,10 +540,10 @@ FLOOD_COLUMNS = {"ranks": "{:.0f}", "collector": "{:.0f}", "bare ROUTER": "{:.0f
 def show(rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
     """One line for each column, one column for each size."""
     for name, form in columns.items():
-        print(f"  {name:22}", *(f"{form.format(row[name]):>10}" for row in rows))
+        print(f"  {name:28}", *(f"{form.format(row[name]):>10}" for row in rows))
     if "memory" in rows[0]:
         for index, moment in enumerate(("connected", "warm", "in the middle", "at the end")):
-            print(f"  {'MiB ' + moment:22}", *(f"{row['memory'][index]:10.0f}" for row in rows))
+            print(f"  {'MiB ' + moment:28}", *(f"{row['memory'][index]:10.0f}" for row in rows))
 
 
 def main() -> None:
@@ -450,6 +552,7 @@ def main() -> None:
         "--ranks", type=lambda text: [int(part) for part in text.split(",")], default=[64, 1024, 4096, 16384]
     )
     parser.add_argument("--seconds", type=int, default=60, help="of load at each size")
+    parser.add_argument("--trips", type=int, default=20, help="of the large run, of either kind")
     parser.add_argument("--flood", type=int, default=64, metavar="RANKS", help="ranks of the flood; 0: none")
     parser.add_argument("--flood-seconds", type=float, default=10)
     parser.add_argument("--json", type=Path)
@@ -460,7 +563,7 @@ def main() -> None:
     result: dict[str, Any] = {"load": [], "flood": []}
     for world_size in arguments.ranks:
         with tempfile.TemporaryDirectory() as folder:
-            result["load"].append(under_load(world_size, arguments.seconds, cores, Path(folder)))
+            result["load"].append(under_load(world_size, arguments.seconds, arguments.trips, cores, Path(folder)))
         show(result["load"][-1:], LOAD_COLUMNS)
         print(flush=True)
     if arguments.flood:

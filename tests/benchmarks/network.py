@@ -75,7 +75,7 @@ def absent_collector(folder: Path) -> Path:
 
 def flood(path: Path, ranks: int, core: int, stop: threading.Event) -> None:
     """Keeps a collector busier than it can be."""
-    crowd = Crowd(path, "flood", ranks, [core], 4096)
+    crowd = Crowd(path, "flood", ranks, range(ranks), [core])
     crowd.call("connect")
     while not stop.is_set():
         crowd.call("flood", 1.0)

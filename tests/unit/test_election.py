@@ -1,0 +1,65 @@
+"""An election looks closely at few of many ranks, and elects as if it had looked at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import makers
+from rankwatch.frame import NO_STAGE, NOWHERE, Phase, Position
+from rankwatch_monitor.election import Election
+from rankwatch_monitor.rank_record import RankRecord
+from rankwatch_monitor.report.data import RankState
+from rankwatch_monitor.verdict import elect, is_waited_for, place_of
+
+WORLD = 6
+
+positions = st.builds(Position, st.integers(0, 1), st.integers(0, 1), st.integers(0, 1))
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> dict[int, RankRecord]:
+    """Ranks by number, at least one of which has tripped; some may never have connected."""
+    has_stages = draw(st.booleans())
+    ranks = draw(st.sets(st.integers(0, WORLD - 1), min_size=2))
+    tripped = draw(st.sets(st.sampled_from(sorted(ranks)), min_size=1, max_size=2))
+    records = {}
+    for rank in ranks:
+        hello = makers.hello(rank, WORLD, stage=draw(st.integers(0, 2)) if has_stages else NO_STAGE)
+        record = RankRecord(hello, b"%d" % rank, 0.0, state=draw(st.sampled_from(RankState)))
+        record.progress = draw(st.just(NOWHERE) | positions)
+        record.told = draw(st.integers(-1, 1))
+        if rank in tripped:
+            at = draw(positions)
+            record.trip = makers.trip(at=at, phase=draw(st.sampled_from([Phase.FORWARD, Phase.BACKWARD])))
+        records[rank] = record
+    return records
+
+
+@given(worlds(), st.data())
+def test_it_elects_as_if_it_had_looked_at_all(ranks: dict[int, RankRecord], data: st.DataObject) -> None:
+    election = Election(WORLD, window=2.0)
+    target = min(place_of(record.trip, record.hello.stage) for record in ranks.values() if record.trip is not None)
+    asked = election.aim(target, ranks, 0.0)
+    assert asked == [record for record in ranks.values() if is_waited_for(record.witness(), target)]
+    for rank, record in ranks.items():  # what they tell meanwhile
+        if record.progress > NOWHERE and data.draw(st.booleans()):
+            ranks[rank] = replace(record, progress=max(record.progress, data.draw(positions)))
+    for now in (0.0, 2.0):
+        witnesses = {rank: record.witness() for rank, record in ranks.items()}
+        assert election.hold(ranks, now, final=False) == elect(witnesses, WORLD, now, 2.0)
+
+
+def test_a_rank_of_an_earlier_stage_is_asked_until_it_has_told_of_the_batch() -> None:
+    trip = makers.trip(at=(3, 0, 5))
+    tripped = RankRecord(makers.hello(0, 2, stage=1), b"0", 0.0, trip=trip, progress=trip.position)
+    further = RankRecord(makers.hello(1, 2, stage=0), b"1", 0.0, progress=Position(3, 0, 6), told=2)
+    election = Election(2, window=2.0)
+    assert election.aim(place_of(trip, 1), {0: tripped, 1: further}, 0.0) == [further]
+    found, reason = election.hold({0: tripped, 1: further}, 0.0, final=False)
+    assert (found, reason) == (None, "waiting for rank 1 to pass frame 5 of batch 3 of stage 1")
+    further.told = 3
+    assert election.takes_answer(further)
+    assert election.hold({0: tripped, 1: further}, 0.0, final=False)[0] is not None
