@@ -16,7 +16,7 @@ from .errors import AddressError
 from .wire import MAX_MESSAGE_BYTES
 
 SEND_HIGH_WATER = 1000
-RECEIVE_HIGH_WATER = 32
+RECEIVE_HIGH_WATER = 4
 """Messages of one peer that wait in the collector; what it is not quick enough to take waits with its rank."""
 MAX_PEERS = 65_536
 

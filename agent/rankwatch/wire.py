@@ -41,6 +41,7 @@ VERSION = (2, 1)
 """Major, minor."""
 
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+SHORT_BYTES = 16
 REMEMBERED_BYTES = 1024 * 1024
 """Of a frame table, up to which it is decoded but once."""
 
@@ -276,6 +277,8 @@ def decode(data: bytes | memoryview) -> Message:
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    if len(data) <= SHORT_BYTES:
+        return _decode_short(bytes(data))
     is_table = data[1:7] == _TABLE_HEAD
     return _decode_once(bytes(data)) if is_table and len(data) <= REMEMBERED_BYTES else _decode(data)
 
@@ -288,6 +291,11 @@ def is_batch(data: bytes | memoryview) -> bool:
 def is_beat(data: bytes | memoryview) -> bool:
     """Whether these bytes, if they are a message at all, are a BEAT."""
     return bool(data[1:6] == _BEAT_HEAD)
+
+
+def is_ack(data: bytes | memoryview) -> bool:
+    """Whether these bytes, if they are a message at all, are an ACK."""
+    return bool(data[1:5] == _ACK_HEAD)
 
 
 def _decode(data: bytes | memoryview) -> Message:
@@ -315,7 +323,9 @@ def _decode(data: bytes | memoryview) -> Message:
 
 # Thousands of ranks send the same frame table within seconds, and one takes milliseconds to decode.
 _decode_once = lru_cache(maxsize=8)(_decode)
-_TABLE_HEAD, _BATCH_HEAD, _BEAT_HEAD = map(msgpack.packb, ("TABLE", "BATCH", "BEAT"))
+# To an abort all of them answer at once, and in the same few bytes.
+_decode_short = lru_cache(maxsize=64)(_decode)
+_TABLE_HEAD, _BATCH_HEAD, _BEAT_HEAD, _ACK_HEAD = map(msgpack.packb, ("TABLE", "BATCH", "BEAT", "ACK"))
 
 
 def _unpack(data: bytes | memoryview) -> Any:

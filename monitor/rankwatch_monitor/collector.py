@@ -64,6 +64,8 @@ OWN_FILES = 64
 FEW_RANKS = 1024
 """Room for fewer is told at the start."""
 
+TO_PEER = zmq.NOBLOCK | zmq.SNDMORE
+
 BURST = 1000
 """Messages taken in a row before the clock is looked at."""
 
@@ -210,8 +212,9 @@ class Collector:
             elif wire.is_batch(item.parts[0]):
                 self._put_off.setdefault(item.peer, []).append(item)
                 self._put_off_bytes += len(item.parts[0])
-            elif wire.is_beat(item.parts[0]):
-                self._handle(item)  # it tells no less than the batches before it do, and thousands come at a time
+            elif wire.is_beat(item.parts[0]) or wire.is_ack(item.parts[0]):
+                # A beat tells no less than the batches before it do, an ACK nothing of them, and thousands come at a time.
+                self._handle(item)
             else:
                 self._catch_up(item.peer)
                 self._handle(item)
@@ -323,12 +326,14 @@ class Collector:
     def _send(self, peers: Iterable[bytes], message: wire.Message) -> None:
         body, send = wire.encode(message), self._socket.send
         for peer in peers:
-            with suppress(zmq.Again):  # a peer that takes nothing just now: what matters is repeated
-                send(peer, zmq.NOBLOCK | zmq.SNDMORE)
+            try:
+                send(peer, TO_PEER)
                 send(body, zmq.NOBLOCK)
+            except zmq.Again:  # it takes nothing just now: what matters is repeated
+                pass
 
 
-GARBAGE_THRESHOLDS = 300_000, 20, 100
+GARBAGE_THRESHOLDS = 1_000_000, 20, 100
 """So many objects wait for the disk at most: nothing is looked through for cyclic garbage, of which there is next to none, only
 because much is under way. Among the records of 16,384 ranks that takes 70 ms, in which no abort is sent."""
 

@@ -290,7 +290,8 @@ class Run:
         if isinstance(message, wire.Beat):
             record.queued, record.dropped = message.queued, message.dropped
             record.advance(message.position, message.phase)
-            yield Send(record.peer, wire.Ack(record.stored, abort=False))
+            if not self._note_answer(record):  # else it was asked a moment ago, and is soon to hear how the election ends
+                yield Send(record.peer, wire.Ack(record.stored, abort=False))
         elif isinstance(message, wire.Table):
             self._keep_table(message.table)
         elif isinstance(message, wire.Sequenced):
@@ -440,9 +441,12 @@ class Run:
             record.told = max(record.told, told)
             self._note_answer(record)
 
-    def _note_answer(self, record: RankRecord) -> None:
-        if self._election.takes_answer(record):
+    def _note_answer(self, record: RankRecord) -> bool:
+        """Whether the election waits for this rank no longer."""
+        is_answer = self._election.takes_answer(record)
+        if is_answer:
             self._note_down(record.heard_at, _places_of([record]), record.hello.rank)
+        return is_answer
 
     def _elect(self, now: float, *, ended: bool) -> Iterator[Effect]:
         if not self._election.is_due(now) and not ended:

@@ -43,6 +43,7 @@ SEGMENT = 4096
 KEPT_TABLES = 64
 """Frame tables held in memory."""
 
+FEW_STANDINGS = 16
 MAX_PARAMETERS = 999
 """In a statement, whatever SQLite this is."""
 
@@ -157,7 +158,7 @@ class Store:
                 self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
             self._write_events([entry for entry in entries if not isinstance(entry.fact, Trained)], time)
             if standings is not None:
-                self._database.execute("INSERT OR REPLACE INTO standing VALUES (1, ?, ?)", (time, json.dumps(standings)))
+                self._database.execute("INSERT OR REPLACE INTO standing VALUES (1, ?, ?)", (time, _to_json(standings)))
             headroom = self._write_batches(
                 [(entry.rank, entry.fact) for entry in entries if isinstance(entry.fact, Trained)]
             )
@@ -304,6 +305,12 @@ def version(database: sqlite3.Connection) -> int:
 
 def _body(summary: BatchSummary) -> bytes:
     return summary.abs_min + summary.abs_max + summary.states
+
+
+def _to_json(standings: Sequence[RankStanding]) -> str:
+    """Few at a time: a call keeps the interpreter to its end, and of thousands that is long for an abort to wait."""
+    parts = (json.dumps(standings[start : start + FEW_STANDINGS]) for start in range(0, len(standings), FEW_STANDINGS))
+    return f"[{', '.join(part[1:-1] for part in parts)}]"
 
 
 def _encode(fact: Fact) -> tuple[str, str | bytes]:

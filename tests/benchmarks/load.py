@@ -1,6 +1,6 @@
 """What one collector bears: a real ``rankwatch collector`` on one core, and simulated ranks over real sockets on the others.
 
-    python tests/benchmarks/load.py [--ranks 64,1024,4096,16384] [--seconds 60] [--trips 20] [--json FILE]
+    python tests/benchmarks/load.py [--ranks 64,1024,4096,16384] [--seconds 60] [--trips 10] [--json FILE]
 
 Every rank is a DEALER with keys of its own connection that says HELLO, sends its frame table, and then each second one batch
 (1,000 readings) and each heartbeat a BEAT, as an agent does; some processes hold them all. Beside them
@@ -14,7 +14,8 @@ Then the large run itself trips, again and again: as restart 1, 2, 3, ... of its
 before, and while they do rank 0 trips. "TRIP to ABORT" is what that rank sees; "all told" is when the last rank has its ABORT,
 and "TRIP to last ACK" when the collector has the last rank's ACK: the first figure and the report's ``acknowledged_in``, which
 counts from the decision, so together a little more than it took. All ranks are known to be past the batch that trips; in "asked"
-they are still to come to it, and each has to answer before it is decided.
+they are still to come to it, and each has to answer before it is decided. "bare" is a ROUTER that tells as many ranks, with no
+load and nothing else to do, and takes their answers.
 
 "flood" is the same batches sent as fast as they are taken, by the same processes to the collector and then to a bare ROUTER
 (CURVE as well, messages received and dropped): the rate of the one by that of the other.
@@ -43,6 +44,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
 
+import msgpack
 import zmq
 
 import makers
@@ -51,6 +53,7 @@ from rankwatch import connection as connections
 from rankwatch import sockets, wire
 from rankwatch.connection import Connection
 from rankwatch.frame import BatchSummary, FrameSpec, FrameTable, Kind, Position, ReadingSpec, pack
+from rankwatch_monitor.collector import TO_PEER, raise_descriptor_limit
 
 ROWS = 1000
 VARIANTS = 8
@@ -70,7 +73,7 @@ RANKS_A_PROCESS = 4096
 LONGEST = 30
 """Batches until a run of which a rank trips would end by itself."""
 
-TRIP_AFTER = 2.0
+TRIP_AFTER = 4.0
 """Seconds after which it trips."""
 
 PROBE_PAUSE = 0.05
@@ -80,6 +83,7 @@ SIMULATION_NICE = 10
 TOLD_WITHIN = 30_000
 """Milliseconds that a rank waits for its ABORT."""
 
+ACK_HEAD = msgpack.packb("ACK")
 ABORT_ACK = wire.encode(wire.Ack(0, abort=True))
 
 PACE = 0.005
@@ -151,9 +155,12 @@ class Ranks:
         return True
 
     def receive(self, index: int) -> Iterator[wire.Message]:
+        return map(wire.decode, self._receive(index))
+
+    def _receive(self, index: int) -> Iterator[bytes]:
         while True:
             try:
-                yield wire.decode(self.sockets[index].recv(zmq.NOBLOCK))
+                yield self.sockets[index].recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
 
@@ -171,20 +178,19 @@ class Ranks:
             beat = wire.encode(wire.Beat(Position(batch, 0, len(MODULES)), "backward", 1, 0, time.time()))
             done = 0
             while done < count:
-                due = min(count, int((time.time() - begin - batch) * count) + 1)
-                for index in range(done, due):
-                    if index not in self._told:
-                        self.send(index, messages[self.numbers[index] % VARIANTS])
-                        if int((batch + 1) * beats_per_batch) > int(batch * beats_per_batch):
-                            self.send(index, beat)
-                        self._heed(index)
-                done = max(done, due)
                 # All are asked, or told, in this order: to look at all of them again and again would take longer.
                 next_asked = self._heed_from(next_asked, self._asked)
                 next_told = self._heed_from(next_told, self._told)
                 if len(self._told) == count:
                     times = list(self._told.values())
                     return [times[0], times[-1]]
+                due = min(count, int((time.time() - begin - batch) * count) + 1)
+                for index in range(done, due):
+                    if index not in self._told and not self._heed(index):
+                        self.send(index, messages[self.numbers[index] % VARIANTS])
+                        if int((batch + 1) * beats_per_batch) > int(batch * beats_per_batch):
+                            self.send(index, beat)
+                done = max(done, due)
                 time.sleep(PACE)
         return []
 
@@ -197,7 +203,10 @@ class Ranks:
     def _heed(self, index: int) -> bool:
         """Does what a rank is asked or told to, if it is."""
         heeded = False
-        for message in self.receive(index):
+        for data in self._receive(index):
+            if data[1:5] == ACK_HEAD:  # of what is on record; to decode all of them would take as long as all else here
+                continue
+            message = wire.decode(data)
             if isinstance(message, wire.Probe):
                 self._asked.add(index)
                 past = Position(message.position.batch, 0, len(MODULES))
@@ -219,6 +228,17 @@ class Ranks:
         told = time.time()
         self.send(index, ABORT_ACK)
         return told
+
+    def greet(self) -> None:
+        for socket in self.sockets:
+            socket.send(ABORT_ACK)
+
+    def answer(self) -> float:
+        """Every rank is told something, and answers; returns when the last was told (Unix seconds)."""
+        for socket in self.sockets:
+            socket.recv()
+            socket.send(ABORT_ACK)
+        return time.time()
 
     def leave(self) -> None:
         bye = wire.encode(wire.Bye(1 << 40, "aborted", ""))
@@ -298,6 +318,15 @@ class Usage:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def rest(self) -> None:
+        """Returns when it has nothing to do: what was sent has been handled, and written."""
+        before = self.cpu()
+        while True:
+            time.sleep(0.5)
+            if (now := self.cpu()) - before < 0.1:
+                return
+            before = now
+
     def memory(self) -> float:
         """Resident MiB."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
@@ -350,21 +379,29 @@ class Latencies:
 
 
 @dataclass
-class LargeTrips:
-    """Trips of the run that is the load, by its rank 0; milliseconds."""
+class Aborts:
+    """Of a run that is the load; milliseconds. Infinite: an ACK was missing when the report was written."""
 
-    crowd: Crowd
-    first: Ranks
-    runs: Path
-    to_abort: list[float] = field(default_factory=list)
+    to_first: list[float] = field(default_factory=list)
     to_all: list[float] = field(default_factory=list)
     to_last_ack: list[float] = field(default_factory=list)
 
-    def trip(self, restart: int, batch: int) -> None:
-        """As this restart of the job all train, until ``batch`` trips."""
+
+@dataclass
+class LargeRun:
+    """The run that is the load, all of it but its rank 0, and that one."""
+
+    crowd: Crowd
+    first: Ranks
+    collector: Usage
+    runs: Path
+
+    def trip(self, restart: int, batch: int, aborts: Aborts) -> None:
+        """As this restart of the job all train, until ``batch`` of rank 0 trips."""
         self.crowd.begin("connect", restart)
         self.first.connect(restart)
         self.crowd.finish()
+        self.collector.rest()
         begin = time.time() + 0.5
         self.crowd.begin("train", begin, LONGEST)
         time.sleep(begin + TRIP_AFTER + 0.37 * restart % 1 - time.time())  # anywhere between two batches of a rank
@@ -373,10 +410,10 @@ class LargeTrips:
         told = self.first.await_abort(0)
         last_told = max(last for _, last in self.crowd.finish())
         report = self._report(restart)
-        assert all(row["acknowledged"] for row in report["ranks"]), "a rank's ACK is missing"
-        self.to_abort.append(1000 * (told - begun))
-        self.to_all.append(1000 * (last_told - begun))
-        self.to_last_ack.append(1000 * (told - begun + report["acknowledged_in"]))
+        is_complete = all(row["acknowledged"] for row in report["ranks"])
+        aborts.to_first.append(1000 * (told - begun))
+        aborts.to_all.append(1000 * (last_told - begun))
+        aborts.to_last_ack.append(1000 * (told - begun + report["acknowledged_in"]) if is_complete else math.inf)
         self.crowd.call("leave")
         self.first.leave()
 
@@ -407,18 +444,68 @@ def collector(folder: Path, core: int, log: Path) -> Iterator[tuple[Usage, Path]
             process.wait()
 
 
-def bare_router(path: str, core: int, ready: Any) -> None:
-    """A ROUTER that takes what comes and drops it, with CURVE as the collector's."""
+def bare_router(pipe: Pipe, path: str, core: int) -> None:
+    """The body of a process with a ROUTER, its CURVE as the collector's. Tells as many ranks as the pipe says; 0: drops all."""
     os.sched_setaffinity(0, {core})
+    raise_descriptor_limit()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, sockets.MAX_PEERS)
     server, client = sockets.new_key_pair(), sockets.new_key_pair()
     sockets.authenticator(context, lambda key: True)
     socket, address = sockets.router(context, "tcp://127.0.0.1:0", server)
     connections.write(Connection(address, server.public, client.public, client.secret, ""), Path(path))
-    ready.set()
+    pipe.send("listening")
+    abort = wire.encode(wire.Abort("x" * 200, 0, 0.0, 10.0))
+    for count in iter(pipe.recv, 0):
+        peers = [socket.recv_multipart()[0] for _ in range(count)]
+        pipe.send("greeted")
+        pipe.recv()
+        begun = time.time()
+        for peer in peers:
+            socket.send(peer, TO_PEER)
+            socket.send(abort, zmq.NOBLOCK)
+        for _ in peers:
+            socket.recv_multipart()
+        pipe.send((begun, time.time()))
     while True:
         socket.recv_multipart()
+
+
+@contextmanager
+def bare(folder: Path, core: int) -> Iterator[tuple[Pipe, Path]]:
+    """A ``bare_router`` in a process of its own."""
+    spawn = multiprocessing.get_context("spawn")
+    path = folder / "bare.json"
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=bare_router, args=(theirs, str(path), core), daemon=True)
+    process.start()
+    try:
+        ours.recv()
+        yield ours, path
+    finally:
+        process.kill()
+        process.join()
+
+
+def bare_aborts(world_size: int, times: int, cores: list[int], folder: Path) -> Aborts:
+    """What a ROUTER takes to tell ranks that do nothing but wait for it, and to have their answers."""
+    aborts = Aborts()
+    with bare(folder, cores[0]) as (pipe, path):
+        crowd = Crowd(path, "bare", world_size, range(world_size), cores[1:] or cores)
+        try:
+            for _ in range(times):
+                crowd.call("greet")
+                pipe.send(world_size)
+                pipe.recv()
+                crowd.begin("answer")
+                time.sleep(0.5)  # until they wait
+                pipe.send("tell")
+                begun, ended = pipe.recv()
+                aborts.to_all.append(1000 * (max(crowd.finish()) - begun))
+                aborts.to_last_ack.append(1000 * (ended - begun))
+        finally:
+            crowd.close()
+    return aborts
 
 
 def _until(condition: Callable[[], bool]) -> None:
@@ -463,12 +550,14 @@ def under_load(world_size: int, seconds: int, trips: int, cores: list[int], fold
             heartbeat = max(crowd.call("heartbeat"))
             crowd.call("leave")
             with closing(Ranks(connections.read(path), "load", world_size, range(1))) as first:
-                known, asked = LargeTrips(crowd, first, folder), LargeTrips(crowd, first, folder)
+                known, asked = Aborts(), Aborts()
+                run = LargeRun(crowd, first, usage, folder)
                 for number in range(trips):
-                    known.trip(2 * number + 1, batch=0)
-                    asked.trip(2 * number + 2, batch=LONGEST)
+                    run.trip(2 * number + 1, 0, known)
+                    run.trip(2 * number + 2, LONGEST, asked)
         finally:
             crowd.close()
+    without_load = bare_aborts(world_size, trips, cores, folder)
     return {
         "ranks": world_size,
         "messages/s": (world_size - 1) * seconds * (1 + 1 / heartbeat) / elapsed,
@@ -483,12 +572,14 @@ def under_load(world_size: int, seconds: int, trips: int, cores: list[int], fold
         **spread("small: TRIP to ABORT", latencies.to_abort),
         **spread("small: TRIP to last ACK", latencies.to_last_ack),
         "trips": trips,
-        **spread("TRIP to ABORT", known.to_abort),
+        **spread("TRIP to ABORT", known.to_first),
         **spread("all told", known.to_all),
         **spread("TRIP to last ACK", known.to_last_ack),
         "asked trips": trips,
-        **spread("asked: TRIP to ABORT", asked.to_abort),
+        **spread("asked: TRIP to ABORT", asked.to_first),
         **spread("asked: TRIP to last ACK", asked.to_last_ack),
+        **spread("bare: all told", without_load.to_all),
+        **spread("bare: to last ACK", without_load.to_last_ack),
     }
 
 
@@ -512,14 +603,9 @@ def flood(world_size: int, seconds: float, cores: list[int], folder: Path) -> di
 
     with collector(folder, cores[0], folder / "log") as (_, path):
         ours = rate(path, greeted=True)
-    spawn = multiprocessing.get_context("spawn")
-    ready = spawn.Event()
-    bare_path = folder / "bare.json"
-    bare = spawn.Process(target=bare_router, args=(str(bare_path), cores[0], ready), daemon=True)
-    bare.start()
-    ready.wait()
-    theirs = rate(bare_path, greeted=False)
-    bare.terminate()
+    with bare(folder, cores[0]) as (pipe, path):
+        pipe.send(0)
+        theirs = rate(path, greeted=False)
     return {"ranks": world_size, "collector": ours, "bare ROUTER": theirs, "ratio": ours / theirs}
 
 
@@ -533,6 +619,7 @@ LOAD_COLUMNS = {
     "small trips": "{}", **columns("small: TRIP to ABORT"), **columns("small: TRIP to last ACK"),
     "trips": "{}", **columns("TRIP to ABORT"), **columns("all told"), **columns("TRIP to last ACK"),
     "asked trips": "{}", **columns("asked: TRIP to ABORT"), **columns("asked: TRIP to last ACK"),
+    **columns("bare: all told"), **columns("bare: to last ACK"),
 }  # fmt: skip
 FLOOD_COLUMNS = {"ranks": "{:.0f}", "collector": "{:.0f}", "bare ROUTER": "{:.0f}", "ratio": "{:.2f}"}
 
@@ -552,7 +639,7 @@ def main() -> None:
         "--ranks", type=lambda text: [int(part) for part in text.split(",")], default=[64, 1024, 4096, 16384]
     )
     parser.add_argument("--seconds", type=int, default=60, help="of load at each size")
-    parser.add_argument("--trips", type=int, default=20, help="of the large run, of either kind")
+    parser.add_argument("--trips", type=int, default=10, help="of the large run, of either kind")
     parser.add_argument("--flood", type=int, default=64, metavar="RANKS", help="ranks of the flood; 0: none")
     parser.add_argument("--flood-seconds", type=float, default=10)
     parser.add_argument("--json", type=Path)

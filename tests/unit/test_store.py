@@ -124,9 +124,9 @@ def test_where_the_ranks_are_is_what_was_last_written(tmp_path: Path) -> None:
     begun = opened(tmp_path / FILE)
     assert record.read_standings(tmp_path / FILE) == (0.0, [])
     for batch in (3, 4):
-        standing = RankStanding(1, RankState.RUNNING, batch, 0, 2, "backward", 0.5, 1.5, "", 3, 0)
-        begun.write([], 100.0 + batch, [standing])
-    assert record.read_standings(tmp_path / FILE) == (104.0, [standing])
+        standings = [RankStanding(rank, RankState.RUNNING, batch, 0, 2, "[a], b", 0.5, 1.5, "", 3, 0) for rank in range(100)]
+        begun.write([], 100.0 + batch, standings)
+    assert record.read_standings(tmp_path / FILE) == (104.0, standings)
     begun.close()
 
 

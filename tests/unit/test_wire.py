@@ -83,6 +83,13 @@ def test_there_and_back(message: wire.Message) -> None:
     assert wire.decode(wire.encode(message)) == message
 
 
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_the_kinds_that_are_told_before_a_message_is_read(message: wire.Message) -> None:
+    data = memoryview(wire.encode(message))
+    told = wire.is_batch(data), wire.is_beat(data), wire.is_ack(data)
+    assert told == (isinstance(message, wire.Batch), isinstance(message, wire.Beat), isinstance(message, wire.Ack))
+
+
 def test_nan_and_inf_travel_in_the_columns() -> None:
     sent = wire.Tripped(1, makers.trip(makers.reading("input[0]"), makers.reading("output", makers.NAN)))
     received = wire.decode(wire.encode(sent))
