@@ -213,15 +213,17 @@ def idle_collector(folder: Path) -> Collector:
     )
 
 
-def test_batches_are_put_off_while_there_is_anything_else_and_of_a_peers_messages_only_its_beats_come_before_them(
+def test_batches_are_put_off_while_there_is_anything_else_and_of_a_peers_messages_only_beats_and_acks_come_before_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = idle_collector(folder)
     batches = [memoryview(wire.encode(wire.Batch(seq, makers.summary(seq)))) for seq in range(1, 4)]
-    trip, beat = (memoryview(wire.encode(message)) for message in (wire.Tripped(9, makers.trip()), makers.beat(1, 0, 0)))
+    others = wire.Tripped(9, makers.trip()), makers.beat(1, 0, 0), wire.Ack(3, abort=True)
+    trip, beat, ack = (memoryview(wire.encode(message)) for message in others)
     waiting: list[Item] = [
         *(Letter(b"a", "", [batch]) for batch in batches),
         Letter(b"a", "", [beat]),
+        Letter(b"a", "", [ack]),
         Letter(b"b", "", [batches[0]]),
         Letter(b"b", "", [trip]),
         Letter(b"c", "", [beat]),
@@ -235,6 +237,7 @@ def test_batches_are_put_off_while_there_is_anything_else_and_of_a_peers_message
     collector._drain()
     assert handled == [
         (b"a", beat),
+        (b"a", ack),
         (b"b", batches[0]),
         (b"b", trip),
         (b"c", beat),

@@ -276,8 +276,11 @@ def test_no_verdict_before_the_others_have_passed_and_they_are_asked_to_tell() -
     assert desk.sent(1, wire.Probe) == [wire.Probe(Position(3, 0, 5))]
     desk.receive(1, makers.beat(3, 0, 5))  # it runs that frame just now
     assert desk.verdict is None
+    assert len(desk.sent(1, wire.Ack)) == 1
     desk.receive(1, makers.beat(3, 0, 6))
     assert desk.verdict is not None
+    assert len(desk.sent(1, wire.Ack)) == 1  # what it hears instead is how the election ends
+    assert len(desk.sent(1, wire.Abort)) == 1
 
 
 def test_a_batch_summary_tells_that_its_batch_was_passed() -> None:
