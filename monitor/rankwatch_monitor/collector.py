@@ -325,12 +325,17 @@ class Collector:
 
     def _send(self, peers: Iterable[bytes], message: wire.Message) -> None:
         body, send = wire.encode(message), self._socket.send
+        failed: zmq.ZMQError | None = None
         for peer in peers:
             try:
                 send(peer, TO_PEER)
                 send(body, zmq.NOBLOCK)
             except zmq.Again:  # it takes nothing just now: what matters is repeated
-                pass
+                continue
+            except zmq.ZMQError as error:  # the others are to hear it all the same
+                failed = error
+        if failed is not None:
+            raise failed
 
 
 GARBAGE_THRESHOLDS = 1_000_000, 20, 100
