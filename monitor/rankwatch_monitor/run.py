@@ -54,6 +54,9 @@ MAX_BEATS = 2048
 MAX_ABORTS = 8192
 """Aborts a second of one run: of very many ranks, one that has yet to acknowledge may only be waiting for its turn."""
 
+MAX_ANSWERS = 4096
+"""Ranks of one run, each second, that answer an election or an abort: of very many, the last are longer in coming."""
+
 MAX_TABLES = 256
 """Frame tables kept per run; the oldest goes first, and a rank that needs it again is asked to send it again."""
 
@@ -102,7 +105,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.tuning = wire.Tune(self.id, every=self.options.every)
-        self._election = Election(self.world_size, self.options.decision_window)
+        self._election = Election(self.world_size, self.decision_window)
         self._silence = Silence(self.lost_after, self.options.cut_off_after, self.options.return_window)
         self._note_down(0.0, Opened(self.job, self.restart, self.world_size))
 
@@ -114,6 +117,14 @@ class Run:
     @property
     def lost_after(self) -> float:
         return 3 * self.heartbeat
+
+    @property
+    def decision_window(self) -> float:
+        return max(self.options.decision_window, self.world_size / MAX_ANSWERS)
+
+    @property
+    def _acknowledge_window(self) -> float:
+        return max(self.options.acknowledge_window, self.world_size / MAX_ANSWERS)
 
     @property
     def _abort_repeat(self) -> float:
@@ -142,7 +153,7 @@ class Run:
                 self._unacknowledged.add(hello.rank)
         if not self.tuning.changes_nothing:
             yield Send(peer, self.tuning)  # before WELCOME: it holds before the rank's first batch
-        yield Send(peer, wire.Welcome(self.id, self.heartbeat, self.options.decision_window, record.stored))
+        yield Send(peer, wire.Welcome(self.id, self.heartbeat, self.decision_window, record.stored))
         if self._abort is not None:
             yield Send(peer, self._abort)
         elif self._election.target is not None:
@@ -493,7 +504,7 @@ class Run:
         """Whether the report can be printed: everyone acknowledged the abort or is gone, or has had the time to."""
         if self._abort is None:
             return self._has_ended(now)
-        return not self._unacknowledged or now - self._abort_at > self.options.acknowledge_window
+        return not self._unacknowledged or now - self._abort_at > self._acknowledge_window
 
     def _has_ended(self, now: float) -> bool:
         if self._running or self.options.job_end_is_told:

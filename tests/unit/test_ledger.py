@@ -501,12 +501,17 @@ def test_many_silent_ranks_are_told_of_in_one_line() -> None:
     assert "ranks 0-4, 6-63 of 64 (node0, node1, node2, node3 and 28 more hosts) are silent, but still connected" in note
 
 
-def test_a_large_world_beats_more_slowly() -> None:
-    desk = Desk(Options(heartbeat=1.0))
+def test_a_large_world_beats_more_slowly_and_has_longer_to_answer() -> None:
+    desk = Desk(Options(heartbeat=1.0, decision_window=2.0))
     desk.connect(16_384, ranks=[0])
     (welcome,) = desk.sent(0, wire.Welcome)
     assert isinstance(welcome, wire.Welcome)
-    assert welcome.heartbeat == 8.0
+    assert (welcome.heartbeat, welcome.decision_window) == (8.0, 4.0)
+    desk.receive(0, wire.Tripped(1, makers.trip()))
+    desk.wait(3.9)
+    assert desk.verdict is None
+    desk.wait(0.2)
+    assert desk.verdict is not None
 
 
 def test_a_record_that_makes_no_sense_leaves_no_half_of_a_run_behind() -> None:
