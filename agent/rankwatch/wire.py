@@ -41,9 +41,8 @@ VERSION = (2, 1)
 """Major, minor."""
 
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
-SHORT_BYTES = 16
-REMEMBERED_BYTES = 1024 * 1024
-"""Of a frame table, up to which it is decoded but once."""
+SHORT_BYTES, REMEMBERED_BYTES = 16, 1024 * 1024
+"""Of any message, and of a frame table, up to which it is decoded but once."""
 
 SHORT_ARRAY = 64
 """Claims to so many items cost next to nothing, whether they are there or not."""

@@ -65,6 +65,7 @@ FEW_RANKS = 1024
 """Room for fewer is told at the start."""
 
 TO_PEER = zmq.NOBLOCK | zmq.SNDMORE
+"""How a peer's name is sent, ahead of what is for it; made once, for thousands of sends."""
 
 BURST = 1000
 """Messages taken in a row before the clock is looked at."""

@@ -16,7 +16,7 @@ class Options:
     ``abort_on_lost``: whether a lost or failed rank stops the others; ``abort_on_stall``: whether one does that made no
     progress for ``stall_after`` (0: never asked). ``job_end_is_told``: whether somebody will say how the
     job's command ended; until then no run is over. ``every``: ranks look at each batch of this many (0: as they were told).
-    ``room``: how many ranks can connect.
+    ``room``: how many ranks can connect. Very large worlds beat more slowly, and have longer to answer (see ``Run``).
     """
 
     heartbeat: float = 1.0

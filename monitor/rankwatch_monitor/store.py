@@ -44,6 +44,8 @@ KEPT_TABLES = 64
 """Frame tables held in memory."""
 
 FEW_STANDINGS = 16
+"""Turned to JSON in one call."""
+
 MAX_PARAMETERS = 999
 """In a statement, whatever SQLite this is."""
 
