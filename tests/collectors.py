@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from rankwatch_monitor.collector import Collector
-from rankwatch_monitor.meters import Meters
-from rankwatch_monitor.options import Options
-from rankwatch_monitor.report.data import Report
-from rankwatch_monitor.run_folder import RunsFolder
+from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.decide.report import Report
+from rankwatch_monitor.serve.collector import Collector
+from rankwatch_monitor.serve.metrics.meters import Meters
+from rankwatch_monitor.serve.run_folder import RunsFolder
 
 SOON = 30
 """Seconds within which what must happen has happened; only a failing test waits so long."""

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import makers
-from rankwatch import wire
-from rankwatch.frame import BatchSummary, Frame, FrameTable, pack
-from rankwatch_monitor.journal import NO_RANK, Decided, Entry, Left, Opened, Stood, Trained
-from rankwatch_monitor.report.data import Outcome, RankStanding, RankState
-from rankwatch_monitor.store import FILE, Store
+from rankwatch.shared import wire
+from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, pack
+from rankwatch_monitor.decide.journal import NO_RANK, Decided, Entry, Left, Opened, Stood, Trained
+from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState
+from rankwatch_monitor.record.store import FILE, Store
 
 PER_NODE = 8
 LOST, SILENT, STILL = 203, 411, 100

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import makers
-from rankwatch import wire
-from rankwatch_monitor.effects import Effect, Publish, Send, SendAll
-from rankwatch_monitor.journal import Entry, JobEnded, Trained
-from rankwatch_monitor.ledger import Disconnected, Event, Ledger, Received, Stored, Tick
-from rankwatch_monitor.options import Options
-from rankwatch_monitor.report.data import Report
-from rankwatch_monitor.verdict import Verdict
+from rankwatch.shared import wire
+from rankwatch_monitor.decide.effects import Effect, Publish, Send, SendAll
+from rankwatch_monitor.decide.journal import Entry, JobEnded, Trained
+from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Received, Stored, Tick
+from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.decide.report import Report
+from rankwatch_monitor.decide.verdict import Verdict
 
 DESKS: list[Desk] = []
 """Those of the test that runs."""

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 import makers
-from rankwatch import wire
-from rankwatch.frame import FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
-from rankwatch_monitor.digest import DIGEST, Array, Columns, Envelope
-from rankwatch_monitor.journal import NO_RANK, Closed, Decided, Entry, Fact, Opened
-from rankwatch_monitor.report.data import Outcome
-from rankwatch_monitor.store import FILE, Limits, Store
+from rankwatch.shared import wire
+from rankwatch.shared.frame import FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
+from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, Fact, Opened
+from rankwatch_monitor.decide.report import Outcome
+from rankwatch_monitor.record.digest import DIGEST, Array, Columns, Envelope
+from rankwatch_monitor.record.store import FILE, Limits, Store
 
 PER_HOST = 8
 CHUNK = 1 << 18

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rankwatch import wire
-from rankwatch.frame import (
+from rankwatch.shared import wire
+from rankwatch.shared.cause import Trip
+from rankwatch.shared.frame import (
     BatchSummary,
     Frame,
     FrameSpec,
@@ -17,8 +18,7 @@ from rankwatch.frame import (
     pack,
     state_of,
 )
-from rankwatch.notice import Notice, NoticeKind
-from rankwatch.trip import Trip
+from rankwatch.shared.notice import Notice, NoticeKind
 
 INF, NAN = float("inf"), float("nan")
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankwatch.config import resolve
-from rankwatch.detector import Detector
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
-from rankwatch.frame import BatchSummary, Frame, FrameTable, Position
-from rankwatch.notice import Notice
-from rankwatch.settle import Finding
-from rankwatch.trip import Trip
+from rankwatch.hook.detector import Detector
+from rankwatch.judge.settler import Finding
+from rankwatch.shared.cause import Trip
+from rankwatch.shared.config import resolve
+from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Position
+from rankwatch.shared.notice import Notice
 
 
 class Notebook:

@@ -23,8 +23,9 @@ from rich.text import Text
 
 from browser import browsing
 from jobs import RANKWATCH, environment
-from rankwatch_monitor import record, snapshot
-from rankwatch_monitor.store import FILE, StoreError
+from rankwatch_monitor.record import reader as record
+from rankwatch_monitor.record import replay as snapshot
+from rankwatch_monitor.record.store import FILE, StoreError
 
 PICTURES = ROOT / "deploy" / "pictures"
 BATCHES = 8

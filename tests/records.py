@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import makers
-from rankwatch import wire
-from rankwatch.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position, Reading, State, pack
-from rankwatch.trip import Trip
-from rankwatch_monitor.journal import NO_RANK, Entry, Fact, Opened, Trained
-from rankwatch_monitor.store import FILE, Limits, Store
+from rankwatch.shared import wire
+from rankwatch.shared.cause import Trip
+from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position, Reading, State, pack
+from rankwatch_monitor.decide.journal import NO_RANK, Entry, Fact, Opened, Trained
+from rankwatch_monitor.record.store import FILE, Limits, Store
 
 LIMITS = Limits()
 

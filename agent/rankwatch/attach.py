@@ -12,8 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .config import is_disabled, resolve
 from .errors import UsageError
+from .shared.config import is_disabled, resolve
 
 STARTUP = Path(__file__).parent / "startup"
 

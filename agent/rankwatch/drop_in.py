@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from .config import Config, is_disabled, resolve
-from .frame import Frame, Kind, State
+from .judge.settler import Finding
 from .mark import describe_finding, emit
 from .registry import open_watches, prepare
-from .settle import Finding
-from .text import format_dump, format_frame
-from .trip import Policy, Trip
+from .shared.cause import Policy, Trip
+from .shared.config import Config, is_disabled, resolve
+from .shared.frame import Frame, Kind, State
+from .shared.text import format_dump, format_frame
 from .watcher import Watch
 
 

@@ -24,10 +24,10 @@ from torch.utils.data import get_worker_info
 
 from .drop_in import remove_their_detector
 from .errors import RankwatchError
-from .modules import unwrap
+from .hook.stage import calling_stage
+from .measure.modules import unwrap
 from .registry import open_watches
-from .stage import calling_stage
-from .trip import Policy
+from .shared.cause import Policy
 from .watcher import Watch, watch
 
 log = logging.getLogger(__name__)

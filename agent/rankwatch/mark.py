@@ -7,10 +7,10 @@ import sys
 
 from torch import Tensor
 
-from .config import is_disabled
-from .measure import count_non_finite
+from .judge.settler import Finding
+from .measure.extremes import count_non_finite
 from .registry import open_watches
-from .settle import Finding
+from .shared.config import is_disabled
 
 log = logging.getLogger(__name__)
 

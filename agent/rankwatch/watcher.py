@@ -15,26 +15,26 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from . import connection as connections
-from .abort import Deadline, is_of_the_network, say, write_error_file
-from .config import Check, Config, Tuning, is_disabled, resolve
-from .detector import Detector
 from .errors import BatchLimitReached, OverflowDetected, TrainingAborted, UsageError
-from .frame import NOWHERE, BatchSummary, Frame, FrameTable, Position
-from .identity import identify, unnamed_job
+from .hook.detector import Detector
+from .hook.stage import PipelineStage, module_and_stage
+from .judge.settler import Finding
 from .mark import emit
-from .modules import unwrap
-from .notice import Notice
+from .measure.modules import unwrap
 from .registry import forget, open_watches, prepare, remember
-from .scalars import LastBatch
-from .settle import Finding
-from .stage import PipelineStage, module_and_stage
-from .text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
-from .trip import Policy, Trip, classify
+from .shared import connection as connections
+from .shared.cause import Policy, Trip, classify
+from .shared.config import Check, Config, Tuning, is_disabled, resolve
+from .shared.frame import NOWHERE, BatchSummary, Frame, FrameTable, Position
+from .shared.identity import identify, unnamed_job
+from .shared.notice import Notice
+from .shared.scalars import LastBatch
+from .shared.text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
+from .tell.abort import Deadline, is_of_the_network, say, write_error_file
 
 if TYPE_CHECKING:  # loaded with the first connection: who watches alone, or not at all, needs no zmq
-    from . import wire
-    from .link import Link
+    from .shared import wire
+    from .tell.link import Link
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class Watch:
     def _connect(self, source: str | None, model: nn.Module) -> Link | None:
         if source is None:
             return None
-        from .link import Link
+        from .tell.link import Link
 
         me = weakref.ref(self)  # the thread must not keep a model alive that nobody trains any more
 

@@ -30,12 +30,12 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
 
 from jobs import SCRIPTS, environment, torchrun
-from rankwatch.wire import Abort, Ack, Tripped
-from rankwatch_monitor.collector import Collector
-from rankwatch_monitor.effects import Effect, Send
-from rankwatch_monitor.ledger import Event, Received
-from rankwatch_monitor.options import Options
-from rankwatch_monitor.run_folder import RunsFolder
+from rankwatch.shared.wire import Abort, Ack, Tripped
+from rankwatch_monitor.decide.effects import Effect, Send
+from rankwatch_monitor.decide.ledger import Event, Received
+from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.serve.collector import Collector
+from rankwatch_monitor.serve.run_folder import RunsFolder
 
 GRACE = 2.0
 

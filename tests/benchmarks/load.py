@@ -49,11 +49,11 @@ import zmq
 
 import makers
 from jobs import environment
-from rankwatch import connection as connections
-from rankwatch import sockets, wire
-from rankwatch.connection import Connection
-from rankwatch.frame import BatchSummary, FrameSpec, FrameTable, Kind, Position, ReadingSpec, pack
-from rankwatch_monitor.collector import TO_PEER, raise_descriptor_limit
+from rankwatch.shared import connection as connections
+from rankwatch.shared import sockets, wire
+from rankwatch.shared.connection import Connection
+from rankwatch.shared.frame import BatchSummary, FrameSpec, FrameTable, Kind, Position, ReadingSpec, pack
+from rankwatch_monitor.serve.collector import TO_PEER, raise_descriptor_limit
 
 ROWS = 1000
 VARIANTS = 8

@@ -36,9 +36,9 @@ from torch import nn
 
 import rankwatch
 from benchmarks.load import Crowd, collector, quantile
-from rankwatch import connection as connections
-from rankwatch import sockets
-from rankwatch.connection import Connection
+from rankwatch.shared import connection as connections
+from rankwatch.shared import sockets
+from rankwatch.shared.connection import Connection
 
 MODES = ("bare", "healthy", "absent", "stopped", "drowning")
 WARM_UP = 5

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.models import DTYPES, MODELS, MODES, NotAvailable, Setting, Trainee, graphs_made, time_of
-from rankwatch.measure import Layout, Measure, Row, layout_of
+from rankwatch.measure.extremes import Layout, Measure, Row, layout_of
 
 TABLES = ("steps", "memory", "measure")
 KIBI_ELEMENTS = (64, 256, 1024, 4096, 16384)

@@ -20,7 +20,7 @@ from typing import Any
 
 from collectors import until
 from jobs import SCRIPTS, environment
-from rankwatch_monitor.record import read_digests
+from rankwatch_monitor.record.reader import read_digests
 
 ABORTED = 77
 SPOOL = 1024

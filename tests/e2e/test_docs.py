@@ -17,7 +17,7 @@ import pytest
 from e2e.test_readme import PYTHON as README_PYTHON
 from e2e.test_readme import shell_environment
 from jobs import ROOT
-from rankwatch.config import _FURTHER, FUNCTIONS, Config, resolve
+from rankwatch.shared.config import _FURTHER, FUNCTIONS, Config, resolve
 from rankwatch_monitor.cli import COMMANDS
 
 if sys.version_info >= (3, 11):

@@ -17,9 +17,9 @@ from collectors import Running
 from e2e.clinic import Clinic, Diagnosis, Patient
 from e2e.hosts import Hosts
 from jobs import RANKWATCH, environment
-from rankwatch import connection as connections
-from rankwatch.connection import Connection
-from rankwatch.sockets import new_key_pair
+from rankwatch.shared import connection as connections
+from rankwatch.shared.connection import Connection
+from rankwatch.shared.sockets import new_key_pair
 
 pytestmark = pytest.mark.e2e
 

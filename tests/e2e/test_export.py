@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import Job, rankwatch
-from rankwatch.frame import MEASURED
+from rankwatch.shared.frame import MEASURED
 
 pytestmark = pytest.mark.e2e
 

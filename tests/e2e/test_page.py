@@ -13,12 +13,12 @@ from browser import Browser, browsing, needed
 from e2e.ended import Ended
 from e2e.site import Site
 from jobs import Job
-from rankwatch import wire
-from rankwatch.frame import FrameTable
-from rankwatch_monitor.journal import NO_RANK, Entry, Opened, Trained
-from rankwatch_monitor.store import FILE, Store
-from rankwatch_monitor.ui import single
-from rankwatch_monitor.ui.pages import RunPages
+from rankwatch.shared import wire
+from rankwatch.shared.frame import FrameTable
+from rankwatch_monitor.decide.journal import NO_RANK, Entry, Opened, Trained
+from rankwatch_monitor.record.store import FILE, Store
+from rankwatch_monitor.views.ui import single
+from rankwatch_monitor.views.ui.pages import RunPages
 
 pytestmark = [pytest.mark.e2e, needed]
 

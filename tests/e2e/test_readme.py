@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from jobs import RANKWATCH, ROOT, environment
-from rankwatch.config import FUNCTIONS, Config
-from rankwatch.notice import Notice, NoticeKind, describe_notice
+from rankwatch.shared.config import FUNCTIONS, Config
+from rankwatch.shared.notice import Notice, NoticeKind, describe_notice
 
 pytestmark = pytest.mark.e2e
 

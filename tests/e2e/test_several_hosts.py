@@ -14,7 +14,7 @@ from collectors import until
 from e2e.hosts import Hosts
 from e2e.site import Site, trained
 from jobs import SCRIPTS, environment
-from rankwatch.connection import read
+from rankwatch.shared.connection import read
 
 pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
 

@@ -24,7 +24,7 @@ import pytest
 
 from collectors import until
 from jobs import RANKWATCH, environment, processes_of, torchrun
-from rankwatch_monitor.record import read_digests
+from rankwatch_monitor.record.reader import read_digests
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 

@@ -15,13 +15,14 @@ import sys
 from collections.abc import Iterable
 
 import makers
-from rankwatch import wire
 from rankwatch.errors import ProtocolError
-from rankwatch_monitor.effects import Effect, Publish, Send
-from rankwatch_monitor.journal import JobEnded
-from rankwatch_monitor.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick
-from rankwatch_monitor.options import Options
-from rankwatch_monitor.report import json, text
+from rankwatch.shared import wire
+from rankwatch_monitor.decide.effects import Effect, Publish, Send
+from rankwatch_monitor.decide.journal import JobEnded
+from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick
+from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.views import as_json as json
+from rankwatch_monitor.views import text
 
 HEALTHY, KNOWN, UNKNOWN = b"healthy", b"known", b"unknown"
 

@@ -18,9 +18,9 @@ from typing import Any
 import msgpack
 
 import makers
-from rankwatch import wire
-from rankwatch.frame import FrameTable, Position, pack
-from rankwatch.notice import NoticeKind
+from rankwatch.shared import wire
+from rankwatch.shared.frame import FrameTable, Position, pack
+from rankwatch.shared.notice import NoticeKind
 
 FOLDER = Path(__file__).resolve().parent / "corpus"
 

@@ -15,10 +15,10 @@ import pytest
 import makers
 from collectors import Running, until
 from jobs import RANKWATCH, environment
-from rankwatch import wire
-from rankwatch_monitor.launcher import job_name
-from rankwatch_monitor.ledger import Received
-from rankwatch_monitor.precedence import DECIDING, RECORDING
+from rankwatch.shared import wire
+from rankwatch_monitor.decide.ledger import Received
+from rankwatch_monitor.serve.launcher import job_name
+from rankwatch_monitor.serve.precedence import DECIDING, RECORDING
 
 _FIELDS = ("address", "server_public", "client_public", "client_secret", "job")
 _VERSION_7 = json.dumps({"rankwatch_connection": [7, 0]} | dict.fromkeys(_FIELDS, ""))

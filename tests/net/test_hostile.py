@@ -14,12 +14,12 @@ import zmq
 import makers
 from collectors import Running, until
 from fuzz import make_corpus
-from rankwatch import wire
-from rankwatch.frame import Position
-from rankwatch.identity import Identity
-from rankwatch.link import Link
-from rankwatch.sockets import dealer
-from rankwatch_monitor.report.data import Outcome
+from rankwatch.shared import wire
+from rankwatch.shared.frame import Position
+from rankwatch.shared.identity import Identity
+from rankwatch.shared.sockets import dealer
+from rankwatch.tell.link import Link
+from rankwatch_monitor.decide.report import Outcome
 
 REFUSED = list(make_corpus.read("refused").values())
 READ = list(make_corpus.read("read").values())

@@ -16,12 +16,13 @@ from torch import nn
 import rankwatch
 from collectors import SOON, Running, until
 from makers import hello
-from rankwatch import connection as connections
-from rankwatch import wire
-from rankwatch.connection import Connection
 from rankwatch.errors import AddressError, ConnectionFileError, ProtocolError, UsageError
-from rankwatch.sockets import dealer, new_key_pair
-from rankwatch_monitor import cli, control
+from rankwatch.shared import connection as connections
+from rankwatch.shared import wire
+from rankwatch.shared.connection import Connection
+from rankwatch.shared.sockets import dealer, new_key_pair
+from rankwatch_monitor import cli
+from rankwatch_monitor.serve import control
 
 
 @pytest.fixture

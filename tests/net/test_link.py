@@ -13,22 +13,24 @@ import zmq
 
 import makers
 from collectors import SOON, Running, until
-from rankwatch import link as link_module
-from rankwatch import sockets, wire
-from rankwatch import spool as spool_module
-from rankwatch.connection import Connection
 from rankwatch.errors import ProtocolError, UsageError
-from rankwatch.frame import Position
-from rankwatch.identity import Identity
-from rankwatch.link import Link
-from rankwatch_monitor import collector as collector_module
-from rankwatch_monitor import control, record, store
-from rankwatch_monitor.collector import Collector
-from rankwatch_monitor.inbox import Ended, Item, Letter
-from rankwatch_monitor.journal import Closed
-from rankwatch_monitor.ledger import Disconnected
-from rankwatch_monitor.options import Options
-from rankwatch_monitor.run_folder import RunsFolder
+from rankwatch.shared import sockets, wire
+from rankwatch.shared.connection import Connection
+from rankwatch.shared.frame import Position
+from rankwatch.shared.identity import Identity
+from rankwatch.tell import link as link_module
+from rankwatch.tell import spool as spool_module
+from rankwatch.tell.link import Link
+from rankwatch_monitor.decide.journal import Closed
+from rankwatch_monitor.decide.ledger import Disconnected
+from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.record import reader as record
+from rankwatch_monitor.record import store
+from rankwatch_monitor.serve import collector as collector_module
+from rankwatch_monitor.serve import control
+from rankwatch_monitor.serve.collector import Collector
+from rankwatch_monitor.serve.inbox import Ended, Item, Letter
+from rankwatch_monitor.serve.run_folder import RunsFolder
 
 
 class Rank:
@@ -302,7 +304,7 @@ def test_a_tuning_that_goes_wrong_does_not_cost_the_abort(
     rank = ranks()
     rank.link._on_tune = lambda tune: [][1]
     assert rank.link.start()
-    with caplog.at_level(logging.CRITICAL, "rankwatch.link"):
+    with caplog.at_level(logging.CRITICAL, "rankwatch.tell.link"):
         control.tune(collector.collector.connection, wire.Tune(every=10))
         rank.link.send_trip(makers.trip())
         assert rank.link.wait_for_verdict()

@@ -11,7 +11,7 @@ import pytest
 
 from collectors import Running, until
 from jobs import environment
-from rankwatch_monitor.report.data import Outcome, RankState
+from rankwatch_monitor.decide.report import Outcome, RankState
 
 RANK = """
 import ctypes, sys, torch, rankwatch

@@ -22,12 +22,12 @@ import makers
 from collectors import SOON, Running, until
 from gauges import shown, standing
 from jobs import RANKWATCH, environment
-from rankwatch import wire
 from rankwatch.errors import UsageError
-from rankwatch.sockets import dealer
-from rankwatch_monitor import metrics_server
-from rankwatch_monitor.meters import Meters
-from rankwatch_monitor.metrics_server import MAX_SCRAPES, MetricsServer
+from rankwatch.shared import wire
+from rankwatch.shared.sockets import dealer
+from rankwatch_monitor.serve.metrics import server as metrics_server
+from rankwatch_monitor.serve.metrics.meters import Meters
+from rankwatch_monitor.serve.metrics.server import MAX_SCRAPES, MetricsServer
 
 HERE = ("127.0.0.1", 0)
 MANY = 16_384

@@ -13,9 +13,9 @@ from torch import nn
 import rankwatch
 from collectors import Running, until
 from rankwatch.errors import OverflowDetected
-from rankwatch.frame import NOWHERE, BatchSummary, FrameTable
-from rankwatch.identity import Identity
-from rankwatch.link import Link
+from rankwatch.shared.frame import NOWHERE, BatchSummary, FrameTable
+from rankwatch.shared.identity import Identity
+from rankwatch.tell.link import Link
 from rankwatch_monitor import cli
 
 
@@ -57,7 +57,7 @@ def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runni
     monkeypatch.setenv("RANKWATCH_CONNECTION", str(tmp_path / "connection.json"))
     monkeypatch.setenv("RANKWATCH_JOB", "train")
     # The deadline would end the tests' own process.
-    monkeypatch.setattr("rankwatch.abort.Deadline.start", lambda deadline: None)
+    monkeypatch.setattr("rankwatch.tell.abort.Deadline.start", lambda deadline: None)
     yield running
     running.stop()
 

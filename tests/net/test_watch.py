@@ -22,7 +22,7 @@ def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runni
     monkeypatch.setenv("RANKWATCH_CONNECTION", str(tmp_path / "connection.json"))
     monkeypatch.setenv("RANKWATCH_JOB", "gan")
     # The deadline would end the tests' own process.
-    monkeypatch.setattr("rankwatch.abort.Deadline.start", lambda deadline: None)
+    monkeypatch.setattr("rankwatch.tell.abort.Deadline.start", lambda deadline: None)
     yield running
     running.stop()
 

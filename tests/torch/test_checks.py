@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from notebook import Gain, Notebook, first_weight, model_of, ones, watched
-from rankwatch.config import Tuning
-from rankwatch.detector import Detector
 from rankwatch.errors import BatchLimitReached, OverflowDetected
-from rankwatch.frame import Frame, Position, State
-from rankwatch.trip import Cause, Trip, classify
+from rankwatch.hook.detector import Detector
+from rankwatch.shared.cause import Cause, Trip, classify
+from rankwatch.shared.config import Tuning
+from rankwatch.shared.frame import Frame, Position, State
 
 CHECKS = ["frame", "batch", "async"]
 
@@ -101,7 +101,9 @@ def test_without_an_optimizer_the_next_forward_tells_what_is_on_its_way() -> Non
 
 
 def test_numbers_that_are_slow_to_come_are_waited_for_one_batch_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankwatch.tape.Reading.is_ready", lambda reading: False)  # as on a device that is far behind
+    monkeypatch.setattr(
+        "rankwatch.measure.tape.Reading.is_ready", lambda reading: False
+    )  # as on a device that is far behind
     model = model_of(nn.Linear(4, 4), Gain(math.inf))
     optimizer = sgd(model)
     _, notebook = watched(model, check="async")
@@ -571,7 +573,7 @@ def test_a_weight_poisoned_between_two_batches_is_the_cause_though_it_was_not_du
 
 @every_check
 def test_a_tensor_is_measured_once_per_batch_in_every_check(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankwatch.tape import Cell, Tape
+    from rankwatch.measure.tape import Cell, Tape
 
     written = 0
     write = Tape.write

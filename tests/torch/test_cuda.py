@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from notebook import Gain, Notebook, model_of, watched
-from rankwatch.config import Check
-from rankwatch.detector import Detector
 from rankwatch.errors import OverflowDetected
+from rankwatch.hook.detector import Detector
+from rankwatch.shared.config import Check
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 import rankwatch
 from notebook import Gain, first_weight, model_of, ones, watched
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
-from rankwatch.frame import Kind, Phase, Position, State
-from rankwatch.settle import Finding
+from rankwatch.judge.settler import Finding
+from rankwatch.shared.frame import Kind, Phase, Position, State
 
 # --- batches --------------------------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ def test_checkpointed_forwards_do_not_start_batches(use_reentrant: bool) -> None
 
 
 def test_a_tensor_is_measured_once_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankwatch.tape import Cell, Tape
+    from rankwatch.measure.tape import Cell, Tape
 
     written: list[torch.Size] = []
     write = Tape.write
@@ -525,7 +525,7 @@ def test_a_trip_counts_even_when_its_counts_cannot_be_had(monkeypatch: pytest.Mo
 
     model = model_of(Gain(math.inf))
     _, notebook = watched(model)
-    monkeypatch.setattr("rankwatch.settle.count_non_finite", out_of_memory)
+    monkeypatch.setattr("rankwatch.judge.settler.count_non_finite", out_of_memory)
     with pytest.raises(OverflowDetected):
         model(ones())
     assert (notebook.trips[0].shape, notebook.trips[0].inf_count) == ((3, 4), 0)

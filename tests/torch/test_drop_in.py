@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hf_oracle import Outcome, run
 from models import Calls
 from rankwatch import DebugUnderflowOverflow, OverflowDetected, watch
-from rankwatch.detector import Detector
+from rankwatch.hook.detector import Detector
 
 REASON = "the oracle is the detector of transformers"
 transformers = pytest.importorskip("transformers", reason=REASON)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from rankwatch.abort import ERROR_FILE, write_error_file
+from rankwatch.tell.abort import ERROR_FILE, write_error_file
 
 
 def fail() -> None:

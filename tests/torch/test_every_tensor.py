@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from notebook import Notebook, model_of, ones, unwatch, watched
 from rankwatch.errors import OverflowDetected
-from rankwatch.frame import Position, Reading, State
-from rankwatch.modules import named_modules
-from rankwatch.tape import Cell
-from rankwatch.weights import Weights
+from rankwatch.measure.modules import named_modules
+from rankwatch.measure.tape import Cell
+from rankwatch.measure.weights import Weights
+from rankwatch.shared.frame import Position, Reading, State
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

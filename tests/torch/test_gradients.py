@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from notebook import Gain, Notebook, first_weight, model_of, ones, watched
 from rankwatch.errors import OverflowDetected
-from rankwatch.frame import Frame, Kind, Phase, State
-from rankwatch.notice import ZEROS
-from rankwatch.trip import Cause, Trip, classify
+from rankwatch.shared.cause import Cause, Trip, classify
+from rankwatch.shared.frame import Frame, Kind, Phase, State
+from rankwatch.shared.notice import ZEROS
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
 both_checkpoints = pytest.mark.parametrize("use_reentrant", [True, False])

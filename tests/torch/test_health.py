@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from notebook import Gain, model_of, ones, watched
-from rankwatch.batch import BatchInProgress, Part
-from rankwatch.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, Position, ReadingSpec
-from rankwatch.health import EVERY, HORIZON, LOOKS, NEAR, Health
-from rankwatch.modules import NamedModule
-from rankwatch.notice import Notice, NoticeKind, describe_notice
-from rankwatch.recorder import Record
-from rankwatch.tape import Cell
+from rankwatch.judge.batch import BatchInProgress, Part
+from rankwatch.judge.health import EVERY, HORIZON, LOOKS, NEAR, Health
+from rankwatch.measure.modules import NamedModule
+from rankwatch.measure.recorder import Record
+from rankwatch.measure.tape import Cell
+from rankwatch.shared.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, Position, ReadingSpec
+from rankwatch.shared.notice import Notice, NoticeKind, describe_notice
 
 LIMIT = DTYPE_MAX["float16"]
 TINY = DTYPE_TINY["float16"]

@@ -271,7 +271,7 @@ def test_the_entry_point_imports_nothing_where_zero_code_is_off(monkeypatch: pyt
 
 
 def test_the_model_in_a_deepspeed_engine() -> None:
-    from rankwatch.modules import unwrap
+    from rankwatch.measure.modules import unwrap
 
     class DeepSpeedEngine(nn.Module):
         def __init__(self, module: nn.Module) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from jobs import ROOT, environment
-from rankwatch import kernel
+from rankwatch.measure import kernel
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
@@ -238,7 +238,7 @@ def run(code: str, **more: str) -> str:
 
 def test_the_host_s_tensors_cost_no_import_of_triton() -> None:
     code = (
-        "import sys, torch; before = set(sys.modules); from rankwatch import kernel;"
+        "import sys, torch; before = set(sys.modules); from rankwatch.measure import kernel;"
         "print(kernel.is_supported(torch.ones(3)), 'triton' in set(sys.modules) - before)"
     )
     assert run(code, TRITON_INTERPRET="0") == "False False\n"
@@ -248,7 +248,7 @@ COMPILE = """
 import sys, torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from rankwatch import kernel
+from rankwatch.measure import kernel
 
 class NoGpu:
     get_current_target = lambda self: GPUTarget("cuda", 90, 32)

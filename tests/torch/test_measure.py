@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankwatch.measure import SCRATCH_BYTES, Unmeasurable, count_non_finite, local
-from rankwatch.tape import Tape
+from rankwatch.measure.extremes import SCRATCH_BYTES, Unmeasurable, count_non_finite, local
+from rankwatch.measure.tape import Tape
 
 CHUNK = SCRATCH_BYTES * torch.get_num_threads() // 4
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from notebook import Gain, model_of, ones, watched
-from rankwatch.frame import Phase
+from rankwatch.shared.frame import Phase
 
 
 class Log(TorchDispatchMode):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from rankwatch.modules import class_name, named_modules, unwrap
+from rankwatch.measure.modules import class_name, named_modules, unwrap
 
 
 class Inner(nn.Module):

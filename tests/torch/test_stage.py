@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import rankwatch
 from collectors import Running, until
 from notebook import unwatch, watched
-from rankwatch.frame import NO_STAGE, Position
-from rankwatch.stage import PipelineStage, module_and_stage
+from rankwatch.hook.stage import PipelineStage, module_and_stage
+from rankwatch.shared.frame import NO_STAGE, Position
 
 pipelining = pytest.importorskip("torch.distributed.pipelining")
 

@@ -20,10 +20,10 @@ from torch.utils.checkpoint import checkpoint
 import rankwatch
 from models import Calls
 from notebook import Gain, Notebook, first_weight, model_of, ones, watched
-from rankwatch.detector import Detector
 from rankwatch.errors import OverflowDetected
-from rankwatch.frame import Frame, Kind, Phase, Position, State
-from rankwatch.walk import MAX_LEAVES
+from rankwatch.hook.detector import Detector
+from rankwatch.measure.walk import MAX_LEAVES
+from rankwatch.shared.frame import Frame, Kind, Phase, Position, State
 
 Pair = namedtuple("Pair", "left right")
 

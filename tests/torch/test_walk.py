@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch.walk import MAX_LEAVES, leaves
+from rankwatch.measure.walk import MAX_LEAVES, leaves
 
 Pair = namedtuple("Pair", "left right")
 

@@ -14,14 +14,13 @@ import pytest
 import makers
 import records
 from makers import INF, NAN, frame, reading
-from rankwatch import wire
 from rankwatch.errors import UsageError
-from rankwatch.frame import Frame
-from rankwatch_monitor import closeup
-from rankwatch_monitor.journal import NO_RANK, Closed, Decided, Entry
-from rankwatch_monitor.report import batch, rank
-from rankwatch_monitor.report.data import Outcome, RankStanding, RankState
-from rankwatch_monitor.store import FILE, Limits, Store
+from rankwatch.shared import wire
+from rankwatch.shared.frame import Frame
+from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry
+from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState
+from rankwatch_monitor.record.store import FILE, Limits, Store
+from rankwatch_monitor.views import batch, closeup, rank
 
 OVER = [Entry(3.0, NO_RANK, Decided(Outcome.FINISHED, "", False)), Entry(3.0, NO_RANK, Closed())]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from jobs import ROOT
-from rankwatch.config import Check, Config, is_disabled, resolve
 from rankwatch.errors import UsageError
-from rankwatch.trip import Policy
-from rankwatch.wire import CHECKS
+from rankwatch.shared.cause import Policy
+from rankwatch.shared.config import Check, Config, is_disabled, resolve
+from rankwatch.shared.wire import CHECKS
 
 
 def test_defaults() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rankwatch.connection import FORMAT, Connection, read, write
 from rankwatch.errors import ConnectionFileError
+from rankwatch.shared.connection import FORMAT, Connection, read, write
 
 KEY = "k" * 40
 CONNECTION = Connection("tcp://127.0.0.1:27077", KEY, KEY, KEY, "train")

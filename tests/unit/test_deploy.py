@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from jobs import ROOT
-from rankwatch_monitor.meters import Readout
-from rankwatch_monitor.report.metrics import families
+from rankwatch_monitor.serve.metrics.families import families
+from rankwatch_monitor.serve.metrics.meters import Readout
 
 PROMETHEUS, GRAFANA = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana"
 RULES = PROMETHEUS / "rankwatch.rules.yml"

@@ -11,12 +11,12 @@ import pytest
 import makers
 from makers import INF, NAN, frame, reading
 from rankwatch.errors import UsageError
-from rankwatch.frame import BatchSummary, Frame, FrameTable, Phase, pack
-from rankwatch_monitor import sides
-from rankwatch_monitor.diff import compare
-from rankwatch_monitor.journal import NO_RANK, Entry, Opened, Trained
-from rankwatch_monitor.report import diff as shown
-from rankwatch_monitor.store import FILE, Store
+from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Phase, pack
+from rankwatch_monitor.decide.journal import NO_RANK, Entry, Opened, Trained
+from rankwatch_monitor.record.store import FILE, Store
+from rankwatch_monitor.views import diff as shown
+from rankwatch_monitor.views import sides
+from rankwatch_monitor.views.compare import compare
 
 
 def batch(*values: float, phase: Phase = Phase.FORWARD) -> list[Frame]:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch.frame import DTYPE_MAX, BatchSummary, FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
-from rankwatch_monitor import digest
-from rankwatch_monitor.digest import DIGEST, NO_ROW, Array, Columns, Envelope, Part, pack_digests, summarise
+from rankwatch.shared.frame import DTYPE_MAX, BatchSummary, FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
+from rankwatch_monitor.record import digest
+from rankwatch_monitor.record.digest import DIGEST, NO_ROW, Array, Columns, Envelope, Part, pack_digests, summarise
 
 DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float64", "complex64", "int64", ""]
 STATES = list(State)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
-from rankwatch.frame import NO_STAGE, NOWHERE, Phase, Position
-from rankwatch_monitor.election import Election
-from rankwatch_monitor.rank_record import RankRecord
-from rankwatch_monitor.report.data import RankState
-from rankwatch_monitor.verdict import elect, is_waited_for, place_of
+from rankwatch.shared.frame import NO_STAGE, NOWHERE, Phase, Position
+from rankwatch_monitor.decide.election import Election
+from rankwatch_monitor.decide.rank import RankRecord
+from rankwatch_monitor.decide.report import RankState
+from rankwatch_monitor.decide.verdict import elect, is_waited_for, place_of
 
 WORLD = 6
 

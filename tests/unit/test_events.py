@@ -19,10 +19,10 @@ import records
 from jobs import environment
 from makers import INF, NAN
 from rankwatch.errors import UsageError
-from rankwatch.frame import FrameTable, Phase
-from rankwatch_monitor.export import events
-from rankwatch_monitor.export.events import LARGEST, tags_of, write
-from rankwatch_monitor.store import FILE
+from rankwatch.shared.frame import FrameTable, Phase
+from rankwatch_monitor.record.store import FILE
+from rankwatch_monitor.views.export import events
+from rankwatch_monitor.views.export.events import LARGEST, tags_of, write
 
 Scalars = dict[str, dict[int, float]]
 
@@ -193,7 +193,7 @@ def test_tensorboard_reads_it(tmp_path: Path) -> None:
 
 def test_torch_is_not_imported_for_it() -> None:
     code = (
-        "import sys; from rankwatch_monitor.export import events, parquet, target; "
+        "import sys; from rankwatch_monitor.views.export import events, parquet, target; "
         "assert 'torch' not in sys.modules; import torch; print(torch.ones(1).item())"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)

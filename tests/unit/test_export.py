@@ -21,14 +21,14 @@ import makers
 import records
 from jobs import environment
 from makers import INF, NAN
-from rankwatch.frame import MEASURED, Frame
-from rankwatch_monitor import kept
-from rankwatch_monitor.export import parquet
-from rankwatch_monitor.export.origin import origin_of
-from rankwatch_monitor.export.parquet import SCHEMAS, write
-from rankwatch_monitor.export.written import Written, describe
-from rankwatch_monitor.journal import Entry
-from rankwatch_monitor.store import FILE, Limits, Store, StoreError
+from rankwatch.shared.frame import MEASURED, Frame
+from rankwatch_monitor.decide.journal import Entry
+from rankwatch_monitor.record import kept
+from rankwatch_monitor.record.store import FILE, Limits, Store, StoreError
+from rankwatch_monitor.views.export import parquet
+from rankwatch_monitor.views.export.origin import origin_of
+from rankwatch_monitor.views.export.parquet import SCHEMAS, write
+from rankwatch_monitor.views.export.written import Written, describe
 
 Row = dict[str, Any]
 
@@ -224,11 +224,11 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 import makers, records
-from rankwatch.frame import BatchSummary, FrameTable
-from rankwatch_monitor.export import parquet
-from rankwatch_monitor.export.origin import origin_of
-from rankwatch_monitor.journal import Entry, Trained
-from rankwatch_monitor.store import FILE, Store
+from rankwatch.shared.frame import BatchSummary, FrameTable
+from rankwatch_monitor.views.export import parquet
+from rankwatch_monitor.views.export.origin import origin_of
+from rankwatch_monitor.decide.journal import Entry, Trained
+from rankwatch_monitor.record.store import FILE, Store
 
 run, batches = records.write(Path(sys.argv[1])), int(sys.argv[2])
 readings = [makers.reading(label) for label in ("weight", "input[0]", "output")]

@@ -8,12 +8,13 @@ import pytest
 
 import crowds
 import makers
-from rankwatch import wire
-from rankwatch_monitor import record, snapshot
-from rankwatch_monitor.follow import Follower, Newest
-from rankwatch_monitor.journal import NO_RANK, Closed, Decided, Entry, Opened
-from rankwatch_monitor.report.data import Outcome
-from rankwatch_monitor.store import FILE, Store, StoreError
+from rankwatch.shared import wire
+from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, Opened
+from rankwatch_monitor.decide.report import Outcome
+from rankwatch_monitor.record import reader as record
+from rankwatch_monitor.record import replay as snapshot
+from rankwatch_monitor.record.follow import Follower, Newest
+from rankwatch_monitor.record.store import FILE, Store, StoreError
 
 
 def test_it_is_replayed_once_and_goes_on_with_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
-from rankwatch.frame import BatchSummary, FrameTable, Phase, Position, State, pack, state_of, unpack
+from rankwatch.shared.frame import BatchSummary, FrameTable, Phase, Position, State, pack, state_of, unpack
 
 
 def test_positions_are_ordered_by_batch_then_eval_then_frame() -> None:

@@ -17,18 +17,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import makers
 from fuzz import atheris_wire, make_corpus
 from fuzz.atheris_wire import perform
-from rankwatch import wire
 from rankwatch.errors import ProtocolError
-from rankwatch.frame import FrameTable, Position
-from rankwatch_monitor import ledger as ledger_module
-from rankwatch_monitor import notices as notices_module
-from rankwatch_monitor import run as run_module
-from rankwatch_monitor.effects import Effect, Note, RecordTrace, Send
-from rankwatch_monitor.journal import JobEnded
-from rankwatch_monitor.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick
-from rankwatch_monitor.options import Options
-from rankwatch_monitor.report.data import RankState
-from rankwatch_monitor.run import Run
+from rankwatch.shared import wire
+from rankwatch.shared.frame import FrameTable, Position
+from rankwatch_monitor.decide import ledger as ledger_module
+from rankwatch_monitor.decide import notices as notices_module
+from rankwatch_monitor.decide import run as run_module
+from rankwatch_monitor.decide.effects import Effect, Note, RecordTrace, Send
+from rankwatch_monitor.decide.journal import JobEnded
+from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick
+from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.decide.report import RankState
+from rankwatch_monitor.decide.run import Run
 
 REFUSED, READ = make_corpus.read("refused"), make_corpus.read("read")
 NOT_HELLO = [message for message in map(wire.decode, READ.values()) if not isinstance(message, wire.Hello)]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch.frame import DTYPE_MAX, FrameSpec, FrameTable, Kind, Phase, ReadingSpec, State
-from rankwatch_monitor.digest import Array, Columns
-from rankwatch_monitor.record import Point, Rows
-from rankwatch_monitor.ui import grids
-from rankwatch_monitor.ui.grids import BAD, RankGrid, module_grid, thinned
+from rankwatch.shared.frame import DTYPE_MAX, FrameSpec, FrameTable, Kind, Phase, ReadingSpec, State
+from rankwatch_monitor.record.digest import Array, Columns
+from rankwatch_monitor.record.reader import Point, Rows
+from rankwatch_monitor.views.ui import grids
+from rankwatch_monitor.views.ui.grids import BAD, RankGrid, module_grid, thinned
 
 COLUMNS = [("rank", "<u4"), ("batch", "<i8"), ("headroom", "<f4"), ("bad", "<u4")]
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import makers
-from rankwatch.frame import FrameTable, Kind, Phase, State
-from rankwatch_monitor.digest import DIGEST, Envelope
-from rankwatch_monitor.headroom import Headroom, Place, Readings, choose, last_batches, merge, pace_of
+from rankwatch.shared.frame import FrameTable, Kind, Phase, State
+from rankwatch_monitor.record.digest import DIGEST, Envelope
+from rankwatch_monitor.record.headroom import Headroom, Place, Readings, choose, last_batches, merge, pace_of
 
 FRAMES = (
     makers.frame(makers.reading("weight", dtype="float16"), makers.reading("output", dtype="float16"), module="a"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,72 +14,102 @@ import pytest
 from jobs import ROOT, environment
 
 AGENT, MONITOR = ROOT / "agent" / "rankwatch", ROOT / "monitor" / "rankwatch_monitor"
-SHARED = [
-    *("errors", "str_enum", "frame", "trip", "notice", "wire", "text", "scalars", "identity", "config", "connection"),
-    *("sockets", "attach"),
-]
-"""The agent's files that the collector imports: none of them may need torch."""
 
-ORDER = [
-    *("errors", "str_enum", "frame", "trip", "notice", "wire", "text", "scalars", "config", "connection", "sockets"),
-    *(
-        "identity",
-        "kernel",
-        "measure",
-        "tape",
-        "walk",
-        "modules",
-        "stage",
-        "weights",
-        "traced",
-        "recorder",
-        "batch",
-        "health",
-    ),
-    *("settle", "scaler", "steps", "backward", "hooks", "detector", "fork", "spool", "link", "abort"),
-    *("registry", "mark", "watcher", "drop_in", "finder", "attach", "demo"),
-]
-"""Imports inside the agent point to the left."""
+AGENT_WINGS = ["face", "tell", "hook", "judge", "measure", "shared", "errors"]
+"""Imports inside the agent point to the right: a file imports its own wing and those after it. ``face`` is what lies at the
+top of the package and what users import: the doctor, the integrations, the start-up of zero code."""
+
+MONITOR_WINGS = ["face", "commands", "serve", "views", "record", "decide"]
+"""The same in the monitor; ``face`` is the command line's entry."""
+
+FACE = {"integrations", "doctor", "startup"}
+
+MONITOR_MAY_IMPORT = {"rankwatch", "rankwatch.errors", "rankwatch.attach", "rankwatch.doctor.options"}
+"""Beside ``rankwatch.shared``: the only parts of the agent that the monitor imports. None of them needs torch."""
 
 DOCTOR = [
     *("finding", "words", "bounded", "options", "place", "pairs", "compare", "clock", "explain", "quiet", "report", "table"),
     *("machine", "reach", "alone", "device", "groups", "room", "tasks", "run", "__main__"),
 ]
-"""The same inside the doctor, which may import what the collector may, and what is named here."""
-DOCTOR_MAY_IMPORT = {*SHARED, "abort"}
+"""Imports inside the doctor point to the left; outside of it, to ``shared``, ``errors`` and ``tell.abort``."""
 DOCTOR_NEEDS_TORCH = {"device", "groups", "room"}
 """Only these import torch; ``tasks`` and ``run`` rest on them."""
 
 
-def imports(path: Path) -> set[str]:
-    """The modules a file imports outside of ``if TYPE_CHECKING``, relative ones with their dots."""
+def name_of(path: Path) -> str:
+    """The dotted name of a source file."""
+    root = AGENT.parent if path.is_relative_to(AGENT) else MONITOR.parent
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {name_of(path): path for root in (AGENT, MONITOR) for path in sorted(root.rglob("*.py"))}
+
+
+@cache
+def imports(name: str) -> frozenset[str]:
+    """The modules that a file imports outside of ``if TYPE_CHECKING``, by their full names."""
     found = set()
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(FILES[name].read_text())
     skipped = {
         id(inner)
         for node in ast.walk(tree)
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
+    parents = name.split(".") if FILES[name].name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(tree):
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = "." * node.level + (node.module or "")
-            found |= {f".{alias.name}" for alias in node.names} if base == "." else {base}
-    return found
+            base = parents[: len(parents) + 1 - node.level] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {f"{source}.{a.name}" if f"{source}.{a.name}" in FILES else source for a in node.names}
+    return frozenset(found)
 
 
-def test_every_file_of_the_agent_has_its_place() -> None:
-    assert {path.stem for path in AGENT.glob("*.py")} - {"__init__"} == set(ORDER)
+def wing(name: str) -> str:
+    """The wing of one of our files."""
+    _, *rest = name.split(".")
+    if rest == ["errors"]:
+        return "errors"
+    is_folder = len(rest) > 1 or bool(rest and FILES[name].name == "__init__.py")
+    return rest[0] if is_folder and rest[0] not in FACE else "face"
 
 
-@pytest.mark.parametrize("name", ORDER)
-def test_imports_inside_the_agent_point_one_way(name: str) -> None:
-    above = {module.removeprefix(".") for module in imports(AGENT / f"{name}.py") if module.startswith(".")}
-    assert above <= set(ORDER[: ORDER.index(name)])
+def of(root: Path) -> list[str]:
+    return [name for name, path in FILES.items() if path.is_relative_to(root)]
+
+
+@pytest.mark.parametrize("root", [AGENT, MONITOR], ids=["agent", "monitor"])
+def test_imports_point_down_the_wings(root: Path) -> None:
+    wings = AGENT_WINGS if root == AGENT else MONITOR_WINGS
+    assert {wing(name) for name in of(root)} == set(wings)
+    upward = [
+        f"{name} -> {other}"
+        for name in of(root)
+        for other in imports(name) & set(of(root)) - {root.name}
+        if wings.index(wing(other)) < wings.index(wing(name))
+    ]
+    assert not upward
+
+
+def test_no_file_imports_itself_in_a_circle() -> None:
+    inner = {name: {other for other in imports(name) if other in FILES and other != "rankwatch"} for name in FILES}
+    list(TopologicalSorter(inner).static_order())
+
+
+def test_the_agent_never_imports_the_monitor() -> None:
+    assert not {name for name in of(AGENT) for other in imports(name) if other.startswith("rankwatch_monitor")}
+
+
+def test_the_monitor_imports_only_what_is_free_of_torch() -> None:
+    for name in of(MONITOR):
+        theirs = {other for other in imports(name) if other in FILES and other.partition(".")[0] == "rankwatch"}
+        assert {other for other in theirs if wing(other) != "shared"} <= MONITOR_MAY_IMPORT, name
+    free = [*of(MONITOR), *(name for name in of(AGENT) if wing(name) in ("shared", "errors")), "rankwatch.attach"]
+    assert not {name for name in free for other in imports(name) if other.partition(".")[0] == "torch"}
 
 
 def test_every_file_of_the_doctor_has_its_place() -> None:
@@ -86,67 +118,54 @@ def test_every_file_of_the_doctor_has_its_place() -> None:
 
 @pytest.mark.parametrize("name", DOCTOR)
 def test_imports_inside_the_doctor_point_one_way(name: str) -> None:
-    modules = imports(AGENT / "doctor" / f"{name}.py")
-    own = {module.removeprefix(".") for module in modules if module.startswith(".") and not module.startswith("..")}
+    ours = {other for other in imports(f"rankwatch.doctor.{name}") if other in FILES} - {"rankwatch"}
+    own = {other.removeprefix("rankwatch.doctor.") for other in ours if other.startswith("rankwatch.doctor.")}
     assert own <= set(DOCTOR[: DOCTOR.index(name)])
-    assert {module.removeprefix("..") for module in modules if module.startswith("..")} <= DOCTOR_MAY_IMPORT | {""}
+    outside = {other for other in ours if ".doctor." not in other and wing(other) not in ("shared", "errors")}
+    assert outside <= {"rankwatch.tell.abort"}
     if name not in DOCTOR_NEEDS_TORCH | {"tasks"}:
-        assert not {module for module in modules if module.partition(".")[0] == "torch"}
+        assert "torch" not in {other.partition(".")[0] for other in imports(f"rankwatch.doctor.{name}")}
 
 
-@pytest.mark.parametrize("path", sorted(AGENT.glob("*.py")), ids=lambda path: path.stem)
-def test_nothing_else_imports_the_integrations(path: Path) -> None:
-    assert not {module for module in imports(path) if "integrations" in module}
+def test_nothing_else_imports_the_integrations() -> None:
+    inside = "rankwatch.integrations"
+    users = {name for name in of(AGENT) if any(other.startswith(inside) for other in imports(name))}
+    assert all(name.startswith(inside) for name in users)
 
 
 def test_only_the_doctor_meets_at_a_store() -> None:
-    users = {path.stem for path in AGENT.rglob("*.py") if "TCPStore" in path.read_text()}
-    assert users == {"room"}
-
-
-@pytest.mark.parametrize("path", sorted(AGENT.rglob("*.py")), ids=lambda path: path.stem)
-def test_the_agent_never_imports_the_monitor(path: Path) -> None:
-    assert not {module for module in imports(path) if module.startswith("rankwatch_monitor")}
-
-
-@pytest.mark.parametrize("path", sorted(MONITOR.rglob("*.py")), ids=lambda path: path.stem)
-def test_the_monitor_imports_only_what_is_free_of_torch(path: Path) -> None:
-    modules = imports(path)
-    assert not {module for module in modules if module.partition(".")[0] == "torch"}
-    ours = {module.partition(".")[2] for module in modules if module.startswith("rankwatch.")}
-    assert ours <= {*SHARED, "doctor.options"}
+    assert {name for name in of(AGENT) if "TCPStore" in FILES[name].read_text()} == {"rankwatch.doctor.room"}
 
 
 @pytest.mark.parametrize(
     ("library", "home"),
     [
-        ("msgpack", "wire"),
-        ("zmq", "sockets link inbox collector control reach"),
-        ("starlette", "server"),
-        ("uvicorn", "server"),
-        ("sqlite3", "store record kept migrations"),
-        ("numpy", "digest headroom store record kept migrations grids rows parquet events written"),
-        ("prometheus_client", "metrics metrics_server"),
-        ("rich", "screen"),
-        ("termios", "keys"),
-        ("pyarrow", "parquet"),
-        ("fsspec", "target"),
-        ("tensorboardX", "events"),
-        ("transformers", "transformers"),
-        ("lightning", "lightning"),
-        ("pytorch_lightning", "lightning"),
+        ("msgpack", "shared.wire"),
+        ("zmq", "shared.sockets tell.link serve.inbox serve.collector serve.control doctor.reach"),
+        ("starlette", "views.ui.server"),
+        ("uvicorn", "views.ui.server"),
+        ("sqlite3", "record.store record.reader record.kept record.migrations"),
+        (
+            "numpy",
+            "record.digest record.headroom record.store record.reader record.kept record.migrations"
+            " views.ui.grids views.export.rows views.export.parquet views.export.events views.export.written",
+        ),
+        ("prometheus_client", "serve.metrics.families serve.metrics.server"),
+        ("rich", "views.top.screen"),
+        ("termios", "views.top.keys"),
+        ("pyarrow", "views.export.parquet"),
+        ("fsspec", "views.export.target"),
+        ("tensorboardX", "views.export.events"),
+        ("transformers", "integrations.transformers"),
+        ("lightning", "integrations.lightning"),
+        ("pytorch_lightning", "integrations.lightning"),
         ("accelerate", ""),
         ("deepspeed", ""),
         ("wandb", ""),
     ],
 )
 def test_libraries_have_one_home(library: str, home: str) -> None:
-    users = {
-        path.stem
-        for folder in (AGENT, MONITOR)
-        for path in folder.rglob("*.py")
-        if any(module.partition(".")[0] == library for module in imports(path))
-    }
+    users = {name.partition(".")[2] for name in FILES if any(other.partition(".")[0] == library for other in imports(name))}
     assert users <= set(home.split())
 
 
@@ -154,7 +173,7 @@ def test_libraries_have_one_home(library: str, home: str) -> None:
     ("statement", "absent"),
     [
         ("import rankwatch", {"torch", "zmq", "msgpack"}),
-        ("import rankwatch.wire, rankwatch.text", {"torch", "zmq"}),
+        ("import rankwatch.shared.wire, rankwatch.shared.text", {"torch", "zmq"}),
         ("import rankwatch.attach", {"torch", "zmq", "msgpack"}),
         ("import rankwatch; rankwatch.watch", {"zmq"}),
         ("import rankwatch_monitor.cli", {"torch", "prometheus_client", "rich", "starlette"}),
@@ -171,5 +190,5 @@ def test_what_an_import_does_not_pull_in(statement: str, absent: set[str]) -> No
 
 
 def test_sockets_are_created_in_one_file() -> None:
-    creators = [p.stem for f in (AGENT, MONITOR) for p in f.rglob("*.py") if ".socket(" in p.read_text()]
-    assert creators == ["sockets"]
+    creators = [name for name in FILES if ".socket(" in FILES[name].read_text()]
+    assert creators == ["rankwatch.shared.sockets"]

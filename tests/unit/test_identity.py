@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankwatch.errors import UsageError
-from rankwatch.identity import Identity, identify, safe_name
+from rankwatch.shared.identity import Identity, identify, safe_name
 
 
 def place(who: Identity) -> tuple[str, int, int, int, int]:

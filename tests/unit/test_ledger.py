@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 import makers
 from desk import Desk, peer
-from rankwatch import wire
-from rankwatch.frame import NO_STAGE, FrameTable, Phase, Position
-from rankwatch.notice import NoticeKind
-from rankwatch_monitor.effects import Note, Publish, RecordTrace, Send, Show
-from rankwatch_monitor.journal import NO_RANK, Entry, JobEnded, JobInterrupted, Left, Opened
-from rankwatch_monitor.ledger import Ledger, Malformed, Received, Tick
-from rankwatch_monitor.notices import MAX_NOTICES
-from rankwatch_monitor.options import Options
-from rankwatch_monitor.report.data import Outcome, RankState, RunStanding
-from rankwatch_monitor.run import MAX_TABLES
-from rankwatch_monitor.verdict import Certainty, Standing, Witness, elect, place_of
+from rankwatch.shared import wire
+from rankwatch.shared.frame import NO_STAGE, FrameTable, Phase, Position
+from rankwatch.shared.notice import NoticeKind
+from rankwatch_monitor.decide.effects import Note, Publish, RecordTrace, Send, Show
+from rankwatch_monitor.decide.journal import NO_RANK, Entry, JobEnded, JobInterrupted, Left, Opened
+from rankwatch_monitor.decide.ledger import Ledger, Malformed, Received, Tick
+from rankwatch_monitor.decide.notices import MAX_NOTICES
+from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.decide.report import Outcome, RankState, RunStanding
+from rankwatch_monitor.decide.run import MAX_TABLES
+from rankwatch_monitor.decide.verdict import Certainty, Standing, Witness, elect, place_of
 
 # --- the election ---------------------------------------------------------------------------------------------------------
 
@@ -1041,7 +1041,7 @@ def test_a_rank_does_not_tune_and_a_control_client_does_nothing_else() -> None:
 
 
 def test_more_runs_than_a_collector_can_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankwatch_monitor.ledger.MAX_RUNS", 2)
+    monkeypatch.setattr("rankwatch_monitor.decide.ledger.MAX_RUNS", 2)
     desk = Desk()
     for number in range(3):
         job = makers.hello(job=f"job{number}", incarnation=str(number))

@@ -8,8 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gauges import shown, standing
-from rankwatch_monitor.meters import KEPT_FOR, KEPT_OVER, LOOK_BACK, STEP, Counts, Lows, Meters, least, with_low
-from rankwatch_monitor.report.data import Outcome
+from rankwatch_monitor.decide.report import Outcome
+from rankwatch_monitor.serve.metrics.meters import (
+    KEPT_FOR,
+    KEPT_OVER,
+    LOOK_BACK,
+    STEP,
+    Counts,
+    Lows,
+    Meters,
+    least,
+    with_low,
+)
 
 
 def told(meters: Meters, now: float) -> list[str]:

@@ -11,10 +11,10 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gauges import shown, standing
-from rankwatch_monitor.effects import Show
-from rankwatch_monitor.meters import Counts, Gauged, Readout
-from rankwatch_monitor.report.data import Outcome, RankState
-from rankwatch_monitor.report.metrics import RUN_STATES, families
+from rankwatch_monitor.decide.effects import Show
+from rankwatch_monitor.decide.report import Outcome, RankState
+from rankwatch_monitor.serve.metrics.families import RUN_STATES, families
+from rankwatch_monitor.serve.metrics.meters import Counts, Gauged, Readout
 
 
 def values(*runs: Show, headroom: float | None = None, age: float = 0.0, per_rank: bool = False) -> dict[str, float]:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from makers import notice
-from rankwatch.notice import Notice, NoticeKind, describe_notice
+from rankwatch.shared.notice import Notice, NoticeKind, describe_notice
 
 
 def test_batches_left_follow_the_growth() -> None:

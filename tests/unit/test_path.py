@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from makers import INF, NAN, frame, reading
-from rankwatch_monitor.report.path import path_to
+from rankwatch_monitor.views.path import path_to
 
 
 def test_the_value_is_followed_from_output_to_input() -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rankwatch_monitor import precedence
+from rankwatch_monitor.serve import precedence
 
 
 def test_the_calling_thread_alone_becomes_nicer() -> None:

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 import makers
-from rankwatch import wire
-from rankwatch.frame import FrameTable, pack
-from rankwatch_monitor import record
-from rankwatch_monitor import recorder as recorders
-from rankwatch_monitor.journal import NO_RANK, Closed, Entry, Opened, Trained
-from rankwatch_monitor.recorder import Recorder
-from rankwatch_monitor.run_folder import RunsFolder
-from rankwatch_monitor.store import FILE, Limits, Store
+from rankwatch.shared import wire
+from rankwatch.shared.frame import FrameTable, pack
+from rankwatch_monitor.decide.journal import NO_RANK, Closed, Entry, Opened, Trained
+from rankwatch_monitor.record import reader as record
+from rankwatch_monitor.record.store import FILE, Limits, Store
+from rankwatch_monitor.serve import writer as recorders
+from rankwatch_monitor.serve.run_folder import RunsFolder
+from rankwatch_monitor.serve.writer import Recorder
 
 SOON = 10
 TABLE = makers.table()

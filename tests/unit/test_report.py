@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import makers
 from makers import INF, NAN, frame, notice, reading, trip
-from rankwatch.frame import Phase, Position
-from rankwatch.notice import NoticeKind
-from rankwatch_monitor.report import json as as_json
-from rankwatch_monitor.report import text as as_text
-from rankwatch_monitor.report.data import Outcome, RankNotice, RankRow, RankState, Report
-from rankwatch_monitor.verdict import Standing, Verdict, Witness, elect, name_spans
+from rankwatch.shared.frame import Phase, Position
+from rankwatch.shared.notice import NoticeKind
+from rankwatch_monitor.decide.report import Outcome, RankNotice, RankRow, RankState, Report
+from rankwatch_monitor.decide.verdict import Standing, Verdict, Witness, elect, name_spans
+from rankwatch_monitor.views import as_json as as_json
+from rankwatch_monitor.views import text as as_text
 
 CULPRIT = trip(
     reading("input[0]", 6.27e4, dtype="float16"),

@@ -7,12 +7,12 @@ import typing
 import pytest
 
 import makers
-from rankwatch import wire
-from rankwatch.frame import Position
-from rankwatch_monitor import journal
-from rankwatch_monitor.journal import NO_RANK, Entry, Fact
-from rankwatch_monitor.report import events
-from rankwatch_monitor.report.data import Outcome, RankState
+from rankwatch.shared import wire
+from rankwatch.shared.frame import Position
+from rankwatch_monitor.decide import journal
+from rankwatch_monitor.decide.journal import NO_RANK, Entry, Fact
+from rankwatch_monitor.decide.report import Outcome, RankState
+from rankwatch_monitor.views import events
 
 TOLD: list[tuple[Fact, str]] = [
     (journal.Opened("train", 1, 8), "job train, restart 1, 8 ranks"),

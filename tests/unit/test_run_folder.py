@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from makers import frame, reading
-from rankwatch.frame import Phase
-from rankwatch.text import format_trace
-from rankwatch_monitor import run_folder
-from rankwatch_monitor.run_folder import RunsFolder
+from rankwatch.shared.frame import Phase
+from rankwatch.shared.text import format_trace
+from rankwatch_monitor.serve import run_folder
+from rankwatch_monitor.serve.run_folder import RunsFolder
 
 
 def test_a_trace_that_comes_in_parts_is_one_file(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from makers import INF, NAN, frame, reading
-from rankwatch.frame import BatchSummary, Frame, FrameTable, Phase, State, pack
-from rankwatch.scalars import LastBatch, name_rows
+from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Phase, State, pack
+from rankwatch.shared.scalars import LastBatch, name_rows
 
 
 def part(*frames: Frame, batch: int = 3, first: int = 0) -> tuple[FrameTable, BatchSummary]:

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
-from rankwatch import spool as spool_module
-from rankwatch import wire
-from rankwatch.notice import NoticeKind
-from rankwatch.spool import Spool
+from rankwatch.shared import wire
+from rankwatch.shared.notice import NoticeKind
+from rankwatch.tell import spool as spool_module
+from rankwatch.tell.spool import Spool
 
 
 def add_batch(spool: Spool, number: int) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import makers
 from desk import Desk
-from rankwatch import wire
-from rankwatch_monitor.effects import Note, Publish, Send
-from rankwatch_monitor.options import Options
-from rankwatch_monitor.report import text as as_text
-from rankwatch_monitor.report.data import Outcome
+from rankwatch.shared import wire
+from rankwatch_monitor.decide.effects import Note, Publish, Send
+from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.decide.report import Outcome
+from rankwatch_monitor.views import text as as_text
 
 STALL = 10.0
 

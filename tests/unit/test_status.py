@@ -17,11 +17,11 @@ import pytest
 
 import crowds
 from gauges import shown
-from rankwatch_monitor.follow import Follower
-from rankwatch_monitor.headroom import Headroom
-from rankwatch_monitor.report.data import RankStanding, RankState
-from rankwatch_monitor.status import Status, describe
-from rankwatch_monitor.teller import ERASE, Teller
+from rankwatch_monitor.decide.report import RankStanding, RankState
+from rankwatch_monitor.record.follow import Follower
+from rankwatch_monitor.record.headroom import Headroom
+from rankwatch_monitor.serve.status import Status, describe
+from rankwatch_monitor.serve.teller import ERASE, Teller
 
 WIDE = 200
 

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 import makers
-from rankwatch import wire
-from rankwatch.frame import FrameTable
-from rankwatch_monitor import digest, record, store
-from rankwatch_monitor.journal import (
+from rankwatch.shared import wire
+from rankwatch.shared.frame import FrameTable
+from rankwatch_monitor.decide.journal import (
     NO_RANK,
     Closed,
     Decided,
@@ -34,9 +33,11 @@ from rankwatch_monitor.journal import (
     Trained,
     Waited,
 )
-from rankwatch_monitor.report import dump
-from rankwatch_monitor.report.data import Outcome, RankStanding, RankState
-from rankwatch_monitor.store import FILE, Limits, Store, StoreError
+from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState
+from rankwatch_monitor.record import digest, store
+from rankwatch_monitor.record import reader as record
+from rankwatch_monitor.record.store import FILE, Limits, Store, StoreError
+from rankwatch_monitor.views import dump
 
 OLD = Path(__file__).parent / "data"
 TABLE = makers.table()

@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from rankwatch.errors import UsageError
-from rankwatch_monitor.export.target import whole
+from rankwatch_monitor.views.export.target import whole
 
 
 @pytest.fixture(params=["local", "file://", "memory://"])

@@ -11,8 +11,8 @@ from typing import TextIO
 
 import pytest
 
-from rankwatch_monitor import teller as tellers
-from rankwatch_monitor.teller import Teller
+from rankwatch_monitor.serve import teller as tellers
+from rankwatch_monitor.serve.teller import Teller
 
 PAGE = 4096
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from makers import INF, frame, reading, trip
-from rankwatch.frame import Phase
-from rankwatch.text import describe_trip, describe_tuning, format_dump, format_frame
-from rankwatch.wire import Tune
+from rankwatch.shared.frame import Phase
+from rankwatch.shared.text import describe_trip, describe_tuning, format_dump, format_frame
+from rankwatch.shared.wire import Tune
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ import pytest
 
 import crowds
 import makers
-from rankwatch_monitor.follow import Follower, View
-from rankwatch_monitor.report.data import RankState
-from rankwatch_monitor.top.focus import Focus, press, window
-from rankwatch_monitor.top.keys import parse
-from rankwatch_monitor.top.layout import Block, Scene, Size, height, lay_out
-from rankwatch_monitor.top.plain import Teller
-from rankwatch_monitor.top.table import GAP, Column, Line, Row, Table, shorten
-from rankwatch_monitor.top.tables import describe_time
+from rankwatch_monitor.decide.report import RankState
+from rankwatch_monitor.record.follow import Follower, View
+from rankwatch_monitor.views.top.focus import Focus, press, window
+from rankwatch_monitor.views.top.keys import parse
+from rankwatch_monitor.views.top.layout import Block, Scene, Size, height, lay_out
+from rankwatch_monitor.views.top.plain import Teller
+from rankwatch_monitor.views.top.table import GAP, Column, Line, Row, Table, shorten
+from rankwatch_monitor.views.top.tables import describe_time
 
 NORMAL = Size(80, 24)
 NODES = Focus()

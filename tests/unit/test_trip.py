@@ -8,8 +8,8 @@ import pytest
 
 import makers
 from makers import INF, NAN, frame, reading, trip
-from rankwatch.frame import Frame, Kind, Phase, Reading
-from rankwatch.trip import Cause, Judge, Policy, classify
+from rankwatch.shared.cause import Cause, Judge, Policy, classify
+from rankwatch.shared.frame import Frame, Kind, Phase, Reading
 
 
 def tripping(policy: Policy, judged: Frame, *ignore: str) -> list[str]:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
-from rankwatch import wire
 from rankwatch.errors import ProtocolError
-from rankwatch.frame import NO_STAGE, FrameTable, Phase, Position
-from rankwatch.notice import NoticeKind, describe_notice
+from rankwatch.shared import wire
+from rankwatch.shared.frame import NO_STAGE, FrameTable, Phase, Position
+from rankwatch.shared.notice import NoticeKind, describe_notice
 
 MESSAGES: list[wire.Message] = [
     makers.hello(3, 8),

@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..abort import say, write_error_file
 from ..errors import EXIT_ERROR, UsageError
+from ..tell.abort import say, write_error_file
 from .alone import examine_alone
 from .bounded import describe
 from .finding import State

@@ -7,8 +7,8 @@ import re
 import threading
 from collections.abc import Callable
 
-from ..abort import say
 from ..errors import EXIT_ERROR
+from ..tell.abort import say
 from .finding import Finding, State, fail
 
 Work = Callable[[], Finding]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..str_enum import StrEnum
+from ..shared.str_enum import StrEnum
 
 
 class State(StrEnum):

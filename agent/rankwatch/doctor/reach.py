@@ -8,11 +8,11 @@ import time
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from .. import connection as connections
-from .. import wire
-from ..connection import Connection
 from ..errors import ConnectionFileError, ProtocolError
-from ..sockets import dealer
+from ..shared import connection as connections
+from ..shared import wire
+from ..shared.connection import Connection
+from ..shared.sockets import dealer
 from .finding import Finding, fail, ok, skip
 
 CHECK = "collector"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from ..abort import say
+from ..tell.abort import say
 from .bounded import NO_ANSWER, LastResort, Work, bounded
 from .compare import compare
 from .finding import Finding, State, fail, skip

@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from ..modules import unwrap
+from ..measure.modules import unwrap
 from ..registry import open_watches
 from ..watcher import Watch, watch
 

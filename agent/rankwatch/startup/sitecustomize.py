@@ -42,7 +42,7 @@ class _AtImportOfTorch:
 
 def _look() -> None:
     try:
-        from rankwatch.finder import Finder
+        from ..finder import Finder
 
         Finder().start()
     except ImportError as error:

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rankwatch import wire
 from rankwatch.errors import UsageError
+from rankwatch.shared import wire
 
-from .. import arguments as types
-from ..collector import DEFAULT_LISTEN, run_daemon
-from ..meters import Meters
-from ..options import Options
+from ..decide.options import Options
+from ..serve.collector import DEFAULT_LISTEN, run_daemon
+from ..serve.metrics.meters import Meters
+from . import arguments as types
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def metered(arguments: argparse.Namespace) -> Iterator[Meters | None]:
         yield None
         return
     try:
-        from ..metrics_server import MetricsServer
+        from ..serve.metrics.server import MetricsServer
     except ModuleNotFoundError as error:
         raise UsageError(f"--metrics needs {error.name}: pip install 'rankwatch[metrics]'") from None
     meters = Meters(time.monotonic())

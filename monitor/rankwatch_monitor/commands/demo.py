@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from .. import arguments as types
-from ..demo import run_demo
+from . import arguments as types
+from .demo_job import run_demo
 
 HELP = "a real training of two ranks on the CPU that overflows on one of them"
 

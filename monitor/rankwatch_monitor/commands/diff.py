@@ -6,10 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from .. import arguments as types
-from .. import sides
-from ..diff import compare
-from ..report import diff
+from ..views import diff, sides
+from ..views.compare import compare
+from . import arguments as types
 
 HELP = "two batches side by side: of two ranks, of two runs, or one after the other"
 

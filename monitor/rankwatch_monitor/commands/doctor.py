@@ -12,7 +12,7 @@ from rankwatch.doctor.options import add_options as add_doctor_options
 from rankwatch.doctor.options import as_arguments
 from rankwatch.errors import UsageError
 
-from .. import arguments as types
+from . import arguments as types
 
 HELP = "check GPUs, network and collector before a training, and name who is to blame"
 

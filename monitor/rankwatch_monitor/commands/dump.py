@@ -7,10 +7,10 @@ import sys
 
 from rankwatch.errors import UsageError
 
-from .. import arguments as types
-from .. import store
-from ..report import dump
-from ..store import StoreError
+from ..record import store
+from ..record.store import StoreError
+from ..views import dump
+from . import arguments as types
 
 HELP = "the record of a run as JSON lines"
 

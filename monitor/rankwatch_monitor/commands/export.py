@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rankwatch.errors import UsageError
 
-from .. import arguments as types
-from .. import record
-from ..export.origin import origin_of
-from ..export.written import describe
-from ..store import FILE, StoreError
+from ..record import reader as record
+from ..record.store import FILE, StoreError
+from ..views.export.origin import origin_of
+from ..views.export.written import describe
+from . import arguments as types
 
 HELP = "the record of a run as Parquet or for TensorBoard"
 
@@ -59,12 +59,12 @@ def _export(run: Path, arguments: argparse.Namespace) -> None:
     trained, hint = record.last_batch(run / FILE) + 1, ""
     # The libraries of the extra are imported with what needs them.
     if arguments.tensorboard:
-        from ..export import events
+        from ..views.export import events
 
         written = events.write(run / FILE, arguments.tensorboard, rank, overwrite=arguments.overwrite)
         things, into = "scalars", str(arguments.tensorboard)
     else:
-        from ..export import parquet, target
+        from ..views.export import parquet, target
 
         into, things = arguments.parquet, "rows"
         with target.whole(into, overwrite=arguments.overwrite) as file:

@@ -6,10 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from rankwatch import connection as connections
+from rankwatch.shared import connection as connections
 
-from .. import arguments as types
-from .. import control
+from ..serve import control
+from . import arguments as types
 
 HELP = "make a connection file that speaks for one job alone"
 

@@ -7,9 +7,9 @@ import sys
 
 from rankwatch.errors import UsageError
 
-from .. import arguments as types
-from .. import snapshot
-from ..report import runs
+from ..record import replay as snapshot
+from ..views import runs
+from . import arguments as types
 
 HELP = "the runs in a folder, and how they ended"
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from rankwatch.errors import UsageError
 
-from .. import arguments as types
-from .. import closeup, snapshot
-from ..report import batch, json, rank, text
-from ..report.data import Report
-from ..store import StoreError
-from ..ui import single
-from ..ui.pages import RunPages
+from ..decide.report import Report
+from ..record import replay as snapshot
+from ..record.store import StoreError
+from ..views import as_json as json
+from ..views import batch, closeup, rank, text
+from ..views.ui import single
+from ..views.ui.pages import RunPages
+from . import arguments as types
 
 HELP = "print the report of a run again, or look at one rank or batch of it"
 

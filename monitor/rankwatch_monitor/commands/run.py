@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from rankwatch.config import is_disabled
 from rankwatch.errors import UsageError
+from rankwatch.shared.config import is_disabled
 
-from .. import arguments as types
-from ..launcher import replace_by, run_command
+from ..serve.launcher import replace_by, run_command
+from . import arguments as types
 from .collector import add_collector_options, metered, options_of
 
 HELP = "run a command under a collector of its own"

@@ -10,12 +10,12 @@ from time import time
 
 from rankwatch.errors import UsageError
 
-from .. import arguments as types
-from ..follow import Newest
-from ..store import StoreError
-from ..top import plain
-from ..top.focus import Focus
-from ..top.layout import Scene
+from ..record.follow import Newest
+from ..record.store import StoreError
+from ..views.top import plain
+from ..views.top.focus import Focus
+from ..views.top.layout import Scene
+from . import arguments as types
 
 HELP = "watch a run while it goes on: its ranks, its headroom, its notices, its verdict"
 
@@ -50,7 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
             _show_once(newest, focus)
         elif sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
             _need_rich()
-            from ..top import screen
+            from ..views.top import screen
 
             screen.watch(newest, focus, arguments.interval or ON_TERMINAL)
         else:
@@ -62,7 +62,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _show_once(newest: Newest, focus: Focus) -> None:
     _need_rich()
-    from ..top import screen
+    from ..views.top import screen
 
     try:
         view = newest.look()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rankwatch import connection as connections
-from rankwatch import wire
 from rankwatch.errors import UsageError
-from rankwatch.text import describe_tuning
+from rankwatch.shared import connection as connections
+from rankwatch.shared import wire
+from rankwatch.shared.text import describe_tuning
 
-from .. import arguments as types
-from .. import control
+from ..serve import control
+from . import arguments as types
 
 HELP = "change options of the ranks while they train"
 

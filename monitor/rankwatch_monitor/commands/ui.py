@@ -9,7 +9,7 @@ import sys
 
 from rankwatch.errors import UsageError
 
-from .. import arguments as types
+from . import arguments as types
 
 HELP = "a local web page over the runs in a folder, live and afterwards"
 
@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     try:
-        from ..ui import server
+        from ..views.ui import server
     except ImportError as error:
         raise UsageError(f"the page needs {error.name}: pip install 'rankwatch[ui]'") from None
     token = os.environ.get("RANKWATCH_TOKEN") or secrets.token_urlsafe(24)

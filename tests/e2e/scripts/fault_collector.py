@@ -6,10 +6,10 @@ import json
 import os
 import sys
 
-from rankwatch import wire
+from rankwatch.shared import wire
 from rankwatch_monitor.cli import main
-from rankwatch_monitor.effects import Effect
-from rankwatch_monitor.ledger import Event, Ledger, Received
+from rankwatch_monitor.decide.effects import Effect
+from rankwatch_monitor.decide.ledger import Event, Ledger, Received
 
 
 def note(kind: str, *fact: object) -> None:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 import rankwatch
-from rankwatch import wire
-from rankwatch_monitor import record
-from rankwatch_monitor.store import FILE
+from rankwatch.shared import wire
+from rankwatch_monitor.record import reader as record
+from rankwatch_monitor.record.store import FILE
 
 STEPS, MICRO_BATCHES, LAYERS = 4, 4, 2
 FAULT_AT, FAULTY_LAYER = 6, {"gpipe": "3", "1f1b": "3", "backward": "5"}

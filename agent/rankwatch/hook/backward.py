@@ -1,0 +1,153 @@
+"""The gradients of a module's call, as one frame of the backward phase, and those of parameters as they are accumulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor
+
+from ..measure.extremes import dtype_name, local
+from ..measure.modules import NamedModule
+from ..measure.tape import Cell
+from ..measure.walk import leaves
+from ..measure.weights import mark_shard
+from ..shared.frame import Kind, ReadingSpec
+from ..shared.notice import ZEROS
+
+Emit = Callable[[NamedModule, tuple[ReadingSpec, ...], list[Cell]], None]
+"""Takes the readings of one frame of the backward, in the thread that runs it."""
+
+
+def is_running() -> bool:
+    """Whether the calling thread is inside a backward: a forward that runs there is a checkpoint's recomputation."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def watch_call(named: NamedModule, args: Any, kwargs: Any, output: Any, take: Callable[[Tensor], Cell], emit: Emit) -> None:
+    """Has the gradients with respect to a call's outputs and inputs measured when they come, and emitted when all did.
+
+    Hooks on tensors, not on modules: torch's module backward hooks wrap outputs in views, which forbid in-place changes.
+    """
+    found = [
+        (kind, f"grad_{label}", value)
+        for kind, values in ((Kind.GRAD_OUTPUT, [("output", output)]), (Kind.GRAD_INPUT, _named_inputs(args, kwargs)))
+        for name, given in values
+        for label, value in leaves(given, name)
+        if isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None
+    ]
+    if found:
+        call = _Call(named, take, emit)
+        for kind, label, value in found:
+            call.expect(kind, label, value)
+
+
+class _Call:
+    """One call of a module whose backward is still to come. It is held by the graph, so it must hold no node of it."""
+
+    def __init__(self, named: NamedModule, take: Callable[[Tensor], Cell], emit: Emit) -> None:
+        self._named = named
+        self._take = take
+        self._emit = emit
+        self._rows: list[ReadingSpec] = []
+        self._cells: dict[int, Cell] = {}
+        self._inputs: set[int] = set()
+
+    def expect(self, kind: Kind, label: str, value: Tensor) -> None:
+        index = len(self._rows)
+        self._rows.append(ReadingSpec(kind, label, dtype_name(value.dtype)))
+        if kind is Kind.GRAD_INPUT:
+            self._inputs.add(index)
+        value.register_hook(lambda gradient: self._arrived(index, gradient))
+
+    def _arrived(self, index: int, gradient: Tensor) -> None:
+        if not self._cells:
+            # An output may go unused, an input's gradient unasked for: at the end of the backward no more will come.
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self._cells[index] = self._take(gradient)
+        # Inputs come after all outputs that come at all.
+        if self._inputs.issubset(self._cells) if self._inputs else len(self._cells) == len(self._rows):
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._cells:
+            order = sorted(self._cells)
+            cells, self._cells = [self._cells[index] for index in order], {}
+            self._emit(self._named, tuple([self._rows[index] for index in order]), cells)
+
+
+class ParameterGradients:
+    """Has the gradients of parameters measured whenever a backward has added to them.
+
+    Args:
+        counts_zeros: whether to measure the share of exact zeros in them too, just now.
+    """
+
+    def __init__(self, take: Callable[[Tensor], Cell], emit: Emit, counts_zeros: Callable[[], bool]) -> None:
+        self._take = take
+        self._counts_zeros = counts_zeros
+        self._emit = emit
+        self._hooked: dict[int, ReferenceType[Tensor]] = {}
+        self._seen: set[int] = set()  # whose gradients came since the last sweep
+        self._handles: list[Any] = []
+
+    def watch(self, named: NamedModule) -> None:
+        """Hooks the parameters of a module that are not hooked yet."""
+        for name, value in named.module._parameters.items():
+            if value is not None and value.requires_grad and value.is_leaf and not self._is_hooked(value):
+                self._hooked[id(value)] = ref(value)
+                self._handles.append(value.register_post_accumulate_grad_hook(self._hook(named, *_rows(name, value))))
+
+    def sweep(self, modules: Iterable[NamedModule]) -> None:
+        """Before an optimizer step: measures the gradients that no hook of ours heard of, such as FSDP's, of its shards."""
+        for named in modules:
+            for name, value in named.module._parameters.items():
+                if value is not None and value.grad is not None and id(value) not in self._seen:
+                    self._measure(named, value.grad, *_rows(name, value))
+        self._seen.clear()
+
+    def remove(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _is_hooked(self, value: Tensor) -> bool:
+        hooked = self._hooked.get(id(value))
+        return hooked is not None and hooked() is value
+
+    def _hook(self, named: NamedModule, row: ReadingSpec, zeros: ReadingSpec) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                self._seen.add(id(parameter))
+                self._measure(named, parameter.grad, row, zeros)
+
+        return hook
+
+    def _measure(self, named: NamedModule, gradient: Tensor, row: ReadingSpec, zeros: ReadingSpec) -> None:
+        values = local(gradient)
+        if self._counts_zeros() and values.layout is torch.strided and values.numel():
+            share = 1 - torch.count_nonzero(values).to(torch.float32) / values.numel()
+            self._emit(named, (row, zeros), [self._take(gradient), self._take(share)])
+        else:
+            self._emit(named, (row,), [self._take(gradient)])
+
+
+def _rows(name: str, parameter: Tensor) -> tuple[ReadingSpec, ReadingSpec]:
+    label = mark_shard(f"{name}.grad", parameter)
+    return (
+        ReadingSpec(Kind.GRADIENT, label, dtype_name(parameter.dtype)),
+        ReadingSpec(Kind.GRADIENT, label + ZEROS, "float32"),
+    )
+
+
+def mark_outputs(output: Any, reached: Callable[[], None]) -> None:
+    """Calls ``reached`` when a backward comes to a root's output: what it recomputes belongs to that root's batch."""
+    for _, value in leaves(output, "output"):
+        if isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None:
+            value.register_hook(lambda gradient: reached())
+
+
+def _named_inputs(args: Any, kwargs: Any) -> Iterable[tuple[str, Any]]:
+    yield from ((f"input[{index}]", value) for index, value in enumerate(args))
+    yield from ((f"input[{name}]", value) for name, value in kwargs.items())

@@ -1,0 +1,273 @@
+"""Hooks on the modules of a model, also on those added later, and the way off again."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from ..measure.modules import NamedModule, named_modules, unwrap
+from . import traced
+
+log = logging.getLogger(__name__)
+
+# Private, so looked up with care: without them a compiled model's hooks break its graph, and nothing else changes.
+_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+set_eval_frame: Callable[[Any], Any] = getattr(_eval_frame, "set_eval_frame", lambda callback: None)
+
+Guard = Callable[[Callable[..., None]], Callable[..., None]]
+"""Makes a hook's body safe to run in somebody else's training."""
+
+
+class Hooks:
+    """Calls ``enter`` and ``leave`` round forwards under ``model``, ``before_step`` and ``after_step`` round optimizer steps.
+
+    ``enter(named, args, kwargs)`` and ``leave_root(named, args, kwargs, output)``, of the root, with output None when its
+    forward raised; ``leave(named, args, kwargs, output)``, of the other modules that ``select`` accepts by a name. In a
+    compiled model ``handed(named, what, numbers)`` is called in their place (see ``traced``). A deep copy or a pickle of the
+    model carries no hooks that do anything.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        guard: Guard,
+        *,
+        select: Callable[[str], bool],
+        enter: Callable[..., None],
+        leave: Callable[..., None],
+        leave_root: Callable[..., None],
+        handed: Callable[..., None],
+        before_step: Callable[..., None],
+        after_step: Callable[..., None],
+    ) -> None:
+        self.root = unwrap(model)
+        self._select = select
+        self._enter = guard(enter)
+        self._leave = guard(leave)
+        self._leave_root = guard(leave_root)
+        self._guarded_handed = guard(handed)
+        self._is_compiled = False
+        self._known: dict[int, NamedModule] = {}
+        self._handles: dict[int, list[RemovableHandle]] = {}
+        # torch holds these three for the whole process: through them a model that nobody else holds would never be freed.
+        self._global = [guard(self._on_module_added), guard(before_step), guard(after_step)]
+        added, before, after = map(_weakly, self._global)
+        self._global_handles = [
+            register_module_module_registration_hook(added),
+            register_optimizer_step_pre_hook(before),
+            register_optimizer_step_post_hook(after),
+        ]
+        _remove(_abandoned)
+        self._abandon = weakref.finalize(self, _abandoned.extend, self._global_handles)
+        self._abandon.atexit = False
+        _guard_hooks()
+        _forget_compiled()
+        self._learn(named_modules(self.root))
+
+    def select(self, select: Callable[[str], bool]) -> None:
+        """Watches the modules that ``select`` accepts by one of their names, and no others but the root."""
+        self._select = select
+        for key, named in self._known.items():
+            self._attach(key, named)
+        if self._is_compiled:
+            _forget_compiled()
+
+    @property
+    def watched(self) -> list[NamedModule]:
+        """The modules with hooks."""
+        return [named for key, named in self._known.items() if key in self._handles]
+
+    def named(self, module: nn.Module) -> NamedModule | None:
+        """What is known of a module under the model."""
+        return self._known.get(id(module))
+
+    def running(self) -> NamedModule:
+        """The module under the model whose forward is innermost on the caller's stack; the root if there is none."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_back is not None:
+            module = frame.f_locals.get("self")
+            named = self.named(module) if isinstance(module, nn.Module) else None
+            if named is not None:
+                return named
+            frame = frame.f_back
+        return self._known[id(self.root)]
+
+    def remove(self) -> None:
+        if self._abandon.detach() is not None:
+            _remove(self._global_handles)
+        if self._is_compiled:
+            _forget_compiled()
+            self._is_compiled = False
+        for handles in self._handles.values():
+            _remove(handles)
+        self._handles.clear()
+        self._known.clear()
+
+    def _handed(self, *args: Any) -> None:
+        self._is_compiled = True
+        self._guarded_handed(*args)
+
+    def _learn(self, modules: dict[int, NamedModule]) -> None:
+        for key, named in modules.items():
+            known = self._known.get(key)
+            if known is not None:
+                known.names += [name for name in named.names if name not in known.names]
+            else:
+                named.number = len(self._known)
+                known = self._known[key] = named
+            self._attach(key, known)
+
+    def _attach(self, key: int, named: NamedModule) -> None:
+        module, is_root = named.module, named.module is self.root
+        if not is_root and not any(map(self._select, named.names)):
+            _remove(self._handles.pop(key, []))
+        elif key not in self._handles:
+            leave = _Leave(named, self._leave_root if is_root else self._leave, self._handed)
+            # Only the root must hear of a forward that raised: it closes the batch.
+            handles = [module.register_forward_hook(leave, with_kwargs=True, always_call=is_root)]
+            if is_root:
+                enter = _Enter(named, self._enter, self._handed)
+                handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            self._handles[key] = handles
+
+    def _on_module_added(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        named = self._known.get(id(parent))
+        if named is None or child is None:
+            return
+        for prefix in list(named.names):
+            self._learn(named_modules(child, f"{prefix}.{name}" if prefix else name))
+
+
+class _Hook:
+    """A hook that knows its module's names and stays behind when the module is copied or pickled."""
+
+    def __init__(self, named: NamedModule, call: Callable[..., None], handed: Callable[..., None]) -> None:
+        self._named = named
+        self._body = call
+        self._receiver = traced.Receiver(lambda what, numbers: handed(named, what, numbers))
+        self.key: Tensor = self._receiver.key
+
+    def _call(self, *rest: Any) -> None:
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]  # what we compute would become a part of the graph
+            return
+        # Between the graphs of a compiled model: what the hook calls is not to be compiled. This is what
+        # torch.compiler.disable comes down to, without its import of the whole compiler.
+        before = set_eval_frame(None)
+        try:
+            if _modes_on():
+                _unseen(self._body, self._named, *rest)
+            else:
+                self._body(self._named, *rest)
+        finally:
+            set_eval_frame(before)
+
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
+        return _inert
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return getattr, (nullcontext(), "__exit__")  # does nothing, and can be loaded where there is no rankwatch
+
+
+class _Enter(_Hook):
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            traced.enter(self.key, module.training, args, kwargs)
+        else:
+            self._call(args, kwargs)
+
+
+class _Leave(_Hook):
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            traced.leave(self.key, args, kwargs, output)
+        else:
+            self._call(args, kwargs, output)
+
+
+# Private, too: without it the modes see our operations.
+_modes_on: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+
+
+def _unseen(body: Callable[..., None], *args: Any) -> None:
+    """Calls ``body`` where modes are on that see every operation: profilers, memory estimators, selective checkpointing.
+
+    They are to see the model's alone. Where its tensors are fake there is nothing to measure, and nothing is called.
+    """
+    from torch._subclasses import FakeTensorMode
+    from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+    if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
+        return
+    with _disable_current_modes():
+        body(*args)
+
+
+def _never_compile(function: Callable[..., Any]) -> None:
+    """Called outside of a graph, ``function`` is not compiled as a graph of its own; inside of one it is traced all the same."""
+    code = function.__code__
+    skip_code = getattr(_eval_frame, "skip_code", None)
+    if skip_code is not None:  # torch 2.4
+        skip_code(code)
+    elif hasattr(_eval_frame, "set_code_exec_strategy"):
+        action = getattr(_eval_frame, "_FrameAction", None) or _eval_frame.FrameAction
+        strategy = getattr(_eval_frame, "_FrameExecStrategy", None) or _eval_frame.FrameExecStrategy
+        _eval_frame.set_code_exec_strategy(code, strategy(action.SKIP, action.DEFAULT))
+
+
+for _call in (_Enter.__call__, _Leave.__call__, _Hook._call, _unseen):
+    _never_compile(_call)
+
+
+def _guard_hooks() -> None:
+    """Has graphs say whether the modules they were made of had hooks.
+
+    By default they do not, and serve any other model of the same class: one that is not watched would lend its graph, which
+    tells nothing, to one that is.
+    """
+    try:
+        import torch._dynamo.config
+
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
+    except Exception as error:  # noqa: BLE001  private, and of no use where nothing is compiled
+        log.debug("cannot have compiled graphs tell models with hooks from those without: %s", error)
+
+
+def _forget_compiled() -> None:
+    """Graphs that were compiled before hooks came or went are compiled anew: dynamo does not notice by itself."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+
+
+def _weakly(function: Callable[..., None]) -> Callable[..., None]:
+    reference = weakref.ref(function)
+
+    def call(*args: Any) -> None:
+        held = reference()
+        if held is not None:
+            held(*args)
+
+    return call
+
+
+_abandoned: list[RemovableHandle] = []
+"""Of models that are gone, yet to be removed: a garbage collection may come while torch walks through what they are in."""
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    while handles:
+        handles.pop().remove()
+
+
+def _inert(*args: Any) -> None:
+    """What a copied model has in place of our hooks."""

@@ -1,0 +1,160 @@
+"""What a compiled model runs in place of a hook: tensor code that Inductor fuses, and one opaque call that hands it over.
+
+Dynamo traces ``enter`` and ``leave`` into the user's graph. They measure with plain tensor operations; ``record``, which
+the compiler does not look into, takes the numbers to the watch at run time. It is said to change ``_ORDER``: so it is
+neither removed nor moved past another, and activation checkpointing does not repeat it. The hook is named by a tensor, not
+by a constant, so that blocks which share one graph (regional compilation) still tell their names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from ..measure.extremes import dtype_name
+from ..measure.walk import leaves
+from ..shared.frame import Kind, ReadingSpec, State
+
+_ORDER = torch.zeros(1)
+_NAMES = {value: dtype_name(value) for name in dir(torch) if isinstance(value := getattr(torch, name), torch.dtype)}
+_FIELD, _ROW = "\x1f", "\x1e"
+
+_keys = itertools.count()
+_receivers: WeakValueDictionary[int, Receiver] = WeakValueDictionary()
+
+
+class Receiver:
+    """Whom the numbers of a traced hook are for: ``receive(what, numbers)`` gets them in the training thread.
+
+    ``numbers``: abs min and abs max of each measured reading, on the host a tensor each, elsewhere as rows of one tensor.
+    """
+
+    def __init__(self, receive: Callable[[What, list[Tensor]], None]) -> None:
+        self.receive = receive
+        key = next(_keys)
+        self.key = torch.tensor(key)
+        _receivers[key] = self
+
+
+class What(NamedTuple):
+    """What numbers stand for: the readings, and those of their states that were known while tracing.
+
+    Those that were not, or are NOT_FLOAT, have numbers, in this order. ``event``: see the hooks below.
+    """
+
+    event: str
+    rows: tuple[ReadingSpec, ...]
+    states: tuple[State | None, ...]
+
+
+def enter(key: Tensor, is_training: bool, args: Any, kwargs: Any) -> None:
+    """The root begins a forward. Traced."""
+    numbers: list[Tensor] = []
+    plan = ["train" if is_training and torch.is_grad_enabled() else "eval"]
+    _inputs(args, kwargs, numbers, plan)
+    torch.ops.rankwatch.record(_ORDER, _gathered(numbers), key, _ROW.join(plan))
+
+
+def leave(key: Tensor, args: Any, kwargs: Any, output: Any) -> None:
+    """A module ends a forward. Traced."""
+    numbers: list[Tensor] = []
+    plan = ["leave"]
+    _inputs(args, kwargs, numbers, plan)
+    for label, value in leaves(output, "output"):
+        _reading(3, label, value, numbers, plan)
+    torch.ops.rankwatch.record(_ORDER, _gathered(numbers), key, _ROW.join(plan))
+
+
+def _inputs(args: Any, kwargs: Any, numbers: list[Tensor], plan: list[str]) -> None:
+    for index, value in enumerate(args):
+        for label, leaf in leaves(value, f"input[{index}]"):
+            _reading(2, label, leaf, numbers, plan)
+    for name, value in kwargs.items():
+        for label, leaf in leaves(value, f"input[{name}]"):
+            _reading(5, label, leaf, numbers, plan)
+
+
+def _reading(kind: int, label: str, value: Any, numbers: list[Tensor], plan: list[str]) -> None:
+    """Appends what is known of a reading while tracing to ``plan``, and its two numbers to ``numbers``."""
+    if not isinstance(value, Tensor):
+        plan.append(f"{kind}{_FIELD}{label}{_FIELD}{_FIELD}{3 if value is None else 4}")
+        return
+    state = "" if value.dtype.is_floating_point or value.dtype.is_complex else "6"
+    if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+        state = "7"
+    elif value.numel() == 0:
+        state = "5"
+    else:
+        numbers.extend(_extremes(value))
+    plan.append(f"{kind}{_FIELD}{label}{_FIELD}{_NAMES[value.dtype]}{_FIELD}{state}")
+
+
+def _extremes(value: Tensor) -> list[Tensor]:
+    values: Any = value.detach()
+    if _is_sharded(values):
+        values = values.to_local()
+    if values.dtype.is_complex:
+        values = values.to(torch.complex128)
+    elif values.dtype.itemsize == 1:
+        values = values.to(torch.float32)
+    magnitudes = values.abs()
+    return [magnitudes.amin(), magnitudes.amax()]
+
+
+def _is_sharded(values: Tensor) -> bool:
+    return hasattr(values, "to_local")
+
+
+if torch.__version__.startswith("2.4.") and torch.distributed.is_available():
+    # Its Dynamo has no answer to hasattr() of a tensor. (Later ones have; there the import would take half a second.)
+    _DTensor: Any = importlib.import_module("torch.distributed._tensor").DTensor
+
+    def _is_sharded(values: Tensor) -> bool:
+        return isinstance(values, _DTensor)
+
+
+def _gathered(numbers: list[Tensor]) -> list[Tensor]:
+    """On a device the numbers are gathered in the graph, where it costs no kernel of its own."""
+    device = numbers[-1].device if len(numbers) else _ORDER.device
+    if device.type == "cpu":
+        return [number.cpu() for number in numbers]
+    return [torch.stack([number.to(device, torch.float64) for number in numbers]).view(-1, 2)]
+
+
+# --- at run time ------------------------------------------------------------------------------------------------------
+
+_plans: dict[str, What] = {}
+
+
+def _record(order: Tensor, numbers: list[Tensor], key: Tensor, plan: str) -> None:
+    receiver = _receivers.get(key.item())  # type: ignore[arg-type]
+    if receiver is not None:  # the graph may outlive the watch
+        receiver.receive(_plans.get(plan) or _what(plan), numbers)
+
+
+def _what(plan: str) -> What:
+    event, *lines = plan.split(_ROW)
+    fields = [line.rsplit(_FIELD, 2) for line in lines]
+    rows = tuple(
+        ReadingSpec(Kind(int(head[: head.index(_FIELD)])), head[head.index(_FIELD) + 1 :], dtype)
+        for head, dtype, _ in fields
+    )
+    states = tuple(State(int(state)) if state else None for _, _, state in fields)
+    what = _plans[plan] = What(event, rows, states)
+    return what
+
+
+_library = torch.library.Library("rankwatch", "DEF")
+_library.define("record(Tensor(a!) order, Tensor[] numbers, Tensor key, str plan) -> ()")
+_library.impl("record", _record, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("rankwatch::record")  # type: ignore[untyped-decorator,unused-ignore]
+def _fake(order: Tensor, numbers: list[Tensor], key: Tensor, plan: str) -> None:
+    return None

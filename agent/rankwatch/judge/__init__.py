@@ -1,0 +1,1 @@
+"""Numbers -> trips and notices, batch by batch."""

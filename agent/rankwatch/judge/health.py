@@ -1,0 +1,133 @@
+"""Parts of batches -> notices: underflow, gradients that turn to zeros, and outputs on their way to overflow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..measure.tape import Cell
+from ..shared.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, ReadingSpec
+from ..shared.notice import ZEROS, Notice, NoticeKind
+from .batch import Part
+
+EVERY = 8
+"""Batches between two looks, after the first EVERY of them: what is noticed here takes its time."""
+
+NEAR = 1 / 8
+"""The share of its dtype's max from which on an output is near overflow, grow it or not."""
+
+FAR = 1 / 256
+"""The share under which an output is not said to be on its way there, however it grows: young trainings grow everywhere."""
+
+HORIZON = 100
+"""Batches: an output that would reach its dtype's max within them at its present growth is on its way there."""
+
+LOOKS = 3
+"""How many looks in a row must find growth before it is called so."""
+
+MAX_PAST = 1 << 16
+"""Readings remembered. A model whose every batch has labels of its own starts over now and then."""
+
+NOTICEABLE_ZEROS = 0.1
+ZEROS_GROWTH = 0.05
+
+_MADE = (Kind.OUTPUT, Kind.MARKED, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT, Kind.GRADIENT)
+
+
+_Outputs = dict[tuple[str, str], tuple[FrameSpec, ReadingSpec, float]]
+
+
+@dataclass(slots=True)
+class _Past:
+    """What was seen of a reading: when first noticed, and how it grew from look to look."""
+
+    since: int = -1
+    batch: int = -1
+    value: float = 0.0
+    growth: float = 0.0
+    grown: int = 0
+    first: float = 0.0
+
+
+def is_looked_at(batch: int) -> bool:
+    return batch < EVERY or batch % EVERY == 0
+
+
+class Health:
+    """Looks at the readings of one rank, batch by batch. Bounded by the number of different readings."""
+
+    def __init__(self) -> None:
+        self._past: dict[tuple[NoticeKind, str, str], _Past] = {}
+
+    def look(self, part: Part) -> list[Notice]:
+        """What there is to notice in a part whose numbers are there."""
+        batch = part.first.batch
+        if not is_looked_at(batch):
+            return []
+        outputs: _Outputs = {}
+        found = [notice for record in part.records for notice in self._look(batch, record.spec, record.cells, outputs)]
+        return found + [notice for spec, row, high in outputs.values() for notice in self._headroom(batch, spec, row, high)]
+
+    def _look(self, batch: int, spec: FrameSpec, cells: list[Cell], outputs: _Outputs) -> Iterator[Notice]:
+        if spec.phase is Phase.RECOMPUTE:
+            return
+        for row, cell in zip(spec.readings, cells, strict=True):
+            high = cell.high
+            if row.kind is Kind.GRADIENT and row.label.endswith(ZEROS):
+                yield from self._zeros(batch, spec, row, high)
+                continue
+            if row.kind not in _MADE or not high > 0.0 or high == math.inf or row.dtype not in DTYPE_MAX:
+                continue
+            if high < DTYPE_TINY[row.dtype]:
+                past = self._of(NoticeKind.UNDERFLOW, spec, row)
+                past.since = batch if past.since < 0 else past.since
+                yield _notice(NoticeKind.UNDERFLOW, spec, row, past.since, batch, high, 0.0)
+            elif row.kind is Kind.OUTPUT:
+                # Of a module that is called more than once the largest output counts.
+                largest = outputs.get((spec.module, row.label))
+                if largest is None or high > largest[2]:
+                    outputs[spec.module, row.label] = spec, row, high
+
+    def _headroom(self, batch: int, spec: FrameSpec, row: ReadingSpec, high: float) -> Iterator[Notice]:
+        past = self._of(NoticeKind.HEADROOM, spec, row)
+        if batch > past.batch >= 0:
+            past.growth = math.log2(high / past.value) / (batch - past.batch)
+            past.grown = past.grown + 1 if past.growth > 0 else 0
+        past.batch, past.value = batch, high
+        growth = past.growth if past.grown >= LOOKS else 0.0
+        notice = _notice(NoticeKind.HEADROOM, spec, row, past.since, batch, high, growth)
+        share = high / DTYPE_MAX[row.dtype]
+        if share < FAR or (share < NEAR and notice.batches_left > HORIZON):
+            past.since = -1
+            return
+        if past.since < 0:
+            past.since = batch
+            notice = _notice(NoticeKind.HEADROOM, spec, row, batch, batch, high, growth)
+        yield notice
+
+    def _zeros(self, batch: int, spec: FrameSpec, row: ReadingSpec, share: float) -> Iterator[Notice]:
+        past = self._of(NoticeKind.ZEROS, spec, row)
+        if past.batch < 0:
+            past.first = share
+        elif share > past.value:
+            past.grown += 1
+            past.since = batch if past.since < 0 else past.since
+        elif share < past.value:
+            past.grown, past.since, past.first = 0, -1, share
+        growth = (share - past.value) / (batch - past.batch) if batch > past.batch >= 0 else 0.0
+        past.batch, past.value = batch, share
+        if past.grown >= LOOKS and share >= NOTICEABLE_ZEROS and share - past.first >= ZEROS_GROWTH:
+            yield _notice(NoticeKind.ZEROS, spec, row, past.since, batch, share, growth)
+
+    def _of(self, kind: NoticeKind, spec: FrameSpec, row: ReadingSpec) -> _Past:
+        if len(self._past) >= MAX_PAST:
+            self._past.clear()
+        return self._past.setdefault((kind, spec.module, row.label), _Past())
+
+
+def _notice(
+    kind: NoticeKind, spec: FrameSpec, row: ReadingSpec, since: int, batch: int, value: float, growth: float
+) -> Notice:
+    label = row.label.removesuffix(ZEROS)
+    return Notice(kind, spec.module, spec.module_class, label, row.dtype, since, batch, value, growth)

@@ -1,0 +1,1 @@
+"""Tensor -> numbers: the extremes of each tensor, on its device, row by row."""

@@ -1,0 +1,267 @@
+"""A module call -> a record: the cells of its readings, each tensor measured once per batch, and its interned spec."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from ..shared.frame import SHARD, Frame, FrameSpec, Kind, Phase, Position, ReadingSpec, State
+from .extremes import Unmeasurable, dtype_name, local
+from .modules import NamedModule, class_name
+from .tape import Cell, Tape
+from .walk import flatten, leaves
+from .weights import ModuleWeights, Weights
+
+log = logging.getLogger(__name__)
+
+MAX_SPECS = 64
+"""Remembered per module."""
+
+_NONE, _NOT_A_TENSOR, _EMPTY, _UNMATERIALISED = map(
+    Cell, (State.NONE, State.NOT_A_TENSOR, State.EMPTY, State.UNMATERIALISED)
+)
+
+
+@dataclass(slots=True)
+class Record:
+    """A frame whose numbers may still be on their way: ``cells`` are filled when the tape is read.
+
+    The first ``weights`` of them are the module's weights. ``step`` optimizer steps were done when the frame ran.
+    """
+
+    position: Position
+    named: NamedModule
+    spec: FrameSpec
+    cells: list[Cell]
+    step: int
+    weights: int = 0
+
+    def frame(self) -> Frame:
+        return Frame(
+            self.position,
+            self.spec,
+            tuple([cell.low for cell in self.cells]),
+            tuple([cell.high for cell in self.cells]),
+            self.states,
+        )
+
+    @property
+    def states(self) -> bytes:
+        return bytes([cell.state or 0 for cell in self.cells])
+
+
+class Recorder:
+    """Measures what module calls are made of. Not thread-safe.
+
+    Args:
+        tape: where readings are written.
+        weights_every: see ``Weights``.
+    """
+
+    def __init__(self, tape: Tape, weights_every: int) -> None:
+        self._tape = tape
+        self._weights = Weights(self.cell, weights_every)
+        self._seen: dict[int, _Seen] = {}
+        self._dtypes: dict[torch.dtype, tuple[str, State | None]] = {}
+        self._specs: dict[int, dict[Hashable, FrameSpec]] = {}
+        self._forward = 0
+        self._step = 0
+
+    def begin(self, step: int) -> None:
+        """Starts a forward, after ``step`` optimizer steps."""
+        self._forward += 1
+        self._step = step
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing measured before counts as measured, but for weights at their cadence."""
+        self._seen.clear()
+
+    def call(self, position: Position, named: NamedModule, phase: Phase, args: Any, kwargs: Any, output: Any) -> Record:
+        """Records a module's call: its weights, inputs and outputs."""
+        weights = self._weights.of(named, self._forward, self._step)
+        specs = self._specs_of(named)
+        found: list[Any]
+        key: Hashable
+        if len(args) == 1 and not kwargs and type(args[0]) is Tensor and type(output) is Tensor:  # mostly
+            found = [args[0], output]
+            key = phase.real, id(weights.rows), args[0].dtype, output.dtype  # real: an enum's own hash is slow
+        else:
+            found = []
+            given = [_flatten_input(value, found) for value in args]
+            if kwargs:
+                given += [(name, _flatten_input(value, found)) for name, value in kwargs.items()]
+            key = phase.real, id(weights.rows), tuple(given), len(args), flatten(output, found)
+        spec = specs.get(key)
+        if spec is None:
+            values = [*_labelled_inputs(args, kwargs), *((Kind.OUTPUT, *leaf) for leaf in leaves(output, "output"))]
+            rows = (*weights.rows, *(ReadingSpec(kind, label, _dtype(value)) for kind, label, value in values))
+            spec = specs[key] = _spec(named, rows, phase)
+        cells = [*weights.cells, *map(self.cell, found)]
+        return Record(position, named, spec, cells, self._step, len(weights.cells))
+
+    def again(self, record: Record, args: Any, kwargs: Any, output: Any) -> tuple[Record, list[Any]]:
+        """Records the same call anew, and gives the values of its readings."""
+        named, spec = record.named, record.spec
+        weights = {**named.module._parameters, **named.module._buffers}
+        values = [weights.get(row.label.partition(SHARD)[0]) for row in spec.readings[: record.weights]]
+        values += [value for _, _, value in _labelled_inputs(args, kwargs)]
+        values += [value for _, value in leaves(output, "output")]
+        return self.call(record.position, named, spec.phase, args, kwargs, output), values
+
+    def inputs(self, position: Position, named: NamedModule, args: Any, kwargs: Any) -> Record:
+        """Records what a module is called with."""
+        return self.values(position, named, _labelled_inputs(args, kwargs))
+
+    def values(self, position: Position, named: NamedModule, found: list[tuple[Kind, str, Any]]) -> Record:
+        """Records labelled values under a module's name."""
+        rows = tuple([ReadingSpec(kind, label, self._name_and_state(value)[0]) for kind, label, value in found])
+        return self.cells(position, named, Phase.FORWARD, rows, [self.cell(value) for _, _, value in found])
+
+    def cells(
+        self, position: Position, named: NamedModule, phase: Phase, rows: tuple[ReadingSpec, ...], cells: list[Cell]
+    ) -> Record:
+        """Records readings that were taken already."""
+        specs = self._specs_of(named)
+        spec = specs.get((phase, rows))
+        if spec is None:
+            spec = specs[phase, rows] = _spec(named, rows, phase)
+        return Record(position, named, spec, cells, self._step)
+
+    def handed(self, numbers: list[Tensor], states: Iterable[State | None]) -> list[Cell]:
+        """The cells of a compiled call, see ``traced``."""
+        cells = [Cell(state) for state in states]
+        measured = [cell for cell in cells if cell.state is None or cell.state is State.NOT_FLOAT]
+        self._tape.take(numbers, measured)
+        return cells
+
+    def traced(self, position: Position, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> Record:
+        """Records what a compiled call has measured of its inputs and outputs, and the module's weights."""
+        weights = self._weights.of(named, self._forward, self._step)
+        specs = self._specs_of(named)
+        key = id(weights.rows), id(rows)  # both are interned
+        spec = specs.get(key)
+        if spec is None:
+            spec = specs[key] = _spec(named, weights.rows + rows, Phase.FORWARD)
+        return Record(position, named, spec, [*weights.cells, *cells], self._step, len(weights.cells))
+
+    def refresh(self, records: Iterable[Record]) -> None:
+        """Measures the weights of these frames anew: for after a trip. Those that cannot be read now keep their readings, and
+        so do those that FSDP has cut into shards since."""
+        done: dict[int, ModuleWeights] = {}
+        for record in records:
+            if record.weights:
+                number = record.named.number
+                if number not in done:
+                    done[number] = self._weights.measure(record.named, self._forward, self._step)
+                rows, fresh, *_ = done[number]
+                is_same = rows == record.spec.readings[: record.weights]
+                if is_same and not any(cell.state is State.UNMATERIALISED for cell in fresh):
+                    record.cells[: record.weights] = fresh
+
+    def cell(self, value: Any) -> Cell:
+        """The reading of a value, to be filled when the tape is read; of a tensor measured before in this batch, the same."""
+        if not isinstance(value, Tensor):
+            if isinstance(value, float) and not math.isfinite(value):
+                return self._tape.known(abs(value), abs(value))
+            return _NONE if value is None else _NOT_A_TENSOR
+        try:
+            values = value
+            if type(value) is not Tensor and type(value) is not torch.nn.Parameter:
+                values = local(value)
+            if values.is_inference():  # these do not count their changes: each is measured anew
+                return self._tape.write(values, self._name_and_state(value)[1]) if values.numel() else _EMPTY
+            address = values.data_ptr()
+            seen = self._seen.get(address)
+            if seen is not None and seen.is_of(values):
+                return seen.cell
+            if not values.numel():
+                return _EMPTY
+            cell = self._tape.write(values.detach() if values.requires_grad else values, self._name_and_state(value)[1])
+        except (Unmeasurable, RuntimeError, TypeError) as error:
+            # RuntimeError: out of memory, or an exotic layout; the reading's state says so
+            log.debug("cannot measure a %s tensor: %s", value.dtype, error)
+            return _UNMATERIALISED
+        self._seen[address] = _Seen(values, cell)
+        return cell
+
+    def _name_and_state(self, value: Any) -> tuple[str, State | None]:
+        if not isinstance(value, Tensor):
+            return ("float" if isinstance(value, float) and not math.isfinite(value) else ""), None
+        known = self._dtypes.get(value.dtype)
+        if known is None:
+            is_float = value.dtype.is_floating_point or value.dtype.is_complex
+            known = self._dtypes[value.dtype] = dtype_name(value.dtype), None if is_float else State.NOT_FLOAT
+        return known
+
+    def _specs_of(self, named: NamedModule) -> dict[Hashable, FrameSpec]:
+        """The specs that the calls of a module have had, by what tells them apart."""
+        specs = self._specs.get(named.number)
+        if specs is None or len(specs) >= MAX_SPECS:  # calls that are never alike: dicts by the names of samples, say
+            specs = self._specs[named.number] = {}
+        return specs
+
+
+def _spec(named: NamedModule, rows: tuple[ReadingSpec, ...], phase: Phase) -> FrameSpec:
+    name, *aliases = named.names
+    return FrameSpec(name, class_name(named.module), rows, tuple(aliases), phase)
+
+
+def _labelled_inputs(args: Any, kwargs: Any) -> list[tuple[Kind, str, Any]]:
+    """The leaves of a call's positional and keyword inputs: ``input[0]``, ``input[attention_mask]``."""
+    found = []
+    for kind, named in ((Kind.INPUT, enumerate(args)), (Kind.KEYWORD, kwargs.items())):
+        for name, value in named:
+            label = f"input[{name}]"
+            found += [(kind, path, leaf) for path, leaf in leaves(value, label) or [(label, value)]]
+    return found
+
+
+def _flatten_input(value: Any, found: list[Any]) -> Hashable:
+    before = len(found)
+    structure = flatten(value, found)
+    if len(found) == before:  # an empty tuple
+        found.append(value)
+    return structure
+
+
+def _dtype(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return dtype_name(value.dtype)
+    return "float" if isinstance(value, float) and not math.isfinite(value) else ""
+
+
+class _Seen:
+    """A stretch of memory measured in this batch: valid while it is of the same storage and its version counter stands still.
+
+    FSDP gives the memory of a storage back while the storage lives on: another one may have it next.
+
+    ``x.data.mul_()`` does not count: a tensor changed so between two modules shows its old figures in the second. The frame
+    that trips is measured anew.
+    """
+
+    __slots__ = ("_dtype", "_numel", "_storage", "_strides", "_version", "cell")
+
+    def __init__(self, values: Tensor, cell: Cell) -> None:
+        self.cell = cell
+        self._storage = ref(values.untyped_storage())
+        self._version = values._version
+        self._numel = values.numel()
+        self._dtype = values.dtype
+        self._strides = None if values.is_contiguous() else (values.shape, values.stride())
+
+    def is_of(self, values: Tensor) -> bool:
+        return (
+            self._version == values._version
+            and self._numel == values.numel()
+            and self._dtype == values.dtype
+            and self._strides == (None if values.is_contiguous() else (values.shape, values.stride()))
+            and self._storage() is values.untyped_storage()
+        )

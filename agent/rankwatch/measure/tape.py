@@ -1,0 +1,212 @@
+"""The preallocated buffers that readings are written to on their device, and their read-back to the host."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..shared.frame import State, state_of
+from .extremes import Layout, Measure, Row, layout_of
+
+FIRST_ROWS = 256
+_EMPTY_BITS = (0x7FFF_FFFF, 0)  # what kernel.record updates: no smallest and no largest magnitude yet
+
+
+class Cell:
+    """One reading's numbers, filled once its row of the tape was read; until then ``low`` and ``high`` are 0.
+
+    ``state`` None: to be told from the numbers.
+    """
+
+    __slots__ = ("high", "low", "state")
+
+    def __init__(self, state: State | None = None, low: float = 0.0, high: float = 0.0) -> None:
+        self.state = state
+        self.low = low
+        self.high = high
+
+    @property
+    def is_bad(self) -> bool:
+        return self.state is State.NAN or self.state is State.INF
+
+    def fill(self, low: float, high: float) -> bool:
+        """Takes the numbers; returns whether they are not finite."""
+        if high - high == 0.0:  # finite
+            self.low, self.high = low, high
+            if self.state is None:
+                self.state = State.FINITE
+            return False
+        if math.isnan(high):  # abs min of a tensor with a nan may be a number: see Measure
+            low = high
+        self.low, self.high = low, high
+        if self.state is None:
+            self.state = state_of(low, high)
+        return self.is_bad
+
+
+class Tape:
+    """Rows of (abs min, abs max), a buffer per device and dtype, read back together: one transfer for each buffer."""
+
+    def __init__(self) -> None:
+        self._measure = Measure()
+        self._buffers: dict[tuple[torch.device, Layout], _Buffer] = {}
+        self._has_bad = False
+
+    def known(self, low: float, high: float) -> Cell:
+        """A reading whose numbers are on the host already."""
+        cell = Cell()
+        self._has_bad |= cell.fill(low, high)
+        return cell
+
+    def write(self, values: Tensor, state: State | None) -> Cell:
+        """Measures ``values`` (not empty, no autograd history). Raises Unmeasurable."""
+        layout = layout_of(values)
+        buffer = self._buffers.get((values.device, layout)) or self._buffer(values.device, layout)
+        cells = buffer.cells
+        if len(cells) == len(buffer.rows):
+            buffer.grow(2 * len(cells))
+        self._measure(values, buffer.rows[len(cells)], layout)
+        cell = Cell(state)
+        cells.append(cell)
+        return cell
+
+    def take(self, numbers: list[Tensor], cells: list[Cell]) -> None:
+        """Takes what a compiled graph has measured: two tensors for each of ``cells``, or one of as many rows.
+
+        The graph may use their memory anew: they are read, or copied, at once.
+        """
+        if len(numbers) == 2 * len(cells):
+            ends = iter(numbers)
+            for cell, low, high in zip(cells, ends, ends):  # noqa: B905
+                self._has_bad |= cell.fill(low.item(), high.item())
+            return
+        (rows,) = numbers
+        buffer = self._buffer(rows.device, Layout(rows.dtype, rows.dtype))
+        buffer.put(rows, cells)
+
+    def read(self) -> bool:
+        """Fills the cells written since the last read; returns whether one is not finite. Synchronises with the device."""
+        bad = any([buffer.read() for buffer in self._buffers.values() if buffer.cells])
+        return self._had_bad() or bad
+
+    def read_later(self) -> Reading:
+        """Begins to read without waiting: the rows are copied to the host in the stream they were written in."""
+        return Reading([buffer.copy() for buffer in self._buffers.values() if buffer.cells], self._had_bad())
+
+    def _had_bad(self) -> bool:
+        bad, self._has_bad = self._has_bad, False
+        return bad
+
+    def _buffer(self, device: torch.device, layout: Layout) -> _Buffer:
+        buffer = self._buffers.get((device, layout))
+        if buffer is None:
+            buffer = self._buffers[device, layout] = _Buffer(device, layout)
+        return buffer
+
+
+class Reading:
+    """Rows on their way to the host."""
+
+    def __init__(self, copies: list[_Copy], has_bad: bool) -> None:
+        self._copies = copies
+        self._has_bad = has_bad
+
+    def is_ready(self) -> bool:
+        return all(copy.event is None or copy.event.query() for copy in self._copies)
+
+    def finish(self) -> bool:
+        """Waits for the rows, which stops nothing but this thread, and fills their cells; as ``Tape.read``."""
+        for copy in self._copies:
+            if copy.event is not None:
+                copy.event.synchronize()
+        return any([_fill(copy.cells, copy.rows.tolist()) for copy in self._copies]) or self._has_bad
+
+
+class _Copy:
+    __slots__ = ("cells", "event", "rows")
+
+    def __init__(self, cells: list[Cell], rows: Tensor, event: torch.cuda.Event | None) -> None:
+        self.cells = cells
+        self.rows = rows
+        self.event = event
+
+
+class _Buffer:
+    """``rows`` to be written, of which the first are those of ``cells``; a cell counts once its row was written."""
+
+    def __init__(self, device: torch.device, layout: Layout) -> None:
+        self._device = device
+        self._layout = layout
+        self._is_updated = layout.written is not layout.read and device.type != "cpu"
+        self.cells: list[Cell] = []
+        self._pinned: list[Tensor] = []
+        self._allocate(FIRST_ROWS)
+
+    def put(self, rows: Tensor, cells: list[Cell]) -> None:
+        """Copies rows that were measured elsewhere, one for each of ``cells``."""
+        used = len(self.cells)
+        if used + len(rows) > len(self.rows):
+            self.grow(2 * (used + len(rows)))
+        self._written[used : used + len(rows)].copy_(rows)
+        self.cells += cells
+
+    def read(self) -> bool:
+        cells, self.cells = self.cells, []
+        used = len(cells)
+        if used <= len(self._few):  # a frame's, mostly: quicker so than by slicing
+            bad = False
+            for cell, (low, high) in zip(cells, self._few):  # noqa: B905
+                bad |= cell.fill(low.item(), high.item())
+            return bad
+        numbers = self._read[:used].tolist()
+        self._clear(used)
+        return _fill(cells, numbers)
+
+    def copy(self) -> _Copy:
+        cells, self.cells = self.cells, []
+        used = len(cells)
+        if self._device.type != "cuda":
+            rows = self._read[:used].cpu() if self._device.type != "cpu" else self._read[:used].clone()
+            self._clear(used)
+            return _Copy(cells, rows, None)
+        # Two of them, in turn: one is filled while the other is read, at most one batch later.
+        pinned = self._pinned.pop(0) if len(self._pinned) == 2 else None
+        if pinned is None or len(pinned) < used:
+            pinned = torch.empty((len(self.rows), 2), dtype=self._layout.read, pin_memory=True)
+        self._pinned.append(pinned)
+        rows = pinned[:used]
+        with torch.cuda.device(self._device):
+            rows.copy_(self._read[:used], non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._clear(used)
+        return _Copy(cells, rows, event)
+
+    def _clear(self, used: int) -> None:
+        if self._is_updated:
+            self._written[:used].copy_(self._empty[:used])
+
+    def grow(self, rows: int) -> None:
+        used, written = len(self.cells), self._written
+        self._allocate(rows)
+        self._written[:used].copy_(written[:used])
+
+    def _allocate(self, rows: int) -> None:
+        written, read = self._layout
+        with torch.inference_mode(False), torch.no_grad():
+            self._written = torch.zeros((rows, 2), dtype=written, device=self._device)
+            self._read = self._written.view(read)
+            if self._is_updated:
+                self._empty = torch.tensor(_EMPTY_BITS, dtype=written, device=self._device).expand(rows, 2).contiguous()
+                self._written.copy_(self._empty)
+        self.rows = [Row(row[0], row[1], row) for row in self._written]
+        self._few = [(row[0], row[1]) for row in self._read[:4]] if self._device.type == "cpu" else []
+
+
+def _fill(cells: list[Cell], numbers: list[list[float]]) -> bool:
+    bad = False
+    for cell, (low, high) in zip(cells, numbers, strict=True):
+        bad |= cell.fill(low, high)
+    return bad

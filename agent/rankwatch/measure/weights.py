@@ -1,0 +1,85 @@
+"""The readings of parameters and buffers: measured at a cadence, since only the optimizer changes them, and anew at a trip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..shared.frame import SHARD, Kind, ReadingSpec
+from .extremes import dtype_name
+from .modules import NamedModule
+from .tape import Cell
+
+Take = Callable[[Tensor], Cell]
+
+
+def mark_shard(label: str, value: Tensor) -> str:
+    """The label of a parameter, buffer or gradient; where only a part of it lies on this rank, ``weight (shard of 4)``."""
+    placements = getattr(value, "placements", None)  # of a DTensor
+    if placements is not None:
+        sizes = value.device_mesh.shape  # type: ignore[attr-defined]
+        shards = math.prod(size for size, one in zip(sizes, placements, strict=True) if not one.is_replicate())
+        return f"{label}{SHARD} of {shards})" if shards > 1 else label
+    whole = getattr(value, "_unpadded_unsharded_size", None)  # of FSDP1's flat parameter, which is whole in a forward
+    # In a forward of FSDP1 tensors, and whole ones, stand in the place of the user's own parameters.
+    is_cut = value.numel() < whole.numel() if whole is not None else hasattr(value, "_fsdp_flattened")
+    return f"{label}{SHARD})" if is_cut else label
+
+
+class ModuleWeights(NamedTuple):
+    """What is known of a module's own parameters and floating buffers, as of ``step`` optimizer steps."""
+
+    rows: tuple[ReadingSpec, ...]
+    cells: list[Cell]
+    step: int
+    due: int
+    """The forward in which to measure them again, if there was an optimizer step."""
+
+
+class Weights:
+    """Remembers each module's weights.
+
+    Args:
+        take: measures a tensor.
+        every: forwards between two measurements of a module's weights, which are spread evenly over them; 0: no remembering.
+    """
+
+    def __init__(self, take: Take, every: int) -> None:
+        self._take = take
+        self._every = every
+        self._known: dict[int, ModuleWeights] = {}
+        self._rows: dict[tuple[ReadingSpec, ...], tuple[ReadingSpec, ...]] = {}
+
+    def of(self, named: NamedModule, forward: int, step: int) -> ModuleWeights:
+        """The module's weights in the forward of this number (all forwards are counted), after this many optimizer steps."""
+        known = self._known.get(named.number)
+        if known is not None and (forward < known.due or (step == known.step and step > 0 and self._every)):
+            return known
+        return self.measure(named, forward, step)
+
+    def measure(self, named: NamedModule, forward: int, step: int) -> ModuleWeights:
+        module = named.module
+        parameters: dict[int, tuple[Kind, str, Tensor]] = {}  # one that has two names here is measured under the first
+        for name, value in module._parameters.items():
+            if value is not None:
+                parameters.setdefault(id(value), (Kind.PARAMETER, name, value))
+        found = list(parameters.values())
+        found += [
+            (Kind.BUFFER, name, value)
+            for name, value in module._buffers.items()
+            if value is not None and value.dtype.is_floating_point
+        ]
+        rows = tuple([ReadingSpec(kind, mark_shard(name, value), dtype_name(value.dtype)) for kind, name, value in found])
+        rows = self._rows.setdefault(rows, rows)
+        known = ModuleWeights(rows, [self._take(value) for _, _, value in found], step, self._due(named.number, forward))
+        self._known[named.number] = known
+        return known
+
+    def _due(self, number: int, forward: int) -> int:
+        """The next forward that is this module's turn; modules take turns, so that no forward measures them all."""
+        if not self._every:
+            return forward
+        return forward + self._every - (forward + number) % self._every

@@ -1,0 +1,122 @@
+"""The connection file: where the collector is and the keys to speak with it, private to its owner from the first byte."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import stat
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..errors import ConnectionFileError
+
+FORMAT = (1, 1)
+"""Major, minor version of the file; another major version is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach a collector. Keys are CURVE keys in Z85 (40 characters).
+
+    ``job`` names runs that nothing else names; ``for_job_alone``: the keys speak for that job, and no other. Without keys (all
+    empty) the link is in plain text, which is for loopback alone.
+    """
+
+    address: str
+    server_public: str
+    client_public: str
+    client_secret: str
+    job: str = ""
+    for_job_alone: bool = False
+
+    @property
+    def is_encrypted(self) -> bool:
+        return bool(self.server_public)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine can connect to this name or number."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def read(source: str | os.PathLike[str]) -> Connection:
+    """The connection in a file, or in ``source`` itself when that is the file's JSON text (the environment's twin).
+
+    Raises:
+        ConnectionFileError: missing, unreadable, readable or writable by others, malformed, or of another major version.
+    """
+    text = os.fspath(source)
+    if "://" in text.partition("{")[0]:
+        raise ConnectionFileError(
+            f"{text} is an address: give the connection file that the collector at it wrote, which has the keys too"
+        )
+    if text.lstrip().startswith("{"):
+        return _parse(text, "the connection given as text")
+    return _parse(_read_private(Path(text)), f"connection file {text}")
+
+
+def write(connection: Connection, path: Path) -> None:
+    """Writes the file with mode 0600, in one step, so that nobody reads half of it.
+
+    Raises:
+        ConnectionFileError: it cannot be written.
+    """
+    body = {"rankwatch_connection": list(FORMAT), **asdict(connection)}
+    write_private(path, json.dumps(body, indent=2) + "\n")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that only its owner can read, replacing what stood there. Raises ConnectionFileError."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+        os.replace(part, path)
+    except OSError as error:
+        why = error.strerror if path.parent.is_dir() else f"its folder {path.parent} does not exist"
+        raise ConnectionFileError(f"cannot write {path}: {why}") from None
+
+
+def _read_private(path: Path) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & 0o077:
+                raise ConnectionFileError(
+                    f"connection file {path} has mode {mode:04o}: others can read the keys in it; chmod 600 it"
+                )
+            return file.read(1 << 16)
+    except FileNotFoundError:
+        raise ConnectionFileError(
+            f"connection file {path} does not exist: is the collector running, and this path on a file system both share?"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConnectionFileError(f"cannot read connection file {path}: {error}") from None
+
+
+def _parse(text: str, where: str) -> Connection:
+    try:
+        body = json.loads(text)
+        major = body["rankwatch_connection"][0]
+        fields = [body[name] for name in ("address", "server_public", "client_public", "client_secret", "job")]
+        for_job_alone = body.get("for_job_alone", False) is True  # since 1.1
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise ConnectionFileError(f"{where} is malformed: write it anew with `rankwatch collector`") from None
+    if major != FORMAT[0]:
+        raise ConnectionFileError(
+            f"{where} is of version {major}, this rankwatch reads version {FORMAT[0]}: use the same release on both sides"
+        )
+    if not all(isinstance(field, str) for field in fields) or {len(key) for key in fields[1:4]} not in ({40}, {0}):
+        raise ConnectionFileError(f"{where} is malformed: a field is missing or of a wrong type or length")
+    address, server_public, client_public, client_secret, job = fields
+    connection = Connection(address, server_public, client_public, client_secret, job, for_job_alone)
+    if not connection.is_encrypted and not is_loopback(address.removeprefix("tcp://").rpartition(":")[0]):
+        raise ConnectionFileError(
+            f"{where} has no keys, and {address} is not this machine: plain text is for loopback alone"
+        )
+    return connection

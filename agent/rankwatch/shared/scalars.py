@@ -1,0 +1,48 @@
+"""Readings as scalars with names, for the logger of a training and for TensorBoard. Shared by agent and exports."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from .cause import PHASE_WORDS
+from .frame import MEASURED, BatchSummary, FrameSpec, FrameTable, Phase
+
+
+def name_rows(specs: Iterable[FrameSpec]) -> list[str]:
+    """``MODULE/LABEL`` of each reading; calls of a module in the same batch are told apart from the second on."""
+    calls: Counter[tuple[str, Phase, str]] = Counter()
+    rows = []
+    for spec in specs:
+        phase = f" ({PHASE_WORDS[spec.phase]})" if spec.phase is Phase.RECOMPUTE else ""
+        for row in spec.readings:
+            what = spec.module, spec.phase, row.label
+            calls[what] += 1
+            call = f" (call {calls[what]})" if calls[what] > 1 else ""
+            rows.append(f"{spec.module or '(root)'}{phase}{call}/{row.label}")
+    return rows
+
+
+class LastBatch:
+    """The parts of the last batch that was told, packed as they came."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[FrameTable, BatchSummary]] = []
+
+    def add(self, table: FrameTable, summary: BatchSummary) -> None:
+        if not summary.first_frame:
+            self._parts = []
+        elif self._parts and self._parts[0][1].batch != summary.batch:
+            return  # the backward of a batch before the last
+        self._parts.append((table, summary))
+
+    def scalars(self) -> dict[str, float]:
+        """``abs_max/MODULE/LABEL`` and ``abs_min/MODULE/LABEL`` of all that was measured."""
+        found: dict[str, float] = {}
+        readings = [reading for table, part in self._parts for frame in part.frames(table) for reading in frame.readings]
+        names = name_rows(spec for table, _ in self._parts for spec in table.specs)
+        for name, reading in zip(names, readings, strict=True):
+            if reading.state in MEASURED:
+                found[f"abs_max/{name}"] = reading.abs_max
+                found[f"abs_min/{name}"] = reading.abs_min
+        return found

@@ -1,0 +1,112 @@
+"""Frames as text, in the format of the Hugging Face detector, and the culprit in one line. Shared by agent and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .cause import PHASE_WORDS, Trip, describe_module
+from .frame import MEASURED, NO_STAGE, Frame, FrameSpec, Phase, Position, Reading, State
+from .wire import Tune
+
+_INDENT = " " * 17
+COLUMNS = f"{'abs min':8} {'abs max':8} metadata"
+"""The head of readings that are shown line by line."""
+
+
+def format_reading(reading: Reading) -> str:
+    """One line: abs min and abs max in 8 columns each, then the label; words where there are no numbers."""
+    if reading.state in MEASURED:
+        return f"{reading.abs_min:8.2e} {reading.abs_max:8.2e} {reading.label}"
+    words = "None" if reading.state is State.NONE else reading.state.name.lower().replace("_", " ")
+    return f"{words:>17} {reading.label}"
+
+
+def format_module(spec: FrameSpec) -> str:
+    """The line over a frame's readings; one that is no plain forward carries its phase."""
+    phase = f" ({PHASE_WORDS[spec.phase]})" if spec.phase in PHASE_WORDS else ""
+    return f"{_INDENT} {spec.module} {spec.module_class}{phase}"
+
+
+def format_frame(frame: Frame) -> str:
+    """A frame's lines; the first frame of a batch carries the batch's header."""
+    lines = [format_module(frame.spec)]
+    if frame.position.frame == 0:
+        lines[:0] = [f"\n\n{_INDENT} *** Starting {_batch_name(frame.position)} ***", COLUMNS]
+    lines += map(format_reading, frame.readings)
+    return "\n".join(lines)
+
+
+def format_trace(frames: Iterable[Frame]) -> str:
+    """The frames of a traced batch, one after the other."""
+    return "\n".join(map(format_frame, frames))
+
+
+def format_dump(frames: Sequence[Frame]) -> str:
+    """The ring of last frames of a detection, with the three empty lines that end it there."""
+    batch, evaluation, _ = frames[-1].position
+    where = (
+        f"during batch_number={batch}" if batch >= 0 and not evaluation else f"in {describe_position(frames[-1].position)}"
+    )
+    what = "forward frames" if all(frame.spec.phase is Phase.FORWARD for frame in frames) else "frames"
+    head = f"\nDetected inf/nan {where}\nLast {len(frames)} {what}:\n{COLUMNS}\n"
+    return head + format_trace(frames) + "\n" * 4
+
+
+def format_head(title: str, fields: Iterable[tuple[str, str]]) -> str:
+    """The head of a report: a title, then labelled fields; a field's further lines are indented under its first."""
+    lines = [f"rankwatch: {title}"]
+    for label, text in fields:
+        first, *rest = text.split("\n")
+        lines.append(f"  {label:<10} {first}")
+        lines += [f"{'':13}{line}" for line in rest]
+    return "\n".join(lines) + "\n"
+
+
+def describe_trip(rank: str, trip: Trip, frames_in_batch: int | None = None) -> str:
+    """The culprit in two lines, for the head of a report."""
+    of = "" if frames_in_batch is None else f" of {frames_in_batch}"
+    return (
+        f"{rank}, {describe_position(trip.position)} (optimizer step {trip.optimizer_step}), "
+        f"frame {trip.position.frame}{of}\n"
+        f"{describe_module(trip.frame.spec)}, {trip.culprit.label}: {trip.culprit.state.name.lower()}"
+    )
+
+
+def describe_position(position: Position) -> str:
+    """The batch in words: ``batch 149``, or ``eval 2 after batch 149``."""
+    if not position.eval:
+        return f"batch {position.batch}" if position.batch >= 0 else "calls before the first batch"
+    return f"eval {position.eval} " + (f"after batch {position.batch}" if position.batch >= 0 else "before the first batch")
+
+
+def describe_culprit(rank: str, trip: Trip) -> str:
+    """The culprit in one line, for exceptions, stderr and error files. ``rank`` names the rank, host included."""
+    culprit = trip.culprit
+    return (
+        f"{rank}, {describe_position(trip.position)}: {describe_module(trip.frame.spec)}, "
+        f"{culprit.label}: {culprit.state.name.lower()}"
+    )
+
+
+def describe_rank(rank: int, world_size: int, host: str, local_rank: int, stage: int = NO_STAGE) -> str:
+    part = f", stage {stage}" if stage != NO_STAGE else ""
+    return f"rank {rank} of {world_size} ({host}, local rank {local_rank}{part})"
+
+
+def describe_tuning(tune: Tune) -> str:
+    """What a TUNE changes, in words."""
+    words = [f"every {tune.every}"] if tune.every else []
+    for name, values, none in (
+        ("modules", tune.modules, "all"),
+        ("ignore", tune.ignore, "nothing"),
+        ("trace batches", tune.trace_batch_nums, "none"),
+    ):
+        if values is not None:
+            more = f" and {len(values) - 8} more" if len(values) > 8 else ""
+            words.append(f"{name} {', '.join(map(str, values[:8])) or none}{more}")
+    return "; ".join([*words, *([f"check {tune.check}"] if tune.check else [])])
+
+
+def _batch_name(position: Position) -> str:
+    is_batch = position.batch >= 0 and not position.eval
+    return f"batch number={position.batch}" if is_batch else describe_position(position)

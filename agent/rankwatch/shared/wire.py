@@ -1,0 +1,661 @@
+"""The wire format: every message, its limits, encoding and strict decoding. The only file that imports msgpack.
+
+A message is a msgpack array ``[kind, field, ...]`` with the fields of the dataclass of that kind in order. A newer minor
+version may append fields and add kinds: both are ignored here, and a field that an older one lacks has its default. A
+different major version is refused in HELLO. Whatever comes from outside is checked in ``decode`` and nowhere else; a peer's
+fault raises ProtocolError, naming kind and field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import msgpack
+
+from ..errors import ProtocolError
+from .cause import Trip
+from .frame import (
+    NO_STAGE,
+    BatchSummary,
+    Frame,
+    FrameSpec,
+    FrameTable,
+    Kind,
+    Phase,
+    Position,
+    Reading,
+    ReadingSpec,
+    State,
+    pack,
+    unpack,
+)
+from .notice import Notice, NoticeKind
+
+VERSION = (2, 1)
+"""Major, minor."""
+
+MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+SHORT_BYTES, REMEMBERED_BYTES = 16, 1024 * 1024
+"""Of any message, and of a frame table, up to which it is decoded but once."""
+
+SHORT_ARRAY = 64
+"""Claims to so many items cost next to nothing, whether they are there or not."""
+
+MAX_ROWS = 1_000_000
+MAX_FRAMES = 200_000
+MAX_RING = 10_000
+MAX_NAME = 1024
+MAX_TEXT = 16 * 1024
+MAX_RANKS = 65_536
+MAX_DIMS = 64
+MAX_PATTERNS = 256
+MAX_TRACED = 10_000
+MAX_EVERY = 1 << 31
+_INT64 = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Rank to collector, first on every connection. ``incarnation``, drawn once per process, tells a reconnect from a restart.
+
+    ``stage`` (since 2.1) is the rank's place in a pipeline, from 0 on.
+    """
+
+    major: int
+    minor: int
+    job: str
+    restart: int
+    rank: int
+    world_size: int
+    local_rank: int
+    host: str
+    pid: int
+    device: str
+    torch: str
+    incarnation: str
+    stage: int = NO_STAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Collector to rank: the run it belongs to, what holds in it (seconds), and the last sequence number received."""
+
+    run: str
+    heartbeat: float
+    decision_window: float
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    table: FrameTable
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    seq: int
+    summary: BatchSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Tripped:
+    seq: int
+    trip: Trip
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    seq: int
+    notice: Notice
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Rank to collector, every heartbeat and in answer to a probe."""
+
+    position: Position
+    phase: str
+    queued: int
+    dropped: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Collector to rank: send a BEAT as soon as you are past this position (now, if you are)."""
+
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Collector to rank, repeated until acknowledged: stop. ``rank`` is the culprit (-1: none), ``time`` that of its trip."""
+
+    reason: str
+    rank: int
+    time: float
+    grace: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Collector to rank: all up to ``seq`` was received. Rank to collector, with ``abort``: the ABORT was received."""
+
+    seq: int
+    abort: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """Rank to collector, last. See OUTCOMES; ``text`` is the exception of ``failed``, the reason of ``limit``."""
+
+    seq: int
+    outcome: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Collector to rank: a message was refused. ``remedy``: ``none``, ``hello`` (say it again), ``stop`` (it is no use)."""
+
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tune:
+    """Options changed while the training runs. Control client to collector: for the run of this name, or for all that are
+    under way where ``run`` is empty; answered by TUNED or ERROR. Collector to rank: all that was changed in its run so far.
+
+    What is left as it is: ``every`` 0, ``check`` empty, a list that is None (an empty list is a list).
+    """
+
+    run: str = ""
+    every: int = 0
+    modules: tuple[str, ...] | None = None
+    ignore: tuple[str, ...] | None = None
+    trace_batch_nums: tuple[int, ...] | None = None
+    check: str = ""
+
+    @property
+    def changes_nothing(self) -> bool:
+        return self == Tune(self.run)
+
+    def then(self, later: Tune) -> Tune:
+        """This tuning and, over it, a later one."""
+        return Tune(
+            run=self.run,
+            every=later.every or self.every,
+            modules=self.modules if later.modules is None else later.modules,
+            ignore=self.ignore if later.ignore is None else later.ignore,
+            trace_batch_nums=self.trace_batch_nums if later.trace_batch_nums is None else later.trace_batch_nums,
+            check=later.check or self.check,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """Collector to control client: which runs were tuned, and how many ranks of theirs were told at once."""
+
+    runs: tuple[str, ...]
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """Control client to collector: asks for keys that speak for this job alone; answered by INVITED or ERROR."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Invited:
+    """Collector to control client: the keys of the job's ranks (CURVE, Z85). Links are encrypted."""
+
+    job: str
+    client_public: str
+    client_secret: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A kind of a newer minor version: decoded to its name, to be ignored."""
+
+    kind: str
+
+
+Message: TypeAlias = (
+    Hello
+    | Welcome
+    | Table
+    | Batch
+    | Tripped
+    | Noticed
+    | Beat
+    | Probe
+    | Abort
+    | Ack
+    | Bye
+    | Error
+    | Tune
+    | Tuned
+    | Invite
+    | Invited
+    | Unknown
+)
+Sequenced: TypeAlias = Batch | Tripped | Noticed | Bye
+"""What is numbered by the rank, and kept by it until it is acknowledged."""
+
+# How a rank ends: closed; its process at its end without close(); by an exception; told to; after the batch it was told to.
+OUTCOMES = frozenset({"finished", "ended", "failed", "aborted", "limit"})
+REMEDIES = frozenset({"none", "hello", "stop"})
+PHASES = frozenset({"idle", "forward", "backward", "optimizer"})
+CHECKS = frozenset({"frame", "batch", "async"})
+"""When a rank looks at what it measured."""
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message."""
+    kind, layout = _LAYOUT_OF[type(message)]
+    values = [pair.encode(getattr(message, name)) for name, pair in layout]
+    packed: bytes = msgpack.packb([kind, *values], use_bin_type=True)
+    return packed
+
+
+def decode(data: bytes | memoryview) -> Message:
+    """The message in ``data``.
+
+    Raises:
+        ProtocolError: too large, not msgpack, of a wrong shape, type, range or length.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    if len(data) <= SHORT_BYTES:
+        return _decode_short(bytes(data))
+    is_table = data[1:7] == _TABLE_HEAD
+    return _decode_once(bytes(data)) if is_table and len(data) <= REMEMBERED_BYTES else _decode(data)
+
+
+def is_batch(data: bytes | memoryview) -> bool:
+    """Whether these bytes, if they are a message at all, are a BATCH."""
+    return bool(data[1:7] == _BATCH_HEAD)
+
+
+def is_beat(data: bytes | memoryview) -> bool:
+    """Whether these bytes, if they are a message at all, are a BEAT."""
+    return bool(data[1:6] == _BEAT_HEAD)
+
+
+def is_ack(data: bytes | memoryview) -> bool:
+    """Whether these bytes, if they are a message at all, are an ACK."""
+    return bool(data[1:5] == _ACK_HEAD)
+
+
+def _decode(data: bytes | memoryview) -> Message:
+    try:
+        parts = _unpack(data)
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise ProtocolError(f"not a message: {error or type(error).__name__}") from None
+    if not isinstance(parts, list) or not parts or not isinstance(parts[0], str):
+        raise ProtocolError("not a message: no array that begins with a kind")
+    kind, *values = parts
+    if kind not in _READERS:
+        return Unknown(kind[:MAX_NAME])
+    cls, names, readers = _READERS[kind]
+    if len(values) < len(readers) - _ADDED.get(kind, 0):
+        raise ProtocolError(f"{kind}: {len(values)} fields instead of {len(readers)}")
+    fields: list[Any] = []
+    try:
+        for read, value in zip(readers, values, strict=False):
+            fields.append(read(value))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ProtocolError(f"{kind}.{names[len(fields)]}: {error}") from None
+    message: Message = cls(*fields)
+    return message
+
+
+# Thousands of ranks send the same frame table within seconds, and one takes milliseconds to decode.
+_decode_once = lru_cache(maxsize=8)(_decode)
+# To an abort all of them answer at once, and in the same few bytes.
+_decode_short = lru_cache(maxsize=64)(_decode)
+_TABLE_HEAD, _BATCH_HEAD, _BEAT_HEAD, _ACK_HEAD = map(msgpack.packb, ("TABLE", "BATCH", "BEAT", "ACK"))
+
+
+def _unpack(data: bytes | memoryview) -> Any:
+    try:  # most messages have no long arrays
+        return msgpack.unpackb(data, **_STRICT, max_array_len=SHORT_ARRAY)
+    except ValueError:
+        _check_claims(data)
+        return msgpack.unpackb(data, **_STRICT)
+
+
+_STRICT: dict[str, Any] = {"raw": False, "strict_map_key": True, "max_ext_len": 0, "max_map_len": 0}
+
+
+def _check_claims(data: bytes | memoryview) -> None:
+    """Raises what msgpack raises where a header claims more than stands behind it.
+
+    Unpacking makes room for what a header claims before it sees that it is not there: 10 KB of nested claims to long arrays
+    cost 80 MB, which msgpack 1.1 and older never give back. Skipping makes room for nothing.
+    """
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data)
+    unpacker.skip()
+
+
+# --- field types: how each is written, and how it is read and checked -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Field:
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _int(low: int = 0, high: int = _INT64) -> _Field:
+    def check(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"expected a whole number from {low} to {high}")
+        return value
+
+    return _Field(_same, check)
+
+
+def _float(low: float = 0.0, high: float = 1e18) -> _Field:
+    def check(value: Any) -> float:
+        if type(value) not in (int, float) or not low <= value <= high:  # a nan fails the comparison
+            raise ValueError(f"expected a number from {low:g} to {high:g}")
+        return float(value)
+
+    return _Field(_same, check)
+
+
+_COUNT, _BATCH, _SECONDS = _int(), _int(-1), _float()
+_STATES = bytes(State)
+
+
+def _check_str(value: Any, limit: int) -> str:
+    if type(value) is not str or len(value) > limit:
+        raise ValueError(f"expected text of at most {limit} characters")
+    return value
+
+
+def _str(limit: int = MAX_NAME) -> _Field:
+    # Ours are cut to the limit on their way out: a long name must cost a few letters, not the message.
+    return _Field(lambda value: _text(value, limit), lambda value: _check_str(value, limit))
+
+
+def _text(value: str, limit: int = MAX_NAME) -> str:
+    # A file name that is no UTF-8 comes as lone surrogates, in exceptions for one.
+    return value.encode("utf-8", "replace").decode()[:limit]
+
+
+def _one_of(words: frozenset[str]) -> _Field:
+    def check(value: Any) -> str:
+        if type(value) is not str or value not in words:
+            raise ValueError(f"expected one of {', '.join(sorted(words))}")
+        return value
+
+    return _Field(_same, check)
+
+
+def _check_bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("expected true or false")
+    return value
+
+
+def _check_bytes(value: Any) -> bytes:
+    if type(value) is not bytes:
+        raise ValueError("expected bytes")
+    return value
+
+
+def _check_list(value: Any, least: int, most: int) -> list[Any]:
+    if type(value) is not list or not least <= len(value) <= most:
+        raise ValueError(f"expected an array of {least} to {most} items")
+    return value
+
+
+def _list(item: _Field, most: int) -> _Field:
+    return _Field(
+        lambda values: [item.encode(value) for value in values[:most]],
+        lambda value: tuple(item.decode(part) for part in _check_list(value, 0, most)),
+    )
+
+
+def _optional(field: _Field) -> _Field:
+    return _Field(
+        lambda value: None if value is None else field.encode(value),
+        lambda value: None if value is None else field.decode(value),
+    )
+
+
+def _check_position(value: Any) -> Position:
+    batch, evaluation, frame = _check_list(value, 3, 3)
+    return Position(_BATCH.decode(batch), _COUNT.decode(evaluation), _COUNT.decode(frame))
+
+
+def _check_states(value: Any) -> bytes:
+    states = _check_bytes(value)
+    if states != bytes(len(states)) and (unknown := states.translate(None, _STATES)):
+        raise ValueError(f"{max(unknown)} is no state")
+    return states
+
+
+def _write_spec(spec: FrameSpec) -> list[Any]:
+    rows = [[int(row.kind), _text(row.label), row.dtype] for row in spec.readings]
+    aliases = [_text(alias) for alias in spec.aliases[:16]]
+    return [_text(spec.module), _text(spec.module_class), rows, aliases, int(spec.phase)]
+
+
+def _read_spec(value: Any) -> FrameSpec:
+    module, module_class, rows, aliases, phase = _check_list(value, 5, 5)
+    return FrameSpec(
+        _check_str(module, MAX_NAME),
+        _check_str(module_class, MAX_NAME),
+        tuple(_read_row(row) for row in _check_list(rows, 0, MAX_ROWS)),
+        tuple(_check_str(alias, MAX_NAME) for alias in _check_list(aliases, 0, 16)),
+        Phase(_int(0, len(Phase) - 1).decode(phase)),
+    )
+
+
+def _read_row(value: Any) -> ReadingSpec:
+    kind, label, dtype = _check_list(value, 3, 3)
+    return ReadingSpec(Kind(_int(0, len(Kind) - 1).decode(kind)), _check_str(label, MAX_NAME), _check_str(dtype, 64))
+
+
+def _read_table(value: Any) -> FrameTable:
+    table = FrameTable(tuple(map(_read_spec, _check_list(value, 0, MAX_FRAMES))))
+    if table.rows > MAX_ROWS:
+        raise ValueError(f"{table.rows} rows are over the limit of {MAX_ROWS}")
+    return table
+
+
+def _write_summary(s: BatchSummary) -> list[Any]:
+    return [
+        s.batch, s.first_frame, s.optimizer_step, s.started_at, s.ended_at, s.traced,
+        s.table_id, s.abs_min, s.abs_max, s.states,
+    ]  # fmt: skip
+
+
+def _read_summary(value: Any) -> BatchSummary:
+    summary = BatchSummary._make(_check_list(value, 10, 10))
+    # One look at all types: of these there come thousands a second, and of other messages few.
+    if tuple(map(type, summary)) != _SUMMARY_TYPES:
+        index = next(i for i, (part, kind) in enumerate(zip(summary, _SUMMARY_TYPES, strict=True)) if type(part) is not kind)
+        raise ValueError(f"{summary._fields[index]}: expected {_SUMMARY_TYPES[index].__name__}")
+    batch, first, step, started, ended, _, table_id, lows, highs, states = summary
+    if min(batch, first, step) < 0 or max(batch, first, step) > _INT64:
+        raise ValueError(f"batch, first_frame, optimizer_step: expected whole numbers from 0 to {_INT64}")
+    if not (0 <= started <= _LATEST and 0 <= ended <= _LATEST):  # a nan fails the comparison
+        raise ValueError(f"started_at, ended_at: expected seconds from 0 to {_LATEST:g}")
+    if len(table_id) > MAX_TABLE_ID:
+        raise ValueError(f"table_id: expected text of at most {MAX_TABLE_ID} characters")
+    _check_states(states)
+    # Whether they fit the table is known only to who has the table; that they fit each other is checked here.
+    if len(lows) != len(highs) or len(lows) not in (4 * len(states), 8 * len(states)):
+        raise ValueError(f"columns of {len(lows)}, {len(highs)}, {len(states)} bytes do not fit each other")
+    return summary
+
+
+_LATEST, MAX_TABLE_ID = 1e18, 64
+_SUMMARY_TYPES = (int, int, int, float, float, bool, str, bytes, bytes, bytes)
+
+
+def _write_frame(frame: Frame) -> list[Any]:
+    code = frame.spec.typecode
+    return [
+        list(frame.position), _write_spec(frame.spec), pack(code, frame.abs_min), pack(code, frame.abs_max), frame.states
+    ]  # fmt: skip
+
+
+def _read_frame(value: Any) -> Frame:
+    position, spec_value, lows, highs, states = _check_list(value, 5, 5)
+    spec = _read_spec(spec_value)
+    frame = Frame(
+        _check_position(position),
+        spec,
+        unpack(spec.typecode, _check_bytes(lows)),
+        unpack(spec.typecode, _check_bytes(highs)),
+        _check_states(states),
+    )
+    if not len(frame.abs_min) == len(frame.abs_max) == len(frame.states) == len(spec.readings):
+        raise ValueError(f"the columns of {spec.module} do not fit its {len(spec.readings)} readings")
+    return frame
+
+
+def _write_reading(reading: Reading) -> list[Any]:
+    low, high = pack("d", [reading.abs_min]), pack("d", [reading.abs_max])
+    return [_text(reading.label), int(reading.kind), reading.dtype, low, high, int(reading.state)]
+
+
+def _read_reading(value: Any) -> Reading:
+    label, kind, dtype, low, high, state = _check_list(value, 6, 6)
+    (abs_min,), (abs_max,) = unpack("d", _check_bytes(low)), unpack("d", _check_bytes(high))
+    return Reading(
+        _check_str(label, MAX_NAME),
+        Kind(_int(0, len(Kind) - 1).decode(kind)),
+        _check_str(dtype, 64),
+        abs_min,
+        abs_max,
+        State(_int(0, len(State) - 1).decode(state)),
+    )
+
+
+def _write_trip(t: Trip) -> list[Any]:
+    frames = [_write_frame(frame) for frame in t.frames[-MAX_RING:]]
+    roots = [_write_reading(reading) for reading in t.root_inputs[:MAX_RING]]
+    return [
+        list(t.position), t.reading, frames, roots, t.optimizer_step,
+        list(t.shape), t.numel, t.nan_count, t.inf_count, t.time, t.loss_scale,
+    ]  # fmt: skip
+
+
+def _read_trip(value: Any) -> Trip:
+    position, reading, frames, roots, step, shape, numel, nans, infs, time, scale = _check_list(value, 11, 11)
+    trip = Trip(
+        position=_check_position(position),
+        reading=_int(0, MAX_ROWS).decode(reading),
+        frames=tuple(map(_read_frame, _check_list(frames, 1, MAX_RING))),
+        root_inputs=tuple(map(_read_reading, _check_list(roots, 0, MAX_RING))),
+        optimizer_step=_COUNT.decode(step),
+        shape=tuple(_COUNT.decode(size) for size in _check_list(shape, 0, MAX_DIMS)),
+        numel=_COUNT.decode(numel),
+        nan_count=_COUNT.decode(nans),
+        inf_count=_COUNT.decode(infs),
+        time=_SECONDS.decode(time),
+        loss_scale=_float(0.0, math.inf).decode(scale),
+    )
+    if trip.frame.position != trip.position or trip.reading >= len(trip.frame.spec.readings):
+        raise ValueError("the last frame of the ring is not the one that tripped")
+    return trip
+
+
+def _write_notice(n: Notice) -> list[Any]:
+    names = [_text(n.module), _text(n.module_class), _text(n.label), n.dtype]
+    return [int(n.kind), *names, n.since, n.batch, n.value, n.growth]
+
+
+def _read_notice(value: Any) -> Notice:
+    kind_value, module, module_class, label, dtype, since, batch, number, growth = _check_list(value, 9, 9)
+    kind = NoticeKind(_int(0, len(NoticeKind) - 1).decode(kind_value))
+    largest = 1.0 if kind is NoticeKind.ZEROS else sys.float_info.max
+    return Notice(
+        kind=kind,
+        module=_check_str(module, MAX_NAME),
+        module_class=_check_str(module_class, MAX_NAME),
+        label=_check_str(label, MAX_NAME),
+        dtype=_check_str(dtype, 64),
+        since=_BATCH.decode(since),
+        batch=_BATCH.decode(batch),
+        value=_float(0.0, largest).decode(number),
+        growth=_float(-sys.float_info.max, sys.float_info.max).decode(growth),
+    )
+
+
+_SEQ, _TEXT = _int(), _str(MAX_TEXT)
+_POSITION = _Field(list, _check_position)
+_BOOL = _Field(_same, _check_bool)
+_PATTERNS = _optional(_list(_str(), MAX_PATTERNS))
+
+_LAYOUTS: dict[str, tuple[type[Any], dict[str, _Field]]] = {
+    "HELLO": (
+        Hello,
+        {
+            "major": _int(0, 1 << 16), "minor": _int(0, 1 << 16),
+            "job": _str(), "restart": _int(0, 1 << 31), "rank": _int(0, MAX_RANKS - 1), "world_size": _int(1, MAX_RANKS),
+            "local_rank": _int(0, MAX_RANKS), "host": _str(), "pid": _int(), "device": _str(), "torch": _str(),
+            "incarnation": _str(64), "stage": _int(NO_STAGE, MAX_RANKS),
+        },
+    ),
+    "WELCOME": (
+        Welcome,
+        {"run": _str(), "heartbeat": _float(0.01, 3600), "decision_window": _float(0, 3600), "seq": _SEQ},
+    ),
+    "TABLE": (Table, {"table": _Field(lambda table: [_write_spec(spec) for spec in table.specs], _read_table)}),
+    "BATCH": (Batch, {"seq": _SEQ, "summary": _Field(_write_summary, _read_summary)}),
+    "TRIP": (Tripped, {"seq": _SEQ, "trip": _Field(_write_trip, _read_trip)}),
+    "BEAT": (
+        Beat,
+        {"position": _POSITION, "phase": _one_of(PHASES), "queued": _COUNT, "dropped": _COUNT, "time": _SECONDS},
+    ),
+    "PROBE": (Probe, {"position": _POSITION}),
+    "ABORT": (Abort, {"reason": _TEXT, "rank": _int(-1, MAX_RANKS), "time": _SECONDS, "grace": _float(0, 86400)}),
+    "ACK": (Ack, {"seq": _SEQ, "abort": _BOOL}),
+    "BYE": (Bye, {"seq": _SEQ, "outcome": _one_of(OUTCOMES), "text": _TEXT}),
+    "ERROR": (Error, {"text": _TEXT, "remedy": _one_of(REMEDIES)}),
+    "NOTICE": (Noticed, {"seq": _SEQ, "notice": _Field(_write_notice, _read_notice)}),
+    "TUNE": (
+        Tune,
+        {
+            "run": _str(), "every": _int(0, MAX_EVERY), "modules": _PATTERNS, "ignore": _PATTERNS,
+            "trace_batch_nums": _optional(_list(_int(), MAX_TRACED)), "check": _one_of(CHECKS | {""}),
+        },
+    ),
+    "TUNED": (Tuned, {"runs": _list(_str(), MAX_PATTERNS), "ranks": _COUNT}),
+    "INVITE": (Invite, {"job": _str()}),
+    "INVITED": (Invited, {"job": _str(), "client_public": _str(40), "client_secret": _str(40)}),
+}  # fmt: skip
+
+_ADDED = {"HELLO": 1}
+"""How many fields minor versions have appended: of an older peer they are not there."""
+
+_READERS = {
+    kind: (cls, tuple(fields), tuple(field.decode for field in fields.values())) for kind, (cls, fields) in _LAYOUTS.items()
+}
+_LAYOUT_OF = {cls: (kind, tuple(fields.items())) for kind, (cls, fields) in _LAYOUTS.items()}
+
+for _cls, _fields in _LAYOUTS.values():
+    if [field.name for field in dataclasses.fields(_cls)] != list(_fields):
+        raise AssertionError(f"the layout of {_cls.__name__} does not follow its fields")

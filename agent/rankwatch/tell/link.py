@@ -1,0 +1,352 @@
+"""The background thread between a rank and the collector: heartbeats, reconnection; it receives ABORT and TUNE.
+
+The training thread only appends to the bounded spool. It waits for the collector in two places, each with a bound: at the
+start, and after its own trip.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket as stdlib_socket
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+
+from ..errors import ProtocolError
+from ..shared import wire
+from ..shared.cause import Trip
+from ..shared.connection import Connection
+from ..shared.frame import NO_STAGE, BatchSummary, FrameTable, Position
+from ..shared.identity import Identity
+from ..shared.notice import Notice
+from ..shared.sockets import dealer
+from .fork import keep_from_children
+from .spool import Spool
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 3.0
+"""Seconds that the training waits for the collector at the start, and after a trip while there is no connection."""
+
+HELLO_INTERVAL = 0.5
+DEFAULT_HEARTBEAT = 1.0
+SILENT_HEARTBEATS = 3
+"""A collector that answers none of this many heartbeats is taken for gone."""
+
+PROBE_INTERVAL = 0.002
+"""Seconds between looks at the training thread while the collector waits for this rank to pass a position."""
+
+TABLES_SENT = 64
+"""Frame tables taken for known to the collector; beyond it all are sent again, for it keeps only the last ones it saw."""
+
+FAREWELL_TIMEOUT = 4.0
+"""Seconds that an end waits for its last messages to be acknowledged; also while a collector that was there is away, for a moment
+perhaps: a rank that is not heard to end well is lost."""
+
+VERDICT_MARGIN = 1.0
+"""Seconds on top of the decision window that a tripped rank waits for its verdict."""
+
+
+class Link:
+    """One rank's link to the collector.
+
+    Args:
+        job: the name of the run's job.
+        progress: position and phase of the training thread, callable from any thread.
+        on_abort: called once, in the link's thread, when the collector says ABORT.
+        on_tune: called, in the link's thread, with the run's tuning so far: before ``start`` returns when there is one, on
+            every change, and again after a reconnection.
+        stage, device, torch_version: what HELLO tells of this rank.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        identity: Identity,
+        *,
+        job: str,
+        progress: Callable[[], tuple[Position, str]],
+        on_abort: Callable[[wire.Abort], None],
+        device: str,
+        torch_version: str,
+        stage: int = NO_STAGE,
+        on_tune: Callable[[wire.Tune], None] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._progress = progress
+        self._on_abort = on_abort
+        self._on_tune = on_tune
+        self._hello = wire.Hello(
+            major=wire.VERSION[0],
+            minor=wire.VERSION[1],
+            job=job,
+            restart=identity.restart,
+            rank=identity.rank,
+            world_size=identity.world_size,
+            local_rank=identity.local_rank,
+            host=identity.host,
+            pid=identity.pid,
+            device=device,
+            torch=torch_version,
+            incarnation=os.urandom(8).hex(),
+            stage=stage,
+        )
+        self._who = f"rankwatch: rank {identity.rank}"
+        self.refusal = ""
+        """Why the collector will not have this rank, once it has said so for good."""
+
+        self._spool = Spool()
+        self._welcome: wire.Welcome | None = None
+        self._online = threading.Event()
+        self._settled = threading.Event()  # welcomed or refused
+        self._aborted = threading.Event()
+        self._stop = False
+        self._released = False
+        self._was_silent = False
+        self._complaint = ""  # the last refusal that was logged
+        self._pid = os.getpid()
+
+        self._tables_sent: set[str] = set()
+        self._probe: Position | None = None
+        self._heard_at = 0.0
+        self._next_hello = 0.0
+        self._next_beat = 0.0
+        self._wake_read, self._wake_write = stdlib_socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="rankwatch-link", daemon=True)
+
+    # --- the training thread's side -----------------------------------------------------------------------------------
+
+    def start(self) -> bool:
+        """Starts the thread; returns whether the collector welcomed this rank within CONNECT_TIMEOUT.
+
+        Raises:
+            ProtocolError: the collector refused this rank for good (another version of the protocol, say).
+        """
+        keep_from_children(self._connection.address)
+        self._thread.start()
+        self._settled.wait(CONNECT_TIMEOUT)
+        if self.refusal:
+            raise ProtocolError(self.refusal)
+        return self._online.is_set()
+
+    @property
+    def is_online(self) -> bool:
+        return self._online.is_set()
+
+    @property
+    def run(self) -> str:
+        """The run's id as the collector named it; empty before it did."""
+        return self._welcome.run if self._welcome else ""
+
+    def send_batch(self, table: FrameTable, summary: BatchSummary) -> None:
+        self._append(lambda seq: wire.Batch(seq, summary), table)
+
+    def send_trip(self, trip: Trip) -> None:
+        self._append(lambda seq: wire.Tripped(seq, trip))
+
+    def send_notice(self, notice: Notice) -> None:
+        self._append(lambda seq: wire.Noticed(seq, notice))
+
+    def wait_for_verdict(self) -> bool:
+        """Waits for the run's verdict, within bounds; returns whether the collector has told this rank to abort."""
+        if not self._online.wait(CONNECT_TIMEOUT) or self._welcome is None:
+            return False
+        return self._aborted.wait(self._welcome.decision_window + VERDICT_MARGIN)
+
+    def close(self, outcome: str, text: str = "") -> None:
+        """Says goodbye, waits a little for it to be acknowledged, and ends the thread."""
+        if os.getpid() != self._pid or self._stop:
+            return
+        self._append(lambda seq: wire.Bye(seq, outcome, text))
+        if self._welcome is not None and not self.refusal:
+            self._spool.wait_until_empty(FAREWELL_TIMEOUT)
+        self._stop = True
+        self._wake()
+        self._thread.join(FAREWELL_TIMEOUT)
+
+    def release(self) -> None:
+        """Ends the link in its own time, from wherever a garbage collection may run: takes no lock, waits for nothing."""
+        self._released = True
+        self._wake()
+
+    def _append(self, make: Callable[[int], wire.Sequenced], table: FrameTable | None = None) -> None:
+        self._spool.append(make, table)
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            self._wake_write.send(b"\0")
+        except BlockingIOError:
+            pass  # the thread has plenty of wake-ups to come
+        except OSError:
+            log.debug("the link is closed")
+
+    # --- the link's thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = dealer(context, self._connection)
+        try:
+            while not self._stop:
+                if self._online.is_set() and time.monotonic() - self._heard_at > SILENT_HEARTBEATS * self._heartbeat:
+                    log.warning(
+                        "%s: the collector at %s fell silent; trying to reach it again", self._who, self._connection.address
+                    )
+                    self._was_silent = True
+                    self._online.clear()
+                    socket.close(0)
+                    socket = dealer(context, self._connection)
+                self._turn(socket)
+                if self._released and not self._stop:
+                    self._append(lambda seq: wire.Bye(seq, "finished", ""))
+                    self._stop = True
+            self._send_spool(socket)
+        except Exception:
+            log.exception(
+                "%s: the link to the collector ended by an error of its own; training goes on without it", self._who
+            )
+            self._online.clear()
+        finally:
+            self._settled.set()
+            socket.close(100)  # milliseconds for what is on its way out
+            context.term()
+            self._wake_read.close()
+            self._wake_write.close()
+
+    def _turn(self, socket: zmq.Socket[bytes]) -> None:
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        poller.poll(max(0, math.ceil(1000 * (self._next_event() - time.monotonic()))))
+        self._drain_wake_ups()
+        self._receive(socket)
+        now = time.monotonic()
+        if not self._online.is_set():
+            if now >= self._next_hello and not self.refusal and self._send(socket, self._hello):
+                self._next_hello = now + HELLO_INTERVAL
+            return
+        self._send_spool(socket)
+        passed = self._probe is not None and self._progress()[0] > self._probe
+        if passed or now >= self._next_beat:
+            self._send_beat(socket)
+            self._next_beat = now + self._heartbeat
+            self._probe = None if passed else self._probe
+
+    def _next_event(self) -> float:
+        if not self._online.is_set():
+            return max(self._next_hello, time.monotonic() + 0.02)
+        if self._probe is not None:
+            return min(self._next_beat, time.monotonic() + PROBE_INTERVAL)
+        return self._next_beat
+
+    def _drain_wake_ups(self) -> None:
+        try:
+            while self._wake_read.recv(4096):
+                pass
+        except BlockingIOError:
+            return
+
+    @property
+    def _heartbeat(self) -> float:
+        return self._welcome.heartbeat if self._welcome else DEFAULT_HEARTBEAT
+
+    # --- sending ---
+
+    def _send(self, socket: zmq.Socket[bytes], message: wire.Message) -> bool:
+        try:
+            socket.send(wire.encode(message), zmq.NOBLOCK)
+        except zmq.Again:  # not connected, or the collector does not take any more just now
+            return False
+        return True
+
+    def _send_spool(self, socket: zmq.Socket[bytes]) -> None:
+        for spooled in self._spool.due():
+            table = spooled.table
+            if table is not None and table.id not in self._tables_sent:
+                if not self._send(socket, wire.Table(table)):
+                    return
+                if len(self._tables_sent) >= TABLES_SENT:
+                    self._tables_sent.clear()
+                self._tables_sent.add(table.id)
+            if not self._send(socket, spooled.message):
+                return
+            self._spool.sent = spooled.message.seq
+
+    def _send_beat(self, socket: zmq.Socket[bytes]) -> None:
+        position, phase = self._progress()
+        # What is spooled must be on its way before a position that lies behind it is told.
+        queued, dropped, behind = len(self._spool), self._spool.dropped, self._spool.is_behind
+        if behind:
+            self._send_spool(socket)
+        self._send(socket, wire.Beat(position, phase, queued, dropped, time.time()))
+
+    # --- receiving ---
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                message = wire.decode(socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            except ProtocolError as error:
+                log.warning("%s: the collector sent what this rank cannot read: %s", self._who, error)
+                continue
+            self._heard_at = time.monotonic()
+            self._handle(socket, message)
+
+    def _handle(self, socket: zmq.Socket[bytes], message: wire.Message) -> None:
+        if isinstance(message, wire.Welcome):
+            self._go_online(message)
+        elif isinstance(message, wire.Ack):
+            self._spool.let_go(message.seq)
+        elif isinstance(message, wire.Probe):
+            self._probe = message.position
+        elif isinstance(message, wire.Abort):
+            self._send(socket, wire.Ack(self._spool.sent, abort=True))
+            if not self._aborted.is_set():
+                try:
+                    self._on_abort(message)
+                finally:
+                    self._aborted.set()
+        elif isinstance(message, wire.Tune):
+            self._tune(message)
+        elif isinstance(message, wire.Error):
+            self._refused(message)
+
+    def _go_online(self, welcome: wire.Welcome) -> None:
+        if self._was_silent:
+            log.warning("%s: the collector is back", self._who)
+        self._was_silent = False
+        self._welcome = welcome
+        self._spool.let_go(welcome.seq)
+        self._spool.sent = welcome.seq
+        self._tables_sent.clear()
+        self._next_beat = 0.0
+        self._online.set()
+        self._settled.set()
+
+    def _tune(self, tuning: wire.Tune) -> None:
+        if self._on_tune is None:
+            return
+        try:
+            self._on_tune(tuning)
+        except Exception:  # the abort must still come through
+            log.exception("%s: an error of ours while the options were changed; training goes on", self._who)
+
+    def _refused(self, error: wire.Error) -> None:
+        if error.remedy == "stop":
+            log.error("%s: the collector refuses this rank: %s", self._who, error.text)
+            self.refusal = error.text
+            self._online.clear()
+            self._settled.set()
+        elif error.remedy == "hello":
+            self._online.clear()
+        elif error.text != self._complaint:
+            log.warning("%s: the collector refused a message: %s", self._who, error.text)
+            self._complaint = error.text

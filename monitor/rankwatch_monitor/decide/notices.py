@@ -1,0 +1,36 @@
+"""The notices of one run: the last one of each rank and reading, bounded."""
+
+from __future__ import annotations
+
+from rankwatch.shared.notice import Notice, NoticeKind
+
+from .report import RankNotice
+
+MAX_NOTICES = 256
+"""Notices kept per run; those of further ranks and readings are only counted."""
+
+
+class Notices:
+    def __init__(self) -> None:
+        self._kept: dict[tuple[NoticeKind, str, str], dict[int, Notice]] = {}
+        self._count = 0
+        self.unkept = 0
+        """How many came that found no room."""
+
+    def take(self, rank: int, notice: Notice) -> bool:
+        """Keeps a notice in place of the rank's earlier one of the same reading; returns whether the reading is a new one."""
+        of_ranks = self._kept.get(notice.key, {})
+        if rank not in of_ranks:
+            if self._count == MAX_NOTICES:
+                self.unkept += 1
+                return False
+            self._count += 1
+        is_new = not of_ranks
+        of_ranks[rank] = notice
+        self._kept[notice.key] = of_ranks
+        return is_new
+
+    def all(self) -> tuple[RankNotice, ...]:
+        """The most urgent first."""
+        found = [RankNotice(rank, notice) for ranks in self._kept.values() for rank, notice in ranks.items()]
+        return tuple(sorted(found, key=lambda kept: (kept.notice.urgency, kept.notice.key, kept.rank)))

@@ -1,0 +1,186 @@
+"""Trips by rank -> the verdict: pure, the clock passed in.
+
+Ranks of a data-parallel job run the same program, so (batch, eval, frame) orders them where clocks cannot; the stages of a
+pipeline hand each micro-batch on, so there (batch, eval, stage, frame) does. The smallest tripped place is the culprit's,
+once every rank that still can has passed it or tripped itself, or the window is over.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rankwatch.shared.cause import Cause, Trip, classify
+from rankwatch.shared.frame import NO_STAGE, Phase, Position
+from rankwatch.shared.str_enum import StrEnum
+
+
+class Standing(enum.Enum):
+    """What a rank can still contribute to the verdict."""
+
+    LIVE = "live"
+    """Running, or not yet connected: it is waited for."""
+    GONE = "gone"
+    """Dead or failed: what it did not tell before, it will never tell."""
+    DONE = "done"
+    """Ended cleanly: all that it ran was finite."""
+
+
+class Certainty(StrEnum):
+    COMPLETE = "complete"
+    PARTIAL = "partial"
+
+
+class Place(NamedTuple):
+    """Where in the logical order of all ranks a rank tripped; ordered.
+
+    All stages run a micro-batch's forward, one after the other, before the last of them begins its backward, which then
+    goes through them the other way round: ``turn`` is the stage, negated in backward. ``stage`` follows from the rest.
+    """
+
+    batch: int
+    eval: int
+    is_backward: bool
+    turn: int
+    frame: int
+    stage: int
+
+    @property
+    def position(self) -> Position:
+        return Position(self.batch, self.eval, self.frame)
+
+
+def place_of(trip: Trip, stage: int) -> Place:
+    """The place of a rank's trip. Without a pipeline the frame alone says what is of the backward: it is counted on."""
+    batch, evaluation, frame = trip.position
+    is_backward = stage != NO_STAGE and trip.frame.spec.phase is not Phase.FORWARD
+    return Place(batch, evaluation, is_backward, -stage if is_backward else stage, frame, stage)
+
+
+class Witness(NamedTuple):
+    """A rank as the election sees it. ``told`` is the last batch whose forward it has told of as a whole."""
+
+    standing: Standing
+    progress: Position
+    trip: Trip | None
+    stage: int = NO_STAGE
+    told: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The culprit over all ranks. ``also``: the other ranks that tripped, in logical order. ``missing``: never answered."""
+
+    rank: int
+    trip: Trip
+    cause: Cause
+    evidence: str
+    certainty: Certainty
+    missing: tuple[int, ...]
+    also: tuple[tuple[int, Trip], ...]
+    world_size: int
+    reason: str
+
+    @property
+    def answered(self) -> int:
+        return self.world_size - len(self.missing)
+
+
+def elect(
+    witnesses: Mapping[int, Witness],
+    world_size: int,
+    since_first_trip: float,
+    window: float,
+    unsure: Collection[int] | None = None,
+) -> tuple[Verdict | None, str]:
+    """The verdict, or None while a rank may still tell of an earlier trip; and why, in words.
+
+    Args:
+        witnesses: the ranks that ever connected, by rank; at least one of them has tripped.
+        since_first_trip: seconds since the collector heard of the first trip.
+        window: seconds it waits for the ranks that have not answered.
+        unsure: the only ranks that may not have answered, where that is known: then ``witnesses`` may leave out all others that
+            have not tripped.
+    """
+    trips = {rank: witness.trip for rank, witness in witnesses.items() if witness.trip is not None}
+    places = {rank: place_of(trip, witnesses[rank].stage) for rank, trip in trips.items()}
+    order = sorted(trips, key=lambda rank: (places[rank], rank))
+    first = order[0]
+    target = places[first]
+    unsure = range(world_size) if unsure is None else sorted(unsure)
+    silent = [rank for rank in unsure if rank not in witnesses or not _has_answered(witnesses[rank], target)]
+    waited_for = [rank for rank in silent if rank not in witnesses or witnesses[rank].standing is Standing.LIVE]
+    if waited_for and since_first_trip < window:
+        where = f"frame {target.frame} of batch {target.batch}" + _of_stage(target.stage)
+        return None, f"waiting for {name_ranks(waited_for)} to pass {where}"
+    if not silent:
+        reason = f"every rank has passed this frame{_of_stage(target.stage)} or tripped itself"
+    elif waited_for:
+        reason = f"the decision window of {window:g} s is over and {name_ranks(silent)} did not answer"
+    else:
+        reason = f"{name_ranks(silent)} ended without an answer"
+    cause, evidence = classify(trips[first])
+    verdict = Verdict(
+        rank=first,
+        trip=trips[first],
+        cause=cause,
+        evidence=evidence,
+        certainty=Certainty.PARTIAL if silent else Certainty.COMPLETE,
+        missing=tuple(silent),
+        also=tuple((rank, trips[rank]) for rank in order[1:]),
+        world_size=world_size,
+        reason=reason,
+    )
+    return verdict, reason
+
+
+def is_waited_for(witness: Witness, target: Place) -> bool:
+    """Whether this rank should be asked to tell when it passes ``target``."""
+    return witness.standing is Standing.LIVE and not _has_answered(witness, target)
+
+
+def name_ranks(ranks: list[int] | tuple[int, ...], most: int = 8) -> str:
+    """``rank 3``, ``ranks 1, 2, 5``, or the first few and how many more."""
+    shown = ", ".join(map(str, ranks[:most]))
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
+
+
+def name_spans(ranks: list[int], most: int = 8) -> str:
+    """``rank 3``, ``ranks 0-3, 8``, or the first few spans and how many more ranks."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    shown = ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans[:most])
+    hidden = sum(map(len, spans[most:]))
+    more = f" and {hidden} more" if hidden else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
+
+
+def _has_answered(witness: Witness, target: Place) -> bool:
+    return witness.trip is not None or witness.standing is Standing.DONE or _has_passed(witness, target)
+
+
+def _has_passed(witness: Witness, target: Place) -> bool:
+    """Whether all that the rank runs before ``target`` was finite.
+
+    A rank of another stage never comes to this frame. One of an earlier stage is past it with its own forward of the batch,
+    one of a later stage with that of the batch before, since it waits for this batch in vain. Of backwards only those of
+    the same stage are waited for: where they overlap, each rank tells of them when its next forward or its optimizer comes.
+    """
+    if witness.stage == target.stage:
+        return witness.progress > (target.batch, target.eval, target.frame)
+    comes_later = witness.stage > target.stage and not target.is_backward
+    at, aim = witness.progress[:2], (target.batch, target.eval)
+    if at > aim or (at == aim and comes_later):
+        return True
+    return not target.eval and not witness.progress.eval and witness.told >= target.batch - comes_later
+
+
+def _of_stage(stage: int) -> str:
+    return f" of stage {stage}" if stage != NO_STAGE else ""

@@ -1,0 +1,1 @@
+"""Facts -> a run's file, and the file -> what views read."""

@@ -1,0 +1,262 @@
+"""Batch parts of many ranks -> one digest per rank, and the envelope over the ranks. Pure; the only file with NumPy."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from rankwatch.shared.frame import DTYPE_MAX, BatchSummary, FrameTable, Kind, ReadingSpec, State
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+DIGEST = np.dtype(
+    [
+        ("rank", "<u4"),
+        ("batch", "<i8"),
+        ("headroom", "<f4"),
+        ("bad", "<u4"),
+        ("row", "<u4"),
+        ("bad_row", "<u4"),
+        ("table", "<u4"),
+        ("first_frame", "<u4"),
+        ("frames", "<u4"),
+        ("seq", "<i8"),
+        ("step", "<i8"),
+        ("started", "<f8"),
+        ("ended", "<f8"),
+    ]
+)
+"""What is kept of every part of every batch of every rank.
+
+``headroom`` is how many times the finite reading that comes nearest to its dtype's largest number could double before it
+reached it (inf: all are zero), and ``row`` is that reading's; those of MASKS do not count. ``bad`` counts the inf and nan
+readings and ``bad_row`` is the first of them, or NO_ROW. ``table`` is the number of the frame table in the store.
+"""
+
+NO_ROW = 0xFFFFFFFF
+
+MASKS = Kind.KEYWORD, Kind.BUFFER
+"""Where attention masks come in: as large as their dtype's largest number on purpose, and so no sign of an overflow."""
+
+_COLUMNS: tuple[str, ...] = DIGEST.names or ()
+RAW = 255
+_WIDTHS = 0, 1, 2, 4
+_COUNT, _HEAD = struct.Struct("<I"), struct.Struct("<qB")
+_TIMES = "started", "ended"
+_LATEST = 4e12
+"""Seconds up to which a time is recorded to the microsecond."""
+
+_FINITE, _INF, _NAN, _NOT_FLOAT = map(int, (State.FINITE, State.INF, State.NAN, State.NOT_FLOAT))
+"""NumPy takes a plain int for a byte among bytes; compared with an enum's, each byte is made an int64 first."""
+
+STACKED = 64
+"""Parts looked at in one go: few enough for the caches, and working memory does not grow with the world."""
+
+SCALE = 2.0**64
+"""Keeps shares of float32's largest number within float32, down to a headroom of 2^190."""
+
+# Where ranks differ, the state that matters most is the envelope's. As bytes, for bytes.translate() is the fastest there is.
+_WORST_LAST = (
+    State.NONE, State.NOT_A_TENSOR, State.UNMATERIALISED, State.EMPTY, State.NOT_FLOAT, State.FINITE, State.INF, State.NAN,
+)  # fmt: skip
+_WEIGHT = bytes(_WORST_LAST.index(State(value)) if value < len(State) else 0 for value in range(256))
+
+
+class Part(NamedTuple):
+    """A part of a batch, and whose."""
+
+    rank: int
+    seq: int
+    summary: BatchSummary
+
+
+class Columns:
+    """What there is to know of a frame table's rows; ``number`` is the table's in the store."""
+
+    def __init__(self, number: int, table: FrameTable) -> None:
+        self.number = number
+        self.rows, self.frames = table.rows, len(table.specs)
+        self.dtype = np.dtype(f"<{table.typecode}")
+        rows = [row for spec in table.specs for row in spec.readings]
+        limits = np.array([limit_of(row) for row in rows], np.float64)
+        """The largest number of each row's dtype; inf for what has none that is known and for masks: so they never come near."""
+        self.shares = (SCALE / limits).astype(self.dtype)
+        """What a reading is multiplied by to give its share of that number, SCALE times."""
+
+
+class Envelope:
+    """Over the ranks, for each row: the smallest abs min, the largest abs max, the worst state, and the first rank that has it.
+
+    Attributes:
+        ranks: how many ranks were added.
+        low, high: of the table's dtype; inf and -1 where no rank has a number.
+        low_rank, high_rank, state_rank: uint32; NO_ROW where there is none.
+        state: uint8.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self.ranks = 0
+        self.low = np.full(columns.rows, np.inf, columns.dtype)
+        self.high = np.full(columns.rows, -1, columns.dtype)
+        self.low_rank, self.high_rank, self.state_rank = (np.full(columns.rows, NO_ROW, "<u4") for _ in range(3))
+        self.state = np.full(columns.rows, State.NONE, np.uint8)
+
+    def add(self, ranks: Array, lows: Array, highs: Array, states: Array) -> None:
+        """Takes in the readings of more ranks, each of shape (ranks, rows)."""
+        self.ranks += len(ranks)
+        valid = (states <= _INF) | (states == _NOT_FLOAT)
+        if not valid.all():
+            lows = np.where(valid, lows, np.inf)
+            highs = np.where(valid, highs, -1)
+        # Most ranks hold no extreme, and who holds one is dearer to find than what it is.
+        low, high = lows.min(axis=0), highs.max(axis=0)
+        rows = np.flatnonzero(low < self.low)
+        self.low[rows], self.low_rank[rows] = low[rows], ranks[lows[:, rows].argmin(axis=0)]
+        rows = np.flatnonzero(high > self.high)
+        self.high[rows], self.high_rank[rows] = high[rows], ranks[highs[:, rows].argmax(axis=0)]
+        weights = _weights(states)
+        rows = np.flatnonzero((weights.max(axis=0) > _weights(self.state)) | (self.state_rank == NO_ROW))
+        at = weights[:, rows].argmax(axis=0)
+        self.state[rows], self.state_rank[rows] = states[at, rows], ranks[at]
+
+    def pack(self) -> bytes:
+        return b"".join(column.tobytes() for column in self._columns())
+
+    @classmethod
+    def unpack(cls, ranks: int, body: bytes, columns: Columns) -> Envelope:
+        """Raises ValueError when ``body`` does not fit the table."""
+        envelope = cls(columns)
+        envelope.ranks, start = ranks, 0
+        for column in envelope._columns():
+            column[:] = np.frombuffer(body, column.dtype, columns.rows, start)
+            start += column.nbytes
+        if start != len(body):
+            raise ValueError(f"an envelope of {len(body)} bytes instead of {start}")
+        return envelope
+
+    def _columns(self) -> tuple[Array, ...]:
+        return self.low, self.high, self.low_rank, self.high_rank, self.state, self.state_rank
+
+
+def summarise(parts: Sequence[Part], columns: Columns, envelope: Envelope) -> Array:
+    """The digests (a DIGEST array in the order of ``parts``) of parts of one batch; adds them to their envelope.
+
+    Args:
+        parts: all with the same batch and first frame, and fitting the table of ``columns``.
+    """
+    digests = np.zeros(len(parts), DIGEST)
+    for start in range(0, len(parts), STACKED):
+        stacked = _stack(parts[start : start + STACKED], columns)
+        _digest(digests[start : start + STACKED], stacked, columns)
+        envelope.add(stacked.ranks, stacked.lows, stacked.highs, stacked.states)
+    return digests
+
+
+def pack_digests(digests: Array) -> bytes:
+    """Column after column, so that a reader of few columns need not unpack the others.
+
+    The number of digests, then for each column its smallest value and in how many bytes the distances from that are told (of
+    what is no integer: RAW, and the values as they are; times are microseconds), then those of the columns.
+    """
+    heads, bodies = [_COUNT.pack(len(digests))], []
+    for name in _COLUMNS:
+        column = digests[name]
+        if name in _TIMES and bool(np.all(np.abs(column) < _LATEST)):
+            column = np.rint(column * 1e6).astype(np.int64)
+        width, least = RAW, 0
+        if column.dtype.kind in "iu" and len(column):
+            least, most = int(column.min()), int(column.max())
+            width = next((width for width in _WIDTHS if most - least < 1 << (8 * width)), RAW)
+            column = digests[name] if width == RAW else column - column.dtype.type(least)
+            column = column.astype(f"<u{width}") if 0 < width < RAW else column
+        heads.append(_HEAD.pack(least, width))
+        bodies.append(column.tobytes() if width else b"")
+    return b"".join(heads + bodies)
+
+
+def unpack_digests(body: bytes, names: Sequence[str] = _COLUMNS) -> Array:
+    """The digests, or those of their columns. Raises ValueError when ``body`` does not hold what it says."""
+    try:
+        (count,) = _COUNT.unpack_from(body)
+        heads = [_HEAD.unpack_from(body, _COUNT.size + index * _HEAD.size) for index in range(len(_COLUMNS))]
+    except struct.error as error:
+        raise ValueError(f"digests of {len(body)} bytes: {error}") from None
+    start = _COUNT.size + len(_COLUMNS) * _HEAD.size
+    if unknown := {width for _, width in heads} - {RAW, *_WIDTHS}:
+        raise ValueError(f"digests with a column of {min(unknown)} bytes")
+    if count * sum(width for _, width in heads if width < RAW) > len(body):  # before there is memory taken for them
+        raise ValueError(f"digests of {len(body)} bytes are no {count}")
+    digests = np.zeros(count, [(name, DIGEST[name]) for name in names])
+    for name, (least, width) in zip(_COLUMNS, heads, strict=True):
+        dtype = DIGEST[name] if width == RAW else np.dtype(f"<u{width}" if width else "V0")
+        if name in names:
+            column = np.frombuffer(body, dtype, count, start) if width else np.zeros(count, np.uint8)
+            if width != RAW:
+                column = column.astype(np.int64) + least
+                column = column / 1e6 if name in _TIMES else column
+            digests[name] = column
+        start += count * dtype.itemsize
+    if start != len(body):
+        raise ValueError(f"digests of {len(body)} bytes instead of {start}")
+    return digests
+
+
+def limit_of(row: ReadingSpec) -> float:
+    """The largest number of a row's dtype; inf when none is known, and for masks."""
+    if row.kind in MASKS:
+        return np.inf
+    dtype = row.dtype
+    return DTYPE_MAX.get({"complex64": "float32", "complex128": "float64"}.get(dtype, dtype), np.inf)
+
+
+class _Stack(NamedTuple):
+    """Parts side by side: their ranks (uint32), their abs min, abs max and states of shape (parts, rows), and ``told``, what of a
+    DIGEST they tell as they are."""
+
+    ranks: Array
+    lows: Array
+    highs: Array
+    states: Array
+    told: dict[str, Sequence[float]]
+
+
+def _stack(parts: Sequence[Part], columns: Columns) -> _Stack:
+    ranks, seqs, summaries = zip(*parts, strict=True)
+    batches, first_frames, steps, started, ended, _, _, lows, highs, states = zip(*summaries, strict=True)
+    shape = len(parts), columns.rows
+    return _Stack(
+        np.array(ranks, np.uint32),
+        np.frombuffer(b"".join(lows), columns.dtype).reshape(shape),
+        np.frombuffer(b"".join(highs), columns.dtype).reshape(shape),
+        np.frombuffer(b"".join(states), np.uint8).reshape(shape),
+        dict(batch=batches, first_frame=first_frames, seq=seqs, step=steps, started=started, ended=ended),
+    )
+
+
+def _digest(into: Array, parts: _Stack, columns: Columns) -> None:
+    into["rank"] = parts.ranks
+    for name, values in parts.told.items():
+        into[name] = values
+    into["table"], into["frames"] = columns.number, columns.frames
+    into["bad_row"] = NO_ROW
+    into["headroom"] = np.inf
+    if not columns.rows:
+        return
+    with np.errstate(divide="ignore", invalid="ignore"):  # inf * 0 is of no finite reading; a headroom may be infinite
+        share = parts.highs * columns.shares
+        if parts.states.any():
+            share[parts.states != _FINITE] = 0.0
+        into["row"] = worst = share.argmax(axis=1)
+        into["headroom"] = np.log2(SCALE) - np.log2(share[np.arange(len(share)), worst])
+    bad = (parts.states == _INF) | (parts.states == _NAN)
+    if bad.any():
+        into["bad"] = bad.sum(axis=1)
+        into["bad_row"] = np.where(bad.any(axis=1), bad.argmax(axis=1), NO_ROW)
+
+
+def _weights(states: Array) -> Array:
+    weights: Array = np.frombuffer(states.tobytes().translate(_WEIGHT), np.uint8).reshape(states.shape)
+    return weights

@@ -1,0 +1,174 @@
+"""A run's record, followed while the collector writes it: each look reads only what is new, or the newest."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..decide.journal import Opened
+from ..decide.options import Options
+from ..decide.report import RankStanding, Report
+from ..decide.run import Run
+from . import reader as record
+from . import replay as snapshot
+from .digest import Array, Envelope
+from .headroom import Headroom, Place, Readings, choose, last_batches, merge, pace_of
+from .store import FILE, SEGMENT, StoreError
+
+PLACES = 512
+"""Newest envelopes that are looked among: with every=K, only each K-th is of more than the root."""
+
+KINDS = 8
+"""Kinds of parts of batches whose headroom is looked at, those with the newest batches."""
+
+MODULES = 64
+"""Modules nearest to overflow that are told of."""
+
+BATCHES, MAX_SEGMENTS = 2, 9
+"""Of every rank so many batches are read, where that many segments hold them."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A run at one moment. Times are Unix seconds: of the run's first event, of its last, and of the standings (0: none).
+
+    ``batches``: the last one of each rank that is on record; ``pace``: of them a second, if that can be told. ``digests``: the
+    newest ones, whose tables are in ``tables``.
+    """
+
+    report: Report
+    is_over: bool
+    began: float
+    last: float
+    told: float
+    standings: Mapping[int, RankStanding]
+    headroom: list[Headroom]
+    batches: Mapping[int, int]
+    pace: float | None
+    digests: Array
+    tables: Mapping[int, Readings]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is known how the run ends."""
+        return self.is_over or self.report.verdict is not None or bool(self.report.reason)
+
+
+class Follower:
+    """One run.
+
+    Raises (as ``look`` does):
+        StoreError: there is no record that can be read, or not yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / FILE
+        self._run: Run | None = None
+        self._last = 0
+        self._began, self._ended = 0.0, 0.0
+        self._report: Report | None = None
+        self._headroom = HeadroomReader(self._path)
+
+    def look(self) -> View:
+        run = self._replay()
+        told, standings = record.read_standings(self._path)
+        segments = min(MAX_SEGMENTS, 1 + -(-BATCHES * run.world_size // SEGMENT))
+        digests = record.newest_digests(self._path, segments)
+        if self._report is None:
+            self._report = snapshot.take(self.folder).report if run.over else _with_frames(run, digests)
+        return View(
+            report=self._report,
+            is_over=run.over,
+            began=self._began,
+            last=self._ended,
+            told=told,
+            standings={standing.rank: standing for standing in standings},
+            headroom=self._headroom.read(),
+            batches=last_batches(digests),
+            pace=pace_of(digests),
+            digests=digests,
+            tables=self._headroom.tables,
+        )
+
+    def _replay(self) -> Run:
+        """The run, up to the newest event. It is not resumed: nothing it would then wait for is to happen here."""
+        if not self._path.exists():
+            raise StoreError(f"no run in {self.folder} yet")
+        try:
+            self._take_events()
+        except (ValueError, LookupError) as error:
+            raise StoreError(f"the record {self._path}: {error}") from error
+        if self._run is None:
+            raise StoreError(f"no run in {self.folder} yet")
+        return self._run
+
+    def _take_events(self) -> None:
+        for number, time, entry in record.events_after(self._path, self._last):
+            if self._run is None:
+                if not isinstance(opened := entry.fact, Opened):
+                    raise ValueError("it does not begin with a run's beginning")
+                self._run = Run(self.folder.name, opened.job, opened.restart, opened.world_size, Options())
+                self._began = time
+            self._run.replay(entry)
+            self._last, self._ended, self._report = number, time, None
+
+
+class Newest:
+    """The run that ``path`` means: itself, or of the folder of all runs the newest, which is another one after a while."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._follower: Follower | None = None
+
+    def look(self) -> View:
+        """Raises StoreError when there is no record that can be read, or not yet."""
+        latest = self._path / "latest"
+        folder = (latest if latest.is_dir() else self._path).resolve()
+        if self._follower is None or self._follower.folder != folder:
+            self._follower = Follower(folder)
+        return self._follower.look()
+
+
+class HeadroomReader:
+    """The headroom of a run's modules, as its record has it by now."""
+
+    def __init__(self, path: Path) -> None:
+        self.tables: dict[int, Readings] = {}
+        self._path = path
+        self._chosen: list[tuple[Place, Place | None]] = []
+        self._found: list[Headroom] = []
+
+    def read(self) -> list[Headroom]:
+        """That of the modules nearest to overflow, the nearest first. Raises StoreError."""
+        chosen = choose(record.newest_places(self._path, PLACES))[:KINDS]
+        if chosen != self._chosen:
+            found: deque[Headroom] = deque()
+            for place, before in chosen:
+                now, earlier = self._envelope(place), self._envelope(before) if before else None
+                if now is not None:
+                    past = (before.batch, earlier) if before and earlier else None
+                    found += self._readings(place.table).nearest(place.batch, now, past, MODULES)
+            self._found, self._chosen = merge(found, MODULES), chosen
+        return self._found
+
+    def _envelope(self, place: Place) -> Envelope | None:
+        return record.read_envelope(self._path, place, self._readings(place.table).columns)
+
+    def _readings(self, number: int) -> Readings:
+        if number not in self.tables:
+            self.tables[number] = Readings(number, record.read_table(self._path, number))
+        return self.tables[number]
+
+
+def _with_frames(run: Run, digests: Array) -> Report:
+    """What a run's events tell, and how many frames its culprit's batch has, which only batches tell."""
+    report = run.report()
+    if report.verdict is None:
+        return report
+    culprit = replace(run.ranks[report.verdict.rank])  # a copy: what the run decides rests on its events alone
+    for part in digests[digests["rank"] == report.verdict.rank]:
+        culprit.take(int(part["batch"]), int(part["first_frame"]), int(part["frames"]))
+    return replace(report, frames_in_batch=culprit.frames_around(report.verdict.trip))

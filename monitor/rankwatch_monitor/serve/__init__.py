@@ -1,0 +1,1 @@
+"""Sockets, clocks, signals and files round the decisions."""

@@ -1,0 +1,72 @@
+"""A control client: no rank, but a peer with the same connection file, that asks a collector one thing and leaves."""
+
+from __future__ import annotations
+
+import time
+from typing import TypeVar
+
+import zmq
+
+from rankwatch.errors import ProtocolError, UsageError
+from rankwatch.shared import wire
+from rankwatch.shared.connection import Connection
+from rankwatch.shared.sockets import dealer
+
+ANSWER_TIMEOUT = 5.0
+"""Seconds that a collector has to answer, the connection included."""
+
+
+def tune(connection: Connection, change: wire.Tune, timeout: float = ANSWER_TIMEOUT) -> wire.Tuned:
+    """Sends a TUNE; returns the answer.
+
+    Raises:
+        UsageError: nobody answers, or the collector refuses.
+    """
+    return _asked(connection, change, wire.Tuned, timeout)
+
+
+def invite(connection: Connection, job: str, timeout: float = ANSWER_TIMEOUT) -> Connection:
+    """The connection of a job's ranks: with keys that speak for that job alone. Raises UsageError as ``tune``."""
+    answer = _asked(connection, wire.Invite(job), wire.Invited, timeout)
+    keys = answer.client_public, answer.client_secret
+    return Connection(connection.address, connection.server_public, *keys, job, for_job_alone=True)
+
+
+Answer = TypeVar("Answer", wire.Tuned, wire.Invited)
+
+
+def _asked(connection: Connection, question: wire.Message, expected: type[Answer], timeout: float) -> Answer:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = dealer(context, connection)
+    try:
+        answer = _ask(socket, question, expected, time.monotonic() + timeout)
+    finally:
+        context.destroy(linger=0)
+    if isinstance(answer, expected):
+        return answer
+    if isinstance(answer, wire.Error):
+        raise UsageError(f"the collector at {connection.address} refused: {answer.text}")
+    raise UsageError(
+        f"no collector answers at {connection.address} within {timeout:g} s: is it running, of this same release, "
+        "and is this its connection file?"
+    )
+
+
+def _ask(
+    socket: zmq.Socket[bytes], question: wire.Message, expected: type[wire.Message], deadline: float
+) -> wire.Message | None:
+    if not _poll(socket, zmq.POLLOUT, deadline):
+        return None
+    socket.send(wire.encode(question), zmq.NOBLOCK)
+    while _poll(socket, zmq.POLLIN, deadline):
+        try:
+            message = wire.decode(socket.recv(zmq.NOBLOCK))
+        except ProtocolError as error:
+            raise UsageError(f"the collector's answer cannot be read: {error}; use the same release on both sides") from None
+        if isinstance(message, (expected, wire.Error)):
+            return message
+    return None
+
+
+def _poll(socket: zmq.Socket[bytes], event: int, deadline: float) -> bool:
+    return bool(socket.poll(max(0, int(1000 * (deadline - time.monotonic()))), event))

@@ -1,0 +1,97 @@
+"""What comes to a ROUTER: messages with who sent them, and the ends of connections."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple, TypeAlias
+
+import zmq
+
+from rankwatch.shared import sockets
+
+
+class Letter(NamedTuple):
+    """A message's parts, the peer it came from, and that peer's public key."""
+
+    peer: bytes
+    key: str
+    parts: list[memoryview]
+
+
+class Ended(NamedTuple):
+    """A peer's connection has ended."""
+
+    peer: bytes
+
+
+Item: TypeAlias = Letter | Ended
+
+
+class Inbox:
+    """Takes from a ROUTER without waiting."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._monitor = sockets.watch_disconnections(socket)
+        self._keys: dict[bytes, str] = {}
+        self._peers: dict[int, bytes] = {}
+        """The peer behind each connection's file descriptor."""
+        self._reused: Counter[int] = Counter()
+        """Descriptors given out again before the end of the connection that had them was told."""
+        self._put_back: Letter | None = None
+
+    def take(self) -> Item | None:
+        """The next item; None when there is none. What a peer said before its connection ended comes before that end."""
+        if (letter := self._put_back) is not None:
+            self._put_back = None
+            return letter
+        try:
+            peer = self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return self._next_end()
+        part = self._socket.recv(copy=False)  # a ROUTER puts the peer before each message, which has at least one part
+        parts = [part.buffer]
+        while part.more:
+            part = self._socket.recv(copy=False)
+            parts.append(part.buffer)
+        key = self._keys.get(peer)
+        # Names that a ROUTER gives begin with a 0, and it gives none twice. Others were chosen by the peer, and another one
+        # may come by that name.
+        if key is not None and peer[:1] == b"\0":
+            return Letter(peer, key, parts)
+        return self._meet(Letter(peer, _key_of(part), parts), part)
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+
+    def _meet(self, letter: Letter, part: zmq.Frame) -> Item:
+        # libzmq calls SRCFD deprecated, and has nothing else that tells which peer a connection was.
+        descriptor = int(part.get(zmq.SRCFD))
+        before = self._peers.get(descriptor, letter.peer)
+        self._peers[descriptor] = letter.peer
+        self._keys[letter.peer] = letter.key
+        if before == letter.peer:
+            return letter
+        self._reused[descriptor] += 1
+        self._keys.pop(before, None)
+        self._put_back = letter
+        return Ended(before)
+
+    def _next_end(self) -> Ended | None:
+        while (descriptor := sockets.next_disconnection(self._monitor)) is not None:
+            if self._reused[descriptor]:
+                self._reused[descriptor] -= 1
+            elif descriptor in self._peers:
+                peer = self._peers.pop(descriptor)
+                self._keys.pop(peer, None)
+                return Ended(peer)
+        return None
+
+
+def _key_of(part: zmq.Frame) -> str:
+    """The public key that the peer has shown to have; empty where the link is in plain text."""
+    try:
+        return str(part.get("User-Id"))
+    except zmq.ZMQError:
+        return ""

@@ -1,0 +1,163 @@
+"""``rankwatch run``: a private collector round one command, and the report at its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from rankwatch.attach import attached
+from rankwatch.errors import EXIT_ABORTED, UsageError
+
+from ..decide.options import Options
+from ..decide.report import Outcome, Report
+from ..views import text
+from .collector import Collector
+from .metrics.meters import Meters
+from .run_folder import RunsFolder
+from .status import Status
+from .teller import Teller, write
+
+log = logging.getLogger(__name__)
+
+
+def run_command(
+    command: Sequence[str],
+    *,
+    listen: str = "tcp://127.0.0.1:0",
+    address: str | None = None,
+    connection_file: Path | None = None,
+    runs_dir: Path,
+    options: Options,
+    job: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    meters: Meters | None = None,
+    status: bool = True,
+    config: str | None = None,
+) -> int:
+    """Runs ``command`` under a collector of its own; returns 77 when a verdict aborted a run, else the command's exit code.
+
+    Args:
+        status: whether a line says how the run is, where stderr is a terminal.
+        config: a file of options for the ranks.
+
+    Raises:
+        UsageError: there is no such command, an option of the ranks is wrong, or the collector cannot be set up.
+    """
+    env = dict(os.environ if environ is None else environ)
+    reports: dict[str, Report] = {}
+    is_shown = status and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    with (
+        tempfile.TemporaryDirectory(prefix="rankwatch-") as private,
+        Teller() as teller,
+        Status(runs_dir, teller.show) as line,
+    ):
+        path = connection_file or Path(private) / "connection.json"
+        collector = Collector(
+            listen=listen,
+            address=address,
+            connection_file=path,
+            runs=RunsFolder(runs_dir),
+            options=replace(options, job_end_is_told=True),
+            show=lambda report, news: reports.update({report.run: report}),
+            show_ranks=line.show if is_shown else lambda shown: None,
+            job=job or env.get("RANKWATCH_JOB") or job_name(command),
+            meters=meters,
+        )
+        try:
+            env["RANKWATCH_CONNECTION"] = str(path.absolute())
+            env.setdefault("RANKWATCH_JOB", collector.connection.job)
+            env = attached(env, config)
+            code = _run_beside(collector, command, env)
+        finally:
+            collector.close()
+    return _conclude(collector, reports, code, runs_dir)
+
+
+def replace_by(command: Sequence[str]) -> NoReturn:
+    """Becomes the command, which nobody watches. Raises UsageError when there is none of that name."""
+    try:
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        raise UsageError(f"cannot run {shlex.join(command)}: {error.strerror}") from None
+
+
+def job_name(command: Sequence[str]) -> str:
+    """What to call the job: the script's name without its ending, or the module's after ``-m``, or the program's."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word.endswith(".py"):
+            return Path(word).stem
+        if word == "-m" and following and not following.startswith(("torch.distributed", "rankwatch.attach")):
+            return following.rpartition(".")[2]
+    return Path(command[0]).name
+
+
+def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Serves while the command runs; returns its exit code, in the shell's way (128 + n) for a signal."""
+    # The handlers are there before the child: a SIGTERM in between must not leave it behind.
+    child: subprocess.Popen[bytes] | None = None
+    interrupted = ""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        repeated, interrupted = interrupted, signal.Signals(number).name
+        collector.interrupt(interrupted)
+        if number == signal.SIGINT or child is None:
+            return  # from the terminal SIGINT has reached the child by itself
+        if repeated:
+            child.kill()
+        else:
+            child.terminate()
+
+    previous = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    try:
+        try:
+            child = subprocess.Popen(command, env=dict(env))
+        except OSError as error:
+            raise UsageError(f"cannot run {shlex.join(command)}: {error.strerror}") from None
+        if interrupted:
+            child.terminate()
+        process = child
+        threading.Thread(
+            target=lambda: collector.stop(process.wait(), interrupted), name="wait-for-command", daemon=True
+        ).start()
+        try:
+            collector.serve()
+        except Exception:
+            log.exception("the collector ended by an error of its own; the command goes on without it")
+        code = process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, runs_dir: Path) -> int:
+    if not collector.ledger.runs:
+        log.warning(
+            "no rank connected. Did the command train a model, in a Python that has rankwatch, with PYTHONPATH and RANKWATCH_* "
+            "passed on (python -I and -E leave them out)?"
+        )
+    for run, report in reports.items():
+        # The report comes last, under whatever the dying processes printed.
+        if report.outcome is Outcome.FINISHED:
+            write(sys.stderr, text.render(report))
+        else:
+            write(sys.stdout, "\n" + text.render(report))
+        log.info("the run's record: rankwatch report %s", runs_dir / run)
+    # Where a job was started again, by torchrun's --max-restarts for one, its last run is what counts. That is the one that
+    # began last: a script that trains twice may begin the second before the first has ended on all ranks.
+    began = {run: number for number, run in enumerate(collector.ledger.runs)}
+    last = {report.job: report for report in sorted(reports.values(), key=lambda report: began.get(report.run, -1))}
+    aborted = any(report.verdict is not None for report in last.values())
+    return EXIT_ABORTED if aborted else code

@@ -1,0 +1,1 @@
+"""Counts of the collector for Prometheus."""

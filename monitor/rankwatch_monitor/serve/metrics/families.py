@@ -1,0 +1,218 @@
+"""What Prometheus reads of a collector: a readout of its meters -> metric families. Pure; each name and its help stand here.
+
+``run`` is a label of what is told by run, and there are few (see meters.KEPT_OVER); ``rank`` only of what is asked for by rank.
+Where a run that is over has nothing to say any more, it says nothing: no alert hangs on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+
+from rankwatch import __version__
+
+from ...decide.effects import Show
+from ...decide.report import Outcome, RankStanding, RankState
+from .meters import Gauged, Readout
+
+Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
+"""The values of the labels after ``run``, and the sample's."""
+
+
+class Whole(NamedTuple):
+    """A run and all of its ranks, added up. ``front`` is the batch of the furthest rank, ``skew`` how many batches the last
+    running one is behind the first, and ``still`` the longest time that a running one has not moved."""
+
+    gauged: Gauged
+    states: Counter[RankState]
+    front: int
+    skew: int
+    still: float
+    silent: int
+    queued: int
+    dropped: int
+
+    @property
+    def shown(self) -> Show:
+        return self.gauged.shown
+
+    @property
+    def state(self) -> str:
+        standing = self.shown.standing
+        return (standing.outcome or Outcome.FINISHED).value if standing.over else "running"
+
+
+class Family(NamedTuple):
+    """A metric that every run has, or every rank, and where it comes from. A name that ends in ``_total`` is a counter's."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    samples: Callable[[Whole], Samples]
+
+
+def add_up(gauged: Gauged) -> Whole:
+    standings = gauged.shown.standings
+    states = Counter(standing.state for standing in standings)
+    states[RankState.MISSING] += gauged.shown.standing.world_size - len(standings)
+    running = [standing for standing in standings if standing.state is RankState.RUNNING]
+    batches = [standing.batch for standing in running]
+    return Whole(
+        gauged,
+        states,
+        front=max((standing.batch for standing in standings), default=-1),
+        skew=max(batches) - min(batches) if batches else 0,
+        still=max((standing.still for standing in running), default=0.0) + gauged.age if running else 0.0,
+        silent=sum(bool(standing.quiet) for standing in running),
+        queued=sum(standing.queued for standing in running),
+        dropped=sum(standing.dropped for standing in standings),
+    )
+
+
+def _one(value: float) -> Samples:
+    return [((), value)]
+
+
+def _while_under_way(value: Callable[[Whole], float | None]) -> Callable[[Whole], Samples]:
+    def samples(run: Whole) -> Samples:
+        one = None if run.shown.standing.over else value(run)
+        return () if one is None else _one(one)
+
+    return samples
+
+
+def _headroom(run: Whole) -> float | None:
+    doublings = run.gauged.headroom
+    return None if doublings is None else 2.0**doublings if doublings < 1024 else float("inf")
+
+
+def _of_ranks(value: Callable[[RankStanding], float]) -> Callable[[Whole], Samples]:
+    return lambda run: [((str(standing.rank),), value(standing)) for standing in run.shown.standings]
+
+
+RUN_STATES = ("running", *(outcome.value for outcome in Outcome))
+
+FAMILIES = (
+    Family(
+        "rankwatch_run_state", "1 for the state that the run is in.", ("state",),
+        lambda run: [((state,), state == run.state) for state in RUN_STATES],
+    ),
+    Family(
+        "rankwatch_ranks", "Ranks of the run by state; missing ones have never connected.", ("state",),
+        lambda run: [((state.value,), run.states[state]) for state in RankState],
+    ),
+    Family(
+        "rankwatch_stalled_ranks", "Running ranks without progress for --stall-after, which the others wait for.", (),
+        _while_under_way(lambda run: run.shown.standing.stalled),
+    ),
+    Family(
+        "rankwatch_silent_ranks", "Running ranks that were not heard of for three heartbeats.", (),
+        _while_under_way(lambda run: run.silent),
+    ),
+    Family(
+        "rankwatch_standstill_seconds", "For how long the running rank that stands still longest has not moved.", (),
+        _while_under_way(lambda run: run.still),
+    ),
+    Family(
+        "rankwatch_batches_total", "Batches that the furthest rank has begun; its rate is the batch rate.", (),
+        lambda run: _one(run.front + 1),
+    ),
+    Family(
+        "rankwatch_batch", "The batch that the furthest rank is in, counted from 0 as in reports; -1 before the first.", (),
+        lambda run: _one(run.front),
+    ),
+    Family(
+        "rankwatch_batch_skew", "Batches between the running ranks that are furthest and furthest behind.", (),
+        _while_under_way(lambda run: run.skew),
+    ),
+    Family(
+        "rankwatch_headroom_ratio",
+        "How many times larger the reading nearest to its dtype's largest number could be, of all ranks in the last minute.", (),
+        _while_under_way(_headroom),
+    ),
+    Family(
+        "rankwatch_trips_total", "Ranks in which a reading tripped.", (),
+        lambda run: _one(run.shown.standing.tripped),
+    ),
+    Family(
+        "rankwatch_dropped_batches_total", "Batches that found no room in a rank while the collector did not take them.", (),
+        lambda run: _one(run.dropped),
+    ),
+    Family(
+        "rankwatch_queued_messages", "Messages that wait in the ranks to be sent.", (),
+        _while_under_way(lambda run: run.queued),
+    ),
+)  # fmt: skip
+
+RANK_FAMILIES = (
+    Family(
+        "rankwatch_rank_state", "1 for the state that the rank is in.", ("rank", "state"),
+        lambda run: [((str(rank.rank), rank.state.value), 1) for rank in run.shown.standings],
+    ),
+    Family(
+        "rankwatch_rank_batch", "The batch that the rank is in, counted from 0; -1 before the first.", ("rank",),
+        _of_ranks(lambda rank: rank.batch),
+    ),
+    Family(
+        "rankwatch_rank_silence_seconds", "For how long the rank was not heard of.", ("rank",),
+        _of_ranks(lambda rank: rank.silent),
+    ),
+    Family(
+        "rankwatch_rank_standstill_seconds", "For how long the rank has not moved.", ("rank",),
+        _of_ranks(lambda rank: rank.still),
+    ),
+    Family(
+        "rankwatch_rank_dropped_batches_total", "Batches that found no room in the rank.", ("rank",),
+        _of_ranks(lambda rank: rank.dropped),
+    ),
+    Family(
+        "rankwatch_rank_queued_messages", "Messages that wait in the rank to be sent.", ("rank",),
+        _of_ranks(lambda rank: rank.queued),
+    ),
+)  # fmt: skip
+
+
+def families(readout: Readout, *, per_rank: bool = False) -> Iterator[Metric]:
+    """All families, those without a sample too."""
+    runs = [add_up(gauged) for gauged in readout.runs]
+    yield from _of_collector(readout)
+    info = InfoMetricFamily("rankwatch_run", "Job and restart count of each run.", labels=["run"])
+    for run in runs:
+        standing = run.shown.standing
+        info.add_metric([run.shown.run], {"job": standing.job, "restart": str(standing.restart)})
+    yield info
+    for family in (*FAMILIES, *(RANK_FAMILIES if per_rank else ())):
+        metric = _metric(family.name, family.help, ("run", *family.labels))
+        for run in runs:
+            for labels, value in family.samples(run):
+                metric.add_metric([run.shown.run, *labels], value)
+        yield metric
+
+
+def _of_collector(readout: Readout) -> Iterator[Metric]:
+    yield InfoMetricFamily("rankwatch_build", "The collector's version.", {"version": __version__})
+    counts = readout.counts
+    for name, text, value in (
+        ("rankwatch_runs", "Runs under way.", sum(not gauged.shown.standing.over for gauged in readout.runs)),
+        ("rankwatch_received_messages_total", "Messages that came from ranks.", counts.messages),
+        ("rankwatch_received_bytes_total", "Bytes of the messages that came from ranks.", counts.bytes),
+        ("rankwatch_refused_messages_total", "Messages that were malformed.", counts.refused),
+        ("rankwatch_put_off_bytes", "Bytes of batches that wait for the collector's loop.", counts.put_off),
+        ("rankwatch_unwritten_bytes", "Bytes of batches that wait for the disk.", counts.unwritten),
+        ("rankwatch_loop_age_seconds", "Seconds since the collector's loop last turned.", readout.age),
+    ):
+        metric = _metric(name, text, ())
+        metric.add_metric([], value)
+        yield metric
+    ended = _metric("rankwatch_ended_runs_total", "Runs that have ended under this collector, by outcome.", ("outcome",))
+    for outcome in Outcome:
+        ended.add_metric([outcome.value], readout.ended.get(outcome, 0))
+    yield ended
+
+
+def _metric(name: str, text: str, labels: Sequence[str]) -> CounterMetricFamily | GaugeMetricFamily:
+    family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    return family(name, text, labels=labels)

@@ -1,0 +1,133 @@
+"""A run on disk: ``report.txt``, ``report.json``, ``trace/``, the record (store.py); and ``latest``, the newest run.
+
+Detection and abort never depend on the disk: once the folder of all runs is made, a write that fails is told and the run goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rankwatch.errors import UsageError
+from rankwatch.shared.frame import Frame
+from rankwatch.shared.text import format_trace
+
+from ..decide.report import Report
+from ..record import reader as record
+from ..record import store
+from ..record.store import StoreError
+from ..views import as_json as json
+from ..views import text as texts
+
+log = logging.getLogger(__name__)
+
+
+TRACE_LIMIT = 1 << 30
+"""Bytes of traces of one run."""
+
+
+class RunsFolder:
+    """The folder that holds a collector's runs.
+
+    Raises:
+        UsageError: it cannot be made or written to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._traced: Counter[str] = Counter()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / f".writable.{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to the runs folder {path}: {error.strerror}; choose another --runs-dir"
+            ) from None
+
+    def is_free(self, run: str) -> bool:
+        return not os.path.lexists(self.path / run)
+
+    @contextmanager
+    def begin(self, run: str) -> Iterator[Path]:
+        """Yields a folder that becomes the run's with what was put into it: a collector that is killed leaves no half run.
+
+        Raises:
+            OSError: it cannot be made, or there is one of that name.
+        """
+        part = self.path / f".{run}.part"
+        if part.exists():
+            shutil.rmtree(part)
+        part.mkdir()
+        try:
+            yield part
+            part.rename(self.path / run)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        _try(self._point_latest_at, run)
+
+    def record_of(self, run: str) -> Path:
+        return self.path / run / store.FILE
+
+    def unfinished(self, collector: str) -> list[str]:
+        """The runs of the collector of this name whose record does not say that they are over."""
+        found = []
+        for folder in record.folders(self.path):
+            try:
+                if record.is_unfinished(folder / store.FILE, collector):
+                    found.append(folder.name)
+            except StoreError as error:
+                log.error("cannot read %s", error)
+        return found
+
+    def record_trace(self, run: str, rank: int, batch: int, frames: Sequence[Frame]) -> None:
+        """Writes ``trace/batch-B.rank-R.txt``, in the format of the Hugging Face detector; a batch's later parts are added."""
+        text = format_trace(frames) + "\n"
+        if self._traced[run] + len(text) > TRACE_LIMIT:
+            if self._traced[run] <= TRACE_LIMIT:
+                log.error("run %s: more than %d MiB of traces; further ones are not written", run, TRACE_LIMIT >> 20)
+            self._traced[run] = TRACE_LIMIT + 1
+            return
+        self._traced[run] += len(text)
+        path = self.path / run / "trace" / f"batch-{batch}.rank-{rank}.txt"
+        is_first = not frames or frames[0].position.frame == 0
+        _try(_write if is_first else _append, path, text)
+
+    def publish(self, report: Report) -> None:
+        """Writes ``report.txt`` and ``report.json``."""
+        _try(_write, self.path / report.run / "report.txt", texts.render(report))
+        _try(_write, self.path / report.run / "report.json", json.render(report))
+
+    def _point_latest_at(self, run: str) -> None:
+        part = self.path / f".latest.{os.getpid()}"
+        with suppress(FileNotFoundError):
+            part.unlink()
+        part.symlink_to(run)
+        os.replace(part, self.path / "latest")
+
+
+def _write(path: Path, body: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(body, encoding="utf-8")
+    os.replace(part, path)
+
+
+def _append(path: Path, body: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(body)
+
+
+def _try(action: Callable[..., None], *arguments: object) -> None:
+    try:
+        action(*arguments)
+    except OSError as error:
+        log.error("cannot write %s: %s; the run goes on without it", error.filename or arguments[0], error.strerror)

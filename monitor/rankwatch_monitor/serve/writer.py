@@ -1,0 +1,220 @@
+"""The thread that writes to the disk, so that no message waits for it: the runs' records and all other files.
+
+What cannot be recorded is told once and forgone: detection and abort never depend on the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from rankwatch import __version__
+from rankwatch.shared import wire
+
+from ..decide.journal import Closed, Entry, Opened, Trained
+from ..decide.report import RankStanding
+from ..record.store import FILE, Limits, Store, StoreError
+from .precedence import RECORDING, yield_to_others
+
+log = logging.getLogger(__name__)
+
+COMMIT_INTERVAL = 0.25
+"""Seconds that batches wait for others, to be written together. All else is written at once."""
+
+
+class _Kept(NamedTuple):
+    """Entries of a run, the last number of a message of each rank among them, and the bytes of their batches."""
+
+    run: str
+    entries: Sequence[Entry]
+    seqs: Mapping[int, int]
+    size: int
+
+
+_Work: TypeAlias = tuple[list[_Kept], dict[str, Sequence[RankStanding]], list[Callable[[], None]]]
+
+MAX_WAITING = 256 * 2**20
+"""Bytes of batches that may wait for the disk; further ones are not recorded."""
+
+LAST_WRITES = 5.0
+"""Seconds that the last entries have, at the end, to be written."""
+
+
+class Recorder:
+    """Writes each run's record into its folder.
+
+    Args:
+        folder: the folder of all runs.
+        wake: called, in the recorder's thread, when ``stored`` has something to tell.
+        limits: what is kept of each run.
+        begin_folder: yields the folder of a run that begins; it becomes the run's with the record that was put into it.
+        tell_headroom: called, in the recorder's thread, with a run and the least headroom of batches that are on record now.
+        meta: what is written into every record about where it comes from.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        wake: Callable[[], None],
+        limits: Limits,
+        begin_folder: Callable[[str], AbstractContextManager[Path]],
+        tell_headroom: Callable[[str, float], None] = lambda run, doublings: None,
+        **meta: str,
+    ) -> None:
+        self._folder = folder
+        self._wake = wake
+        self._limits = limits
+        self._begin_folder = begin_folder
+        self._tell_headroom = tell_headroom
+        self._meta = {"rankwatch": __version__, **meta}
+        self._changed = threading.Condition()
+        self._waiting: list[_Kept] = []
+        self._waiting_bytes = 0
+        self._actions: list[Callable[[], None]] = []
+        self._shown: dict[str, Sequence[RankStanding]] = {}
+        self._is_urgent = False
+        self._is_closing = False
+        self._stored: dict[str, dict[int, int]] = {}
+        self._overflowing: set[str] = set()
+        self._stores: dict[str, Store | None] = {}
+        """None: this run goes on without a record."""
+        self._thread = threading.Thread(target=self._run, name="rankwatch-recorder", daemon=True)
+        self._thread.start()
+
+    def keep(self, run: str, entries: Sequence[Entry]) -> None:
+        """Takes entries of a run to be written, in the order of the calls."""
+        size, is_urgent, seqs = 0, False, {}
+        for _, rank, fact in entries:
+            if isinstance(fact, Trained):
+                size += 2 * fact.table.column_bytes + fact.table.rows
+                seqs[rank] = fact.seq
+            else:
+                is_urgent = True
+                if isinstance(fact, wire.Sequenced):
+                    seqs[rank] = fact.seq
+        with self._changed:
+            if size and self._waiting_bytes + size > MAX_WAITING:
+                self._note_forgone(run)
+                entries = [entry for entry in entries if not isinstance(entry.fact, Trained)]
+                size = 0
+            self._waiting.append(_Kept(run, entries, seqs, size))
+            self._waiting_bytes += size
+            if is_urgent > self._is_urgent or len(self._waiting) == 1:
+                self._is_urgent |= is_urgent
+                self._changed.notify()
+
+    def show(self, run: str, standings: Sequence[RankStanding]) -> None:
+        """Takes what is to be written in place of what was shown of the run before, if there is a record of it."""
+        with self._changed:
+            self._shown[run] = standings
+            self._changed.notify()
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Lets ``action`` write something else, after what was to be kept before."""
+        with self._changed:
+            self._actions.append(action)
+            self._is_urgent = True
+            self._changed.notify()
+
+    def stored(self) -> dict[str, dict[int, int]]:
+        """By run and rank: the numbers up to which its messages are on record, where that has changed since the last call."""
+        with self._changed:
+            stored, self._stored = self._stored, {}
+        return stored
+
+    @property
+    def unwritten(self) -> int:
+        """Bytes of batches that wait to be written."""
+        return self._waiting_bytes
+
+    def close(self) -> None:
+        """Writes what waits, and ends."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(LAST_WRITES)
+        if self._thread.is_alive():
+            log.error("the disk did not take the last entries of the record within %g s", LAST_WRITES)
+
+    def _note_forgone(self, run: str) -> None:
+        if run not in self._overflowing:
+            self._overflowing.add(run)
+            log.error("the disk is too slow: batches of run %s are missing in its record", run)
+
+    def _run(self) -> None:
+        yield_to_others(RECORDING)
+        while (work := self._take()) is not None:
+            taken, shown, actions = work
+            by_run: dict[str, list[Entry]] = {}
+            for kept in taken:
+                by_run.setdefault(kept.run, []).extend(kept.entries)
+            for run in dict.fromkeys([*by_run, *shown]):
+                self._write(run, by_run.get(run, []), shown.get(run))
+            with self._changed:
+                for kept in taken:
+                    self._waiting_bytes -= kept.size
+                    self._stored.setdefault(kept.run, {}).update(kept.seqs)
+            self._wake()
+            for action in actions:
+                try:
+                    action()
+                except Exception:
+                    log.exception("an error of ours while a file was written; the collector goes on")
+        for store in self._stores.values():
+            if store is not None:
+                _close(store)
+
+    def _take(self) -> _Work | None:
+        """What waits, once there is something; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._shown or self._is_urgent or self._is_closing)
+            self._changed.wait_for(lambda: self._is_urgent or self._is_closing, COMMIT_INTERVAL)
+            taken, self._waiting, self._is_urgent = self._waiting, [], False
+            shown, self._shown = self._shown, {}
+            actions, self._actions = self._actions, []
+            return (taken, shown, actions) if taken or shown or actions or not self._is_closing else None
+
+    def _write(self, run: str, entries: Sequence[Entry], standings: Sequence[RankStanding] | None) -> None:
+        def write_to(store: Store) -> None:
+            headroom = store.write(entries, time.time(), standings, run=run, **self._meta)
+            if headroom is not None:
+                self._tell_headroom(run, headroom)
+
+        try:
+            if run in self._stores:
+                store = self._stores[run]
+                if store is None:
+                    return
+                write_to(store)
+            elif not entries:  # it is over
+                return
+            elif isinstance(entries[0].fact, Opened):
+                with self._begin_folder(run) as folder, closing(Store(folder / FILE, self._limits)) as first:
+                    write_to(first)
+                store = self._stores[run] = Store(self._folder / run / FILE, self._limits)
+            else:
+                store = self._stores[run] = Store(self._folder / run / FILE, self._limits)
+                write_to(store)
+            if any(isinstance(entry.fact, Closed) for entry in entries):
+                _close(store)
+                del self._stores[run]
+        except Exception as error:
+            self._stores[run] = None
+            if isinstance(error, StoreError):
+                log.error("cannot write %s; run %s goes on without it", error, run)
+            elif isinstance(error, OSError):
+                log.error("cannot make the folder of run %s: %s; the run goes on without it", run, error.strerror)
+            else:
+                log.exception("an error of ours while run %s was recorded; it goes on without a record", run)
+
+
+def _close(store: Store) -> None:
+    try:
+        store.close()
+    except StoreError as error:
+        log.error("cannot close %s", error)

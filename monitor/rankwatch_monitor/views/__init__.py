@@ -1,0 +1,1 @@
+"""The record -> text, JSON, pages and tables."""

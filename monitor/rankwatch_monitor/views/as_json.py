@@ -1,0 +1,162 @@
+"""The report for programs: strict JSON, where a value that is inf or nan is null and its state says which."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from rankwatch.shared.frame import MEASURED, NO_STAGE, Frame, Reading, State
+from rankwatch.shared.notice import describe_notice
+
+from ..decide.report import RankNotice, RankRow, Report
+from ..decide.verdict import Verdict
+
+SCHEMA = 1
+
+
+def render(report: Report) -> str:
+    """The report as JSON text, newline at its end."""
+    return json.dumps(to_dict(report), indent=2, allow_nan=False) + "\n"
+
+
+def to_dict(report: Report) -> dict[str, Any]:
+    verdict = report.verdict
+    return {
+        "schema": SCHEMA,
+        "run": run_to_dict(report),
+        "outcome": report.outcome.value,
+        "reason": report.reason,
+        "batches": report.batches,
+        "verdict": None if verdict is None else _verdict(report, verdict),
+        "frames": [] if verdict is None else [frame_to_dict(frame) for frame in verdict.trip.frames],
+        "acknowledged_in": report.acknowledged_in,
+        "ranks": [rank_to_dict(row) for row in report.ranks],
+        "notices": [notice_to_dict(kept) for kept in report.notices],
+        "notices_unkept": report.notices_unkept,
+        "stalled": report.stalled,
+    }
+
+
+def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
+    trip = verdict.trip
+    row = report.ranks[verdict.rank]
+    counted = trip.numel > 0  # else the tensor was gone when its reading was judged
+    return {
+        "rank": verdict.rank,
+        "local_rank": row.local_rank,
+        "host": row.host,
+        "stage": _stage(row),
+        "batch": trip.position.batch,
+        "eval": trip.position.eval,
+        "optimizer_step": trip.optimizer_step,
+        "frame": trip.position.frame,
+        "frames_in_batch": report.frames_in_batch,
+        "module": trip.frame.spec.module,
+        "module_class": trip.frame.spec.module_class,
+        "phase": trip.frame.spec.phase.name.lower(),
+        "aliases": list(trip.frame.spec.aliases),
+        "reading": trip.culprit.label,
+        "state": trip.culprit.state.name.lower(),
+        "dtype": trip.culprit.dtype,
+        "shape": list(trip.shape),
+        "numel": trip.numel if counted else None,
+        "nan_count": trip.nan_count if counted else None,
+        "inf_count": trip.inf_count if counted else None,
+        "loss_scale": number(trip.loss_scale) if trip.loss_scale else None,
+        "time": trip.time,
+        "cause": verdict.cause.value,
+        "evidence": verdict.evidence,
+        "certainty": verdict.certainty.value,
+        "missing_ranks": list(verdict.missing),
+        "also": [
+            {
+                "rank": rank,
+                "stage": _stage(report.ranks[rank]),
+                "batch": other.position.batch,
+                "eval": other.position.eval,
+                "frame": other.position.frame,
+                "module": other.frame.spec.module,
+                "reading": other.culprit.label,
+                "state": other.culprit.state.name.lower(),
+            }
+            for rank, other in verdict.also
+        ],
+        "reason": verdict.reason,
+    }
+
+
+def run_to_dict(report: Report) -> dict[str, Any]:
+    return {"id": report.run, "job": report.job, "restart": report.restart, "world_size": report.world_size}
+
+
+def rank_to_dict(row: RankRow) -> dict[str, Any]:
+    return {
+        "rank": row.rank,
+        "local_rank": row.local_rank,
+        "host": row.host,
+        "stage": _stage(row),
+        "pid": row.pid,
+        "last_batch": row.last_batch,
+        "state": row.state.value,
+        "acknowledged": row.acknowledged,
+        "dropped": row.dropped,
+        "rival": row.rival,
+        "farewell": row.farewell,
+    }
+
+
+def _stage(row: RankRow) -> int | None:
+    return None if row.stage == NO_STAGE else row.stage
+
+
+def frame_to_dict(frame: Frame) -> dict[str, Any]:
+    return {
+        "batch": frame.position.batch,
+        "eval": frame.position.eval,
+        "index": frame.position.frame,
+        "module": frame.spec.module,
+        "module_class": frame.spec.module_class,
+        "phase": frame.spec.phase.name.lower(),
+        "readings": [_reading(reading) for reading in frame.readings],
+    }
+
+
+def notice_to_dict(kept: RankNotice) -> dict[str, Any]:
+    notice = kept.notice
+    return {
+        "rank": kept.rank,
+        "kind": notice.kind.name.lower(),
+        "module": notice.module,
+        "module_class": notice.module_class,
+        "reading": notice.label,
+        "dtype": notice.dtype,
+        "since": notice.since,
+        "batch": notice.batch,
+        "value": notice.value,
+        "growth": notice.growth,
+        "batches_left": number(notice.batches_left),
+        "text": describe_notice(notice),
+    }
+
+
+def _reading(reading: Reading) -> dict[str, Any]:
+    measured = reading.state in MEASURED
+    return {
+        "label": reading.label,
+        "kind": reading.kind.name.lower(),
+        "dtype": reading.dtype,
+        "abs_min": number(reading.abs_min) if measured else None,
+        "abs_max": number(reading.abs_max) if measured else None,
+        "state": reading.state.name.lower(),
+    }
+
+
+def point(batch: int, abs_min: float, abs_max: float, state: State) -> list[Any]:
+    """A reading in one batch as a short list."""
+    return [batch, number(abs_min), number(abs_max), state.name.lower()]
+
+
+def number(value: float) -> float | None:
+    """JSON has no inf and no nan."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,136 @@
+"""One batch of a rank, frame by frame as the rank sent it, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from rankwatch.shared.frame import Frame, State
+from rankwatch.shared.text import COLUMNS, describe_rank, format_head, format_module, format_reading, format_trace
+
+from . import digests
+from .as_json import SCHEMA, frame_to_dict, number, run_to_dict
+from .near import BatchCloseup, SpanFrame, SpanReading
+
+_YEAR_10000 = 253402300800.0
+
+
+def render(closeup: BatchCloseup, frames: int) -> str:
+    """As text, newline at its end: the last ``frames`` frames."""
+    row, report = closeup.row, closeup.report
+    name = describe_rank(row.rank, report.world_size, row.host, row.local_rank, row.stage)
+    title = f"batch {closeup.batch} of {name}, run {report.run}"
+    text = format_head(title, [*_digest(closeup), ("frames", _frames(closeup, frames))])
+    if closeup.frames:
+        return text + "\n" + _columns(closeup.frames[-frames:]) + format_trace(closeup.frames[-frames:]).lstrip("\n") + "\n"
+    if closeup.spans:
+        shown = "\n".join(map(_span, closeup.spans[-frames:]))
+        return text + f"\n{COLUMNS} (rank of the abs max, or with the nan)\n{shown}\n"
+    return text
+
+
+def to_json(closeup: BatchCloseup, frames: int) -> str:
+    """As strict JSON. ``frames`` are those of the rank, ``envelope`` what is shown where none of them is kept."""
+    before, after = _around(closeup)
+    body = {
+        "schema": SCHEMA,
+        "run": run_to_dict(closeup.report),
+        "rank": closeup.row.rank,
+        "batch": closeup.batch,
+        "digests": [digests.to_dict(part) for part in closeup.parts],
+        "frames_kept": len(closeup.frames),
+        "frames_by_trip": closeup.by_trip,
+        "frames": [frame_to_dict(frame) for frame in closeup.frames[-frames:]],
+        "nearest_as_sent": {"before": before, "after": after},
+        "envelope": [] if closeup.frames else [_span_to_dict(frame) for frame in closeup.spans[-frames:]],
+    }
+    return json.dumps(body, indent=2, allow_nan=False) + "\n"
+
+
+def _digest(closeup: BatchCloseup) -> list[tuple[str, str]]:
+    if not closeup.parts:
+        return []
+    first, last = closeup.parts[0], closeup.parts[-1]
+    nearest = min(closeup.parts, key=lambda part: part.headroom)
+    fields = [
+        ("step", f"optimizer step {first.step}, {_when(first.started)}, {last.ended - first.started:.3g} s"),
+        ("headroom", f"{digests.describe_headroom(nearest)} in {digests.describe_place(nearest.nearest)}"),
+    ]
+    return fields + [("bad", digests.describe_bad(part)) for part in closeup.parts if part.bad]
+
+
+def _when(seconds: float) -> str:
+    if not 0 <= seconds < _YEAR_10000:
+        return f"begun at {seconds:g}"
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("begun %Y-%m-%d %H:%M:%S UTC")
+
+
+def _frames(closeup: BatchCloseup, frames: int) -> str:
+    """What is shown, and of what."""
+    if closeup.frames:
+        there = len(closeup.frames)
+        text = f"the last {min(frames, there)} of {there}" if frames < there else f"all {there}"
+        if closeup.by_trip == there:
+            return f"{text} that the rank told when it tripped; the others it never sent"
+        by_trip = f"; the last {closeup.by_trip} as it told them when it tripped" if closeup.by_trip else ""
+        return f"{text}, as the rank sent them{by_trip}"
+    near = [str(batch) for batch in _around(closeup) if batch is not None]
+    text = "not kept as the rank sent them; "
+    text += (
+        f"nearest to it are those of batch{'es' if len(near) > 1 else ''} {' and '.join(near)}"
+        if near
+        else "nor are any of it"
+    )
+    if not closeup.spans:
+        return f"{text}; what was over all ranks is not kept either"
+    there = len(closeup.spans)
+    return f"{text}\nhere are {f'the last {frames} of' if frames < there else 'all'} {there} over all ranks"
+
+
+def _around(closeup: BatchCloseup) -> tuple[int | None, int | None]:
+    """The rank's batches before and after this one that are kept as sent."""
+    kept = closeup.kept
+    at = bisect_left(kept, closeup.batch)
+    after = [batch for batch in kept[at : at + 2] if batch > closeup.batch]
+    return (kept[at - 1] if at else None), (after[0] if after else None)
+
+
+def _columns(frames: Sequence[Frame]) -> str:
+    """The head of the columns, which a batch's first frame brings itself."""
+    return "" if frames[0].position.frame == 0 else f"{COLUMNS}\n"
+
+
+def _span(frame: SpanFrame) -> str:
+    return "\n".join([format_module(frame.spec), *map(_span_reading, frame.readings)])
+
+
+def _span_reading(span: SpanReading) -> str:
+    rank = span.state_rank if span.reading.state in (State.INF, State.NAN) else span.high_rank
+    return format_reading(span.reading) + (f" ({rank})" if rank is not None else "")
+
+
+def _span_to_dict(frame: SpanFrame) -> dict[str, Any]:
+    return {
+        "index": frame.frame,
+        "module": frame.spec.module,
+        "module_class": frame.spec.module_class,
+        "phase": frame.spec.phase.name.lower(),
+        "ranks": frame.ranks,
+        "readings": [
+            {
+                "label": span.reading.label,
+                "kind": span.reading.kind.name.lower(),
+                "dtype": span.reading.dtype,
+                "abs_min": None if span.low_rank is None else number(span.reading.abs_min),
+                "abs_min_rank": span.low_rank,
+                "abs_max": None if span.high_rank is None else number(span.reading.abs_max),
+                "abs_max_rank": span.high_rank,
+                "state": span.reading.state.name.lower(),
+                "state_rank": span.state_rank,
+            }
+            for span in frame.readings
+        ],
+    }

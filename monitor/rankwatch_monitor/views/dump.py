@@ -1,0 +1,87 @@
+"""A run's record as JSON lines, for programs and for a look inside: one object a line, ``what`` says of which kind.
+
+    record    what the record says of itself
+    event     a fact that the run's decisions rest on, with its Unix time and rank
+    table     a frame table: its number, and its rows as [frame, module, class, phase, label, kind, dtype]
+    batch     a digest: a part of a batch of a rank; ``row`` and ``bad_row`` are rows of its table
+    envelope  over the ranks: for each row of the table [low, its rank, high, its rank, state, its rank]
+    frame     a frame of a batch as its rank sent it (with ``frames``)
+
+Strict JSON: what is inf or nan is null.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rankwatch.shared.frame import State
+
+from ..record import reader as record
+from ..record.digest import NO_ROW, Array, Envelope
+
+
+def lines(path: Path, *, frames: bool) -> Iterator[str]:
+    """The lines, without newlines. Raises StoreError when the record cannot be read."""
+    for line in _objects(path, frames=frames):
+        yield json.dumps(_plain(line), allow_nan=False)
+
+
+def _objects(path: Path, *, frames: bool) -> Iterator[dict[str, Any]]:
+    yield {"what": "record", **record.read_meta(path)}
+    for time, entry in record.read_events(path):
+        kind = type(entry.fact).__name__.lower()
+        yield {"what": "event", "time": time, "now": entry.now, "rank": entry.rank, "kind": kind, "fact": entry.fact}
+    tables = record.read_tables(path)
+    for number, table in tables.items():
+        rows = [
+            [index, spec.module, spec.module_class, spec.phase, row.label, row.kind, row.dtype]
+            for index, spec in enumerate(table.specs)
+            for row in spec.readings
+        ]
+        yield {"what": "table", "number": number, "id": table.id, "rows": rows}
+    digests = record.read_digests(path)
+    for digest in digests:
+        values = dict(zip(digests.dtype.names or (), digest.tolist(), strict=True))
+        bad_row = None if values["bad_row"] == NO_ROW else values["bad_row"]
+        yield {"what": "batch", **values, "bad_row": bad_row}
+    for batch, first_frame, number, envelope in record.read_envelopes(path, tables):
+        place = {"batch": batch, "first_frame": first_frame, "table": number, "ranks": envelope.ranks}
+        yield {"what": "envelope", **place, "rows": _rows(envelope)}
+    if frames:
+        for rank, frame in record.read_frames(path):
+            yield {"what": "frame", "rank": rank, "frame": frame}
+
+
+def _rows(envelope: Envelope) -> list[list[Any]]:
+    def with_rank(values: Array, ranks: Array) -> Iterator[tuple[float | None, int | None]]:
+        for value, rank in zip(values.tolist(), ranks.tolist(), strict=True):
+            yield (None, None) if rank == NO_ROW else (value, rank)
+
+    lows, highs = with_rank(envelope.low, envelope.low_rank), with_rank(envelope.high, envelope.high_rank)
+    states = zip(map(State, envelope.state.tolist()), envelope.state_rank.tolist(), strict=True)
+    return [[*low, *high, *state] for low, high, state in zip(lows, highs, states, strict=True)]
+
+
+def _plain(value: Any) -> Any:
+    """``value`` in the types that JSON has."""
+    if isinstance(value, enum.IntEnum):
+        return value.name.lower()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return list(value)
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: _plain(part) for name, part in zip(value._fields, value, strict=True)}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return value

@@ -1,0 +1,66 @@
+"""What happened in a run, one line for each fact on record."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rankwatch.shared import wire
+from rankwatch.shared.frame import Position
+from rankwatch.shared.notice import describe_notice
+from rankwatch.shared.text import describe_culprit, describe_position, describe_rank, describe_tuning
+
+from ..decide import journal
+from ..decide.journal import Entry
+
+
+def to_dict(time: float, entry: Entry) -> dict[str, Any]:
+    """``rank`` is null for what is of the whole run."""
+    return {
+        "time": time,
+        "rank": None if entry.rank == journal.NO_RANK else entry.rank,
+        "kind": type(entry.fact).__name__.lower(),
+        "text": describe(entry),
+    }
+
+
+def describe(entry: Entry) -> str:
+    """The fact of an entry in words, without its rank."""
+    fact = entry.fact
+    match fact:
+        case journal.Opened():
+            return f"job {fact.job}, restart {fact.restart}, {fact.world_size} ranks"
+        case wire.Hello():
+            who = describe_rank(fact.rank, fact.world_size, fact.host, fact.local_rank, fact.stage)
+            return f"{who} connected: process {fact.pid}, {fact.device}, torch {fact.torch}"
+        case wire.Tripped():
+            return f"tripped: {describe_culprit(f'rank {entry.rank}', fact.trip)}"
+        case wire.Noticed():
+            return f"noticed: {describe_notice(fact.notice)}"
+        case wire.Beat():
+            return f"was in {describe_position(fact.position)}, frame {fact.position.frame}, phase {fact.phase}"
+        case wire.Ack():
+            return "acknowledged the abort"
+        case wire.Bye():
+            return f"said goodbye: {fact.outcome}" + (f": {fact.text}" if fact.text else "")
+        case wire.Tune():
+            return f"options changed: {describe_tuning(fact)}"
+        case journal.Left():
+            return f"counted as {fact.state.value}"
+        case journal.Stood():
+            if entry.rank != journal.NO_RANK:
+                ((batch, evaluation, frame),) = fact.places
+                return f"answered: it was in {describe_position(Position(batch, evaluation, frame))}, frame {frame}"
+            return f"where the {len(fact.ranks)} ranks stood when one had tripped"
+        case journal.Waited():
+            return "the decision window ended"
+        case journal.JobInterrupted():
+            return f"somebody ends the command by {fact.signal}"
+        case journal.JobEnded():
+            how = "not known how" if fact.exit_code is None else f"exit code {fact.exit_code}"
+            return f"the command has ended: {how}" + (f", by {fact.interrupted}" if fact.interrupted else "")
+        case journal.Decided():
+            return f"decided: {fact.outcome.value}{', all ranks are to stop' if fact.abort else ''}: {fact.reason}"
+        case journal.Closed():
+            return "the run is over"
+    return json.dumps(str(fact))

@@ -1,0 +1,200 @@
+"""The record as TensorBoard's event files: for each module and reading scalars over the batches.
+
+    abs_max/MODULE/LABEL   the largest over the ranks; inf and nan as they are (nan: some rank's is)
+    abs_min/MODULE/LABEL   the smallest over the ranks
+    headroom/MODULE        how many times the reading of the module that comes nearest to its dtype's largest number could
+                           double before it reached it (log2); 0 where one is inf
+
+Both have the frames that a rank told when it tripped. The step is the batch, the time that of the last rank to run it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import socket
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from time import time
+from typing import NamedTuple
+
+import numpy as np
+
+from rankwatch.errors import UsageError
+from rankwatch.shared.frame import MEASURED, FrameTable, State
+from rankwatch.shared.scalars import name_rows
+
+from ...record import kept
+from ...record.digest import NO_ROW, SCALE, Array, Columns
+from ...record.kept import Sent, Spanned
+from .written import Written
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """tensorboardX imports torch where there is one, for tensors that it may be given; seconds and memory for nothing here."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+
+
+with _without_torch():
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter
+
+SUFFIX = ".rankwatch"
+"""Of the event files written here: others in the folder are left alone."""
+
+KEPT = 64
+"""Frame tables whose tags are kept."""
+
+LARGEST = float(np.finfo(np.float32).max)
+"""TensorBoard keeps float32: what is finite and larger is shown as this."""
+
+
+_MEASURED = np.array([state in MEASURED for state in State])
+
+
+class Tags(NamedTuple):
+    """Of a frame table's rows: their tags less the first word, and which of ``modules`` each is of."""
+
+    rows: list[str]
+    of_module: Array
+    modules: list[str]
+
+
+class Values(NamedTuple):
+    """Of a table's rows: abs min and abs max, and which rows have them."""
+
+    low: Array
+    high: Array
+    has_low: Array
+    has_high: Array
+
+
+def write(record: Path, folder: Path, rank: int | None, *, overwrite: bool) -> Written:
+    """Writes the scalars of all ranks, or of one, into an event file in ``folder``.
+
+    Raises:
+        UsageError: the folder cannot be written to, or has something in it already.
+        StoreError: the record cannot be read.
+    """
+    try:
+        with _event_file(folder, overwrite=overwrite) as writer:
+            parts = kept.read_spanned(record) if rank is None else kept.read_sent(record, rank)
+            tripped = kept.read_tripped(record, rank)  # ranks that tripped told their last batch in another way
+            return _write(heapq.merge(parts, tripped, key=lambda part: part.batch), writer)
+    except OSError as error:
+        raise UsageError(f"cannot write into the folder {folder}: {error.strerror or error}") from None
+
+
+def _write(parts: Iterable[Spanned | Sent], writer: RecordWriter) -> Written:
+    written, seen = Written(), _Seen()
+    ended = 0.0
+    writer.write(Event(wall_time=ended, file_version="brain.Event:2").SerializeToString())
+    for batch, of_batch in groupby(parts, key=lambda part: part.batch):
+        scalars: dict[str, float] = {}
+        for part in of_batch:
+            ended = max(ended, part.ended or 0.0)
+            merge(scalars, *seen.of(part), values_of(part))
+        event = Event(wall_time=ended, step=batch)
+        for tag, value in scalars.items():
+            event.summary.value.add(tag=tag, simple_value=value)
+        writer.write(event.SerializeToString())
+        written.add(len(scalars), np.array([batch]))
+    return written
+
+
+class _Seen:
+    """Tags and columns of the frame tables that were seen last."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[Tags, Columns]] = {}
+
+    def of(self, part: Spanned | Sent) -> tuple[Tags, Columns]:
+        if part.number not in self._of:
+            if len(self._of) >= KEPT:
+                del self._of[next(iter(self._of))]
+            self._of[part.number] = tags_of(part.table), Columns(part.number, part.table)
+        return self._of[part.number]
+
+
+def tags_of(table: FrameTable) -> Tags:
+    modules: dict[str, int] = {}
+    of_module = []
+    for spec in table.specs:
+        number = modules.setdefault(spec.module or "(root)", len(modules))
+        of_module += [number] * len(spec.readings)
+    return Tags(name_rows(table.specs), np.array(of_module, np.int64), list(modules))
+
+
+def values_of(part: Spanned | Sent) -> Values:
+    """The abs max over ranks is nan where any rank's is; the abs min only where there is no other."""
+    if isinstance(part, Sent):
+        low, high, states = part.columns()
+        has = _MEASURED[states]
+        return Values(low, high, has, has)
+    envelope = part.envelope
+    is_nan = envelope.state == int(State.NAN)
+    has_low, has_high = envelope.low_rank != NO_ROW, envelope.high_rank != NO_ROW
+    low, high = np.where(has_low, envelope.low, np.nan), np.where(is_nan, np.nan, envelope.high)
+    return Values(low, high, has_low | is_nan, has_high | is_nan)
+
+
+def headroom_of(values: Values, tags: Tags, columns: Columns) -> Array:
+    """Of each module; inf where it has no reading of a dtype with a largest number, or all are zero or nan."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        of_rows = np.log2(SCALE) - np.log2(values.high * columns.shares)
+    of_rows = np.where(values.has_high & ~np.isnan(of_rows), np.maximum(of_rows, 0.0), np.inf)
+    least = np.full(len(tags.modules), np.inf)
+    np.minimum.at(least, tags.of_module, of_rows)
+    return least
+
+
+def merge(scalars: dict[str, float], tags: Tags, columns: Columns, values: Values) -> None:
+    """Adds a part of a batch to the batch's: other parts may be of other ranks, with the same modules in another table."""
+    with np.errstate(over="ignore"):
+        low, high = (np.where(np.isfinite(of), np.clip(of, -LARGEST, LARGEST), of) for of in (values.low, values.high))
+    for tag, value, has in zip(tags.rows, high.tolist(), values.has_high.tolist(), strict=True):
+        if has:
+            old = scalars.get(f"abs_max/{tag}", 0.0)
+            scalars[f"abs_max/{tag}"] = old if old != old or old > value else value
+    for tag, value, has in zip(tags.rows, low.tolist(), values.has_low.tolist(), strict=True):
+        if has:
+            old = scalars.get(f"abs_min/{tag}", math.nan)
+            scalars[f"abs_min/{tag}"] = old if old <= value or value != value else value
+    for module, value in zip(tags.modules, headroom_of(values, tags, columns).tolist(), strict=True):
+        if math.isfinite(value):
+            scalars[f"headroom/{module}"] = min(value, scalars.get(f"headroom/{module}", math.inf))
+
+
+@contextmanager
+def _event_file(folder: Path, *, overwrite: bool) -> Iterator[RecordWriter]:
+    """An event file to write, in ``folder`` once the block has ended well; an earlier one of ours is gone then."""
+    old = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise UsageError(f"the folder {folder} is not empty: name another, or replace what is of rankwatch by --overwrite")
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{os.getpid()}.partial"  # TensorBoard takes no notice of this name
+    try:
+        writer = RecordWriter(str(partial.absolute()))
+        try:
+            yield writer
+            writer.flush()
+        finally:
+            writer.close()
+        for path in old:
+            path.unlink()
+        partial.rename(folder / f"events.out.tfevents.{int(time())}.{socket.gethostname()}.{os.getpid()}{SUFFIX}")
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

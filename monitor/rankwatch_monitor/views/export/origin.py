@@ -1,0 +1,38 @@
+"""Whose record is exported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankwatch.shared import wire
+
+from ...decide.journal import Opened
+from ...record import reader as record
+from ...record.store import FILE, StoreError
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A run, and where its ranks run: host and local rank by rank, of those that have connected."""
+
+    run: str
+    job: str
+    restart: int
+    world_size: int
+    places: Mapping[int, tuple[str, int]]
+
+
+def origin_of(run: Path) -> Origin:
+    """That of the run in this folder. Raises StoreError."""
+    opened, places = None, {}
+    for _, entry in record.read_events(run / FILE, "opened", "hello"):
+        if isinstance(entry.fact, Opened):
+            opened = entry.fact
+        elif isinstance(entry.fact, wire.Hello):
+            places[entry.fact.rank] = entry.fact.host, entry.fact.local_rank
+    if opened is None:
+        raise StoreError(f"the record {run / FILE}: it does not say whose it is")
+    name = record.read_meta(run / FILE).get("run", run.resolve().name)
+    return Origin(name, opened.job, opened.restart, opened.world_size, places)

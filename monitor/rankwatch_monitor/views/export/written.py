@@ -1,0 +1,37 @@
+"""What an export has written, and what was not there to be written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...record.digest import Array
+
+
+@dataclass(slots=True)
+class Written:
+    """Counts rows; ``first`` and ``last`` of their batches (-1: none), and ``batches``, where these come in their order."""
+
+    rows: int = 0
+    first: int = -1
+    last: int = -1
+    batches: int = 0
+
+    def add(self, rows: int, batches: Array) -> None:
+        """``batches``: of these rows, at least once each."""
+        self.rows += rows
+        if len(batches):
+            self.batches += len(np.unique(batches)) - int(self.batches > 0 and int(batches[0]) == self.last)
+            self.first = int(batches.min()) if self.first < 0 else min(self.first, int(batches.min()))
+            self.last = max(self.last, int(batches.max()))
+
+
+def describe(written: Written, things: str, run: str, into: str, trained: int = 0, hint: str = "") -> str:
+    """In a line. ``trained``: how many batches there were, on record or not; ``hint``: where there may be more of them."""
+    text = f"{written.rows} {things} of run {run} written to {into}"
+    if written.rows:
+        text += f": batch {written.first}" + (f" to {written.last}" if written.last > written.first else "")
+    if written.batches < trained:
+        text += f", {written.batches} of {trained} batches; the others are not kept" + hint
+    return text

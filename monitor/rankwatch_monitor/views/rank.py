@@ -1,0 +1,112 @@
+"""What is known of one rank, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from rankwatch.shared.cause import Trip
+from rankwatch.shared.frame import Position
+from rankwatch.shared.text import describe_position, describe_rank, describe_trip, format_dump, format_head
+
+from ..decide.report import RankNotice, RankState
+from ..decide.verdict import name_spans
+from . import digests
+from .as_json import SCHEMA, frame_to_dict, notice_to_dict, rank_to_dict, run_to_dict
+from .near import RankCloseup
+from .text import notice_fields
+
+
+def render(closeup: RankCloseup, frames: int) -> str:
+    """As text, newline at its end; of its trip the last ``frames`` frames."""
+    row, report = closeup.row, closeup.report
+    if row.state is RankState.MISSING:
+        title = f"rank {row.rank} of {report.world_size} of run {report.run}"
+        return format_head(title, [("state", "missing: it never connected")])
+    name = describe_rank(row.rank, report.world_size, row.host, row.local_rank, row.stage)
+    acknowledged = ", abort acknowledged" if row.acknowledged else ""
+    fields = [("process", f"{row.pid} on {row.host}"), ("state", f"{row.state.value}{acknowledged}")]
+    fields += [*_where(closeup), *_lapses(closeup), *_tripped(closeup)]
+    fields += notice_fields(replace(report, notices=_notices(closeup), notices_unkept=0))
+    kept = f"batches {name_spans(closeup.kept).partition(' ')[2]}" if closeup.kept else "no batch"
+    fields.append(("kept", f"{kept} as sent"))
+    text = format_head(f"{name} of run {report.run}", fields)
+    if closeup.parts:
+        text += "\n" + "\n".join(digests.lines(closeup.parts)) + "\n"
+    return text + (format_dump(closeup.trip.frames[-frames:]).rstrip("\n") + "\n" if closeup.trip else "")
+
+
+def to_json(closeup: RankCloseup, frames: int) -> str:
+    """As strict JSON; ``standing`` and ``trip`` are null where there is none."""
+    standing = closeup.standing
+    body = {
+        "schema": SCHEMA,
+        "run": run_to_dict(closeup.report),
+        **rank_to_dict(closeup.row),
+        "standing": None if standing is None else {**standing._asdict(), "state": standing.state.value},
+        "trip": None if closeup.trip is None else _trip(closeup.trip, frames),
+        "notices": [notice_to_dict(kept) for kept in _notices(closeup)],
+        "batches": [digests.to_dict(part) for part in closeup.parts],
+        "batches_as_sent": closeup.kept,
+    }
+    return json.dumps(body, indent=2, allow_nan=False) + "\n"
+
+
+def _where(closeup: RankCloseup) -> list[tuple[str, str]]:
+    last = closeup.row.last_batch
+    fields = [("batches", f"the last is batch {last}" if last >= 0 else "none yet")]
+    if (at := closeup.standing) is not None:
+        place = describe_position(Position(at.batch, at.eval, at.frame))
+        quiet = f"; {at.quiet}" if at.quiet else ""
+        text = (
+            f"{place}, frame {at.frame}, phase {at.phase}, where it came {at.still:g} s before; heard {at.silent:g} s before"
+        )
+        fields.append(("place", text + quiet))
+    return fields
+
+
+def _lapses(closeup: RankCloseup) -> list[tuple[str, str]]:
+    row = closeup.row
+    fields = [("farewell", row.farewell)] if row.farewell else []
+    if row.dropped:
+        batches = f"{row.dropped} batch{'es' if row.dropped != 1 else ''}"
+        fields.append(
+            ("dropped", f"{batches}: the collector was out of reach, or too slow, for longer than they could wait")
+        )
+    return [*fields, ("refused", f"{row.rival}: this rank was there already")] if row.rival else fields
+
+
+def _tripped(closeup: RankCloseup) -> list[tuple[str, str]]:
+    report, trip = closeup.report, closeup.trip
+    if trip is None:
+        return []
+    verdict = report.verdict
+    if verdict is None:
+        return [("tripped", describe_trip("undecided who was first", trip))]
+    if verdict.rank != closeup.row.rank:
+        return [("tripped", describe_trip(f"beside the culprit, rank {verdict.rank}", trip))]
+    cause = f"{verdict.cause.value}: {verdict.evidence}"
+    return [("tripped", describe_trip("the culprit", trip, report.frames_in_batch)), ("cause", cause)]
+
+
+def _notices(closeup: RankCloseup) -> tuple[RankNotice, ...]:
+    return tuple(kept for kept in closeup.report.notices if kept.rank == closeup.row.rank)
+
+
+def _trip(trip: Trip, frames: int) -> dict[str, Any]:
+    return {
+        "batch": trip.position.batch,
+        "eval": trip.position.eval,
+        "optimizer_step": trip.optimizer_step,
+        "frame": trip.position.frame,
+        "module": trip.frame.spec.module,
+        "module_class": trip.frame.spec.module_class,
+        "phase": trip.frame.spec.phase.name.lower(),
+        "reading": trip.culprit.label,
+        "state": trip.culprit.state.name.lower(),
+        "dtype": trip.culprit.dtype,
+        "shape": list(trip.shape),
+        "time": trip.time,
+        "frames": [frame_to_dict(frame) for frame in trip.frames[-frames:]],
+    }

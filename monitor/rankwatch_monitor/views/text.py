@@ -1,0 +1,162 @@
+"""The report for people: the first overflow, who and why, and the culprit's last frames."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from rankwatch.shared.cause import describe_module
+from rankwatch.shared.frame import NO_STAGE
+from rankwatch.shared.notice import NoticeKind, describe_notice
+from rankwatch.shared.text import describe_rank, describe_trip, format_dump, format_head
+
+from ..decide.report import Outcome, RankNotice, RankRow, RankState, Report
+from ..decide.verdict import Certainty, Verdict, name_ranks, name_spans
+
+NoticeKey: TypeAlias = tuple[NoticeKind, str, str]
+
+MAX_LINES = 8
+"""Lines of a kind that a report shows before it only counts."""
+
+
+def render(report: Report) -> str:
+    """The report as text, newline at its end."""
+    dump = format_dump(report.verdict.trip.frames).rstrip("\n") + "\n" if report.verdict else ""
+    return render_head(report) + dump
+
+
+def render_head(report: Report) -> str:
+    """The report without the frames."""
+    if report.verdict is None:
+        return _render_ending(report)
+    verdict = report.verdict
+    culprit = describe_trip(_name(report, verdict.rank), verdict.trip, report.frames_in_batch)
+    fields = [
+        ("culprit", culprit),
+        ("cause", f"{verdict.cause.value}: {verdict.evidence}"),
+        *notice_fields(report),
+        *_also(report, verdict),
+        ("certainty", _certainty(report, verdict)),
+        ("abort", _acknowledgements(report)),
+        *_lapses(report),
+    ]
+    return format_head(f"first overflow in run {report.run}", fields)
+
+
+def render_so_far(report: Report) -> str:
+    """A run that goes on, as far as it is known."""
+    states: dict[str, int] = {}
+    for row in report.ranks:
+        states[row.state.value] = states.get(row.state.value, 0) + 1
+    fields = [("ranks", ", ".join(f"{count} {state}" for state, count in states.items()))]
+    fields += [("batches", str(report.batches)), *notice_fields(report), *_lapses(report)]
+    return format_head(f"run {report.run} goes on", fields)
+
+
+def _render_ending(report: Report) -> str:
+    batches = f"{report.batches} batch{'es' if report.batches != 1 else ''}"
+    if report.outcome is Outcome.FINISHED:
+        missing = [row.rank for row in report.ranks if row.state is RankState.MISSING]
+        unheard = f"; never heard of: {name_ranks(missing)}" if missing else ""
+        faults = "".join(f"\n  but {_name(report, row.rank)} {row.farewell}" for row in report.ranks if row.farewell)
+        head = f"run {report.run} finished: {_ranks(report)}, {batches}, no inf or nan{unheard}{faults}"
+        return format_head(head, [*notice_fields(report), *_lapses(report)])
+    fields = [("reason", report.reason)]
+    for label, state in (("failed", RankState.FAILED), ("lost", RankState.LOST)):
+        ranks = [row.rank for row in report.ranks if row.state is state]
+        if ranks:
+            fields.append((label, name_ranks(ranks)))
+    fields += [("batches", str(report.batches)), *notice_fields(report), *_lapses(report)]
+    if report.acknowledged_in is not None:
+        fields.append(("abort", _acknowledgements(report)))
+    return format_head(f"run {report.run} {report.outcome.value}", fields)
+
+
+def _also(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
+    lines = []
+    for rank, trip in verdict.also[:MAX_LINES]:
+        stage = report.ranks[rank].stage
+        is_same = stage == report.ranks[verdict.rank].stage and trip.position == verdict.trip.position
+        where = "the same frame" if is_same else f"frame {trip.position.frame}"
+        if trip.position[:2] != verdict.trip.position[:2]:
+            where += f" of batch {trip.position.batch}"
+        part = f" (stage {stage})" if stage != NO_STAGE else ""
+        what = f"{describe_module(trip.frame.spec)}, {trip.culprit.label}: {trip.culprit.state.name.lower()}"
+        lines.append(f"rank {rank}{part} at {where}: {what}")
+    if len(verdict.also) > MAX_LINES:
+        lines.append(f"and {len(verdict.also) - MAX_LINES} more ranks")
+    return [("also", "\n".join(lines))] if lines else []
+
+
+def noticed(report: Report, only: int | None = None) -> dict[NoticeKey, str]:
+    """One line for each reading, whichever ranks noticed it: that of the rank where it is the most urgent.
+
+    ``only``: as if this were the only rank.
+    """
+    of_readings: dict[NoticeKey, list[RankNotice]] = {}
+    for kept in report.notices if only is None else (kept for kept in report.notices if kept.rank == only):
+        of_readings.setdefault(kept.notice.key, []).append(kept)
+    return {
+        key: f"{name_spans([rank for rank, _ in same])}: {describe_notice(same[0].notice)}"
+        for key, same in of_readings.items()
+    }
+
+
+def notice_fields(report: Report) -> list[tuple[str, str]]:
+    lines = list(noticed(report).values())
+    hidden = len(lines[MAX_LINES:])
+    if hidden:
+        lines[MAX_LINES:] = [f"and {hidden} more: report.json has them"]
+    if report.notices_unkept:
+        lines.append(f"and {report.notices_unkept} more that found no room")
+    return [("noticed", "\n".join(lines))] if lines else []
+
+
+def _lapses(report: Report) -> list[tuple[str, str]]:
+    """What is not on record, and who was refused."""
+    dropped = [row for row in report.ranks if row.dropped]
+    fields = [("stalled", report.stalled)] if report.stalled and report.stalled != report.reason else []
+    if dropped:
+        count = sum(row.dropped for row in dropped)
+        ranks = name_ranks([row.rank for row in dropped])
+        batches = f"{count} batch{'es' if count != 1 else ''} of {ranks}"
+        fields.append(
+            ("dropped", f"{batches}: the collector was out of reach, or too slow, for longer than they could wait")
+        )
+    rivals = [f"{row.rival}: rank {row.rank} was there already" for row in report.ranks if row.rival]
+    hidden = len(rivals[MAX_LINES:])
+    if hidden:
+        rivals[MAX_LINES:] = [f"and {hidden} more: report.json has them"]
+    return [*fields, ("refused", "\n".join(rivals))] if rivals else fields
+
+
+def _certainty(report: Report, verdict: Verdict) -> str:
+    text = f"{verdict.certainty.value}: {verdict.answered} of {verdict.world_size} ranks answered"
+    finite = verdict.answered - 1 - sum(trip.position == verdict.trip.position for _, trip in verdict.also)
+    # The other stages of a pipeline have no such frame, and the later ones never ran this batch.
+    here = "here" if report.ranks[verdict.rank].stage == NO_STAGE else "before it"
+    if finite and verdict.certainty is Certainty.COMPLETE and not verdict.also:
+        text += f"; the other {finite} were finite {here}" if finite > 1 else f"; the other one was finite {here}"
+    elif finite:
+        text += f"; {finite} of them {'were' if finite > 1 else 'was'} finite {here}"
+    if verdict.missing:
+        text += f"; not heard: {name_ranks(verdict.missing)} ({verdict.reason})"
+    return text
+
+
+def _acknowledgements(report: Report) -> str:
+    others = [row for row in report.ranks if row.state not in (RankState.FAILED, RankState.LOST)]
+    count = sum(row.acknowledged for row in others)
+    when = ""
+    if report.acknowledged_in is not None and count:
+        when = f" in {report.acknowledged_in:.2f} s" if report.acknowledged_in >= 0.01 else " in under 0.01 s"
+    which = "" if len(others) == report.world_size else "other "
+    return f"{count} of {len(others)} {which}ranks acknowledged{when}"
+
+
+def _ranks(report: Report) -> str:
+    return f"{report.world_size} rank{'s' if report.world_size != 1 else ''}"
+
+
+def _name(report: Report, rank: int) -> str:
+    row: RankRow = report.ranks[rank]
+    return describe_rank(rank, report.world_size, row.host, row.local_rank, row.stage)

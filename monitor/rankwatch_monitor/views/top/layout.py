@@ -1,0 +1,278 @@
+"""A view of a run, laid out in rows for a terminal of some size. Pure: ``screen.py`` draws it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from itertools import chain
+from typing import NamedTuple, TypeAlias
+
+from rankwatch.shared.printable import printable
+from rankwatch.shared.text import describe_rank, format_dump
+
+from ...decide.report import Outcome
+from ...decide.run import MAX_BEATS
+from ...record.follow import View
+from ...record.headroom import Headroom, batches_of
+from ..text import noticed, render_head
+from .focus import Focus, Name, window
+from .ranks import STILL_AFTER, Node, Rank, describe_states, is_live, nodes_of, ranks_of, short_names
+from .table import Line, Row, Table, shorten
+from .tables import batch_table, describe_time, module_table, node_table, rank_table
+
+MAX_MODULES, MIN_MODULES = 20, 4
+MAX_NOTICES = 4
+"""Lines of notices."""
+
+MIN_ROWS = 4
+"""Rows of nodes or ranks that stay, however long the verdict is."""
+
+STALE_AFTER = 5.0
+"""Seconds after which it is told that nothing was heard of the collector."""
+
+INDENT = " " * 13
+"""Under the texts of a report's head."""
+
+Block: TypeAlias = Line | Table
+
+
+class Size(NamedTuple):
+    width: int
+    height: int
+
+
+class Scene(NamedTuple):
+    """A view, with its ranks in the order in which they are shown. ``now``: Unix seconds."""
+
+    view: View
+    ranks: list[Rank]
+    nodes: list[Node]
+    now: float
+
+    @classmethod
+    def of(cls, view: View, now: float) -> Scene:
+        ranks = ranks_of(view)
+        return cls(view, ranks, nodes_of(ranks), now)
+
+    def host(self, focus: Focus) -> str:
+        """The node whose ranks are shown; empty when the nodes are."""
+        if focus.rank is not None and focus.rank < len(self.ranks):
+            return next(node.host for node in self.nodes if any(rank.row.rank == focus.rank for rank in node.ranks))
+        return focus.host or (self.nodes[0].host if len(self.nodes) == 1 else "")
+
+    def names(self, focus: Focus) -> list[Name]:
+        """What there is to choose from."""
+        host = self.host(focus)
+        if host:
+            return [rank.row.rank for node in self.nodes if node.host == host for rank in node.ranks]
+        return [node.host for node in self.nodes]
+
+    def complaint(self, focus: Focus) -> str:
+        """Why what is to be looked at is not there; empty when it is."""
+        if focus.rank is not None and focus.rank >= len(self.ranks):
+            return f"there is no rank {focus.rank} in a run of {len(self.ranks)}"
+        hosts = [node.host for node in self.nodes]
+        if focus.host and focus.host not in hosts:
+            return f"no rank is on node {focus.host}; its nodes: {', '.join(hosts[:8])}{' ...' * (len(hosts) > 8)}"
+        return ""
+
+
+def lay_out(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Block]:
+    """What is shown, no more rows than there is room for. ``keys``: with a cursor, and a last line that says what keys do."""
+    head: list[Block] = [*_title(scene, focus), Line("")]
+    foot: list[Block] = [Line(_keys(scene, focus), "dim")] if keys else []
+    room = size.height - len(head) - len(foot)
+    complaint = scene.complaint(focus)
+    if complaint:
+        body: list[Block] = [Line(complaint, "red")]
+    elif focus.rank is not None:
+        body = _rank(scene, focus.rank, Size(size.width, room))
+    elif scene.view.is_decided:
+        body = _decided(scene, focus, Size(size.width, room), keys=keys)
+    else:
+        body = _going_on(scene, focus, Size(size.width, room), keys=keys)
+    body = _clipped(body, room)
+    body += [Line("")] * (room - sum(map(height, body))) if keys else []
+    return [_fitted(block, size.width) for block in (*head, *body, *foot)]
+
+
+def height(block: Block) -> int:
+    return 1 if isinstance(block, Line) else 1 + len(block.rows)
+
+
+def describe_run(scene: Scene) -> str:
+    """How far the run is, in a line."""
+    view = scene.view
+    batch = max((rank.batch for rank in scene.ranks), default=-1)
+    where = f"batch {batch}" if batch >= 0 else "no batch yet"
+    if view.is_over:
+        return f"{view.report.outcome.value} after {_clock(view.last - view.began)}, {where}"
+    live = [rank.standing.still for rank in scene.ranks if rank.standing and is_live(rank)]
+    pace = f", {view.pace:.3g} batches/s" if view.pace is not None else ""
+    pace = f", no progress for {describe_time(min(live))}" if live and min(live) > STILL_AFTER else pace
+    since = _clock(scene.now - view.began)
+    if view.is_decided:
+        return f"{view.report.outcome.value}, its ranks are ending, after {since}, {where}"
+    return f"going on after {since}, {where}{pace}"
+
+
+def describe_silence(scene: Scene) -> str:
+    """Since when the collector was not heard of, where that is worth a word."""
+    view = scene.view
+    silent = scene.now - (view.told or view.last)
+    if view.is_over or silent < max(STALE_AFTER, 3 * view.report.world_size / MAX_BEATS):
+        return ""
+    return f"the collector was last heard {describe_time(silent)} ago"
+
+
+def _title(scene: Scene, focus: Focus) -> list[Line]:
+    report = scene.view.report
+    ranks, nodes = len(scene.ranks), len(scene.nodes)
+    name = f"{report.run}: job {report.job}, restart {report.restart}, {ranks} rank{'s' * (ranks != 1)} on "
+    lines = [Line(f"{name}{nodes} node{'s' * (nodes != 1)}", "bold"), Line(describe_run(scene))]
+    silence = describe_silence(scene)
+    lines += [Line(silence, "red")] if silence else []
+    states = describe_states(rank.state for rank in scene.ranks)
+    node = next((node for node in scene.nodes if node.host == scene.host(focus)), None) if nodes > 1 else None
+    lines.append(Line(f"{node.counts} on {node.host}; in all {states}" if node and focus.rank is None else states))
+    return lines
+
+
+def _going_on(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Block]:
+    """Ranks, then modules, then notices."""
+    found, notices = _modules(scene.view, focus), _notices(scene.view, size.width)
+    told = min(MAX_NOTICES, size.height // 5, len(notices)) + 1 if notices else 0
+    names = scene.names(focus)
+    least = 2 + min(MIN_MODULES, len(found)) if found else 0
+    rows = max(1, min(len(names), size.height - 1 - least - told))
+    left = size.height - 1 - rows
+    modules = min(MAX_MODULES, len(found), left - told - 2) if found else 0
+    blocks: list[Block] = [_crowd(scene, focus, rows, keys=keys)]
+    if modules > 0:
+        blocks += [Line(""), module_table(found[:modules], by_growth=focus.by_growth)]
+        left -= 2 + modules
+    if notices and left > 1:
+        blocks += [Line(""), *_cut(notices, left - 1)]
+    return blocks
+
+
+def _decided(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Block]:
+    """The report's head, ranks, and as much of the culprit's frames as there is room for."""
+    report = scene.view.report
+    style = "green" if report.outcome is Outcome.FINISHED else "red"
+    head = _wrapped(render_head(replace(report, notices=(), notices_unkept=0)).splitlines(), size.width)
+    count = len(scene.names(focus))
+    frames = format_dump(report.verdict.trip.frames).strip("\n").splitlines() if report.verdict else []
+    rows = min(count, MIN_ROWS)
+    shown = _cut([Line(text, style) if not at else Line(text) for at, text in enumerate(head)], size.height - 2 - rows)
+    left = size.height - 2 - rows - len(shown)
+    dump = [Line("")] + [Line("[...]")] * (left - 1 < len(frames)) if frames and left > 4 else []
+    dump += [Line(text) for text in frames[-max(1, left - len(dump)) :]] if dump else []
+    left -= len(dump)
+    notices = _notices(scene.view, size.width)
+    told = [Line(""), *_cut(notices, left - 1)] if notices and left > min(len(notices), MAX_NOTICES) else []
+    rows += max(0, min(count - rows, left - len(told)))
+    return [*shown, *told, *dump, Line(""), _crowd(scene, focus, rows, keys=keys)]
+
+
+def _rank(scene: Scene, number: int, size: Size) -> list[Block]:
+    """All there is to say of one rank."""
+    view = scene.view
+    rank = next(rank for rank in scene.ranks if rank.row.rank == number)
+    row, standing = rank.row, rank.standing
+    where = describe_rank(number, view.report.world_size, row.host or "not heard of", row.local_rank, row.stage)
+    lines = [where + (f", process {row.pid}" if row.pid else "")]
+    place = f"batch {rank.batch}, {rank.lag} behind the furthest" if rank.batch >= 0 else "no batch yet"
+    if standing is not None and is_live(rank):
+        place += f", frame {standing.frame}, phase {standing.phase}" + (f", in eval {standing.eval}" * bool(standing.eval))
+        heard = f"heard {describe_time(standing.silent)} ago, moved {describe_time(standing.still)} ago"
+        lines += [f"{rank.state}: {place}", heard + (f"; {standing.quiet}" if standing.quiet else "")]
+        lines += [f"{standing.queued} of its messages are not on record yet"] if standing.queued else []
+    else:
+        lines.append(f"{rank.state}: {place}")
+    dropped = max(row.dropped, standing.dropped if standing else 0)
+    if dropped:
+        lines.append(f"{dropped} of its batches were dropped: the collector was out of reach, or too slow, for too long")
+    lines += [row.farewell] if row.farewell else []
+    lines += [f"refused {row.rival}: this rank was there already"] if row.rival else []
+    lines += [f"noticed: {text}" for text in noticed(view.report, only=number).values()]
+    told = _cut([Line(text) for text in _wrapped(lines, size.width)], size.height - MIN_ROWS)
+    batches = batches_of(number, view.digests, view.tables, size.height - len(told) - 2)
+    return [*told, Line(""), batch_table(batches)] if batches else [*told]
+
+
+def _crowd(scene: Scene, focus: Focus, rows: int, *, keys: bool) -> Table:
+    """Nodes, or the ranks of one, as many as there is room for, the chosen one among them."""
+    host = scene.host(focus)
+    names = scene.names(focus)
+    at = window(focus.cursor(names), len(names), rows)
+    if host:
+        ranks = next(node.ranks for node in scene.nodes if node.host == host)
+        table = rank_table(ranks[at.start : at.stop])
+    else:
+        table = node_table(scene.nodes[at.start : at.stop], short_names([node.host for node in scene.nodes]))
+    if len(at) < len(names):
+        counted = table.columns[0]._replace(name=f"{table.columns[0].name} {at.start + 1}-{at.stop}/{len(names)}")
+        table = table._replace(columns=(counted, *table.columns[1:]))
+    return _with_cursor(table, focus.cursor(names) - at.start) if keys else table
+
+
+def _with_cursor(table: Table, index: int) -> Table:
+    rows = [
+        Row((("> " if at == index else "  ") + row.cells[0], *row.cells[1:]), row.style + " reverse" * (at == index))
+        for at, row in enumerate(table.rows)
+    ]
+    first = table.columns[0]
+    return Table((first._replace(name=f"  {first.name}"), *table.columns[1:]), rows)
+
+
+def _modules(view: View, focus: Focus) -> Sequence[Headroom]:
+    return sorted(view.headroom, key=lambda one: -(one.growth or 0.0)) if focus.by_growth else view.headroom
+
+
+def _notices(view: View, width: int) -> list[Line]:
+    texts = [f"noticed: {text}" for text in noticed(view.report).values()]
+    return [Line(text, "yellow") for text in _wrapped(texts, width)]
+
+
+def _keys(scene: Scene, focus: Focus) -> str:
+    if focus.rank is not None:
+        return "n, p: next and previous rank   b: back   q: quit"
+    order = "g: by headroom" if focus.by_growth else "g: by growth"
+    if not scene.host(focus):
+        return f"up, down: choose   enter: its ranks   {order}   q: quit"
+    return f"up, down: choose   enter: the rank   {'b: nodes   ' * (len(scene.nodes) > 1)}{order}   q: quit"
+
+
+def _wrapped(lines: Iterable[str], width: int) -> list[str]:
+    """In lines of that width; a report's further lines stay indented."""
+    wrapped = (textwrap.wrap(printable(line), width, subsequent_indent=INDENT) or [""] for line in lines)
+    return list(chain.from_iterable(wrapped))
+
+
+def _cut(lines: Sequence[Line], most: int) -> list[Line]:
+    if len(lines) <= most:
+        return list(lines)
+    return [*lines[: max(0, most - 1)], Line("[...]")][: max(0, most)]
+
+
+def _clipped(blocks: Iterable[Block], most: int) -> list[Block]:
+    """As many of the rows as there is room for, were it ever so little."""
+    kept: list[Block] = []
+    for block in blocks:
+        left = most - sum(map(height, kept))
+        if left >= height(block):
+            kept.append(block)
+        elif left > 1 and isinstance(block, Table):
+            kept.append(block._replace(rows=block.rows[: left - 1]))
+    return kept
+
+
+def _fitted(block: Block, width: int) -> Block:
+    return block.fitted(width) if isinstance(block, Table) else Line(shorten(block.text, width), block.style)
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=max(0, int(seconds))))

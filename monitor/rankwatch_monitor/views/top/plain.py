@@ -1,0 +1,80 @@
+"""A run as lines, for a file or a log: how it is whenever that has changed, and all news."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from rankwatch.shared.printable import printable
+
+from ...record.follow import Newest, View
+from ...record.store import StoreError
+from ..text import NoticeKey, noticed, render
+from .layout import Scene, describe_run, describe_silence
+from .ranks import describe_states
+from .tables import describe_reading, describe_times
+
+LOOK = 1.0
+"""Seconds between looks for news; a line on how it is comes less often."""
+
+
+class Teller:
+    """Views of one run -> the lines that say what is new in them. Pure."""
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._due = float("-inf")
+        self._told: tuple[object, ...] = ()
+        self._noticed: set[NoticeKey] = set()
+        self._reason = ""
+
+    def lines(self, view: View, now: float) -> Iterator[str]:
+        """What is new, without newlines; ``now``: Unix seconds."""
+        scene = Scene.of(view, now)
+        report = view.report
+        for key, text in noticed(report).items():
+            if key not in self._noticed:
+                self._noticed.add(key)
+                yield printable(f"{report.run}: noticed: {text}")
+        if report.reason and report.reason != self._reason:
+            self._reason = report.reason
+            yield printable(f"{report.run}: {report.outcome.value}: {report.reason}")
+        if view.is_over:
+            yield from map(printable, render(report).splitlines())
+        elif now >= self._due:
+            self._due = now + self._interval
+            news = [rank.batch for rank in scene.ranks], [rank.state for rank in scene.ranks], bool(describe_silence(scene))
+            if news != self._told:
+                self._told = news
+                yield printable(describe(scene))
+
+
+def describe(scene: Scene) -> str:
+    """How a run is, in a line."""
+    parts = [f"{scene.view.report.run}: {describe_run(scene)}", describe_states(rank.state for rank in scene.ranks)]
+    if scene.view.headroom:
+        nearest = scene.view.headroom[0]
+        growth = f", x{nearest.growth:.3f} a batch" if nearest.growth is not None and nearest.growth > 1.0005 else ""
+        headroom = describe_times(nearest.times, nearest.state)
+        parts.append(f"nearest to overflow {describe_reading(nearest)} {nearest.label} {headroom}{growth}")
+    return "; ".join([*parts, describe_silence(scene)]).removesuffix("; ")
+
+
+def follow(newest: Newest, interval: float) -> None:
+    """Prints what is new, until the run is over."""
+    teller, run, waiting = Teller(interval), "", ""
+    while True:
+        try:
+            view = newest.look()
+        except StoreError as error:
+            if str(error) != waiting:
+                waiting = str(error)
+                print(printable(f"{waiting}: waiting for it"), flush=True)
+        else:
+            if view.report.run != run:
+                teller, run = Teller(interval), view.report.run
+            for line in teller.lines(view, time.time()):
+                print(line, flush=True)
+            if view.is_over:
+                return
+        time.sleep(min(LOOK, interval))

@@ -1,0 +1,125 @@
+"""The ranks of a view, and the nodes they are on: those in trouble first. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ...decide.report import RankRow, RankStanding, RankState
+from ...decide.stall import PHASE_ORDER
+from ...record.follow import View
+
+STILL_AFTER = 10.0
+"""Seconds without progress after which a rank stands still; one that is further on than another that does is waiting."""
+
+NO_HOST = "(not heard of)"
+
+TROUBLE = (
+    "lost", "failed", "silent", "still", "aborted", "missing", "waiting", "running", "ended", "finished",
+)  # fmt: skip
+"""What a rank may be up to, the worst first."""
+
+USUAL_LAG = 2
+"""Batches that ranks in step may be apart: they keep their order then."""
+
+
+class Rank(NamedTuple):
+    """A rank: ``state`` is one of TROUBLE, ``lag`` its batches behind the furthest. Without a standing: not heard of so far."""
+
+    row: RankRow
+    standing: RankStanding | None
+    state: str
+    batch: int
+    lag: int
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        return TROUBLE.index(self.state), -self.lag if self.lag > USUAL_LAG else 0, self.row.rank
+
+
+class Node(NamedTuple):
+    """The ranks of a host, and the one among them that is furthest behind."""
+
+    host: str
+    ranks: tuple[Rank, ...]
+    slowest: Rank
+
+    @property
+    def counts(self) -> str:
+        return describe_states(rank.state for rank in self.ranks)
+
+    @property
+    def still(self) -> float:
+        """Seconds for which that of its ranks has not moved that did so longest ago."""
+        return max((rank.standing.still for rank in self.ranks if rank.standing and is_live(rank)), default=0.0)
+
+
+def ranks_of(view: View) -> list[Rank]:
+    """All ranks of the run, those in trouble first."""
+    told = {rank: standing.batch for rank, standing in view.standings.items()}
+    batches = {
+        row.rank: max(row.last_batch, told.get(row.rank, -1), view.batches.get(row.rank, -1)) for row in view.report.ranks
+    }
+    furthest = max(batches.values(), default=-1)
+    states = _states(view)
+    found = [
+        Rank(row, view.standings.get(row.rank), states[row.rank], batches[row.rank], furthest - batches[row.rank])
+        for row in view.report.ranks
+    ]
+    return sorted(found, key=lambda rank: rank.order)
+
+
+def nodes_of(ranks: Sequence[Rank]) -> list[Node]:
+    """The nodes of these ranks, those in trouble first."""
+    by_host: dict[str, list[Rank]] = {}
+    for rank in ranks:
+        by_host.setdefault(rank.row.host or NO_HOST, []).append(rank)
+    found = [
+        Node(host, tuple(of_host), max(filter(is_live, of_host), key=lambda rank: rank.lag, default=of_host[0]))
+        for host, of_host in by_host.items()
+    ]
+    return sorted(found, key=_order)
+
+
+def short_names(hosts: Sequence[str]) -> dict[str, str]:
+    """The hosts without their domain, where it is that of all of them."""
+    shorts = {host: host.partition(".")[0] for host in hosts}
+    domains = {host.partition(".")[2] for host in hosts if host != NO_HOST}
+    is_told_apart = len(set(shorts.values())) == len(shorts)
+    return shorts if len(domains) == 1 and is_told_apart else {host: host for host in shorts}
+
+
+def describe_states(states: Iterable[str]) -> str:
+    """``2 lost, 1022 running``, the worst first."""
+    counts = Counter(states)
+    return ", ".join(f"{counts[state]} {state}" for state in TROUBLE if counts[state])
+
+
+def is_live(rank: Rank) -> bool:
+    return rank.state in ("running", "silent", "still", "waiting")
+
+
+def _order(node: Node) -> tuple[int, int, int]:
+    return min(rank.order[0] for rank in node.ranks), node.slowest.order[1], min(rank.row.rank for rank in node.ranks)
+
+
+def _states(view: View) -> Mapping[int, str]:
+    """What each rank is up to."""
+    states = {row.rank: row.state.value for row in view.report.ranks}
+    running = {
+        rank: standing
+        for rank, standing in view.standings.items()
+        if states.get(rank) == RankState.RUNNING.value and not view.is_over
+    }
+    behind = min(map(_place, running.values()), default=None)
+    for rank, standing in running.items():
+        if standing.quiet:
+            states[rank] = "silent"
+        elif standing.still > STILL_AFTER:
+            states[rank] = "still" if _place(standing) == behind else "waiting"
+    return states
+
+
+def _place(standing: RankStanding) -> tuple[int, ...]:
+    return standing.batch, standing.eval, standing.frame, PHASE_ORDER.get(standing.phase, 0)

@@ -1,0 +1,90 @@
+"""The layout drawn with rich: once, or on a terminal until somebody has seen enough. The only file that imports rich."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Sequence
+
+from rich import table as tables
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from rankwatch.shared.printable import printable
+
+from ...record.follow import Newest, View
+from ...record.store import StoreError
+from .focus import Focus, press
+from .keys import opened
+from .layout import Block, Scene, Size, lay_out
+from .table import GAP, Line, Table
+
+ENDLESS = 100_000
+"""Rows of a snapshot that goes to a file."""
+
+
+def show_once(view: View, focus: Focus) -> None:
+    """Prints a view, as large as the terminal is; all of it where there is none."""
+    console = Console(highlight=False)
+    size = Size(console.width, console.height - 1 if console.is_terminal else ENDLESS)
+    console.print(draw(lay_out(Scene.of(view, time.time()), focus, size, keys=False), console.width))
+
+
+def watch(newest: Newest, focus: Focus, interval: float) -> None:
+    """Shows the run, looked at anew each ``interval`` seconds, until q is pressed."""
+    console = Console(highlight=False)
+    begun, run = focus, ""
+    scene: Scene | None = None
+    trouble, due = "", 0.0
+    with (
+        opened() as keys,
+        Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live,
+    ):
+        while True:
+            if time.monotonic() >= due:
+                due = time.monotonic() + interval
+                try:
+                    scene, trouble = Scene.of(newest.look(), time.time()), ""
+                except StoreError as error:
+                    trouble = printable(str(error))
+                if scene is not None and scene.view.report.run != run:
+                    focus, run = begun, scene.view.report.run
+            live.update(_screen(scene, trouble, focus, Size(*console.size)), refresh=True)
+            for key in keys.wait(due - time.monotonic()):
+                if key == "quit":
+                    return
+                if scene is not None:
+                    focus = press(focus, key, scene.names(focus), is_root=len(scene.nodes) == 1)
+
+
+def draw(blocks: Sequence[Block], width: int) -> RenderableType:
+    """The blocks, one under the other, as rich shows them."""
+    return Group(*(_table(block, width) if isinstance(block, Table) else _text(block.text, block.style) for block in blocks))
+
+
+def _screen(scene: Scene | None, trouble: str, focus: Focus, size: Size) -> RenderableType:
+    told = textwrap.wrap(trouble if scene else f"{trouble}: waiting for it", size.width) if trouble else []
+    head = [Line(text, "red" if scene else "") for text in told]
+    if scene is None:
+        return draw([*head, Line(""), Line("q: quit", "dim")], size.width)
+    return draw([*head, *lay_out(scene, focus, size._replace(height=size.height - len(head)), keys=True)], size.width)
+
+
+def _table(block: Table, width: int) -> tables.Table:
+    drawn = tables.Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold", width=width)
+    for column, room in zip(block.columns, block.widths(width), strict=True):
+        drawn.add_column(
+            _text(column.name),
+            justify="right" if column.right and column is not block.columns[0] else "left",
+            width=room,
+            no_wrap=True,
+            overflow="crop",
+        )
+    for row in block.rows:
+        drawn.add_row(*map(_text, row.cells), style=row.style)
+    return drawn
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(text, style, no_wrap=True, overflow="crop")  # never as markup: names have brackets

@@ -1,0 +1,78 @@
+"""Lines and tables that fit a width. Pure, without a word on what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rankwatch.shared.printable import printable
+
+GAP = 1
+"""Columns between two columns of a table."""
+
+LEAST_NAME = 10
+"""Columns that the first column has at least."""
+
+CUT = "..."
+
+
+class Line(NamedTuple):
+    """``style`` is one of rich's; empty for plain."""
+
+    text: str
+    style: str = ""
+
+
+class Column(NamedTuple):
+    """So wide at least, and at most; a table's first column has what the others leave."""
+
+    name: str
+    least: int = 0
+    most: int = 0
+    right: bool = True
+
+
+class Row(NamedTuple):
+    cells: tuple[str, ...]
+    style: str = ""
+
+
+class Table(NamedTuple):
+    columns: tuple[Column, ...]
+    rows: Sequence[Row]
+
+    def widths(self, width: int) -> list[int]:
+        """Those of the columns, in a table that is so wide."""
+        others = [
+            min(column.most, max([column.least, len(column.name), *(len(row.cells[at]) for row in self.rows)]))
+            for at, column in enumerate(self.columns[1:], 1)
+        ]
+        return [width - sum(others) - GAP * len(others), *others]
+
+    def fitted(self, width: int) -> Table:
+        """With nothing in a cell that is wider than its column, and without the last columns where there is no room for them.
+
+        Of names in the first column the end is what tells them apart.
+        """
+        widths = self.widths(width)
+        if widths[0] < LEAST_NAME and len(widths) > 1:
+            rows = [row._replace(cells=row.cells[:-1]) for row in self.rows]
+            return Table(self.columns[:-1], rows).fitted(width)
+        columns = [
+            column._replace(name=shorten(column.name, most)) for column, most in zip(self.columns, widths, strict=True)
+        ]
+        rows = [row._replace(cells=_fitted(row.cells, widths)) for row in self.rows]
+        return Table(tuple(columns), rows)
+
+
+def _fitted(cells: tuple[str, ...], widths: Sequence[int]) -> tuple[str, ...]:
+    return tuple(shorten(cell, most, keep_end=not at) for at, (cell, most) in enumerate(zip(cells, widths, strict=True)))
+
+
+def shorten(text: str, most: int, *, keep_end: bool = False) -> str:
+    """``text`` in one line of at most so many characters, fit for a terminal."""
+    text = printable(text)
+    if len(text) <= most:
+        return text
+    room = max(0, most - len(CUT))
+    return (CUT + text[len(text) - room :] if keep_end else text[:room] + CUT)[:most]

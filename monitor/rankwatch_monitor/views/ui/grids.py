@@ -1,0 +1,186 @@
+"""How near readings come to overflow, by rank and batch or by module and batch, in no more cells than a screen shows. Pure.
+
+A cell holds headroom: how many times the largest finite reading in it could double before it reached its dtype's largest
+number; BAD where an inf or nan is among them, and NOTHING where there are no readings.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from rankwatch.shared.cause import describe_module
+from rankwatch.shared.frame import MEASURED, FrameTable, State
+
+from ...record.digest import SCALE, Array, Columns
+from ...record.reader import Point, Rows
+
+BAD, NOTHING, MOST = -1.0, np.inf, 255.0
+"""MOST: headroom beyond it, as that of what is all zero, counts as so much."""
+
+RANK_ROWS, MODULE_ROWS, COLUMNS, POINTS = 128, 100, 256, 1000
+
+_BADNESS = {State.FINITE: 1, State.INF: 2, State.NAN: 3}
+
+
+class Grid(NamedTuple):
+    """``cells[row][column]`` is headroom; None: nothing. Column ``c`` is of the batches from ``first + c * step`` on."""
+
+    first: int
+    step: int
+    rows: list[str]
+    cells: list[list[float | None]]
+    hidden: int = 0
+    """Rows that there was no room for."""
+    keys: Sequence[tuple[str, str]] = ()
+    """The module and phase of each row."""
+
+
+class RankGrid:
+    """The worst headroom by rank and batch of digests that come piece by piece; neighbours share a cell where there are many."""
+
+    def __init__(self, world_size: int, rows: int = RANK_ROWS, columns: int = COLUMNS) -> None:
+        self._world_size, self._columns = world_size, columns
+        self._ranks_per_row = -(-world_size // rows)
+        self._step, self._first = 1, 0
+        self._is_empty = True
+        self._cells = np.full((-(-world_size // self._ranks_per_row), columns), NOTHING, np.float32)
+
+    def add(self, digests: Array) -> None:
+        """Takes in digests with the columns rank, batch, headroom and bad."""
+        digests = digests[(digests["rank"] < self._world_size) & (digests["batch"] >= 0)]
+        if not len(digests):
+            return
+        self._make_room(int(digests["batch"].min()), int(digests["batch"].max()))
+        rows = digests["rank"] // self._ranks_per_row
+        columns = (digests["batch"] - self._first) // self._step
+        values = np.where(digests["bad"] > 0, np.float32(BAD), np.minimum(digests["headroom"], np.float32(MOST)))
+        np.minimum.at(self._cells.reshape(-1), rows.astype(np.int64) * self._columns + columns, values)
+
+    def mark(self, rank: int, batch: int) -> None:
+        """A reading went bad here, in a batch that its rank did not live to tell of."""
+        digest = np.zeros(1, [("rank", "<u4"), ("batch", "<i8"), ("headroom", "<f4"), ("bad", "<u4")])
+        digest["rank"], digest["batch"], digest["bad"] = rank, batch, 1
+        self.add(digest)
+
+    def grid(self) -> Grid:
+        used = np.flatnonzero(np.isfinite(self._cells).any(axis=0))
+        cells = self._cells[:, : used[-1] + 1] if len(used) else self._cells[:, :0]
+        return Grid(self._first, self._step, [self._name(row) for row in range(len(cells))], _plain(cells))
+
+    def _name(self, row: int) -> str:
+        first = row * self._ranks_per_row
+        last = min(first + self._ranks_per_row, self._world_size) - 1
+        return str(first) if first == last else f"{first}-{last}"
+
+    def _make_room(self, low: int, high: int) -> None:
+        if self._is_empty:
+            self._first, self._is_empty = low, False
+        low, high = min(low, self._first), max(high, self._first + self._last_column() * self._step)
+        step = self._step
+        while high // step - low // step >= self._columns:
+            step *= 2
+        first = low // step * step
+        if (step, first) == (self._step, self._first):
+            return
+        before, places = self._cells, (self._first + self._step * np.arange(self._columns) - first) // step
+        kept = places < self._columns
+        self._cells = np.full_like(before, NOTHING)
+        np.minimum.at(self._cells.T, places[kept], before[:, kept].T)
+        self._step, self._first = step, first
+
+    def _last_column(self) -> int:
+        used = np.flatnonzero(np.isfinite(self._cells).any(axis=0))
+        return int(used[-1]) if len(used) else 0
+
+
+def module_grid(
+    tables: Mapping[int, FrameTable],
+    columns: Mapping[int, Columns],
+    parts: Iterable[Rows],
+    kept: Sequence[int],
+    *,
+    pattern: str = "",
+    tripped: Sequence[tuple[str, int]] = (),
+    most: int = MODULE_ROWS,
+) -> Grid:
+    """The worst headroom by module and batch, modules in the order in which they run.
+
+    Args:
+        parts: of the batches ``kept``, which are in order.
+        pattern: what the modules' names match, or a part of them.
+        tripped: modules, as reports name them, and batches in which they went bad on a rank that did not live to tell of it.
+        most: modules; of more those that come nearest to overflow are shown.
+    """
+    first, last = kept[0], max(kept[-1], *(batch for _, batch in tripped), 0)
+    usual = statistics.median_low([after - before for before, after in pairwise(kept)] or [1])
+    step = max(usual, -(-(last - first + 1) // COLUMNS))
+    width = (last - first) // step + 1
+    worst: dict[int, Array] = {}
+    for part in parts:
+        known = columns[part.table]
+        if part.table not in worst:
+            worst[part.table] = np.full((width, known.rows), -1, np.float32)
+        with np.errstate(invalid="ignore"):
+            shares = (part.abs_max * known.shares).astype(np.float32)
+        shares[part.states != int(State.FINITE)] = -1
+        shares[(part.states == int(State.INF)) | (part.states == int(State.NAN))] = np.inf
+        into = worst[part.table][(part.batch - first) // step]
+        np.maximum(into, shares, out=into)
+    names: dict[str, Array] = {}
+    keys: dict[str, tuple[str, str]] = {}
+    for number, shares in worst.items():
+        start = 0
+        for spec in tables[number].specs:
+            end = start + len(spec.readings)
+            if end > start and _matches(spec.module, pattern):
+                name = describe_module(spec)
+                keys[name] = spec.module, spec.phase.name.lower()
+                of_module = shares[:, start:end].max(axis=1)
+                names[name] = np.maximum(names[name], of_module) if name in names else of_module
+            start = end
+    for name, batch in tripped:
+        if name in names and batch >= first:
+            names[name][(batch - first) // step] = np.inf
+    nearest = sorted(names, key=lambda name: -float(names[name].max()))[:most]
+    shown = [name for name in names if name in set(nearest)]
+    cells = _headroom(np.array([names[name] for name in shown], np.float32).reshape(len(shown), width))
+    return Grid(first, step, shown, _plain(cells), len(names) - len(shown), [keys[name] for name in shown])
+
+
+def _matches(module: str, pattern: str) -> bool:
+    return pattern in module or fnmatchcase(module, pattern)
+
+
+def _headroom(shares: Array) -> Array:
+    """Of shares of a dtype's largest number, SCALE times; -1 for none, inf for inf and nan."""
+    with np.errstate(divide="ignore"):
+        headroom: Array = np.minimum(np.log2(SCALE) - np.log2(np.maximum(shares, 0)), MOST)
+    headroom[shares < 0] = NOTHING
+    headroom[np.isposinf(shares)] = BAD
+    return headroom
+
+
+def _plain(cells: Array) -> list[list[float | None]]:
+    """Two decimals, as JSON takes them."""
+    rounded = np.round(cells.astype(np.float64), 2)
+    return [[value if value < NOTHING else None for value in row] for row in rounded.tolist()]
+
+
+def thinned(points: Sequence[Point], most: int = POINTS) -> list[Point]:
+    """At most so many points, each with the smallest, the largest and the worst of those it stands for."""
+    size = max(1, -(-len(points) // most))
+    return [_together(points[start : start + size]) for start in range(0, len(points), size)]
+
+
+def _together(points: Sequence[Point]) -> Point:
+    numbers = [point for point in points if point.state in MEASURED] or points
+    low, high = min(point.abs_min for point in numbers), max(point.abs_max for point in numbers)
+    return Point(
+        points[0].batch, low, high, max((point.state for point in points), key=lambda state: _BADNESS.get(state, 0))
+    )

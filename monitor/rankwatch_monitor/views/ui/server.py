@@ -1,0 +1,221 @@
+"""The page over HTTP: who may see it, where each view is, and what the browser may do with it."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from rankwatch.errors import UsageError
+
+from ...record.reader import ANY, Span
+from ...record.store import StoreError
+from .pages import Pages, RunPages
+
+COOKIE = "rankwatch-token-{}"
+"""By port: one browser sees the pages of several head nodes through tunnels, and all are localhost to it."""
+
+MOST_RANKS = 32
+"""Lines of one chart."""
+
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+_VIEWS = ("", "verdict", "modules", "chart", "diff", "events")
+"""Views of a run; the first is what one sees of it first."""
+
+
+def application(folder: Path, token: str) -> Starlette:
+    """The page over the runs in ``folder``, for those who know the token."""
+    pages = Pages(folder)
+
+    async def page(request: Request) -> Response:
+        return FileResponse(str(resources.files(__package__) / "static" / "index.html"))
+
+    async def list_runs(request: Request) -> Response:
+        return JSONResponse({"folder": str(folder.absolute()), "runs": await run_in_threadpool(pages.list)})
+
+    routes = [
+        Route("/", page),
+        Mount("/static", StaticFiles(packages=[(__package__, "static")])),
+        Route("/api/runs", list_runs),
+        *(Route(f"/run/{{run}}{'/' * bool(view)}{view}", page) for view in _VIEWS),
+        *(Route(f"/api/run/{{run}}/{name}", _answering(pages, read)) for name, read in _ANSWERS.items()),
+    ]
+    app = Starlette(routes=routes)
+    app.add_middleware(GZipMiddleware, minimum_size=1000)
+    app.add_middleware(_Guard, token=token)  # outermost: it comes before all else
+    return app
+
+
+class _Guard:
+    """Asks for the token, by the cookie or once in the URL, and puts the headers on every answer."""
+
+    def __init__(self, app: Any, token: str) -> None:
+        self._app, self._token = app, token
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        given = request.query_params.get("token")
+        cookie = COOKIE.format(request.url.port or 0)
+        if given is not None and self._is_right(given):
+            rest = request.url.remove_query_params("token")
+            response: Any = RedirectResponse("/" + rest.path.lstrip("/") + (f"?{rest.query}" if rest.query else ""), 303)
+            response.set_cookie(cookie, given, httponly=True, samesite="strict")
+        elif self._is_right(request.cookies.get(cookie, "")):
+            response = self._app
+        else:
+            text = "rankwatch: this page needs the token: open the URL that `rankwatch ui` has printed\n"
+            response = PlainTextResponse(text, 403)
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] += [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+            await send(message)
+
+        await response(scope, receive, send_with_headers)
+
+    def _is_right(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self._token.encode())
+
+
+def _answering(pages: Pages, read: Callable[[Request, Pages, RunPages], Any]) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that answers with what ``read`` returns, and only when the record has changed since it last did."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            run = await run_in_threadpool(pages.run, request.path_params["run"])
+            version = f'"{run.version()}"'
+            if request.headers.get("if-none-match") == version:
+                return Response(status_code=304, headers={"ETag": version})
+            body = await run_in_threadpool(lambda: json.dumps(read(request, pages, run), allow_nan=False))
+        except LookupError as error:
+            return JSONResponse({"error": str(error.args[0])}, 404)
+        except (StoreError, UsageError, ValueError) as error:
+            return JSONResponse({"error": str(error)}, 400)
+        return Response(body, media_type="application/json", headers={"ETag": version, "Cache-Control": "no-cache"})
+
+    return answer
+
+
+def _overview(request: Request, pages: Pages, run: RunPages) -> Any:
+    return run.overview()
+
+
+def _ranks(request: Request, pages: Pages, run: RunPages) -> Any:
+    return run.ranks(_span(request))._asdict()
+
+
+def _modules(request: Request, pages: Pages, run: RunPages) -> Any:
+    return run.modules(_rank(request.query_params.get("rank")), _span(request), request.query_params.get("match", ""))
+
+
+def _readings(request: Request, pages: Pages, run: RunPages) -> Any:
+    return run.readings()
+
+
+def _series(request: Request, pages: Pages, run: RunPages) -> Any:
+    asked = request.query_params
+    ranks = [_rank(text) for text in asked.get("ranks", "").split(",")]
+    if len(ranks) > MOST_RANKS:
+        raise ValueError(f"{len(ranks)} lines are more than the {MOST_RANKS} that one chart shows")
+    return run.series(
+        ranks, asked.get("module", ""), asked.get("label", "output"), asked.get("phase", "forward"), _span(request)
+    )
+
+
+def _culprit(request: Request, pages: Pages, run: RunPages) -> Any:
+    return run.culprit()
+
+
+def _diff(request: Request, pages: Pages, run: RunPages) -> Any:
+    asked = request.query_params
+    ranks, batches = ([_whole(text) for text in asked.getlist(name) if text] for name in ("rank", "batch"))
+    other = asked.get("other")
+    return run.diff(ranks or [0], batches, pages.run(other) if other else None)
+
+
+def _kept(request: Request, pages: Pages, run: RunPages) -> Any:
+    return run.kept(_rank(request.query_params.get("rank")) or 0)
+
+
+def _events(request: Request, pages: Pages, run: RunPages) -> Any:
+    return run.events()
+
+
+_ANSWERS: dict[str, Callable[[Request, Pages, RunPages], Any]] = {
+    "overview": _overview,
+    "ranks": _ranks,
+    "modules": _modules,
+    "readings": _readings,
+    "series": _series,
+    "culprit": _culprit,
+    "diff": _diff,
+    "kept": _kept,
+    "events": _events,
+}
+
+
+def _span(request: Request) -> Span:
+    first, last = request.query_params.get("from"), request.query_params.get("to")
+    return (_whole(first) if first else ANY[0], _whole(last) if last else ANY[1])
+
+
+def _rank(text: str | None) -> int | None:
+    return None if text in (None, "", "all") else _whole(text)
+
+
+def _whole(text: str | None) -> int:
+    if text is None or not text.isdecimal() or len(text) > 18:
+        raise ValueError(f"{text!r} is no number of a rank or batch")
+    return int(text)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The socket to serve on. Raises UsageError when it cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port") from None
+
+
+def serve(app: Starlette, listening: socket.socket) -> None:
+    """Until SIGINT or SIGTERM, which are how it is meant to end."""
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", server_header=False)
+    server = _Server(config)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, server.handle_exit)
+    server.run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own would raise the signal again at the end, and the exit code would tell of a failure."""
+        yield
