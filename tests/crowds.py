@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import makers
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, pack
 from rankwatch_monitor.decide.journal import NO_RANK, Decided, Entry, Left, Opened, Stood, Trained
 from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState
@@ -82,10 +82,10 @@ def _events(ranks: int, batch: int, *, trouble: bool, verdict: bool) -> Iterator
         yield Entry(now, LOST, Left(RankState.LOST))
     for rank in range(min(4, ranks)):
         value = makers.notice(module="decoder.layers.11.feed_forward", batch=batch - 1, value=9000.0, growth=0.07)
-        yield Entry(now, rank, wire.Noticed(batch + 1, value))
+        yield Entry(now, rank, messages.Noticed(batch + 1, value))
     if verdict:
         yield Entry(now, NO_RANK, Stood(tuple(range(ranks)), ((batch, 0, 24),) * ranks))
-        yield Entry(now, 7, wire.Tripped(batch + 2, makers.trip(at=(batch, 0, 23), before=tuple(frames(batch)[:20]))))
+        yield Entry(now, 7, messages.Tripped(batch + 2, makers.trip(at=(batch, 0, 23), before=tuple(frames(batch)[:20]))))
         yield Entry(now, NO_RANK, Decided(Outcome.ABORTED, "rank 7 overflowed", True))
 
 

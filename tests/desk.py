@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import makers
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch_monitor.decide.effects import Effect, Publish, Send, SendAll
 from rankwatch_monitor.decide.journal import Entry, JobEnded, Trained
 from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Received, Stored, Tick
@@ -39,7 +39,7 @@ class Desk:
         self.ledger = Ledger(self.options)
         DESKS.append(self)
 
-    def receive(self, rank: int, *messages: wire.Message) -> None:
+    def receive(self, rank: int, *messages: messages.Message) -> None:
         for message in messages:
             self.handle(Received(peer(rank), message))
 
@@ -49,7 +49,9 @@ class Desk:
         self.effects += effects
         for run, entries in self.ledger.take_journals():
             self.records.setdefault(run, []).extend(entries)
-            self.handle(Stored(run, {e.rank: e.fact.seq for e in entries if isinstance(e.fact, (Trained, wire.Sequenced))}))
+            self.handle(
+                Stored(run, {e.rank: e.fact.seq for e in entries if isinstance(e.fact, (Trained, messages.Sequenced))})
+            )
         return effects
 
     def connect(self, world_size: int, ranks: Sequence[int] | None = None) -> None:
@@ -73,7 +75,7 @@ class Desk:
         taken, self.effects = self.effects, []
         return taken
 
-    def sent(self, rank: int, kind: type[wire.Message]) -> list[wire.Message]:
+    def sent(self, rank: int, kind: type[messages.Message]) -> list[messages.Message]:
         return [
             e.message for e in self.effects if isinstance(e, Send) and e.peer == peer(rank) and isinstance(e.message, kind)
         ]

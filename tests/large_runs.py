@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import makers
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, Fact, Opened
 from rankwatch_monitor.decide.report import Outcome
@@ -37,7 +37,7 @@ def generate(
     folder.mkdir(parents=True)
     store, table = Store(folder / FILE, Limits(digests=1 << 40, envelopes=1 << 40, summaries=1 << 40)), table_of(modules)
     columns, guilty, culprit = Columns(1, table), world_size // 3, 3 * (modules // 2) + 2
-    body = wire.encode(wire.Table(table))
+    body = wire.encode(messages.Table(table))
     facts: list[tuple[int, Fact]] = [(NO_RANK, Opened("large", 0, world_size))]
     facts += [
         (rank, makers.hello(rank, world_size, job="large", host=f"node{rank // PER_HOST:04d}", local_rank=rank % PER_HOST))
@@ -59,8 +59,8 @@ def generate(
             store._insert("INSERT INTO summaries VALUES", sent)
     if trips:
         trip = makers.trip(at=(batches, 0, 3), module="blocks.5.part0")
-        end: list[tuple[int, Fact]] = [(guilty, wire.Tripped(batches + 1, trip))]
-        end += [(rank, wire.Bye(batches + 2, "aborted", "")) for rank in range(world_size)]
+        end: list[tuple[int, Fact]] = [(guilty, messages.Tripped(batches + 1, trip))]
+        end += [(rank, messages.Bye(batches + 2, "aborted", "")) for rank in range(world_size)]
         end += [(NO_RANK, Decided(Outcome.ABORTED, "because", True)), (NO_RANK, Closed())]
         store.write([Entry(float(batches), rank, fact) for rank, fact in end], 1.8e9 + batches)
     store.close()

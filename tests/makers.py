@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.frame import (
     BatchSummary,
@@ -69,7 +69,7 @@ def trip(
     return Trip(Position(*at), (own or bad)[0], (*before, last), root_inputs, step, (2, 3), 6, 0, 1, 1000.0, loss_scale)
 
 
-def hello(rank: int = 0, world_size: int = 1, **changes: object) -> wire.Hello:
+def hello(rank: int = 0, world_size: int = 1, **changes: object) -> messages.Hello:
     fields: dict[str, object] = {
         "major": wire.VERSION[0],
         "minor": wire.VERSION[1],
@@ -84,7 +84,7 @@ def hello(rank: int = 0, world_size: int = 1, **changes: object) -> wire.Hello:
         "torch": "2.13.0",
         "incarnation": f"process-{rank}",
     }
-    return wire.Hello(**{**fields, **changes})  # type: ignore[arg-type]
+    return messages.Hello(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def table() -> FrameTable:
@@ -97,8 +97,8 @@ def summary(batch: int = 0, *, first: int = 0, traced: bool = False, of: FrameTa
     return BatchSummary(batch, first, batch, 10.0, 11.0, traced, of.id, column, column, bytes(of.rows))
 
 
-def beat(*at: int, phase: str = "forward") -> wire.Beat:
-    return wire.Beat(Position(*at), phase, 0, 0, 1000.0)
+def beat(*at: int, phase: str = "forward") -> messages.Beat:
+    return messages.Beat(Position(*at), phase, 0, 0, 1000.0)
 
 
 def notice(kind: NoticeKind = NoticeKind.HEADROOM, **changes: object) -> Notice:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import makers
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position, Reading, State, pack
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Fact, Opened, Trained
@@ -82,4 +82,4 @@ def tripped(rank: int, *frames: Frame, step: int = 0, reading: int = -1) -> Entr
     last = frames[-1]
     index = reading % len(last.states)
     trip = Trip(Position(*last.position), index, frames, (), step, (2, 3), 6, 0, 1, 20.0)
-    return Entry(2.0, rank, wire.Tripped(9, trip))
+    return Entry(2.0, rank, messages.Tripped(9, trip))

@@ -11,8 +11,8 @@ from torch import nn
 from .judge.settler import Finding
 from .mark import describe_finding, emit
 from .registry import open_watches, prepare
-from .shared.cause import Policy, Trip
-from .shared.config import Config, is_disabled, resolve
+from .shared.cause import Trip
+from .shared.config import Config, Policy, is_disabled, resolve
 from .shared.frame import Frame, Kind, State
 from .shared.text import format_dump, format_frame
 from .watcher import Watch

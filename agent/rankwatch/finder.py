@@ -27,7 +27,7 @@ from .errors import RankwatchError
 from .hook.stage import calling_stage
 from .measure.modules import unwrap
 from .registry import open_watches
-from .shared.cause import Policy
+from .shared.config import Policy
 from .watcher import Watch, watch
 
 log = logging.getLogger(__name__)

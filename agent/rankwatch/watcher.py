@@ -23,8 +23,8 @@ from .mark import emit
 from .measure.modules import unwrap
 from .registry import forget, open_watches, prepare, remember
 from .shared import connection as connections
-from .shared.cause import Policy, Trip, classify
-from .shared.config import Check, Config, Tuning, is_disabled, resolve
+from .shared.cause import Trip, classify
+from .shared.config import Check, Config, Policy, Tuning, is_disabled, resolve
 from .shared.frame import NOWHERE, BatchSummary, Frame, FrameTable, Position
 from .shared.identity import identify, unnamed_job
 from .shared.notice import Notice
@@ -33,7 +33,7 @@ from .shared.text import describe_culprit, describe_rank, describe_trip, format_
 from .tell.abort import Deadline, is_of_the_network, say, write_error_file
 
 if TYPE_CHECKING:  # loaded with the first connection: who watches alone, or not at all, needs no zmq
-    from .shared import wire
+    from .shared import messages
     from .tell.link import Link
 
 log = logging.getLogger(__name__)
@@ -215,12 +215,12 @@ class Watch:
             watch = me()
             return (watch._detector.progress, watch._detector.phase) if watch is not None else (NOWHERE, "idle")
 
-        def on_abort(abort: wire.Abort) -> None:
+        def on_abort(abort: messages.Abort) -> None:
             watch = me()
             if watch is not None:
                 watch._on_abort(abort)
 
-        def on_tune(tune: wire.Tune) -> None:
+        def on_tune(tune: messages.Tune) -> None:
             watch = me()
             if watch is not None:
                 batches = None if tune.trace_batch_nums is None else frozenset(tune.trace_batch_nums)
@@ -254,7 +254,7 @@ class Watch:
             )
         return link
 
-    def _on_abort(self, abort: wire.Abort) -> None:
+    def _on_abort(self, abort: messages.Abort) -> None:
         self._is_culprit = abort.rank == self._identity.rank
         self._culprit_time = abort.time
         self._reason = abort.reason

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
 
 from jobs import SCRIPTS, environment, torchrun
-from rankwatch.shared.wire import Abort, Ack, Tripped
+from rankwatch.shared.messages import Abort, Ack, Tripped
 from rankwatch_monitor.decide.effects import Effect, Send
 from rankwatch_monitor.decide.ledger import Event, Received
 from rankwatch_monitor.decide.options import Options

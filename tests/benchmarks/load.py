@@ -50,7 +50,7 @@ import zmq
 import makers
 from jobs import environment
 from rankwatch.shared import connection as connections
-from rankwatch.shared import sockets, wire
+from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.connection import Connection
 from rankwatch.shared.frame import BatchSummary, FrameSpec, FrameTable, Kind, Position, ReadingSpec, pack
 from rankwatch_monitor.serve.collector import TO_PEER, raise_descriptor_limit
@@ -84,7 +84,7 @@ TOLD_WITHIN = 30_000
 """Milliseconds that a rank waits for its ABORT."""
 
 ACK_HEAD = msgpack.packb("ACK")
-ABORT_ACK = wire.encode(wire.Ack(0, abort=True))
+ABORT_ACK = wire.encode(messages.Ack(0, abort=True))
 
 PACE = 0.005
 """Seconds between bursts of a process that simulates ranks."""
@@ -96,7 +96,7 @@ def batch_messages(batch: int) -> list[bytes]:
     for variant in range(VARIANTS):
         column = pack("f", [1.0 + (row * (variant + 1) + batch) % 97 for row in range(ROWS)])
         summary = BatchSummary(batch, 0, batch, time.time(), time.time(), False, TABLE.id, column, column, bytes(ROWS))
-        made.append(wire.encode(wire.Batch(batch + 1, summary)))
+        made.append(wire.encode(messages.Batch(batch + 1, summary)))
     return made
 
 
@@ -133,14 +133,14 @@ class Ranks:
             )
             for number in self.numbers
         ]
-        table = wire.encode(wire.Table(TABLE))
+        table = wire.encode(messages.Table(TABLE))
         waiting, said = set(range(len(self.sockets))), set()
         while waiting:
             for index in list(waiting):
                 if index not in said and self.send(index, hellos[index], required=False):
                     said.add(index)
                 for message in self.receive(index):
-                    if isinstance(message, wire.Welcome):
+                    if isinstance(message, messages.Welcome):
                         self.heartbeat = message.heartbeat
                         waiting.discard(index)
                         self.send(index, table)
@@ -154,7 +154,7 @@ class Ranks:
             return False
         return True
 
-    def receive(self, index: int) -> Iterator[wire.Message]:
+    def receive(self, index: int) -> Iterator[messages.Message]:
         return map(wire.decode, self._receive(index))
 
     def _receive(self, index: int) -> Iterator[bytes]:
@@ -174,8 +174,8 @@ class Ranks:
         beats_per_batch = 1.0 / self.heartbeat
         next_asked = next_told = 0
         for batch in range(batches):
-            messages = batch_messages(batch)
-            beat = wire.encode(wire.Beat(Position(batch, 0, len(MODULES)), "backward", 1, 0, time.time()))
+            packed = batch_messages(batch)
+            beat = wire.encode(messages.Beat(Position(batch, 0, len(MODULES)), "backward", 1, 0, time.time()))
             done = 0
             while done < count:
                 # All are asked, or told, in this order: to look at all of them again and again would take longer.
@@ -187,7 +187,7 @@ class Ranks:
                 due = min(count, int((time.time() - begin - batch) * count) + 1)
                 for index in range(done, due):
                     if index not in self._told and not self._heed(index):
-                        self.send(index, messages[self.numbers[index] % VARIANTS])
+                        self.send(index, packed[self.numbers[index] % VARIANTS])
                         if int((batch + 1) * beats_per_batch) > int(batch * beats_per_batch):
                             self.send(index, beat)
                 done = max(done, due)
@@ -207,11 +207,11 @@ class Ranks:
             if data[1:5] == ACK_HEAD:  # of what is on record; to decode all of them would take as long as all else here
                 continue
             message = wire.decode(data)
-            if isinstance(message, wire.Probe):
+            if isinstance(message, messages.Probe):
                 self._asked.add(index)
                 past = Position(message.position.batch, 0, len(MODULES))
-                heeded = self.send(index, wire.encode(wire.Beat(past, "forward", 0, 0, time.time())))
-            elif isinstance(message, wire.Abort):
+                heeded = self.send(index, wire.encode(messages.Beat(past, "forward", 0, 0, time.time())))
+            elif isinstance(message, messages.Abort):
                 self._asked.add(index)
                 self._told.setdefault(index, time.time())
                 heeded = self.send(index, ABORT_ACK)
@@ -223,7 +223,7 @@ class Ranks:
         Raises:
             zmq.Again: it was not.
         """
-        while not isinstance(wire.decode(self.sockets[index].recv()), wire.Abort):
+        while not isinstance(wire.decode(self.sockets[index].recv()), messages.Abort):
             pass
         told = time.time()
         self.send(index, ABORT_ACK)
@@ -241,7 +241,7 @@ class Ranks:
         return time.time()
 
     def leave(self) -> None:
-        bye = wire.encode(wire.Bye(1 << 40, "aborted", ""))
+        bye = wire.encode(messages.Bye(1 << 40, "aborted", ""))
         for index in range(len(self.sockets)):
             self.send(index, bye)
 
@@ -251,9 +251,9 @@ class Ranks:
         while time.time() < end:
             before = sent
             self._flooded += 1
-            messages = batch_messages(self._flooded)
+            batches = batch_messages(self._flooded)
             for index in range(len(self.sockets)):
-                sent += self.send(index, messages[index % VARIANTS], required=False)
+                sent += self.send(index, batches[index % VARIANTS], required=False)
             if sent == before:
                 time.sleep(0.0005)
         return sent
@@ -360,7 +360,7 @@ class Latencies:
                 self.trip(f"trip{trips}")
                 trips += 1
             time.sleep(PROBE_PAUSE)
-        probe.send(0, wire.encode(wire.Bye(1, "finished", "")))
+        probe.send(0, wire.encode(messages.Bye(1, "finished", "")))
         probe.close()
 
     def trip(self, job: str) -> None:
@@ -370,7 +370,7 @@ class Latencies:
             ranks.send(index, wire.encode(makers.beat(1, 0, 0)))
         ranks.sockets[1].poll(10_000)
         begun = time.time()
-        ranks.send(0, wire.encode(wire.Tripped(1, makers.trip(at=(0, 0, 0)))))
+        ranks.send(0, wire.encode(messages.Tripped(1, makers.trip(at=(0, 0, 0)))))
         told = [ranks.await_abort(index) for index in range(TRIP_RANKS)]
         self.to_abort.append(1000 * (told[0] - begun))
         self.to_last_ack.append(1000 * (max(told) - begun))
@@ -406,7 +406,7 @@ class LargeRun:
         self.crowd.begin("train", begin, LONGEST)
         time.sleep(begin + TRIP_AFTER + 0.37 * restart % 1 - time.time())  # anywhere between two batches of a rank
         begun = time.time()
-        self.first.send(0, wire.encode(wire.Tripped(1, makers.trip(at=(batch, 0, 0)))))
+        self.first.send(0, wire.encode(messages.Tripped(1, makers.trip(at=(batch, 0, 0)))))
         told = self.first.await_abort(0)
         last_told = max(last for _, last in self.crowd.finish())
         report = self._report(restart)
@@ -455,7 +455,7 @@ def bare_router(pipe: Pipe, path: str, core: int) -> None:
     socket, address = sockets.router(context, "tcp://127.0.0.1:0", server)
     connections.write(Connection(address, server.public, client.public, client.secret, ""), Path(path))
     pipe.send("listening")
-    abort = wire.encode(wire.Abort("x" * 200, 0, 0.0, 10.0))
+    abort = wire.encode(messages.Abort("x" * 200, 0, 0.0, 10.0))
     for count in iter(pipe.recv, 0):
         peers = [socket.recv_multipart()[0] for _ in range(count)]
         pipe.send("greeted")

@@ -13,7 +13,7 @@ from browser import Browser, browsing, needed
 from e2e.ended import Ended
 from e2e.site import Site
 from jobs import Job
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Opened, Trained
 from rankwatch_monitor.record.store import FILE, Store
@@ -139,8 +139,8 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     (tmp_path / "hostile-0").mkdir()
     store = Store(tmp_path / "hostile-0" / FILE)
     hello = makers.hello(0, 1, host=HOSTILE, job=HOSTILE)
-    notice = wire.Noticed(2, makers.notice(module=HOSTILE, label=HOSTILE))
-    trip = wire.Tripped(4, makers.trip(module=HOSTILE, at=(1, 0, 0)))
+    notice = messages.Noticed(2, makers.notice(module=HOSTILE, label=HOSTILE))
+    trip = messages.Tripped(4, makers.trip(module=HOSTILE, at=(1, 0, 0)))
     facts = [Entry(0.0, NO_RANK, Opened(HOSTILE, 0, 1)), Entry(0.0, 0, hello), Entry(1.0, 0, notice), Entry(2.0, 0, trip)]
     batches = [Entry(0.5, 0, Trained(1 + batch, makers.summary(batch, of=table), table)) for batch in range(2)]
     store.write([*facts[:2], *batches, *facts[2:]], 1.8e9)

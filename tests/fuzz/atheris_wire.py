@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 import makers
 from rankwatch.errors import ProtocolError
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch_monitor.decide.effects import Effect, Publish, Send
 from rankwatch_monitor.decide.journal import JobEnded
 from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick
@@ -32,7 +32,7 @@ def one_input(data: bytes) -> None:
     ledger = Ledger(Options())
     _do(ledger, Received(HEALTHY, makers.hello(job="healthy", incarnation="healthy")))
     _do(ledger, Received(KNOWN, makers.hello(1, 2)))
-    _do(ledger, Received(KNOWN, wire.Table(makers.table())))
+    _do(ledger, Received(KNOWN, messages.Table(makers.table())))
     healthy = ledger.runs["healthy-0"]
     before = repr(healthy)
     try:
@@ -44,7 +44,7 @@ def one_input(data: bytes) -> None:
         _check_round_trip(message)
         for peer in (KNOWN, UNKNOWN, KNOWN):
             _do(ledger, Received(peer, message))
-        if isinstance(message, wire.Tune | wire.Hello):  # these may name any run
+        if isinstance(message, messages.Tune | messages.Hello):  # these may name any run
             before = repr(healthy)
     if repr(healthy) != before:
         raise AssertionError("a peer of one run changed another run")
@@ -52,8 +52,8 @@ def one_input(data: bytes) -> None:
         _do(ledger, event, now=60.0)
 
 
-def _check_round_trip(message: wire.Message) -> None:
-    if isinstance(message, wire.Unknown):
+def _check_round_trip(message: messages.Message) -> None:
+    if isinstance(message, messages.Unknown):
         return
     encoded = wire.encode(message)
     if wire.encode(wire.decode(encoded)) != encoded:

@@ -18,29 +18,29 @@ from typing import Any
 import msgpack
 
 import makers
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import FrameTable, Position, pack
 from rankwatch.shared.notice import NoticeKind
 
 FOLDER = Path(__file__).resolve().parent / "corpus"
 
-ONE_OF_EACH: list[wire.Message] = [
+ONE_OF_EACH: list[messages.Message] = [
     makers.hello(1, 2),
-    wire.Welcome("train-0", 1.0, 2.0, 7),
-    wire.Table(makers.table()),
-    wire.Batch(4, makers.summary(149)),
-    wire.Tripped(5, makers.trip(root_inputs=(makers.reading("input[0]"),), loss_scale=1024.0)),
-    wire.Noticed(6, makers.notice()),
+    messages.Welcome("train-0", 1.0, 2.0, 7),
+    messages.Table(makers.table()),
+    messages.Batch(4, makers.summary(149)),
+    messages.Tripped(5, makers.trip(root_inputs=(makers.reading("input[0]"),), loss_scale=1024.0)),
+    messages.Noticed(6, makers.notice()),
     makers.beat(3, 0, 17),
-    wire.Probe(Position(3, 0, 17)),
-    wire.Abort("rank 1 of 2", 1, 1000.0, 10.0),
-    wire.Ack(9, abort=True),
-    wire.Bye(10, "failed", "KeyError: 'x'"),
-    wire.Error("no", "hello"),
-    wire.Tune("train-0", 10, ("a.*",), ("b",), (149,), "async"),
-    wire.Tuned(("train-0",), 16),
-    wire.Invite("train"),
-    wire.Invited("train", "p" * 40, "s" * 40),
+    messages.Probe(Position(3, 0, 17)),
+    messages.Abort("rank 1 of 2", 1, 1000.0, 10.0),
+    messages.Ack(9, abort=True),
+    messages.Bye(10, "failed", "KeyError: 'x'"),
+    messages.Error("no", "hello"),
+    messages.Tune("train-0", 10, ("a.*",), ("b",), (149,), "async"),
+    messages.Tuned(("train-0",), 16),
+    messages.Invite("train"),
+    messages.Invited("train", "p" * 40, "s" * 40),
 ]
 
 PARTS = {
@@ -80,7 +80,7 @@ def put(items: list[Any], value: Any, *path: int) -> list[Any]:
     return [*items[:index], put(items[index], value, *rest) if rest else value, *items[index + 1 :]]
 
 
-def parts_of(message: wire.Message) -> list[Any]:
+def parts_of(message: messages.Message) -> list[Any]:
     parts: list[Any] = msgpack.unpackb(wire.encode(message))
     return parts
 
@@ -181,7 +181,7 @@ def deep_parts_broken() -> Iterator[tuple[str, bytes]]:
 
 def no_messages() -> Iterator[tuple[str, bytes]]:
     """What is no array that begins with a kind, and claims that nothing stands behind."""
-    ack = wire.encode(wire.Ack(9, abort=True))
+    ack = wire.encode(messages.Ack(9, abort=True))
     yield "nothing", b""
     yield "zeros", b"\0" * 64
     yield "text", b"GET / HTTP/1.1\r\n\r\n"
@@ -240,36 +240,36 @@ def read_all_the_same() -> Iterator[tuple[str, bytes]]:
     yield "hello.world-is-large", wire.encode(makers.hello(1_999, 2_000, job="large"))
     yield "hello.another-world-size", wire.encode(makers.hello(0, 3, incarnation="fuzz"))
     yield "hello.impostor", wire.encode(makers.hello(1, 2, incarnation="fuzz", pid=INT64, host="\x1b]0;x\x07"))
-    yield "table.empty", wire.encode(wire.Table(FrameTable(())))
+    yield "table.empty", wire.encode(messages.Table(FrameTable(())))
     yield "table.frames-without-rows", msgpack.packb(["TABLE", [["", "", [], [], 0]] * 200])
     empty = makers.summary(0)._replace(abs_min=b"", abs_max=b"", states=b"", table_id=FrameTable(()).id)
-    yield "batch.empty", wire.encode(wire.Batch(1, empty._replace(traced=True)))
-    yield "batch.table-never-seen", wire.encode(wire.Batch(2, makers.summary(1)._replace(table_id="")))
+    yield "batch.empty", wire.encode(messages.Batch(1, empty._replace(traced=True)))
+    yield "batch.table-never-seen", wire.encode(messages.Batch(2, makers.summary(1)._replace(table_id="")))
     nans = pack("f", [makers.NAN, -makers.INF, -0.0])
     odd = makers.summary(2, traced=True)._replace(abs_min=nans, abs_max=nans, states=b"\0\7\3")
-    yield "batch.columns-are-nan-and-states-finite", wire.encode(wire.Batch(3, odd))
+    yield "batch.columns-are-nan-and-states-finite", wire.encode(messages.Batch(3, odd))
     yield (
         "batch.wider-than-its-table",
-        wire.encode(wire.Batch(4, odd._replace(abs_min=b"\xff" * 24, abs_max=b"\xff" * 24))),
+        wire.encode(messages.Batch(4, odd._replace(abs_min=b"\xff" * 24, abs_max=b"\xff" * 24))),
     )
     last = makers.summary(INT64, first=INT64, traced=True)._replace(optimizer_step=INT64)
-    yield "batch.numbers-are-the-last", wire.encode(wire.Batch(INT64, last))
-    yield "beat.position-is-the-last", wire.encode(wire.Beat(Position(INT64, INT64, INT64), "idle", INT64, INT64, 1e18))
+    yield "batch.numbers-are-the-last", wire.encode(messages.Batch(INT64, last))
+    yield "beat.position-is-the-last", wire.encode(messages.Beat(Position(INT64, INT64, INT64), "idle", INT64, INT64, 1e18))
     yield "beat.position-is-before-all", wire.encode(makers.beat(-1, 0, 0))
-    yield "ack.abort-nobody-sent", wire.encode(wire.Ack(INT64, abort=True))
-    for outcome in sorted(wire.OUTCOMES):
-        yield f"bye.{outcome}", wire.encode(wire.Bye(20, outcome, "\x1b[2J\0" + "x" * 200))
+    yield "ack.abort-nobody-sent", wire.encode(messages.Ack(INT64, abort=True))
+    for outcome in sorted(messages.OUTCOMES):
+        yield f"bye.{outcome}", wire.encode(messages.Bye(20, outcome, "\x1b[2J\0" + "x" * 200))
     yield from trips_that_are_read()
-    yield "notice.value-is-the-smallest", wire.encode(wire.Noticed(40, makers.notice(value=5e-324, growth=5e-324)))
+    yield "notice.value-is-the-smallest", wire.encode(messages.Noticed(40, makers.notice(value=5e-324, growth=5e-324)))
     yield (
         "notice.value-is-the-largest",
-        wire.encode(wire.Noticed(41, makers.notice(value=sys.float_info.max, growth=-1e308))),
+        wire.encode(messages.Noticed(41, makers.notice(value=sys.float_info.max, growth=-1e308))),
     )
-    yield "notice.dtype-is-none", wire.encode(wire.Noticed(42, makers.notice(NoticeKind.ZEROS, value=0, dtype="\0")))
-    yield "tune.all-runs", wire.encode(wire.Tune(every=wire.MAX_EVERY, modules=(), trace_batch_nums=(INT64,)))
-    yield "tune.nothing", wire.encode(wire.Tune())
-    yield "invite.job-has-line-breaks", wire.encode(wire.Invite('a\n["", "b", "c"]\n'))
-    yield "tuned.many", wire.encode(wire.Tuned(("",) * wire.MAX_PATTERNS, INT64))
+    yield "notice.dtype-is-none", wire.encode(messages.Noticed(42, makers.notice(NoticeKind.ZEROS, value=0, dtype="\0")))
+    yield "tune.all-runs", wire.encode(messages.Tune(every=wire.MAX_EVERY, modules=(), trace_batch_nums=(INT64,)))
+    yield "tune.nothing", wire.encode(messages.Tune())
+    yield "invite.job-has-line-breaks", wire.encode(messages.Invite('a\n["", "b", "c"]\n'))
+    yield "tuned.many", wire.encode(messages.Tuned(("",) * wire.MAX_PATTERNS, INT64))
 
 
 def trips_that_are_read() -> Iterator[tuple[str, bytes]]:
@@ -291,7 +291,7 @@ def trips_that_are_read() -> Iterator[tuple[str, bytes]]:
         "counts-are-more-than-elements": dataclasses.replace(makers.trip(inf), numel=0, nan_count=INT64, inf_count=INT64),
     }
     for number, (name, trip) in enumerate(trips.items(), 30):
-        yield f"trip.{name}", wire.encode(wire.Tripped(number, trip))
+        yield f"trip.{name}", wire.encode(messages.Tripped(number, trip))
 
 
 def entries() -> dict[str, bytes]:

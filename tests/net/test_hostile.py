@@ -14,7 +14,7 @@ import zmq
 import makers
 from collectors import Running, until
 from fuzz import make_corpus
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import Position
 from rankwatch.shared.identity import Identity
 from rankwatch.shared.sockets import dealer
@@ -113,7 +113,7 @@ def test_a_client_that_lies_leaves_the_other_run_alone(collector: Running, hosti
     ledger = collector.collector.ledger
     run = ledger.runs["healthy-0"]
     tuning = run.tuning
-    lies = [data for data in READ if not isinstance(wire.decode(data), wire.Tune)]  # that is what the key is for
+    lies = [data for data in READ if not isinstance(wire.decode(data), messages.Tune)]  # that is what the key is for
     for batch in range(3):
         healthy.send_batch(makers.table(), makers.summary(batch))
         hostile.send(*lies)
@@ -139,7 +139,7 @@ def test_memory_stays_flat_over_thousands_of_bad_messages(collector: Running, ho
 
 
 def test_a_message_of_many_parts_is_refused(collector: Running, hostile: Hostile, healthy: Link) -> None:
-    ack = wire.encode(wire.Ack(1, abort=True))
+    ack = wire.encode(messages.Ack(1, abort=True))
     hostile.socket.send_multipart([ack, ack])
     hostile.socket.send_multipart([b""] * 2000)
     until(lambda: collector.collector.ledger.refused == 2)

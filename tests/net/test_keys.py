@@ -18,7 +18,7 @@ from collectors import SOON, Running, until
 from makers import hello
 from rankwatch.errors import AddressError, ConnectionFileError, ProtocolError, UsageError
 from rankwatch.shared import connection as connections
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch.shared.connection import Connection
 from rankwatch.shared.sockets import dealer, new_key_pair
 from rankwatch_monitor import cli
@@ -32,7 +32,7 @@ def collector(tmp_path: Path) -> Iterator[Running]:
     running.stop()
 
 
-def answer_to(connection: Connection, message: wire.Message) -> wire.Message | None:
+def answer_to(connection: Connection, message: messages.Message) -> messages.Message | None:
     """What a client gets for a message; None when it does not even come in."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = dealer(context, connection)
@@ -59,13 +59,13 @@ def test_an_invited_job_is_the_only_one_its_key_speaks_for(collector: Running) -
     master = collector.collector.connection
     mine = control.invite(master, "mine")
     theirs = answer_to(master, hello(job="theirs"))
-    assert isinstance(theirs, wire.Welcome)
+    assert isinstance(theirs, messages.Welcome)
 
-    assert isinstance(answer_to(mine, hello(job="mine")), wire.Welcome)
-    assert isinstance(answer_to(mine, hello(job="mine.2")), wire.Welcome)  # a further model of the same processes
+    assert isinstance(answer_to(mine, hello(job="mine")), messages.Welcome)
+    assert isinstance(answer_to(mine, hello(job="mine.2")), messages.Welcome)  # a further model of the same processes
     for job in ("theirs", "mine.x", "mine2", ""):
         refused = answer_to(mine, hello(job=job))
-        assert isinstance(refused, wire.Error)
+        assert isinstance(refused, messages.Error)
         assert refused.remedy == "stop"
         assert "speaks for job mine alone" in refused.text
     assert sorted(run.job for run in collector.collector.ledger.runs.values()) == ["mine", "mine.2", "theirs"]
@@ -76,10 +76,10 @@ def test_an_invited_key_changes_the_options_of_its_own_runs_alone(collector: Run
     mine = control.invite(master, "mine")
     answer_to(master, hello(job="theirs"))
     answer_to(mine, hello(job="mine"))
-    assert control.tune(mine, wire.Tune(every=10)).runs == ("mine-0",)
+    assert control.tune(mine, messages.Tune(every=10)).runs == ("mine-0",)
     with pytest.raises(UsageError, match=r"no run theirs-0; under way here: mine-0"):
-        control.tune(mine, wire.Tune("theirs-0", every=10))
-    assert set(control.tune(master, wire.Tune(every=5)).runs) == {"mine-0", "theirs-0"}
+        control.tune(mine, messages.Tune("theirs-0", every=10))
+    assert set(control.tune(master, messages.Tune(every=5)).runs) == {"mine-0", "theirs-0"}
 
 
 def test_an_invited_key_invites_nobody(collector: Running) -> None:
@@ -99,9 +99,9 @@ def test_an_invited_job_is_admitted_by_the_collector_that_comes_after(tmp_path: 
     first.stop(clean=False)
     second = Running(tmp_path, listen=None)
     try:
-        assert isinstance(answer_to(mine, hello(job="mine")), wire.Welcome)
+        assert isinstance(answer_to(mine, hello(job="mine")), messages.Welcome)
         refused = answer_to(mine, hello(job="theirs"))
-        assert isinstance(refused, wire.Error)
+        assert isinstance(refused, messages.Error)
         assert control.invite(second.collector.connection, "mine") == mine
     finally:
         second.stop()
@@ -142,7 +142,7 @@ def test_a_collector_in_plain_text_is_for_its_own_machine(tmp_path: Path, caplog
     connection = connections.read(tmp_path / "connection.json")
     assert connection == plain.collector.connection
     assert not connection.is_encrypted
-    assert isinstance(answer_to(connection, hello()), wire.Welcome)
+    assert isinstance(answer_to(connection, hello()), messages.Welcome)
     keys = new_key_pair()
     encrypted = replace(connection, server_public=keys.public, client_public=keys.public, client_secret=keys.secret)
     assert answer_to(encrypted, hello()) is None

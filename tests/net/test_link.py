@@ -14,7 +14,7 @@ import zmq
 import makers
 from collectors import SOON, Running, until
 from rankwatch.errors import ProtocolError, UsageError
-from rankwatch.shared import sockets, wire
+from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.connection import Connection
 from rankwatch.shared.frame import Position
 from rankwatch.shared.identity import Identity
@@ -39,8 +39,8 @@ class Rank:
     def __init__(self, connection: Connection, rank: int = 0, world_size: int = 1) -> None:
         self.position = Position(-1, 0, 0)
         self.aborted = threading.Event()
-        self.abort: wire.Abort | None = None
-        self.tunings: list[wire.Tune] = []
+        self.abort: messages.Abort | None = None
+        self.tunings: list[messages.Tune] = []
         self.link = Link(
             connection,
             Identity("train", 0, rank, world_size, rank, "host", 100 + rank),
@@ -52,7 +52,7 @@ class Rank:
             on_tune=self.tunings.append,
         )
 
-    def _on_abort(self, abort: wire.Abort) -> None:
+    def _on_abort(self, abort: messages.Abort) -> None:
         self.abort = abort
         self.aborted.set()
 
@@ -155,8 +155,8 @@ def test_without_a_collector_the_spool_is_bounded_and_nothing_waits(
     rank.link.send_trip(makers.trip())
     assert not rank.link.wait_for_verdict()
     kept = [spooled.message for spooled in rank.link._spool]
-    assert [message.summary.batch for message in kept if isinstance(message, wire.Batch)] == list(range(15, 25))
-    assert isinstance(kept[-1], wire.Tripped)
+    assert [message.summary.batch for message in kept if isinstance(message, messages.Batch)] == list(range(15, 25))
+    assert isinstance(kept[-1], messages.Tripped)
     rank.link.close("aborted")
 
 
@@ -219,8 +219,8 @@ def test_batches_are_put_off_while_there_is_anything_else_and_of_a_peers_message
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = idle_collector(folder)
-    batches = [memoryview(wire.encode(wire.Batch(seq, makers.summary(seq)))) for seq in range(1, 4)]
-    others = wire.Tripped(9, makers.trip()), makers.beat(1, 0, 0), wire.Ack(3, abort=True)
+    batches = [memoryview(wire.encode(messages.Batch(seq, makers.summary(seq)))) for seq in range(1, 4)]
+    others = messages.Tripped(9, makers.trip()), makers.beat(1, 0, 0), messages.Ack(3, abort=True)
     trip, beat, ack = (memoryview(wire.encode(message)) for message in others)
     waiting: list[Item] = [
         *(Letter(b"a", "", [batch]) for batch in batches),
@@ -256,7 +256,7 @@ def test_that_batches_come_too_fast_is_told_once_and_when_it_is_over(
 ) -> None:
     caplog.set_level(logging.INFO)
     collector = idle_collector(folder)
-    batch = memoryview(wire.encode(wire.Batch(1, makers.summary(1))))
+    batch = memoryview(wire.encode(messages.Batch(1, makers.summary(1))))
     waiting = [Letter(b"a%d" % number, "", [batch]) for number in range(9)]
     monkeypatch.setattr(collector_module, "MAX_PUT_OFF", 2 * len(batch))
     monkeypatch.setattr(collector_module, "PUT_OFF_AT_ONCE", 1)
@@ -279,10 +279,10 @@ def test_a_tuning_is_told_to_every_rank_and_to_the_client_that_asked(collector: 
     connected = [ranks(0, 3), ranks(1, 3)]
     assert all([rank.link.start() for rank in connected])
     connection = collector.collector.connection
-    assert control.tune(connection, wire.Tune(every=10)) == wire.Tuned(("train-0",), 2)
-    assert control.tune(connection, wire.Tune("train-0", check="async")) == wire.Tuned(("train-0",), 2)
-    merged = wire.Tune("train-0", every=10, check="async")
-    until(lambda: all(rank.tunings == [wire.Tune("train-0", every=10), merged] for rank in connected))
+    assert control.tune(connection, messages.Tune(every=10)) == messages.Tuned(("train-0",), 2)
+    assert control.tune(connection, messages.Tune("train-0", check="async")) == messages.Tuned(("train-0",), 2)
+    merged = messages.Tune("train-0", every=10, check="async")
+    until(lambda: all(rank.tunings == [messages.Tune("train-0", every=10), merged] for rank in connected))
     late = ranks(2, 3)
     assert late.link.start()
     assert late.tunings == [merged]  # when start() returns it holds already
@@ -291,7 +291,7 @@ def test_a_tuning_is_told_to_every_rank_and_to_the_client_that_asked(collector: 
 def test_a_tuning_is_told_again_after_the_connection_broke(collector: Running, ranks: Callable[..., Rank]) -> None:
     rank = ranks()
     assert rank.link.start()
-    control.tune(collector.collector.connection, wire.Tune(every=10))
+    control.tune(collector.collector.connection, messages.Tune(every=10))
     until(lambda: len(rank.tunings) == 1)
     rank.link._online.clear()  # as after a silence: it says HELLO anew
     until(lambda: rank.link.is_online and len(rank.tunings) == 2)
@@ -305,7 +305,7 @@ def test_a_tuning_that_goes_wrong_does_not_cost_the_abort(
     rank.link._on_tune = lambda tune: [][1]
     assert rank.link.start()
     with caplog.at_level(logging.CRITICAL, "rankwatch.tell.link"):
-        control.tune(collector.collector.connection, wire.Tune(every=10))
+        control.tune(collector.collector.connection, messages.Tune(every=10))
         rank.link.send_trip(makers.trip())
         assert rank.link.wait_for_verdict()
 
@@ -313,13 +313,13 @@ def test_a_tuning_that_goes_wrong_does_not_cost_the_abort(
 def test_a_collector_that_refuses_or_is_not_there_is_told_clearly(collector: Running) -> None:
     connection = collector.collector.connection
     with pytest.raises(UsageError, match="refused: no run train-7; no run is under way here"):
-        control.tune(connection, wire.Tune("train-7", every=1))
+        control.tune(connection, messages.Tune("train-7", every=1))
     nobody = replace(connection, address="tcp://127.0.0.1:1")
     stranger = sockets.new_key_pair()
     keyless = replace(connection, client_public=stranger.public, client_secret=stranger.secret)
     for unreachable in (nobody, keyless):
         with pytest.raises(UsageError, match=r"no collector answers at .* within 0\.3 s: is it running"):
-            control.tune(unreachable, wire.Tune(every=1), timeout=0.3)
+            control.tune(unreachable, messages.Tune(every=1), timeout=0.3)
 
 
 def test_a_key_of_somebody_else_is_not_let_in(
@@ -358,7 +358,7 @@ def test_garbage_is_counted_and_answered(collector: Running) -> None:
     peer.send_multipart([wire.encode(makers.hello()), b"a second part"])
     for complaint in ("not a message", "2 parts instead of one"):
         answer = wire.decode(peer.recv())
-        assert isinstance(answer, wire.Error)
+        assert isinstance(answer, messages.Error)
         assert complaint in answer.text
     assert collector.collector.ledger.refused == 2
     context.destroy(linger=0)

@@ -23,7 +23,7 @@ from collectors import SOON, Running, until
 from gauges import shown, standing
 from jobs import RANKWATCH, environment
 from rankwatch.errors import UsageError
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch.shared.sockets import dealer
 from rankwatch_monitor.serve.metrics import server as metrics_server
 from rankwatch_monitor.serve.metrics.meters import Meters
@@ -90,7 +90,7 @@ def test_peers_that_do_not_read_do_not_hold_up_the_collector(tmp_path: Path, met
         rank = dealer(context, running.collector.connection)
         rank.send(wire.encode(makers.hello()))
         assert rank.poll(1000 * SOON)
-        assert isinstance(wire.decode(rank.recv()), wire.Welcome)
+        assert isinstance(wire.decode(rank.recv()), messages.Welcome)
         until(lambda: 'rankwatch_ranks{run="train-0",state="running"} 1.0' in scrape(server.url))
     until(lambda: meters.read(time.monotonic()).counts.messages == 1)
     context.destroy(linger=0)

@@ -15,7 +15,7 @@ import makers
 import records
 from makers import INF, NAN, frame, reading
 from rankwatch.errors import UsageError
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch.shared.frame import Frame
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry
 from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState
@@ -98,7 +98,7 @@ def test_without_a_rank_it_is_the_culprit_whose_batch_is_told(tmp_path: Path) ->
         *(records.part(rank, *two(4)) for rank in (0, 1)),
         records.part(0, *two(5)),
         records.tripped(1, *two(4)[1:], *two(5, INF)[:1], step=5),
-        Entry(2.5, 0, wire.Bye(9, "finished", "")),
+        Entry(2.5, 0, messages.Bye(9, "finished", "")),
         *OVER[1:],
     )
     text, told = of_batch(run, 5)
@@ -174,15 +174,15 @@ def test_a_batch_of_which_nothing_is_known(tmp_path: Path) -> None:
 
 def test_a_rank_that_tripped(tmp_path: Path) -> None:
     many = [records.part(1, *two(number, 10.0), step=number, ended=10.0 + number) for number in range(12)]
-    noticed = Entry(1.0, 1, wire.Noticed(5, makers.notice(batch=11)))
+    noticed = Entry(1.0, 1, messages.Noticed(5, makers.notice(batch=11)))
     run = records.write(
         tmp_path / "train-1",
         records.part(0, *two(0)),
         *many,
-        Entry(1.0, 0, wire.Noticed(5, makers.notice(module="of another rank"))),
+        Entry(1.0, 0, messages.Noticed(5, makers.notice(module="of another rank"))),
         noticed,
         records.tripped(1, *two(11)[1:], *two(12, INF)[:1], step=12),
-        Entry(2.5, 1, wire.Bye(30, "aborted", "")),
+        Entry(2.5, 1, messages.Bye(30, "aborted", "")),
         *OVER[1:],
     )
     text, told = of_rank(run, 1)

@@ -9,9 +9,8 @@ import pytest
 
 from jobs import ROOT
 from rankwatch.errors import UsageError
-from rankwatch.shared.cause import Policy
-from rankwatch.shared.config import Check, Config, is_disabled, resolve
-from rankwatch.shared.wire import CHECKS
+from rankwatch.shared.config import Check, Config, Policy, is_disabled, resolve
+from rankwatch.shared.messages import CHECKS
 
 
 def test_defaults() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import crowds
 import makers
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, Opened
 from rankwatch_monitor.decide.report import Outcome
 from rankwatch_monitor.record import reader as record
@@ -32,7 +32,7 @@ def test_it_is_replayed_once_and_goes_on_with_what_is_new(tmp_path: Path, monkey
 
     monkeypatch.setattr(record, "events_after", note)
     store = Store(run / FILE)
-    store.write([Entry(9.0, 1, wire.Noticed(9, makers.notice(module="another")))], 200.0)
+    store.write([Entry(9.0, 1, messages.Noticed(9, makers.notice(module="another")))], 200.0)
     assert len(follower.look().report.notices) == 5
     assert follower.look().report is follower.look().report  # nothing is new
     store.write([Entry(10.0, NO_RANK, Decided(Outcome.ABORTED, "because", True)), Entry(10.0, NO_RANK, Closed())], 201.0)
@@ -85,7 +85,7 @@ def test_the_newest_run_is_followed(tmp_path: Path) -> None:
 
 def test_a_record_that_makes_no_sense_is_told_of_and_nothing_more(tmp_path: Path) -> None:
     store = Store(tmp_path / FILE)
-    store.write([Entry(0.0, NO_RANK, Opened("job", 0, 2)), Entry(1.0, 1, wire.Noticed(1, makers.notice()))], 1.0)
+    store.write([Entry(0.0, NO_RANK, Opened("job", 0, 2)), Entry(1.0, 1, messages.Noticed(1, makers.notice()))], 1.0)
     store.close()
     with pytest.raises(StoreError, match=r"the record .*run\.db: 1"):
         Follower(tmp_path).look()

@@ -18,7 +18,7 @@ import makers
 from fuzz import atheris_wire, make_corpus
 from fuzz.atheris_wire import perform
 from rankwatch.errors import ProtocolError
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import FrameTable, Position
 from rankwatch_monitor.decide import ledger as ledger_module
 from rankwatch_monitor.decide import notices as notices_module
@@ -31,7 +31,7 @@ from rankwatch_monitor.decide.report import RankState
 from rankwatch_monitor.decide.run import Run
 
 REFUSED, READ = make_corpus.read("refused"), make_corpus.read("read")
-NOT_HELLO = [message for message in map(wire.decode, READ.values()) if not isinstance(message, wire.Hello)]
+NOT_HELLO = [message for message in map(wire.decode, READ.values()) if not isinstance(message, messages.Hello)]
 
 MEMORY_PER_BYTE = 160
 """The most that decoding may hold for each byte it was given: what is smallest on the wire, an empty array, is 80 bytes here."""
@@ -56,7 +56,7 @@ def test_every_kind_of_message_and_every_field_of_it_is_in_the_corpus() -> None:
         kind, *_ = make_corpus.parts_of(message)
         for name in message.__dataclass_fields__:
             assert any(entry.startswith(f"{kind.lower()}.{name}-") for entry in REFUSED), (kind, name)
-    assert {type(message) for message in make_corpus.ONE_OF_EACH} | {wire.Unknown} == set(wire.Message.__args__)
+    assert {type(message) for message in make_corpus.ONE_OF_EACH} | {messages.Unknown} == set(messages.Message.__args__)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -80,9 +80,9 @@ def test_the_fuzz_target_runs_over_the_corpus_without_atheris(name: str) -> None
 # --- wire -----------------------------------------------------------------------------------------------------------------
 
 
-def read_and_written(message: wire.Message) -> None:
+def read_and_written(message: messages.Message) -> None:
     """A message that was read is written as something that reads the same; what holds a nan is compared as it is written."""
-    if isinstance(message, wire.Unknown):
+    if isinstance(message, messages.Unknown):
         return  # to be ignored, never to be sent
     written = wire.encode(message)
     again = wire.decode(written)
@@ -135,7 +135,7 @@ items = st.recursive(
 
 @settings(bounded, max_examples=80)
 @given(data=st.data(), message=st.sampled_from(make_corpus.ONE_OF_EACH))
-def test_anything_in_place_of_any_part_is_a_message_or_refused(data: st.DataObject, message: wire.Message) -> None:
+def test_anything_in_place_of_any_part_is_a_message_or_refused(data: st.DataObject, message: messages.Message) -> None:
     parts = make_corpus.parts_of(message)
     path: list[int] = [data.draw(st.integers(1, len(parts) - 1))]
     while isinstance(inner := make_corpus.pick(parts, *path), list) and inner and data.draw(st.booleans()):
@@ -215,27 +215,27 @@ hellos = st.builds(
     st.sampled_from(["one", "two"]),
 )
 batches = st.builds(
-    lambda seq, batch, first, traced, table: wire.Batch(seq, makers.summary(batch, first=first, traced=traced, of=table)),
+    lambda seq, batch, first, traced, table: messages.Batch(seq, makers.summary(batch, first=first, traced=traced, of=table)),
     seqs, st.integers(0, 4), st.integers(0, 2), st.booleans(), tables,
 )  # fmt: skip
-trips = st.builds(lambda seq, at: wire.Tripped(seq, makers.trip(at=at)), seqs, positions)
+trips = st.builds(lambda seq, at: messages.Tripped(seq, makers.trip(at=at)), seqs, positions)
 notices = st.builds(
-    lambda seq, module, value: wire.Noticed(seq, makers.notice(module=module, value=value)),
+    lambda seq, module, value: messages.Noticed(seq, makers.notice(module=module, value=value)),
     seqs, st.sampled_from("abcdefgh"), st.floats(0, 1e38),
 )  # fmt: skip
-byes = st.builds(wire.Bye, seqs, st.sampled_from(sorted(wire.OUTCOMES)), st.sampled_from(["", "KeyError: 'x'"]))
+byes = st.builds(messages.Bye, seqs, st.sampled_from(sorted(messages.OUTCOMES)), st.sampled_from(["", "KeyError: 'x'"]))
 misfits = st.builds(
     lambda batch: replace(batch, summary=batch.summary._replace(abs_min=b"", abs_max=b"", states=b"")), batches
 )
-tabled = st.builds(wire.Table, tables)
+tabled = st.builds(messages.Table, tables)
 sequenced = st.one_of(batches, misfits, trips, notices, notices, byes)
-words: st.SearchStrategy[wire.Message] = st.one_of(
-    st.builds(lambda at, phase: makers.beat(*at, phase=phase), positions, st.sampled_from(sorted(wire.PHASES))),
+words: st.SearchStrategy[messages.Message] = st.one_of(
+    st.builds(lambda at, phase: makers.beat(*at, phase=phase), positions, st.sampled_from(sorted(messages.PHASES))),
     tabled,
     sequenced,
     sequenced,
-    st.builds(wire.Ack, st.integers(0, 9), st.booleans()),
-    st.builds(wire.Tune, st.sampled_from(["", "train-0", "no such run"]), st.integers(0, 3)),
+    st.builds(messages.Ack, st.integers(0, 9), st.booleans()),
+    st.builds(messages.Tune, st.sampled_from(["", "train-0", "no such run"]), st.integers(0, 3)),
     st.sampled_from(NOT_HELLO),
 )
 """Whatever a peer may say but HELLO."""
@@ -288,7 +288,7 @@ class Peers(RuleBasedStateMachine):
     def begin_with_two_runs(self) -> None:
         for number, (job, rank) in enumerate([("train", 0), ("train", 1), ("gan", 0)]):
             self.say_hello(PEERS[number], makers.hello(rank, 2, job=job, incarnation="one"))
-            self.say(PEERS[number], wire.Table(TABLES[0]))
+            self.say(PEERS[number], messages.Table(TABLES[0]))
 
     def handle(self, event: Event) -> list[Effect]:
         effects = self.ledger.handle(event, self.now)
@@ -304,13 +304,13 @@ class Peers(RuleBasedStateMachine):
         return {name for name, state in before.items() if after.get(name) != state}, effects
 
     @rule(peer=st.sampled_from(PEERS), hello=hellos)
-    def say_hello(self, peer: bytes, hello: wire.Hello) -> None:
+    def say_hello(self, peer: bytes, hello: messages.Hello) -> None:
         changed, effects = self.changed_by(Received(peer, hello))
         named = {name for name, run in self.ledger.runs.items() if (run.job, run.restart) == (hello.job, hello.restart)}
         left = {self.places[peer][0]} if peer in self.places else set()
         assert changed <= named | left
         welcomes = [
-            effect.message for effect in effects if isinstance(effect, Send) and isinstance(effect.message, wire.Welcome)
+            effect.message for effect in effects if isinstance(effect, Send) and isinstance(effect.message, messages.Welcome)
         ]
         for welcome in welcomes:
             place = welcome.run, hello.rank
@@ -321,24 +321,24 @@ class Peers(RuleBasedStateMachine):
             assert changed <= named  # at most, who else wanted the rank is noted
 
     @rule(peer=st.sampled_from(PEERS), message=words)
-    def say(self, peer: bytes, message: wire.Message) -> None:
+    def say(self, peer: bytes, message: messages.Message) -> None:
         tunings = {name: run.tuning for name, run in self.ledger.runs.items()}
         changed, effects = self.changed_by(Received(peer, message))
         if peer in self.places:
             assert changed <= {self.places[peer][0]}
-        elif isinstance(message, wire.Tune):
+        elif isinstance(message, messages.Tune):
             assert changed <= {name for name in tunings if message.run in ("", name)}
             for name in changed:
                 self.ledger.runs[name].tuning = tunings[name]  # a control client changes this and nothing else
         else:
             assert changed == set()
-            assert isinstance(message, wire.Unknown | wire.Invite) or [type(effect) for effect in effects] == [Send]
+            assert isinstance(message, messages.Unknown | messages.Invite) or [type(effect) for effect in effects] == [Send]
 
-    @rule(peer=st.sampled_from(PEERS), messages=st.lists(sequenced | tabled, min_size=1, max_size=8))
-    def say_in_order(self, peer: bytes, messages: list[wire.Message]) -> None:
-        for message in messages:
+    @rule(peer=st.sampled_from(PEERS), told=st.lists(sequenced | tabled, min_size=1, max_size=8))
+    def say_in_order(self, peer: bytes, told: list[messages.Message]) -> None:
+        for message in told:
             self.said += 1
-            self.say(peer, replace(message, seq=self.said) if isinstance(message, wire.Sequenced) else message)
+            self.say(peer, replace(message, seq=self.said) if isinstance(message, messages.Sequenced) else message)
 
     @rule(peer=st.sampled_from(PEERS))
     def say_rubbish(self, peer: bytes) -> None:
@@ -398,7 +398,7 @@ TestPeers = Peers.TestCase
 TestPeers.settings = settings(bounded, max_examples=80, stateful_step_count=30, phases=[Phase.generate])
 
 
-def ledger_of(*hellos: tuple[bytes, wire.Hello]) -> Ledger:
+def ledger_of(*hellos: tuple[bytes, messages.Hello]) -> Ledger:
     ledger = Ledger(Options())
     for peer, hello in hellos:
         ledger.handle(Received(peer, hello), 0.0)
@@ -406,7 +406,7 @@ def ledger_of(*hellos: tuple[bytes, wire.Hello]) -> Ledger:
     return ledger
 
 
-def say(ledger: Ledger, peer: bytes, *messages: wire.Message, now: float = 0.0) -> list[Effect]:
+def say(ledger: Ledger, peer: bytes, *messages: messages.Message, now: float = 0.0) -> list[Effect]:
     effects = [effect for message in messages for effect in ledger.handle(Received(peer, message), now)]
     perform(effects)
     ledger.take_journals()
@@ -415,13 +415,13 @@ def say(ledger: Ledger, peer: bytes, *messages: wire.Message, now: float = 0.0) 
 
 @bounded
 @given(said=st.lists(sequenced, max_size=9), data=st.data())
-def test_what_is_said_again_is_taken_once(said: list[wire.Sequenced], data: st.DataObject) -> None:
+def test_what_is_said_again_is_taken_once(said: list[messages.Sequenced], data: st.DataObject) -> None:
     """Numbered in their order, with any of what was said before said again in between, messages come to the same."""
     numbered = [replace(message, seq=seq) for seq, message in enumerate(said, 1)]
     told: list[Any] = []
     for is_replayed in (False, True):
         ledger = ledger_of((b"a", makers.hello(0, 2)), (b"b", makers.hello(1, 2)))
-        say(ledger, b"a", *map(wire.Table, TABLES))
+        say(ledger, b"a", *map(messages.Table, TABLES))
         effects: list[Effect] = []
         for index, message in enumerate(numbered):
             effects += say(ledger, b"a", message)
@@ -435,16 +435,16 @@ def test_what_is_said_again_is_taken_once(said: list[wire.Sequenced], data: st.D
 
 @bounded
 @given(said=st.lists(words, min_size=1, max_size=9))
-def test_who_has_not_said_hello_speaks_for_nobody(said: list[wire.Message]) -> None:
+def test_who_has_not_said_hello_speaks_for_nobody(said: list[messages.Message]) -> None:
     ledger = ledger_of((b"a", makers.hello(0, 2)))
     run = ledger.runs["train-0"]
     for message in said:
         before, tuning = state_of(run), run.tuning
         effects = say(ledger, b"stranger", message)
-        if isinstance(message, wire.Tune):  # a control client's
+        if isinstance(message, messages.Tune):  # a control client's
             run.tuning = tuning
-        elif not isinstance(message, wire.Unknown | wire.Invite):
-            assert effects == [Send(b"stranger", wire.Error("you are not known here: say HELLO", "hello"))]
+        elif not isinstance(message, messages.Unknown | messages.Invite):
+            assert effects == [Send(b"stranger", messages.Error("you are not known here: say HELLO", "hello"))]
         assert state_of(run) == before
     assert list(ledger.runs) == ["train-0"]
 
@@ -457,13 +457,13 @@ def test_who_has_not_said_hello_speaks_for_nobody(said: list[wire.Message]) -> N
     ),
     said=st.lists(words, max_size=9),
 )  # fmt: skip
-def test_nobody_speaks_for_a_rank_that_a_live_process_holds(hello: wire.Hello, said: list[wire.Message]) -> None:
+def test_nobody_speaks_for_a_rank_that_a_live_process_holds(hello: messages.Hello, said: list[messages.Message]) -> None:
     ledger = ledger_of((b"a", makers.hello(0, 2)))
     run = ledger.runs["train-0"]
     before = state_of(run)
     effects = say(ledger, b"impostor", hello)
     assert [effect for effect in effects if isinstance(effect, Send) and effect.peer != b"impostor"] == []
-    say(ledger, b"impostor", *(message for message in said if not isinstance(message, wire.Tune)))
+    say(ledger, b"impostor", *(message for message in said if not isinstance(message, messages.Tune)))
     run.ranks[0].rival = ""  # that, and by whom, it was tried is told in the report
     assert state_of(run) == before
 
@@ -494,8 +494,8 @@ def test_a_peer_that_says_hello_as_job_after_job_leaves_no_run_that_never_ends()
 
 def test_a_rank_that_comes_back_does_not_cut_off_what_its_old_connection_speaks_for_now() -> None:
     ledger = ledger_of((b"x", makers.hello()), (b"x", makers.hello(job="gan")), (b"y", makers.hello()))
-    assert say(ledger, b"x", makers.beat(0, 0, 1)) == [Send(b"x", wire.Ack(0, abort=False))]
-    assert say(ledger, b"y", makers.beat(0, 0, 1)) == [Send(b"y", wire.Ack(0, abort=False))]
+    assert say(ledger, b"x", makers.beat(0, 0, 1)) == [Send(b"x", messages.Ack(0, abort=False))]
+    assert say(ledger, b"y", makers.beat(0, 0, 1)) == [Send(b"y", messages.Ack(0, abort=False))]
 
 
 def test_a_hello_of_another_world_size_does_not_split_a_run() -> None:
@@ -508,5 +508,5 @@ def test_a_hello_of_another_world_size_does_not_split_a_run() -> None:
 def test_tables_are_kept_up_to_their_limit() -> None:
     ledger = ledger_of((b"a", makers.hello()))
     for number in range(run_module.MAX_TABLES + 5):
-        say(ledger, b"a", wire.Table(FrameTable((makers.frame(module=f"m{number}").spec,))))
+        say(ledger, b"a", messages.Table(FrameTable((makers.frame(module=f"m{number}").spec,))))
     assert len(tables_of(ledger.runs["train-0"])) == run_module.MAX_TABLES

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import makers
 from desk import Desk, peer
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch.shared.frame import NO_STAGE, FrameTable, Phase, Position
 from rankwatch.shared.notice import NoticeKind
 from rankwatch_monitor.decide.effects import Note, Publish, RecordTrace, Send, Show
@@ -49,22 +49,25 @@ lives = st.builds(
 )
 
 
-def told_by(life: Life, *, beats: bool) -> list[wire.Message]:
+def told_by(life: Life, *, beats: bool) -> list[messages.Message]:
     """All that a rank sends, in its order, after HELLO."""
-    messages: list[wire.Message] = []
+    said: list[messages.Message] = []
     for step, position in enumerate(POSITIONS):
         if step == life.dies_at:
-            return [*messages, wire.Bye(LAST, "failed", "KeyError: 'x'")]
+            return [*said, messages.Bye(LAST, "failed", "KeyError: 'x'")]
         if position == life.trips_at:
-            return [*messages, wire.Tripped(LAST, makers.trip(at=position))]
+            return [*said, messages.Tripped(LAST, makers.trip(at=position))]
         if beats:
-            messages.append(wire.Beat(Position(position.batch, 0, position.frame + 1), "forward", 0, 0, 0.0))
+            said.append(messages.Beat(Position(position.batch, 0, position.frame + 1), "forward", 0, 0, 0.0))
         if position.frame == FORWARD - 1:
-            messages += [wire.Table(TABLE), wire.Batch(2 * position.batch + 1, makers.summary(position.batch, of=TABLE))]
+            said += [
+                messages.Table(TABLE),
+                messages.Batch(2 * position.batch + 1, makers.summary(position.batch, of=TABLE)),
+            ]
         elif position.frame == FRAMES - 1:
             part = makers.summary(position.batch, first=FORWARD, of=BACKWARD_TABLE)
-            messages += [wire.Table(BACKWARD_TABLE), wire.Batch(2 * position.batch + 2, part)]
-    return [*messages, wire.Bye(LAST, "finished", "")]
+            said += [messages.Table(BACKWARD_TABLE), messages.Batch(2 * position.batch + 2, part)]
+    return [*said, messages.Bye(LAST, "finished", "")]
 
 
 def what_is_told(steps: int, *, beats: bool) -> int:
@@ -119,18 +122,18 @@ STAGES = (4, 1, 2)
 """How many frames a micro-batch has on each stage of a pipeline."""
 
 
-def told_by_stage(stage: int, life: Life) -> list[wire.Message]:
+def told_by_stage(stage: int, life: Life) -> list[messages.Message]:
     """All that a rank of a stage sends of its forwards, after HELLO: micro-batch after micro-batch."""
     table = FrameTable((TABLE.specs[0],) * STAGES[stage])
-    messages: list[wire.Message] = []
+    said: list[messages.Message] = []
     for step, position in enumerate(positions_of(stage)):
         if step == life.dies_at:
-            return [*messages, wire.Bye(LAST, "failed", "KeyError: 'x'")]
+            return [*said, messages.Bye(LAST, "failed", "KeyError: 'x'")]
         if position == life.trips_at:
-            return [*messages, wire.Tripped(LAST, makers.trip(at=position))]
+            return [*said, messages.Tripped(LAST, makers.trip(at=position))]
         if position.frame == STAGES[stage] - 1:
-            messages += [wire.Table(table), wire.Batch(position.batch + 1, makers.summary(position.batch, of=table))]
-    return [*messages, wire.Bye(LAST, "finished", "")]
+            said += [messages.Table(table), messages.Batch(position.batch + 1, makers.summary(position.batch, of=table))]
+    return [*said, messages.Bye(LAST, "finished", "")]
 
 
 def positions_of(stage: int) -> list[Position]:
@@ -237,8 +240,8 @@ def test_the_frames_of_a_batch_are_those_of_the_culprits_stage() -> None:
         desk.receive(rank, makers.hello(rank, 4, stage=rank // 2))
     three = FrameTable((TABLE.specs[0],) * 3)
     for rank, table in ((0, three), (1, three), (3, TABLE)):
-        desk.receive(rank, wire.Table(table), wire.Batch(1, makers.summary(0, of=table)))
-    desk.receive(2, wire.Tripped(2, makers.trip(at=(0, 0, 1))), wire.Ack(2, abort=True))
+        desk.receive(rank, messages.Table(table), messages.Batch(1, makers.summary(0, of=table)))
+    desk.receive(2, messages.Tripped(2, makers.trip(at=(0, 0, 1))), messages.Ack(2, abort=True))
     desk.wait(4.0)
     assert desk.reports[0].frames_in_batch == FORWARD
     assert [row.stage for row in desk.reports[0].ranks] == [0, 0, 1, 1]
@@ -249,7 +252,7 @@ def test_the_frames_of_a_batch_are_those_of_the_culprits_stage() -> None:
 def test_messages_sent_again_count_once(order: list[int], again: list[int]) -> None:
     desk = Desk()
     desk.connect(4)
-    trips = {rank: wire.Tripped(7, makers.trip(at=(2, 0, rank // 2))) for rank in range(4)}
+    trips = {rank: messages.Tripped(7, makers.trip(at=(2, 0, rank // 2))) for rank in range(4)}
     for rank in [*order, *again]:
         desk.receive(rank, trips[rank])
     assert desk.verdict is not None
@@ -259,8 +262,8 @@ def test_messages_sent_again_count_once(order: list[int], again: list[int]) -> N
 def test_equal_positions_are_all_named_lowest_rank_first() -> None:
     desk = Desk()
     desk.connect(3)
-    desk.receive(2, wire.Tripped(1, makers.trip(at=(4, 0, 1))))
-    desk.receive(1, wire.Tripped(1, makers.trip(at=(4, 0, 1))))
+    desk.receive(2, messages.Tripped(1, makers.trip(at=(4, 0, 1))))
+    desk.receive(1, messages.Tripped(1, makers.trip(at=(4, 0, 1))))
     desk.receive(0, makers.beat(4, 0, 2))
     assert desk.verdict is not None
     assert desk.verdict.rank == 1
@@ -271,23 +274,23 @@ def test_equal_positions_are_all_named_lowest_rank_first() -> None:
 def test_no_verdict_before_the_others_have_passed_and_they_are_asked_to_tell() -> None:
     desk = Desk()
     desk.connect(2)
-    desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 5))))
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
     assert desk.verdict is None
-    assert desk.sent(1, wire.Probe) == [wire.Probe(Position(3, 0, 5))]
+    assert desk.sent(1, messages.Probe) == [messages.Probe(Position(3, 0, 5))]
     desk.receive(1, makers.beat(3, 0, 5))  # it runs that frame just now
     assert desk.verdict is None
-    assert len(desk.sent(1, wire.Ack)) == 1
+    assert len(desk.sent(1, messages.Ack)) == 1
     desk.receive(1, makers.beat(3, 0, 6))
     assert desk.verdict is not None
-    assert len(desk.sent(1, wire.Ack)) == 1  # what it hears instead is how the election ends
-    assert len(desk.sent(1, wire.Abort)) == 1
+    assert len(desk.sent(1, messages.Ack)) == 1  # what it hears instead is how the election ends
+    assert len(desk.sent(1, messages.Abort)) == 1
 
 
 def test_a_batch_summary_tells_that_its_batch_was_passed() -> None:
     desk = Desk()
     desk.connect(2)
-    desk.receive(1, wire.Table(makers.table()), wire.Batch(1, makers.summary(3)))
-    desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 1))))
+    desk.receive(1, messages.Table(makers.table()), messages.Batch(1, makers.summary(3)))
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 1))))
     assert desk.verdict is not None
 
 
@@ -295,17 +298,17 @@ def test_a_part_of_a_batch_tells_how_far_its_rank_has_come() -> None:
     for first, passed in ((0, False), (3, False), (4, True)):
         desk = Desk()
         desk.connect(2)
-        desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 5))))
-        desk.receive(1, wire.Table(makers.table()), wire.Batch(1, makers.summary(3, first=first)))  # of two frames
+        desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
+        desk.receive(1, messages.Table(makers.table()), messages.Batch(1, makers.summary(3, first=first)))  # of two frames
         assert (desk.verdict is not None) is passed
 
 
 def test_parts_that_come_late_do_not_take_a_rank_back() -> None:
     desk = Desk()
     desk.connect(1)
-    desk.receive(0, wire.Table(makers.table()))
+    desk.receive(0, messages.Table(makers.table()))
     for seq, summary in enumerate((makers.summary(3), makers.summary(4), makers.summary(3, first=2)), 1):
-        desk.receive(0, wire.Batch(seq, summary))
+        desk.receive(0, messages.Batch(seq, summary))
     record = desk.ledger.runs["train-0"].ranks[0]
     assert (record.last_batch, record.progress) == (4, Position(4, 0, 2))
 
@@ -313,8 +316,8 @@ def test_parts_that_come_late_do_not_take_a_rank_back() -> None:
 def test_a_beat_that_was_made_before_the_batch_it_follows_does_not_take_a_rank_back() -> None:
     desk = Desk()
     desk.connect(3)
-    desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 1))))
-    desk.receive(1, wire.Table(makers.table()), wire.Batch(1, makers.summary(3)), makers.beat(3, 0, 1))
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 1))))
+    desk.receive(1, messages.Table(makers.table()), messages.Batch(1, makers.summary(3)), makers.beat(3, 0, 1))
     desk.receive(2, makers.beat(3, 0, 2))
     assert desk.verdict is not None
     assert desk.verdict.certainty is Certainty.COMPLETE
@@ -340,16 +343,16 @@ def test_the_frames_of_the_culprits_batch_are_those_of_the_last_one_like_it(
     desk = Desk()
     desk.connect(1)
     parts = [makers.summary(1), makers.summary(1, first=2), makers.summary(2), makers.summary(3, of=ROOT_ALONE)]
-    desk.receive(0, wire.Table(makers.table()), wire.Table(ROOT_ALONE))
-    desk.receive(0, *(wire.Batch(seq, part) for seq, part in enumerate(parts, 1) if part.batch <= at[0]))
-    desk.receive(0, wire.Tripped(9, makers.trip(at=at, module=module, phase=phase)), wire.Ack(9, abort=True))
+    desk.receive(0, messages.Table(makers.table()), messages.Table(ROOT_ALONE))
+    desk.receive(0, *(messages.Batch(seq, part) for seq, part in enumerate(parts, 1) if part.batch <= at[0]))
+    desk.receive(0, messages.Tripped(9, makers.trip(at=at, module=module, phase=phase)), messages.Ack(9, abort=True))
     assert desk.reports[0].frames_in_batch == expected
 
 
 def test_when_the_window_is_over_the_missing_ranks_are_named() -> None:
     desk = Desk(Options(decision_window=2.0))
     desk.connect(4, ranks=[0, 1, 2])
-    desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 5))))
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
     desk.receive(1, makers.beat(3, 0, 9))
     desk.wait(1.9)
     assert desk.verdict is None
@@ -362,9 +365,9 @@ def test_when_the_window_is_over_the_missing_ranks_are_named() -> None:
 def test_a_later_trip_does_not_reopen_a_verdict() -> None:
     desk = Desk()
     desk.connect(1)
-    desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 5))))
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
     first = desk.verdict
-    desk.receive(0, wire.Tripped(2, makers.trip(at=(1, 0, 0))))
+    desk.receive(0, messages.Tripped(2, makers.trip(at=(1, 0, 0))))
     assert desk.verdict is first is not None
 
 
@@ -374,41 +377,41 @@ def test_a_later_trip_does_not_reopen_a_verdict() -> None:
 def test_abort_goes_to_every_rank_and_is_repeated_until_it_is_acknowledged() -> None:
     desk = Desk(Options(abort_repeat=0.5))
     desk.connect(2)
-    desk.receive(0, wire.Tripped(1, makers.trip()))
+    desk.receive(0, messages.Tripped(1, makers.trip()))
     desk.receive(1, makers.beat(0, 0, 1))
-    (abort,) = desk.sent(0, wire.Abort)
-    assert isinstance(abort, wire.Abort)
+    (abort,) = desk.sent(0, messages.Abort)
+    assert isinstance(abort, messages.Abort)
     assert (abort.rank, abort.time, abort.grace) == (0, 1000.0, 10.0)
-    assert desk.sent(1, wire.Abort) == [abort]
-    desk.receive(0, wire.Ack(1, abort=True))
+    assert desk.sent(1, messages.Abort) == [abort]
+    desk.receive(0, messages.Ack(1, abort=True))
     desk.take()
     desk.wait(1.1)
-    assert desk.sent(0, wire.Abort) == []
-    assert desk.sent(1, wire.Abort) == [abort, abort]
-    desk.receive(1, wire.Bye(1, "aborted", ""))
+    assert desk.sent(0, messages.Abort) == []
+    assert desk.sent(1, messages.Abort) == [abort, abort]
+    desk.receive(1, messages.Bye(1, "aborted", ""))
     desk.take()
     desk.wait(1.1)
-    assert desk.sent(1, wire.Abort) == []
+    assert desk.sent(1, messages.Abort) == []
 
 
 def test_a_rank_that_comes_late_is_told_at_once() -> None:
     desk = Desk(Options(decision_window=0.1))
     desk.connect(2, ranks=[0])
-    desk.receive(0, wire.Tripped(1, makers.trip()))
+    desk.receive(0, messages.Tripped(1, makers.trip()))
     desk.wait(0.2)
     desk.connect(2, ranks=[1])
-    assert len(desk.sent(1, wire.Abort)) == 1
+    assert len(desk.sent(1, messages.Abort)) == 1
 
 
 def test_the_report_is_published_once_all_have_acknowledged_and_again_at_the_end() -> None:
     desk = Desk()
     desk.connect(2)
-    desk.receive(0, wire.Tripped(1, makers.trip()))
+    desk.receive(0, messages.Tripped(1, makers.trip()))
     desk.receive(1, makers.beat(0, 0, 1))
     assert desk.reports == []
     desk.now += 0.25
-    desk.receive(0, wire.Ack(1, abort=True))
-    desk.receive(1, wire.Ack(1, abort=True))
+    desk.receive(0, messages.Ack(1, abort=True))
+    desk.receive(1, messages.Ack(1, abort=True))
     (report,) = desk.reports
     assert (report.outcome, report.acknowledged_in) == (Outcome.ABORTED, 0.25)
     desk.end(exit_code=1)
@@ -421,7 +424,7 @@ def test_the_report_is_published_once_all_have_acknowledged_and_again_at_the_end
 def test_the_report_does_not_wait_for_ever_for_an_acknowledgement() -> None:
     desk = Desk(Options(acknowledge_window=1.0))
     desk.connect(1)
-    desk.receive(0, wire.Tripped(1, makers.trip()))
+    desk.receive(0, messages.Tripped(1, makers.trip()))
     desk.wait(1.1)
     assert len(desk.reports) == 1
     assert not desk.reports[0].ranks[0].acknowledged
@@ -433,11 +436,11 @@ def test_the_report_does_not_wait_for_ever_for_an_acknowledgement() -> None:
 def test_a_failed_rank_stops_the_others_and_is_the_reason() -> None:
     desk = Desk()
     desk.connect(2)
-    desk.receive(0, wire.Bye(1, "failed", "KeyError: 'x'"))
-    (abort,) = desk.sent(1, wire.Abort)
-    assert isinstance(abort, wire.Abort)
+    desk.receive(0, messages.Bye(1, "failed", "KeyError: 'x'"))
+    (abort,) = desk.sent(1, messages.Abort)
+    assert isinstance(abort, messages.Abort)
     assert (abort.rank, "rank 0 of 2" in abort.reason, "KeyError: 'x'" in abort.reason) == (-1, True, True)
-    desk.receive(1, wire.Ack(0, abort=True))
+    desk.receive(1, messages.Ack(0, abort=True))
     desk.end(exit_code=1)
     assert (desk.reports[-1].outcome, desk.verdict) == (Outcome.FAILED, None)
     assert [row.state for row in desk.reports[-1].ranks] == [RankState.FAILED, RankState.ABORTED]
@@ -451,11 +454,11 @@ def test_a_disconnected_rank_is_lost_after_three_silent_heartbeats() -> None:
     for _ in range(4):
         desk.wait(0.7)
         desk.receive(0, makers.beat(8, 0, 0))
-    assert desk.sent(0, wire.Abort) == []
+    assert desk.sent(0, messages.Abort) == []
     desk.wait(0.5)
     desk.receive(0, makers.beat(8, 0, 0))
-    (abort,) = desk.sent(0, wire.Abort)
-    assert isinstance(abort, wire.Abort)
+    (abort,) = desk.sent(0, messages.Abort)
+    assert isinstance(abort, messages.Abort)
     assert "rank 1 of 2 (node0, local rank 1) was lost" in abort.reason
     assert "last seen in batch 7, frame 3, phase backward" in abort.reason
     desk.end(exit_code=1)
@@ -483,7 +486,7 @@ def test_a_silent_rank_whose_connection_stands_is_told_of_and_left_alone() -> No
     desk.wait(60)
     notes = [effect.text for effect in desk.effects if isinstance(effect, Note)]
     assert sum("is silent, but still connected" in note for note in notes) == 1
-    assert (desk.sent(0, wire.Abort), desk.reports) == ([], [])
+    assert (desk.sent(0, messages.Abort), desk.reports) == ([], [])
     desk.receive(0, makers.beat(0, 0, 1))
     desk.wait(60)
     notes = [effect.text for effect in desk.effects if isinstance(effect, Note)]
@@ -504,10 +507,10 @@ def test_many_silent_ranks_are_told_of_in_one_line() -> None:
 def test_a_large_world_beats_more_slowly_and_has_longer_to_answer() -> None:
     desk = Desk(Options(heartbeat=1.0, decision_window=2.0))
     desk.connect(16_384, ranks=[0])
-    (welcome,) = desk.sent(0, wire.Welcome)
-    assert isinstance(welcome, wire.Welcome)
+    (welcome,) = desk.sent(0, messages.Welcome)
+    assert isinstance(welcome, messages.Welcome)
     assert (welcome.heartbeat, welcome.decision_window) == (8.0, 4.0)
-    desk.receive(0, wire.Tripped(1, makers.trip()))
+    desk.receive(0, messages.Tripped(1, makers.trip()))
     desk.wait(3.9)
     assert desk.verdict is None
     desk.wait(0.2)
@@ -538,7 +541,7 @@ def test_a_world_that_there_is_no_room_for_is_told_at_its_first_hello() -> None:
 def test_a_rank_that_died_first_is_the_reason_not_the_one_that_failed_of_it() -> None:
     desk = Desk()
     desk.connect(2)
-    desk.receive(1, wire.Bye(1, "failed", "RuntimeError: connection closed by peer"))
+    desk.receive(1, messages.Bye(1, "failed", "RuntimeError: connection closed by peer"))
     desk.end(exit_code=1)  # rank 0 was killed: it never acknowledged the abort
     report = desk.reports[-1]
     assert report.outcome is Outcome.LOST
@@ -551,11 +554,11 @@ def test_on_lost_wait_lets_the_others_run_and_takes_the_rank_back() -> None:
     desk.connect(2)
     desk.disconnect(1)
     desk.wait(3.5)
-    assert desk.sent(0, wire.Abort) == []
+    assert desk.sent(0, messages.Abort) == []
     assert [record.state for record in desk.ledger.runs["train-0"].ranks.values()] == [RankState.RUNNING, RankState.LOST]
     desk.connect(2)
-    desk.receive(0, wire.Bye(1, "finished", ""))
-    desk.receive(1, wire.Bye(1, "finished", ""))
+    desk.receive(0, messages.Bye(1, "finished", ""))
+    desk.receive(1, messages.Bye(1, "finished", ""))
     assert desk.reports[-1].outcome is Outcome.FINISHED
 
 
@@ -563,7 +566,7 @@ def test_a_lost_rank_does_not_hold_up_a_verdict() -> None:
     desk = Desk(Options(heartbeat=0.5, decision_window=60))
     desk.connect(2)
     desk.disconnect(1)
-    desk.receive(0, wire.Tripped(1, makers.trip(at=(3, 0, 5))))
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
     for _ in range(4):
         desk.wait(0.5)
         desk.receive(0, makers.beat(3, 0, 5))
@@ -578,7 +581,9 @@ def test_a_run_whose_ranks_all_end_well_is_finished() -> None:
     desk = Desk()
     desk.connect(2)
     for rank in range(2):
-        desk.receive(rank, wire.Table(makers.table()), wire.Batch(1, makers.summary(0)), wire.Bye(2, "finished", ""))
+        desk.receive(
+            rank, messages.Table(makers.table()), messages.Batch(1, makers.summary(0)), messages.Bye(2, "finished", "")
+        )
     (report,) = desk.reports
     assert (report.outcome, report.batches, report.reason) == (Outcome.FINISHED, 1, "")
     assert desk.ledger.is_idle
@@ -587,7 +592,7 @@ def test_a_run_whose_ranks_all_end_well_is_finished() -> None:
 def test_a_command_that_fails_without_a_word_of_its_ranks_is_failed() -> None:
     desk = Desk(Options(job_end_is_told=True))
     desk.connect(1)
-    desk.receive(0, wire.Bye(1, "ended", ""))
+    desk.receive(0, messages.Bye(1, "ended", ""))
     assert desk.reports == []
     desk.end(exit_code=9)
     assert (desk.reports[-1].outcome, desk.reports[-1].reason) == (Outcome.FAILED, "the command ended with exit code 9")
@@ -597,7 +602,7 @@ def test_a_command_that_fails_without_a_word_of_its_ranks_is_failed() -> None:
 def test_a_rank_that_ended_is_believed_when_the_command_ended_well_or_it_said_so_itself(bye: str, code: int) -> None:
     desk = Desk(Options(job_end_is_told=True))
     desk.connect(1)
-    desk.receive(0, wire.Bye(1, bye, ""))
+    desk.receive(0, messages.Bye(1, bye, ""))
     desk.end(exit_code=code)
     assert desk.reports[-1].outcome is Outcome.FINISHED
 
@@ -621,7 +626,7 @@ def test_the_last_rank_of_a_node_that_was_cut_off_is_lost_though_nobody_else_is_
     desk.disconnect(2)
     desk.wait(4)
     for rank in (0, 1):
-        desk.receive(rank, wire.Ack(0, abort=True), wire.Bye(9, "aborted", ""))
+        desk.receive(rank, messages.Ack(0, abort=True), messages.Bye(9, "aborted", ""))
     desk.wait(5)
     desk.disconnect(3)
     desk.wait(20)
@@ -633,7 +638,7 @@ def test_what_becomes_of_ranks_whose_job_is_being_ended_is_no_failure() -> None:
     desk = Desk(Options(job_end_is_told=True))
     desk.connect(3)
     desk.handle(JobInterrupted("SIGINT"))
-    desk.receive(1, wire.Bye(1, "failed", "RuntimeError: connection closed by peer"))
+    desk.receive(1, messages.Bye(1, "failed", "RuntimeError: connection closed by peer"))
     desk.disconnect(0)
     desk.wait(10)
     assert desk.reports == []
@@ -658,23 +663,23 @@ def test_of_ranks_that_ended_without_a_word_the_first_whose_connection_ended_is_
 @given(batches=st.lists(st.lists(st.sampled_from(["beat", "part"]), max_size=4), max_size=5), data=st.data())
 def test_a_beat_tells_as_much_before_the_batches_that_it_came_after(batches: list[list[str]], data: st.DataObject) -> None:
     """The collector puts batches off, and no beat with them."""
-    table, said = makers.table(), list[wire.Message]()
+    table, said = makers.table(), list[messages.Message]()
     for batch, sends in enumerate(batches):
         frame = 0
         for what in sends:
             if what == "part":
                 summary = makers.summary(batch, first=frame)
                 frame += len(table.specs)
-                said.append(wire.Batch(len(said) + 1, summary))
+                said.append(messages.Batch(len(said) + 1, summary))
             else:
                 phase = data.draw(st.sampled_from(["forward", "backward", "optimizer"]))
                 said.append(makers.beat(batch, 0, frame + data.draw(st.integers(0, 1)), phase=phase))
-    beats_first = sorted(said, key=lambda message: isinstance(message, wire.Batch))
+    beats_first = sorted(said, key=lambda message: isinstance(message, messages.Batch))
     known = []
     for order in (said, beats_first):
         desk = Desk()
         desk.connect(1)
-        desk.receive(0, wire.Table(table), *order)
+        desk.receive(0, messages.Table(table), *order)
         record = desk.ledger.runs["train-0"].ranks[0]
         known.append((record.witness(), record.seq, record.last_batch, record.frames, record.forward_frames, record.stored))
     assert known[0] == known[1]
@@ -684,7 +689,7 @@ def test_a_beat_tells_as_much_before_the_batches_that_it_came_after(batches: lis
 def test_a_rank_that_failed_just_before_the_job_was_ended_did_so_by_the_same_signal(seconds: int, outcome: Outcome) -> None:
     desk = Desk(Options(job_end_is_told=True))
     desk.connect(3)
-    desk.receive(1, wire.Bye(1, "failed", "RuntimeError: connection closed by peer"))
+    desk.receive(1, messages.Bye(1, "failed", "RuntimeError: connection closed by peer"))
     failure = "rank 1 of 3 (node0, local rank 1) failed: RuntimeError: connection closed by peer"
     desk.disconnect(0)
     desk.wait(seconds)
@@ -699,7 +704,7 @@ def test_a_rank_that_failed_just_before_the_job_was_ended_did_so_by_the_same_sig
 def test_a_verdict_stands_though_the_job_is_ended_upon_it() -> None:
     desk = Desk(Options(job_end_is_told=True))
     desk.connect(1)
-    desk.receive(0, wire.Tripped(1, makers.trip(at=(5, 0, 3))))
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(5, 0, 3))))
     desk.handle(JobInterrupted("SIGTERM"))
     desk.handle(JobEnded(143, "SIGTERM"))
     assert desk.verdict is not None
@@ -719,9 +724,9 @@ def test_a_trip_outranks_the_limit_that_another_rank_has_come_to() -> None:
     for trip_first in (True, False):
         desk = Desk()
         desk.connect(2)
-        said: list[tuple[int, wire.Message]] = [
-            (0, wire.Tripped(1, makers.trip(at=(5, 0, 3)))),
-            (1, wire.Bye(1, "limit", "stopped after batch 5")),
+        said: list[tuple[int, messages.Message]] = [
+            (0, messages.Tripped(1, makers.trip(at=(5, 0, 3)))),
+            (1, messages.Bye(1, "limit", "stopped after batch 5")),
         ]
         for rank, message in said if trip_first else reversed(said):
             desk.receive(rank, message)
@@ -732,7 +737,7 @@ def test_a_limit_is_the_reason_when_nothing_else_happened() -> None:
     desk = Desk()
     desk.connect(2)
     for rank in range(2):
-        desk.receive(rank, wire.Bye(1, "limit", "stopped after batch 5"))
+        desk.receive(rank, messages.Bye(1, "limit", "stopped after batch 5"))
     assert (desk.reports[-1].outcome, desk.reports[-1].reason) == (Outcome.ABORTED, "stopped after batch 5")
 
 
@@ -743,18 +748,18 @@ def test_a_rank_that_comes_back_after_the_run_is_over_is_still_told_to_stop() ->
     for _ in range(4):
         desk.wait(1.0)
         desk.receive(0, makers.beat(1, 0, 0))
-    desk.receive(0, wire.Ack(1, abort=True), wire.Bye(1, "aborted", ""))
+    desk.receive(0, messages.Ack(1, abort=True), messages.Bye(1, "aborted", ""))
     assert desk.ledger.is_idle
     desk.take()
     desk.connect(2, ranks=[1])
-    assert len(desk.sent(1, wire.Abort)) == 1
+    assert len(desk.sent(1, messages.Abort)) == 1
     assert list(desk.ledger.runs) == ["train-0"]
 
 
 def test_a_pending_trip_is_decided_when_the_job_ends_before_some_rank_ever_came() -> None:
     desk = Desk()
     desk.connect(3, ranks=[0])
-    desk.receive(0, wire.Tripped(1, makers.trip()))
+    desk.receive(0, messages.Tripped(1, makers.trip()))
     desk.end(exit_code=1)
     assert desk.verdict is not None
     assert (desk.verdict.certainty, desk.verdict.missing) == (Certainty.PARTIAL, (1, 2))
@@ -764,15 +769,15 @@ def test_what_a_peer_said_counts_after_it_has_gone() -> None:
     desk = Desk()
     desk.connect(1)
     desk.disconnect(0)
-    desk.receive(0, wire.Tripped(1, makers.trip()))
+    desk.receive(0, messages.Tripped(1, makers.trip()))
     assert desk.verdict is not None
 
 
 def test_a_failure_that_does_not_stop_the_others_is_still_the_reason() -> None:
     desk = Desk(Options(abort_on_lost=False))
     desk.connect(2)
-    desk.receive(0, wire.Bye(1, "failed", "KeyError: 'x'"))
-    desk.receive(1, wire.Bye(1, "finished", ""))
+    desk.receive(0, messages.Bye(1, "failed", "KeyError: 'x'"))
+    desk.receive(1, messages.Bye(1, "finished", ""))
     assert desk.reports[-1].outcome is Outcome.FAILED
     assert "KeyError: 'x'" in desk.reports[-1].reason
 
@@ -783,17 +788,17 @@ def test_runs_are_kept_apart_by_job_and_restart() -> None:
     desk.handle(Received(b"b", makers.hello(job="two")))
     desk.handle(Received(b"c", makers.hello(job="one", restart=1, incarnation="later")))
     assert list(desk.ledger.runs) == ["one-0", "two-0", "one-1"]
-    desk.handle(Received(b"b", wire.Tripped(1, makers.trip())))
+    desk.handle(Received(b"b", messages.Tripped(1, makers.trip())))
     assert [run.verdict is not None for run in desk.ledger.runs.values()] == [False, True, False]
 
 
 def test_the_same_job_started_again_is_a_run_of_its_own() -> None:
     desk = Desk()
     desk.connect(2)
-    desk.receive(0, wire.Bye(1, "finished", ""))
+    desk.receive(0, messages.Bye(1, "finished", ""))
     desk.handle(Received(b"new", makers.hello(0, 2, incarnation="another")))
     assert list(desk.ledger.runs) == ["train-0", "train-0.2"]
-    desk.receive(1, wire.Bye(1, "finished", ""))
+    desk.receive(1, messages.Bye(1, "finished", ""))
     assert [run.over for run in desk.ledger.runs.values()] == [True, False]
 
 
@@ -806,11 +811,11 @@ def test_names_in_use_on_disk_are_not_used_again() -> None:
 def test_a_reconnect_goes_on_where_it_was() -> None:
     desk = Desk()
     desk.connect(1)
-    desk.receive(0, wire.Table(makers.table()), wire.Batch(5, makers.summary(3)))
+    desk.receive(0, messages.Table(makers.table()), messages.Batch(5, makers.summary(3)))
     effects = desk.handle(Received(b"new connection", makers.hello()))
-    assert effects == [Send(b"new connection", wire.Welcome("train-0", 1.0, 2.0, 5))]
+    assert effects == [Send(b"new connection", messages.Welcome("train-0", 1.0, 2.0, 5))]
     assert desk.handle(Received(peer(0), makers.beat(0, 0, 0))) == [
-        Send(peer(0), wire.Error("you are not known here: say HELLO", "hello"))
+        Send(peer(0), messages.Error("you are not known here: say HELLO", "hello"))
     ]
 
 
@@ -820,12 +825,12 @@ def test_a_second_process_does_not_take_a_live_ranks_place() -> None:
     impostor = Received(b"impostor", makers.hello(incarnation="another", pid=666))
     held = "rank 0 of run train-0 is held by process 100 on node0"
     assert desk.handle(impostor) == [
-        Note(f"refused process 666 on node0: {held}"), Send(b"impostor", wire.Error(held, "none")),
+        Note(f"refused process 666 on node0: {held}"), Send(b"impostor", messages.Error(held, "none")),
     ]  # fmt: skip
-    assert desk.handle(impostor) == [Send(b"impostor", wire.Error(held, "none"))]  # it goes on asking
+    assert desk.handle(impostor) == [Send(b"impostor", messages.Error(held, "none"))]  # it goes on asking
     assert desk.ledger.runs["train-0"].report().ranks[0].rival == "process 666 on node0"
     assert desk.handle(Received(b"impostor", makers.beat(0, 0, 0))) == [
-        Send(b"impostor", wire.Error("you are not known here: say HELLO", "hello"))
+        Send(b"impostor", messages.Error("you are not known here: say HELLO", "hello"))
     ]
 
 
@@ -841,7 +846,7 @@ def test_another_major_version_and_a_rank_out_of_its_world_are_refused() -> None
     desk.connect(2)
     for hello in (makers.hello(1, 2, major=1), makers.hello(5, 2)):
         sent = [e.message for e in desk.handle(Received(b"x", hello)) if isinstance(e, Send)]
-        assert [isinstance(message, wire.Error) and message.remedy for message in sent] == ["stop"]
+        assert [isinstance(message, messages.Error) and message.remedy for message in sent] == ["stop"]
     assert len(desk.ledger.runs) == 1
 
 
@@ -851,7 +856,7 @@ def test_another_major_version_and_a_rank_out_of_its_world_are_refused() -> None
 def test_traced_batches_are_recorded_by_rank() -> None:
     desk = Desk()
     desk.connect(2)
-    desk.receive(1, wire.Table(makers.table()), wire.Batch(1, makers.summary(4, traced=True)))
+    desk.receive(1, messages.Table(makers.table()), messages.Batch(1, makers.summary(4, traced=True)))
     (trace,) = [effect for effect in desk.effects if isinstance(effect, RecordTrace)]
     assert (trace.run, trace.rank, trace.batch, len(trace.frames)) == ("train-0", 1, 4, 2)
 
@@ -859,8 +864,8 @@ def test_traced_batches_are_recorded_by_rank() -> None:
 def test_the_parts_of_a_traced_batch_are_recorded_one_by_one() -> None:
     desk = Desk()
     desk.connect(1)
-    desk.receive(0, wire.Table(makers.table()), wire.Batch(1, makers.summary(4, traced=True)))
-    desk.receive(0, wire.Batch(2, makers.summary(4, first=2, traced=True)))
+    desk.receive(0, messages.Table(makers.table()), messages.Batch(1, makers.summary(4, traced=True)))
+    desk.receive(0, messages.Batch(2, makers.summary(4, first=2, traced=True)))
     traces = [effect for effect in desk.effects if isinstance(effect, RecordTrace)]
     assert [[frame.position.frame for frame in trace.frames] for trace in traces] == [[0, 1], [2, 3]]
 
@@ -868,9 +873,9 @@ def test_the_parts_of_a_traced_batch_are_recorded_one_by_one() -> None:
 def test_a_batch_whose_table_is_not_known_is_asked_for_again() -> None:
     desk = Desk()
     desk.connect(1)
-    desk.receive(0, wire.Batch(1, makers.summary(0)))
-    assert desk.sent(0, wire.Error) == [wire.Error("the frame table of batch 0 is not known here", "hello")]
-    desk.receive(0, makers.hello(), wire.Table(makers.table()), wire.Batch(1, makers.summary(0)))
+    desk.receive(0, messages.Batch(1, makers.summary(0)))
+    assert desk.sent(0, messages.Error) == [messages.Error("the frame table of batch 0 is not known here", "hello")]
+    desk.receive(0, makers.hello(), messages.Table(makers.table()), messages.Batch(1, makers.summary(0)))
     assert desk.ledger.runs["train-0"].ranks[0].last_batch == 0
 
 
@@ -881,26 +886,26 @@ def test_a_batch_that_does_not_fit_its_table_costs_its_sender_an_error(traced: b
     good = makers.summary(0, traced=traced)
     wide = good._replace(abs_min=good.abs_min * 2, abs_max=good.abs_max * 2)
     empty = good._replace(abs_min=b"", abs_max=b"", states=b"")
-    desk.receive(0, wire.Table(makers.table()), wire.Batch(2, wide), wire.Batch(3, empty))
-    assert desk.sent(0, wire.Error) == [wire.Error("batch 0 does not fit its frame table", "none")] * 2
+    desk.receive(0, messages.Table(makers.table()), messages.Batch(2, wide), messages.Batch(3, empty))
+    assert desk.sent(0, messages.Error) == [messages.Error("batch 0 does not fit its frame table", "none")] * 2
     assert desk.ledger.runs["train-0"].ranks[0].last_batch == -1
 
 
 def test_of_many_tables_the_one_in_use_is_kept() -> None:
     desk = Desk()
     desk.connect(1)
-    desk.receive(0, wire.Table(makers.table()))
+    desk.receive(0, messages.Table(makers.table()))
     for number in range(MAX_TABLES + 10):
-        desk.receive(0, wire.Table(FrameTable((makers.frame(module=f"m{number}").spec,))))
-        desk.receive(0, wire.Batch(number + 1, makers.summary(number)))
-    assert desk.sent(0, wire.Error) == []
+        desk.receive(0, messages.Table(FrameTable((makers.frame(module=f"m{number}").spec,))))
+        desk.receive(0, messages.Batch(number + 1, makers.summary(number)))
+    assert desk.sent(0, messages.Error) == []
 
 
 def test_malformed_messages_are_counted_and_answered() -> None:
     ledger = Ledger(Options())
     assert ledger.handle(Malformed(b"x", "HELLO.rank: no"), 0.0) == [
         Note("refused a message: HELLO.rank: no"),
-        Send(b"x", wire.Error("HELLO.rank: no", "none")),
+        Send(b"x", messages.Error("HELLO.rank: no", "none")),
     ]
     assert ledger.refused == 1
 
@@ -916,9 +921,9 @@ def test_a_peer_that_sends_nonsense_for_ever_does_not_fill_the_log() -> None:
 def test_what_a_rank_has_no_business_to_send_is_refused() -> None:
     desk = Desk()
     desk.connect(1)
-    desk.receive(0, wire.Abort("stop it", 0, 0.0, 1.0))
-    assert desk.sent(0, wire.Error) == [wire.Error("a rank does not send Abort", "none")]
-    assert desk.sent(0, wire.Abort) == []
+    desk.receive(0, messages.Abort("stop it", 0, 0.0, 1.0))
+    assert desk.sent(0, messages.Error) == [messages.Error("a rank does not send Abort", "none")]
+    assert desk.sent(0, messages.Abort) == []
 
 
 def test_runs_that_are_over_are_forgotten_in_the_end() -> None:
@@ -926,7 +931,7 @@ def test_runs_that_are_over_are_forgotten_in_the_end() -> None:
     for number in range(40):
         first = Received(b"%d" % number, makers.hello(job=f"job{number}", incarnation=str(number)))
         desk.handle(first)
-        desk.handle(Received(b"%d" % number, wire.Bye(1, "finished", "")))
+        desk.handle(Received(b"%d" % number, messages.Bye(1, "finished", "")))
     desk.wait(0.1)
     assert len(desk.ledger.runs) == 16
 
@@ -934,8 +939,8 @@ def test_runs_that_are_over_are_forgotten_in_the_end() -> None:
 # --- notices --------------------------------------------------------------------------------------------------------------
 
 
-def noticed(seq: int, kind: NoticeKind = NoticeKind.HEADROOM, **changes: object) -> wire.Noticed:
-    return wire.Noticed(seq, makers.notice(kind, **changes))
+def noticed(seq: int, kind: NoticeKind = NoticeKind.HEADROOM, **changes: object) -> messages.Noticed:
+    return messages.Noticed(seq, makers.notice(kind, **changes))
 
 
 def test_a_notice_is_told_once_and_its_last_word_is_kept_of_each_rank() -> None:
@@ -954,7 +959,7 @@ def test_a_notice_is_acknowledged_by_the_next_beat_and_counts_once() -> None:
     desk = Desk()
     desk.connect(1)
     desk.receive(0, noticed(4, value=1.0), noticed(4, value=2.0), makers.beat(0, 0, 1))
-    assert desk.sent(0, wire.Ack) == [wire.Ack(4, abort=False)]
+    assert desk.sent(0, messages.Ack) == [messages.Ack(4, abort=False)]
     desk.end()
     assert [notice.value for _, notice in desk.reports[-1].notices] == [1.0]
 
@@ -974,7 +979,7 @@ def test_notices_are_bounded_and_further_ones_are_counted() -> None:
 # --- options changed at run time ------------------------------------------------------------------------------------------
 
 
-def tuned(desk: Desk, tune: wire.Tune) -> list[wire.Message]:
+def tuned(desk: Desk, tune: messages.Tune) -> list[messages.Message]:
     """What a control client is answered."""
     effects = desk.handle(Received(b"control", tune))
     return [effect.message for effect in effects if isinstance(effect, Send) and effect.peer == b"control"]
@@ -983,21 +988,21 @@ def tuned(desk: Desk, tune: wire.Tune) -> list[wire.Message]:
 def test_a_tuning_reaches_the_ranks_that_are_there_and_those_that_come() -> None:
     desk = Desk()
     desk.connect(3, ranks=[0, 1])
-    assert tuned(desk, wire.Tune(every=10)) == [wire.Tuned(("train-0",), 2)]
-    assert tuned(desk, wire.Tune("train-0", ignore=("*.rotary",))) == [wire.Tuned(("train-0",), 2)]
-    merged = wire.Tune("train-0", every=10, ignore=("*.rotary",))
+    assert tuned(desk, messages.Tune(every=10)) == [messages.Tuned(("train-0",), 2)]
+    assert tuned(desk, messages.Tune("train-0", ignore=("*.rotary",))) == [messages.Tuned(("train-0",), 2)]
+    merged = messages.Tune("train-0", every=10, ignore=("*.rotary",))
     for rank in (0, 1):
-        assert desk.sent(rank, wire.Tune) == [wire.Tune("train-0", every=10), merged]
+        assert desk.sent(rank, messages.Tune) == [messages.Tune("train-0", every=10), merged]
     desk.take()
     desk.connect(3, ranks=[2, 1])
     for rank in (1, 2):
         sent = [effect.message for effect in desk.effects if isinstance(effect, Send) and effect.peer == peer(rank)]
         assert sent[0] == merged  # before WELCOME, so that it holds from the first batch on
-        assert isinstance(sent[1], wire.Welcome)
-    assert "run train-0: options changed: every 10" in [e.text for e in tuning_notes(desk, wire.Tune(every=10))]
+        assert isinstance(sent[1], messages.Welcome)
+    assert "run train-0: options changed: every 10" in [e.text for e in tuning_notes(desk, messages.Tune(every=10))]
 
 
-def tuning_notes(desk: Desk, tune: wire.Tune) -> list[Note]:
+def tuning_notes(desk: Desk, tune: messages.Tune) -> list[Note]:
     return [e for e in desk.handle(Received(b"control", tune)) if isinstance(e, Note)]
 
 
@@ -1005,39 +1010,41 @@ def test_a_rank_without_a_connection_is_not_counted_as_told() -> None:
     desk = Desk()
     desk.connect(3)
     desk.disconnect(1)
-    desk.receive(2, wire.Bye(1, "finished", ""))
-    assert tuned(desk, wire.Tune(check="async")) == [wire.Tuned(("train-0",), 1)]
-    assert [len(desk.sent(rank, wire.Tune)) for rank in range(3)] == [1, 0, 0]
+    desk.receive(2, messages.Bye(1, "finished", ""))
+    assert tuned(desk, messages.Tune(check="async")) == [messages.Tuned(("train-0",), 1)]
+    assert [len(desk.sent(rank, messages.Tune)) for rank in range(3)] == [1, 0, 0]
 
 
 def test_a_tuning_goes_to_the_run_that_is_named_or_to_all_that_are_under_way() -> None:
     desk = Desk()
-    assert tuned(desk, wire.Tune(every=2)) == [wire.Error("no run is under way here", "none")]
-    assert tuned(desk, wire.Tune("x", every=2)) == [wire.Error("no run x; no run is under way here", "none")]
+    assert tuned(desk, messages.Tune(every=2)) == [messages.Error("no run is under way here", "none")]
+    assert tuned(desk, messages.Tune("x", every=2)) == [messages.Error("no run x; no run is under way here", "none")]
     for name in ("one", "two", "three"):
         desk.handle(Received(name.encode(), makers.hello(job=name)))
-    desk.handle(Received(b"three", wire.Bye(1, "finished", "")))
-    assert tuned(desk, wire.Tune(every=2)) == [wire.Tuned(("one-0", "two-0"), 2)]
-    assert tuned(desk, wire.Tune("two-0", every=3)) == [wire.Tuned(("two-0",), 1)]
+    desk.handle(Received(b"three", messages.Bye(1, "finished", "")))
+    assert tuned(desk, messages.Tune(every=2)) == [messages.Tuned(("one-0", "two-0"), 2)]
+    assert tuned(desk, messages.Tune("two-0", every=3)) == [messages.Tuned(("two-0",), 1)]
     assert [run.tuning.every for run in desk.ledger.runs.values()] == [2, 3, 0]
-    assert tuned(desk, wire.Tune("three-0", every=3)) == [wire.Error("no run three-0; under way here: one-0, two-0", "none")]
+    assert tuned(desk, messages.Tune("three-0", every=3)) == [
+        messages.Error("no run three-0; under way here: one-0, two-0", "none")
+    ]
 
 
 def test_a_collector_may_begin_with_a_tuning() -> None:
     desk = Desk(Options(every=5))
     desk.connect(1)
-    assert desk.sent(0, wire.Tune) == [wire.Tune("train-0", every=5)]
+    assert desk.sent(0, messages.Tune) == [messages.Tune("train-0", every=5)]
 
 
 def test_a_rank_does_not_tune_and_a_control_client_does_nothing_else() -> None:
     desk = Desk()
     desk.connect(1)
-    desk.receive(0, wire.Tune(every=2), wire.Tuned((), 0))
-    assert desk.sent(0, wire.Error) == [
-        wire.Error("a rank does not send Tune", "none"), wire.Error("a rank does not send Tuned", "none")
+    desk.receive(0, messages.Tune(every=2), messages.Tuned((), 0))
+    assert desk.sent(0, messages.Error) == [
+        messages.Error("a rank does not send Tune", "none"), messages.Error("a rank does not send Tuned", "none")
     ]  # fmt: skip
     (refused,) = desk.handle(Received(b"control", noticed(1)))
-    assert refused == Send(b"control", wire.Error("you are not known here: say HELLO", "hello"))
+    assert refused == Send(b"control", messages.Error("you are not known here: say HELLO", "hello"))
 
 
 def test_more_runs_than_a_collector_can_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1047,7 +1054,7 @@ def test_more_runs_than_a_collector_can_keep_are_refused(monkeypatch: pytest.Mon
         job = makers.hello(job=f"job{number}", incarnation=str(number))
         desk.handle(Received(b"peer-%d" % number, job))
     assert list(desk.ledger.runs) == ["job0-0", "job1-0"]
-    assert desk.effects[-1] == Send(b"peer-2", wire.Error("2 runs are under way here, and that is the most", "stop"))
+    assert desk.effects[-1] == Send(b"peer-2", messages.Error("2 runs are under way here, and that is the most", "stop"))
 
 
 def test_ranks_that_are_all_cut_off_at_once_are_not_lost() -> None:
@@ -1066,7 +1073,7 @@ def test_ranks_that_are_all_cut_off_at_once_are_not_lost() -> None:
         desk.handle(Received(b"again", makers.beat(0, 0, second)))
         desk.wait(1)
         assert run.ranks[1].state is RankState.RUNNING
-    assert desk.sent(0, wire.Abort) == []
+    assert desk.sent(0, messages.Abort) == []
 
 
 def test_a_rank_that_is_cut_off_while_another_is_heard_is_lost() -> None:
@@ -1100,7 +1107,7 @@ def test_a_run_whose_ranks_come_back_goes_on() -> None:
     desk.handle(Received(b"again", makers.hello(0, 1)))
     (run,) = desk.ledger.runs.values()
     assert not run.over
-    desk.handle(Received(b"again", wire.Bye(1, "finished", "")))
+    desk.handle(Received(b"again", messages.Bye(1, "finished", "")))
     desk.wait(1)
     assert [report.outcome.value for report in desk.reports[-1:]] == ["finished"]
 
@@ -1123,7 +1130,7 @@ def test_a_run_is_shown_once_a_heartbeat_and_at_its_end() -> None:
     assert [(rank.rank, rank.batch) for rank in shown[-1].standings] == [(0, 3)]
     desk.connect(2, ranks=[1])
     for rank in (0, 1):
-        desk.receive(rank, wire.Bye(1, "finished", ""))
+        desk.receive(rank, messages.Bye(1, "finished", ""))
     (end,) = [effect for effect in desk.take() if isinstance(effect, Show)]
     assert end.standing == RunStanding("train", 0, 2, 0, 0, Outcome.FINISHED, True)
     assert {rank.state for rank in end.standings} == {RankState.FINISHED}
@@ -1134,8 +1141,8 @@ def test_a_run_is_shown_once_a_heartbeat_and_at_its_end() -> None:
 def test_each_rank_that_tripped_is_counted_once() -> None:
     desk = Desk()
     desk.connect(3)
-    desk.receive(0, wire.Tripped(1, makers.trip(at=(1, 0, 0))), wire.Tripped(2, makers.trip(at=(2, 0, 0))))
-    desk.receive(1, wire.Tripped(1, makers.trip(at=(1, 0, 0))))
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(1, 0, 0))), messages.Tripped(2, makers.trip(at=(2, 0, 0))))
+    desk.receive(1, messages.Tripped(1, makers.trip(at=(1, 0, 0))))
     desk.end(exit_code=1)
     assert (last_shown(desk).standing.tripped, last_shown(desk).standing.outcome) == (2, Outcome.ABORTED)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import makers
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable, pack
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Entry, Opened, Trained
 from rankwatch_monitor.record import reader as record
@@ -24,7 +24,7 @@ from rankwatch_monitor.serve.writer import Recorder
 SOON = 10
 TABLE = makers.table()
 OPENED = Entry(0.0, NO_RANK, Opened("train", 0, 1))
-BYE = Entry(0.0, 0, wire.Bye(100, "finished", ""))
+BYE = Entry(0.0, 0, messages.Bye(100, "finished", ""))
 
 
 def trained(*batches: int) -> list[Entry]:

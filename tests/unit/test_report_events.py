@@ -7,7 +7,7 @@ import typing
 import pytest
 
 import makers
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch.shared.frame import Position
 from rankwatch_monitor.decide import journal
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Fact
@@ -18,12 +18,12 @@ TOLD: list[tuple[Fact, str]] = [
     (journal.Opened("train", 1, 8), "job train, restart 1, 8 ranks"),
     (makers.hello(3, 8), "rank 3 of 8 (node1, local rank 3) connected: process 103, cpu, torch 2.13.0"),
     (makers.hello(3, 8, stage=1), "rank 3 of 8 (node1, local rank 3, stage 1) connected"),
-    (wire.Tripped(4, makers.trip()), "tripped: rank 5, batch 0: layer (Linear), output: inf"),
-    (wire.Noticed(5, makers.notice()), "noticed: next to overflow: layer (Linear), output: abs max 4.09e+03"),
-    (wire.Beat(Position(7, 0, 2), "backward", 0, 0, 1.0), "was in batch 7, frame 2, phase backward"),
-    (wire.Ack(0, abort=True), "acknowledged the abort"),
-    (wire.Bye(9, "failed", "ValueError: no"), "said goodbye: failed: ValueError: no"),
-    (wire.Tune("train-0", every=3), "options changed: every 3"),
+    (messages.Tripped(4, makers.trip()), "tripped: rank 5, batch 0: layer (Linear), output: inf"),
+    (messages.Noticed(5, makers.notice()), "noticed: next to overflow: layer (Linear), output: abs max 4.09e+03"),
+    (messages.Beat(Position(7, 0, 2), "backward", 0, 0, 1.0), "was in batch 7, frame 2, phase backward"),
+    (messages.Ack(0, abort=True), "acknowledged the abort"),
+    (messages.Bye(9, "failed", "ValueError: no"), "said goodbye: failed: ValueError: no"),
+    (messages.Tune("train-0", every=3), "options changed: every 3"),
     (journal.Left(RankState.LOST), "counted as lost"),
     (journal.Stood((5,), ((1, 0, 3),), (0,)), "answered: it was in batch 1, frame 3"),
     (journal.Waited(), "the decision window ended"),

@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch.shared.notice import NoticeKind
 from rankwatch.tell import spool as spool_module
 from rankwatch.tell.spool import Spool
 
 
 def add_batch(spool: Spool, number: int) -> None:
-    spool.append(lambda seq: wire.Batch(seq, makers.summary(number)), makers.table())
+    spool.append(lambda seq: messages.Batch(seq, makers.summary(number)), makers.table())
 
 
 def add_notice(spool: Spool, label: str, batch: int = 0) -> None:
-    spool.append(lambda seq: wire.Noticed(seq, makers.notice(label=label, batch=batch)))
+    spool.append(lambda seq: messages.Noticed(seq, makers.notice(label=label, batch=batch)))
 
 
 def numbers(spool: Spool) -> list[int]:
@@ -55,7 +55,7 @@ def test_a_later_notice_of_the_same_reading_replaces_the_earlier_one() -> None:
     spool = Spool()
     for label, batch in (("output", 1), ("input[0]", 1), ("output", 2)):
         add_notice(spool, label, batch)
-    spool.append(lambda seq: wire.Noticed(seq, makers.notice(NoticeKind.UNDERFLOW)))
+    spool.append(lambda seq: messages.Noticed(seq, makers.notice(NoticeKind.UNDERFLOW)))
     assert numbers(spool) == [2, 3, 4]
 
 
@@ -65,7 +65,7 @@ def test_notices_are_bounded_apart_from_batches(monkeypatch: pytest.MonkeyPatch)
     add_batch(spool, 0)
     for label in "abcb":
         add_notice(spool, label)
-    assert [message.notice.label for s in spool if isinstance(message := s.message, wire.Noticed)] == ["c", "b"]
+    assert [message.notice.label for s in spool if isinstance(message := s.message, messages.Noticed)] == ["c", "b"]
     assert (len(spool), spool.dropped) == (3, 0)
 
 
@@ -90,11 +90,11 @@ def test_in_order_within_bounds_and_with_every_trip(steps: list[str], data: st.D
             elif step in "abc":
                 add_notice(spool, step)
             else:
-                spool.append(lambda seq: wire.Tripped(seq, makers.trip()))
+                spool.append(lambda seq: messages.Tripped(seq, makers.trip()))
                 trips.append(last)
         kept = [spooled.message for spooled in spool]
         assert [message.seq for message in kept] == sorted({message.seq for message in kept})
-        assert sum(isinstance(message, wire.Batch) for message in kept) <= 3
-        assert sum(isinstance(message, wire.Noticed) for message in kept) <= 2
+        assert sum(isinstance(message, messages.Batch) for message in kept) <= 3
+        assert sum(isinstance(message, messages.Noticed) for message in kept) <= 2
         assert {seq for seq in trips if seq > acknowledged} <= {message.seq for message in kept}
         assert all(message.seq > acknowledged for message in kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import makers
 from desk import Desk
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch_monitor.decide.effects import Note, Publish, Send
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Outcome
@@ -19,7 +19,7 @@ def desk(world_size: int, **options: object) -> Desk:
     return made
 
 
-def keep_beating(at: Desk, seconds: float, *beats: wire.Beat | None) -> None:
+def keep_beating(at: Desk, seconds: float, *beats: messages.Beat | None) -> None:
     """Each rank says the same at every heartbeat; None: nothing at all."""
     end = at.now + seconds
     while at.now < end:
@@ -82,10 +82,10 @@ def test_a_stall_stops_the_others_where_that_was_asked_for() -> None:
     at = desk(2, abort_on_stall=True)
     ahead, behind = makers.beat(1, 0, 3, phase="backward"), makers.beat(1, 0, 2)
     keep_beating(at, STALL + 1, ahead, behind)
-    aborts = [effect for effect in at.effects if isinstance(effect, Send) and isinstance(effect.message, wire.Abort)]
+    aborts = [effect for effect in at.effects if isinstance(effect, Send) and isinstance(effect.message, messages.Abort)]
     assert {abort.peer for abort in aborts} == {b"peer-0", b"peer-1"}
-    at.receive(0, wire.Ack(0, abort=True))
-    at.receive(1, wire.Ack(0, abort=True))
+    at.receive(0, messages.Ack(0, abort=True))
+    at.receive(1, messages.Ack(0, abort=True))
     (published,) = [effect for effect in at.take() if isinstance(effect, Publish)]
     assert published.report.outcome is Outcome.STALLED
     text = as_text.render(published.report)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import makers
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import FrameTable
 from rankwatch_monitor.decide.journal import (
     NO_RANK,
@@ -47,15 +47,15 @@ EVENTS: list[tuple[int, Fact]] = [
     (NO_RANK, Opened("train", 1, 2)),
     (0, makers.hello(0, 2, minor=0)),
     (0, makers.beat(1, 0, 3)),
-    (0, wire.Tripped(4, makers.trip())),
-    (0, wire.Noticed(5, makers.notice())),
+    (0, messages.Tripped(4, makers.trip())),
+    (0, messages.Noticed(5, makers.notice())),
     (1, Left(RankState.LOST)),
     (NO_RANK, Stood((0, 3), ((1, 0, 3), (-1, 0, 0)))),
-    (NO_RANK, wire.Tune("train-1", every=3, ignore=("*.rotary",))),
+    (NO_RANK, messages.Tune("train-1", every=3, ignore=("*.rotary",))),
     (NO_RANK, Waited()),
     (NO_RANK, Decided(Outcome.ABORTED, "because", True)),
-    (0, wire.Ack(5, abort=True)),
-    (0, wire.Bye(6, "aborted", "")),
+    (0, messages.Ack(5, abort=True)),
+    (0, messages.Bye(6, "aborted", "")),
     (NO_RANK, JobInterrupted("SIGTERM")),
     (0, Stood((0,), ((1, 0, 3),), (1,))),
     (NO_RANK, JobEnded(1, "SIGTERM")),
@@ -213,7 +213,7 @@ def test_summaries_are_what_the_ranks_sent(tmp_path: Path) -> None:
     assert query(tmp_path / FILE, "SELECT batch, rank, first_frame, tbl, traced, body FROM summaries") == [
         (3, 1, 0, 1, 0, sent.abs_min + sent.abs_max + sent.states)
     ]
-    assert query(tmp_path / FILE, "SELECT body FROM tables") == [wire.encode(wire.Table(TABLE))]
+    assert query(tmp_path / FILE, "SELECT body FROM tables") == [wire.encode(messages.Table(TABLE))]
 
 
 def test_of_a_large_world_the_summaries_of_some_batches_are_kept_and_of_traced_ones(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_old_digests_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_frame_tables_beyond_the_limit_leave_digests_alone(tmp_path: Path) -> None:
-    begun = opened(tmp_path / FILE, tables=len(wire.encode(wire.Table(TABLE))))
+    begun = opened(tmp_path / FILE, tables=len(wire.encode(messages.Table(TABLE))))
     other = FrameTable((makers.frame(module="another").spec,))
     begun.write([trained(0, 0), trained(0, 1, table=other)], 100.0)
     assert record.read_digests(tmp_path / FILE)["table"].tolist() == [1, 0]
@@ -276,8 +276,8 @@ def test_frame_tables_beyond_the_limit_leave_digests_alone(tmp_path: Path) -> No
 
 def test_notices_beyond_the_limit_are_not_recorded_and_all_else_is(tmp_path: Path) -> None:
     begun = opened(tmp_path / FILE, events=3)
-    notices = [(0, wire.Noticed(seq, makers.notice())) for seq in range(1, 6)]
-    begun.write(entries([*notices, (0, wire.Bye(6, "finished", ""))]), 100.0)
+    notices = [(0, messages.Noticed(seq, makers.notice())) for seq in range(1, 6)]
+    begun.write(entries([*notices, (0, messages.Bye(6, "finished", ""))]), 100.0)
     assert query(tmp_path / FILE, "SELECT kind FROM events") == ["opened", "noticed", "noticed", "bye"]
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from makers import INF, frame, reading, trip
 from rankwatch.shared.frame import Phase
+from rankwatch.shared.messages import Tune
 from rankwatch.shared.text import describe_trip, describe_tuning, format_dump, format_frame
-from rankwatch.shared.wire import Tune
 
 
 @pytest.mark.parametrize(

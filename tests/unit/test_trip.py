@@ -8,7 +8,9 @@ import pytest
 
 import makers
 from makers import INF, NAN, frame, reading, trip
-from rankwatch.shared.cause import Cause, Judge, Policy, classify
+from rankwatch.judge.policy import Judge
+from rankwatch.shared.cause import Cause, classify
+from rankwatch.shared.config import Policy
 from rankwatch.shared.frame import Frame, Kind, Phase, Reading
 
 

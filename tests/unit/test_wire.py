@@ -12,32 +12,32 @@ from hypothesis import strategies as st
 
 import makers
 from rankwatch.errors import ProtocolError
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import NO_STAGE, FrameTable, Phase, Position
 from rankwatch.shared.notice import NoticeKind, describe_notice
 
-MESSAGES: list[wire.Message] = [
+MESSAGES: list[messages.Message] = [
     makers.hello(3, 8),
-    wire.Welcome("train-0", 1.0, 2.0, 7),
-    wire.Table(makers.table()),
-    wire.Table(FrameTable(tuple(makers.frame(phase=phase).spec for phase in Phase))),
-    wire.Batch(4, makers.summary(149, traced=True)),
-    wire.Batch(4, makers.summary(149, first=43)),
-    wire.Tripped(5, makers.trip(makers.reading("input[0]", 3e4, dtype="float16"), makers.reading("output", makers.INF))),
-    wire.Tripped(
+    messages.Welcome("train-0", 1.0, 2.0, 7),
+    messages.Table(makers.table()),
+    messages.Table(FrameTable(tuple(makers.frame(phase=phase).spec for phase in Phase))),
+    messages.Batch(4, makers.summary(149, traced=True)),
+    messages.Batch(4, makers.summary(149, first=43)),
+    messages.Tripped(5, makers.trip(makers.reading("input[0]", 3e4, dtype="float16"), makers.reading("output", makers.INF))),
+    messages.Tripped(
         5, makers.trip(makers.reading("grad_output"), makers.reading("weight.grad", makers.INF), loss_scale=2.0**90)
     ),
-    wire.Noticed(6, makers.notice(growth=-0.25)),
-    wire.Noticed(7, makers.notice(NoticeKind.ZEROS, value=1.0, dtype="float32")),
+    messages.Noticed(6, makers.notice(growth=-0.25)),
+    messages.Noticed(7, makers.notice(NoticeKind.ZEROS, value=1.0, dtype="float32")),
     makers.beat(3, 0, 17, phase="backward"),
-    wire.Probe(Position(-1, 2, 0)),
-    wire.Abort("rank 1 of 2", 1, 1000.0, 10.0),
-    wire.Ack(9, abort=True),
-    wire.Bye(10, "failed", "KeyError: 'x'"),
-    wire.Error("no", "hello"),
-    wire.Tune("train-0", 10, ("a.*",), (), (149,), "async"),
-    wire.Tune(),
-    wire.Tuned(("train-0", "gan-0"), 16),
+    messages.Probe(Position(-1, 2, 0)),
+    messages.Abort("rank 1 of 2", 1, 1000.0, 10.0),
+    messages.Ack(9, abort=True),
+    messages.Bye(10, "failed", "KeyError: 'x'"),
+    messages.Error("no", "hello"),
+    messages.Tune("train-0", 10, ("a.*",), (), (149,), "async"),
+    messages.Tune(),
+    messages.Tuned(("train-0", "gan-0"), 16),
 ]
 ADDED = {"HELLO": 1}
 """How many fields minor versions have appended."""
@@ -51,27 +51,27 @@ OLD_HELLO = "9da548454c4c4f0200a5747261696e00030803a56e6f64653167a3637075a6322e3
 # fmt: off
 def test_golden_bytes() -> None:
     """What these bytes say may never change within a major version."""
-    assert wire.encode(wire.Ack(9, abort=True)).hex() == "93a341434b09c3"
+    assert wire.encode(messages.Ack(9, abort=True)).hex() == "93a341434b09c3"
     assert wire.encode(makers.beat(3, 0, 17)).hex() == "96a44245415493030011a7666f72776172640000cb408f400000000000"
-    batch = wire.encode(wire.Batch(4, makers.summary(149)))
+    batch = wire.encode(messages.Batch(4, makers.summary(149)))
     assert batch.hex() == (
         "93a5424154434804" "9acc9500cc95cb4024000000000000cb4026000000000000c2"
         "b0" + makers.table().id.encode().hex() + "c40c" + 3 * "0000803f" + "c40c" + 3 * "0000803f" + "c403000000"
     )
     assert makers.table().id == "4600ca21ebaae7f7"
     layer, linear, output, float32 = "a56c61796572", "a64c696e656172", "a66f7574707574", "a7666c6f61743332"
-    table = wire.encode(wire.Table(FrameTable((makers.frame(phase=Phase.BACKWARD).spec,))))
+    table = wire.encode(messages.Table(FrameTable((makers.frame(phase=Phase.BACKWARD).spec,))))
     assert table.hex() == "92a55441424c45" "9195" + layer + linear + "919303" + output + float32 + "90" "02"
-    assert wire.encode(wire.Noticed(6, makers.notice())).hex() == (
+    assert wire.encode(messages.Noticed(6, makers.notice())).hex() == (
         "93a64e4f544943450699" "02" + layer + linear + output + "a7666c6f61743136" "0a0c"
         "cb40affc0000000000" "cb3ff0000000000000"
     )
-    tune = wire.Tune("train-0", 10, ("a.*",), None, (149,), "async")
+    tune = messages.Tune("train-0", 10, ("a.*",), None, (149,), "async")
     assert wire.encode(tune).hex() == "97a454554e45" "a7747261696e2d30" "0a" "91a3612e2a" "c0" "91cc95" "a56173796e63"
-    assert wire.encode(wire.Tuned(("train-0",), 8)).hex() == "93a554554e4544" "91a7747261696e2d30" "08"
+    assert wire.encode(messages.Tuned(("train-0",), 8)).hex() == "93a554554e4544" "91a7747261696e2d30" "08"
     hello = wire.encode(makers.hello(3, 8, minor=0, stage=2)).hex()
     assert hello == OLD_HELLO.replace("9d", "9e", 1) + "02"
-    trip = wire.encode(wire.Tripped(1, makers.trip(loss_scale=1024.0)))
+    trip = wire.encode(messages.Tripped(1, makers.trip(loss_scale=1024.0)))
     assert trip.hex().endswith("9202030600" "01" "cb408f400000000000" "cb4090000000000000")
 
 
@@ -79,47 +79,51 @@ def test_golden_bytes() -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_there_and_back(message: wire.Message) -> None:
+def test_there_and_back(message: messages.Message) -> None:
     assert wire.decode(wire.encode(message)) == message
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_the_kinds_that_are_told_before_a_message_is_read(message: wire.Message) -> None:
+def test_the_kinds_that_are_told_before_a_message_is_read(message: messages.Message) -> None:
     data = memoryview(wire.encode(message))
     told = wire.is_batch(data), wire.is_beat(data), wire.is_ack(data)
-    assert told == (isinstance(message, wire.Batch), isinstance(message, wire.Beat), isinstance(message, wire.Ack))
+    assert told == (
+        isinstance(message, messages.Batch),
+        isinstance(message, messages.Beat),
+        isinstance(message, messages.Ack),
+    )
 
 
 def test_nan_and_inf_travel_in_the_columns() -> None:
-    sent = wire.Tripped(1, makers.trip(makers.reading("input[0]"), makers.reading("output", makers.NAN)))
+    sent = messages.Tripped(1, makers.trip(makers.reading("input[0]"), makers.reading("output", makers.NAN)))
     received = wire.decode(wire.encode(sent))
-    assert isinstance(received, wire.Tripped)
+    assert isinstance(received, messages.Tripped)
     assert str(received.trip.culprit) == str(sent.trip.culprit)
 
 
 def test_float64_values_keep_their_range() -> None:
     big = makers.reading("output", 1e300, low=1e-300, dtype="float64")
-    sent = wire.Tripped(1, makers.trip(big, makers.reading("bias", makers.INF)))
+    sent = messages.Tripped(1, makers.trip(big, makers.reading("bias", makers.INF)))
     received = wire.decode(wire.encode(sent))
-    assert isinstance(received, wire.Tripped)
+    assert isinstance(received, messages.Tripped)
     assert received.trip.frame.readings[0] == big
 
 
 def test_names_are_cut_to_the_limit_on_their_way_out() -> None:
-    cut = wire.decode(wire.encode(wire.Bye(1, "failed", "x" * (wire.MAX_TEXT + 1))))
-    assert isinstance(cut, wire.Bye)
+    cut = wire.decode(wire.encode(messages.Bye(1, "failed", "x" * (wire.MAX_TEXT + 1))))
+    assert isinstance(cut, messages.Bye)
     assert len(cut.text) == wire.MAX_TEXT
 
 
 def test_what_is_no_utf8_is_replaced_on_its_way_out() -> None:
-    received = wire.decode(wire.encode(wire.Bye(1, "failed", "no such file: data-\udcff.bin")))
-    assert received == wire.Bye(1, "failed", "no such file: data-?.bin")
+    received = wire.decode(wire.encode(messages.Bye(1, "failed", "no such file: data-\udcff.bin")))
+    assert received == messages.Bye(1, "failed", "no such file: data-?.bin")
 
 
 def test_a_newer_minor_version_may_add_fields_and_kinds() -> None:
-    parts = msgpack.unpackb(wire.encode(wire.Ack(9, abort=False)))
-    assert wire.decode(msgpack.packb([*parts, "more", [1, 2]])) == wire.Ack(9, abort=False)
-    assert wire.decode(msgpack.packb(["SURPRISE", 1])) == wire.Unknown("SURPRISE")
+    parts = msgpack.unpackb(wire.encode(messages.Ack(9, abort=False)))
+    assert wire.decode(msgpack.packb([*parts, "more", [1, 2]])) == messages.Ack(9, abort=False)
+    assert wire.decode(msgpack.packb(["SURPRISE", 1])) == messages.Unknown("SURPRISE")
 
 
 def test_what_an_older_minor_version_does_not_say_has_its_default() -> None:
@@ -127,7 +131,7 @@ def test_what_an_older_minor_version_does_not_say_has_its_default() -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_every_field_is_checked(message: wire.Message) -> None:
+def test_every_field_is_checked(message: messages.Message) -> None:
     """Each field of each message, replaced by what it cannot be, is named in the refusal."""
     wrong_for_all: tuple[Any, ...] = (None, {}, [None] * 99, -(2**40), b"\xff", makers.NAN)
     kind, *values = msgpack.unpackb(wire.encode(message))
@@ -141,12 +145,12 @@ def test_every_field_is_checked(message: wire.Message) -> None:
 
 
 def test_columns_must_fit_each_other_and_their_specs() -> None:
-    kind, seq, summary = msgpack.unpackb(wire.encode(wire.Batch(4, makers.summary(1))))
+    kind, seq, summary = msgpack.unpackb(wire.encode(messages.Batch(4, makers.summary(1))))
     with pytest.raises(ProtocolError, match="do not fit each other"):
         wire.decode(msgpack.packb([kind, seq, [*summary[:7], summary[7][:-1], *summary[8:]]]))
     with pytest.raises(ProtocolError, match="is no state"):
         wire.decode(msgpack.packb([kind, seq, [*summary[:9], b"\xff\x00\x00"]]))
-    kind, seq, trip = msgpack.unpackb(wire.encode(wire.Tripped(4, makers.trip())))
+    kind, seq, trip = msgpack.unpackb(wire.encode(messages.Tripped(4, makers.trip())))
     with pytest.raises(ProtocolError, match="not the one that tripped"):
         wire.decode(msgpack.packb([kind, seq, [trip[0], 99, *trip[2:]]]))
 
@@ -154,19 +158,19 @@ def test_columns_must_fit_each_other_and_their_specs() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        wire.Batch(4, makers.summary(1)),
-        wire.Tripped(5, makers.trip(loss_scale=1024.0)),
-        wire.Noticed(6, makers.notice()),
-        wire.Noticed(6, makers.notice(NoticeKind.ZEROS, value=0.5)),
+        messages.Batch(4, makers.summary(1)),
+        messages.Tripped(5, makers.trip(loss_scale=1024.0)),
+        messages.Noticed(6, makers.notice()),
+        messages.Noticed(6, makers.notice(NoticeKind.ZEROS, value=0.5)),
     ],
     ids=["summary", "trip", "headroom", "zeros"],
 )
-def test_every_part_of_a_field_is_checked(message: wire.Message) -> None:
+def test_every_part_of_a_field_is_checked(message: messages.Message) -> None:
     kind, seq, parts = msgpack.unpackb(wire.encode(message))
     for index in range(len(parts)):
         wrong: Any
         for wrong in (None, {}, "x" * (wire.MAX_NAME + 1), -(2**40), b"\xff", makers.NAN):
-            if isinstance(message, wire.Noticed) and index == 8 and isinstance(wrong, int):
+            if isinstance(message, messages.Noticed) and index == 8 and isinstance(wrong, int):
                 continue  # growth may be negative
             with pytest.raises(ProtocolError, match=kind):
                 wire.decode(msgpack.packb([kind, seq, [*parts[:index], wrong, *parts[index + 1 :]]]))
@@ -176,18 +180,18 @@ def test_every_part_of_a_field_is_checked(message: wire.Message) -> None:
 
 
 def test_a_phase_that_is_none_is_refused() -> None:
-    kind, (spec,) = msgpack.unpackb(wire.encode(wire.Table(FrameTable((makers.frame().spec,)))))
+    kind, (spec,) = msgpack.unpackb(wire.encode(messages.Table(FrameTable((makers.frame().spec,)))))
     for wrong in (len(Phase), -1, None, True):
         with pytest.raises(ProtocolError, match=r"TABLE\.table: expected a whole number from 0 to 2"):
             wire.decode(msgpack.packb([kind, [[*spec[:4], wrong]]]))
 
 
 def test_a_loss_scale_may_be_inf_but_a_share_not_over_one() -> None:
-    infinite = wire.Tripped(5, makers.trip(loss_scale=makers.INF))
+    infinite = messages.Tripped(5, makers.trip(loss_scale=makers.INF))
     assert wire.decode(wire.encode(infinite)) == infinite
     for notice in (makers.notice(NoticeKind.ZEROS, value=1.01), makers.notice(value=makers.INF)):
         with pytest.raises(ProtocolError, match="expected a number from 0 to"):
-            wire.decode(wire.encode(wire.Noticed(1, notice)))
+            wire.decode(wire.encode(messages.Noticed(1, notice)))
 
 
 @given(
@@ -197,7 +201,7 @@ def test_a_loss_scale_may_be_inf_but_a_share_not_over_one() -> None:
     growth=st.floats(allow_nan=False, allow_infinity=False),
 )
 def test_whatever_notice_comes_through_can_be_told(kind: NoticeKind, dtype: str, value: float, growth: float) -> None:
-    sent = wire.Noticed(1, makers.notice(kind, dtype=dtype, value=value, growth=growth))
+    sent = messages.Noticed(1, makers.notice(kind, dtype=dtype, value=value, growth=growth))
     try:
         received = wire.decode(wire.encode(sent))
     except ProtocolError:
@@ -211,19 +215,19 @@ def test_whatever_notice_comes_through_can_be_told(kind: NoticeKind, dtype: str,
 
 patterns = st.none() | st.lists(st.text(max_size=9), max_size=3).map(tuple)
 tunings = st.builds(
-    wire.Tune,
+    messages.Tune,
     run=st.text(max_size=9),
     every=st.integers(0, 9),
     modules=patterns,
     ignore=patterns,
     trace_batch_nums=st.none() | st.lists(st.integers(0, 99), max_size=3).map(tuple),
-    check=st.sampled_from(["", *sorted(wire.CHECKS)]),
+    check=st.sampled_from(["", *sorted(messages.CHECKS)]),
 )
 
 
 @given(tunings, tunings, tunings)
-def test_tunings_lie_over_each_other(one: wire.Tune, two: wire.Tune, three: wire.Tune) -> None:
-    assert one.then(wire.Tune("other")) == one
+def test_tunings_lie_over_each_other(one: messages.Tune, two: messages.Tune, three: messages.Tune) -> None:
+    assert one.then(messages.Tune("other")) == one
     assert one.then(two).then(three) == one.then(two.then(three))
     assert one.then(two).run == one.run
     for name in ("every", "modules", "ignore", "trace_batch_nums", "check"):
@@ -237,8 +241,8 @@ def test_tunings_lie_over_each_other(one: wire.Tune, two: wire.Tune, three: wire
 def test_the_lists_of_a_tuning_are_bounded(field: str, most: int) -> None:
     item: Any = 1 if field == "trace_batch_nums" else "*"
     full: dict[str, Any] = {field: (item,) * most}
-    parts = msgpack.unpackb(wire.encode(wire.Tune(**full)))
-    index = [f.name for f in dataclasses.fields(wire.Tune)].index(field) + 1
+    parts = msgpack.unpackb(wire.encode(messages.Tune(**full)))
+    index = [f.name for f in dataclasses.fields(messages.Tune)].index(field) + 1
     assert getattr(wire.decode(msgpack.packb(parts)), field) == (item,) * most
     parts[index].append(item)
     with pytest.raises(ProtocolError, match=f"TUNE.{field}: expected an array of 0 to {most}"):
@@ -265,7 +269,7 @@ def test_any_msgpack_is_refused_or_read(value: Any) -> None:
 
 
 @given(message=st.sampled_from(MESSAGES), data=st.data())
-def test_a_damaged_message_is_refused_or_read(message: wire.Message, data: st.DataObject) -> None:
+def test_a_damaged_message_is_refused_or_read(message: messages.Message, data: st.DataObject) -> None:
     whole = bytearray(wire.encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
@@ -277,5 +281,5 @@ def _decode_or_refuse(data: bytes) -> None:
         message = wire.decode(data)
     except ProtocolError:
         return
-    if not isinstance(message, wire.Unknown):
+    if not isinstance(message, messages.Unknown):
         wire.encode(message)

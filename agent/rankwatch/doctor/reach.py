@@ -10,7 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import ConnectionFileError, ProtocolError
 from ..shared import connection as connections
-from ..shared import wire
+from ..shared import messages, wire
 from ..shared.connection import Connection
 from ..shared.sockets import dealer
 from .finding import Finding, fail, ok, skip
@@ -64,7 +64,7 @@ def _unwelcome(connection: Connection, deadline: float) -> Finding:
                 f"{connection.address} takes the connection and refuses the key",
                 "the file is of another collector, or of one that was started anew: copy its connection file again",
             )
-        socket.send(wire.encode(wire.Ack(0, abort=False)))  # harmless, and from a stranger always answered
+        socket.send(wire.encode(messages.Ack(0, abort=False)))  # harmless, and from a stranger always answered
         if not socket.poll(_left(deadline), zmq.POLLIN):
             return fail(CHECK, f"{connection.address} has our key and does not answer", "does it hang? see its log")
         wire.decode(socket.recv())

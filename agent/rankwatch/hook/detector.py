@@ -21,12 +21,12 @@ from torch.optim import Optimizer
 from ..errors import TrainingAborted
 from ..judge.batch import BatchInProgress
 from ..judge.health import is_looked_at
+from ..judge.policy import Judge
 from ..judge.settler import Again, Observer, Settler
 from ..measure.modules import NamedModule
 from ..measure.recorder import Record, Recorder
 from ..measure.tape import Cell, Tape
-from ..shared.cause import Judge, Policy
-from ..shared.config import Check, Config, Tuning
+from ..shared.config import Check, Config, Policy, Tuning
 from ..shared.frame import NOWHERE, Kind, Phase, Position, ReadingSpec
 from . import backward
 from .hooks import Hooks

@@ -16,12 +16,13 @@ from ..errors import TrainingAborted
 from ..measure.extremes import Counts, count_non_finite
 from ..measure.recorder import Record, Recorder
 from ..measure.tape import Reading, Tape
-from ..shared.cause import Judge, Trip
+from ..shared.cause import Trip
 from ..shared.config import Check
 from ..shared.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position
 from ..shared.notice import Notice
 from .batch import BatchInProgress, Part, Tables
 from .health import Health
+from .policy import Judge
 
 log = logging.getLogger(__name__)
 

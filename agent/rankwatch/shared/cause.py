@@ -1,29 +1,12 @@
-"""What breaks the policy, and why: pure decisions over one frame, shared by the agent alone and the collector."""
+"""A trip, and why it happened: a pure decision over the evidence, shared by the lone agent and the collector."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
-from .frame import DTYPE_MAX, SHARD, Frame, FrameSpec, Kind, Phase, Position, Reading, State
+from .frame import DTYPE_MAX, Frame, FrameSpec, Kind, Phase, Position, Reading, State
 from .str_enum import StrEnum
-
-
-class Policy(StrEnum):
-    """Which non-finite readings trip.
-
-    FIRST (the default): outputs, own parameters, marked tensors, and the gradients that a module's backward makes; a
-    non-finite input or buffer (an additive ``-inf`` attention mask, say) is evidence, but healthy, and so is a non-finite
-    gradient that a module is handed, but for the root module's: that one comes from the loss. STRICT: positional inputs
-    too, as the Hugging Face detector does, every gradient, and a nan in a buffer or keyword input, which that detector does
-    not look at (an inf there is mostly a mask, and torch's own transformer layers pass theirs by keyword). OFF: nothing;
-    readings are only recorded.
-    """
-
-    FIRST = "first"
-    STRICT = "strict"
-    OFF = "off"
 
 
 class Cause(StrEnum):
@@ -46,13 +29,6 @@ class Cause(StrEnum):
 _NON_FINITE = (State.INF, State.NAN)
 _INPUTS = (Kind.INPUT, Kind.KEYWORD)
 _GRADIENTS = (Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRADIENT)
-_MADE_HERE = (Kind.PARAMETER, Kind.OUTPUT, Kind.MARKED, Kind.GRAD_INPUT, Kind.GRADIENT)
-_TRIPPING: dict[Policy, dict[Kind, tuple[State, ...]]] = {
-    Policy.FIRST: dict.fromkeys(_MADE_HERE, _NON_FINITE),
-    Policy.STRICT: dict.fromkeys(Kind, _NON_FINITE) | dict.fromkeys((Kind.BUFFER, Kind.KEYWORD), (State.NAN,)),
-    Policy.OFF: {},
-}
-_TRIPPING_AT_ROOT = _TRIPPING | {Policy.FIRST: _TRIPPING[Policy.FIRST] | {Kind.GRAD_OUTPUT: _NON_FINITE}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,42 +61,6 @@ class Trip:
     @property
     def culprit(self) -> Reading:
         return self.frame.readings[self.reading]
-
-
-MAX_RULES = 4096
-
-
-class Judge:
-    """Says which readings of a frame trip under a policy; ``ignore``: shell patterns of ``module`` or ``module:label``."""
-
-    def __init__(self, policy: Policy, ignore: Sequence[str] = ()) -> None:
-        self._policy = policy
-        self._ignore = tuple(ignore)
-        self._rules: dict[FrameSpec, tuple[tuple[State, ...], ...]] = {}
-
-    def tripping(self, spec: FrameSpec, states: bytes) -> list[int]:
-        """The indices of the readings that trip, in order of the frame."""
-        # The hot path: nearly every frame is finite, and two searches in a few bytes say so.
-        if State.INF not in states and State.NAN not in states:
-            return []
-        return [row for row, (rule, state) in enumerate(zip(self._rules_of(spec), states, strict=True)) if state in rule]
-
-    def _rules_of(self, spec: FrameSpec) -> tuple[tuple[State, ...], ...]:
-        """The states in which each reading of the frame trips."""
-        if spec not in self._rules:
-            if len(self._rules) >= MAX_RULES:
-                self._rules.clear()
-            tripping = (_TRIPPING if spec.module else _TRIPPING_AT_ROOT)[self._policy]
-            self._rules[spec] = tuple(
-                () if self._is_ignored(spec, row.label) else tripping.get(row.kind, ()) for row in spec.readings
-            )
-        return self._rules[spec]
-
-    def _is_ignored(self, spec: FrameSpec, label: str) -> bool:
-        labels = {label, label.partition(SHARD)[0]}  # a pattern names a parameter, however it is sharded
-        modules = (spec.module, *spec.aliases)
-        names = [*modules, *(f"{module}:{one}" for module in modules for one in labels)]
-        return any(fnmatchcase(name, pattern) for name in names for pattern in self._ignore)
 
 
 def classify(trip: Trip) -> tuple[Cause, str]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TrainingAborted, UsageError
-from .cause import Policy
 from .str_enum import StrEnum
 
 if sys.version_info >= (3, 11):
@@ -24,6 +23,22 @@ else:
     import tomli as tomllib
 
 log = logging.getLogger(__name__)
+
+
+class Policy(StrEnum):
+    """Which non-finite readings trip.
+
+    FIRST (the default): outputs, own parameters, marked tensors, and the gradients that a module's backward makes; a
+    non-finite input or buffer (an additive ``-inf`` attention mask, say) is evidence, but healthy, and so is a non-finite
+    gradient that a module is handed, but for the root module's: that one comes from the loss. STRICT: positional inputs
+    too, as the Hugging Face detector does, every gradient, and a nan in a buffer or keyword input, which that detector does
+    not look at (an inf there is mostly a mask, and torch's own transformer layers pass theirs by keyword). OFF: nothing;
+    readings are only recorded.
+    """
+
+    FIRST = "first"
+    STRICT = "strict"
+    OFF = "off"
 
 
 class Check(StrEnum):

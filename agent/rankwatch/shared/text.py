@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from .cause import PHASE_WORDS, Trip, describe_module
 from .frame import MEASURED, NO_STAGE, Frame, FrameSpec, Phase, Position, Reading, State
-from .wire import Tune
+from .messages import Tune
 
 _INDENT = " " * 17
 COLUMNS = f"{'abs min':8} {'abs max':8} metadata"

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import zmq
 
 from ..errors import ProtocolError
-from ..shared import wire
+from ..shared import messages, wire
 from ..shared.cause import Trip
 from ..shared.connection import Connection
 from ..shared.frame import NO_STAGE, BatchSummary, FrameTable, Position
@@ -70,17 +70,17 @@ class Link:
         *,
         job: str,
         progress: Callable[[], tuple[Position, str]],
-        on_abort: Callable[[wire.Abort], None],
+        on_abort: Callable[[messages.Abort], None],
         device: str,
         torch_version: str,
         stage: int = NO_STAGE,
-        on_tune: Callable[[wire.Tune], None] | None = None,
+        on_tune: Callable[[messages.Tune], None] | None = None,
     ) -> None:
         self._connection = connection
         self._progress = progress
         self._on_abort = on_abort
         self._on_tune = on_tune
-        self._hello = wire.Hello(
+        self._hello = messages.Hello(
             major=wire.VERSION[0],
             minor=wire.VERSION[1],
             job=job,
@@ -100,7 +100,7 @@ class Link:
         """Why the collector will not have this rank, once it has said so for good."""
 
         self._spool = Spool()
-        self._welcome: wire.Welcome | None = None
+        self._welcome: messages.Welcome | None = None
         self._online = threading.Event()
         self._settled = threading.Event()  # welcomed or refused
         self._aborted = threading.Event()
@@ -145,13 +145,13 @@ class Link:
         return self._welcome.run if self._welcome else ""
 
     def send_batch(self, table: FrameTable, summary: BatchSummary) -> None:
-        self._append(lambda seq: wire.Batch(seq, summary), table)
+        self._append(lambda seq: messages.Batch(seq, summary), table)
 
     def send_trip(self, trip: Trip) -> None:
-        self._append(lambda seq: wire.Tripped(seq, trip))
+        self._append(lambda seq: messages.Tripped(seq, trip))
 
     def send_notice(self, notice: Notice) -> None:
-        self._append(lambda seq: wire.Noticed(seq, notice))
+        self._append(lambda seq: messages.Noticed(seq, notice))
 
     def wait_for_verdict(self) -> bool:
         """Waits for the run's verdict, within bounds; returns whether the collector has told this rank to abort."""
@@ -163,7 +163,7 @@ class Link:
         """Says goodbye, waits a little for it to be acknowledged, and ends the thread."""
         if os.getpid() != self._pid or self._stop:
             return
-        self._append(lambda seq: wire.Bye(seq, outcome, text))
+        self._append(lambda seq: messages.Bye(seq, outcome, text))
         if self._welcome is not None and not self.refusal:
             self._spool.wait_until_empty(FAREWELL_TIMEOUT)
         self._stop = True
@@ -175,7 +175,7 @@ class Link:
         self._released = True
         self._wake()
 
-    def _append(self, make: Callable[[int], wire.Sequenced], table: FrameTable | None = None) -> None:
+    def _append(self, make: Callable[[int], messages.Sequenced], table: FrameTable | None = None) -> None:
         self._spool.append(make, table)
         self._wake()
 
@@ -204,7 +204,7 @@ class Link:
                     socket = dealer(context, self._connection)
                 self._turn(socket)
                 if self._released and not self._stop:
-                    self._append(lambda seq: wire.Bye(seq, "finished", ""))
+                    self._append(lambda seq: messages.Bye(seq, "finished", ""))
                     self._stop = True
             self._send_spool(socket)
         except Exception:
@@ -258,7 +258,7 @@ class Link:
 
     # --- sending ---
 
-    def _send(self, socket: zmq.Socket[bytes], message: wire.Message) -> bool:
+    def _send(self, socket: zmq.Socket[bytes], message: messages.Message) -> bool:
         try:
             socket.send(wire.encode(message), zmq.NOBLOCK)
         except zmq.Again:  # not connected, or the collector does not take any more just now
@@ -269,7 +269,7 @@ class Link:
         for spooled in self._spool.due():
             table = spooled.table
             if table is not None and table.id not in self._tables_sent:
-                if not self._send(socket, wire.Table(table)):
+                if not self._send(socket, messages.Table(table)):
                     return
                 if len(self._tables_sent) >= TABLES_SENT:
                     self._tables_sent.clear()
@@ -284,7 +284,7 @@ class Link:
         queued, dropped, behind = len(self._spool), self._spool.dropped, self._spool.is_behind
         if behind:
             self._send_spool(socket)
-        self._send(socket, wire.Beat(position, phase, queued, dropped, time.time()))
+        self._send(socket, messages.Beat(position, phase, queued, dropped, time.time()))
 
     # --- receiving ---
 
@@ -300,26 +300,26 @@ class Link:
             self._heard_at = time.monotonic()
             self._handle(socket, message)
 
-    def _handle(self, socket: zmq.Socket[bytes], message: wire.Message) -> None:
-        if isinstance(message, wire.Welcome):
+    def _handle(self, socket: zmq.Socket[bytes], message: messages.Message) -> None:
+        if isinstance(message, messages.Welcome):
             self._go_online(message)
-        elif isinstance(message, wire.Ack):
+        elif isinstance(message, messages.Ack):
             self._spool.let_go(message.seq)
-        elif isinstance(message, wire.Probe):
+        elif isinstance(message, messages.Probe):
             self._probe = message.position
-        elif isinstance(message, wire.Abort):
-            self._send(socket, wire.Ack(self._spool.sent, abort=True))
+        elif isinstance(message, messages.Abort):
+            self._send(socket, messages.Ack(self._spool.sent, abort=True))
             if not self._aborted.is_set():
                 try:
                     self._on_abort(message)
                 finally:
                     self._aborted.set()
-        elif isinstance(message, wire.Tune):
+        elif isinstance(message, messages.Tune):
             self._tune(message)
-        elif isinstance(message, wire.Error):
+        elif isinstance(message, messages.Error):
             self._refused(message)
 
-    def _go_online(self, welcome: wire.Welcome) -> None:
+    def _go_online(self, welcome: messages.Welcome) -> None:
         if self._was_silent:
             log.warning("%s: the collector is back", self._who)
         self._was_silent = False
@@ -331,7 +331,7 @@ class Link:
         self._online.set()
         self._settled.set()
 
-    def _tune(self, tuning: wire.Tune) -> None:
+    def _tune(self, tuning: messages.Tune) -> None:
         if self._on_tune is None:
             return
         try:
@@ -339,7 +339,7 @@ class Link:
         except Exception:  # the abort must still come through
             log.exception("%s: an error of ours while the options were changed; training goes on", self._who)
 
-    def _refused(self, error: wire.Error) -> None:
+    def _refused(self, error: messages.Error) -> None:
         if error.remedy == "stop":
             log.error("%s: the collector refuses this rank: %s", self._who, error.text)
             self.refusal = error.text

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ..shared import wire
+from ..shared import messages
 from ..shared.frame import FrameTable
 from ..shared.notice import Notice
 
@@ -22,7 +22,7 @@ SPOOL_NOTICES = 256
 class Spooled:
     """A message and, for a batch, the frame table it needs."""
 
-    message: wire.Sequenced
+    message: messages.Sequenced
     table: FrameTable | None
 
 
@@ -53,15 +53,15 @@ class Spool:
         """Whether there is something to send."""
         return self.sent < self._last
 
-    def append(self, make: Callable[[int], wire.Sequenced], table: FrameTable | None = None) -> None:
+    def append(self, make: Callable[[int], messages.Sequenced], table: FrameTable | None = None) -> None:
         """Numbers and keeps the message that ``make`` makes of its number."""
         with self._lock:
             self._last += 1
             message = make(self._last)
             self._empty.clear()
-            if isinstance(message, wire.Noticed):
+            if isinstance(message, messages.Noticed):
                 self._make_room_for(message.notice)
-            elif isinstance(message, wire.Batch):
+            elif isinstance(message, messages.Batch):
                 self._make_room_for_batch()
             self._waiting.append(Spooled(message, table))
 
@@ -84,16 +84,18 @@ class Spool:
     def _make_room_for_batch(self) -> None:
         self._batches += 1
         if self._batches > SPOOL_BATCHES:
-            oldest = self._drop_first(lambda waiting: isinstance(waiting, wire.Batch))
+            oldest = self._drop_first(lambda waiting: isinstance(waiting, messages.Batch))
             self.dropped += oldest is not None and oldest.seq > self.sent  # else it has been sent, if not acknowledged
 
     def _make_room_for(self, notice: Notice) -> None:
         self._notices += 1
-        earlier = self._drop_first(lambda waiting: isinstance(waiting, wire.Noticed) and waiting.notice.key == notice.key)
+        earlier = self._drop_first(
+            lambda waiting: isinstance(waiting, messages.Noticed) and waiting.notice.key == notice.key
+        )
         if earlier is None and self._notices > SPOOL_NOTICES:
-            self._drop_first(lambda waiting: isinstance(waiting, wire.Noticed))
+            self._drop_first(lambda waiting: isinstance(waiting, messages.Noticed))
 
-    def _drop_first(self, is_meant: Callable[[wire.Sequenced], bool]) -> wire.Sequenced | None:
+    def _drop_first(self, is_meant: Callable[[messages.Sequenced], bool]) -> messages.Sequenced | None:
         for index, spooled in enumerate(self._waiting):
             if is_meant(spooled.message):
                 del self._waiting[index]
@@ -101,6 +103,6 @@ class Spool:
                 return spooled.message
         return None
 
-    def _forget(self, message: wire.Sequenced) -> None:
-        self._batches -= isinstance(message, wire.Batch)
-        self._notices -= isinstance(message, wire.Noticed)
+    def _forget(self, message: messages.Sequenced) -> None:
+        self._batches -= isinstance(message, messages.Batch)
+        self._notices -= isinstance(message, messages.Noticed)

@@ -7,7 +7,7 @@ import sys
 
 from rankwatch.errors import UsageError
 from rankwatch.shared import connection as connections
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch.shared.text import describe_tuning
 
 from ..serve import control
@@ -27,11 +27,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", metavar="PATTERN,...", type=types.patterns, help=f"patterns of {text}")
     batches = {"metavar": "N,...", "type": types.batches, "help": "batches to print and record frame by frame"}
     types.add_option(parser, "--trace-batch-nums", **batches)
-    parser.add_argument("--check", choices=sorted(wire.CHECKS), default="", help="when readings are looked at")
+    parser.add_argument("--check", choices=sorted(messages.CHECKS), default="", help="when readings are looked at")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    tune = wire.Tune(
+    tune = messages.Tune(
         run=arguments.run,
         every=arguments.every,
         modules=arguments.modules,

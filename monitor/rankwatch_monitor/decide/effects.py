@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared.frame import Frame
-from rankwatch.shared.wire import Message
+from rankwatch.shared.messages import Message
 
 from .report import RankStanding, Report, RunStanding
 

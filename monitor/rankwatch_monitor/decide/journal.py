@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch.shared.frame import BatchSummary, FrameTable
 
 from .report import Outcome, RankState
@@ -90,7 +90,7 @@ class Closed:
 
 
 OwnEvent: TypeAlias = Opened | Left | Stood | Waited | JobInterrupted | JobEnded | Decided | Closed
-Fact: TypeAlias = wire.Message | OwnEvent | Trained
+Fact: TypeAlias = messages.Message | OwnEvent | Trained
 
 
 class Entry(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch.shared.identity import safe_name
 from rankwatch.shared.text import describe_tuning
 
@@ -30,7 +30,7 @@ class Received(NamedTuple):
     """A peer sent a well-formed message. ``job``: the only one that its key speaks for, if there is such a limit."""
 
     peer: bytes
-    message: wire.Message
+    message: messages.Message
     job: str = ANY_JOB
 
 
@@ -94,7 +94,7 @@ class Ledger:
             self.refused += 1
             return [
                 *self._note_refusal(f"refused a message: {event.text}"),
-                Send(event.peer, wire.Error(event.text, "none")),
+                Send(event.peer, messages.Error(event.text, "none")),
             ]
         if isinstance(event, Disconnected):
             if event.peer in self._peers:
@@ -146,20 +146,20 @@ class Ledger:
         """Whether no run is under way."""
         return all(run.over for run in self.runs.values())
 
-    def _receive(self, peer: bytes, message: wire.Message, bound: str, now: float) -> Iterable[Effect]:
-        if isinstance(message, wire.Unknown):
+    def _receive(self, peer: bytes, message: messages.Message, bound: str, now: float) -> Iterable[Effect]:
+        if isinstance(message, messages.Unknown):
             return ()
-        if isinstance(message, wire.Hello):
+        if isinstance(message, messages.Hello):
             return self._hello(peer, message, bound, now)
         if peer in self._peers:
             run, rank = self._peers[peer]
             return run.receive(rank, message, now)
-        if isinstance(message, wire.Tune):
+        if isinstance(message, messages.Tune):
             return self._tune(peer, message, bound, now)
-        if isinstance(message, wire.Invite):
+        if isinstance(message, messages.Invite):
             return self._invite(peer, message.job, bound)
         # A collector that was restarted knows nobody.
-        return (Send(peer, wire.Error("you are not known here: say HELLO", "hello")),)
+        return (Send(peer, messages.Error("you are not known here: say HELLO", "hello")),)
 
     def _note_refusal(self, text: str) -> Iterator[Effect]:
         """The log has all of few refusals and some of many: a peer that goes on and on does not fill a disk with it."""
@@ -171,20 +171,20 @@ class Ledger:
     def _invite(self, peer: bytes, job: str, bound: str) -> Iterator[Effect]:
         """A control client asks for keys that speak for one job."""
         if not job:
-            yield Send(peer, wire.Error("a job needs a name", "none"))
+            yield Send(peer, messages.Error("a job needs a name", "none"))
         elif bound:
             yield from self._note_refusal(f"refused to invite job {job}: the key that asked speaks for job {bound} alone")
-            yield Send(peer, wire.Error(f"this connection file speaks for job {bound} alone", "none"))
+            yield Send(peer, messages.Error(f"this connection file speaks for job {bound} alone", "none"))
         else:
             yield IssueKey(peer, job)
 
-    def _tune(self, peer: bytes, tune: wire.Tune, bound: str, now: float) -> Iterator[Effect]:
+    def _tune(self, peer: bytes, tune: messages.Tune, bound: str, now: float) -> Iterator[Effect]:
         """A control client, which is no rank, changes options of the ranks."""
         live = {name: run for name, run in self.runs.items() if not run.over and (not bound or belongs_to(run.job, bound))}
         chosen = [run for name, run in live.items() if tune.run in ("", name)]
         if not chosen:
             under_way = f"under way here: {', '.join(live)}" if live else "no run is under way here"
-            yield Send(peer, wire.Error(f"no run {tune.run}; {under_way}" if tune.run else under_way, "none"))
+            yield Send(peer, messages.Error(f"no run {tune.run}; {under_way}" if tune.run else under_way, "none"))
             return
         told = 0
         for run in chosen:
@@ -192,16 +192,16 @@ class Ledger:
             told += len(send.peers)
             yield send
             yield Note(f"run {run.id}: options changed: {describe_tuning(tune)}")
-        yield Send(peer, wire.Tuned(tuple(run.id for run in chosen), told))
+        yield Send(peer, messages.Tuned(tuple(run.id for run in chosen), told))
 
-    def _hello(self, peer: bytes, hello: wire.Hello, bound: str, now: float) -> Iterator[Effect]:
+    def _hello(self, peer: bytes, hello: messages.Hello, bound: str, now: float) -> Iterator[Effect]:
         complaint = _complaint(hello, bound)
         run = self._run_of(hello)
         if not complaint and run is None and sum(not known.over for known in self.runs.values()) >= MAX_RUNS:
             complaint = f"{MAX_RUNS} runs are under way here, and that is the most"
         if complaint:
             yield from self._note_refusal(f"refused rank {hello.rank} of job {hello.job} on {hello.host}: {complaint}")
-            yield Send(peer, wire.Error(complaint, "stop"))
+            yield Send(peer, messages.Error(complaint, "stop"))
             return
         if run is None:
             run = self._open(hello)
@@ -219,7 +219,7 @@ class Ledger:
             if held.rival != rival:
                 held.rival = rival
                 yield Note(f"refused {rival}: {text}")
-            yield Send(peer, wire.Error(text, "none"))
+            yield Send(peer, messages.Error(text, "none"))
             return
         self._seat(peer, run, hello.rank, now)
         yield from run.welcome(hello, peer, now)
@@ -236,7 +236,7 @@ class Ledger:
                 del self._peers[held.peer]
         self._peers[peer] = run, rank
 
-    def _run_of(self, hello: wire.Hello) -> Run | None:
+    def _run_of(self, hello: messages.Hello) -> Run | None:
         """The run this rank belongs to; None when it begins a new one."""
         for known in self.runs.values():
             record = known.ranks.get(hello.rank)
@@ -250,7 +250,7 @@ class Ledger:
         # A rank that has ended does not come back: the same job was started again.
         return None if record is not None and not record.is_running else run
 
-    def _open(self, hello: wire.Hello) -> Run:
+    def _open(self, hello: messages.Hello) -> Run:
         base = f"{safe_name(hello.job)}-{hello.restart}"
         name, attempt = base, 1
         while name in self.runs or not self._is_free(name):
@@ -264,7 +264,7 @@ class Ledger:
         return run
 
 
-def _complaint(hello: wire.Hello, bound: str) -> str:
+def _complaint(hello: messages.Hello, bound: str) -> str:
     """Why a rank cannot be taken at all; empty when it can. ``bound``: the only job that its key speaks for."""
     if bound and not belongs_to(hello.job, bound):
         return f"its connection file speaks for job {bound} alone, not for {hello.job}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.frame import NOWHERE, Phase, Position
 from rankwatch.shared.text import describe_position, describe_rank
@@ -26,7 +26,7 @@ class RankRecord:
     its backward as far as that has been told, and ``frames_before`` in the full batch before.
     """
 
-    hello: wire.Hello
+    hello: messages.Hello
     peer: bytes
     heard_at: float
     moved_at: float = 0.0

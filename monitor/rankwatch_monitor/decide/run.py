@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable, Position
 from rankwatch.shared.notice import describe_notice
 from rankwatch.shared.text import describe_culprit
@@ -75,11 +75,11 @@ class Run:
     verdict: Verdict | None = None
     journal: list[Entry] = field(default_factory=list)
     """What is to be put on record, since it was last taken away to be."""
-    tuning: wire.Tune = field(init=False)
+    tuning: messages.Tune = field(init=False)
     """All that was changed in the ranks' options."""
     _notices: Notices = field(default_factory=Notices)
     _tables: dict[str, FrameTable] = field(default_factory=dict)
-    _abort: wire.Abort | None = None
+    _abort: messages.Abort | None = None
     _abort_at: float = 0.0
     _abort_sent_at: float = 0.0
     _election: Election = field(init=False)
@@ -104,7 +104,7 @@ class Run:
     _unacknowledged: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.tuning = wire.Tune(self.id, every=self.options.every)
+        self.tuning = messages.Tune(self.id, every=self.options.every)
         self._election = Election(self.world_size, self.decision_window)
         self._silence = Silence(self.lost_after, self.options.cut_off_after, self.options.return_window)
         self._note_down(0.0, Opened(self.job, self.restart, self.world_size))
@@ -132,7 +132,7 @@ class Run:
 
     # --- what comes in ------------------------------------------------------------------------------------------------
 
-    def welcome(self, hello: wire.Hello, peer: bytes, now: float) -> Iterator[Effect]:
+    def welcome(self, hello: messages.Hello, peer: bytes, now: float) -> Iterator[Effect]:
         """A rank says HELLO, for the first time or again after its connection broke."""
         record = self.ranks.get(hello.rank)
         if record is None:
@@ -153,19 +153,19 @@ class Run:
                 self._unacknowledged.add(hello.rank)
         if not self.tuning.changes_nothing:
             yield Send(peer, self.tuning)  # before WELCOME: it holds before the rank's first batch
-        yield Send(peer, wire.Welcome(self.id, self.heartbeat, self.decision_window, record.stored))
+        yield Send(peer, messages.Welcome(self.id, self.heartbeat, self.decision_window, record.stored))
         if self._abort is not None:
             yield Send(peer, self._abort)
         elif self._election.target is not None:
-            yield Send(peer, wire.Probe(self._election.target.position))
+            yield Send(peer, messages.Probe(self._election.target.position))
 
-    def receive(self, rank: int, message: wire.Message, now: float) -> Iterable[Effect]:
+    def receive(self, rank: int, message: messages.Message, now: float) -> Iterable[Effect]:
         record = self.ranks[rank]
         record.hear(now)
         self._silence.heard_at = now
-        if isinstance(message, wire.Batch):
+        if isinstance(message, messages.Batch):
             return self._take_batch(record, message, now)
-        if isinstance(message, wire.Ack):
+        if isinstance(message, messages.Ack):
             return self._take_ack(record, message, now)
         return self._take(record, message, now)
 
@@ -176,7 +176,7 @@ class Run:
             record.stored = max(record.stored, seq)
             if record.awaits_receipt and record.stored >= record.seq:
                 record.awaits_receipt = False
-                yield Send(record.peer, wire.Ack(record.stored, abort=False))
+                yield Send(record.peer, messages.Ack(record.stored, abort=False))
 
     def disconnected(self, rank: int, peer: bytes, now: float) -> None:
         """A connection of the rank has ended. It may have another, or come back, so this alone decides nothing."""
@@ -185,7 +185,7 @@ class Run:
             # A process that dies is silent from then on; where the network is cut, silence comes first.
             record.connected, record.gone_at, record.cut_off = False, now, bool(record.quiet)
 
-    def tune(self, tune: wire.Tune, now: float) -> SendAll:
+    def tune(self, tune: messages.Tune, now: float) -> SendAll:
         """Somebody changes options of the ranks: those that are connected are told now, the others when they come (back)."""
         self._note_down(now, tune)
         self.tuning = self.tuning.then(tune)
@@ -239,9 +239,9 @@ class Run:
         """Takes in a fact that is on record already; what was decided upon it is on record as well."""
         now, rank, fact = entry
         effects: Iterable[Effect] = ()
-        if isinstance(fact, wire.Hello):
+        if isinstance(fact, messages.Hello):
             effects = self.welcome(fact, NOBODY, now)
-        elif isinstance(fact, wire.Tune):
+        elif isinstance(fact, messages.Tune):
             self.tune(fact, now)
         elif isinstance(fact, Left):
             self._leave(self.ranks[rank], fact.state)
@@ -254,7 +254,7 @@ class Run:
         elif isinstance(fact, Decided):
             self._outcome, self._reason, self._decided_at = fact.outcome, fact.reason, now
             if fact.abort and self._abort is None:
-                self._abort, self._abort_at = wire.Abort(fact.reason, -1, 0.0, self.options.abort_grace), now
+                self._abort, self._abort_at = messages.Abort(fact.reason, -1, 0.0, self.options.abort_grace), now
         elif isinstance(fact, Closed):
             self.over = self._published = True
         elif not isinstance(fact, (Opened, Trained)):
@@ -297,24 +297,24 @@ class Run:
             yield self._show(now)
             yield Publish(self.report(), news=not self._published)
 
-    def _take(self, record: RankRecord, message: wire.Message, now: float) -> Iterator[Effect]:
-        if isinstance(message, wire.Beat):
+    def _take(self, record: RankRecord, message: messages.Message, now: float) -> Iterator[Effect]:
+        if isinstance(message, messages.Beat):
             record.queued, record.dropped = message.queued, message.dropped
             record.advance(message.position, message.phase)
             if not self._note_answer(record):  # else it was asked a moment ago, and is soon to hear how the election ends
-                yield Send(record.peer, wire.Ack(record.stored, abort=False))
-        elif isinstance(message, wire.Table):
+                yield Send(record.peer, messages.Ack(record.stored, abort=False))
+        elif isinstance(message, messages.Table):
             self._keep_table(message.table)
-        elif isinstance(message, wire.Sequenced):
+        elif isinstance(message, messages.Sequenced):
             if record.is_news(message.seq):
                 yield from self._take_sequenced(record, message, now)
         else:
-            yield Send(record.peer, wire.Error(f"a rank does not send {type(message).__name__}", "none"))
+            yield Send(record.peer, messages.Error(f"a rank does not send {type(message).__name__}", "none"))
             return
         self._note_answer(record)
         yield from self._decide(now)
 
-    def _take_ack(self, record: RankRecord, ack: wire.Ack, now: float) -> Iterable[Effect]:
+    def _take_ack(self, record: RankRecord, ack: messages.Ack, now: float) -> Iterable[Effect]:
         """Of thousands that come at a time the last alone may settle something."""
         if ack.abort and record.acknowledged_at is None:
             self._note_down(now, ack, record.hello.rank)
@@ -322,18 +322,18 @@ class Run:
             self._unacknowledged.discard(record.hello.rank)
         return () if self._unacknowledged else self._decide(now)
 
-    def _take_sequenced(self, record: RankRecord, message: wire.Sequenced, now: float) -> Iterator[Effect]:
-        if isinstance(message, wire.Tripped) and self._is_earliest(place_of(message.trip, record.hello.stage)):
+    def _take_sequenced(self, record: RankRecord, message: messages.Sequenced, now: float) -> Iterator[Effect]:
+        if isinstance(message, messages.Tripped) and self._is_earliest(place_of(message.trip, record.hello.stage)):
             self._note_down(now, _places_of(self.ranks.values()))
         self._note_down(now, message, record.hello.rank)
-        if isinstance(message, wire.Noticed):
+        if isinstance(message, messages.Noticed):
             if self._notices.take(record.hello.rank, message.notice):
                 yield Note(f"run {self.id}: {record.name}: {describe_notice(message.notice)}")
             return
         record.awaits_receipt = True
-        if isinstance(message, wire.Bye):
+        if isinstance(message, messages.Bye):
             yield from self._take_leave(record, message, now)
-        elif isinstance(message, wire.Tripped) and record.trip is None:
+        elif isinstance(message, messages.Tripped) and record.trip is None:
             record.trip = message.trip
             self._trips += 1
             record.last_batch = max(record.last_batch, message.trip.position.batch)
@@ -342,16 +342,16 @@ class Run:
             if self._is_earliest(place):
                 # Those that may trip earlier still are to tell when they are past it.
                 asked = self._election.aim(place, self.ranks, now)
-                yield SendAll([other.peer for other in asked], wire.Probe(place.position))
+                yield SendAll([other.peer for other in asked], messages.Probe(place.position))
 
-    def _take_batch(self, record: RankRecord, message: wire.Batch, now: float) -> Iterable[Effect]:
+    def _take_batch(self, record: RankRecord, message: messages.Batch, now: float) -> Iterable[Effect]:
         """Of all messages the most frequent by far, which mostly has no effect: so nothing is made to tell one."""
         summary = message.summary
         table = self._tables.get(summary.table_id)
         if table is None:
             # Not taken in: after the new HELLO it comes again, and its table before it.
             text = f"the frame table of batch {summary.batch} is not known here"
-            return (Send(record.peer, wire.Error(text, "hello")),)
+            return (Send(record.peer, messages.Error(text, "hello")),)
         effects: list[Effect] = []
         if record.is_news(message.seq):
             if next(reversed(self._tables)) != table.id:  # the one that was used longest ago goes first
@@ -363,13 +363,15 @@ class Run:
                     frames = tuple(summary.frames(table))
                     effects.append(RecordTrace(self.id, record.hello.rank, summary.batch, frames))
             else:
-                effects.append(Send(record.peer, wire.Error(f"batch {summary.batch} does not fit its frame table", "none")))
+                effects.append(
+                    Send(record.peer, messages.Error(f"batch {summary.batch} does not fit its frame table", "none"))
+                )
         if not self._is_open:
             self._note_answer(record)
             effects += self._decide(now)
         return effects
 
-    def _take_leave(self, record: RankRecord, bye: wire.Bye, now: float) -> Iterator[Effect]:
+    def _take_leave(self, record: RankRecord, bye: messages.Bye, now: float) -> Iterator[Effect]:
         record.farewell = bye.text
         if bye.outcome in ("finished", "ended"):
             self._leave(record, RankState(bye.outcome))
@@ -434,7 +436,7 @@ class Run:
 
     def _abort_for(self, reason: str, outcome: Outcome, now: float) -> Iterator[Effect]:
         self._end_as(outcome, reason, now, abort=True)
-        self._abort, self._abort_at = wire.Abort(reason, -1, 0.0, self.options.abort_grace), now
+        self._abort, self._abort_at = messages.Abort(reason, -1, 0.0, self.options.abort_grace), now
         yield from self._send_abort(now)
 
     @property
@@ -472,7 +474,7 @@ class Run:
         self._end_as(Outcome.ABORTED, text, now, abort=True)
         yield Note(f"run {self.id}: first overflow: {text}; {reason}")
         self._abort_at = now
-        self._abort = wire.Abort(text, self.verdict.rank, self.verdict.trip.time, self.options.abort_grace)
+        self._abort = messages.Abort(text, self.verdict.rank, self.verdict.trip.time, self.options.abort_grace)
         yield from self._send_abort(now)
 
     def _send_abort(self, now: float) -> Iterator[Effect]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch.shared.frame import Frame, FrameTable
 
 from .digest import DIGEST, Array, Columns, Envelope, unpack_digests
@@ -106,7 +106,7 @@ def read_tripped(path: Path, rank: int | None = None) -> list[Sent]:
     """
     found: list[Sent] = []
     for _, (_, by, fact) in read_events(path, "tripped"):
-        if not isinstance(fact, wire.Tripped) or rank not in (None, by) or fact.trip.position.eval:
+        if not isinstance(fact, messages.Tripped) or rank not in (None, by) or fact.trip.position.eval:
             continue
         batch = fact.trip.position.batch
         known = {frame.position for frame in read_batch(path, by, batch)}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from rankwatch.errors import ProtocolError
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, State
 
 from ..decide import journal
@@ -266,7 +266,7 @@ def read_frames(path: Path) -> Iterator[tuple[int, Frame]]:
 
 def table_of(body: bytes) -> FrameTable:
     message = wire.decode(body)
-    if not isinstance(message, wire.Table):
+    if not isinstance(message, messages.Table):
         raise ValueError(f"a frame table is a {type(message).__name__}")
     return message.table
 

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import BatchSummary, FrameTable
 
 from ..decide import journal
@@ -177,7 +177,7 @@ class Store:
     def _write_events(self, entries: Sequence[Entry], time: float) -> None:
         rows: list[Row] = []
         for entry in entries:
-            if self._events + len(rows) >= self._limits.events and isinstance(entry.fact, wire.Noticed):
+            if self._events + len(rows) >= self._limits.events and isinstance(entry.fact, messages.Noticed):
                 continue
             if isinstance(entry.fact, journal.Opened):
                 self._world_size = entry.fact.world_size
@@ -232,7 +232,7 @@ class Store:
         if columns is None:
             number = self._one("SELECT number FROM tables WHERE id = ?", table.id)
             if not number:
-                body = wire.encode(wire.Table(table))
+                body = wire.encode(messages.Table(table))
                 if self._bytes["tables"] + len(body) <= self._limits.tables:
                     self._bytes["tables"] += len(body)
                     number = self._database.execute(
@@ -320,4 +320,4 @@ def _encode(fact: Fact) -> tuple[str, str | bytes]:
     kind = type(fact).__name__.lower()
     if kind in OWN_EVENTS:
         return kind, json.dumps(dataclasses.asdict(cast(journal.OwnEvent, fact)))
-    return kind, wire.encode(cast(wire.Message, fact))
+    return kind, wire.encode(cast(messages.Message, fact))

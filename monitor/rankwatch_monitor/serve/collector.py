@@ -21,7 +21,7 @@ from types import FrameType
 import zmq
 
 from rankwatch.errors import ProtocolError
-from rankwatch.shared import sockets, wire
+from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.printable import printable
 
 from ..decide.effects import Effect, IssueKey, Note, Publish, RecordTrace, Send, SendAll, Show
@@ -325,7 +325,7 @@ class Collector:
                 self._recorder.do(partial(self._runs.publish, effect.report))
                 self._show(effect.report, effect.news)
 
-    def _send(self, peers: Iterable[bytes], message: wire.Message) -> None:
+    def _send(self, peers: Iterable[bytes], message: messages.Message) -> None:
         body, send = wire.encode(message), self._socket.send
         failed: zmq.ZMQError | None = None
         for peer in peers:

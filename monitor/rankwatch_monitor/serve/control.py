@@ -8,7 +8,7 @@ from typing import TypeVar
 import zmq
 
 from rankwatch.errors import ProtocolError, UsageError
-from rankwatch.shared import wire
+from rankwatch.shared import messages, wire
 from rankwatch.shared.connection import Connection
 from rankwatch.shared.sockets import dealer
 
@@ -16,26 +16,26 @@ ANSWER_TIMEOUT = 5.0
 """Seconds that a collector has to answer, the connection included."""
 
 
-def tune(connection: Connection, change: wire.Tune, timeout: float = ANSWER_TIMEOUT) -> wire.Tuned:
+def tune(connection: Connection, change: messages.Tune, timeout: float = ANSWER_TIMEOUT) -> messages.Tuned:
     """Sends a TUNE; returns the answer.
 
     Raises:
         UsageError: nobody answers, or the collector refuses.
     """
-    return _asked(connection, change, wire.Tuned, timeout)
+    return _asked(connection, change, messages.Tuned, timeout)
 
 
 def invite(connection: Connection, job: str, timeout: float = ANSWER_TIMEOUT) -> Connection:
     """The connection of a job's ranks: with keys that speak for that job alone. Raises UsageError as ``tune``."""
-    answer = _asked(connection, wire.Invite(job), wire.Invited, timeout)
+    answer = _asked(connection, messages.Invite(job), messages.Invited, timeout)
     keys = answer.client_public, answer.client_secret
     return Connection(connection.address, connection.server_public, *keys, job, for_job_alone=True)
 
 
-Answer = TypeVar("Answer", wire.Tuned, wire.Invited)
+Answer = TypeVar("Answer", messages.Tuned, messages.Invited)
 
 
-def _asked(connection: Connection, question: wire.Message, expected: type[Answer], timeout: float) -> Answer:
+def _asked(connection: Connection, question: messages.Message, expected: type[Answer], timeout: float) -> Answer:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = dealer(context, connection)
     try:
@@ -44,7 +44,7 @@ def _asked(connection: Connection, question: wire.Message, expected: type[Answer
         context.destroy(linger=0)
     if isinstance(answer, expected):
         return answer
-    if isinstance(answer, wire.Error):
+    if isinstance(answer, messages.Error):
         raise UsageError(f"the collector at {connection.address} refused: {answer.text}")
     raise UsageError(
         f"no collector answers at {connection.address} within {timeout:g} s: is it running, of this same release, "
@@ -53,8 +53,8 @@ def _asked(connection: Connection, question: wire.Message, expected: type[Answer
 
 
 def _ask(
-    socket: zmq.Socket[bytes], question: wire.Message, expected: type[wire.Message], deadline: float
-) -> wire.Message | None:
+    socket: zmq.Socket[bytes], question: messages.Message, expected: type[messages.Message], deadline: float
+) -> messages.Message | None:
     if not _poll(socket, zmq.POLLOUT, deadline):
         return None
     socket.send(wire.encode(question), zmq.NOBLOCK)
@@ -63,7 +63,7 @@ def _ask(
             message = wire.decode(socket.recv(zmq.NOBLOCK))
         except ProtocolError as error:
             raise UsageError(f"the collector's answer cannot be read: {error}; use the same release on both sides") from None
-        if isinstance(message, (expected, wire.Error)):
+        if isinstance(message, (expected, messages.Error)):
             return message
     return None
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, TextIO
 
 from rankwatch.errors import ConnectionFileError
 from rankwatch.shared import connection as connections
-from rankwatch.shared import sockets, wire
+from rankwatch.shared import messages, sockets
 from rankwatch.shared.connection import Connection
 
 from ..decide.keyring import MAX_JOBS, Keyring
@@ -58,14 +58,14 @@ class Credentials:
         fcntl.flock(self._in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return connection
 
-    def issue(self, job: str) -> wire.Message:
+    def issue(self, job: str) -> messages.Message:
         """Keys that speak for one job, the same each time; they outlive this collector, as its own keys do."""
         keys = self.ring.invited(job)
         if self.server == sockets.NO_KEYS:
-            return wire.Error("links are in plain text here, and keys mean nothing", "none")
+            return messages.Error("links are in plain text here, and keys mean nothing", "none")
         if keys is None:
             if self.ring.is_full:
-                return wire.Error(f"{MAX_JOBS} jobs have keys already", "none")
+                return messages.Error(f"{MAX_JOBS} jobs have keys already", "none")
             keys = sockets.new_key_pair()
             line = self.ring.invite(job, keys)
             try:
@@ -74,7 +74,7 @@ class Credentials:
             except OSError as error:
                 log.error("the keys of job %s end with this collector: cannot write %s: %s", job, self._key_file, error)
             log.info("keys made for the ranks of job %s", job)
-        return wire.Invited(job, keys.public, keys.secret)
+        return messages.Invited(job, keys.public, keys.secret)
 
     def release(self) -> None:
         """Lets another collector take the files over."""

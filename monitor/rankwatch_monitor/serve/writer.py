@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from rankwatch import __version__
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 
 from ..decide.journal import Closed, Entry, Opened, Trained
 from ..decide.report import RankStanding
@@ -95,7 +95,7 @@ class Recorder:
                 seqs[rank] = fact.seq
             else:
                 is_urgent = True
-                if isinstance(fact, wire.Sequenced):
+                if isinstance(fact, messages.Sequenced):
                     seqs[rank] = fact.seq
         with self._changed:
             if size and self._waiting_bytes + size > MAX_WAITING:

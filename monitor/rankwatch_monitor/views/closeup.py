@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch.errors import UsageError
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.frame import FrameTable, Reading, State
 
@@ -81,7 +81,7 @@ def _trip(path: Path, rank: int) -> Trip | None:
     trips = [
         fact.trip
         for _, (_, by, fact) in record.read_events(path, "tripped")
-        if isinstance(fact, wire.Tripped) and by == rank
+        if isinstance(fact, messages.Tripped) and by == rank
     ]
     return trips[-1] if trips else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch.shared.frame import Position
 from rankwatch.shared.notice import describe_notice
 from rankwatch.shared.text import describe_culprit, describe_position, describe_rank, describe_tuning
@@ -30,20 +30,20 @@ def describe(entry: Entry) -> str:
     match fact:
         case journal.Opened():
             return f"job {fact.job}, restart {fact.restart}, {fact.world_size} ranks"
-        case wire.Hello():
+        case messages.Hello():
             who = describe_rank(fact.rank, fact.world_size, fact.host, fact.local_rank, fact.stage)
             return f"{who} connected: process {fact.pid}, {fact.device}, torch {fact.torch}"
-        case wire.Tripped():
+        case messages.Tripped():
             return f"tripped: {describe_culprit(f'rank {entry.rank}', fact.trip)}"
-        case wire.Noticed():
+        case messages.Noticed():
             return f"noticed: {describe_notice(fact.notice)}"
-        case wire.Beat():
+        case messages.Beat():
             return f"was in {describe_position(fact.position)}, frame {fact.position.frame}, phase {fact.phase}"
-        case wire.Ack():
+        case messages.Ack():
             return "acknowledged the abort"
-        case wire.Bye():
+        case messages.Bye():
             return f"said goodbye: {fact.outcome}" + (f": {fact.text}" if fact.text else "")
-        case wire.Tune():
+        case messages.Tune():
             return f"options changed: {describe_tuning(fact)}"
         case journal.Left():
             return f"counted as {fact.state.value}"

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch_monitor.cli import main
 from rankwatch_monitor.decide.effects import Effect
 from rankwatch_monitor.decide.ledger import Event, Ledger, Received
@@ -22,9 +22,9 @@ handle = Ledger.handle
 
 def noted_handle(self: Ledger, event: Event, now: float) -> list[Effect]:
     match event:
-        case Received(peer, wire.Hello() as hello):
+        case Received(peer, messages.Hello() as hello):
             note("hello", hello.restart, hello.rank, peer.hex())
-        case Received(_, wire.Beat() as beat):
+        case Received(_, messages.Beat() as beat):
             note("beat", *beat.position, beat.phase)
     return handle(self, event, now)
 

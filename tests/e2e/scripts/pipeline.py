@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 import rankwatch
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 from rankwatch_monitor.record import reader as record
 from rankwatch_monitor.record.store import FILE
 
@@ -92,7 +92,7 @@ def await_the_others(part: nn.Module, given: Any) -> None:
 def has_tripped(rank: int) -> bool:
     run = Path(os.environ["RUNS_DIR"]) / "latest" / FILE
     return run.exists() and any(
-        entry.rank == rank and isinstance(entry.fact, wire.Tripped) for entry in record.read(run).entries
+        entry.rank == rank and isinstance(entry.fact, messages.Tripped) for entry in record.read(run).entries
     )
 
 

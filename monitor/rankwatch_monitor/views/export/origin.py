@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankwatch.shared import wire
+from rankwatch.shared import messages
 
 from ...decide.journal import Opened
 from ...record import reader as record
@@ -30,7 +30,7 @@ def origin_of(run: Path) -> Origin:
     for _, entry in record.read_events(run / FILE, "opened", "hello"):
         if isinstance(entry.fact, Opened):
             opened = entry.fact
-        elif isinstance(entry.fact, wire.Hello):
+        elif isinstance(entry.fact, messages.Hello):
             places[entry.fact.rank] = entry.fact.host, entry.fact.local_rank
     if opened is None:
         raise StoreError(f"the record {run / FILE}: it does not say whose it is")

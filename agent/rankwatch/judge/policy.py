@@ -1,0 +1,53 @@
+"""Which readings of a frame trip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from ..shared.config import Policy
+from ..shared.frame import SHARD, FrameSpec, Kind, State
+
+_NON_FINITE = (State.INF, State.NAN)
+_MADE_HERE = (Kind.PARAMETER, Kind.OUTPUT, Kind.MARKED, Kind.GRAD_INPUT, Kind.GRADIENT)
+_TRIPPING: dict[Policy, dict[Kind, tuple[State, ...]]] = {
+    Policy.FIRST: dict.fromkeys(_MADE_HERE, _NON_FINITE),
+    Policy.STRICT: dict.fromkeys(Kind, _NON_FINITE) | dict.fromkeys((Kind.BUFFER, Kind.KEYWORD), (State.NAN,)),
+    Policy.OFF: {},
+}
+_TRIPPING_AT_ROOT = _TRIPPING | {Policy.FIRST: _TRIPPING[Policy.FIRST] | {Kind.GRAD_OUTPUT: _NON_FINITE}}
+
+MAX_RULES = 4096
+
+
+class Judge:
+    """Says which readings of a frame trip under a policy; ``ignore``: shell patterns of ``module`` or ``module:label``."""
+
+    def __init__(self, policy: Policy, ignore: Sequence[str] = ()) -> None:
+        self._policy = policy
+        self._ignore = tuple(ignore)
+        self._rules: dict[FrameSpec, tuple[tuple[State, ...], ...]] = {}
+
+    def tripping(self, spec: FrameSpec, states: bytes) -> list[int]:
+        """The indices of the readings that trip, in order of the frame."""
+        # The hot path: nearly every frame is finite, and two searches in a few bytes say so.
+        if State.INF not in states and State.NAN not in states:
+            return []
+        return [row for row, (rule, state) in enumerate(zip(self._rules_of(spec), states, strict=True)) if state in rule]
+
+    def _rules_of(self, spec: FrameSpec) -> tuple[tuple[State, ...], ...]:
+        """The states in which each reading of the frame trips."""
+        if spec not in self._rules:
+            if len(self._rules) >= MAX_RULES:
+                self._rules.clear()
+            tripping = (_TRIPPING if spec.module else _TRIPPING_AT_ROOT)[self._policy]
+            self._rules[spec] = tuple(
+                () if self._is_ignored(spec, row.label) else tripping.get(row.kind, ()) for row in spec.readings
+            )
+        return self._rules[spec]
+
+    def _is_ignored(self, spec: FrameSpec, label: str) -> bool:
+        labels = {label, label.partition(SHARD)[0]}  # a pattern names a parameter, however it is sharded
+        modules = (spec.module, *spec.aliases)
+        names = [*modules, *(f"{module}:{one}" for module in modules for one in labels)]
+        return any(fnmatchcase(name, pattern) for name in names for pattern in self._ignore)
