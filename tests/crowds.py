@@ -10,8 +10,9 @@ from pathlib import Path
 import makers
 from rankwatch.shared import messages
 from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, pack
+from rankwatch_monitor.decide.effects import Show
 from rankwatch_monitor.decide.journal import NO_RANK, Decided, Entry, Left, Opened, Stood, Trained
-from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState
+from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState, RunStanding
 from rankwatch_monitor.record.store import FILE, Store
 
 PER_NODE = 8
@@ -60,7 +61,10 @@ def write(folder: Path, ranks: int = 1024, batches: int = 20, *, trouble: bool =
     for batch in range(batches):
         store.write(list(trained(ranks, batch, begun)), begun + batch * SECONDS)
     store.write(list(_events(ranks, batches, trouble=trouble, verdict=verdict)), now)
-    store.write([], now, [_standing(rank, batches, trouble=trouble) for rank in range(ranks)])
+    standing = RunStanding("crowd", 0, ranks, int(verdict), 0, None, False, 1.0, "")
+    store.write(
+        [], now, Show("crowd-0", tuple(_standing(rank, batches, trouble=trouble) for rank in range(ranks)), standing)
+    )
     store.close()
     return run
 

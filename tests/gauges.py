@@ -33,5 +33,7 @@ def shown(*standings: RankStanding, run: str = "train-0", **changes: object) -> 
         "stalled": 0,
         "outcome": None,
         "over": False,
+        "heartbeat": 1.0,
+        "waiting": "",
     }
     return Show(run, standings, RunStanding(**{**fields, **changes}))  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import gauges
 import makers
 import records
 from makers import INF, NAN, frame, reading
@@ -228,7 +229,7 @@ def test_a_rank_while_it_runs_and_one_that_never_came(tmp_path: Path) -> None:
     run = records.write(tmp_path / "train-1", records.part(0, *two(3)), world_size=1)
     standing = RankStanding(0, RankState.RUNNING, 4, 0, 7, "backward", 0.5, 1.5, "", 3, 0)
     store = Store(run / FILE)
-    store.write([], 100.0, [standing])
+    store.write([], 100.0, gauges.shown(standing))
     store.close()
     text, told = of_rank(run, 0)
     assert "  state      running\n" in text

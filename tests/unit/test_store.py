@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import gauges
 import makers
 from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import FrameTable
@@ -123,11 +124,12 @@ def test_a_record_of_an_earlier_schema_is_read_and_gone_on_with(tmp_path: Path, 
 
 def test_where_the_ranks_are_is_what_was_last_written(tmp_path: Path) -> None:
     begun = opened(tmp_path / FILE)
-    assert record.read_standings(tmp_path / FILE) == (0.0, [])
+    assert record.read_standings(tmp_path / FILE) == (0.0, None, [])
     for batch in (3, 4):
-        standings = [RankStanding(rank, RankState.RUNNING, batch, 0, 2, "[a], b", 0.5, 1.5, "", 3, 0) for rank in range(100)]
-        begun.write([], 100.0 + batch, standings)
-    assert record.read_standings(tmp_path / FILE) == (104.0, standings)
+        ranks = [RankStanding(rank, RankState.RUNNING, batch, 0, 2, "[a], b", 0.5, 1.5, "", 3, 0) for rank in range(100)]
+        shown = gauges.shown(*ranks, heartbeat=2.5, waiting="waiting for rank 3", outcome=Outcome.ABORTED)
+        begun.write([], 100.0 + batch, shown)
+    assert record.read_standings(tmp_path / FILE) == (104.0, shown.standing, ranks)
     begun.close()
 
 

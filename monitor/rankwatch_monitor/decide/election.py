@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .rank import RankRecord
-from .verdict import Place, Verdict, elect, is_waited_for
+from .verdict import Place, Verdict, describe_waiting, elect, is_waited_for
 
 
 @dataclass(slots=True)
@@ -25,6 +25,11 @@ class Election:
     @property
     def has_begun(self) -> bool:
         return self.target is not None
+
+    @property
+    def waiting(self) -> str:
+        """``waiting for ranks 1, 2 to pass frame 7 of batch 3``; empty when no rank is waited for."""
+        return describe_waiting(sorted(self._waited_for), self.target) if self.target and self._waited_for else ""
 
     def is_lowered_by(self, place: Place) -> bool:
         return self.target is None or place < self.target

@@ -82,7 +82,11 @@ class RankStanding(NamedTuple):
 
 
 class RunStanding(NamedTuple):
-    """Where a run is while it goes on, and how it ended once it is ``over``; ``tripped`` and ``stalled`` are numbers of ranks."""
+    """Where a run is while it goes on, and how it ended once it is ``over``; ``tripped`` and ``stalled`` are numbers of ranks.
+
+    ``heartbeat`` is in seconds: ranks report this often, and standings are written this often. ``waiting`` names the ranks
+    that an election waits for; empty while there is no election.
+    """
 
     job: str
     restart: int
@@ -91,6 +95,8 @@ class RunStanding(NamedTuple):
     stalled: int
     outcome: Outcome | None
     over: bool
+    heartbeat: float = 1.0
+    waiting: str = ""
 
 
 class RankNotice(NamedTuple):

@@ -98,6 +98,8 @@ class Run:
     _looked_at: float = float("-inf")
     _shown_at: float = float("-inf")
     _stall: Stall | None = None
+    _waiting: str = ""
+    """Which ranks the election waits for, as was last shown."""
     _trips: int = 0
     # Kept message by message, so that a message costs the same at 16 ranks and at 16,384.
     _running: set[int] = field(default_factory=set)
@@ -227,6 +229,7 @@ class Run:
             self._looked_at = now
             yield from self._look_for_lost(now)
             yield from self._look_for_stall(now)
+            yield from self._look_for_waiting(now)
         if now - self._shown_at >= self.heartbeat:
             yield self._show(now)
         if self._abort is not None and now - self._abort_sent_at >= self._abort_repeat:
@@ -411,6 +414,13 @@ class Run:
             if self.options.abort_on_stall:
                 yield from self._abort_for(stall.text, Outcome.STALLED, now)
 
+    def _look_for_waiting(self, now: float) -> Iterator[Effect]:
+        before, self._waiting = self._waiting, self._election.waiting if self._outcome is None else ""
+        if self._waiting != before:
+            yield self._show(now)
+            if self._waiting:
+                yield Note(f"run {self.id}: {self._waiting}")
+
     def _lose(self, record: RankRecord, now: float) -> None:
         state = RankState.LOST if record.acknowledged_at is None else RankState.ABORTED
         self._note_down(now, Left(state), record.hello.rank)
@@ -548,7 +558,9 @@ class Run:
     def _show(self, now: float) -> Show:
         self._shown_at = now
         stalled = len(self._stall.ranks) if self._stall is not None else 0
-        standing = RunStanding(self.job, self.restart, self.world_size, self._trips, stalled, self._outcome, self.over)
+        standing = RunStanding(
+            self.job, self.restart, self.world_size, self._trips, stalled, self._outcome, self.over, self.heartbeat, self._waiting
+        )  # fmt: skip
         return Show(self.id, tuple([self.ranks[rank].standing(now) for rank in sorted(self.ranks)]), standing)
 
     def _frames_in_batch(self) -> int | None:

@@ -113,8 +113,7 @@ def elect(
     silent = [rank for rank in unsure if rank not in witnesses or not _has_answered(witnesses[rank], target)]
     waited_for = [rank for rank in silent if rank not in witnesses or witnesses[rank].standing is Standing.LIVE]
     if waited_for and since_first_trip < window:
-        where = f"frame {target.frame} of batch {target.batch}" + _of_stage(target.stage)
-        return None, f"waiting for {name_ranks(waited_for)} to pass {where}"
+        return None, describe_waiting(waited_for, target)
     if not silent:
         reason = f"every rank has passed this frame{_of_stage(target.stage)} or tripped itself"
     elif waited_for:
@@ -139,6 +138,11 @@ def elect(
 def is_waited_for(witness: Witness, target: Place) -> bool:
     """Whether this rank should be asked to tell when it passes ``target``."""
     return witness.standing is Standing.LIVE and not _has_answered(witness, target)
+
+
+def describe_waiting(ranks: list[int], target: Place) -> str:
+    """``waiting for ranks 1, 2 to pass frame 7 of batch 3``."""
+    return f"waiting for {name_ranks(ranks)} to pass frame {target.frame} of batch {target.batch}{_of_stage(target.stage)}"
 
 
 def name_ranks(ranks: list[int] | tuple[int, ...], most: int = 8) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..decide.journal import Opened
 from ..decide.options import Options
-from ..decide.report import RankStanding, Report
+from ..decide.report import RankStanding, Report, RunStanding
 from ..decide.run import Run
 from . import reader as record
 from . import replay as snapshot
@@ -43,6 +43,7 @@ class View:
     began: float
     last: float
     told: float
+    standing: RunStanding | None
     standings: Mapping[int, RankStanding]
     headroom: list[Headroom]
     batches: Mapping[int, int]
@@ -74,7 +75,7 @@ class Follower:
 
     def look(self) -> View:
         run = self._replay()
-        told, standings = record.read_standings(self._path)
+        standings = record.read_standings(self._path)
         segments = min(MAX_SEGMENTS, 1 + -(-BATCHES * run.world_size // SEGMENT))
         digests = record.newest_digests(self._path, segments)
         if self._report is None:
@@ -84,8 +85,9 @@ class Follower:
             is_over=run.over,
             began=self._began,
             last=self._ended,
-            told=told,
-            standings={standing.rank: standing for standing in standings},
+            told=standings.time,
+            standing=standings.run,
+            standings={standing.rank: standing for standing in standings.ranks},
             headroom=self._headroom.read(),
             batches=last_batches(digests),
             pace=pace_of(digests),

@@ -17,7 +17,7 @@ from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, State
 
 from ..decide import journal
 from ..decide.journal import Entry, Fact, Progress
-from ..decide.report import Outcome, RankStanding, RankState
+from ..decide.report import Outcome, RankStanding, RankState, RunStanding
 from .digest import DIGEST, Array, Columns, Envelope, unpack_digests
 from .headroom import Place
 from .migrations import migrate
@@ -60,6 +60,14 @@ class Point(NamedTuple):
     state: State
 
 
+class Standings(NamedTuple):
+    """Where a run and its ranks were at a Unix time; 0 and None when that was never written."""
+
+    time: float
+    run: RunStanding | None
+    ranks: list[RankStanding]
+
+
 class Record(NamedTuple):
     """A run's record as it was when it was read: its entries but for batches, and how far its ranks had come."""
 
@@ -75,13 +83,16 @@ def read(path: Path) -> Record:
         return Record(entries, _progress(database, {entry.rank for entry in entries} - {journal.NO_RANK}))
 
 
-def read_standings(path: Path) -> tuple[float, list[RankStanding]]:
-    """Where the ranks were when that was last told, and the Unix time of it; 0 when it never was. Raises StoreError."""
+def read_standings(path: Path) -> Standings:
+    """Where the run and its ranks were when that was last written. Raises StoreError."""
     with reading(path) as database:
         row = database.execute("SELECT time, body FROM standing").fetchone()
         if row is None:
-            return 0.0, []
-        return row[0], [RankStanding(rank, RankState(state), *rest) for rank, state, *rest in json.loads(row[1])]
+            return Standings(0.0, None, [])
+        time, body = row[0], json.loads(row[1])
+        run = RunStanding(*body["run"])
+        run = run._replace(outcome=Outcome(run.outcome) if run.outcome else None)
+        return Standings(time, run, [RankStanding(rank, RankState(state), *rest) for rank, state, *rest in body["ranks"]])
 
 
 def read_digests(path: Path) -> Array:

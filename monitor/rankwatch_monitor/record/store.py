@@ -27,8 +27,8 @@ from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import BatchSummary, FrameTable
 
 from ..decide import journal
+from ..decide.effects import Show
 from ..decide.journal import Entry, Fact, Trained
-from ..decide.report import RankStanding
 from .digest import DIGEST, Array, Columns, Envelope, Part, pack_digests, summarise, unpack_digests
 from .migrations import STANDING, migrate
 
@@ -142,10 +142,8 @@ class Store:
             self._segment_id: int = last[0] if last else 1
             self._segment: Array = unpack_digests(last[1]) if last else np.zeros(0, DIGEST)
 
-    def write(
-        self, entries: Sequence[Entry], time: float, standings: Sequence[RankStanding] | None = None, **meta: str
-    ) -> float | None:
-        """Puts entries on record, all or none, and ``standings`` in place of those before.
+    def write(self, entries: Sequence[Entry], time: float, shown: Show | None = None, **meta: str) -> float | None:
+        """Puts entries on record, all or none, and the standings in place of those before.
 
         Args:
             time: Unix seconds.
@@ -159,8 +157,8 @@ class Store:
             for name, value in meta.items():
                 self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
             self._write_events([entry for entry in entries if not isinstance(entry.fact, Trained)], time)
-            if standings is not None:
-                self._database.execute("INSERT OR REPLACE INTO standing VALUES (1, ?, ?)", (time, _to_json(standings)))
+            if shown is not None:
+                self._database.execute("INSERT OR REPLACE INTO standing VALUES (1, ?, ?)", (time, _to_json(shown)))
             headroom = self._write_batches(
                 [(entry.rank, entry.fact) for entry in entries if isinstance(entry.fact, Trained)]
             )
@@ -309,10 +307,11 @@ def _body(summary: BatchSummary) -> bytes:
     return summary.abs_min + summary.abs_max + summary.states
 
 
-def _to_json(standings: Sequence[RankStanding]) -> str:
+def _to_json(shown: Show) -> str:
     """Few at a time: a call keeps the interpreter to its end, and of thousands that is long for an abort to wait."""
-    parts = (json.dumps(standings[start : start + FEW_STANDINGS]) for start in range(0, len(standings), FEW_STANDINGS))
-    return f"[{', '.join(part[1:-1] for part in parts)}]"
+    ranks = shown.standings
+    parts = (json.dumps(ranks[start : start + FEW_STANDINGS]) for start in range(0, len(ranks), FEW_STANDINGS))
+    return f'{{"run": {json.dumps(shown.standing)}, "ranks": [{", ".join(part[1:-1] for part in parts)}]}}'
 
 
 def _encode(fact: Fact) -> tuple[str, str | bytes]:

@@ -315,7 +315,7 @@ class Collector:
             elif isinstance(effect, IssueKey):
                 self._do(iter([Send(effect.peer, self._keys.issue(effect.job))]))
             elif isinstance(effect, Show):
-                self._recorder.show(effect.run, effect.standings)
+                self._recorder.show(effect)
                 if self._meters is not None:
                     self._meters.show(effect, time.monotonic())
                 self._show_ranks(effect)

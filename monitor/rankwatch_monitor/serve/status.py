@@ -115,6 +115,7 @@ def describe(shown: Show, pace: float | None, nearest: Headroom | None, width: i
     silent = sum(bool(standing.quiet) for standing in running)
     long = [f"rankwatch: {shown.run}", f"{len(running)}/{len(shown.standings)} ranks running"]
     long += [f"{silent} silent"] if silent else []
+    long += [shown.standing.waiting] if shown.standing.waiting else []
     long += [f"batch {batch}"] if batch >= 0 else []
     long += [f"{pace:.3g} batches/s"] if pace is not None else []
     short = [part.replace(" ranks running", " ranks").replace(" batches/s", "/s") for part in long]

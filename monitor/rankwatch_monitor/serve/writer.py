@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeAlias
 from rankwatch import __version__
 from rankwatch.shared import messages
 
+from ..decide.effects import Show
 from ..decide.journal import Closed, Entry, Opened, Trained
-from ..decide.report import RankStanding
 from ..record.store import FILE, Limits, Store, StoreError
 from .precedence import RECORDING, yield_to_others
 
@@ -36,7 +36,7 @@ class _Kept(NamedTuple):
     size: int
 
 
-_Work: TypeAlias = tuple[list[_Kept], dict[str, Sequence[RankStanding]], list[Callable[[], None]]]
+_Work: TypeAlias = tuple[list[_Kept], dict[str, Show], list[Callable[[], None]]]
 
 MAX_WAITING = 256 * 2**20
 """Bytes of batches that may wait for the disk; further ones are not recorded."""
@@ -76,7 +76,7 @@ class Recorder:
         self._waiting: list[_Kept] = []
         self._waiting_bytes = 0
         self._actions: list[Callable[[], None]] = []
-        self._shown: dict[str, Sequence[RankStanding]] = {}
+        self._shown: dict[str, Show] = {}
         self._is_urgent = False
         self._is_closing = False
         self._stored: dict[str, dict[int, int]] = {}
@@ -108,10 +108,10 @@ class Recorder:
                 self._is_urgent |= is_urgent
                 self._changed.notify()
 
-    def show(self, run: str, standings: Sequence[RankStanding]) -> None:
+    def show(self, shown: Show) -> None:
         """Takes what is to be written in place of what was shown of the run before, if there is a record of it."""
         with self._changed:
-            self._shown[run] = standings
+            self._shown[shown.run] = shown
             self._changed.notify()
 
     def do(self, action: Callable[[], None]) -> None:
@@ -179,9 +179,9 @@ class Recorder:
             actions, self._actions = self._actions, []
             return (taken, shown, actions) if taken or shown or actions or not self._is_closing else None
 
-    def _write(self, run: str, entries: Sequence[Entry], standings: Sequence[RankStanding] | None) -> None:
+    def _write(self, run: str, entries: Sequence[Entry], shown: Show | None) -> None:
         def write_to(store: Store) -> None:
-            headroom = store.write(entries, time.time(), standings, run=run, **self._meta)
+            headroom = store.write(entries, time.time(), shown, run=run, **self._meta)
             if headroom is not None:
                 self._tell_headroom(run, headroom)
 

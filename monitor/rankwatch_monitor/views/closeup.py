@@ -36,7 +36,7 @@ def of_rank(run: Path, rank: int) -> RankCloseup:
     report, is_over = snapshot.take(run)
     row = _row(report, rank)
     path = run / FILE
-    standings = [] if is_over else record.read_standings(path)[1]
+    standings = [] if is_over else record.read_standings(path).ranks
     standing = next((standing for standing in standings if standing.rank == rank), None)
     parts = list(_digests(kept.last_told(path, rank, LAST_BATCHES)))
     return RankCloseup(report, row, standing, _trip(path, rank), parts, record.kept_batches(path, rank))

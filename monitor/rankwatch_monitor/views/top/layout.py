@@ -134,6 +134,8 @@ def _title(scene: Scene, focus: Focus) -> list[Line]:
     lines = [Line(f"{name}{nodes} node{'s' * (nodes != 1)}", "bold"), Line(describe_run(scene))]
     silence = describe_silence(scene)
     lines += [Line(silence, "red")] if silence else []
+    waiting = scene.view.standing.waiting if scene.view.standing and not scene.view.is_decided else ""
+    lines += [Line(waiting, "yellow")] if waiting else []
     states = describe_states(rank.state for rank in scene.ranks)
     node = next((node for node in scene.nodes if node.host == scene.host(focus)), None) if nodes > 1 else None
     lines.append(Line(f"{node.counts} on {node.host}; in all {states}" if node and focus.rank is None else states))

@@ -100,7 +100,7 @@ class RunPages:
 
     def overview(self) -> dict[str, Any]:
         """The report, where the ranks are, and the worst headroom by rank and batch."""
-        told, standings = record.read_standings(self._record)
+        standings = record.read_standings(self._record)
         report, is_over = self._taken_now()
         verdict = report.verdict
         frames = verdict.trip.frames if verdict else ()
@@ -108,8 +108,9 @@ class RunPages:
             "report": reports.to_dict(report),
             "is_over": is_over,
             "began": self._began,
-            "silent_collector": not is_over and time.time() - told > STALE,
-            "standings": [] if is_over else [standing._asdict() for standing in standings],
+            "silent_collector": not is_over and time.time() - standings.time > STALE,
+            "standing": None if is_over or standings.run is None else standings.run._asdict(),
+            "standings": [] if is_over else [standing._asdict() for standing in standings.ranks],
             "path": path.path_to(frames),
             "grid": self.ranks()._asdict(),
         }

@@ -100,7 +100,7 @@ const PAGES = {
         Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ...Object.entries(states).map(([name, count]) => [name, count]), ["began", Views.clock(body.began)]]));
       found.replaceChildren(...[Views.verdict(report), report.verdict && h("p", null, Views.link(where(run, "verdict"), "Its frames, and what led to it"))].filter(Boolean));
       draw(body.grid);
-      noticed.replaceChildren(...[report.stalled && h("p", { class: "panel is-bad" }, report.stalled), Views.notices(report)].filter(Boolean));
+      noticed.replaceChildren(...[body.standing && body.standing.waiting && h("p", { class: "panel" }, body.standing.waiting), report.stalled && h("p", { class: "panel is-bad" }, report.stalled), Views.notices(report)].filter(Boolean));
       table.replaceChildren(h("h2", null, "Ranks"), Views.ranks(run, report, body.standings));
     });
   },
