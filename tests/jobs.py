@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import uuid
@@ -16,6 +17,8 @@ from typing import Any
 SCRIPTS = Path(__file__).parent / "e2e" / "scripts"
 RANKWATCH = [sys.executable, "-m", "rankwatch_monitor"]
 ROOT = Path(__file__).parent.parent
+INTERPRETER = shlex.quote(sys.executable)
+"""This interpreter in a shell command: the path of the virtual environment may have spaces."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,11 @@ def environment(**more: str) -> dict[str, str]:
     path = os.pathsep.join([str(ROOT / "agent"), str(ROOT / "monitor"), os.environ.get("PYTHONPATH", "")])
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+def is_ours(source: str | os.PathLike[str]) -> bool:
+    """Whether a frame's source file is the agent's. The repository's own folder may have any name."""
+    return Path(source).resolve().is_relative_to((ROOT / "agent" / "rankwatch").resolve())
 
 
 def processes_of(marker: str) -> list[str]:

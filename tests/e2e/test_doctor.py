@@ -16,7 +16,7 @@ import pytest
 from collectors import Running
 from e2e.clinic import Clinic, Diagnosis, Patient
 from e2e.hosts import Hosts
-from jobs import RANKWATCH, environment
+from jobs import INTERPRETER, RANKWATCH, environment
 from rankwatch.shared import connection as connections
 from rankwatch.shared.connection import Connection
 from rankwatch.shared.sockets import new_key_pair
@@ -101,7 +101,7 @@ def test_the_command_starts_ranks_of_its_own() -> None:
 
 
 def test_a_reader_that_has_seen_enough() -> None:
-    done = doctor("bash", "-c", f"{sys.executable} -m rankwatch.doctor | head -1")
+    done = doctor("bash", "-c", f"{INTERPRETER} -m rankwatch.doctor | head -1")
     assert done.stdout == f"[{os.uname().nodename}-0] is OK (global rank: 0/1)\n"
     assert done.stderr == ""
 

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import urllib.request
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from jobs import RANKWATCH, ROOT, environment
+from jobs import INTERPRETER, RANKWATCH, ROOT, environment
 from rankwatch.shared.config import FUNCTIONS, Config
 from rankwatch.shared.notice import Notice, NoticeKind, describe_notice
 
@@ -56,7 +55,7 @@ def shell_environment(folder: Path) -> dict[str, str]:
     tools = folder / "bin"
     tools.mkdir(exist_ok=True)
     for name, module in (("rankwatch", "rankwatch_monitor"), ("torchrun", "torch.distributed.run")):
-        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        (tools / name).write_text(f'#!/bin/sh\nexec {INTERPRETER} -m {module} "$@"\n')
         (tools / name).chmod(0o755)
     return environment(PATH=f"{tools}:{os.environ['PATH']}", MASTER_PORT=str(free_port()))
 

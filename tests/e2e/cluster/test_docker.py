@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import ROOT
+from jobs import INTERPRETER, ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
 
@@ -40,7 +40,7 @@ def test_the_image_has_a_collector_and_no_torch(tmp_path: Path) -> None:
     source, target = context(tmp_path / "src"), tmp_path / "opt"
     (install,) = re.findall(r"^RUN (python -m venv .*)", COLLECTOR, re.MULTILINE)
     command = install.replace("/opt/rankwatch", str(target)).replace("/src", str(source))
-    command = command.replace("python -m venv", f"{sys.executable} -m venv")
+    command = command.replace("python -m venv", f"{INTERPRETER} -m venv")
     subprocess.run(["bash", "-ec", command], check=True, capture_output=True, env=BARE, timeout=300)
     listed = subprocess.check_output([target / "bin" / "pip", "list", "--format=json"], env=BARE, text=True)
     installed = {package["name"] for package in json.loads(listed)}

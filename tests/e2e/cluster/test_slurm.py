@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from collectors import until
 from e2e.cluster.slurm import ENDED, LONG, Slurm, skip_without_slurm
 from e2e.hosts import Hosts
-from jobs import ROOT, SCRIPTS, environment
+from jobs import INTERPRETER, ROOT, SCRIPTS, environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
 
@@ -30,7 +29,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment whose ``rankwatch``, ``torchrun`` and ``python`` are this Python's."""
     folder = tmp_path_factory.mktemp("bin")
     for name, words in (("rankwatch", "-m rankwatch_monitor"), ("torchrun", "-m torch.distributed.run"), ("python", "")):
-        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (folder / name).write_text(f'#!/bin/sh\nexec {INTERPRETER} {words} "$@"\n')
         (folder / name).chmod(0o755)
     return environment(PATH=f"{folder}:{os.environ['PATH']}:/usr/sbin:/sbin", PYTHONUNBUFFERED="1")
 

@@ -6,12 +6,11 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from jobs import ROOT, environment
+from jobs import INTERPRETER, ROOT, environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
 
@@ -24,7 +23,7 @@ EXPOSURE = 20
 def unit(tmp_path: Path) -> Path:
     """The unit, with a rankwatch that is there."""
     program = tmp_path / "rankwatch"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m rankwatch_monitor "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {INTERPRETER} -m rankwatch_monitor "$@"\n')
     program.chmod(0o755)
     unit = tmp_path / "rankwatch.service"
     unit.write_text(UNIT.replace("/opt/rankwatch/bin/rankwatch", str(program)))
