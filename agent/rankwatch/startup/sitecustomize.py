@@ -42,7 +42,7 @@ class _AtImportOfTorch:
 
 def _look() -> None:
     try:
-        from ..finder import Finder
+        from rankwatch.finder import Finder
 
         Finder().start()
     except ImportError as error:
