@@ -17,7 +17,7 @@ FIRST = [
     "e2e/test_page.py",
     "e2e/test_daemon.py",
     "e2e/test_doctor.py",
-    "torch/test_compile.py",
+    "torch/hook/test_compile.py",
     "benchmarks/test_load.py",
     "e2e/test_network.py",
     "e2e/test_faults.py",

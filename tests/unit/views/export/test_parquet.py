@@ -19,7 +19,7 @@ import pytest
 
 import makers
 import records
-from jobs import environment
+from jobs import ROOT, environment
 from makers import INF, NAN
 from rankwatch.shared.frame import MEASURED, Frame
 from rankwatch_monitor.decide.journal import Entry
@@ -200,7 +200,9 @@ def test_a_part_that_does_not_fit_its_table_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", SCHEMAS)
-@pytest.mark.parametrize("old", sorted((Path(__file__).parent / "data").glob("schema-*.db")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "old", sorted((ROOT / "tests" / "unit" / "record" / "data").glob("schema-*.db")), ids=lambda path: path.stem
+)
 def test_a_record_of_an_earlier_schema_is_exported(tmp_path: Path, old: Path, what: str) -> None:
     shutil.copy(old, tmp_path / FILE)
     rows, written = exported(tmp_path, what)
@@ -250,8 +252,7 @@ print(written.rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def test_memory_does_not_grow_with_the_record(tmp_path: Path) -> None:
     def grown(batches: int) -> int:
         command = [sys.executable, "-c", GENERATE, str(tmp_path / str(batches)), str(batches)]
-        tests = str(Path(__file__).parents[1])
-        env = environment(PYTHONPATH=f"{environment()['PYTHONPATH']}:{tests}")
+        env = environment(PYTHONPATH=f"{environment()['PYTHONPATH']}:{ROOT / 'tests'}")
         done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
         rows, kib = map(int, done.stdout.split())
         assert rows == batches * 3000

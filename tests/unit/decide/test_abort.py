@@ -1,0 +1,66 @@
+"""The abort over a fake clock: it reaches every rank, and the report waits for the acknowledgements."""
+
+from __future__ import annotations
+
+import makers
+from desk import Desk
+from rankwatch.shared import messages
+from rankwatch_monitor.decide.effects import Publish
+from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.decide.report import Outcome, RankState
+
+
+def test_abort_goes_to_every_rank_and_is_repeated_until_it_is_acknowledged() -> None:
+    desk = Desk(Options(abort_repeat=0.5))
+    desk.connect(2)
+    desk.receive(0, messages.Tripped(1, makers.trip()))
+    desk.receive(1, makers.beat(0, 0, 1))
+    (abort,) = desk.sent(0, messages.Abort)
+    assert isinstance(abort, messages.Abort)
+    assert (abort.rank, abort.time, abort.grace) == (0, 1000.0, 10.0)
+    assert desk.sent(1, messages.Abort) == [abort]
+    desk.receive(0, messages.Ack(1, abort=True))
+    desk.take()
+    desk.wait(1.1)
+    assert desk.sent(0, messages.Abort) == []
+    assert desk.sent(1, messages.Abort) == [abort, abort]
+    desk.receive(1, messages.Bye(1, "aborted", ""))
+    desk.take()
+    desk.wait(1.1)
+    assert desk.sent(1, messages.Abort) == []
+
+
+def test_a_rank_that_comes_late_is_told_at_once() -> None:
+    desk = Desk(Options(decision_window=0.1))
+    desk.connect(2, ranks=[0])
+    desk.receive(0, messages.Tripped(1, makers.trip()))
+    desk.wait(0.2)
+    desk.connect(2, ranks=[1])
+    assert len(desk.sent(1, messages.Abort)) == 1
+
+
+def test_the_report_is_published_once_all_have_acknowledged_and_again_at_the_end() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(0, messages.Tripped(1, makers.trip()))
+    desk.receive(1, makers.beat(0, 0, 1))
+    assert desk.reports == []
+    desk.now += 0.25
+    desk.receive(0, messages.Ack(1, abort=True))
+    desk.receive(1, messages.Ack(1, abort=True))
+    (report,) = desk.reports
+    assert (report.outcome, report.acknowledged_in) == (Outcome.ABORTED, 0.25)
+    desk.end(exit_code=1)
+    last = desk.reports[-1]
+    assert [row.state for row in last.ranks] == [RankState.ABORTED] * 2
+    assert [e.news for e in desk.effects if isinstance(e, Publish)] == [True, False]
+    assert desk.ledger.is_idle
+
+
+def test_the_report_does_not_wait_for_ever_for_an_acknowledgement() -> None:
+    desk = Desk(Options(acknowledge_window=1.0))
+    desk.connect(1)
+    desk.receive(0, messages.Tripped(1, makers.trip()))
+    desk.wait(1.1)
+    assert len(desk.reports) == 1
+    assert not desk.reports[0].ranks[0].acknowledged

@@ -1,0 +1,56 @@
+"""What the ledger shows of a run to those who look on."""
+
+from __future__ import annotations
+
+import makers
+from desk import Desk
+from rankwatch.shared import messages
+from rankwatch_monitor.decide.effects import Show
+from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.decide.report import Outcome, RankState, RunStanding
+
+
+def last_shown(desk: Desk) -> Show:
+    return [effect for effect in desk.effects if isinstance(effect, Show)][-1]
+
+
+def test_a_run_is_shown_once_a_heartbeat_and_at_its_end() -> None:
+    desk = Desk(Options(heartbeat=1.0))
+    desk.connect(2, ranks=[0])
+    desk.receive(0, makers.beat(3, 0, 1))
+    desk.wait(3)
+    shown = [effect for effect in desk.take() if isinstance(effect, Show)]
+    assert len(shown) == 3
+    assert shown[-1].standing == RunStanding("train", 0, 2, 0, 0, None, False)
+    assert [(rank.rank, rank.batch) for rank in shown[-1].standings] == [(0, 3)]
+    desk.connect(2, ranks=[1])
+    for rank in (0, 1):
+        desk.receive(rank, messages.Bye(1, "finished", ""))
+    (end,) = [effect for effect in desk.take() if isinstance(effect, Show)]
+    assert end.standing == RunStanding("train", 0, 2, 0, 0, Outcome.FINISHED, True)
+    assert {rank.state for rank in end.standings} == {RankState.FINISHED}
+    desk.wait(3)
+    assert not desk.take()
+
+
+def test_each_rank_that_tripped_is_counted_once() -> None:
+    desk = Desk()
+    desk.connect(3)
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(1, 0, 0))), messages.Tripped(2, makers.trip(at=(2, 0, 0))))
+    desk.receive(1, messages.Tripped(1, makers.trip(at=(1, 0, 0))))
+    desk.end(exit_code=1)
+    assert (last_shown(desk).standing.tripped, last_shown(desk).standing.outcome) == (2, Outcome.ABORTED)
+
+
+def test_ranks_that_stall_are_counted_until_they_go_on() -> None:
+    desk = Desk(Options(stall_after=10))
+    desk.connect(2)
+    for _ in range(13):
+        for rank, batch in enumerate((7, 6)):
+            desk.receive(rank, makers.beat(batch, 0, 0))
+        desk.wait(1)
+    assert last_shown(desk).standing.stalled == 1
+    for rank in (0, 1):
+        desk.receive(rank, makers.beat(8, 0, 0))
+    desk.wait(2)
+    assert last_shown(desk).standing.stalled == 0

@@ -1,0 +1,363 @@
+"""The election over a fake clock: who is the culprit, whatever the order in which messages arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import makers
+from desk import Desk
+from rankwatch.shared import messages
+from rankwatch.shared.frame import NO_STAGE, FrameTable, Phase, Position
+from rankwatch_monitor.decide.ledger import Tick
+from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.decide.verdict import Certainty, Standing, Witness, elect, place_of
+
+
+@dataclass(frozen=True)
+class Life:
+    """What one rank will do: trip at a position or not, and die after a number of steps or not."""
+
+    trips_at: Position | None
+    dies_at: int | None
+
+
+FORWARD, FRAMES = 2, 3
+POSITIONS = [Position(batch, 0, frame) for batch in range(3) for frame in range(FRAMES)]
+
+TABLE = FrameTable(tuple(makers.frame().spec for _ in range(FORWARD)))
+BACKWARD_TABLE = FrameTable((makers.frame(makers.reading("grad_input"), phase=Phase.BACKWARD).spec,) * (FRAMES - FORWARD))
+LAST = 99
+"""The sequence number of what a rank says last."""
+
+lives = st.builds(
+    Life,
+    trips_at=st.none() | st.sampled_from(POSITIONS),
+    dies_at=st.none() | st.integers(0, len(POSITIONS)),
+)
+
+
+def told_by(life: Life, *, beats: bool) -> list[messages.Message]:
+    """All that a rank sends, in its order, after HELLO."""
+    said: list[messages.Message] = []
+    for step, position in enumerate(POSITIONS):
+        if step == life.dies_at:
+            return [*said, messages.Bye(LAST, "failed", "KeyError: 'x'")]
+        if position == life.trips_at:
+            return [*said, messages.Tripped(LAST, makers.trip(at=position))]
+        if beats:
+            said.append(messages.Beat(Position(position.batch, 0, position.frame + 1), "forward", 0, 0, 0.0))
+        if position.frame == FORWARD - 1:
+            said += [
+                messages.Table(TABLE),
+                messages.Batch(2 * position.batch + 1, makers.summary(position.batch, of=TABLE)),
+            ]
+        elif position.frame == FRAMES - 1:
+            part = makers.summary(position.batch, first=FORWARD, of=BACKWARD_TABLE)
+            said += [messages.Table(BACKWARD_TABLE), messages.Batch(2 * position.batch + 2, part)]
+    return [*said, messages.Bye(LAST, "finished", "")]
+
+
+def what_is_told(steps: int, *, beats: bool) -> int:
+    """How many of the steps that a rank has taken it tells of: without beats only whole parts of a batch."""
+    return steps if beats else max(step for step in range(steps + 1) if step % FRAMES in (0, FORWARD))
+
+
+def what_is_true(worlds: Sequence[Life], *, beats: bool) -> tuple[int, Position, set[int]] | None:
+    """The culprit, where, and the ranks that can never answer for it, from a view of everything at once."""
+    trips = []
+    for rank, life in enumerate(worlds):
+        reached = len(POSITIONS) if life.dies_at is None else life.dies_at
+        if life.trips_at is not None and POSITIONS.index(life.trips_at) < reached:
+            trips.append((life.trips_at, rank))
+    if not trips:
+        return None
+    target, culprit = min(trips)
+    silent = {
+        rank
+        for rank, life in enumerate(worlds)
+        if life.dies_at is not None
+        and POSITIONS[: what_is_told(life.dies_at, beats=beats)].count(target) == 0
+        and (life.trips_at is None or POSITIONS.index(life.trips_at) >= life.dies_at)
+    }
+    return culprit, target, silent
+
+
+@settings(max_examples=400, deadline=None)
+@given(worlds=st.lists(lives, min_size=1, max_size=5), beats=st.booleans(), data=st.data())
+def test_the_culprit_does_not_depend_on_the_order_of_arrival(worlds: list[Life], beats: bool, data: st.DataObject) -> None:
+    # Losses are only recorded here (abort_on_lost would rightly end the run before a later trip is heard of).
+    desk = Desk(Options(heartbeat=100, decision_window=100, abort_on_lost=False))
+    queues = {rank: [makers.hello(rank, len(worlds)), *told_by(life, beats=beats)] for rank, life in enumerate(worlds)}
+    while any(queues.values()):
+        rank = data.draw(st.sampled_from([rank for rank, queue in queues.items() if queue]))
+        desk.receive(rank, queues[rank].pop(0))
+        if data.draw(st.booleans()):
+            desk.now += data.draw(st.floats(0, 0.5))
+            desk.handle(Tick())
+    truth = what_is_true(worlds, beats=beats)
+    if truth is None:
+        assert desk.verdict is None
+        return
+    culprit, target, silent = truth
+    assert desk.verdict is not None
+    assert (desk.verdict.rank, desk.verdict.trip.position) == (culprit, target)
+    assert set(desk.verdict.missing) == silent
+    assert desk.verdict.certainty is (Certainty.PARTIAL if silent else Certainty.COMPLETE)
+
+
+STAGES = (4, 1, 2)
+"""How many frames a micro-batch has on each stage of a pipeline."""
+
+
+def told_by_stage(stage: int, life: Life) -> list[messages.Message]:
+    """All that a rank of a stage sends of its forwards, after HELLO: micro-batch after micro-batch."""
+    table = FrameTable((TABLE.specs[0],) * STAGES[stage])
+    said: list[messages.Message] = []
+    for step, position in enumerate(positions_of(stage)):
+        if step == life.dies_at:
+            return [*said, messages.Bye(LAST, "failed", "KeyError: 'x'")]
+        if position == life.trips_at:
+            return [*said, messages.Tripped(LAST, makers.trip(at=position))]
+        if position.frame == STAGES[stage] - 1:
+            said += [messages.Table(table), messages.Batch(position.batch + 1, makers.summary(position.batch, of=table))]
+    return [*said, messages.Bye(LAST, "finished", "")]
+
+
+def positions_of(stage: int) -> list[Position]:
+    return [Position(batch, 0, frame) for batch in range(3) for frame in range(STAGES[stage])]
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> list[tuple[int, Life]]:
+    """Ranks with their stages: one or two of each."""
+    world = []
+    for stage in range(len(STAGES)):
+        places = positions_of(stage)
+        trips_at, dies_at = st.none() | st.sampled_from(places), st.none() | st.integers(0, len(places))
+        world += [(stage, Life(draw(trips_at), draw(dies_at))) for _ in range(draw(st.integers(1, 2)))]
+    return world
+
+
+@settings(max_examples=400, deadline=None)
+@given(world=pipelines(), data=st.data())
+def test_the_culprit_of_a_pipeline_does_not_depend_on_the_order_of_arrival(
+    world: list[tuple[int, Life]], data: st.DataObject
+) -> None:
+    desk = Desk(Options(heartbeat=100, decision_window=100, abort_on_lost=False))
+    queues = {
+        rank: [makers.hello(rank, len(world), stage=stage), *told_by_stage(stage, life)]
+        for rank, (stage, life) in enumerate(world)
+    }
+    reached = {
+        rank: (life.trips_at.batch, stage, life.trips_at.frame)
+        for rank, (stage, life) in enumerate(world)
+        if life.trips_at is not None
+        and positions_of(stage).index(life.trips_at) < (99 if life.dies_at is None else life.dies_at)
+    }
+    while any(queues.values()):
+        rank = data.draw(st.sampled_from([rank for rank, queue in queues.items() if queue]))
+        desk.receive(rank, queues[rank].pop(0))
+    if not reached:
+        assert desk.verdict is None
+        return
+    (batch, stage, frame), culprit = min((place, rank) for rank, place in reached.items())
+    assert desk.verdict is not None
+    assert (desk.verdict.rank, desk.verdict.trip.position) == (culprit, (batch, 0, frame))
+    silent = {
+        rank
+        for rank, (own, life) in enumerate(world)
+        if life.dies_at is not None
+        and rank not in reached
+        and life.dies_at // STAGES[own] < batch + (own <= stage)  # so many micro-batches it has told of
+    }
+    assert set(desk.verdict.missing) == silent
+
+
+def test_a_pipeline_is_ordered_by_stage_within_a_batch_and_its_backward_by_stage_from_the_end() -> None:
+    forward = [place_of(makers.trip(at=(3, 0, frame)), stage) for stage, frame in ((0, 9), (1, 2), (1, 5), (2, 0))]
+    backward = [
+        place_of(makers.trip(at=(3, 0, frame), phase=phase), stage)
+        for stage, frame, phase in (
+            (2, 4, Phase.BACKWARD),
+            (1, 8, Phase.RECOMPUTE),
+            (1, 9, Phase.BACKWARD),
+            (0, 11, Phase.BACKWARD),
+        )
+    ]
+    places = [*forward, *backward, place_of(makers.trip(at=(4, 0, 0)), 0)]
+    assert places == sorted(places)
+    assert place_of(makers.trip(at=(3, 0, 5)), NO_STAGE) < place_of(
+        makers.trip(at=(3, 0, 6), phase=Phase.BACKWARD), NO_STAGE
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "stage", "at", "told", "passed"),
+    [
+        (Phase.FORWARD, 0, (3, 0, 9), 3, True),  # it handed this batch on
+        (Phase.FORWARD, 0, (3, 0, 9), 2, False),  # and may yet trip in it, for all that is known
+        (Phase.FORWARD, 0, (4, 0, 0), 2, True),
+        (Phase.FORWARD, 1, (3, 0, 6), 2, True),
+        (Phase.FORWARD, 1, (3, 0, 5), 2, False),
+        (Phase.FORWARD, 2, (2, 0, 4), 2, True),  # it waits for this batch
+        (Phase.FORWARD, 2, (3, 0, 0), 2, True),
+        (Phase.FORWARD, 2, (2, 0, 4), 1, False),  # the batch before is still on its way there
+        (Phase.FORWARD, 2, (2, 1, 4), 2, False),  # in an eval after it
+        (Phase.BACKWARD, 2, (2, 0, 4), 2, False),
+        (Phase.BACKWARD, 2, (3, 0, 4), 3, True),
+        (Phase.BACKWARD, 0, (3, 0, 4), 3, True),
+    ],
+)
+def test_who_has_passed_a_trip_of_another_stage(
+    phase: Phase, stage: int, at: tuple[int, int, int], told: int, passed: bool
+) -> None:
+    trip = makers.trip(at=(3, 0, 5), phase=phase)
+    witnesses = {
+        0: Witness(Standing.LIVE, trip.position, trip, 1, 2),
+        1: Witness(Standing.LIVE, Position(*at), None, stage, told),
+    }
+    found, reason = elect(witnesses, 2, 0.0, 2.0)
+    assert (found is not None) is passed
+    assert passed or reason == "waiting for rank 1 to pass frame 5 of batch 3 of stage 1"
+
+
+def test_the_frames_of_a_batch_are_those_of_the_culprits_stage() -> None:
+    desk = Desk()
+    for rank in range(4):
+        desk.receive(rank, makers.hello(rank, 4, stage=rank // 2))
+    three = FrameTable((TABLE.specs[0],) * 3)
+    for rank, table in ((0, three), (1, three), (3, TABLE)):
+        desk.receive(rank, messages.Table(table), messages.Batch(1, makers.summary(0, of=table)))
+    desk.receive(2, messages.Tripped(2, makers.trip(at=(0, 0, 1))), messages.Ack(2, abort=True))
+    desk.wait(4.0)
+    assert desk.reports[0].frames_in_batch == FORWARD
+    assert [row.stage for row in desk.reports[0].ranks] == [0, 0, 1, 1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(order=st.permutations(range(4)), again=st.lists(st.integers(0, 3), max_size=8))
+def test_messages_sent_again_count_once(order: list[int], again: list[int]) -> None:
+    desk = Desk()
+    desk.connect(4)
+    trips = {rank: messages.Tripped(7, makers.trip(at=(2, 0, rank // 2))) for rank in range(4)}
+    for rank in [*order, *again]:
+        desk.receive(rank, trips[rank])
+    assert desk.verdict is not None
+    assert (desk.verdict.rank, [rank for rank, _ in desk.verdict.also]) == (0, [1, 2, 3])
+
+
+def test_equal_positions_are_all_named_lowest_rank_first() -> None:
+    desk = Desk()
+    desk.connect(3)
+    desk.receive(2, messages.Tripped(1, makers.trip(at=(4, 0, 1))))
+    desk.receive(1, messages.Tripped(1, makers.trip(at=(4, 0, 1))))
+    desk.receive(0, makers.beat(4, 0, 2))
+    assert desk.verdict is not None
+    assert desk.verdict.rank == 1
+    assert [rank for rank, _ in desk.verdict.also] == [2]
+    assert desk.verdict.certainty is Certainty.COMPLETE
+
+
+def test_no_verdict_before_the_others_have_passed_and_they_are_asked_to_tell() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
+    assert desk.verdict is None
+    assert desk.sent(1, messages.Probe) == [messages.Probe(Position(3, 0, 5))]
+    desk.receive(1, makers.beat(3, 0, 5))  # it runs that frame just now
+    assert desk.verdict is None
+    assert len(desk.sent(1, messages.Ack)) == 1
+    desk.receive(1, makers.beat(3, 0, 6))
+    assert desk.verdict is not None
+    assert len(desk.sent(1, messages.Ack)) == 1  # what it hears instead is how the election ends
+    assert len(desk.sent(1, messages.Abort)) == 1
+
+
+def test_a_batch_summary_tells_that_its_batch_was_passed() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(1, messages.Table(makers.table()), messages.Batch(1, makers.summary(3)))
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 1))))
+    assert desk.verdict is not None
+
+
+def test_a_part_of_a_batch_tells_how_far_its_rank_has_come() -> None:
+    for first, passed in ((0, False), (3, False), (4, True)):
+        desk = Desk()
+        desk.connect(2)
+        desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
+        desk.receive(1, messages.Table(makers.table()), messages.Batch(1, makers.summary(3, first=first)))  # of two frames
+        assert (desk.verdict is not None) is passed
+
+
+def test_parts_that_come_late_do_not_take_a_rank_back() -> None:
+    desk = Desk()
+    desk.connect(1)
+    desk.receive(0, messages.Table(makers.table()))
+    for seq, summary in enumerate((makers.summary(3), makers.summary(4), makers.summary(3, first=2)), 1):
+        desk.receive(0, messages.Batch(seq, summary))
+    record = desk.ledger.runs["train-0"].ranks[0]
+    assert (record.last_batch, record.progress) == (4, Position(4, 0, 2))
+
+
+def test_a_beat_that_was_made_before_the_batch_it_follows_does_not_take_a_rank_back() -> None:
+    desk = Desk()
+    desk.connect(3)
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 1))))
+    desk.receive(1, messages.Table(makers.table()), messages.Batch(1, makers.summary(3)), makers.beat(3, 0, 1))
+    desk.receive(2, makers.beat(3, 0, 2))
+    assert desk.verdict is not None
+    assert desk.verdict.certainty is Certainty.COMPLETE
+
+
+ROOT_ALONE = FrameTable((makers.frame(module="").spec,))
+
+
+@pytest.mark.parametrize(
+    ("at", "module", "phase", "expected"),
+    [
+        ((2, 0, 1), "layer", Phase.FORWARD, 2),
+        ((3, 0, 0), "layer", Phase.FORWARD, 2),
+        ((3, 0, 0), "", Phase.FORWARD, 1),  # the root is the last of its forward, in a batch that told of nothing else too
+        ((2, 0, 3), "layer", Phase.BACKWARD, 4),
+        ((2, 0, 9), "layer", Phase.BACKWARD, None),
+        ((3, 0, 1), "", Phase.BACKWARD, None),
+    ],
+)
+def test_the_frames_of_the_culprits_batch_are_those_of_the_last_one_like_it(
+    at: tuple[int, int, int], module: str, phase: Phase, expected: int | None
+) -> None:
+    desk = Desk()
+    desk.connect(1)
+    parts = [makers.summary(1), makers.summary(1, first=2), makers.summary(2), makers.summary(3, of=ROOT_ALONE)]
+    desk.receive(0, messages.Table(makers.table()), messages.Table(ROOT_ALONE))
+    desk.receive(0, *(messages.Batch(seq, part) for seq, part in enumerate(parts, 1) if part.batch <= at[0]))
+    desk.receive(0, messages.Tripped(9, makers.trip(at=at, module=module, phase=phase)), messages.Ack(9, abort=True))
+    assert desk.reports[0].frames_in_batch == expected
+
+
+def test_when_the_window_is_over_the_missing_ranks_are_named() -> None:
+    desk = Desk(Options(decision_window=2.0))
+    desk.connect(4, ranks=[0, 1, 2])
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
+    desk.receive(1, makers.beat(3, 0, 9))
+    desk.wait(1.9)
+    assert desk.verdict is None
+    desk.wait(0.2)
+    assert desk.verdict is not None
+    assert (desk.verdict.certainty, desk.verdict.missing) == (Certainty.PARTIAL, (2, 3))
+    assert "decision window of 2 s" in desk.verdict.reason
+
+
+def test_a_later_trip_does_not_reopen_a_verdict() -> None:
+    desk = Desk()
+    desk.connect(1)
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
+    first = desk.verdict
+    desk.receive(0, messages.Tripped(2, makers.trip(at=(1, 0, 0))))
+    assert desk.verdict is first is not None
