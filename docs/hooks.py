@@ -24,7 +24,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _section(command: str) -> str:
-    what = COMMANDS[command].HELP
+    what = COMMANDS[command]
     return f"## rankwatch {command}\n\n{what[0].upper()}{what[1:]}.\n\n```text\n{help_of(command)}```\n"
 
 

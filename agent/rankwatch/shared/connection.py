@@ -17,6 +17,18 @@ FORMAT = (1, 1)
 
 
 @dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A CURVE key pair in Z85 text."""
+
+    public: str
+    secret: str
+
+
+NO_KEYS = KeyPair("", "")
+"""With these instead of keys, the link is in plain text."""
+
+
+@dataclass(frozen=True, slots=True)
 class Connection:
     """How to reach a collector. Keys are CURVE keys in Z85 (40 characters).
 

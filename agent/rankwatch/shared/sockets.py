@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import socket as stdlib_socket
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import AddressError
-from .connection import Connection, is_loopback
+from .connection import NO_KEYS, Connection, KeyPair, is_loopback
 from .wire import MAX_MESSAGE_BYTES
 
 SEND_HIGH_WATER = 1000
@@ -24,18 +23,6 @@ KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES = 2, 1, 3
 """Seconds, seconds, and how many may go unanswered. The kernel asks and answers, whatever the process does: a host that is cut
 off or gone loses its connection within about five seconds; a process that is stopped, or keeps the interpreter to itself, does
 not, and is told from a dead one so. (ZeroMQ's own pings are answered by the process.)"""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyPair:
-    """A CURVE key pair in Z85 text."""
-
-    public: str
-    secret: str
-
-
-NO_KEYS = KeyPair("", "")
-"""In their place the link is in plain text."""
 
 
 def new_key_pair() -> KeyPair:

@@ -1,1 +1,1 @@
-"""One file for each command: ``HELP``, ``add_options(parser)`` and ``main(arguments)``, which returns the exit code."""
+"""One file for each command: ``add_options(parser)`` and ``main(arguments)``, which returns the exit code."""

@@ -19,8 +19,6 @@ from . import arguments as types
 
 log = logging.getLogger(__name__)
 
-HELP = "collect from the ranks of any number of runs, until SIGTERM"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_collector_options(parser, None, f"address to listen on (default: {DEFAULT_LISTEN}; port 0 picks one)")

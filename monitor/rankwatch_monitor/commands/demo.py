@@ -7,8 +7,6 @@ import argparse
 from . import arguments as types
 from .demo_job import run_demo
 
-HELP = "a real training of two ranks on the CPU that overflows on one of them"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     types.add_runs_dir(parser)

@@ -10,8 +10,6 @@ from ..views import diff, sides
 from ..views.compare import compare
 from . import arguments as types
 
-HELP = "two batches side by side: of two ranks, of two runs, or one after the other"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (

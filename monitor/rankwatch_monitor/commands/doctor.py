@@ -14,8 +14,6 @@ from rankwatch.errors import UsageError
 
 from . import arguments as types
 
-HELP = "check GPUs, network and collector before a training, and name who is to blame"
-
 MAX_LOCAL_RANKS = 1024
 
 

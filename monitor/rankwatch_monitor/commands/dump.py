@@ -12,8 +12,6 @@ from ..record.store import StoreError
 from ..views import dump
 from . import arguments as types
 
-HELP = "the record of a run as JSON lines"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     types.add_run(parser)

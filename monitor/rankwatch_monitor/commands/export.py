@@ -14,8 +14,6 @@ from ..views.export.origin import origin_of
 from ..views.export.written import describe
 from . import arguments as types
 
-HELP = "the record of a run as Parquet or for TensorBoard"
-
 WHAT = "summaries", "envelope", "digests"
 
 

@@ -11,8 +11,6 @@ from rankwatch.shared import connection as connections
 from ..serve import control
 from . import arguments as types
 
-HELP = "make a connection file that speaks for one job alone"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Who has the file can neither speak for other jobs' runs nor change them."

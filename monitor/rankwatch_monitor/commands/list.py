@@ -11,8 +11,6 @@ from ..record import replay as snapshot
 from ..views import runs
 from . import arguments as types
 
-HELP = "the runs in a folder, and how they ended"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     types.add_runs(parser)

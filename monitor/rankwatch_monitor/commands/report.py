@@ -18,8 +18,6 @@ from ..views.ui import single
 from ..views.ui.pages import RunPages
 from . import arguments as types
 
-HELP = "print the report of a run again, or look at one rank or batch of it"
-
 FRAMES = 21
 """Frames that are shown, as in a report."""
 

@@ -11,8 +11,6 @@ from ..serve.launcher import replace_by, run_command
 from . import arguments as types
 from .collector import add_collector_options, metered, options_of
 
-HELP = "run a command under a collector of its own"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_collector_options(parser, "tcp://127.0.0.1:0", "address to listen on (default: a free port of this machine alone)")

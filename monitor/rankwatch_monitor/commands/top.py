@@ -17,8 +17,6 @@ from ..views.top.focus import Focus
 from ..views.top.layout import Scene
 from . import arguments as types
 
-HELP = "watch a run while it goes on: its ranks, its headroom, its notices, its verdict"
-
 ON_TERMINAL, IN_LINES = 1.0, 10.0
 """Seconds between two looks."""
 

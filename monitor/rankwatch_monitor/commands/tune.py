@@ -13,8 +13,6 @@ from rankwatch.shared.text import describe_tuning
 from ..serve import control
 from . import arguments as types
 
-HELP = "change options of the ranks while they train"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "An empty list ('') takes a list back. What is not given stays as it is."

@@ -11,8 +11,6 @@ from rankwatch.errors import UsageError
 
 from . import arguments as types
 
-HELP = "a local web page over the runs in a folder, live and afterwards"
-
 DEFAULT_PORT = 27078
 
 

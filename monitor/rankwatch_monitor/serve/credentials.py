@@ -11,7 +11,7 @@ from typing import NamedTuple, TextIO
 from rankwatch.errors import ConnectionFileError
 from rankwatch.shared import connection as connections
 from rankwatch.shared import messages, sockets
-from rankwatch.shared.connection import Connection
+from rankwatch.shared.connection import NO_KEYS, Connection, KeyPair
 
 from ..decide.keyring import MAX_JOBS, Keyring
 
@@ -35,15 +35,15 @@ class Credentials:
         self._key_file = path.with_name(f"{path.name}.server-key")
         self._in_use: TextIO | None = None
         known = self._take_over()
-        if known and (known.server == sockets.NO_KEYS) != insecure:
+        if known and (known.server == NO_KEYS) != insecure:
             raise ConnectionFileError(
                 f"connection file {path} is of a collector {'with' if insecure else 'without'} encryption: remove it, "
                 "or choose another --connection-file"
             )
         self.are_taken_over = known is not None
         self.listening = known.listening if known else ""
-        self.server = known.server if known else sockets.NO_KEYS if insecure else sockets.new_key_pair()
-        self._client = known.client if known else sockets.NO_KEYS if insecure else sockets.new_key_pair()
+        self.server = known.server if known else NO_KEYS if insecure else sockets.new_key_pair()
+        self._client = known.client if known else NO_KEYS if insecure else sockets.new_key_pair()
         self._invited = known.invited if known else []
         self.ring = Keyring(self._client)
         self.ring.recall(self._invited)
@@ -61,7 +61,7 @@ class Credentials:
     def issue(self, job: str) -> messages.Message:
         """Keys that speak for one job, the same each time; they outlive this collector, as its own keys do."""
         keys = self.ring.invited(job)
-        if self.server == sockets.NO_KEYS:
+        if self.server == NO_KEYS:
             return messages.Error("links are in plain text here, and keys mean nothing", "none")
         if keys is None:
             if self.ring.is_full:
@@ -93,7 +93,7 @@ class Credentials:
         if not self._path.exists():
             return None
         known = connections.read(self._path)
-        client = sockets.KeyPair(known.client_public, known.client_secret)
+        client = KeyPair(known.client_public, known.client_secret)
         try:
             with open(self._key_file) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,11 +108,11 @@ class Credentials:
                 f"connection file {self._path} belongs to another collector, whose {self._key_file.name} is not "
                 "here: remove it, or choose another --connection-file"
             ) from None
-        return _Known(listening, sockets.KeyPair(known.server_public, secret), client, invited)
+        return _Known(listening, KeyPair(known.server_public, secret), client, invited)
 
 
 class _Known(NamedTuple):
     listening: str
-    server: sockets.KeyPair
-    client: sockets.KeyPair
+    server: KeyPair
+    client: KeyPair
     invited: list[str]

@@ -14,11 +14,15 @@ import pytest
 
 import makers
 from collectors import Running, until
-from jobs import RANKWATCH, environment
+from jobs import RANKWATCH, ROOT, environment
 from rankwatch.shared import messages
+from rankwatch_monitor.cli import COMMANDS
 from rankwatch_monitor.decide.ledger import Received
 from rankwatch_monitor.serve.launcher import job_name
 from rankwatch_monitor.serve.precedence import DECIDING, RECORDING
+
+HEAVY = {"zmq", "torch", "asyncio", "http", "rich", "prometheus_client", "starlette"}
+"""Libraries that take much longer to import than Python takes to start."""
 
 _FIELDS = ("address", "server_public", "client_public", "client_secret", "job")
 _VERSION_7 = json.dumps({"rankwatch_connection": [7, 0]} | dict.fromkeys(_FIELDS, ""))
@@ -35,6 +39,39 @@ def assert_usage_error(done: subprocess.CompletedProcess[str], complaint: str) -
     assert done.stdout == ""
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
+def test_the_program_itself_loads_no_command(arguments: list[str]) -> None:
+    loaded = loaded_by(*arguments)
+    assert {name for name in loaded if name.startswith("rankwatch")} == {
+        *("rankwatch", "rankwatch.errors", "rankwatch_monitor", "rankwatch_monitor.cli")
+    }
+    assert not loaded & HEAVY
+
+
+def test_list_loads_no_other_command_and_no_library_that_it_does_not_need(tmp_path: Path) -> None:
+    loaded = loaded_by("list", str(tmp_path))
+    commands = {name for name in loaded if name.startswith("rankwatch_monitor.commands.")}
+    assert commands == {"rankwatch_monitor.commands.list", "rankwatch_monitor.commands.arguments"}
+    assert not loaded & HEAVY
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """The modules that a command has loaded when it ends."""
+    code = (
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+        "from rankwatch_monitor.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True, check=True
+    )
+    return set(done.stderr.split())
+
+
+def test_each_command_is_a_file_of_its_name() -> None:
+    folder = ROOT / "monitor" / "rankwatch_monitor" / "commands"
+    assert {path.stem for path in folder.glob("*.py") if "def main(" in path.read_text()} == set(COMMANDS)
 
 
 @pytest.mark.parametrize(
