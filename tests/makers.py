@@ -5,6 +5,7 @@ from __future__ import annotations
 from rankwatch.shared import messages, wire
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.frame import (
+    NO_STAGE,
     BatchSummary,
     Frame,
     FrameSpec,
@@ -83,6 +84,7 @@ def hello(rank: int = 0, world_size: int = 1, **changes: object) -> messages.Hel
         "device": "cpu",
         "torch": "2.13.0",
         "incarnation": f"process-{rank}",
+        "stage": NO_STAGE,
     }
     return messages.Hello(**{**fields, **changes})  # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .cause import Trip
-from .frame import NO_STAGE, BatchSummary, FrameTable, Position
+from .frame import BatchSummary, FrameTable, Position
 from .notice import Notice
 
 
@@ -14,7 +14,7 @@ from .notice import Notice
 class Hello:
     """Rank to collector, first on every connection. ``incarnation``, drawn once per process, tells a reconnect from a restart.
 
-    ``stage`` (since 2.1) is the rank's place in a pipeline, from 0 on.
+    ``stage`` is the rank's stage in a pipeline, from 0 on; NO_STAGE without a pipeline.
     """
 
     major: int
@@ -29,7 +29,7 @@ class Hello:
     device: str
     torch: str
     incarnation: str
-    stage: int = NO_STAGE
+    stage: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""The wire format: every message, its limits, encoding and strict decoding. The only file that imports msgpack.
+"""The wire format: how each message is encoded, its limits, and the strict decoding. The only file that imports msgpack.
 
-A message is a msgpack array ``[kind, field, ...]`` with the fields of the dataclass of that kind in order. A newer minor
-version may append fields and add kinds: both are ignored here, and a field that an older one lacks has its default. A
-different major version is refused in HELLO. Whatever comes from outside is checked in ``decode`` and nowhere else; a peer's
-fault raises ProtocolError, naming kind and field.
+A message is a msgpack array ``[kind, field, ...]``; the fields are those of the kind's dataclass, in order. A newer minor
+version may append fields and add kinds: this version ignores both. HELLO carries the version, and the collector refuses
+another major version. ``decode`` is the only place that checks what comes from outside; a peer's fault raises ProtocolError,
+which names the kind and the field.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from .messages import (
 )
 from .notice import Notice, NoticeKind
 
-VERSION = (2, 1)
+VERSION = (1, 0)
 """Major, minor."""
 
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
@@ -132,7 +132,7 @@ def _decode(data: bytes | memoryview) -> Message:
     if kind not in _READERS:
         return Unknown(kind[:MAX_NAME])
     cls, names, readers = _READERS[kind]
-    if len(values) < len(readers) - _ADDED.get(kind, 0):
+    if len(values) < len(readers):
         raise ProtocolError(f"{kind}: {len(values)} fields instead of {len(readers)}")
     fields: list[Any] = []
     try:
@@ -471,9 +471,6 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, _Field]]] = {
     "INVITE": (Invite, {"job": _str()}),
     "INVITED": (Invited, {"job": _str(), "client_public": _str(40), "client_secret": _str(40)}),
 }  # fmt: skip
-
-_ADDED = {"HELLO": 1}
-"""How many fields minor versions have appended: of an older peer they are not there."""
 
 _READERS = {
     kind: (cls, tuple(fields), tuple(field.decode for field in fields.values())) for kind, (cls, fields) in _LAYOUTS.items()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import makers
 from rankwatch.errors import ProtocolError
 from rankwatch.shared import messages, wire
-from rankwatch.shared.frame import NO_STAGE, FrameTable, Phase, Position
+from rankwatch.shared.frame import FrameTable, Phase, Position
 from rankwatch.shared.notice import NoticeKind, describe_notice
 
 MESSAGES: list[messages.Message] = [
@@ -39,13 +39,7 @@ MESSAGES: list[messages.Message] = [
     messages.Tune(),
     messages.Tuned(("train-0", "gan-0"), 16),
 ]
-ADDED = {"HELLO": 1}
-"""How many fields minor versions have appended."""
 OPTIONAL = {("TUNE", name) for name in ("modules", "ignore", "trace_batch_nums")}
-
-
-OLD_HELLO = "9da548454c4c4f0200a5747261696e00030803a56e6f64653167a3637075a6322e31332e30a970726f636573732d33"
-"""As version 2.0 said it."""
 
 
 # fmt: off
@@ -69,8 +63,10 @@ def test_golden_bytes() -> None:
     tune = messages.Tune("train-0", 10, ("a.*",), None, (149,), "async")
     assert wire.encode(tune).hex() == "97a454554e45" "a7747261696e2d30" "0a" "91a3612e2a" "c0" "91cc95" "a56173796e63"
     assert wire.encode(messages.Tuned(("train-0",), 8)).hex() == "93a554554e4544" "91a7747261696e2d30" "08"
-    hello = wire.encode(makers.hello(3, 8, minor=0, stage=2)).hex()
-    assert hello == OLD_HELLO.replace("9d", "9e", 1) + "02"
+    assert wire.encode(makers.hello(3, 8, stage=2)).hex() == (
+        "9ea548454c4c4f" "0100" "a5747261696e" "00030803" "a56e6f646531" "67" "a3637075" "a6322e31332e30"
+        "a970726f636573732d33" "02"
+    )
     trip = wire.encode(messages.Tripped(1, makers.trip(loss_scale=1024.0)))
     assert trip.hex().endswith("9202030600" "01" "cb408f400000000000" "cb4090000000000000")
 
@@ -126,10 +122,6 @@ def test_a_newer_minor_version_may_add_fields_and_kinds() -> None:
     assert wire.decode(msgpack.packb(["SURPRISE", 1])) == messages.Unknown("SURPRISE")
 
 
-def test_what_an_older_minor_version_does_not_say_has_its_default() -> None:
-    assert wire.decode(bytes.fromhex(OLD_HELLO)) == makers.hello(3, 8, minor=0, stage=NO_STAGE)
-
-
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_every_field_is_checked(message: messages.Message) -> None:
     """Each field of each message, replaced by what it cannot be, is named in the refusal."""
@@ -141,7 +133,7 @@ def test_every_field_is_checked(message: messages.Message) -> None:
             with pytest.raises(ProtocolError, match=kind):
                 wire.decode(msgpack.packb(broken))
     with pytest.raises(ProtocolError, match="fields instead of"):
-        wire.decode(msgpack.packb([kind, *values[: -1 - ADDED.get(kind, 0)]]))
+        wire.decode(msgpack.packb([kind, *values[:-1]]))
 
 
 def test_columns_must_fit_each_other_and_their_specs() -> None:
