@@ -24,12 +24,13 @@ from .measure.modules import unwrap
 from .registry import forget, open_watches, prepare, remember
 from .shared import connection as connections
 from .shared.cause import Trip, classify
-from .shared.config import Check, Config, Policy, Tuning, is_disabled, resolve
+from .shared.config import Config, Policy, is_disabled, resolve
 from .shared.frame import NOWHERE, BatchSummary, Frame, FrameTable, Position
 from .shared.identity import identify, unnamed_job
 from .shared.notice import Notice
 from .shared.scalars import LastBatch
 from .shared.text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
+from .shared.tuning import Check
 from .tell.abort import Deadline, is_of_the_network, say, write_error_file
 
 if TYPE_CHECKING:  # loaded with the first connection: who watches alone, or not at all, needs no zmq
@@ -223,9 +224,7 @@ class Watch:
         def on_tune(tune: messages.Tune) -> None:
             watch = me()
             if watch is not None:
-                batches = None if tune.trace_batch_nums is None else frozenset(tune.trace_batch_nums)
-                check = Check(tune.check) if tune.check else None
-                watch._detector.tune(Tuning(tune.every, check, tune.modules, tune.ignore, batches))
+                watch._detector.tune(tune.tuning)
 
         parameter = next(model.parameters(), None)
         connection = connections.read(source)

@@ -21,6 +21,7 @@ import makers
 from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import FrameTable, Position, pack
 from rankwatch.shared.notice import NoticeKind
+from rankwatch.shared.tuning import Check, Tuning
 
 FOLDER = Path(__file__).resolve().parent / "corpus"
 
@@ -37,7 +38,7 @@ ONE_OF_EACH: list[messages.Message] = [
     messages.Ack(9, abort=True),
     messages.Bye(10, "failed", "KeyError: 'x'"),
     messages.Error("no", "hello"),
-    messages.Tune("train-0", 10, ("a.*",), ("b",), (149,), "async"),
+    messages.Tune("train-0", Tuning(10, ("a.*",), ("b",), (149,), Check.ASYNC)),
     messages.Tuned(("train-0",), 16),
     messages.Invite("train"),
     messages.Invited("train", "p" * 40, "s" * 40),
@@ -49,6 +50,7 @@ PARTS = {
     "TRIP": ["position", "reading", "frames", "root_inputs", "optimizer_step", "shape", "numel", "nan_count", "inf_count",
              "time", "loss_scale"],
     "NOTICE": ["kind", "module", "module_class", "label", "dtype", "since", "batch", "value", "growth"],
+    "TUNE": ["every", "modules", "ignore", "trace_batch_nums", "check"],
 }  # fmt: skip
 """What the field that a message of the kind is about consists of."""
 
@@ -264,7 +266,10 @@ def read_all_the_same() -> Iterator[tuple[str, bytes]]:
         wire.encode(messages.Noticed(41, makers.notice(value=sys.float_info.max, growth=-1e308))),
     )
     yield "notice.dtype-is-none", wire.encode(messages.Noticed(42, makers.notice(NoticeKind.ZEROS, value=0, dtype="\0")))
-    yield "tune.all-runs", wire.encode(messages.Tune(every=wire.MAX_EVERY, modules=(), trace_batch_nums=(INT64,)))
+    yield (
+        "tune.all-runs",
+        wire.encode(messages.Tune(tuning=Tuning(every=wire.MAX_EVERY, modules=(), trace_batch_nums=(INT64,)))),
+    )
     yield "tune.nothing", wire.encode(messages.Tune())
     yield "invite.job-has-line-breaks", wire.encode(messages.Invite('a\n["", "b", "c"]\n'))
     yield "tuned.many", wire.encode(messages.Tuned(("",) * wire.MAX_PATTERNS, INT64))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from notebook import Gain, Notebook, model_of, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.hook.detector import Detector
-from rankwatch.shared.config import Check
+from rankwatch.shared.tuning import Check
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

@@ -26,8 +26,9 @@ from ..judge.settler import Again, Observer, Settler
 from ..measure.modules import NamedModule
 from ..measure.recorder import Record, Recorder
 from ..measure.tape import Cell, Tape
-from ..shared.config import Check, Config, Policy, Tuning
+from ..shared.config import Config, Policy
 from ..shared.frame import NOWHERE, Kind, Phase, Position, ReadingSpec
+from ..shared.tuning import NO_CHANGE, Check, Tuning
 from . import backward
 from .hooks import Hooks
 from .scaler import LossScale
@@ -379,12 +380,13 @@ class Detector:
         self._settler.poll(wait=True)
 
     def _tune(self) -> None:
-        tuning = Tuning()
+        tuning = NO_CHANGE
         while self._tunings:
-            tuning = tuning.updated(self._tunings.popleft())
-        self._every = tuning.every or self._every
+            tuning = tuning.then(self._tunings.popleft())
+        if tuning.every is not None:
+            self._every = tuning.every
         if tuning.trace_batch_nums is not None:
-            self._trace_batch_nums = tuning.trace_batch_nums
+            self._trace_batch_nums = frozenset(tuning.trace_batch_nums)
         if tuning.check is not None:
             self._settler.poll(wait=True)
             self._settler.check = tuning.check

@@ -17,9 +17,9 @@ from ..measure.extremes import Counts, count_non_finite
 from ..measure.recorder import Record, Recorder
 from ..measure.tape import Reading, Tape
 from ..shared.cause import Trip
-from ..shared.config import Check
 from ..shared.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position
 from ..shared.notice import Notice
+from ..shared.tuning import Check
 from .batch import BatchInProgress, Part, Tables
 from .health import Health
 from .policy import Judge

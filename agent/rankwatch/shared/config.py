@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import TrainingAborted, UsageError
 from .str_enum import StrEnum
+from .tuning import Check
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,17 +42,6 @@ class Policy(StrEnum):
     OFF = "off"
 
 
-class Check(StrEnum):
-    """When readings are read and judged."""
-
-    FRAME = "frame"
-    """After each module's forward."""
-    BATCH = "batch"
-    """Before the root's forward returns."""
-    ASYNC = "async"
-    """When they have come, without waiting for them: a batch later at most."""
-
-
 @dataclass(frozen=True, slots=True)
 class Config:
     """What ``watch`` was asked for; see there for the meaning of each field."""
@@ -75,27 +65,6 @@ class Config:
 
 FUNCTIONS = frozenset({"loss_scale", "stop"})
 """Options that only an argument can give."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """Options changed while the training runs; 0 and None leave an option as it is."""
-
-    every: int = 0
-    check: Check | None = None
-    modules: tuple[str, ...] | None = None
-    ignore: tuple[str, ...] | None = None
-    trace_batch_nums: frozenset[int] | None = None
-
-    def updated(self, later: Tuning) -> Tuning:
-        """Both, the later one first."""
-        return Tuning(
-            later.every or self.every,
-            later.check if later.check is not None else self.check,
-            later.modules if later.modules is not None else self.modules,
-            later.ignore if later.ignore is not None else self.ignore,
-            later.trace_batch_nums if later.trace_batch_nums is not None else self.trace_batch_nums,
-        )
 
 
 def is_disabled(environ: Mapping[str, str] | None = None) -> bool:

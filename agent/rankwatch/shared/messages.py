@@ -8,6 +8,7 @@ from typing import TypeAlias
 from .cause import Trip
 from .frame import BatchSummary, FrameTable, Position
 from .notice import Notice
+from .tuning import NO_CHANGE, Tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,31 +123,10 @@ class Error:
 class Tune:
     """Options changed while the training runs. Control client to collector: for the run of this name, or for all that are
     under way where ``run`` is empty; answered by TUNED or ERROR. Collector to rank: all that was changed in its run so far.
-
-    What is left as it is: ``every`` 0, ``check`` empty, a list that is None (an empty list is a list).
     """
 
     run: str = ""
-    every: int = 0
-    modules: tuple[str, ...] | None = None
-    ignore: tuple[str, ...] | None = None
-    trace_batch_nums: tuple[int, ...] | None = None
-    check: str = ""
-
-    @property
-    def changes_nothing(self) -> bool:
-        return self == Tune(self.run)
-
-    def then(self, later: Tune) -> Tune:
-        """This tuning and, over it, a later one."""
-        return Tune(
-            run=self.run,
-            every=later.every or self.every,
-            modules=self.modules if later.modules is None else later.modules,
-            ignore=self.ignore if later.ignore is None else later.ignore,
-            trace_batch_nums=self.trace_batch_nums if later.trace_batch_nums is None else later.trace_batch_nums,
-            check=later.check or self.check,
-        )
+    tuning: Tuning = NO_CHANGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,5 +186,3 @@ Sequenced: TypeAlias = Batch | Tripped | Noticed | Bye
 OUTCOMES = frozenset({"finished", "ended", "failed", "aborted", "limit"})
 REMEDIES = frozenset({"none", "hello", "stop"})
 PHASES = frozenset({"idle", "forward", "backward", "optimizer"})
-CHECKS = frozenset({"frame", "batch", "async"})
-"""When a rank looks at what it measured."""

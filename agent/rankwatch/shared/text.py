@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from .cause import PHASE_WORDS, Trip, describe_module
 from .frame import MEASURED, NO_STAGE, Frame, FrameSpec, Phase, Position, Reading, State
-from .messages import Tune
 
 _INDENT = " " * 17
 COLUMNS = f"{'abs min':8} {'abs max':8} metadata"
@@ -91,20 +90,6 @@ def describe_culprit(rank: str, trip: Trip) -> str:
 def describe_rank(rank: int, world_size: int, host: str, local_rank: int, stage: int = NO_STAGE) -> str:
     part = f", stage {stage}" if stage != NO_STAGE else ""
     return f"rank {rank} of {world_size} ({host}, local rank {local_rank}{part})"
-
-
-def describe_tuning(tune: Tune) -> str:
-    """What a TUNE changes, in words."""
-    words = [f"every {tune.every}"] if tune.every else []
-    for name, values, none in (
-        ("modules", tune.modules, "all"),
-        ("ignore", tune.ignore, "nothing"),
-        ("trace batches", tune.trace_batch_nums, "none"),
-    ):
-        if values is not None:
-            more = f" and {len(values) - 8} more" if len(values) > 8 else ""
-            words.append(f"{name} {', '.join(map(str, values[:8])) or none}{more}")
-    return "; ".join([*words, *([f"check {tune.check}"] if tune.check else [])])
 
 
 def _batch_name(position: Position) -> str:

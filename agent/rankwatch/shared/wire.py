@@ -36,7 +36,6 @@ from .frame import (
     unpack,
 )
 from .messages import (
-    CHECKS,
     OUTCOMES,
     PHASES,
     REMEDIES,
@@ -60,6 +59,7 @@ from .messages import (
     Welcome,
 )
 from .notice import Notice, NoticeKind
+from .tuning import Check, Tuning
 
 VERSION = (1, 0)
 """Major, minor."""
@@ -432,6 +432,30 @@ _SEQ, _TEXT = _int(), _str(MAX_TEXT)
 _POSITION = _Field(list, _check_position)
 _BOOL = _Field(_same, _check_bool)
 _PATTERNS = _optional(_list(_str(), MAX_PATTERNS))
+_CHECKS = _one_of(frozenset(Check))
+_TUNING = {
+    "every": _optional(_int(1, MAX_EVERY)),
+    "modules": _PATTERNS,
+    "ignore": _PATTERNS,
+    "trace_batch_nums": _optional(_list(_int(), MAX_TRACED)),
+    "check": _optional(_Field(str, lambda value: Check(_CHECKS.decode(value)))),
+}
+
+
+def _write_tuning(tuning: Tuning) -> list[Any]:
+    return [field.encode(getattr(tuning, name)) for name, field in _TUNING.items()]
+
+
+def _read_tuning(value: Any) -> Tuning:
+    values = _check_list(value, len(_TUNING), SHORT_ARRAY)  # a newer minor version may append options
+    options: dict[str, Any] = {}
+    for (name, field), option in zip(_TUNING.items(), values, strict=False):
+        try:
+            options[name] = field.decode(option)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{name}: {error}") from None
+    return Tuning(**options)
+
 
 _LAYOUTS: dict[str, tuple[type[Any], dict[str, _Field]]] = {
     "HELLO": (
@@ -460,13 +484,7 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, _Field]]] = {
     "BYE": (Bye, {"seq": _SEQ, "outcome": _one_of(OUTCOMES), "text": _TEXT}),
     "ERROR": (Error, {"text": _TEXT, "remedy": _one_of(REMEDIES)}),
     "NOTICE": (Noticed, {"seq": _SEQ, "notice": _Field(_write_notice, _read_notice)}),
-    "TUNE": (
-        Tune,
-        {
-            "run": _str(), "every": _int(0, MAX_EVERY), "modules": _PATTERNS, "ignore": _PATTERNS,
-            "trace_batch_nums": _optional(_list(_int(), MAX_TRACED)), "check": _one_of(CHECKS | {""}),
-        },
-    ),
+    "TUNE": (Tune, {"run": _str(), "tuning": _Field(_write_tuning, _read_tuning)}),
     "TUNED": (Tuned, {"runs": _list(_str(), MAX_PATTERNS), "ranks": _COUNT}),
     "INVITE": (Invite, {"job": _str()}),
     "INVITED": (Invited, {"job": _str(), "client_public": _str(40), "client_secret": _str(40)}),
@@ -477,6 +495,7 @@ _READERS = {
 }
 _LAYOUT_OF = {cls: (kind, tuple(fields.items())) for kind, (cls, fields) in _LAYOUTS.items()}
 
-for _cls, _fields in _LAYOUTS.values():
+_CHECKED: list[tuple[type[Any], dict[str, _Field]]] = [*_LAYOUTS.values(), (Tuning, _TUNING)]
+for _cls, _fields in _CHECKED:
     if [field.name for field in dataclasses.fields(_cls)] != list(_fields):
         raise AssertionError(f"the layout of {_cls.__name__} does not follow its fields")

@@ -109,7 +109,6 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
         "--every",
         metavar="K",
         type=types.whole("K", 1, wire.MAX_EVERY),
-        default=0,
         help="ranks look at each K-th batch only, whatever they were told themselves (default: as they were told)",
     )
     parser.add_argument(

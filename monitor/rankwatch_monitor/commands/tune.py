@@ -8,7 +8,7 @@ import sys
 from rankwatch.errors import UsageError
 from rankwatch.shared import connection as connections
 from rankwatch.shared import messages, wire
-from rankwatch.shared.text import describe_tuning
+from rankwatch.shared.tuning import NO_CHANGE, Check, Tuning
 
 from ..serve import control
 from . import arguments as types
@@ -18,28 +18,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "An empty list ('') takes a list back. What is not given stays as it is."
     parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the run's name, such as train-0 (default: all)")
     types.add_connection(parser)
-    parser.add_argument(
-        "--every", metavar="K", type=types.whole("K", 1, wire.MAX_EVERY), default=0, help="look at each K-th batch"
-    )
+    parser.add_argument("--every", metavar="K", type=types.whole("K", 1, wire.MAX_EVERY), help="look at each K-th batch")
     for name, text in (("modules", "modules to look at; '' for all"), ("ignore", "module or module:label that never trips")):
         parser.add_argument(f"--{name}", metavar="PATTERN,...", type=types.patterns, help=f"patterns of {text}")
     batches = {"metavar": "N,...", "type": types.batches, "help": "batches to print and record frame by frame"}
     types.add_option(parser, "--trace-batch-nums", **batches)
-    parser.add_argument("--check", choices=sorted(messages.CHECKS), default="", help="when readings are looked at")
+    parser.add_argument("--check", choices=sorted(Check), help="when readings are looked at")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    tune = messages.Tune(
-        run=arguments.run,
+    tuning = Tuning(
         every=arguments.every,
         modules=arguments.modules,
         ignore=arguments.ignore,
         trace_batch_nums=arguments.trace_batch_nums,
-        check=arguments.check,
+        check=Check(arguments.check) if arguments.check else None,
     )
-    if tune.changes_nothing:
+    if tuning == NO_CHANGE:
         raise UsageError("nothing to change: give --every, --modules, --ignore, --trace-batch-nums or --check")
-    done = control.tune(connections.read(arguments.connection), tune)
+    done = control.tune(connections.read(arguments.connection), messages.Tune(arguments.run, tuning))
     ranks = f"{done.ranks} rank{'s' if done.ranks != 1 else ''} of {', '.join(done.runs)}"
-    sys.stdout.write(f"{ranks} told: {describe_tuning(tune)}\n")
+    sys.stdout.write(f"{ranks} told: {tuning.describe()}\n")
     return 0

@@ -8,7 +8,6 @@ from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared import messages, wire
 from rankwatch.shared.identity import safe_name
-from rankwatch.shared.text import describe_tuning
 
 from .effects import Effect, IssueKey, Note, Send
 from .journal import Entry, JobEnded, JobInterrupted, Opened, Progress
@@ -188,10 +187,10 @@ class Ledger:
             return
         told = 0
         for run in chosen:
-            send = run.tune(tune, now)
+            send = run.tune(tune.tuning, now)
             told += len(send.peers)
             yield send
-            yield Note(f"run {run.id}: options changed: {describe_tuning(tune)}")
+            yield Note(f"run {run.id}: options changed: {tune.tuning.describe()}")
         yield Send(peer, messages.Tuned(tuple(run.id for run in chosen), told))
 
     def _hello(self, peer: bytes, hello: messages.Hello, bound: str, now: float) -> Iterator[Effect]:

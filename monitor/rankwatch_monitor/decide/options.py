@@ -15,7 +15,7 @@ class Options:
     have ``return_window`` to come back once the first is heard again.
     ``abort_on_lost``: whether a lost or failed rank stops the others; ``abort_on_stall``: whether one does that made no
     progress for ``stall_after`` (0: never asked). ``job_end_is_told``: whether somebody will say how the
-    job's command ended; until then no run is over. ``every``: ranks look at each batch of this many (0: as they were told).
+    job's command ended; until then no run is over. ``every``: ranks look at each batch of this many (None: as they were told).
     ``room``: how many ranks can connect. Very large worlds beat more slowly, and have longer to answer (see ``Run``).
     """
 
@@ -30,5 +30,5 @@ class Options:
     stall_after: float = 300.0
     abort_on_stall: bool = False
     job_end_is_told: bool = False
-    every: int = 0
+    every: int | None = None
     room: int = wire.MAX_RANKS

@@ -16,6 +16,7 @@ from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable, Position
 from rankwatch.shared.notice import describe_notice
 from rankwatch.shared.text import describe_culprit
+from rankwatch.shared.tuning import NO_CHANGE, Tuning
 
 from .effects import Effect, Note, Publish, RecordTrace, Send, SendAll, Show
 from .election import Election
@@ -75,7 +76,7 @@ class Run:
     verdict: Verdict | None = None
     journal: list[Entry] = field(default_factory=list)
     """What is to be put on record, since it was last taken away to be."""
-    tuning: messages.Tune = field(init=False)
+    tuning: Tuning = field(init=False)
     """All that was changed in the ranks' options."""
     _notices: Notices = field(default_factory=Notices)
     _tables: dict[str, FrameTable] = field(default_factory=dict)
@@ -106,7 +107,7 @@ class Run:
     _unacknowledged: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.tuning = messages.Tune(self.id, every=self.options.every)
+        self.tuning = Tuning(every=self.options.every)
         self._election = Election(self.world_size, self.decision_window)
         self._silence = Silence(self.lost_after, self.options.cut_off_after, self.options.return_window)
         self._note_down(0.0, Opened(self.job, self.restart, self.world_size))
@@ -153,8 +154,8 @@ class Run:
             self._running.add(hello.rank)
             if record.acknowledged_at is None:
                 self._unacknowledged.add(hello.rank)
-        if not self.tuning.changes_nothing:
-            yield Send(peer, self.tuning)  # before WELCOME: it holds before the rank's first batch
+        if self.tuning != NO_CHANGE:
+            yield Send(peer, messages.Tune(self.id, self.tuning))  # before WELCOME: it holds before the rank's first batch
         yield Send(peer, messages.Welcome(self.id, self.heartbeat, self.decision_window, record.stored))
         if self._abort is not None:
             yield Send(peer, self._abort)
@@ -187,12 +188,12 @@ class Run:
             # A process that dies is silent from then on; where the network is cut, silence comes first.
             record.connected, record.gone_at, record.cut_off = False, now, bool(record.quiet)
 
-    def tune(self, tune: messages.Tune, now: float) -> SendAll:
+    def tune(self, tuning: Tuning, now: float) -> SendAll:
         """Somebody changes options of the ranks: those that are connected are told now, the others when they come (back)."""
-        self._note_down(now, tune)
-        self.tuning = self.tuning.then(tune)
+        self._note_down(now, messages.Tune(self.id, tuning))
+        self.tuning = self.tuning.then(tuning)
         listening = [record.peer for record in self.ranks.values() if record.is_running and record.connected]
-        return SendAll(listening, self.tuning)
+        return SendAll(listening, messages.Tune(self.id, self.tuning))
 
     def job_told(self, event: JobInterrupted | JobEnded, now: float) -> Iterator[Effect]:
         """What becomes of the job's command is known."""
@@ -245,7 +246,7 @@ class Run:
         if isinstance(fact, messages.Hello):
             effects = self.welcome(fact, NOBODY, now)
         elif isinstance(fact, messages.Tune):
-            self.tune(fact, now)
+            self.tune(fact.tuning, now)
         elif isinstance(fact, Left):
             self._leave(self.ranks[rank], fact.state)
         elif isinstance(fact, (JobInterrupted, JobEnded)):

@@ -8,7 +8,7 @@ from typing import Any
 from rankwatch.shared import messages
 from rankwatch.shared.frame import Position
 from rankwatch.shared.notice import describe_notice
-from rankwatch.shared.text import describe_culprit, describe_position, describe_rank, describe_tuning
+from rankwatch.shared.text import describe_culprit, describe_position, describe_rank
 
 from ..decide import journal
 from ..decide.journal import Entry
@@ -44,7 +44,7 @@ def describe(entry: Entry) -> str:
         case messages.Bye():
             return f"said goodbye: {fact.outcome}" + (f": {fact.text}" if fact.text else "")
         case messages.Tune():
-            return f"options changed: {describe_tuning(fact)}"
+            return f"options changed: {fact.tuning.describe()}"
         case journal.Left():
             return f"counted as {fact.state.value}"
         case journal.Stood():

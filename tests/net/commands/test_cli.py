@@ -15,7 +15,7 @@ import pytest
 import makers
 from collectors import Running, until
 from jobs import RANKWATCH, ROOT, environment
-from rankwatch.shared import messages
+from rankwatch.shared.tuning import Check, Tuning
 from rankwatch_monitor.cli import COMMANDS
 from rankwatch_monitor.decide.ledger import Received
 from rankwatch_monitor.serve.launcher import job_name
@@ -284,8 +284,8 @@ def test_tune_says_what_was_changed_and_for_how_many_ranks(tmp_path: Path) -> No
         assert done.stdout == "1 rank of train-0 told: every 5; ignore nothing; trace batches 7, 8\n"
         named = rankwatch("tune", "train-0", "--connection", file, "--modules", "a.*,b", "--check", "batch")
         assert named.stdout == "1 rank of train-0 told: modules a.*, b; check batch\n"
-        assert collector.collector.ledger.runs["train-0"].tuning == messages.Tune(
-            "train-0", every=5, modules=("a.*", "b"), ignore=(), trace_batch_nums=(7, 8), check="batch"
+        assert collector.collector.ledger.runs["train-0"].tuning == Tuning(
+            every=5, modules=("a.*", "b"), ignore=(), trace_batch_nums=(7, 8), check=Check.BATCH
         )
     finally:
         collector.stop()

@@ -21,6 +21,7 @@ from rankwatch.shared import connection as connections
 from rankwatch.shared import messages, wire
 from rankwatch.shared.connection import Connection
 from rankwatch.shared.sockets import dealer, new_key_pair
+from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor import cli
 from rankwatch_monitor.serve import control
 
@@ -76,10 +77,10 @@ def test_an_invited_key_changes_the_options_of_its_own_runs_alone(collector: Run
     mine = control.invite(master, "mine")
     answer_to(master, hello(job="theirs"))
     answer_to(mine, hello(job="mine"))
-    assert control.tune(mine, messages.Tune(every=10)).runs == ("mine-0",)
+    assert control.tune(mine, messages.Tune(tuning=Tuning(every=10))).runs == ("mine-0",)
     with pytest.raises(UsageError, match=r"no run theirs-0; under way here: mine-0"):
-        control.tune(mine, messages.Tune("theirs-0", every=10))
-    assert set(control.tune(master, messages.Tune(every=5)).runs) == {"mine-0", "theirs-0"}
+        control.tune(mine, messages.Tune("theirs-0", Tuning(every=10)))
+    assert set(control.tune(master, messages.Tune(tuning=Tuning(every=5))).runs) == {"mine-0", "theirs-0"}
 
 
 def test_an_invited_key_invites_nobody(collector: Running) -> None:

@@ -18,6 +18,7 @@ from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.connection import Connection
 from rankwatch.shared.frame import Position
 from rankwatch.shared.identity import Identity
+from rankwatch.shared.tuning import Check, Tuning
 from rankwatch.tell import link as link_module
 from rankwatch.tell import spool as spool_module
 from rankwatch.tell.link import Link
@@ -279,10 +280,10 @@ def test_a_tuning_is_told_to_every_rank_and_to_the_client_that_asked(collector: 
     connected = [ranks(0, 3), ranks(1, 3)]
     assert all([rank.link.start() for rank in connected])
     connection = collector.collector.connection
-    assert control.tune(connection, messages.Tune(every=10)) == messages.Tuned(("train-0",), 2)
-    assert control.tune(connection, messages.Tune("train-0", check="async")) == messages.Tuned(("train-0",), 2)
-    merged = messages.Tune("train-0", every=10, check="async")
-    until(lambda: all(rank.tunings == [messages.Tune("train-0", every=10), merged] for rank in connected))
+    assert control.tune(connection, messages.Tune(tuning=Tuning(every=10))) == messages.Tuned(("train-0",), 2)
+    assert control.tune(connection, messages.Tune("train-0", Tuning(check=Check.ASYNC))) == messages.Tuned(("train-0",), 2)
+    merged = messages.Tune("train-0", Tuning(every=10, check=Check.ASYNC))
+    until(lambda: all(rank.tunings == [messages.Tune("train-0", Tuning(every=10)), merged] for rank in connected))
     late = ranks(2, 3)
     assert late.link.start()
     assert late.tunings == [merged]  # when start() returns it holds already
@@ -291,7 +292,7 @@ def test_a_tuning_is_told_to_every_rank_and_to_the_client_that_asked(collector: 
 def test_a_tuning_is_told_again_after_the_connection_broke(collector: Running, ranks: Callable[..., Rank]) -> None:
     rank = ranks()
     assert rank.link.start()
-    control.tune(collector.collector.connection, messages.Tune(every=10))
+    control.tune(collector.collector.connection, messages.Tune(tuning=Tuning(every=10)))
     until(lambda: len(rank.tunings) == 1)
     rank.link._online.clear()  # as after a silence: it says HELLO anew
     until(lambda: rank.link.is_online and len(rank.tunings) == 2)
@@ -305,7 +306,7 @@ def test_a_tuning_that_goes_wrong_does_not_cost_the_abort(
     rank.link._on_tune = lambda tune: [][1]
     assert rank.link.start()
     with caplog.at_level(logging.CRITICAL, "rankwatch.tell.link"):
-        control.tune(collector.collector.connection, messages.Tune(every=10))
+        control.tune(collector.collector.connection, messages.Tune(tuning=Tuning(every=10)))
         rank.link.send_trip(makers.trip())
         assert rank.link.wait_for_verdict()
 
@@ -313,13 +314,13 @@ def test_a_tuning_that_goes_wrong_does_not_cost_the_abort(
 def test_a_collector_that_refuses_or_is_not_there_is_told_clearly(collector: Running) -> None:
     connection = collector.collector.connection
     with pytest.raises(UsageError, match="refused: no run train-7; no run is under way here"):
-        control.tune(connection, messages.Tune("train-7", every=1))
+        control.tune(connection, messages.Tune("train-7", Tuning(every=1)))
     nobody = replace(connection, address="tcp://127.0.0.1:1")
     stranger = sockets.new_key_pair()
     keyless = replace(connection, client_public=stranger.public, client_secret=stranger.secret)
     for unreachable in (nobody, keyless):
         with pytest.raises(UsageError, match=r"no collector answers at .* within 0\.3 s: is it running"):
-            control.tune(unreachable, messages.Tune(every=1), timeout=0.3)
+            control.tune(unreachable, messages.Tune(tuning=Tuning(every=1)), timeout=0.3)
 
 
 def test_a_key_of_somebody_else_is_not_let_in(

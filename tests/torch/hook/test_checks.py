@@ -17,8 +17,8 @@ from notebook import Gain, Notebook, first_weight, model_of, ones, watched
 from rankwatch.errors import BatchLimitReached, OverflowDetected
 from rankwatch.hook.detector import Detector
 from rankwatch.shared.cause import Cause, Trip, classify
-from rankwatch.shared.config import Tuning
 from rankwatch.shared.frame import Frame, Position, State
+from rankwatch.shared.tuning import Tuning
 
 CHECKS = ["frame", "batch", "async"]
 

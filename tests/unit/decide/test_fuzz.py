@@ -20,6 +20,7 @@ from fuzz.atheris_wire import perform
 from rankwatch.errors import ProtocolError
 from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import FrameTable, Position
+from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide import ledger as ledger_module
 from rankwatch_monitor.decide import notices as notices_module
 from rankwatch_monitor.decide import run as run_module
@@ -235,7 +236,9 @@ words: st.SearchStrategy[messages.Message] = st.one_of(
     sequenced,
     sequenced,
     st.builds(messages.Ack, st.integers(0, 9), st.booleans()),
-    st.builds(messages.Tune, st.sampled_from(["", "train-0", "no such run"]), st.integers(0, 3)),
+    st.builds(
+        messages.Tune, st.sampled_from(["", "train-0", "no such run"]), st.builds(Tuning, st.none() | st.integers(1, 3))
+    ),
     st.sampled_from(NOT_HELLO),
 )
 """Whatever a peer may say but HELLO."""

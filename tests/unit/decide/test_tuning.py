@@ -5,6 +5,7 @@ from __future__ import annotations
 import makers
 from desk import Desk, peer
 from rankwatch.shared import messages
+from rankwatch.shared.tuning import Check, Tuning
 from rankwatch_monitor.decide.effects import Note, Send
 from rankwatch_monitor.decide.ledger import Received
 from rankwatch_monitor.decide.options import Options
@@ -19,18 +20,19 @@ def tuned(desk: Desk, tune: messages.Tune) -> list[messages.Message]:
 def test_a_tuning_reaches_the_ranks_that_are_there_and_those_that_come() -> None:
     desk = Desk()
     desk.connect(3, ranks=[0, 1])
-    assert tuned(desk, messages.Tune(every=10)) == [messages.Tuned(("train-0",), 2)]
-    assert tuned(desk, messages.Tune("train-0", ignore=("*.rotary",))) == [messages.Tuned(("train-0",), 2)]
-    merged = messages.Tune("train-0", every=10, ignore=("*.rotary",))
+    assert tuned(desk, messages.Tune(tuning=Tuning(every=10))) == [messages.Tuned(("train-0",), 2)]
+    assert tuned(desk, messages.Tune("train-0", Tuning(ignore=("*.rotary",)))) == [messages.Tuned(("train-0",), 2)]
+    merged = messages.Tune("train-0", Tuning(every=10, ignore=("*.rotary",)))
     for rank in (0, 1):
-        assert desk.sent(rank, messages.Tune) == [messages.Tune("train-0", every=10), merged]
+        assert desk.sent(rank, messages.Tune) == [messages.Tune("train-0", Tuning(every=10)), merged]
     desk.take()
     desk.connect(3, ranks=[2, 1])
     for rank in (1, 2):
         sent = [effect.message for effect in desk.effects if isinstance(effect, Send) and effect.peer == peer(rank)]
         assert sent[0] == merged  # before WELCOME, so that it holds from the first batch on
         assert isinstance(sent[1], messages.Welcome)
-    assert "run train-0: options changed: every 10" in [e.text for e in tuning_notes(desk, messages.Tune(every=10))]
+    notes = tuning_notes(desk, messages.Tune(tuning=Tuning(every=10)))
+    assert "run train-0: options changed: every 10" in [note.text for note in notes]
 
 
 def tuning_notes(desk: Desk, tune: messages.Tune) -> list[Note]:
@@ -42,21 +44,21 @@ def test_a_rank_without_a_connection_is_not_counted_as_told() -> None:
     desk.connect(3)
     desk.disconnect(1)
     desk.receive(2, messages.Bye(1, "finished", ""))
-    assert tuned(desk, messages.Tune(check="async")) == [messages.Tuned(("train-0",), 1)]
+    assert tuned(desk, messages.Tune(tuning=Tuning(check=Check.ASYNC))) == [messages.Tuned(("train-0",), 1)]
     assert [len(desk.sent(rank, messages.Tune)) for rank in range(3)] == [1, 0, 0]
 
 
 def test_a_tuning_goes_to_the_run_that_is_named_or_to_all_that_are_under_way() -> None:
     desk = Desk()
-    assert tuned(desk, messages.Tune(every=2)) == [messages.Error("no run is under way here", "none")]
-    assert tuned(desk, messages.Tune("x", every=2)) == [messages.Error("no run x; no run is under way here", "none")]
+    assert tuned(desk, messages.Tune(tuning=Tuning(every=2))) == [messages.Error("no run is under way here", "none")]
+    assert tuned(desk, messages.Tune("x", Tuning(every=2))) == [messages.Error("no run x; no run is under way here", "none")]
     for name in ("one", "two", "three"):
         desk.handle(Received(name.encode(), makers.hello(job=name)))
     desk.handle(Received(b"three", messages.Bye(1, "finished", "")))
-    assert tuned(desk, messages.Tune(every=2)) == [messages.Tuned(("one-0", "two-0"), 2)]
-    assert tuned(desk, messages.Tune("two-0", every=3)) == [messages.Tuned(("two-0",), 1)]
-    assert [run.tuning.every for run in desk.ledger.runs.values()] == [2, 3, 0]
-    assert tuned(desk, messages.Tune("three-0", every=3)) == [
+    assert tuned(desk, messages.Tune(tuning=Tuning(every=2))) == [messages.Tuned(("one-0", "two-0"), 2)]
+    assert tuned(desk, messages.Tune("two-0", Tuning(every=3))) == [messages.Tuned(("two-0",), 1)]
+    assert [run.tuning.every for run in desk.ledger.runs.values()] == [2, 3, None]
+    assert tuned(desk, messages.Tune("three-0", Tuning(every=3))) == [
         messages.Error("no run three-0; under way here: one-0, two-0", "none")
     ]
 
@@ -64,13 +66,13 @@ def test_a_tuning_goes_to_the_run_that_is_named_or_to_all_that_are_under_way() -
 def test_a_collector_may_begin_with_a_tuning() -> None:
     desk = Desk(Options(every=5))
     desk.connect(1)
-    assert desk.sent(0, messages.Tune) == [messages.Tune("train-0", every=5)]
+    assert desk.sent(0, messages.Tune) == [messages.Tune("train-0", Tuning(every=5))]
 
 
 def test_a_rank_does_not_tune_and_a_control_client_does_nothing_else() -> None:
     desk = Desk()
     desk.connect(1)
-    desk.receive(0, messages.Tune(every=2), messages.Tuned((), 0))
+    desk.receive(0, messages.Tune(tuning=Tuning(every=2)), messages.Tuned((), 0))
     assert desk.sent(0, messages.Error) == [
         messages.Error("a rank does not send Tune", "none"), messages.Error("a rank does not send Tuned", "none")
     ]  # fmt: skip

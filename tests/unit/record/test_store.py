@@ -19,6 +19,7 @@ import gauges
 import makers
 from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import FrameTable
+from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide.journal import (
     NO_RANK,
     Closed,
@@ -52,7 +53,7 @@ EVENTS: list[tuple[int, Fact]] = [
     (0, messages.Noticed(5, makers.notice())),
     (1, Left(RankState.LOST)),
     (NO_RANK, Stood((0, 3), ((1, 0, 3), (-1, 0, 0)))),
-    (NO_RANK, messages.Tune("train-1", every=3, ignore=("*.rotary",))),
+    (NO_RANK, messages.Tune("train-1", Tuning(every=3, ignore=("*.rotary",)))),
     (NO_RANK, Waited()),
     (NO_RANK, Decided(Outcome.ABORTED, "because", True)),
     (0, messages.Ack(5, abort=True)),

@@ -9,8 +9,7 @@ import pytest
 
 from jobs import ROOT
 from rankwatch.errors import UsageError
-from rankwatch.shared.config import Check, Config, Policy, is_disabled, resolve
-from rankwatch.shared.messages import CHECKS
+from rankwatch.shared.config import Config, Policy, is_disabled, resolve
 
 
 def test_defaults() -> None:
@@ -76,10 +75,6 @@ def test_no_option_of_the_command_line_is_called_unknown(caplog: pytest.LogCaptu
     assert len(names) > 5
     resolve({f"RANKWATCH_{name.upper().replace('-', '_')}": "x" for name in names if name != "connection"})
     assert caplog.messages == []
-
-
-def test_the_wire_knows_the_same_checks() -> None:
-    assert {check.value for check in Check} == CHECKS
 
 
 @pytest.mark.parametrize(

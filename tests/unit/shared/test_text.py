@@ -6,8 +6,8 @@ import pytest
 
 from makers import INF, frame, reading, trip
 from rankwatch.shared.frame import Phase
-from rankwatch.shared.messages import Tune
-from rankwatch.shared.text import describe_trip, describe_tuning, format_dump, format_frame
+from rankwatch.shared.text import describe_trip, format_dump, format_frame
+from rankwatch.shared.tuning import Check, Tuning
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def test_the_culprits_phase_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tune", "words"),
+    ("tuning", "words"),
     [
-        (Tune(every=10, check="async"), "every 10; check async"),
-        (Tune(modules=(), ignore=(), trace_batch_nums=()), "modules all; ignore nothing; trace batches none"),
-        (Tune(modules=("a.*", "b"), ignore=("*.rotary",)), "modules a.*, b; ignore *.rotary"),
-        (Tune(trace_batch_nums=tuple(range(20))), "trace batches 0, 1, 2, 3, 4, 5, 6, 7 and 12 more"),
+        (Tuning(every=10, check=Check.ASYNC), "every 10; check async"),
+        (Tuning(modules=(), ignore=(), trace_batch_nums=()), "modules all; ignore nothing; trace batches none"),
+        (Tuning(modules=("a.*", "b"), ignore=("*.rotary",)), "modules a.*, b; ignore *.rotary"),
+        (Tuning(trace_batch_nums=tuple(range(20))), "trace batches 0, 1, 2, 3, 4, 5, 6, 7 and 12 more"),
     ],
 )
-def test_tunings_in_words(tune: Tune, words: str) -> None:
-    assert describe_tuning(tune) == words
+def test_tunings_in_words(tuning: Tuning, words: str) -> None:
+    assert tuning.describe() == words

@@ -15,6 +15,7 @@ from rankwatch.errors import ProtocolError
 from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import FrameTable, Phase, Position
 from rankwatch.shared.notice import NoticeKind, describe_notice
+from rankwatch.shared.tuning import NO_CHANGE, Check, Tuning
 
 MESSAGES: list[messages.Message] = [
     makers.hello(3, 8),
@@ -35,11 +36,10 @@ MESSAGES: list[messages.Message] = [
     messages.Ack(9, abort=True),
     messages.Bye(10, "failed", "KeyError: 'x'"),
     messages.Error("no", "hello"),
-    messages.Tune("train-0", 10, ("a.*",), (), (149,), "async"),
+    messages.Tune("train-0", Tuning(10, ("a.*",), (), (149,), Check.ASYNC)),
     messages.Tune(),
     messages.Tuned(("train-0", "gan-0"), 16),
 ]
-OPTIONAL = {("TUNE", name) for name in ("modules", "ignore", "trace_batch_nums")}
 
 
 # fmt: off
@@ -60,8 +60,8 @@ def test_golden_bytes() -> None:
         "93a64e4f544943450699" "02" + layer + linear + output + "a7666c6f61743136" "0a0c"
         "cb40affc0000000000" "cb3ff0000000000000"
     )
-    tune = messages.Tune("train-0", 10, ("a.*",), None, (149,), "async")
-    assert wire.encode(tune).hex() == "97a454554e45" "a7747261696e2d30" "0a" "91a3612e2a" "c0" "91cc95" "a56173796e63"
+    tune = messages.Tune("train-0", Tuning(10, ("a.*",), None, (149,), Check.ASYNC))
+    assert wire.encode(tune).hex() == "93a454554e45" "a7747261696e2d30" "95" "0a" "91a3612e2a" "c0" "91cc95" "a56173796e63"
     assert wire.encode(messages.Tuned(("train-0",), 8)).hex() == "93a554554e4544" "91a7747261696e2d30" "08"
     assert wire.encode(makers.hello(3, 8, stage=2)).hex() == (
         "9ea548454c4c4f" "0100" "a5747261696e" "00030803" "a56e6f646531" "67" "a3637075" "a6322e31332e30"
@@ -127,8 +127,8 @@ def test_every_field_is_checked(message: messages.Message) -> None:
     """Each field of each message, replaced by what it cannot be, is named in the refusal."""
     wrong_for_all: tuple[Any, ...] = (None, {}, [None] * 99, -(2**40), b"\xff", makers.NAN)
     kind, *values = msgpack.unpackb(wire.encode(message))
-    for index, field in enumerate(dataclasses.fields(message)):
-        for wrong in wrong_for_all[(kind, field.name) in OPTIONAL :]:
+    for index in range(len(dataclasses.fields(message))):
+        for wrong in wrong_for_all:
             broken = [kind, *values[:index], wrong, *values[index + 1 :]]
             with pytest.raises(ProtocolError, match=kind):
                 wire.decode(msgpack.packb(broken))
@@ -207,24 +207,47 @@ def test_whatever_notice_comes_through_can_be_told(kind: NoticeKind, dtype: str,
 
 patterns = st.none() | st.lists(st.text(max_size=9), max_size=3).map(tuple)
 tunings = st.builds(
-    messages.Tune,
-    run=st.text(max_size=9),
-    every=st.integers(0, 9),
+    Tuning,
+    every=st.none() | st.integers(1, 9),
     modules=patterns,
     ignore=patterns,
     trace_batch_nums=st.none() | st.lists(st.integers(0, 99), max_size=3).map(tuple),
-    check=st.sampled_from(["", *sorted(messages.CHECKS)]),
+    check=st.none() | st.sampled_from(Check),
 )
 
 
 @given(tunings, tunings, tunings)
-def test_tunings_lie_over_each_other(one: messages.Tune, two: messages.Tune, three: messages.Tune) -> None:
-    assert one.then(messages.Tune("other")) == one
+def test_tunings_lie_over_each_other(one: Tuning, two: Tuning, three: Tuning) -> None:
+    assert one.then(NO_CHANGE) == NO_CHANGE.then(one) == one
     assert one.then(two).then(three) == one.then(two.then(three))
-    assert one.then(two).run == one.run
-    for name in ("every", "modules", "ignore", "trace_batch_nums", "check"):
-        given_later = getattr(two, name) not in (0, None, "")
-        assert getattr(one.then(two), name) == getattr(two if given_later else one, name)
+    for name in (field.name for field in dataclasses.fields(Tuning)):
+        later = getattr(two, name)
+        assert getattr(one.then(two), name) == (getattr(one, name) if later is None else later)
+
+
+@given(tunings)
+def test_a_tuning_passes_the_wire(tuning: Tuning) -> None:
+    received = wire.decode(wire.encode(messages.Tune("train-0", tuning)))
+    assert isinstance(received, messages.Tune)
+    assert received == messages.Tune("train-0", tuning)
+    assert type(received.tuning.check) is type(tuning.check)
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ([0, None, None, None, None], "every: expected a whole number from 1"),
+        ([True, None, None, None, None], "every: expected a whole number from 1"),
+        ([1, "a", None, None, None], "modules: expected an array"),
+        ([1, None, [1], None, None], "ignore: expected text"),
+        ([1, None, None, [-1], None], "trace_batch_nums: expected a whole number from 0"),
+        ([1, None, None, None, ""], "check: expected one of async, batch, frame"),
+        ([1, None, None, None], "expected an array of 5"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused_by_its_name(options: list[Any], fault: str) -> None:
+    with pytest.raises(ProtocolError, match=f"TUNE.tuning: {fault}"):
+        wire.decode(msgpack.packb(["TUNE", "train-0", options]))
 
 
 @pytest.mark.parametrize(
@@ -233,11 +256,13 @@ def test_tunings_lie_over_each_other(one: messages.Tune, two: messages.Tune, thr
 def test_the_lists_of_a_tuning_are_bounded(field: str, most: int) -> None:
     item: Any = 1 if field == "trace_batch_nums" else "*"
     full: dict[str, Any] = {field: (item,) * most}
-    parts = msgpack.unpackb(wire.encode(messages.Tune(**full)))
-    index = [f.name for f in dataclasses.fields(messages.Tune)].index(field) + 1
-    assert getattr(wire.decode(msgpack.packb(parts)), field) == (item,) * most
-    parts[index].append(item)
-    with pytest.raises(ProtocolError, match=f"TUNE.{field}: expected an array of 0 to {most}"):
+    parts = msgpack.unpackb(wire.encode(messages.Tune(tuning=Tuning(**full))))
+    index = [f.name for f in dataclasses.fields(Tuning)].index(field)
+    tune = wire.decode(msgpack.packb(parts))
+    assert isinstance(tune, messages.Tune)
+    assert getattr(tune.tuning, field) == (item,) * most
+    parts[2][index].append(item)
+    with pytest.raises(ProtocolError, match=f"TUNE.tuning: {field}: expected an array of 0 to {most}"):
         wire.decode(msgpack.packb(parts))
 
 

@@ -9,6 +9,7 @@ import pytest
 import makers
 from rankwatch.shared import messages
 from rankwatch.shared.frame import Position
+from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide import journal
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Fact
 from rankwatch_monitor.decide.report import Outcome, RankState
@@ -23,7 +24,7 @@ TOLD: list[tuple[Fact, str]] = [
     (messages.Beat(Position(7, 0, 2), "backward", 0, 0, 1.0), "was in batch 7, frame 2, phase backward"),
     (messages.Ack(0, abort=True), "acknowledged the abort"),
     (messages.Bye(9, "failed", "ValueError: no"), "said goodbye: failed: ValueError: no"),
-    (messages.Tune("train-0", every=3), "options changed: every 3"),
+    (messages.Tune("train-0", Tuning(every=3)), "options changed: every 3"),
     (journal.Left(RankState.LOST), "counted as lost"),
     (journal.Stood((5,), ((1, 0, 3),), (0,)), "answered: it was in batch 1, frame 3"),
     (journal.Waited(), "the decision window ended"),
