@@ -50,7 +50,7 @@ class Running:
         else:  # as a SIGKILL would leave things: the files stay
             self.collector._keys.release()
             self.collector._inbox.close()
-            self.collector._recorder.close()
+            self.collector._writer.close()
             self.collector._socket.close(0)
             self.collector._authenticator.stop()
             self.collector._context.destroy(linger=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import Training, forked
-from rankwatch_monitor.serve.teller import ERASE
+from rankwatch_monitor.serve.printer import ERASE
 from terminals import Pty, Tmux
 
 pytestmark = pytest.mark.e2e

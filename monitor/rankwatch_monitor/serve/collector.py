@@ -35,11 +35,11 @@ from ..record.store import StoreError
 from ..views import text
 from .credentials import Credentials
 from .inbox import Ended, Inbox, Letter
-from .metrics.meters import Counts, Meters
+from .metrics.meters import LoopCounts, Meters
 from .precedence import DECIDING, SWITCH_INTERVAL, yield_to_others
+from .printer import Printer
 from .run_folder import RunsFolder
-from .teller import Teller
-from .writer import Recorder
+from .writer import RecordWriter
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class Collector:
             self._wake_write.setblocking(False)
             name = self._keys.server.public or self.address
             tell = self._tell_headroom
-            self._recorder = Recorder(runs.path, self._wake, store.Limits(), runs.begin, tell, collector=name)
+            self._writer = RecordWriter(runs.path, self._wake, store.Limits(), runs.begin, tell, collector=name)
             if self._keys.are_taken_over:
                 self._go_on_with(runs.unfinished(name))
         except BaseException:
@@ -182,8 +182,8 @@ class Collector:
 
     def close(self) -> None:
         """Closes the record and the socket, and takes the connection file away unless it is to be kept."""
-        if hasattr(self, "_recorder"):
-            self._recorder.close()
+        if hasattr(self, "_writer"):
+            self._writer.close()
             self._wake_read.close()
             self._wake_write.close()
         if hasattr(self, "_socket"):
@@ -261,16 +261,16 @@ class Collector:
     def _record(self) -> None:
         """Hands over what is to be put on record, and takes note of what now is."""
         for run, entries in self.ledger.take_journals():
-            self._recorder.keep(run, entries)
+            self._writer.keep(run, entries)
         with suppress(BlockingIOError):
             self._wake_read.recv(4096)
-        for run, seqs in self._recorder.stored().items():
+        for run, seqs in self._writer.stored().items():
             self._perform(Stored(run, seqs))
 
     def _tell_counts(self) -> None:
         if self._meters is not None:
-            counts = Counts(
-                self._received, self._received_bytes, self.ledger.refused, self._put_off_bytes, self._recorder.unwritten
+            counts = LoopCounts(
+                self._received, self._received_bytes, self.ledger.refused, self._put_off_bytes, self._writer.unwritten
             )
             self._meters.count(counts, time.monotonic())
 
@@ -315,14 +315,14 @@ class Collector:
             elif isinstance(effect, IssueKey):
                 self._do(iter([Send(effect.peer, self._keys.issue(effect.job))]))
             elif isinstance(effect, Show):
-                self._recorder.show(effect)
+                self._writer.show(effect)
                 if self._meters is not None:
                     self._meters.show(effect, time.monotonic())
                 self._show_ranks(effect)
             elif isinstance(effect, RecordTrace):
-                self._recorder.do(partial(self._runs.record_trace, effect.run, effect.rank, effect.batch, effect.frames))
+                self._writer.do(partial(self._runs.record_trace, effect.run, effect.rank, effect.batch, effect.frames))
             elif isinstance(effect, Publish):
-                self._recorder.do(partial(self._runs.publish, effect.report))
+                self._writer.do(partial(self._runs.publish, effect.report))
                 self._show(effect.report, effect.news)
 
     def _send(self, peers: Iterable[bytes], message: messages.Message) -> None:
@@ -363,9 +363,9 @@ def run_daemon(
 
     def show(report: Report, news: bool) -> None:
         if news:
-            teller.tell(sys.stdout, text.render(report))
+            printer.print(sys.stdout, text.render(report))
 
-    with Teller() as teller:
+    with Printer() as printer:
         collector = Collector(
             listen=listen,
             connection_file=connection_file,

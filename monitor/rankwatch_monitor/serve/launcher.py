@@ -24,9 +24,9 @@ from ..decide.report import Outcome, Report
 from ..views import text
 from .collector import Collector
 from .metrics.meters import Meters
+from .printer import Printer, write
 from .run_folder import RunsFolder
 from .status import Status
-from .teller import Teller, write
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,8 @@ def run_command(
     is_shown = status and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     with (
         tempfile.TemporaryDirectory(prefix="rankwatch-") as private,
-        Teller() as teller,
-        Status(runs_dir, teller.show) as line,
+        Printer() as printer,
+        Status(runs_dir, printer.show) as line,
     ):
         path = connection_file or Path(private) / "connection.json"
         collector = Collector(

@@ -18,7 +18,7 @@ from ..record.headroom import Headroom
 from ..record.store import FILE, StoreError
 from ..views.top.table import shorten
 from ..views.top.tables import describe_reading, describe_times
-from .teller import width_of
+from .printer import width_of
 
 log = logging.getLogger(__name__)
 

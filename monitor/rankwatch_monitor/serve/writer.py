@@ -27,7 +27,7 @@ COMMIT_INTERVAL = 0.25
 """Seconds that batches wait for others, to be written together. All else is written at once."""
 
 
-class _Kept(NamedTuple):
+class _Queued(NamedTuple):
     """Entries of a run, the last number of a message of each rank among them, and the bytes of their batches."""
 
     run: str
@@ -36,7 +36,7 @@ class _Kept(NamedTuple):
     size: int
 
 
-_Work: TypeAlias = tuple[list[_Kept], dict[str, Show], list[Callable[[], None]]]
+_Work: TypeAlias = tuple[list[_Queued], dict[str, Show], list[Callable[[], None]]]
 
 MAX_WAITING = 256 * 2**20
 """Bytes of batches that may wait for the disk; further ones are not recorded."""
@@ -45,7 +45,7 @@ LAST_WRITES = 5.0
 """Seconds that the last entries have, at the end, to be written."""
 
 
-class Recorder:
+class RecordWriter:
     """Writes each run's record into its folder.
 
     Args:
@@ -73,7 +73,7 @@ class Recorder:
         self._tell_headroom = tell_headroom
         self._meta = {"rankwatch": __version__, **meta}
         self._changed = threading.Condition()
-        self._waiting: list[_Kept] = []
+        self._waiting: list[_Queued] = []
         self._waiting_bytes = 0
         self._actions: list[Callable[[], None]] = []
         self._shown: dict[str, Show] = {}
@@ -83,7 +83,7 @@ class Recorder:
         self._overflowing: set[str] = set()
         self._stores: dict[str, Store | None] = {}
         """None: this run goes on without a record."""
-        self._thread = threading.Thread(target=self._run, name="rankwatch-recorder", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rankwatch-writer", daemon=True)
         self._thread.start()
 
     def keep(self, run: str, entries: Sequence[Entry]) -> None:
@@ -102,7 +102,7 @@ class Recorder:
                 self._note_forgone(run)
                 entries = [entry for entry in entries if not isinstance(entry.fact, Trained)]
                 size = 0
-            self._waiting.append(_Kept(run, entries, seqs, size))
+            self._waiting.append(_Queued(run, entries, seqs, size))
             self._waiting_bytes += size
             if is_urgent > self._is_urgent or len(self._waiting) == 1:
                 self._is_urgent |= is_urgent

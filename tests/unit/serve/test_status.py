@@ -20,8 +20,8 @@ from gauges import shown
 from rankwatch_monitor.decide.report import RankStanding, RankState
 from rankwatch_monitor.record.follow import Follower
 from rankwatch_monitor.record.headroom import Headroom
+from rankwatch_monitor.serve.printer import ERASE, Printer
 from rankwatch_monitor.serve.status import Status, describe
-from rankwatch_monitor.serve.teller import ERASE, Teller
 
 WIDE = 200
 
@@ -90,14 +90,14 @@ def terminal() -> Iterator[Terminal]:
 
 def test_the_line_gives_way_to_texts_and_is_gone_at_the_end(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal.stderr)
-    with Teller() as teller:
-        teller.show("one")
+    with Printer() as printer:
+        printer.show("one")
         assert terminal.read("one" + " " * 37) == ERASE + "one" + " " * 37  # to the end of the line
-        teller.show("one")  # not drawn again
-        teller.show("two\x1b[2J" + "x" * 80)
+        printer.show("one")  # not drawn again
+        printer.show("two\x1b[2J" + "x" * 80)
         assert terminal.read("x")[: len(ERASE) * 2 + 8] == ERASE + ERASE + "two?[2Jx"
         assert terminal.read("x" * 32) == "x" * 32
-        teller.tell(sys.stderr, "a text\n")
+        printer.print(sys.stderr, "a text\n")
         assert terminal.read("two?") == ERASE + "a text\r\n" + ERASE + "two?"
         terminal.read("x" * 33)
     assert terminal.read(ERASE) == ERASE

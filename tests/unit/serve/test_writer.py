@@ -19,7 +19,7 @@ from rankwatch_monitor.record import reader as record
 from rankwatch_monitor.record.store import FILE, Limits, Store
 from rankwatch_monitor.serve import writer as recorders
 from rankwatch_monitor.serve.run_folder import RunsFolder
-from rankwatch_monitor.serve.writer import Recorder
+from rankwatch_monitor.serve.writer import RecordWriter
 
 SOON = 10
 TABLE = makers.table()
@@ -38,7 +38,7 @@ class Bench:
         self.folder = folder
         self.told = threading.Condition()
         self.seqs: dict[str, int] = {}
-        self.recorder = Recorder(folder, self._wake, Limits(), RunsFolder(folder).begin, collector="ours")
+        self.recorder = RecordWriter(folder, self._wake, Limits(), RunsFolder(folder).begin, collector="ours")
 
     def _wake(self) -> None:
         with self.told:
@@ -210,7 +210,7 @@ def test_the_least_headroom_of_what_was_written_is_told(tmp_path: Path) -> None:
         heard.append((run, doublings))
         told.set()
 
-    recorder = Recorder(tmp_path, lambda: None, Limits(), RunsFolder(tmp_path).begin, tell)
+    recorder = RecordWriter(tmp_path, lambda: None, Limits(), RunsFolder(tmp_path).begin, tell)
     table = FrameTable((makers.frame(makers.reading("output", dtype="float16")).spec,))
     summaries = [
         makers.summary(batch, of=table)._replace(abs_max=pack("f", [high])) for batch, high in enumerate((1.0, 1024.0))

@@ -18,7 +18,7 @@ Lows: TypeAlias = tuple[tuple[float, float], ...]
 """The least headroom of each of the last steps of time, the newest last; each with when it began."""
 
 
-class Counts(NamedTuple):
+class LoopCounts(NamedTuple):
     """What the collector's loop has counted since it began, and what waits now: ``put_off`` for the loop, ``unwritten`` for
     the disk, both bytes of batches."""
 
@@ -41,7 +41,7 @@ class Readout(NamedTuple):
     """Everything at one moment; ``age`` is seconds since the collector's loop last turned."""
 
     runs: Sequence[Gauged] = ()
-    counts: Counts = Counts()
+    counts: LoopCounts = LoopCounts()
     ended: Mapping[Outcome, int] = {}
     age: float = 0.0
 
@@ -56,7 +56,7 @@ class Meters:
     def __init__(self, now: float) -> None:
         self._shown: dict[str, tuple[Show, float]] = {}
         self._lows: dict[str, Lows] = {}
-        self._counts = (Counts(), now)
+        self._counts = (LoopCounts(), now)
         self._ended: Mapping[Outcome, int] = {}
 
     def show(self, shown: Show, now: float) -> None:
@@ -67,7 +67,7 @@ class Meters:
             self._ended = {**self._ended, outcome: self._ended.get(outcome, 0) + 1}
             self._forget_old_runs(now)
 
-    def count(self, counts: Counts, now: float) -> None:
+    def count(self, counts: LoopCounts, now: float) -> None:
         """Takes the loop's counts, at each of its turns."""
         self._counts = (counts, now)
 

@@ -21,7 +21,7 @@ _NAMES = {
 _MOST = max(map(len, _NAMES))
 
 
-class Keys:
+class Keyboard:
     """What ``opened`` gives."""
 
     def __init__(self, keyboard: int | None, news: int) -> None:
@@ -51,7 +51,7 @@ def parse(pressed: bytes) -> list[str]:
 
 
 @contextmanager
-def opened() -> Iterator[Keys]:
+def opened() -> Iterator[Keyboard]:
     """Keys come one by one and unseen, as long as this lasts. SIGTERM ends it as an exception does, by SystemExit."""
     keyboard = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
     read, write = os.pipe()
@@ -71,7 +71,7 @@ def opened() -> Iterator[Keys]:
             attributes = termios.tcgetattr(keyboard)
             attributes[6][termios.VSUSP] = b"\0"  # what stops this process would leave the terminal as it is
             termios.tcsetattr(keyboard, termios.TCSANOW, attributes)
-        yield Keys(keyboard, read)
+        yield Keyboard(keyboard, read)
     finally:
         if keyboard is not None and before is not None:
             termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

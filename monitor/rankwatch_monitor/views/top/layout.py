@@ -18,8 +18,8 @@ from ...record.follow import View
 from ...record.headroom import Headroom, batches_of
 from ..text import noticed, render_head
 from .focus import Focus, Name, window
-from .ranks import STILL_AFTER, Node, Rank, describe_states, is_live, nodes_of, ranks_of, short_names
-from .table import Line, Row, Table, shorten
+from .ranks import STILL_AFTER, Node, RankLine, describe_states, is_live, nodes_of, ranks_of, short_names
+from .table import Line, TableRow, TextTable, shorten
 from .tables import batch_table, describe_time, module_table, node_table, rank_table
 
 MAX_MODULES, MIN_MODULES = 20, 4
@@ -35,7 +35,7 @@ STALE_AFTER = 5.0
 INDENT = " " * 13
 """Under the texts of a report's head."""
 
-Block: TypeAlias = Line | Table
+Block: TypeAlias = Line | TextTable
 
 
 class Size(NamedTuple):
@@ -47,7 +47,7 @@ class Scene(NamedTuple):
     """A view, with its ranks in the order in which they are shown. ``now``: Unix seconds."""
 
     view: View
-    ranks: list[Rank]
+    ranks: list[RankLine]
     nodes: list[Node]
     now: float
 
@@ -205,7 +205,7 @@ def _rank(scene: Scene, number: int, size: Size) -> list[Block]:
     return [*told, Line(""), batch_table(batches)] if batches else [*told]
 
 
-def _crowd(scene: Scene, focus: Focus, rows: int, *, keys: bool) -> Table:
+def _crowd(scene: Scene, focus: Focus, rows: int, *, keys: bool) -> TextTable:
     """Nodes, or the ranks of one, as many as there is room for, the chosen one among them."""
     host = scene.host(focus)
     names = scene.names(focus)
@@ -221,13 +221,13 @@ def _crowd(scene: Scene, focus: Focus, rows: int, *, keys: bool) -> Table:
     return _with_cursor(table, focus.cursor(names) - at.start) if keys else table
 
 
-def _with_cursor(table: Table, index: int) -> Table:
+def _with_cursor(table: TextTable, index: int) -> TextTable:
     rows = [
-        Row((("> " if at == index else "  ") + row.cells[0], *row.cells[1:]), row.style + " reverse" * (at == index))
+        TableRow((("> " if at == index else "  ") + row.cells[0], *row.cells[1:]), row.style + " reverse" * (at == index))
         for at, row in enumerate(table.rows)
     ]
     first = table.columns[0]
-    return Table((first._replace(name=f"  {first.name}"), *table.columns[1:]), rows)
+    return TextTable((first._replace(name=f"  {first.name}"), *table.columns[1:]), rows)
 
 
 def _modules(view: View, focus: Focus) -> Sequence[Headroom]:
@@ -267,13 +267,13 @@ def _clipped(blocks: Iterable[Block], most: int) -> list[Block]:
         left = most - sum(map(height, kept))
         if left >= height(block):
             kept.append(block)
-        elif left > 1 and isinstance(block, Table):
+        elif left > 1 and isinstance(block, TextTable):
             kept.append(block._replace(rows=block.rows[: left - 1]))
     return kept
 
 
 def _fitted(block: Block, width: int) -> Block:
-    return block.fitted(width) if isinstance(block, Table) else Line(shorten(block.text, width), block.style)
+    return block.fitted(width) if isinstance(block, TextTable) else Line(shorten(block.text, width), block.style)
 
 
 def _clock(seconds: float) -> str:

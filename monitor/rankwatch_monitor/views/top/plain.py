@@ -18,7 +18,7 @@ LOOK = 1.0
 """Seconds between looks for news; a line on how it is comes less often."""
 
 
-class Teller:
+class Changes:
     """Views of one run -> the lines that say what is new in them. Pure."""
 
     def __init__(self, interval: float) -> None:
@@ -62,7 +62,7 @@ def describe(scene: Scene) -> str:
 
 def follow(newest: Newest, interval: float) -> None:
     """Prints what is new, until the run is over."""
-    teller, run, waiting = Teller(interval), "", ""
+    changes, run, waiting = Changes(interval), "", ""
     while True:
         try:
             view = newest.look()
@@ -72,8 +72,8 @@ def follow(newest: Newest, interval: float) -> None:
                 print(printable(f"{waiting}: waiting for it"), flush=True)
         else:
             if view.report.run != run:
-                teller, run = Teller(interval), view.report.run
-            for line in teller.lines(view, time.time()):
+                changes, run = Changes(interval), view.report.run
+            for line in changes.lines(view, time.time()):
                 print(line, flush=True)
             if view.is_over:
                 return

@@ -24,7 +24,7 @@ USUAL_LAG = 2
 """Batches that ranks in step may be apart: they keep their order then."""
 
 
-class Rank(NamedTuple):
+class RankLine(NamedTuple):
     """A rank: ``state`` is one of TROUBLE, ``lag`` its batches behind the furthest. Without a standing: not heard of so far."""
 
     row: RankRow
@@ -42,8 +42,8 @@ class Node(NamedTuple):
     """The ranks of a host, and the one among them that is furthest behind."""
 
     host: str
-    ranks: tuple[Rank, ...]
-    slowest: Rank
+    ranks: tuple[RankLine, ...]
+    slowest: RankLine
 
     @property
     def counts(self) -> str:
@@ -55,7 +55,7 @@ class Node(NamedTuple):
         return max((rank.standing.still for rank in self.ranks if rank.standing and is_live(rank)), default=0.0)
 
 
-def ranks_of(view: View) -> list[Rank]:
+def ranks_of(view: View) -> list[RankLine]:
     """All ranks of the run, those in trouble first."""
     told = {rank: standing.batch for rank, standing in view.standings.items()}
     batches = {
@@ -64,15 +64,15 @@ def ranks_of(view: View) -> list[Rank]:
     furthest = max(batches.values(), default=-1)
     states = _states(view)
     found = [
-        Rank(row, view.standings.get(row.rank), states[row.rank], batches[row.rank], furthest - batches[row.rank])
+        RankLine(row, view.standings.get(row.rank), states[row.rank], batches[row.rank], furthest - batches[row.rank])
         for row in view.report.ranks
     ]
     return sorted(found, key=lambda rank: rank.order)
 
 
-def nodes_of(ranks: Sequence[Rank]) -> list[Node]:
+def nodes_of(ranks: Sequence[RankLine]) -> list[Node]:
     """The nodes of these ranks, those in trouble first."""
-    by_host: dict[str, list[Rank]] = {}
+    by_host: dict[str, list[RankLine]] = {}
     for rank in ranks:
         by_host.setdefault(rank.row.host or NO_HOST, []).append(rank)
     found = [
@@ -96,7 +96,7 @@ def describe_states(states: Iterable[str]) -> str:
     return ", ".join(f"{counts[state]} {state}" for state in TROUBLE if counts[state])
 
 
-def is_live(rank: Rank) -> bool:
+def is_live(rank: RankLine) -> bool:
     return rank.state in ("running", "silent", "still", "waiting")
 
 

@@ -18,7 +18,7 @@ from ...record.store import StoreError
 from .focus import Focus, press
 from .keys import opened
 from .layout import Block, Scene, Size, lay_out
-from .table import GAP, Line, Table
+from .table import GAP, Line, TextTable
 
 ENDLESS = 100_000
 """Rows of a snapshot that goes to a file."""
@@ -60,7 +60,9 @@ def watch(newest: Newest, focus: Focus, interval: float) -> None:
 
 def draw(blocks: Sequence[Block], width: int) -> RenderableType:
     """The blocks, one under the other, as rich shows them."""
-    return Group(*(_table(block, width) if isinstance(block, Table) else _text(block.text, block.style) for block in blocks))
+    return Group(
+        *(_table(block, width) if isinstance(block, TextTable) else _text(block.text, block.style) for block in blocks)
+    )
 
 
 def _screen(scene: Scene | None, trouble: str, focus: Focus, size: Size) -> RenderableType:
@@ -71,7 +73,7 @@ def _screen(scene: Scene | None, trouble: str, focus: Focus, size: Size) -> Rend
     return draw([*head, *lay_out(scene, focus, size._replace(height=size.height - len(head)), keys=True)], size.width)
 
 
-def _table(block: Table, width: int) -> tables.Table:
+def _table(block: TextTable, width: int) -> tables.Table:
     drawn = tables.Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold", width=width)
     for column, room in zip(block.columns, block.widths(width), strict=True):
         drawn.add_column(

@@ -32,14 +32,14 @@ class Column(NamedTuple):
     right: bool = True
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     cells: tuple[str, ...]
     style: str = ""
 
 
-class Table(NamedTuple):
+class TextTable(NamedTuple):
     columns: tuple[Column, ...]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
 
     def widths(self, width: int) -> list[int]:
         """Those of the columns, in a table that is so wide."""
@@ -49,7 +49,7 @@ class Table(NamedTuple):
         ]
         return [width - sum(others) - GAP * len(others), *others]
 
-    def fitted(self, width: int) -> Table:
+    def fitted(self, width: int) -> TextTable:
         """With nothing in a cell that is wider than its column, and without the last columns where there is no room for them.
 
         Of names in the first column the end is what tells them apart.
@@ -57,12 +57,12 @@ class Table(NamedTuple):
         widths = self.widths(width)
         if widths[0] < LEAST_NAME and len(widths) > 1:
             rows = [row._replace(cells=row.cells[:-1]) for row in self.rows]
-            return Table(self.columns[:-1], rows).fitted(width)
+            return TextTable(self.columns[:-1], rows).fitted(width)
         columns = [
             column._replace(name=shorten(column.name, most)) for column, most in zip(self.columns, widths, strict=True)
         ]
         rows = [row._replace(cells=_fitted(row.cells, widths)) for row in self.rows]
-        return Table(tuple(columns), rows)
+        return TextTable(tuple(columns), rows)
 
 
 def _fitted(cells: tuple[str, ...], widths: Sequence[int]) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from rankwatch.shared.frame import Phase, State
 
 from ...decide.verdict import name_spans
 from ...record.headroom import Headroom, RankBatch
-from .ranks import Node, Rank, is_live
-from .table import Column, Row, Table
+from .ranks import Node, RankLine, is_live
+from .table import Column, TableRow, TextTable
 
 NEAR = 8.0
 """Under so many times a reading is near its dtype's largest number; agents notice it there as well."""
@@ -18,39 +18,39 @@ NEAR = 8.0
 _STYLES = {"lost": "red", "failed": "red", "silent": "yellow", "still": "yellow", "missing": "yellow", "aborted": "magenta"}
 
 
-def node_table(nodes: Sequence[Node], names: Mapping[str, str]) -> Table:
+def node_table(nodes: Sequence[Node], names: Mapping[str, str]) -> TextTable:
     """``names``: the nodes' short ones."""
     columns = (
         Column("node"), Column("ranks", 9, 12, right=False), Column("state", 12, 27, right=False), Column("batch", 7, 10),
         Column("lag", 4, 8), Column("phase", 9, 9, right=False), Column("still", 6, 6),
     )  # fmt: skip
-    return Table(columns, [_node_row(node, names[node.host]) for node in nodes])
+    return TextTable(columns, [_node_row(node, names[node.host]) for node in nodes])
 
 
-def rank_table(ranks: Sequence[Rank]) -> Table:
+def rank_table(ranks: Sequence[RankLine]) -> TextTable:
     columns = (
         Column("rank"), Column("state", 8, 8, right=False), Column("batch", 8, 10), Column("lag", 5, 8), Column("frame", 6, 7),
         Column("phase", 9, 9, right=False), Column("heard", 6, 6), Column("moved", 6, 6), Column("queue", 5, 6),
         Column("drops", 5, 7),
     )  # fmt: skip
-    return Table(columns, [_rank_row(rank) for rank in ranks])
+    return TextTable(columns, [_rank_row(rank) for rank in ranks])
 
 
-def module_table(found: Sequence[Headroom], *, by_growth: bool) -> Table:
+def module_table(found: Sequence[Headroom], *, by_growth: bool) -> TextTable:
     columns = (
         Column("fastest growing" if by_growth else "nearest to overflow"), Column("reading", 9, 14, right=False),
         Column("abs max", 8, 8), Column("dtype", 8, 15, right=False), Column("headroom", 8, 9), Column("a batch", 7, 8),
         Column("rank", 5, 6),
     )  # fmt: skip
-    return Table(columns, [_module_row(one) for one in found])
+    return TextTable(columns, [_module_row(one) for one in found])
 
 
-def batch_table(batches: Sequence[RankBatch]) -> Table:
+def batch_table(batches: Sequence[RankBatch]) -> TextTable:
     columns = (
         Column("nearest to overflow in its last batches"), Column("headroom", 8, 9), Column("inf/nan", 7, 7),
         Column("batch", 7, 10), Column("step", 7, 10), Column("took", 7, 7),
     )  # fmt: skip
-    return Table(columns, [_batch_row(one) for one in batches])
+    return TextTable(columns, [_batch_row(one) for one in batches])
 
 
 def describe_time(seconds: float) -> str:
@@ -70,42 +70,42 @@ def describe_reading(one: Headroom) -> str:
     return (one.module or "(root)") + (f" ({PHASE_WORDS[one.phase]})" if one.phase is not Phase.FORWARD else "")
 
 
-def _node_row(node: Node, name: str) -> Row:
+def _node_row(node: Node, name: str) -> TableRow:
     slowest, worst = node.slowest, node.ranks[0]
     spans = name_spans([rank.row.rank for rank in node.ranks], most=2).partition(" ")[2]
     phase = slowest.standing.phase if slowest.standing and is_live(slowest) else ""
     still = describe_time(node.still) if node.still >= 1 else ""
     cells = name, spans, node.counts, _batch(slowest), str(slowest.lag), phase, still
-    return Row(cells, _STYLES.get(worst.state, ""))
+    return TableRow(cells, _STYLES.get(worst.state, ""))
 
 
-def _rank_row(rank: Rank) -> Row:
+def _rank_row(rank: RankLine) -> TableRow:
     cells = str(rank.row.rank), rank.state, _batch(rank), str(rank.lag)
     standing = rank.standing
     if standing is None:
-        return Row((*cells, *[""] * 6), _STYLES.get(rank.state, ""))
+        return TableRow((*cells, *[""] * 6), _STYLES.get(rank.state, ""))
     frame = f"eval {standing.eval}" if standing.eval else str(standing.frame)
     now = describe_time(standing.silent), describe_time(standing.still), str(standing.queued or "")
-    return Row(
+    return TableRow(
         (*cells, frame, standing.phase, *(now if is_live(rank) else ("", "", "")), str(standing.dropped or "")),
         _STYLES.get(rank.state, ""),
     )
 
 
-def _module_row(one: Headroom) -> Row:
+def _module_row(one: Headroom) -> TableRow:
     growth = f"x{one.growth:.3f}" if one.growth is not None and one.growth < 1000 else ""
     high = f"{one.high:.2e}" if one.high >= 0 else ""
     style = "red" if one.times <= 0 else "yellow" if one.times < NEAR else ""
     cells = describe_reading(one), one.label, high, one.dtype, describe_times(one.times, one.state), growth, str(one.rank)
-    return Row(cells, style)
+    return TableRow(cells, style)
 
 
-def _batch_row(one: RankBatch) -> Row:
+def _batch_row(one: RankBatch) -> TableRow:
     where = f"{one.module or '(root)'} {one.label}"
     took = f"{one.seconds * 1000:.0f} ms" if one.seconds < 0.9995 else describe_time(one.seconds)
     cells = where, describe_times(one.times), str(one.bad or ""), str(one.batch), str(one.step), took
-    return Row(cells, "red" if one.bad else "yellow" if one.times < NEAR else "")
+    return TableRow(cells, "red" if one.bad else "yellow" if one.times < NEAR else "")
 
 
-def _batch(rank: Rank) -> str:
+def _batch(rank: RankLine) -> str:
     return str(rank.batch) if rank.batch >= 0 else "-"

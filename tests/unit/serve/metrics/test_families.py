@@ -14,7 +14,7 @@ from gauges import shown, standing
 from rankwatch_monitor.decide.effects import Show
 from rankwatch_monitor.decide.report import Outcome, RankState
 from rankwatch_monitor.serve.metrics.families import RUN_STATES, families
-from rankwatch_monitor.serve.metrics.meters import Counts, Gauged, Readout
+from rankwatch_monitor.serve.metrics.meters import Gauged, LoopCounts, Readout
 
 
 def values(*runs: Show, headroom: float | None = None, age: float = 0.0, per_rank: bool = False) -> dict[str, float]:
@@ -137,7 +137,7 @@ def test_the_number_of_series_does_not_grow_with_the_world() -> None:
 
 
 def test_the_collectors_own() -> None:
-    found = parsed(Readout((), Counts(5, 500, 1, 64, 32), {Outcome.LOST: 2}, 0.25))
+    found = parsed(Readout((), LoopCounts(5, 500, 1, 64, 32), {Outcome.LOST: 2}, 0.25))
     assert {name: value for name, value in found.items() if "build_info" not in name} == {
         "rankwatch_runs": 0,
         "rankwatch_received_messages_total": 5,

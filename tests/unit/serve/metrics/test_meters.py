@@ -14,7 +14,7 @@ from rankwatch_monitor.serve.metrics.meters import (
     KEPT_OVER,
     LOOK_BACK,
     STEP,
-    Counts,
+    LoopCounts,
     Lows,
     Meters,
     least,
@@ -72,8 +72,8 @@ def test_what_was_read_stays_as_it_was() -> None:
 
 def test_the_age_is_that_of_the_loops_last_turn() -> None:
     meters = Meters(100.0)
-    assert (meters.read(103.0).counts, meters.read(103.0).age) == (Counts(), 3.0)
-    meters.count(Counts(messages=7, bytes=700), 105.0)
+    assert (meters.read(103.0).counts, meters.read(103.0).age) == (LoopCounts(), 3.0)
+    meters.count(LoopCounts(messages=7, bytes=700), 105.0)
     assert (meters.read(105.25).counts.bytes, meters.read(105.25).age) == (700, 0.25)
 
 

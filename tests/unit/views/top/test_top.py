@@ -16,8 +16,8 @@ from rankwatch_monitor.record.follow import Follower, View
 from rankwatch_monitor.views.top.focus import Focus, press, window
 from rankwatch_monitor.views.top.keys import parse
 from rankwatch_monitor.views.top.layout import Block, Scene, Size, height, lay_out
-from rankwatch_monitor.views.top.plain import Teller
-from rankwatch_monitor.views.top.table import GAP, Column, Line, Row, Table, shorten
+from rankwatch_monitor.views.top.plain import Changes
+from rankwatch_monitor.views.top.table import GAP, Column, Line, TableRow, TextTable, shorten
 from rankwatch_monitor.views.top.tables import describe_time
 
 NORMAL = Size(80, 24)
@@ -148,7 +148,7 @@ def test_names_cannot_move_the_cursor(tmp_path: Path, view: View) -> None:
     headroom = [one._replace(module=evil, label=evil, dtype=evil) for one in view.headroom]
     hostile = replace(view, report=report, headroom=headroom)
     texts = [shown(hostile, focus) for focus in (Focus(), Focus(evil), Focus(rank=3))]
-    texts += Teller(1.0).lines(hostile, view.told)
+    texts += Changes(1.0).lines(hostile, view.told)
     for text in texts:
         assert all(letter.isprintable() or letter == "\n" for letter in text)
         assert "?[2J??" in text
@@ -190,7 +190,9 @@ def test_the_cursor_is_in_the_window(index: int, expected: range) -> None:
 def test_cells_are_cut_where_they_tell_least() -> None:
     assert shorten("decoder.layers.11.wo", 10, keep_end=True) == "...s.11.wo"
     assert shorten("1 lost, 7 running", 10) == "1 lost,..."
-    table = Table((Column("name"), Column("n", 2, 4), Column("m", 3, 3)), [Row(("a.very.long.name", "123456", "1"))])
+    table = TextTable(
+        (Column("name"), Column("n", 2, 4), Column("m", 3, 3)), [TableRow(("a.very.long.name", "123456", "1"))]
+    )
     assert table.fitted(20).rows[0].cells == ("...ong.name", "1...", "1")
     assert table.fitted(18).rows[0].cells == ("....long.name", "1...")  # no room for the last
     assert [describe_time(s) for s in (0, 0.26, 9.96, 99.6, 5969, 5971)] == [
@@ -204,19 +206,19 @@ def test_cells_are_cut_where_they_tell_least() -> None:
 
 
 def test_lines_tell_what_is_new_and_nothing_twice(view: View) -> None:
-    teller = Teller(10.0)
-    first = list(teller.lines(view, view.told))
+    changes = Changes(10.0)
+    first = list(changes.lines(view, view.told))
     assert first[0].startswith("crowd-0: noticed: ranks 0-3: next to overflow")
     assert first[1].startswith("crowd-0: going on after 0:00:1")
     assert first[1].endswith(
         "1 lost, 1 silent, 1 still, 1021 running; nearest to overflow decoder.layers.11.feed_forward output x108, x1.050 a batch"
     )
-    assert list(teller.lines(view, view.told + 1)) == []
+    assert list(changes.lines(view, view.told + 1)) == []
     moved = {rank: standing._replace(batch=standing.batch + 1) for rank, standing in view.standings.items()}
     later = replace(view, standings=moved)
-    assert list(teller.lines(later, view.told + 2)) == []  # not yet
-    assert len(list(teller.lines(later, view.told + 11))) == 1
+    assert list(changes.lines(later, view.told + 2)) == []  # not yet
+    assert len(list(changes.lines(later, view.told + 11))) == 1
     over = replace(view, is_over=True, report=replace(view.report, reason="somebody stopped it"))
-    lines = list(teller.lines(over, time.time()))
+    lines = list(changes.lines(over, time.time()))
     assert lines[0].endswith("somebody stopped it")
     assert any("run crowd-0 finished" in line for line in lines)

@@ -36,8 +36,8 @@ LOOK = 100
 """Milliseconds between looks at whether it is the end."""
 
 
-class Teller(logging.Handler):
-    """While it is entered, the log's lines and the texts of ``tell`` are written one after another, in a thread."""
+class Printer(logging.Handler):
+    """While it is entered, the log's lines and the texts of ``print`` are written one after another, in a thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,9 +48,9 @@ class Teller(logging.Handler):
         self._drawn = ""
         self._end = float("inf")
         self._replaced: list[logging.Handler] = []
-        self._thread = threading.Thread(target=self._run, name="rankwatch-teller", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rankwatch-printer", daemon=True)
 
-    def __enter__(self) -> Teller:
+    def __enter__(self) -> Printer:
         root = logging.getLogger()
         self._replaced = root.handlers
         to_stderr = [handler for handler in root.handlers if type(handler) is logging.StreamHandler]
@@ -70,7 +70,7 @@ class Teller(logging.Handler):
             self._changed.notify()
         self._thread.join()
 
-    def tell(self, stream: TextIO, text: str) -> None:
+    def print(self, stream: TextIO, text: str) -> None:
         """Lets ``text`` be written, after all that was told before."""
         with self._changed:
             if len(self._waiting) >= MAX_WAITING:
@@ -89,7 +89,7 @@ class Teller(logging.Handler):
             self._changed.notify()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.tell(sys.stderr, self.format(record) + "\n")
+        self.print(sys.stderr, self.format(record) + "\n")
 
     def _run(self) -> None:
         while True:

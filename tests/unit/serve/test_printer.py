@@ -11,8 +11,8 @@ from typing import TextIO
 
 import pytest
 
-from rankwatch_monitor.serve import teller as tellers
-from rankwatch_monitor.serve.teller import Teller
+from rankwatch_monitor.serve import printer as printers
+from rankwatch_monitor.serve.printer import Printer
 
 PAGE = 4096
 
@@ -44,51 +44,51 @@ def pipe() -> Iterator[Pipe]:
 
 def test_texts_wait_for_a_reader_and_nobody_waits_for_them(pipe: Pipe) -> None:
     texts = [f"{number}".rjust(1000) for number in range(50)]
-    with Teller() as teller:
+    with Printer() as printer:
         for text in texts:
-            teller.tell(pipe.writer, text)
+            printer.print(pipe.writer, text)
         assert pipe.read(50_000) == "".join(texts)
 
 
 def test_the_logs_lines_are_among_them(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", pipe.writer)
     before = logging.getLogger().handlers
-    with Teller() as teller:
+    with Printer() as printer:
         logging.getLogger("rankwatch_monitor").error("one")
-        teller.tell(pipe.writer, "two\n")
+        printer.print(pipe.writer, "two\n")
         assert pipe.read(8) == "one\ntwo\n"
     assert logging.getLogger().handlers == before
 
 
 def test_of_too_many_texts_the_number_is_told(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tellers, "MAX_WAITING", 3)
+    monkeypatch.setattr(printers, "MAX_WAITING", 3)
     monkeypatch.setattr(sys, "stderr", pipe.writer)
-    with Teller() as teller:
-        teller.tell(pipe.writer, "x" * (2 * PAGE))  # under way, or waits
+    with Printer() as printer:
+        printer.print(pipe.writer, "x" * (2 * PAGE))  # under way, or waits
         for _ in range(7):
-            teller.tell(pipe.writer, "y" * PAGE)
+            printer.print(pipe.writer, "y" * PAGE)
         assert pipe.read(2 * PAGE) == "x" * (2 * PAGE)
         assert set(pipe.read(2 * PAGE)) == {"y"}
         told = 0
         body = ""
         while "found no room here\n" not in body:
-            teller.tell(pipe.writer, "z")
+            printer.print(pipe.writer, "z")
             body += pipe.read(1)
             told += 1
     assert "texts found no room here\n" in body
 
 
 def test_an_end_that_nobody_reads_is_not_waited_for_long(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tellers, "LAST_TEXTS", 0.01)
-    with Teller() as teller:
-        teller.tell(pipe.writer, "x" * (2 * PAGE))
+    monkeypatch.setattr(printers, "LAST_TEXTS", 0.01)
+    with Printer() as printer:
+        printer.print(pipe.writer, "x" * (2 * PAGE))
     assert pipe.read(PAGE) == "x" * PAGE
 
 
 def test_a_reader_that_is_gone_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     pipe = Pipe()
     pipe.close()
-    tellers.write(pipe.writer, "report")
+    printers.write(pipe.writer, "report")
     assert "cannot print the report: Broken pipe" in caplog.text
     with pytest.raises(BrokenPipeError):
         pipe.writer.close()
