@@ -1,11 +1,22 @@
-"""``rankwatch demo``: a real training of two ranks that overflows on one of them."""
+"""``rankwatch demo``: a real two-rank torchrun training on the CPU that overflows on rank 1."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
+import sys
 
+from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, UsageError
+
+from ..decide.options import Options
+from ..serve.launcher import run_command
 from . import arguments as types
-from .demo_job import run_demo
+
+_QUIET = {"PYTHONWARNINGS": "ignore:Failed to initialize NumPy:UserWarning"}
+"""torch warns that NumPy is missing. The demo does not need NumPy, and a newcomer would take the warning for a fault."""
+
+_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -13,4 +24,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    return run_demo(arguments.runs_dir)
+    """Returns 0 when the demo's overflow was caught. Raises UsageError without torch."""
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("the demo is a real training and needs torch: pip install 'rankwatch[agent]'")
+    command = [sys.executable, *_TORCHRUN, "-m", "rankwatch.demo"]
+    environ = {**os.environ, **_QUIET}
+    code = run_command(command, runs_dir=arguments.runs_dir, options=Options(), job="demo", environ=environ)
+    if code != EXIT_ABORTED:
+        return code or EXIT_ERROR
+    sys.stdout.write("\nrankwatch: this was the demo: its planted overflow was caught, explained and stopped on all ranks\n")
+    return 0
