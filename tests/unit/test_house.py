@@ -101,7 +101,12 @@ def test_no_file_imports_itself_in_a_circle() -> None:
 
 
 def test_the_agent_never_imports_the_monitor() -> None:
-    assert not {name for name in of(AGENT) for other in imports(name) if other.startswith("rankwatch_monitor")}
+    users = {name for name in of(AGENT) for other in imports(name) if other.startswith("rankwatch_monitor")}
+    assert users == {"rankwatch.__main__"}  # which is the command line
+
+
+def test_no_file_has_a_license_header() -> None:
+    assert not [name for name, path in FILES.items() if "SPDX" in path.read_text()]  # LICENSE and the metadata name it
 
 
 def test_the_monitor_imports_only_what_is_free_of_torch() -> None:

@@ -69,6 +69,13 @@ def loaded_by(*arguments: str) -> set[str]:
     return set(done.stderr.split())
 
 
+@pytest.mark.parametrize("module", ["rankwatch", "rankwatch_monitor"])
+def test_python_dash_m_is_the_command(module: str) -> None:
+    command = [sys.executable, "-m", module, "list", "no-such-folder"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert_usage_error(done, "rankwatch: error: no folder no-such-folder")
+
+
 def test_each_command_is_a_file_of_its_name() -> None:
     folder = ROOT / "monitor" / "rankwatch_monitor" / "commands"
     assert {path.stem for path in folder.glob("*.py") if "def main(" in path.read_text()} == set(COMMANDS)

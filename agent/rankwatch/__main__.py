@@ -1,0 +1,7 @@
+"""``python -m rankwatch`` is ``rankwatch``."""
+
+import sys
+
+from rankwatch_monitor.cli import main
+
+sys.exit(main())
