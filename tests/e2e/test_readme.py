@@ -69,8 +69,8 @@ def free_port() -> int:
 
 def test_ci_runs_the_two_commands_of_the_readme() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert INSTALL_AND_DEMO in lines
-    assert lines[-1] == INSTALL_AND_TEST
+    assert lines[-3:] == [INSTALL_AND_DEMO, INSTALL_AND_TEST, ".venv/bin/python -m pytest -m slow"]
+    assert 'cd "$folder/rankwatch"' in lines  # the name that `git clone` gives the folder
 
 
 def test_the_demo(tmp_path: Path) -> None:
