@@ -1,4 +1,4 @@
-"""Makes the README's pictures anew, from a real run of the demo.
+"""Makes the pictures of the README and the pages anew, from a real run of the demo; ``flow.svg`` is drawn by hand.
 
 python tests/pictures.py
 """
@@ -27,9 +27,9 @@ from rankwatch_monitor.record import reader as record
 from rankwatch_monitor.record import replay as snapshot
 from rankwatch_monitor.record.store import FILE, StoreError
 
-PICTURES = ROOT / "deploy" / "pictures"
+PICTURES = ROOT / "docs" / "pages" / "pictures"
 BATCHES = 8
-"""So many are to be seen before the run is held for a moment, to be looked at: it lasts a second."""
+"""After this many the run, which lasts a second, is stopped for a moment while its picture is taken."""
 
 
 def main() -> None:

@@ -6,19 +6,26 @@ import ast
 import re
 import runpy
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
-from e2e.test_readme import PYTHON as README_PYTHON
-from e2e.test_readme import shell_environment
-from jobs import ROOT
+from e2e.pages import ALL, PAGES, blocks, commands, python_of, run, shell_environment
+from e2e.test_readme import COLLECTOR, ONE_NODE
+from jobs import ROOT, Job
 from rankwatch.shared.config import _FURTHER, FUNCTIONS, Config, resolve
-from rankwatch_monitor.cli import COMMANDS
+from rankwatch.shared.notice import Notice, NoticeKind, describe_notice
+from rankwatch_monitor.cli import COMMANDS, main
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,12 +34,123 @@ else:
 
 pytestmark = pytest.mark.e2e
 
-PAGES = {path.relative_to(ROOT / "docs" / "pages").as_posix(): path.read_text() for path in ROOT.glob("docs/pages/**/*.md")}
-ALL = "".join(PAGES.values())
+UI = "rankwatch ui"
+ONE_OF_TWO_NODES = next(command for command in commands("guide.md") if "--nnodes" in command)
+TUNE = [command for command in commands("guide.md") if command.startswith("rankwatch tune")]
+OF_A_RUN = [command for page in ("report.md", "views.md") for command in commands(page) if command != UI]
+JOBS = {
+    "trace": [command for command in commands("guide.md") if "/trace/" in command or "TRACE" in command],
+    "zero-code": commands("zero-code.md"),
+    "doctor": commands("doctor.md"),
+    "metrics": [command.replace("9464", "0") for command in commands("metrics.md")],  # whatever else uses that port
+}
+"""Commands with real ranks, by what they are about."""
 
 
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+def test_every_command_runs_in_a_test() -> None:
+    """Those of the README: see its test. Those of the tutorial run one after the other."""
+    shown = [command for page in PAGES if page not in ("README.md", "tutorial.md") for command in commands(page)]
+    ours = [UI, COLLECTOR, ONE_OF_TWO_NODES, *TUNE, *OF_A_RUN, *(command for some in JOBS.values() for command in some)]
+    assert {command.replace("9464", "0") for command in shown} == {ONE_NODE, *ours}
+
+
+@pytest.fixture(scope="module")
+def user(bad: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder with one run in it, which has ended with a verdict."""
+    folder = tmp_path_factory.mktemp("user")
+    shutil.copytree(bad.run_dir.parent / "bad-0", folder / "rankwatch-runs" / "bad-0")
+    (folder / "rankwatch-runs" / "latest").symlink_to("bad-0")
+    return folder
+
+
+@pytest.mark.parametrize("command", OF_A_RUN)
+def test_the_commands_over_a_run(
+    command: str, user: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if "|" in command:
+        assert run(command, user).stdout
+        return
+    monkeypatch.chdir(user)
+    program, *arguments = shlex.split(command)
+    assert (program, main(arguments)) == ("rankwatch", 0)
+    out, err = capfd.readouterr()
+    assert out or err
+
+
+def test_the_page(user: Path) -> None:
+    env = {**shell_environment(user), "RANKWATCH_PORT": "0"}
+    with subprocess.Popen(["bash", "-c", f"exec {UI}"], cwd=user, env=env, stdout=subprocess.PIPE, text=True) as page:
+        assert page.stdout is not None
+        url = page.stdout.readline().split()[-1]
+        with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(url) as answer:
+            assert b"<title>rankwatch</title>" in answer.read()
+        page.send_signal(signal.SIGTERM)
+    assert page.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("about", JOBS)
+def test_the_commands_with_ranks(about: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(python_of("guide.md", "# train.py"))
+    (tmp_path / "rankwatch.toml").write_text(blocks(PAGES["zero-code.md"], "toml")[0])
+    for command in JOBS[about]:
+        done = run(command, tmp_path)
+        # The run that is told to stop after a batch fails, and two traces differ.
+        assert done.returncode == (1 if about == "trace" else 0), (command, done.stdout, done.stderr)
+
+
+UNTIL_STOPPED = """\
+import os
+
+def goes_on():  # rank 0 looks for the file, so that all ranks end with the same batch
+    is_stopped = torch.tensor(float(os.path.exists("stop")))
+    dist.broadcast(is_stopped, 0)
+    return not is_stopped
+
+"""
+
+
+@pytest.mark.slow
+def test_several_nodes_and_their_tuning(tmp_path: Path) -> None:
+    """Two nodes on this machine find a collector by its file, and are tuned while they train."""
+    script = python_of("guide.md", "# train.py")
+    assert script.count("for batch in range(20):") == 1
+    (tmp_path / "train.py").write_text(UNTIL_STOPPED + script.replace("for batch in range(20):", "while goes_on():"))
+    (tmp_path / "shared").mkdir()
+    env = shell_environment(tmp_path)
+    here = f"--master-addr 127.0.0.1 --master-port {env['MASTER_PORT']}"
+    node = ONE_OF_TWO_NODES.replace("--master-addr head", here)
+    assert node != ONE_OF_TWO_NODES
+    collector = f"exec {COLLECTOR.replace('27077', '0')}"
+    with subprocess.Popen(
+        ["bash", "-c", collector], cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as daemon:
+        assert daemon.stderr is not None
+        assert "collecting on tcp://" in daemon.stderr.readline()
+        nodes = [node.replace("--node-rank 0", f"--node-rank {number}") for number in range(2)]
+        jobs = [subprocess.Popen(["bash", "-c", each], cwd=tmp_path, env=env) for each in nodes]
+        try:
+            assert "run train-0: 4 rank(s)" in daemon.stderr.readline()
+            answers = [subprocess.check_output(["bash", "-c", each], cwd=tmp_path, env=env, text=True) for each in TUNE]
+        finally:
+            (tmp_path / "stop").touch()
+            codes = [job.wait(120) for job in jobs]
+            daemon.send_signal(signal.SIGTERM)
+        out, log = daemon.communicate(timeout=30)
+    assert codes == [0, 0]
+    assert daemon.returncode == 0
+    assert re.fullmatch(r"rankwatch: run train-0 finished: 4 ranks, \d+ batches, no inf or nan\n", out)
+    assert not (tmp_path / "shared" / "rankwatch.json").exists()
+    changes = [
+        "every 10",
+        "modules encoder.*, head; ignore *.rotary; check async",
+        "trace batches 5000, 5001",
+        "every 1; modules all; ignore nothing",
+    ]
+    answered = [re.sub(r"^[1-4] ranks? of ", "4 ranks of ", line) for line in answers]
+    assert [line.endswith(f": {change}\n") for line, change in zip(answered, changes, strict=True)] == [True] * 4
+    assert re.findall(r"options changed: (.*)", log) == changes
+    assert f"`{answered[0].strip()}`" in PAGES["guide.md"]
 
 
 def shaped(line: str) -> str:
@@ -42,24 +160,13 @@ def shaped(line: str) -> str:
     return " ".join(re.sub(r"(?<![\w.\[(])x?\d[\d.]*(e[+-]\d+)?(?![\w\]])", "N", line).split())
 
 
-def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=shell_environment(folder),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-
-
+@pytest.mark.slow
 def test_the_tutorial(tmp_path: Path) -> None:
     """Each command runs, and each line that is shown after it is printed by it, but for numbers."""
     (tmp_path / "train_pumps.py").write_text((ROOT / "deploy" / "examples" / "train_pumps.py").read_text())
     parts = re.split(r"```bash\n(.*?)\n```", PAGES["tutorial.md"], flags=re.DOTALL)
-    codes, commands = [], parts[1::2]
-    for command, after in zip(commands, parts[2::2], strict=True):
+    codes, steps = [], parts[1::2]
+    for command, after in zip(steps, parts[2::2], strict=True):
         done = run(command, tmp_path)
         codes.append(done.returncode)
         printed = {shaped(line) for line in (done.stdout + done.stderr).splitlines()}
@@ -67,7 +174,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
         missing = [line for line in shown if shaped(line) not in printed]
         assert not missing, (command, missing, done.stdout, done.stderr)
     assert codes == [77, 77, 0, 0, 0, 0, 0]
-    assert [command for command in commands if "torchrun" in command] == [commands[0], commands[1], commands[-1]]
+    assert [command for command in steps if "torchrun" in command] == [steps[0], steps[1], steps[-1]]
 
 
 def test_the_numbers_that_the_tutorial_rests_on() -> None:
@@ -77,28 +184,15 @@ def test_the_numbers_that_the_tutorial_rests_on() -> None:
         assert number in text
 
 
-def test_zero_code_on_several_nodes(tmp_path: Path) -> None:
-    """The commands of the page, with a collector that the ranks find by its file; the options are those of the page's file."""
-    page = PAGES["zero-code.md"]
-    single, several, configured = [command.strip() for command in blocks(page, "bash")]
-    script = README_PYTHON[0].replace("import rankwatch\n", "").replace("watch = rankwatch.watch(model)\n", "")
-    (tmp_path / "train.py").write_text(re.sub(r"watch\.close\(\).*", "", script))
-    (tmp_path / "rankwatch.toml").write_text(blocks(page, "toml")[0])
-    (tmp_path / "shared").mkdir()
-    done = run(configured, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "run train-0 finished: 2 ranks, 20 batches, no inf or nan" in done.stderr
-    assert done.stderr.count("grad") == 0
-    collector = ["rankwatch", "run", "--connection-file", "shared/rankwatch.json", "--job", "train", "--", "bash", "-c"]
-    # A collector that ends with the command, which is given the connection by its file alone.
-    done = run(shlex.join([*collector, f"unset RANKWATCH_ATTACH PYTHONSTARTUP; {several}"]), tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "run train-0.2 finished: 2 ranks, 20 batches, no inf or nan" in done.stderr
-    assert single == configured.replace("--rankwatch-config rankwatch.toml ", "")
+def test_the_notices_shown_are_as_they_are_printed() -> None:
+    overflow = Notice(NoticeKind.HEADROOM, "blocks.1.up", "Linear", "output", "float16", 3, 40, 511.0, 0.26)
+    underflow = Notice(NoticeKind.UNDERFLOW, "blocks.0", "Block", "grad_output", "float16", 0, 40, 1.25e-6, 0.0)
+    shown = f"  noticed    rank 1: {describe_notice(overflow)}\n{'':13}ranks 0-1: {describe_notice(underflow)}\n"
+    assert shown in PAGES["report.md"]
 
 
 def test_toml_that_is_shown_is_taken(tmp_path: Path) -> None:
-    rows = re.findall(r"^\| `(\w+)` \|.*\| `(\w+ = .*)` \|$", PAGES["reference/options.md"], re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|.*\| `(\w+ = .*)` \|$", PAGES["options.md"], re.MULTILINE)
     assert {name for name, _ in rows} == {field.name for field in fields(Config)} - FUNCTIONS
     for name, text in rows:
         assert list(tomllib.loads(text)) == [name]
@@ -110,11 +204,12 @@ def test_toml_that_is_shown_is_taken(tmp_path: Path) -> None:
 
 
 def test_every_variable_is_shown_and_is_taken() -> None:
-    page = PAGES["reference/options.md"]
+    page = PAGES["options.md"]
     known = {*_FURTHER, *(field.name.upper() for field in fields(Config) if field.name not in FUNCTIONS)}
     assert set(re.findall(r"RANKWATCH_([A-Z_]+[A-Z])\b", page)) == known
     for variable, value in re.findall(r"^\| `\w+` \| .*? \| `(RANKWATCH_\w+)=(\S+)` \|", page, re.MULTILINE):
         assert resolve({variable: value}) != Config(), variable
+    assert all(f"| `{function}` |" in page for function in FUNCTIONS)
 
 
 def test_variables_named_elsewhere_exist() -> None:
@@ -125,17 +220,31 @@ def test_variables_named_elsewhere_exist() -> None:
 
 def test_every_command_has_its_help() -> None:
     hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
-    page = hooks["on_page_markdown"](PAGES["reference/commands.md"])
+    place = SimpleNamespace(file=SimpleNamespace(src_uri="reference/commands.md"))
+    page = hooks["on_page_markdown"](PAGES["reference/commands.md"], page=place)
     for command in COMMANDS:
         assert f"## rankwatch {command}\n" in page
         assert f"usage: rankwatch {command} " in page
 
 
-def test_tests_that_are_named_exist() -> None:
+def test_files_and_tests_that_are_named_exist() -> None:
+    for path in re.findall(r"`((?:deploy|docs|tests)/[\w./-]+)`", ALL):
+        assert (ROOT / path).exists(), path
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::|`, `)?(test_\w+)?", ALL)
     assert len(named) > 5
     for path, function in named:
         assert f"def {function}" in (ROOT / path).read_text(), (path, function)
+
+
+def test_nothing_is_said_twice() -> None:
+    """No sentence of more than eight words, and no row of a table, stands in two places."""
+    text = re.sub(r"^```.*?^```$", "", ALL, flags=re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| (?!---).*\|$(?!\n\| ---)", text, re.MULTILINE)  # without their heads
+    prose = re.sub(r"^\|.*\|$|^#.*$", "", text, flags=re.MULTILINE)
+    sentences = [" ".join(each.split()) for each in re.split(r"(?<=[.:;])\s|\n\n|^- ", prose, flags=re.MULTILINE)]
+    said = [each for each in sentences if len(each.split()) > 8] + [row for row in rows if len(row.split()) > 8]
+    assert len(said) > 300
+    assert not [each for each in set(said) if said.count(each) > 1]
 
 
 def test_what_troubleshooting_quotes_is_said() -> None:
@@ -159,10 +268,10 @@ def plain(text: str) -> str:
     return " ".join(re.findall(r"[A-Za-z]+", re.sub(r'"\s*(#.*)?\n\s*f?"', "", text)))
 
 
-@pytest.mark.parametrize("block", blocks(ALL, "python"))
+@pytest.mark.parametrize("block", [block for block in blocks(ALL, "python") if not block.startswith("--8<--")])
 def test_the_python_is_python(block: str) -> None:
-    if not block.startswith("--8<--"):
-        ast.parse(block)
+    # ``continue`` belongs to the training loop round it.
+    ast.parse(block.replace("continue", "pass"))
 
 
 @pytest.mark.parametrize("page", ["reference/watch.md", "reference/detect_overflow.md"])
@@ -171,9 +280,15 @@ def test_the_python_of_the_reference_runs(page: str) -> None:
         exec(block, {})
 
 
-def test_the_pages_load_nothing_from_elsewhere() -> None:
-    assert "font: false" in (ROOT / "docs" / "mkdocs.yml").read_text()
-    assert not re.search(r"https?://", ALL + (ROOT / "docs" / "mkdocs.yml").read_text())
+def test_the_float32_recipe_mends_an_overflow() -> None:
+    block = nn.Module()
+    block.ffn = nn.Linear(64, 64, bias=False)
+    nn.init.constant_(block.ffn.weight, 100.0)
+    x = torch.full((1, 64), 100.0)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert block.ffn(x).isinf().all()
+        exec(python_of("report.md", "class Float32"), {"nn": nn, "torch": torch, "block": block})
+        assert block.ffn(x.half()).isfinite().all()
 
 
 def test_the_lowest_versions_are_the_floors() -> None:

@@ -1,0 +1,57 @@
+"""The README and the pages of ``docs/``, and a folder of a user in which their commands run."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from jobs import ROOT, environment
+
+README = (ROOT / "README.md").read_text()
+FOLDER = ROOT / "docs" / "pages"
+PAGES = {"README.md": README} | {path.relative_to(FOLDER).as_posix(): path.read_text() for path in FOLDER.rglob("*.md")}
+ALL = "".join(PAGES.values())
+
+
+def blocks(text: str, language: str) -> list[str]:
+    fenced = re.findall(r"^``` ?\{?\.?(\w*)\}?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for word, block in fenced if word == language]
+
+
+def commands(page: str) -> list[str]:
+    return [line for block in blocks(PAGES[page], "bash") for line in block.splitlines()]
+
+
+def python_of(page: str, first_line: str) -> str:
+    """The one piece of Python that begins so."""
+    (found,) = (block for block in blocks(PAGES[page], "python") if block.startswith(first_line))
+    return found
+
+
+def shell_environment(folder: Path) -> dict[str, str]:
+    """An environment in which ``rankwatch`` and ``torchrun`` are this Python's."""
+    tools = folder / "bin"
+    tools.mkdir(exist_ok=True)
+    for name, module in (("rankwatch", "rankwatch_monitor"), ("torchrun", "torch.distributed.run")):
+        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        (tools / name).chmod(0o755)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    return environment(PATH=f"{tools}:{os.environ['PATH']}", MASTER_PORT=port)
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=shell_environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
