@@ -11,7 +11,7 @@ import makers
 from rankwatch.shared import messages
 from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, pack
 from rankwatch_monitor.decide.effects import Show
-from rankwatch_monitor.decide.journal import NO_RANK, Decided, Entry, Left, Opened, Stood, Trained
+from rankwatch_monitor.decide.journal import NO_RANK, Decided, Entry, Left, Opened, Reached, Trained
 from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState, RunStanding
 from rankwatch_monitor.record.store import FILE, Store
 
@@ -88,7 +88,7 @@ def _events(ranks: int, batch: int, *, trouble: bool, verdict: bool) -> Iterator
         value = makers.notice(module="decoder.layers.11.feed_forward", batch=batch - 1, value=9000.0, growth=0.07)
         yield Entry(now, rank, messages.Noticed(batch + 1, value))
     if verdict:
-        yield Entry(now, NO_RANK, Stood(tuple(range(ranks)), ((batch, 0, 24),) * ranks))
+        yield Entry(now, NO_RANK, Reached(tuple(range(ranks)), ((batch, 0, 24),) * ranks, (batch - 1,) * ranks))
         yield Entry(now, 7, messages.Tripped(batch + 2, makers.trip(at=(batch, 0, 23), before=tuple(frames(batch)[:20]))))
         yield Entry(now, NO_RANK, Decided(Outcome.ABORTED, "rank 7 overflowed", True))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .rank import RankRecord
-from .verdict import Place, Verdict, describe_waiting, elect, is_waited_for
+from .rank import Rank
+from .verdict import LogicalTime, Verdict, describe_waiting, elect, is_waited_for
 
 
 @dataclass(slots=True)
@@ -15,7 +15,7 @@ class Election:
 
     world_size: int
     window: float
-    target: Place | None = None
+    target: LogicalTime | None = None
     _began_at: float = 0.0
     _waited_for: set[int] = field(default_factory=set)
     """Kept answer by answer, so that a message costs the same at 16 ranks and at 16,384."""
@@ -31,10 +31,10 @@ class Election:
         """``waiting for ranks 1, 2 to pass frame 7 of batch 3``; empty when no rank is waited for."""
         return describe_waiting(sorted(self._waited_for), self.target) if self.target and self._waited_for else ""
 
-    def is_lowered_by(self, place: Place) -> bool:
+    def is_lowered_by(self, place: LogicalTime) -> bool:
         return self.target is None or place < self.target
 
-    def aim(self, target: Place, ranks: Mapping[int, RankRecord], now: float) -> list[RankRecord]:
+    def aim(self, target: LogicalTime, ranks: Mapping[int, Rank], now: float) -> list[Rank]:
         """A rank has tripped, earlier than any before; returns those that may trip earlier still."""
         if self.target is None:
             self._began_at = now
@@ -48,7 +48,7 @@ class Election:
         self._waited_for = {record.hello.rank for record in asked} | missing
         return asked
 
-    def takes_answer(self, record: RankRecord) -> bool:
+    def takes_answer(self, record: Rank) -> bool:
         """Whether the rank has answered with what it has now told, or left; it is not waited for any longer then."""
         rank = record.hello.rank
         if self.target is None or rank not in self._waited_for or is_waited_for(record.witness(), self.target):
@@ -60,7 +60,7 @@ class Election:
         """Whether nobody is waited for any longer, or the window is over."""
         return not self._waited_for or now - self._began_at >= self.window
 
-    def hold(self, ranks: Mapping[int, RankRecord], now: float, *, final: bool) -> tuple[Verdict | None, str]:
+    def hold(self, ranks: Mapping[int, Rank], now: float, *, final: bool) -> tuple[Verdict | None, str]:
         """The verdict and why it can be given; None when it cannot yet. ``final``: nobody will say anything any more."""
         unsure = self._unsure
         witnesses = {rank: record.witness() for rank, record in ranks.items() if record.trip or rank in unsure}

@@ -41,15 +41,16 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Stood:
-    """Where ranks were when one tripped, or when they had answered: an election rests on that, and beats are not on record.
+class Reached:
+    """The positions that ranks had reached when one of them tripped, or when they answered the election.
 
-    Of each rank its position, and the last batch whose forward it had told of.
+    An election rests on them, and beats are not recorded. ``reported`` is each rank's last batch whose whole forward it had
+    reported.
     """
 
     ranks: tuple[int, ...]
-    places: tuple[tuple[int, int, int], ...]
-    told: tuple[int, ...] = ()
+    positions: tuple[tuple[int, int, int], ...]
+    reported: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Closed:
     """The run is over."""
 
 
-OwnEvent: TypeAlias = Opened | Left | Stood | Waited | JobInterrupted | JobEnded | Decided | Closed
+OwnEvent: TypeAlias = Opened | Left | Reached | Waited | JobInterrupted | JobEnded | Decided | Closed
 Fact: TypeAlias = messages.Message | OwnEvent | Trained
 
 

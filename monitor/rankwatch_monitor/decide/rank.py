@@ -11,15 +11,15 @@ from rankwatch.shared.frame import NOWHERE, Phase, Position
 from rankwatch.shared.text import describe_position, describe_rank
 
 from .report import RankRow, RankStanding, RankState
-from .verdict import Standing, Witness, name_spans
+from .verdict import Liveness, Witness, name_spans
 
 # An election asks all ranks, and the abort waits for it: of thousands the names alone would take milliseconds.
 _RUNNING, _FINISHED = RankState.RUNNING, RankState.FINISHED
-_LIVE, _GONE, _DONE = Standing.LIVE, Standing.GONE, Standing.DONE
+_LIVE, _GONE, _DONE = Liveness.LIVE, Liveness.GONE, Liveness.DONE
 
 
 @dataclass(slots=True)
-class RankRecord:
+class Rank:
     """A rank that has connected.
 
     ``full_batch`` is the last batch of which it told more than the root: ``forward_frames`` in its forward, ``frames`` with
@@ -46,8 +46,8 @@ class RankRecord:
     awaits_receipt: bool = False
     """Whether it is to hear at once that all it sent is on record."""
     last_batch: int = -1
-    told: int = -1
-    """The last batch whose forward it has told of: all of it was finite."""
+    reported_batch: int = -1
+    """The last batch whose whole forward it has reported: all of it was finite."""
     full_batch: int = -1
     forward_frames: int = 0
     frames: int = 0
@@ -87,8 +87,8 @@ class RankRecord:
         end = first_frame + frames
         if batch > self.last_batch:
             self.last_batch = batch
-        if batch > self.told:
-            self.told = batch
+        if batch > self.reported_batch:
+            self.reported_batch = batch
         if first_frame == 0 and frames > 1:
             self.full_batch, self.frames_before, self.forward_frames, self.frames = batch, self.frames, end, 0
         if batch == self.full_batch and end > self.frames:
@@ -116,7 +116,7 @@ class RankRecord:
 
     def witness(self) -> Witness:
         standing = _LIVE if self.state is _RUNNING else _DONE if self.state is _FINISHED else _GONE
-        return Witness(standing, self.progress, self.trip, self.hello.stage, self.told)
+        return Witness(standing, self.progress, self.trip, self.hello.stage, self.reported_batch)
 
     def standing(self, now: float) -> RankStanding:
         return RankStanding(
@@ -141,7 +141,7 @@ class RankRecord:
         )
 
 
-def describe_records(records: Sequence[RankRecord]) -> str:
+def describe_several(records: Sequence[Rank]) -> str:
     """``rank 3 of 8 (node1, local rank 1) is`` or ``ranks 8-15 of 32 (node1) are``: the beginning of a sentence."""
     if len(records) == 1:
         return f"{records[0].name} is"

@@ -95,8 +95,8 @@ class RunStanding(NamedTuple):
     stalled: int
     outcome: Outcome | None
     over: bool
-    heartbeat: float = 1.0
-    waiting: str = ""
+    heartbeat: float
+    waiting: str
 
 
 class RankNotice(NamedTuple):

@@ -31,17 +31,17 @@ from .journal import (
     Left,
     Opened,
     Progress,
-    Stood,
+    Reached,
     Trained,
     Waited,
 )
 from .notices import Notices
 from .options import Options
-from .rank import RankRecord
+from .rank import Rank
 from .report import Outcome, RankRow, RankState, Report, RunStanding
 from .silence import CUT_OFF, Silence
 from .stall import Stall, find_stall
-from .verdict import Place, Verdict, name_spans, place_of
+from .verdict import LogicalTime, Verdict, logical_time_of, name_spans
 
 NOBODY = b""
 """The peer of a rank that has yet to connect to this collector."""
@@ -71,7 +71,7 @@ class Run:
     restart: int
     world_size: int
     options: Options
-    ranks: dict[int, RankRecord] = field(default_factory=dict)
+    ranks: dict[int, Rank] = field(default_factory=dict)
     over: bool = False
     verdict: Verdict | None = None
     journal: list[Entry] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Run:
     _shown_at: float = float("-inf")
     _stall: Stall | None = None
     _waiting: str = ""
-    """Which ranks the election waits for, as was last shown."""
+    """``waiting`` as it was when somebody last looked."""
     _trips: int = 0
     # Kept message by message, so that a message costs the same at 16 ranks and at 16,384.
     _running: set[int] = field(default_factory=set)
@@ -133,6 +133,11 @@ class Run:
     def _abort_repeat(self) -> float:
         return max(self.options.abort_repeat, self.world_size / MAX_ABORTS)
 
+    @property
+    def waiting(self) -> str:
+        """Which ranks the election waits for; empty when it waits for none."""
+        return self._election.waiting if self._outcome is None else ""
+
     # --- what comes in ------------------------------------------------------------------------------------------------
 
     def welcome(self, hello: messages.Hello, peer: bytes, now: float) -> Iterator[Effect]:
@@ -140,7 +145,7 @@ class Run:
         record = self.ranks.get(hello.rank)
         if record is None:
             self._note_down(now, hello, hello.rank)
-            record = self.ranks[hello.rank] = RankRecord(hello, peer, now, now)
+            record = self.ranks[hello.rank] = Rank(hello, peer, now, now)
         elif record.state is RankState.LOST:
             self._note_down(now, hello, hello.rank)
             record.state = RankState.RUNNING
@@ -251,8 +256,8 @@ class Run:
             self._leave(self.ranks[rank], fact.state)
         elif isinstance(fact, (JobInterrupted, JobEnded)):
             effects = self.job_told(fact, now)
-        elif isinstance(fact, Stood):
-            self._take_places(fact)
+        elif isinstance(fact, Reached):
+            self._take_positions(fact)
         elif isinstance(fact, Waited):
             effects = self._decide(now)
         elif isinstance(fact, Decided):
@@ -301,7 +306,7 @@ class Run:
             yield self._show(now)
             yield Publish(self.report(), news=not self._published)
 
-    def _take(self, record: RankRecord, message: messages.Message, now: float) -> Iterator[Effect]:
+    def _take(self, record: Rank, message: messages.Message, now: float) -> Iterator[Effect]:
         if isinstance(message, messages.Beat):
             record.queued, record.dropped = message.queued, message.dropped
             record.advance(message.position, message.phase)
@@ -318,7 +323,7 @@ class Run:
         self._note_answer(record)
         yield from self._decide(now)
 
-    def _take_ack(self, record: RankRecord, ack: messages.Ack, now: float) -> Iterable[Effect]:
+    def _take_ack(self, record: Rank, ack: messages.Ack, now: float) -> Iterable[Effect]:
         """Of thousands that come at a time the last alone may settle something."""
         if ack.abort and record.acknowledged_at is None:
             self._note_down(now, ack, record.hello.rank)
@@ -326,9 +331,9 @@ class Run:
             self._unacknowledged.discard(record.hello.rank)
         return () if self._unacknowledged else self._decide(now)
 
-    def _take_sequenced(self, record: RankRecord, message: messages.Sequenced, now: float) -> Iterator[Effect]:
-        if isinstance(message, messages.Tripped) and self._is_earliest(place_of(message.trip, record.hello.stage)):
-            self._note_down(now, _places_of(self.ranks.values()))
+    def _take_sequenced(self, record: Rank, message: messages.Sequenced, now: float) -> Iterator[Effect]:
+        if isinstance(message, messages.Tripped) and self._is_earliest(logical_time_of(message.trip, record.hello.stage)):
+            self._note_down(now, _positions_of(self.ranks.values()))
         self._note_down(now, message, record.hello.rank)
         if isinstance(message, messages.Noticed):
             if self._notices.take(record.hello.rank, message.notice):
@@ -342,13 +347,13 @@ class Run:
             self._trips += 1
             record.last_batch = max(record.last_batch, message.trip.position.batch)
             yield Note(f"run {self.id}: {describe_culprit(record.name, message.trip)}")
-            place = place_of(message.trip, record.hello.stage)
+            place = logical_time_of(message.trip, record.hello.stage)
             if self._is_earliest(place):
                 # Those that may trip earlier still are to tell when they are past it.
                 asked = self._election.aim(place, self.ranks, now)
                 yield SendAll([other.peer for other in asked], messages.Probe(place.position))
 
-    def _take_batch(self, record: RankRecord, message: messages.Batch, now: float) -> Iterable[Effect]:
+    def _take_batch(self, record: Rank, message: messages.Batch, now: float) -> Iterable[Effect]:
         """Of all messages the most frequent by far, which mostly has no effect: so nothing is made to tell one."""
         summary = message.summary
         table = self._tables.get(summary.table_id)
@@ -375,7 +380,7 @@ class Run:
             effects += self._decide(now)
         return effects
 
-    def _take_leave(self, record: RankRecord, bye: messages.Bye, now: float) -> Iterator[Effect]:
+    def _take_leave(self, record: Rank, bye: messages.Bye, now: float) -> Iterator[Effect]:
         record.farewell = bye.text
         if bye.outcome in ("finished", "ended"):
             self._leave(record, RankState(bye.outcome))
@@ -416,13 +421,13 @@ class Run:
                 yield from self._abort_for(stall.text, Outcome.STALLED, now)
 
     def _look_for_waiting(self, now: float) -> Iterator[Effect]:
-        before, self._waiting = self._waiting, self._election.waiting if self._outcome is None else ""
+        before, self._waiting = self._waiting, self.waiting
         if self._waiting != before:
             yield self._show(now)
             if self._waiting:
                 yield Note(f"run {self.id}: {self._waiting}")
 
-    def _lose(self, record: RankRecord, now: float) -> None:
+    def _lose(self, record: Rank, now: float) -> None:
         state = RankState.LOST if record.acknowledged_at is None else RankState.ABORTED
         self._note_down(now, Left(state), record.hello.rank)
         self._leave(record, state)
@@ -430,7 +435,7 @@ class Run:
         if record.state is RankState.LOST and self._outcome is Outcome.FAILED:
             self._end_as(Outcome.LOST, f"{record.name} was lost; {record.last_seen}; then {self._reason}", now)
 
-    def _leave(self, record: RankRecord, state: RankState) -> None:
+    def _leave(self, record: Rank, state: RankState) -> None:
         record.state = state
         self._running.discard(record.hello.rank)
         self._unacknowledged.discard(record.hello.rank)
@@ -455,21 +460,21 @@ class Run:
         """Whether it can still be decided how the run ends; a trip is to be decided by the election alone."""
         return self._outcome is None and not self._election.has_begun
 
-    def _is_earliest(self, place: Place) -> bool:
+    def _is_earliest(self, place: LogicalTime) -> bool:
         return self._outcome is None and self._election.is_lowered_by(place)
 
-    def _take_places(self, stood: Stood) -> None:
-        for rank, place, told in zip(stood.ranks, stood.places, stood.told or (-1,) * len(stood.ranks), strict=True):
+    def _take_positions(self, reached: Reached) -> None:
+        for rank, position, batch in zip(reached.ranks, reached.positions, reached.reported, strict=True):
             record = self.ranks[rank]
-            record.advance(Position(*place), record.phase)
-            record.told = max(record.told, told)
+            record.advance(Position(*position), record.phase)
+            record.reported_batch = max(record.reported_batch, batch)
             self._note_answer(record)
 
-    def _note_answer(self, record: RankRecord) -> bool:
+    def _note_answer(self, record: Rank) -> bool:
         """Whether the election waits for this rank no longer."""
         is_answer = self._election.takes_answer(record)
         if is_answer:
-            self._note_down(record.heard_at, _places_of([record]), record.hello.rank)
+            self._note_down(record.heard_at, _positions_of([record]), record.hello.rank)
         return is_answer
 
     def _elect(self, now: float, *, ended: bool) -> Iterator[Effect]:
@@ -560,7 +565,7 @@ class Run:
         self._shown_at = now
         stalled = len(self._stall.ranks) if self._stall is not None else 0
         standing = RunStanding(
-            self.job, self.restart, self.world_size, self._trips, stalled, self._outcome, self.over, self.heartbeat, self._waiting
+            self.job, self.restart, self.world_size, self._trips, stalled, self._outcome, self.over, self.heartbeat, self.waiting
         )  # fmt: skip
         return Show(self.id, tuple([self.ranks[rank].standing(now) for rank in sorted(self.ranks)]), standing)
 
@@ -577,6 +582,8 @@ class Run:
         return record.row() if record else RankRow(rank, -1, "", 0, -1, RankState.MISSING, False, 0, "")
 
 
-def _places_of(records: Collection[RankRecord]) -> Stood:
+def _positions_of(records: Collection[Rank]) -> Reached:
     ranks = tuple([record.hello.rank for record in records])
-    return Stood(ranks, tuple([record.progress for record in records]), tuple([record.told for record in records]))
+    return Reached(
+        ranks, tuple([record.progress for record in records]), tuple([record.reported_batch for record in records])
+    )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .rank import RankRecord, describe_records
+from .rank import Rank, describe_several
 
 CUT_OFF, HELD_UP = "silent and cut off, as are all others", "silent, but still connected"
 
@@ -19,7 +19,7 @@ CUT_OFF, HELD_UP = "silent and cut off, as are all others", "silent, but still c
 class Silent(NamedTuple):
     """``dead``: in the order in which their connections ended. ``notes``: what is new of those that are silent and live."""
 
-    dead: list[RankRecord]
+    dead: list[Rank]
     notes: list[str]
 
 
@@ -39,7 +39,7 @@ class Silence:
     deaf_at: float = float("-inf")
     """When no rank was heard at all, for long enough to be noticed."""
 
-    def look(self, running: Sequence[RankRecord], now: float) -> Silent:
+    def look(self, running: Sequence[Rank], now: float) -> Silent:
         heard_at = max((record.heard_at for record in running), default=now)
         # Ranks that have ended since, and were heard long after these, show that the collector was not deaf.
         fell_silent_with_all = self.heard_at - heard_at <= self.lost_after
@@ -53,7 +53,7 @@ class Silence:
         notes = []
         for records, how in ((cut_off, CUT_OFF), (held_up, HELD_UP)):
             if news := [record for record in records if record.quiet != how]:
-                notes.append(f"{describe_records(news)} {how}; {news[0].last_seen}")
+                notes.append(f"{describe_several(news)} {how}; {news[0].last_seen}")
             for record in news:
                 record.quiet = how
         # In the order in which their connections ended, and not their beats: the first to die took the others along.
@@ -61,5 +61,5 @@ class Silence:
         return Silent(sorted(dead, key=lambda record: record.gone_at), notes)
 
 
-def _silent_since(record: RankRecord) -> float:
+def _silent_since(record: Rank) -> float:
     return record.heard_at if record.cut_off else max(record.heard_at, record.gone_at)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rankwatch.shared.frame import Position
 
-from .rank import RankRecord
+from .rank import Rank
 from .verdict import name_spans
 
 PHASE_ORDER = {"forward": 0, "backward": 1, "optimizer": 2, "idle": 3}
@@ -22,7 +22,7 @@ class Stall(NamedTuple):
     text: str
 
 
-def find_stall(running: Collection[RankRecord], now: float, after: float) -> Stall | None:
+def find_stall(running: Collection[Rank], now: float, after: float) -> Stall | None:
     """The stall at ``now``, if there is one: a rank that made no progress for ``after`` seconds, and no other is behind it.
 
     Ranks that wait in a collective stand still too, but further on. One that is behind all others and moves is slow, and no
@@ -47,15 +47,15 @@ def find_stall(running: Collection[RankRecord], now: float, after: float) -> Sta
     return Stall(_ranks(stalled), _ranks(waiting), text)
 
 
-def _place(record: RankRecord) -> tuple[Position, int]:
+def _place(record: Rank) -> tuple[Position, int]:
     return record.progress, PHASE_ORDER.get(record.phase, 0)
 
 
-def _ranks(records: Iterable[RankRecord]) -> list[int]:
+def _ranks(records: Iterable[Rank]) -> list[int]:
     return sorted(record.hello.rank for record in records)
 
 
-def _life(stalled: list[RankRecord], now: float) -> str:
+def _life(stalled: list[Rank], now: float) -> str:
     silent = [record for record in stalled if record.quiet]
     if not silent:
         return "though its heartbeat comes" if len(stalled) == 1 else "though their heartbeats come"
@@ -64,6 +64,6 @@ def _life(stalled: list[RankRecord], now: float) -> str:
     return f"{which} no heartbeat for {longest:.0f} s (its process is stopped, or busy outside of Python)"
 
 
-def _nearest(waiting: list[RankRecord]) -> str:
+def _nearest(waiting: list[Rank]) -> str:
     nearest = min(waiting, key=_place)
     return f"batch {nearest.progress.batch}, frame {nearest.progress.frame}, phase {nearest.phase}"

@@ -17,7 +17,7 @@ from rankwatch.shared.frame import NO_STAGE, Phase, Position
 from rankwatch.shared.str_enum import StrEnum
 
 
-class Standing(enum.Enum):
+class Liveness(enum.Enum):
     """What a rank can still contribute to the verdict."""
 
     LIVE = "live"
@@ -33,7 +33,7 @@ class Certainty(StrEnum):
     PARTIAL = "partial"
 
 
-class Place(NamedTuple):
+class LogicalTime(NamedTuple):
     """Where in the logical order of all ranks a rank tripped; ordered.
 
     All stages run a micro-batch's forward, one after the other, before the last of them begins its backward, which then
@@ -52,21 +52,21 @@ class Place(NamedTuple):
         return Position(self.batch, self.eval, self.frame)
 
 
-def place_of(trip: Trip, stage: int) -> Place:
+def logical_time_of(trip: Trip, stage: int) -> LogicalTime:
     """The place of a rank's trip. Without a pipeline the frame alone says what is of the backward: it is counted on."""
     batch, evaluation, frame = trip.position
     is_backward = stage != NO_STAGE and trip.frame.spec.phase is not Phase.FORWARD
-    return Place(batch, evaluation, is_backward, -stage if is_backward else stage, frame, stage)
+    return LogicalTime(batch, evaluation, is_backward, -stage if is_backward else stage, frame, stage)
 
 
 class Witness(NamedTuple):
-    """A rank as the election sees it. ``told`` is the last batch whose forward it has told of as a whole."""
+    """A rank as the election sees it. ``reported_batch`` is the last batch whose whole forward it has reported."""
 
-    standing: Standing
+    liveness: Liveness
     progress: Position
     trip: Trip | None
     stage: int = NO_STAGE
-    told: int = -1
+    reported_batch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,13 @@ def elect(
             have not tripped.
     """
     trips = {rank: witness.trip for rank, witness in witnesses.items() if witness.trip is not None}
-    places = {rank: place_of(trip, witnesses[rank].stage) for rank, trip in trips.items()}
+    places = {rank: logical_time_of(trip, witnesses[rank].stage) for rank, trip in trips.items()}
     order = sorted(trips, key=lambda rank: (places[rank], rank))
     first = order[0]
     target = places[first]
     unsure = range(world_size) if unsure is None else sorted(unsure)
     silent = [rank for rank in unsure if rank not in witnesses or not _has_answered(witnesses[rank], target)]
-    waited_for = [rank for rank in silent if rank not in witnesses or witnesses[rank].standing is Standing.LIVE]
+    waited_for = [rank for rank in silent if rank not in witnesses or witnesses[rank].liveness is Liveness.LIVE]
     if waited_for and since_first_trip < window:
         return None, describe_waiting(waited_for, target)
     if not silent:
@@ -135,12 +135,12 @@ def elect(
     return verdict, reason
 
 
-def is_waited_for(witness: Witness, target: Place) -> bool:
+def is_waited_for(witness: Witness, target: LogicalTime) -> bool:
     """Whether this rank should be asked to tell when it passes ``target``."""
-    return witness.standing is Standing.LIVE and not _has_answered(witness, target)
+    return witness.liveness is Liveness.LIVE and not _has_answered(witness, target)
 
 
-def describe_waiting(ranks: list[int], target: Place) -> str:
+def describe_waiting(ranks: list[int], target: LogicalTime) -> str:
     """``waiting for ranks 1, 2 to pass frame 7 of batch 3``."""
     return f"waiting for {name_ranks(ranks)} to pass frame {target.frame} of batch {target.batch}{_of_stage(target.stage)}"
 
@@ -166,11 +166,11 @@ def name_spans(ranks: list[int], most: int = 8) -> str:
     return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
 
 
-def _has_answered(witness: Witness, target: Place) -> bool:
-    return witness.trip is not None or witness.standing is Standing.DONE or _has_passed(witness, target)
+def _has_answered(witness: Witness, target: LogicalTime) -> bool:
+    return witness.trip is not None or witness.liveness is Liveness.DONE or _has_passed(witness, target)
 
 
-def _has_passed(witness: Witness, target: Place) -> bool:
+def _has_passed(witness: Witness, target: LogicalTime) -> bool:
     """Whether all that the rank runs before ``target`` was finite.
 
     A rank of another stage never comes to this frame. One of an earlier stage is past it with its own forward of the batch,
@@ -183,7 +183,7 @@ def _has_passed(witness: Witness, target: Place) -> bool:
     at, aim = witness.progress[:2], (target.batch, target.eval)
     if at > aim or (at == aim and comes_later):
         return True
-    return not target.eval and not witness.progress.eval and witness.told >= target.batch - comes_later
+    return not target.eval and not witness.progress.eval and witness.reported_batch >= target.batch - comes_later
 
 
 def _of_stage(stage: int) -> str:

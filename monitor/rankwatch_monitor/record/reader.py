@@ -30,8 +30,8 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "state": RankState,
     "outcome": Outcome,
     "ranks": tuple,
-    "told": tuple,
-    "places": lambda places: tuple(map(tuple, places)),
+    "reported": tuple,
+    "positions": lambda positions: tuple(map(tuple, positions)),
 }
 """How those fields of the collector's own events are made that JSON has no words for."""
 

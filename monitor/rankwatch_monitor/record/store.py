@@ -77,7 +77,7 @@ CREATE TABLE summaries (
 OWN_EVENTS: dict[str, type[journal.OwnEvent]] = {
     cls.__name__.lower(): cls
     for cls in (
-        journal.Opened, journal.Left, journal.Stood, journal.Waited, journal.JobInterrupted, journal.JobEnded, journal.Decided,
+        journal.Opened, journal.Left, journal.Reached, journal.Waited, journal.JobInterrupted, journal.JobEnded, journal.Decided,
         journal.Closed,
     )
 }  # fmt: skip

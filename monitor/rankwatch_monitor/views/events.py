@@ -47,11 +47,11 @@ def describe(entry: Entry) -> str:
             return f"options changed: {fact.tuning.describe()}"
         case journal.Left():
             return f"counted as {fact.state.value}"
-        case journal.Stood():
+        case journal.Reached():
             if entry.rank != journal.NO_RANK:
-                ((batch, evaluation, frame),) = fact.places
+                ((batch, evaluation, frame),) = fact.positions
                 return f"answered: it was in {describe_position(Position(batch, evaluation, frame))}, frame {frame}"
-            return f"where the {len(fact.ranks)} ranks stood when one had tripped"
+            return f"where the {len(fact.ranks)} ranks were when one of them tripped"
         case journal.Waited():
             return "the decision window ended"
         case journal.JobInterrupted():

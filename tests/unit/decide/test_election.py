@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import makers
 from rankwatch.shared.frame import NO_STAGE, NOWHERE, Phase, Position
 from rankwatch_monitor.decide.election import Election
-from rankwatch_monitor.decide.rank import RankRecord
+from rankwatch_monitor.decide.rank import Rank
 from rankwatch_monitor.decide.report import RankState
-from rankwatch_monitor.decide.verdict import elect, is_waited_for, place_of
+from rankwatch_monitor.decide.verdict import elect, is_waited_for, logical_time_of
 
 WORLD = 6
 
@@ -20,7 +20,7 @@ positions = st.builds(Position, st.integers(0, 1), st.integers(0, 1), st.integer
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> dict[int, RankRecord]:
+def worlds(draw: st.DrawFn) -> dict[int, Rank]:
     """Ranks by number, at least one of which has tripped; some may never have connected."""
     has_stages = draw(st.booleans())
     ranks = draw(st.sets(st.integers(0, WORLD - 1), min_size=2))
@@ -28,9 +28,9 @@ def worlds(draw: st.DrawFn) -> dict[int, RankRecord]:
     records = {}
     for rank in ranks:
         hello = makers.hello(rank, WORLD, stage=draw(st.integers(0, 2)) if has_stages else NO_STAGE)
-        record = RankRecord(hello, b"%d" % rank, 0.0, state=draw(st.sampled_from(RankState)))
+        record = Rank(hello, b"%d" % rank, 0.0, state=draw(st.sampled_from(RankState)))
         record.progress = draw(st.just(NOWHERE) | positions)
-        record.told = draw(st.integers(-1, 1))
+        record.reported_batch = draw(st.integers(-1, 1))
         if rank in tripped:
             at = draw(positions)
             record.trip = makers.trip(at=at, phase=draw(st.sampled_from([Phase.FORWARD, Phase.BACKWARD])))
@@ -39,9 +39,9 @@ def worlds(draw: st.DrawFn) -> dict[int, RankRecord]:
 
 
 @given(worlds(), st.data())
-def test_it_elects_as_if_it_had_looked_at_all(ranks: dict[int, RankRecord], data: st.DataObject) -> None:
+def test_it_elects_as_if_it_had_looked_at_all(ranks: dict[int, Rank], data: st.DataObject) -> None:
     election = Election(WORLD, window=2.0)
-    target = min(place_of(record.trip, record.hello.stage) for record in ranks.values() if record.trip is not None)
+    target = min(logical_time_of(record.trip, record.hello.stage) for record in ranks.values() if record.trip is not None)
     asked = election.aim(target, ranks, 0.0)
     assert asked == [record for record in ranks.values() if is_waited_for(record.witness(), target)]
     for rank, record in ranks.items():  # what they tell meanwhile
@@ -54,12 +54,12 @@ def test_it_elects_as_if_it_had_looked_at_all(ranks: dict[int, RankRecord], data
 
 def test_a_rank_of_an_earlier_stage_is_asked_until_it_has_told_of_the_batch() -> None:
     trip = makers.trip(at=(3, 0, 5))
-    tripped = RankRecord(makers.hello(0, 2, stage=1), b"0", 0.0, trip=trip, progress=trip.position)
-    further = RankRecord(makers.hello(1, 2, stage=0), b"1", 0.0, progress=Position(3, 0, 6), told=2)
+    tripped = Rank(makers.hello(0, 2, stage=1), b"0", 0.0, trip=trip, progress=trip.position)
+    further = Rank(makers.hello(1, 2, stage=0), b"1", 0.0, progress=Position(3, 0, 6), reported_batch=2)
     election = Election(2, window=2.0)
-    assert election.aim(place_of(trip, 1), {0: tripped, 1: further}, 0.0) == [further]
+    assert election.aim(logical_time_of(trip, 1), {0: tripped, 1: further}, 0.0) == [further]
     found, reason = election.hold({0: tripped, 1: further}, 0.0, final=False)
     assert (found, reason) == (None, "waiting for rank 1 to pass frame 5 of batch 3 of stage 1")
-    further.told = 3
+    further.reported_batch = 3
     assert election.takes_answer(further)
     assert election.hold({0: tripped, 1: further}, 0.0, final=False)[0] is not None

@@ -284,7 +284,7 @@ def test_another_world_size_is_another_run() -> None:
 def test_another_major_version_and_a_rank_out_of_its_world_are_refused() -> None:
     desk = Desk()
     desk.connect(2)
-    for hello in (makers.hello(1, 2, major=1), makers.hello(5, 2)):
+    for hello in (makers.hello(1, 2, major=2), makers.hello(5, 2)):
         sent = [e.message for e in desk.handle(Received(b"x", hello)) if isinstance(e, Send)]
         assert [isinstance(message, messages.Error) and message.remedy for message in sent] == ["stop"]
     assert len(desk.ledger.runs) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import makers
 from desk import Desk
 from rankwatch.shared import messages
-from rankwatch_monitor.decide.effects import Show
+from rankwatch_monitor.decide.effects import Note, Show
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Outcome, RankState, RunStanding
 
@@ -21,13 +21,13 @@ def test_a_run_is_shown_once_a_heartbeat_and_at_its_end() -> None:
     desk.wait(3)
     shown = [effect for effect in desk.take() if isinstance(effect, Show)]
     assert len(shown) == 3
-    assert shown[-1].standing == RunStanding("train", 0, 2, 0, 0, None, False)
+    assert shown[-1].standing == RunStanding("train", 0, 2, 0, 0, None, False, heartbeat=1.0, waiting="")
     assert [(rank.rank, rank.batch) for rank in shown[-1].standings] == [(0, 3)]
     desk.connect(2, ranks=[1])
     for rank in (0, 1):
         desk.receive(rank, messages.Bye(1, "finished", ""))
     (end,) = [effect for effect in desk.take() if isinstance(effect, Show)]
-    assert end.standing == RunStanding("train", 0, 2, 0, 0, Outcome.FINISHED, True)
+    assert end.standing == RunStanding("train", 0, 2, 0, 0, Outcome.FINISHED, True, heartbeat=1.0, waiting="")
     assert {rank.state for rank in end.standings} == {RankState.FINISHED}
     desk.wait(3)
     assert not desk.take()
@@ -54,3 +54,29 @@ def test_ranks_that_stall_are_counted_until_they_go_on() -> None:
         desk.receive(rank, makers.beat(8, 0, 0))
     desk.wait(2)
     assert last_shown(desk).standing.stalled == 0
+
+
+def test_whom_an_election_waits_for_is_shown_and_noted_while_it_waits() -> None:
+    desk = Desk(Options(heartbeat=1.0, decision_window=10.0))
+    desk.connect(4)
+    desk.take()
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 7))))
+    desk.receive(2, makers.beat(3, 0, 8))
+    desk.wait(1)
+    desk.receive(1, makers.beat(3, 0, 8))
+    desk.wait(1.5)
+    waits = ["waiting for ranks 1, 3 to pass frame 7 of batch 3", "waiting for rank 3 to pass frame 7 of batch 3"]
+    notes = [effect.text for effect in desk.effects if isinstance(effect, Note)]
+    assert notes[1:] == [f"run train-0: {text}" for text in waits]
+    shown = [effect.standing.waiting for effect in desk.take() if isinstance(effect, Show)]
+    assert list(dict.fromkeys(shown)) == waits
+    desk.receive(3, makers.beat(3, 0, 8))
+    desk.wait(1)
+    assert (last_shown(desk).standing.waiting, last_shown(desk).standing.outcome) == ("", Outcome.ABORTED)
+
+
+def test_the_heartbeat_that_is_shown_is_that_of_the_run() -> None:
+    desk = Desk(Options(heartbeat=10.0))
+    desk.connect(1)
+    desk.wait(0.1)
+    assert last_shown(desk).standing.heartbeat == 10.0

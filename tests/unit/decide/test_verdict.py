@@ -15,7 +15,7 @@ from rankwatch.shared import messages
 from rankwatch.shared.frame import NO_STAGE, FrameTable, Phase, Position
 from rankwatch_monitor.decide.ledger import Tick
 from rankwatch_monitor.decide.options import Options
-from rankwatch_monitor.decide.verdict import Certainty, Standing, Witness, elect, place_of
+from rankwatch_monitor.decide.verdict import Certainty, Liveness, Witness, elect, logical_time_of
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ def test_the_culprit_of_a_pipeline_does_not_depend_on_the_order_of_arrival(
 
 
 def test_a_pipeline_is_ordered_by_stage_within_a_batch_and_its_backward_by_stage_from_the_end() -> None:
-    forward = [place_of(makers.trip(at=(3, 0, frame)), stage) for stage, frame in ((0, 9), (1, 2), (1, 5), (2, 0))]
+    forward = [logical_time_of(makers.trip(at=(3, 0, frame)), stage) for stage, frame in ((0, 9), (1, 2), (1, 5), (2, 0))]
     backward = [
-        place_of(makers.trip(at=(3, 0, frame), phase=phase), stage)
+        logical_time_of(makers.trip(at=(3, 0, frame), phase=phase), stage)
         for stage, frame, phase in (
             (2, 4, Phase.BACKWARD),
             (1, 8, Phase.RECOMPUTE),
@@ -189,9 +189,9 @@ def test_a_pipeline_is_ordered_by_stage_within_a_batch_and_its_backward_by_stage
             (0, 11, Phase.BACKWARD),
         )
     ]
-    places = [*forward, *backward, place_of(makers.trip(at=(4, 0, 0)), 0)]
+    places = [*forward, *backward, logical_time_of(makers.trip(at=(4, 0, 0)), 0)]
     assert places == sorted(places)
-    assert place_of(makers.trip(at=(3, 0, 5)), NO_STAGE) < place_of(
+    assert logical_time_of(makers.trip(at=(3, 0, 5)), NO_STAGE) < logical_time_of(
         makers.trip(at=(3, 0, 6), phase=Phase.BACKWARD), NO_STAGE
     )
 
@@ -218,8 +218,8 @@ def test_who_has_passed_a_trip_of_another_stage(
 ) -> None:
     trip = makers.trip(at=(3, 0, 5), phase=phase)
     witnesses = {
-        0: Witness(Standing.LIVE, trip.position, trip, 1, 2),
-        1: Witness(Standing.LIVE, Position(*at), None, stage, told),
+        0: Witness(Liveness.LIVE, trip.position, trip, 1, 2),
+        1: Witness(Liveness.LIVE, Position(*at), None, stage, told),
     }
     found, reason = elect(witnesses, 2, 0.0, 2.0)
     assert (found is not None) is passed

@@ -45,6 +45,8 @@ def test_its_words(nearest: Headroom) -> None:
     assert few == "rankwatch: train-0  2/2 ranks  batch 8  8.2/s  headroom x248 ...d_forward output"
     assert len(few) <= 80
     assert describe(run, 8.2, nearest, 64).endswith("headroom x248 ")
+    waiting = shown(standing(0), standing(1, 8), waiting="waiting for rank 1 to pass frame 7 of batch 8")
+    assert "  waiting for rank 1 to pass frame 7 of batch 8  " in describe(waiting, None, None, WIDE)
     ranks = (standing(0, -1), standing(1, -1, quiet="silent, but still connected"), standing(2, -1, state=RankState.LOST))
     assert describe(shown(*ranks), None, None, WIDE) == "rankwatch: train-0  2/3 ranks running  1 silent"
 

@@ -26,7 +26,7 @@ TOLD: list[tuple[Fact, str]] = [
     (messages.Bye(9, "failed", "ValueError: no"), "said goodbye: failed: ValueError: no"),
     (messages.Tune("train-0", Tuning(every=3)), "options changed: every 3"),
     (journal.Left(RankState.LOST), "counted as lost"),
-    (journal.Stood((5,), ((1, 0, 3),), (0,)), "answered: it was in batch 1, frame 3"),
+    (journal.Reached((5,), ((1, 0, 3),), (0,)), "answered: it was in batch 1, frame 3"),
     (journal.Waited(), "the decision window ended"),
     (journal.JobInterrupted("SIGINT"), "somebody ends the command by SIGINT"),
     (journal.JobEnded(1, "SIGTERM"), "the command has ended: exit code 1, by SIGTERM"),
@@ -46,7 +46,7 @@ def test_each_of_the_collectors_own_events_has_words() -> None:
 
 
 def test_what_is_of_the_whole_run_has_no_rank() -> None:
-    stood = journal.Stood((0, 1), ((1, 0, 3), (1, 0, 0)))
-    assert events.describe(Entry(0.0, NO_RANK, stood)) == "where the 2 ranks stood when one had tripped"
+    reached = journal.Reached((0, 1), ((1, 0, 3), (1, 0, 0)), (0, 0))
+    assert events.describe(Entry(0.0, NO_RANK, reached)) == "where the 2 ranks were when one of them tripped"
     told = events.to_dict(100.0, Entry(0.0, NO_RANK, journal.Closed()))
     assert told == {"time": 100.0, "rank": None, "kind": "closed", "text": "the run is over"}

@@ -10,7 +10,7 @@ from makers import INF, NAN, frame, notice, reading, trip
 from rankwatch.shared.frame import Phase, Position
 from rankwatch.shared.notice import NoticeKind
 from rankwatch_monitor.decide.report import Outcome, RankNotice, RankRow, RankState, Report
-from rankwatch_monitor.decide.verdict import Standing, Verdict, Witness, elect, name_spans
+from rankwatch_monitor.decide.verdict import Liveness, Verdict, Witness, elect, name_spans
 from rankwatch_monitor.views import as_json as as_json
 from rankwatch_monitor.views import text as as_text
 
@@ -26,10 +26,10 @@ CULPRIT = trip(
 
 
 def verdict(*also: int, missing: int = 0) -> Verdict:
-    witnesses = {rank: Witness(Standing.DONE, CULPRIT.position, None) for rank in range(8 - missing)}
-    witnesses[5] = Witness(Standing.LIVE, CULPRIT.position, CULPRIT)
+    witnesses = {rank: Witness(Liveness.DONE, CULPRIT.position, None) for rank in range(8 - missing)}
+    witnesses[5] = Witness(Liveness.LIVE, CULPRIT.position, CULPRIT)
     for rank in also:
-        witnesses[rank] = Witness(Standing.LIVE, CULPRIT.position, CULPRIT)
+        witnesses[rank] = Witness(Liveness.LIVE, CULPRIT.position, CULPRIT)
     found, _ = elect(witnesses, 8, since_first_trip=9.0, window=2.0)
     assert found is not None
     return found
@@ -84,7 +84,7 @@ def test_other_trips_and_missing_ranks_are_named() -> None:
 
 
 def test_the_stages_of_a_pipeline_are_told() -> None:
-    witnesses = {rank: Witness(Standing.LIVE, Position(149, 0, 999), None, rank, 149) for rank in range(8)}
+    witnesses = {rank: Witness(Liveness.LIVE, Position(149, 0, 999), None, rank, 149) for rank in range(8)}
     witnesses[5] = witnesses[5]._replace(trip=CULPRIT)
     witnesses[6] = witnesses[6]._replace(trip=trip(at=(149, 0, 2)))
     found, reason = elect(witnesses, 8, since_first_trip=9.0, window=2.0)
@@ -133,7 +133,7 @@ def test_strict_json_without_nan_or_infinity() -> None:
 
 def test_a_nan_is_null_and_its_state_says_so() -> None:
     bad = trip(reading("output", NAN))
-    found, _ = elect({0: Witness(Standing.LIVE, bad.position, bad)}, 1, 0.0, 2.0)
+    found, _ = elect({0: Witness(Liveness.LIVE, bad.position, bad)}, 1, 0.0, 2.0)
     parsed = as_json.to_dict(report(found))
     assert parsed["frames"][0]["readings"][0]["abs_min"] is None
     assert parsed["frames"][0]["readings"][0]["state"] == "nan"
@@ -219,7 +219,7 @@ def test_a_gradient_trip_with_its_loss_scale() -> None:
         reading("grad_output", 3.0, dtype="float16"), reading("weight.grad", INF, dtype="float16"),
         at=(149, 0, 500), phase=Phase.BACKWARD, loss_scale=65536.0,
     )  # fmt: skip
-    found, _ = elect({0: Witness(Standing.LIVE, bad.position, bad)}, 1, 0.0, 2.0)
+    found, _ = elect({0: Witness(Liveness.LIVE, bad.position, bad)}, 1, 0.0, 2.0)
     text = as_text.render(report(found))
     assert "frame 500 of 618\n             layer (Linear, backward), weight.grad: inf\n" in text
     assert "  cause      gradient: born in the backward of this module: " in text
@@ -233,7 +233,7 @@ def test_a_gradient_trip_with_its_loss_scale() -> None:
 
 def test_a_tensor_that_was_gone_has_no_counts() -> None:
     gone = replace(CULPRIT, numel=0, inf_count=0)
-    found, _ = elect({0: Witness(Standing.LIVE, gone.position, gone)}, 1, 0.0, 2.0)
+    found, _ = elect({0: Witness(Liveness.LIVE, gone.position, gone)}, 1, 0.0, 2.0)
     parsed = as_json.to_dict(report(found))["verdict"]
     assert [parsed[name] for name in ("numel", "nan_count", "inf_count")] == [None] * 3
     counted = as_json.to_dict(report(verdict()))["verdict"]

@@ -104,6 +104,13 @@ def test_the_ranks_of_a_node_and_one_of_them(view: View) -> None:
     assert "no rank is on node nowhere; its nodes: gpu-a100-0025.cluster, " in shown(view, Focus("nowhere"))
 
 
+def test_whom_an_election_waits_for_is_shown(view: View) -> None:
+    assert view.standing is not None
+    waiting = replace(view, standing=view.standing._replace(waiting="waiting for rank 3 to pass frame 7 of batch 3"))
+    assert "waiting for rank 3 to pass frame 7 of batch 3" in shown(waiting)
+    assert "waiting for" not in shown(replace(waiting, is_over=True))
+
+
 def test_a_collector_that_is_silent_and_a_run_that_stands(view: View) -> None:
     assert "the collector was last heard 40 s ago" in shown(view, after=40)
     assert "last heard" not in shown(replace(view, is_over=True), after=40)
