@@ -12,12 +12,12 @@ import pytest
 import zmq
 
 import makers
-from collectors import Running, until
+from collectors import SOON, Running, until
 from fuzz import make_corpus
 from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import Position
 from rankwatch.shared.identity import Identity
-from rankwatch.shared.sockets import dealer
+from rankwatch.shared.sockets import dealer, watch_disconnections
 from rankwatch.tell.link import Link
 from rankwatch_monitor.decide.report import Outcome
 
@@ -149,7 +149,10 @@ def test_a_message_of_many_parts_is_refused(collector: Running, hostile: Hostile
 
 def test_what_is_over_the_limit_costs_its_sender_the_connection(collector: Running, hostile: Hostile, healthy: Link) -> None:
     hostile.send_refused(b"\xc1")
+    disconnections = watch_disconnections(hostile.socket)
     hostile.socket.send(bytes(wire.MAX_MESSAGE_BYTES + 1))
+    assert disconnections.poll(1000 * SOON)  # by the socket: what `decode` refuses costs no connection
+    assert collector.collector.ledger.refused == 1
     healthy.send_batch(makers.table(), makers.summary(0))
     until(lambda: not healthy._spool)
 
