@@ -13,7 +13,8 @@ from rankwatch.errors import UsageError
 from rankwatch.shared import wire
 
 from ..decide.options import Options
-from ..serve.collector import DEFAULT_LISTEN, run_daemon
+from ..serve.collector import DEFAULT_LISTEN
+from ..serve.daemon import run_daemon
 from ..serve.metrics.meters import Meters
 from . import arguments as types
 

@@ -27,8 +27,8 @@ from rankwatch_monitor.decide.ledger import Disconnected
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.record import reader as record
 from rankwatch_monitor.record import store
+from rankwatch_monitor.serve import backlog, control
 from rankwatch_monitor.serve import collector as collector_module
-from rankwatch_monitor.serve import control
 from rankwatch_monitor.serve.collector import Collector
 from rankwatch_monitor.serve.inbox import Ended, Item, Letter
 from rankwatch_monitor.serve.run_folder import RunsFolder
@@ -248,7 +248,7 @@ def test_batches_are_put_off_while_there_is_anything_else_and_of_a_peers_message
         (b"d", Disconnected(b"d")),
         *((b"a", batch) for batch in batches),
     ]
-    assert (collector._put_off, collector._put_off_bytes) == ({}, 0)
+    assert (len(collector._backlog), collector._backlog.size) == (0, 0)
     collector.close()
 
 
@@ -259,13 +259,13 @@ def test_that_batches_come_too_fast_is_told_once_and_when_it_is_over(
     collector = idle_collector(folder)
     batch = memoryview(wire.encode(messages.Batch(1, makers.summary(1))))
     waiting = [Letter(b"a%d" % number, "", [batch]) for number in range(9)]
-    monkeypatch.setattr(collector_module, "MAX_PUT_OFF", 2 * len(batch))
-    monkeypatch.setattr(collector_module, "PUT_OFF_AT_ONCE", 1)
+    monkeypatch.setattr(backlog, "MAX_BYTES", 2 * len(batch))
+    monkeypatch.setattr(collector_module, "PEERS_AT_ONCE", 1)
     monkeypatch.setattr(collector._inbox, "take", lambda: waiting.pop(0) if waiting else None)
     monkeypatch.setattr(collector, "_handle", lambda letter: None)
     collector._drain()
     collector.close()
-    told = [record.getMessage() for record in caplog.records if record.name == collector_module.log.name]
+    told = [record.getMessage() for record in caplog.records if record.name == backlog.log.name]
     assert told == [
         "batches come faster than they are handled: 0 MiB of them wait here, more in the ranks, and an abort may come late. Give "
         "the collector a core of its own, or let ranks tell of fewer: rankwatch tune --every 2",
