@@ -28,11 +28,24 @@ MONITOR_MAY_IMPORT = {"rankwatch", "rankwatch.errors", "rankwatch.attach", "rank
 """Beside ``rankwatch.shared``: the only parts of the agent that the monitor imports. None of them needs torch."""
 
 DOCTOR = [
-    *("finding", "words", "bounded", "options", "place", "pairs", "compare", "clock", "explain", "quiet", "report", "table"),
-    *("machine", "reach", "alone", "device", "groups", "room", "tasks", "run", "__main__"),
+    *(
+        "result",
+        "words",
+        "bounded",
+        "options",
+        "placement",
+        "pairs",
+        "compare",
+        "clock",
+        "explain",
+        "quiet",
+        "report",
+        "table",
+    ),
+    *("machine", "reach", "alone", "device", "groups", "rendezvous", "tasks", "run", "__main__"),
 ]
 """Imports inside the doctor point to the left; outside of it, to ``shared``, ``errors`` and ``tell.abort``."""
-DOCTOR_NEEDS_TORCH = {"device", "groups", "room"}
+DOCTOR_NEEDS_TORCH = {"device", "groups", "rendezvous"}
 """Only these import torch; ``tasks`` and ``run`` rest on them."""
 
 
@@ -139,7 +152,7 @@ def test_nothing_else_imports_the_integrations() -> None:
 
 
 def test_only_the_doctor_meets_at_a_store() -> None:
-    assert {name for name in of(AGENT) if "TCPStore" in FILES[name].read_text()} == {"rankwatch.doctor.room"}
+    assert {name for name in of(AGENT) if "TCPStore" in FILES[name].read_text()} == {"rankwatch.doctor.rendezvous"}
 
 
 @pytest.mark.parametrize(

@@ -9,24 +9,24 @@ from collections.abc import Callable
 
 from ..errors import EXIT_ERROR
 from ..tell.abort import say
-from .finding import Finding, State, fail
+from .result import CheckResult, CheckState, fail, skip
 
-Work = Callable[[], Finding]
+Work = Callable[[], CheckResult]
 
 LONGEST_ERROR = 300
 NO_ANSWER = "no answer within"
 _SOURCE = re.compile(r"\[/[^\]]*:\d+\]|Gloo connectFullMesh failed with")
-"""Where in torch's sources an error was made."""
+"""The source location that torch puts into an error."""
 
 
-def bounded(check: str, work: Work, seconds: float) -> Finding:
-    """Does the work in a thread; what has not come back in time is a failure, and stays behind (the process ends by force)."""
-    outcome: list[Finding] = []
+def bounded(check: str, work: Work, seconds: float) -> CheckResult:
+    """Does the work in a thread. Work that is late is a failure; its thread stays behind until the process ends by force."""
+    outcome: list[CheckResult] = []
 
     def do() -> None:
         try:
             outcome.append(work())
-        except Exception as error:  # noqa: BLE001 (whatever goes wrong is what was found)
+        except Exception as error:  # noqa: BLE001 (any error is the check's result)
             outcome.append(fail(check, describe(error)))
 
     thread = threading.Thread(target=do, name=f"doctor-{check}", daemon=True)
@@ -35,20 +35,17 @@ def bounded(check: str, work: Work, seconds: float) -> Finding:
     return outcome[0] if outcome else fail(check, f"{NO_ANSWER} {seconds:g} s")
 
 
-def in_turn(steps: list[tuple[str, Work]], seconds: float) -> list[Finding]:
-    """Steps that rest on each other: after one that failed the others are not tried."""
-    findings: list[Finding] = []
+def in_turn(steps: list[tuple[str, Work]], seconds: float) -> list[CheckResult]:
+    """Does steps that depend on each other. After a step that failed, the others are skipped."""
+    results: list[CheckResult] = []
     for check, work in steps:
-        failed = next((finding for finding in findings if finding.state is State.FAIL), None)
-        if failed is None:
-            findings.append(bounded(check, work, seconds))
-        else:
-            findings.append(Finding(check, State.SKIP, f"not tried: {failed.check} failed"))
-    return findings
+        failed = next((result for result in results if result.state is CheckState.FAIL), None)
+        results.append(bounded(check, work, seconds) if failed is None else skip(check, f"not tried: {failed.check} failed"))
+    return results
 
 
-class LastResort:
-    """Ends the process if it is not renewed in time: how long a store takes whose network is gone, nobody promises."""
+class Watchdog:
+    """Ends the process unless it is renewed in time: the calls of a store may block for ever once its network is gone."""
 
     def __init__(self, who: str) -> None:
         self._who = who

@@ -1,19 +1,19 @@
-"""How far a rank's clock is from rank 0's, asked as NTP does. Four stamps: asked, heard, answered, received."""
+"""The offset between a rank's clock and rank 0's, measured as NTP does, from four timestamps of one exchange."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .finding import Finding, ok, warn
+from .result import CheckResult, ok, warn
 
 QUESTIONS = 5
 FAR = 1.0
-"""Seconds from which on logs of different hosts can no longer be laid side by side."""
+"""Seconds of offset above which the times in the logs of two hosts cannot be compared."""
 
 
 class Stamps(NamedTuple):
-    """``asked`` and ``received`` by the clock of the one who asks, ``heard`` and ``answered`` by the other's."""
+    """The rank's clock gives ``asked`` and ``received``, rank 0's gives ``heard`` and ``answered``."""
 
     asked: float
     heard: float
@@ -22,7 +22,7 @@ class Stamps(NamedTuple):
 
     @property
     def offset(self) -> float:
-        """Seconds by which the asker's clock is ahead; true to half the delay."""
+        """Seconds by which the rank's clock is ahead of rank 0's; the error is at most half the delay."""
         return -((self.heard - self.asked) + (self.answered - self.received)) / 2
 
     @property
@@ -30,8 +30,8 @@ class Stamps(NamedTuple):
         return (self.received - self.asked) - (self.answered - self.heard)
 
 
-def judge(exchanges: Iterable[Stamps]) -> Finding:
-    """The exchange with the smallest delay tells most."""
+def judge(exchanges: Iterable[Stamps]) -> CheckResult:
+    """Judges the exchange with the smallest delay, because its offset is the most exact."""
     best = min(exchanges, key=lambda stamps: stamps.delay)
     ahead = "ahead of" if best.offset >= 0 else "behind"
     found = f"{abs(best.offset):.3f} s {ahead} rank 0's, within {max(best.delay / 2, 0.001):.3f} s"

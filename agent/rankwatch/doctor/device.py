@@ -1,4 +1,4 @@
-"""Checks of torch and of the GPU of this rank."""
+"""Checks of this rank's torch and GPU."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 import torch.distributed as dist
 
 from .. import __version__
-from .finding import Finding, fail, ok, skip, warn
+from .result import CheckResult, fail, ok, skip, warn
 
 MIB = 2**20
 ALLOCATED = 256 * MIB
 SIDE = 512
 BUSY = 0.9
-"""With less than this share of its memory free, a GPU is somebody else's too."""
+"""A GPU with less than this share of its memory free is also used by another process."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def versions() -> dict[str, str]:
-    """What is to be the same on all ranks."""
+    """The versions that must be the same on all ranks."""
     return {
         "torch": torch.__version__,
         "CUDA": str(torch.version.cuda or getattr(torch.version, "hip", None) or "none"),
@@ -43,14 +43,14 @@ def has_nccl() -> bool:
 
 
 def target(backend: str, local_rank: int) -> torch.device:
-    """Where this rank's tensors are; a launcher may show each rank its own GPU alone."""
+    """The device of this rank's tensors. Some launchers show each rank only its own GPU, as number 0."""
     if backend != "nccl":
         return torch.device("cpu")
     return torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
 
 
-def gpu(backend: str, local_rank: int, local_ranks: int) -> Finding:
-    """Memory and a product whose every element is known."""
+def gpu(backend: str, local_rank: int, local_ranks: int) -> CheckResult:
+    """Writes to the GPU's memory and checks a product of matrices."""
     if not torch.cuda.is_available() and backend == "nccl":
         advice = "nvidia-smi on that host; CUDA_VISIBLE_DEVICES; does the container or the job have its GPUs?"
         return fail("gpu", "torch finds no GPU here, and others have one", advice)
@@ -75,13 +75,13 @@ def gpu(backend: str, local_rank: int, local_ranks: int) -> Finding:
 
 
 def product_is_right(device: torch.device) -> bool:
-    """Small whole numbers: their product is the same to the last bit in every precision."""
+    """Multiplies small whole numbers: every precision, TF32 included, must give the exact product."""
     numbers = torch.arange(SIDE * SIDE).reshape(SIDE, SIDE)
     left, right = (numbers % 5).float(), (numbers % 7).float()
     return torch.equal((left.to(device) @ right.to(device)).cpu(), left @ right)
 
 
-def _without(has_driver: bool) -> Finding:
+def _without(has_driver: bool) -> CheckResult:
     if has_driver and torch.version.cuda is None:
         found = f"this host has an NVIDIA driver, and torch {torch.__version__} is built without CUDA"
         return warn("gpu", found, "install a CUDA build of torch")

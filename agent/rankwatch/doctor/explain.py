@@ -1,4 +1,4 @@
-"""Lines of NCCL's log, NCCL_DEBUG=INFO, in words. Pure."""
+"""Explains lines of NCCL's log (NCCL_DEBUG=INFO). Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .finding import Finding, State
+from .result import CheckResult, CheckState
 
 CHECK = "nccl log"
 MOST = 20
-"""Lines that are told of; the first are mostly the cause of the rest."""
+"""Lines that are reported; the first are mostly the cause of the rest."""
 LONGEST = 200
 
 
 class Pattern(NamedTuple):
-    """What a line that matches means; one with something to try is a trouble."""
+    """The meaning of the lines that match. A pattern with advice is a problem."""
 
     line: str
     meaning: str
@@ -23,16 +23,16 @@ class Pattern(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """A line of the log; ``is_trouble`` says whether training may suffer."""
+    """A line of the log with its meaning. ``is_trouble``: it may harm the training."""
 
     line: str
     meaning: str
     advice: str
     is_trouble: bool
 
-    def as_finding(self) -> Finding:
-        state = State.WARN if self.is_trouble else State.OK
-        return Finding(CHECK, state, f"{self.meaning}: {self.line}" if self.meaning else self.line, self.advice)
+    def as_result(self) -> CheckResult:
+        state = CheckState.WARN if self.is_trouble else CheckState.OK
+        return CheckResult(CHECK, state, f"{self.meaning}: {self.line}" if self.meaning else self.line, self.advice)
 
 
 _OPEN_PORTS = "open all TCP ports between the nodes, or set NCCL_SOCKET_IFNAME to the interface that reaches the others"
@@ -119,25 +119,25 @@ PATTERNS = [
     ),
 ]
 _COMPILED = [(re.compile(pattern.line), pattern) for pattern in PATTERNS]
-_SAID = re.compile(r"NCCL (INFO|WARN) (.*)")
+_LOGGED = re.compile(r"NCCL (INFO|WARN) (.*)")
 
 
 def explain(lines: Iterable[str]) -> list[Explained]:
-    """The lines that mean something, each meaning once, and every further warning; troubles first."""
+    """The first line of each known meaning, and every unknown warning; problems first."""
     found: dict[str, Explained] = {}
     for line in lines:
-        told = _explain(line.strip())
-        if told is not None:
-            found.setdefault(told.meaning or told.line, told)
-    return sorted(found.values(), key=lambda told: not told.is_trouble)[:MOST]
+        explained = _explain(line.strip())
+        if explained is not None:
+            found.setdefault(explained.meaning or explained.line, explained)
+    return sorted(found.values(), key=lambda explained: not explained.is_trouble)[:MOST]
 
 
 def _explain(line: str) -> Explained | None:
-    said = _SAID.search(line)
-    text = (said[2] if said else line)[:LONGEST]
+    logged = _LOGGED.search(line)
+    text = (logged[2] if logged else line)[:LONGEST]
     for expression, pattern in _COMPILED:
         if expression.search(line):
             return Explained(text, pattern.meaning, pattern.advice, bool(pattern.advice))
-    if said and said[1] == "WARN":
+    if logged and logged[1] == "WARN":
         return Explained(text, "", "look this warning up in NCCL's troubleshooting guide", True)
     return None

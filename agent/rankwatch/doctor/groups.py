@@ -1,8 +1,8 @@
-"""What ranks do together: collectives, and meetings of two.
+"""The checks that ranks do together: collectives over all ranks, and echoes between two.
 
-The process groups are made directly on a store, as ``init_process_group`` does it inside, one for all and one for each
-meeting: a group of two needs nobody else, so a cable that is cut keeps up no other pair. (``new_group`` is a collective of
-all; plain sockets of our own would be another port, another interface and another firewall rule than those of the training.)
+The process groups are created directly on a store, as ``init_process_group`` does inside: one for all ranks and one for each
+pair. A pair's group needs only its two ranks, so a cable that is cut delays no other pair. ``new_group`` would be a collective
+of all ranks; plain sockets would use another port, interface and firewall rule than the training.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .finding import Finding, ok
+from .result import CheckResult, ok
 from .words import describe_bandwidth
 
 SIZES = (1, 1024, 2**20)
-"""Elements of 8 bytes."""
+"""Elements of a collective, 8 bytes each."""
 ROUND_TRIPS = 20
 SMALL, LARGE = 2**17, 2**21
-"""Elements that are sent to measure the bandwidth: 1 MiB, and 16 MiB where there is time for it."""
+"""Elements sent to measure the bandwidth: 1 MiB, and 16 MiB where that fits the time limit."""
 REPEATS = 3
 
 
 class WrongAnswer(Exception):
-    """A collective came to its end, and not to the right result."""
+    """A collective ended with a wrong result."""
 
 
 class Group:
-    """A process group of its own. ``rank`` counts within it."""
+    """A process group. ``rank`` is the rank within the group."""
 
     def __init__(self, backend: str, store: Any, rank: int, size: int, device: torch.device, timeout: float) -> None:
         self.rank, self.size, self._device = rank, size, device
@@ -48,7 +48,7 @@ class Group:
             self._group = dist.ProcessGroupGloo(store, rank, size, limit)
 
     def full(self, elements: int, value: int) -> Tensor:
-        """A value, and its place added to it, so that a shift shows."""
+        """A tensor of ``value`` plus each element's index, so that a shift is noticed."""
         return torch.arange(elements, dtype=torch.int64, device=self._device) % 1000 + value
 
     def all_reduce(self) -> None:
@@ -74,7 +74,7 @@ class Group:
                 self._expect(part, self.full(elements, 3 * rank), elements)
 
     def echo(self, elements: int, value: int) -> float:
-        """Of two, the first sends a tensor and the second sends it back; returns the seconds, and checks what has come."""
+        """In a group of two: rank 0 sends a tensor, rank 1 sends it back. Checks what arrives; returns the seconds."""
         sent, received = self.full(elements, value), self.full(elements, -1)
         began = time.perf_counter()
         if self.rank == 0:
@@ -87,14 +87,14 @@ class Group:
         self._expect(received, sent, elements)
         return seconds
 
-    def tell(self, value: int) -> int:
-        """Of two, the first tells the second a number."""
+    def send_number(self, value: int) -> int:
+        """In a group of two: both return rank 0's number."""
         tensor = torch.tensor([value], dtype=torch.int64, device=self._device)
         self._wait(self._group.send([tensor], 1, 0) if self.rank == 0 else self._group.recv([tensor], 0, 0))
         return int(tensor)
 
     def abort(self) -> None:
-        """Lets go of a group that failed, so that no kernel of it waits on the GPU for ever."""
+        """Aborts a group that failed, so that none of its kernels waits on the GPU for ever."""
         if hasattr(self._group, "abort"):
             self._group.abort()
 
@@ -111,21 +111,21 @@ class Group:
             )
 
 
-def timed(check: str, work: Callable[[], None], what: str) -> Finding:
+def timed(check: str, work: Callable[[], None], what: str) -> CheckResult:
     began = time.perf_counter()
     work()
     seconds = time.perf_counter() - began
     return ok(check, f"{what} in {seconds:.3f} s", seconds=seconds)
 
 
-def meet(group: Group, budget: float) -> Finding:
-    """Two speak with each other, first a little, then much, both ways; every byte is checked.
+def measure_pair(group: Group, budget: float) -> CheckResult:
+    """Measures round trip and bandwidth between the two ranks of a group, both ways; every byte is checked.
 
-    Where much would take longer than ``budget`` (seconds) it stays at little: a slow link is not a dead one.
+    Where the large messages would take longer than ``budget`` (seconds), only small ones are sent: a slow link is not a dead one.
     """
     trip = median(group.echo(1, number) for number in range(ROUND_TRIPS))
     expected = group.echo(SMALL, 0) * REPEATS * LARGE / SMALL
-    # What is quick on one side may not be on the other: one of them decides for both.
-    elements = group.tell(LARGE if expected < budget else SMALL)
+    # The two may measure different times: rank 0 decides for both.
+    elements = group.send_number(LARGE if expected < budget else SMALL)
     bandwidth = 2 * 8 * elements / min(group.echo(elements, number) for number in range(REPEATS))
     return ok("pair", f"{1e3 * trip:.2f} ms, {describe_bandwidth(bandwidth)}", round_trip=trip, bandwidth=bandwidth)

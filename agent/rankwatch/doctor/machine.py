@@ -1,4 +1,4 @@
-"""Checks of the machine that need no torch: shared memory, open files, the interface to the others."""
+"""Checks of this host that need no torch: shared memory, open files, name service, network interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from .finding import Finding, fail, ok, warn
+from .result import CheckResult, fail, ok, warn
 
 MIB = 2**20
 SHARED_MEMORY = Path("/dev/shm")
@@ -26,18 +26,18 @@ SLOW_LOOKUP = 1.0
 _SIOCGIFADDR = 0x8915
 
 
-def shared_memory(local_ranks: int, folder: Path = SHARED_MEMORY) -> Finding:
-    """Room enough for NCCL's and the data loaders' segments; a segment is really written and read."""
+def shared_memory(local_ranks: int, folder: Path = SHARED_MEMORY) -> CheckResult:
+    """Checks that NCCL's and the data loaders' segments fit; writes a segment and reads it back."""
     sample = os.urandom(MIB)
     try:
         space = os.statvfs(folder)
         with tempfile.TemporaryFile(dir=folder) as segment:
             segment.write(sample)
             segment.seek(0)
-            is_kept = segment.read() == sample
+            is_same = segment.read() == sample
     except OSError as error:
         return fail("shared memory", f"{folder}: {error.strerror}", f"mount a tmpfs on {folder}, or free room in it")
-    if not is_kept:
+    if not is_same:
         return fail("shared memory", f"{folder} gives back other bytes than were written", "this host's memory is broken")
     free = space.f_bavail * space.f_frsize
     found = f"{folder} has {free // MIB} MiB free for {local_ranks} local rank{'' if local_ranks == 1 else 's'}"
@@ -47,7 +47,7 @@ def shared_memory(local_ranks: int, folder: Path = SHARED_MEMORY) -> Finding:
     return ok("shared memory", found)
 
 
-def open_files(limit: int | None = None) -> Finding:
+def open_files(limit: int | None = None) -> CheckResult:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = soft if limit is None else limit
     if soft == resource.RLIM_INFINITY:
@@ -63,14 +63,16 @@ def open_files(limit: int | None = None) -> Finding:
 
 def name_service(
     master: tuple[str, int], limit: float = SLOW_LOOKUP, ask: Callable[..., object] = socket.getnameinfo
-) -> Finding:
-    """How long it takes to find the name of this host's address, as torch's store asks for that of each rank that connects."""
+) -> CheckResult:
+    """Measures how long it takes to resolve this host's address to a name: torch's store does so for each rank that connects."""
     with socket.create_connection(master, CONNECT_TIMEOUT) as connection:
         address = connection.getsockname()[0].removeprefix("::ffff:")
-    asked = address if ":" in address else f"::ffff:{address}"  # the store listens for IPv6, and takes IPv4 in this form
+    asked = (
+        address if ":" in address else f"::ffff:{address}"
+    )  # the store listens on IPv6, where an IPv4 client has this form
 
     def look_up() -> None:
-        with suppress(OSError):  # it has no name: what counts is the time
+        with suppress(OSError):  # the address has no name, which does not matter: only the time does
             ask((asked, 0), 0)
 
     thread = threading.Thread(target=look_up, daemon=True)
@@ -80,19 +82,19 @@ def name_service(
     if thread.is_alive():
         return warn(
             "name service",
-            f"no answer within {limit:g} s to whose address {address} is; torch's store asks that for each rank that connects, "
+            f"no name for {address} within {limit:g} s; torch's store looks up the name of each rank that connects, "
             "and all ranks wait meanwhile",
             "put all nodes into /etc/hosts, or mend the name server of /etc/resolv.conf (for now: options timeout:1 attempts:1)",
         )
-    return ok("name service", f"asked whose address {address} is, answered in {time.monotonic() - began:.3f} s")
+    return ok("name service", f"the name of {address} looked up in {time.monotonic() - began:.3f} s")
 
 
-def interface(master: tuple[str, int], nodes: int, backend: str, env: Mapping[str, str]) -> Finding:
-    """By which interface this rank reaches the master, and at which address gloo will have the others reach it."""
+def interface(master: tuple[str, int], nodes: int, backend: str, env: Mapping[str, str]) -> CheckResult:
+    """The interface by which this rank reaches the master, and the address at which gloo will listen for the others."""
     with socket.create_connection(master, CONNECT_TIMEOUT) as connection:
         mine = connection.getsockname()[0].removeprefix("::ffff:")
         addresses = _addresses(connection)
-    route = f"to {master[0]} by {_named(mine, addresses)}"
+    route = f"to {master[0]} by {_with_interface(mine, addresses)}"
     variable = f"{backend.upper()}_SOCKET_IFNAME"
     wanted = env.get(variable, "")
     if backend != "gloo":
@@ -102,8 +104,8 @@ def interface(master: tuple[str, int], nodes: int, backend: str, env: Mapping[st
     return gloo_by_itself(socket.gethostname(), _resolved(), addresses, route, nodes)
 
 
-def gloo_as_told(wanted: list[str], addresses: Mapping[str, str], route: str, nodes: int) -> Finding:
-    """GLOO_SOCKET_IFNAME names the interfaces."""
+def gloo_as_told(wanted: list[str], addresses: Mapping[str, str], route: str, nodes: int) -> CheckResult:
+    """Where gloo listens when GLOO_SOCKET_IFNAME names interfaces."""
     missing = [name for name in wanted if name not in addresses]
     if missing:
         there = ", ".join(f"{name} ({address})" for name, address in addresses.items())
@@ -112,19 +114,19 @@ def gloo_as_told(wanted: list[str], addresses: Mapping[str, str], route: str, no
         )
     chosen = ", ".join(f"{name} ({addresses[name]})" for name in wanted)
     if nodes > 1 and all(is_loopback(addresses[name]) for name in wanted):
-        return _trap(f"GLOO_SOCKET_IFNAME={','.join(wanted)} is loopback", addresses)
+        return _loopback(f"GLOO_SOCKET_IFNAME={','.join(wanted)} is loopback", addresses)
     return ok("interface", f"gloo listens on {chosen}, as told; {route}")
 
 
-def gloo_by_itself(host: str, resolved: list[str], addresses: Mapping[str, str], route: str, nodes: int) -> Finding:
-    """Without being told, gloo listens at the address that the host's name stands for, and on loopback where that is none."""
+def gloo_by_itself(host: str, resolved: list[str], addresses: Mapping[str, str], route: str, nodes: int) -> CheckResult:
+    """Where gloo listens by default: on the address of the host's name, or on loopback if that is no address of this host."""
     here = [address for address in resolved if is_loopback(address) or address in addresses.values()]
     chosen = here[0] if here else ""
     if chosen and not is_loopback(chosen):
-        return ok("interface", f"gloo listens on {_named(chosen, addresses)}, the address of {host}; {route}")
+        return ok("interface", f"gloo listens on {_with_interface(chosen, addresses)}, the address of {host}; {route}")
     meaning = f"{host} is {chosen}" if chosen else f"{host} is no address of this host"
     if nodes > 1:
-        return _trap(meaning, addresses)
+        return _loopback(meaning, addresses)
     return ok("interface", f"gloo listens on loopback ({meaning}): fine on one node; {route}")
 
 
@@ -134,7 +136,7 @@ def is_loopback(address: str) -> bool:
     return False
 
 
-def _trap(meaning: str, addresses: Mapping[str, str]) -> Finding:
+def _loopback(meaning: str, addresses: Mapping[str, str]) -> CheckResult:
     use = next((name for name, address in addresses.items() if not is_loopback(address)), "eth0")
     return warn(
         "interface",
@@ -143,7 +145,7 @@ def _trap(meaning: str, addresses: Mapping[str, str]) -> Finding:
     )
 
 
-def _named(address: str, addresses: Mapping[str, str]) -> str:
+def _with_interface(address: str, addresses: Mapping[str, str]) -> str:
     if is_loopback(address):
         return f"lo ({address})"
     return next((f"{name} ({address})" for name, own in addresses.items() if own == address), address)

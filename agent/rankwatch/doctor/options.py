@@ -10,8 +10,8 @@ BACKENDS = ("auto", "gloo", "nccl")
 SHORTEST, LONGEST = 0.1, 3600.0
 
 
-class Options(NamedTuple):
-    """Seconds, where it is time."""
+class DoctorOptions(NamedTuple):
+    """Times are in seconds."""
 
     timeout: float
     check_timeout: float
@@ -22,36 +22,43 @@ class Options(NamedTuple):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Also those of ``rankwatch doctor``."""
+    """The options of ``python -m rankwatch.doctor`` and of ``rankwatch doctor``."""
     _add(
         parser,
         "--timeout",
         type=seconds,
         default=30.0,
         metavar="SECONDS",
-        help="to wait for all ranks to come (default: 30)",
+        help="time for all ranks to arrive (default: 30)",
     )
-    _add(parser, "--check-timeout", type=seconds, default=10.0, metavar="SECONDS", help="for each check (default: 10)")
+    _add(
+        parser,
+        "--check-timeout",
+        type=seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="time limit of each check (default: 10)",
+    )
     parser.add_argument(
         "--backend", choices=BACKENDS, default="auto", help="default: nccl where rank 0 has a GPU, else gloo"
     )
-    _add(parser, "--all-pairs", action="store_true", help="every node meets every other; up to 8 nodes they do anyway")
+    _add(parser, "--all-pairs", action="store_true", help="test every pair of nodes (the default up to 8 nodes)")
     _add(parser, "--nccl-debug", action="store_true", help="explain what NCCL logs with NCCL_DEBUG=INFO")
-    parser.add_argument("--json", action="store_true", help="a JSON document in place of the text")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
-def parse(argv: Sequence[str] | None) -> Options:
+def parse(argv: Sequence[str] | None) -> DoctorOptions:
     parser = argparse.ArgumentParser(
         prog="python -m rankwatch.doctor",
-        description="Whether the ranks of a job can train together, and if not, who is to blame. Start it as the training is "
-        "started: torchrun --nproc-per-node 2 -m rankwatch.doctor, or by srun. Exit code 0: all is well; 1: it is not.",
+        description="Checks whether the ranks of a job can train together, and names the node that cannot. Start it as you start "
+        "the training: torchrun --nproc-per-node 2 -m rankwatch.doctor, or by srun. Exit code 0: all is well; 1: a check failed.",
     )
     add_options(parser)
-    return Options(**vars(parser.parse_args(argv)))
+    return DoctorOptions(**vars(parser.parse_args(argv)))
 
 
 def as_arguments(values: argparse.Namespace) -> list[str]:
-    """The options again, for another process."""
+    """The options as arguments for another process."""
     words = ["--timeout", f"{values.timeout:g}", "--check-timeout", f"{values.check_timeout:g}", "--backend", values.backend]
     flags = {"--all-pairs": values.all_pairs, "--nccl-debug": values.nccl_debug, "--json": values.json}
     return [*words, *(flag for flag, is_set in flags.items() if is_set)]

@@ -1,4 +1,4 @@
-"""What libraries write by themselves is kept off the output."""
+"""Keeps the output of C++ libraries off the terminal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from pathlib import Path
 
 @contextmanager
 def quiet(log: Path) -> Iterator[None]:
-    """Sends to a file what gloo, NCCL and torch write from C++, so that the ranks' output does not mix; Python's goes out."""
+    """Redirects what gloo, NCCL and torch write from C++ to a file, so that it does not mix with the ranks' output.
+
+    ``sys.stdout`` and ``sys.stderr`` still write to the terminal.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = sys.stdout, sys.stderr
+    streams = sys.stdout, sys.stderr
     outer = os.dup(1), os.dup(2)
     sys.stdout, sys.stderr = (os.fdopen(os.dup(descriptor), "w") for descriptor in outer)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -25,7 +28,7 @@ def quiet(log: Path) -> Iterator[None]:
     finally:
         sys.stdout.close()
         sys.stderr.close()
-        sys.stdout, sys.stderr = kept
+        sys.stdout, sys.stderr = streams
         for descriptor, before in zip((1, 2), outer, strict=True):
             os.dup2(before, descriptor)
             os.close(before)

@@ -1,4 +1,4 @@
-"""Whether the collector can be reached from here: its file, its address, its key, its answer."""
+"""Checks that this host can reach the collector: the connection file, the address, the key, the answer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..shared import connection as connections
 from ..shared import messages, wire
 from ..shared.connection import Connection
 from ..shared.sockets import dealer
-from .finding import Finding, fail, ok, skip
+from .result import CheckResult, fail, ok, skip
 
 CHECK = "collector"
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _ENDS = _REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
-def collector(source: str, timeout: float) -> Finding:
-    """``source`` is what RANKWATCH_CONNECTION says."""
+def collector(source: str, timeout: float) -> CheckResult:
+    """``source`` is the value of RANKWATCH_CONNECTION."""
     if not source:
         return skip(CHECK, "RANKWATCH_CONNECTION is not set")
     try:
@@ -32,7 +32,7 @@ def collector(source: str, timeout: float) -> Finding:
     return _unreachable(connection, timeout / 2) or _unwelcome(connection, deadline)
 
 
-def _unreachable(connection: Connection, timeout: float) -> Finding | None:
+def _unreachable(connection: Connection, timeout: float) -> CheckResult | None:
     host, _, port = connection.address.removeprefix("tcp://").rpartition(":")
     try:
         stdlib_socket.create_connection((host.strip("[]"), int(port)), timeout).close()
@@ -51,8 +51,8 @@ def _unreachable(connection: Connection, timeout: float) -> Finding | None:
     return None
 
 
-def _unwelcome(connection: Connection, deadline: float) -> Finding:
-    """A handshake that comes to its end proves the keys of both sides; the answer proves a collector behind it."""
+def _unwelcome(connection: Connection, deadline: float) -> CheckResult:
+    """A completed handshake proves the keys of both sides; an answer proves that a collector is behind the address."""
     began = time.monotonic()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -64,7 +64,7 @@ def _unwelcome(connection: Connection, deadline: float) -> Finding:
                 f"{connection.address} takes the connection and refuses the key",
                 "the file is of another collector, or of one that was started anew: copy its connection file again",
             )
-        socket.send(wire.encode(messages.Ack(0, abort=False)))  # harmless, and from a stranger always answered
+        socket.send(wire.encode(messages.Ack(0, abort=False)))  # harmless, and answered: this peer sent no HELLO
         if not socket.poll(_left(deadline), zmq.POLLIN):
             return fail(CHECK, f"{connection.address} has our key and does not answer", "does it hang? see its log")
         wire.decode(socket.recv())
@@ -80,7 +80,7 @@ def _unwelcome(connection: Connection, deadline: float) -> Finding:
 
 
 def _is_admitted(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], deadline: float) -> bool:
-    """Nothing can be sent before the handshake is done (see ``dealer``)."""
+    """Whether the handshake succeeds. The socket is not writable before it (see ``dealer``)."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLOUT)
     poller.register(monitor, zmq.POLLIN)

@@ -1,4 +1,4 @@
-"""All that the doctor found out, and what to make of it. Pure."""
+"""The results of all checks, and who is to blame for the failures. Pure."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .bounded import NO_ANSWER
-from .finding import Finding, State, fail, ok, skip, warn
 from .pairs import Blame, Pair, slow_pairs
-from .place import Place
+from .placement import Placement
+from .result import CheckResult, CheckState, fail, ok, skip, warn
 from .words import describe_bandwidth, name_ranks
 
 MOST_HOSTS = 16
-"""Hosts that are listed."""
+"""Hosts that a result lists."""
 
 
 class Unit(NamedTuple):
-    """What meets in pairs: a node, by its first rank, or on a single node a rank."""
+    """One side of a pair: a node, for which its first rank stands, or a rank where all ranks are on one node."""
 
     name: str
     leader: int
     ranks: tuple[int, ...]
 
 
-class Told(NamedTuple):
-    """A finding, and the ranks it is about."""
+class ReportRow(NamedTuple):
+    """A check's result, and the ranks for which it holds."""
 
     ranks: tuple[int, ...]
-    finding: Finding
+    result: CheckResult
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
-    """How a meeting of two went. ``left`` and ``right`` are units; without figures it failed."""
+class PairResult:
+    """The test of a pair. ``left`` and ``right`` are units. The figures are None where it failed."""
 
     round: int
     left: int
@@ -45,64 +45,62 @@ class Met:
 
 
 @dataclass
-class Report:
-    """``places``: the ranks that came. ``missing``: those that did not."""
+class DoctorReport:
+    """``placements``: the ranks that arrived. ``missing``: the ranks that did not."""
 
     world_size: int
     backend: str
-    places: dict[int, Place] = field(default_factory=dict)
+    placements: dict[int, Placement] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
     units: list[Unit] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
-    meetings: list[Met] = field(default_factory=list)
+    rows: list[ReportRow] = field(default_factory=list)
+    pair_results: list[PairResult] = field(default_factory=list)
     blame: Blame = field(default_factory=Blame)
     versions: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
-    def tell(self, ranks: Iterable[int], *findings: Finding) -> None:
-        self.told += [Told(tuple(ranks), finding) for finding in findings]
+    def add(self, ranks: Iterable[int], *results: CheckResult) -> None:
+        self.rows += [ReportRow(tuple(ranks), result) for result in results]
 
     @property
-    def is_well(self) -> bool:
-        return not any(told.finding.state is State.FAIL for told in self.told)
+    def failed(self) -> list[CheckResult]:
+        return [row.result for row in self.rows if row.result.state is CheckState.FAIL]
 
-    def failures(self, rank: int) -> list[Finding]:
-        """What failed on a rank, its own faults before what it waited for in vain."""
-        failed = [told.finding for told in self.told if rank in told.ranks and told.finding.state is State.FAIL]
-        return sorted(failed, key=lambda finding: finding.found.startswith(NO_ANSWER))
+    def failures(self, rank: int) -> list[CheckResult]:
+        """The failed checks of a rank; timeouts come last, because another rank may have caused them."""
+        failed = [row.result for row in self.rows if rank in row.ranks and row.result.state is CheckState.FAIL]
+        return sorted(failed, key=lambda result: result.found.startswith(NO_ANSWER))
 
     def took_part(self, rank: int) -> bool:
-        """Whether it came through a collective."""
-        return any(
-            rank in told.ranks and told.finding.check == "all_reduce" and told.finding.state is State.OK
-            for told in self.told
-        )
+        """Whether the rank passed an all_reduce."""
+        passed = (row for row in self.rows if row.result.state is CheckState.OK)
+        return any(rank in row.ranks and row.result.check == "all_reduce" for row in passed)
 
 
-def units_of(places: Mapping[int, Place]) -> list[Unit]:
-    """The nodes; where there is but one, its ranks."""
-    by_node: dict[str, list[Place]] = defaultdict(list)
-    for rank in sorted(places):
-        by_node[places[rank].node].append(places[rank])
+def units_of(placements: Mapping[int, Placement]) -> list[Unit]:
+    """The nodes, or the ranks where there is only one node."""
+    by_node: dict[str, list[Placement]] = defaultdict(list)
+    for rank in sorted(placements):
+        by_node[placements[rank].node].append(placements[rank])
     if len(by_node) == 1:
-        return [Unit(f"rank {rank}", rank, (rank,)) for rank in sorted(places)]
+        return [Unit(f"rank {rank}", rank, (rank,)) for rank in sorted(placements)]
     hosts = [of_node[0].host for of_node in by_node.values()]
     units = []
     for node, of_node in by_node.items():
         host = of_node[0].host
         name = host if hosts.count(host) == 1 else f"node {node} ({host})"
-        units.append(Unit(name, of_node[0].rank, tuple(place.rank for place in of_node)))
+        units.append(Unit(name, of_node[0].rank, tuple(placement.rank for placement in of_node)))
     return units
 
 
 def judge_attendance(
-    world_size: int, places: Mapping[int, Place], missing: list[int], hosts: list[str], where: str, seconds: float
-) -> Finding:
-    """The rendezvous. ``hosts``: those that the job was given, where that is known."""
+    world_size: int, placements: Mapping[int, Placement], missing: list[int], hosts: list[str], where: str, seconds: float
+) -> CheckResult:
+    """The result of the rendezvous. ``hosts``: the job's hosts, where they are known."""
     if not missing:
         return ok("rendezvous", f"{world_size} rank{'' if world_size == 1 else 's'} at {where}", seconds=seconds)
-    came = ", ".join(f"{host} ({name_ranks(ranks)})" for host, ranks in _by_host(places))
-    absent = [host for host in hosts if host not in {place.host.partition(".")[0] for place in places.values()}]
+    came = ", ".join(f"{host} ({name_ranks(ranks)})" for host, ranks in _by_host(placements))
+    absent = [host for host in hosts if host not in {placement.host.partition(".")[0] for placement in placements.values()}]
     of_host = f"; nobody from {', '.join(absent)}" if absent else ""
     return fail(
         "rendezvous",
@@ -112,46 +110,46 @@ def judge_attendance(
     )
 
 
-def judge_pairs(report: Report, blamed: Blame, results: Mapping[Pair, bool]) -> None:
-    """Names who is to blame for the meetings that failed, and the pairs that are slow."""
+def judge_pairs(report: DoctorReport, blamed: Blame, outcomes: Mapping[Pair, bool]) -> None:
+    """Adds who is to blame for the pairs that failed, and the pairs that are slow."""
     units = report.units
     if len(units) < 2:
-        report.tell(report.places, skip("pairs", "a single rank: nobody to meet"))
+        report.add(report.placements, skip("pairs", "a single rank: nobody to meet"))
         return
-    why = {(met.left, met.right): met.found for met in report.meetings}
+    why = {(result.left, result.right): result.found for result in report.pair_results}
     report.blame = blamed
     for unit in blamed.units:
-        failed = [pair for pair in results if unit in pair]
-        met = " and ".join(units[left if right == unit else right].name for left, right in failed)
-        found = f"{units[unit].name} speaks with none it met, {met}: {why[failed[0]]}"
-        on_it = _trap(report, units[unit].ranks) or _PORTS
-        report.tell(units[unit].ranks, fail("pairs", found, f"start without {units[unit].name} meanwhile; on it: {on_it}"))
-    _judge_failed_pairs(report, blamed, any(results.values()), why)
+        failed = [pair for pair in outcomes if unit in pair]
+        partners = " and ".join(units[left if right == unit else right].name for left, right in failed)
+        found = f"{units[unit].name} speaks with none it met, {partners}: {why[failed[0]]}"
+        on_it = _interface_advice(report, units[unit].ranks) or _PORTS
+        report.add(units[unit].ranks, fail("pairs", found, f"start without {units[unit].name} meanwhile; on it: {on_it}"))
+    _judge_failed_pairs(report, blamed, any(outcomes.values()), why)
     _judge_bandwidth(report)
 
 
-def _judge_failed_pairs(report: Report, blamed: Blame, is_any_well: bool, why: Mapping[Pair, str]) -> None:
+def _judge_failed_pairs(report: DoctorReport, blamed: Blame, is_any_well: bool, why: Mapping[Pair, str]) -> None:
     units = report.units
     if len(blamed.unclear) > 1 and not is_any_well:
         everybody = [unit.leader for unit in units]
         found = f"none of {len(blamed.unclear)} pairs speak with each other: {why[blamed.unclear[0]]}"
-        report.tell(everybody, fail("pairs", found, _trap(report, everybody) or _PORTS))
+        report.add(everybody, fail("pairs", found, _interface_advice(report, everybody) or _PORTS))
         return
     between = "look for a firewall rule, a route or a cable between just these two"
     for pair, how, advice in (
         *((pair, "; both do with others", between) for pair in blamed.pairs),
-        *((pair, "; which side it is, no third can tell", _PORTS) for pair in blamed.unclear),
+        *((pair, "; no test shows which of them it is", _PORTS) for pair in blamed.unclear),
     ):
         left, right = (units[unit] for unit in pair)
         found = f"{left.name} and {right.name} do not speak with each other{how}: {why[pair]}"
         leaders = left.leader, right.leader
-        report.tell(leaders, fail("pairs", found, _trap(report, leaders) or advice))
+        report.add(leaders, fail("pairs", found, _interface_advice(report, leaders) or advice))
 
 
-def _trap(report: Report, ranks: Iterable[int]) -> str:
-    """What to try about the interface of these ranks; it explains why they cannot be reached."""
-    of_interface = [told for told in report.told if told.finding.check == "interface" and set(told.ranks) & set(ranks)]
-    return next((told.finding.advice for told in of_interface if told.finding.advice), "")
+def _interface_advice(report: DoctorReport, ranks: Iterable[int]) -> str:
+    """The advice on the network interface of these ranks: a wrong interface explains why they cannot be reached."""
+    of_interface = [row.result for row in report.rows if row.result.check == "interface" and set(row.ranks) & set(ranks)]
+    return next((result.advice for result in of_interface if result.advice), "")
 
 
 _PORTS = (
@@ -160,29 +158,29 @@ _PORTS = (
 )
 
 
-def _judge_bandwidth(report: Report) -> None:
-    measured = {(met.left, met.right): met for met in report.meetings if met.bandwidth is not None}
+def _judge_bandwidth(report: DoctorReport) -> None:
+    measured = {(result.left, result.right): result for result in report.pair_results if result.bandwidth is not None}
     if not measured:
         return
-    bandwidth = {pair: met.bandwidth or 0.0 for pair, met in measured.items()}
+    bandwidth = {pair: result.bandwidth or 0.0 for pair, result in measured.items()}
     for pair in slow_pairs(bandwidth):
         left, right = (report.units[unit] for unit in pair)
         found = f"{left.name} and {right.name} are slow: {describe_bandwidth(bandwidth[pair])}, the others' median is "
         others = sorted(value for other, value in bandwidth.items() if other != pair)
         found += describe_bandwidth(others[len(others) // 2])
         advice = "ethtool (speed, errors) on both; is it the interface you meant? other traffic on it?"
-        report.tell((left.leader, right.leader), warn("pairs", found, advice))
-    trips = [met.round_trip or 0.0 for met in measured.values()]
+        report.add((left.leader, right.leader), warn("pairs", found, advice))
+    trips = [result.round_trip or 0.0 for result in measured.values()]
     slowest = min(bandwidth.values())
     count = f"{len(measured)} pair{'' if len(measured) == 1 else 's'} well"
     found = f"{count}: round trip at most {1e3 * max(trips):.2f} ms, bandwidth at least {describe_bandwidth(slowest)}"
     spoke = sorted({report.units[unit].leader for pair in measured for unit in pair})
-    report.tell(spoke, ok("pairs", found))
+    report.add(spoke, ok("pairs", found))
 
 
-def _by_host(places: Mapping[int, Place]) -> list[tuple[str, list[int]]]:
-    """The first hosts, and who is there."""
+def _by_host(placements: Mapping[int, Placement]) -> list[tuple[str, list[int]]]:
+    """The first hosts with their ranks."""
     by_host: dict[str, list[int]] = defaultdict(list)
-    for rank, place in places.items():
-        by_host[place.host].append(rank)
+    for rank, placement in placements.items():
+        by_host[placement.host].append(rank)
     return list(by_host.items())[:MOST_HOSTS]

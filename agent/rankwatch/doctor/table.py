@@ -7,18 +7,18 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from .compare import VERSIONS
-from .finding import SEVERITY, Finding, State
-from .report import Report, Told
+from .report import DoctorReport, ReportRow
+from .result import SEVERITY, CheckResult, CheckState
 from .words import describe_bandwidth, name_ranks
 
 LONGEST_LIST = 16
-"""Pairs that are listed; with more, the slowest."""
+"""Pairs that are listed; of more pairs, the slowest."""
 
 
-def render(report: Report) -> str:
-    """The text: a line for each rank, the versions, the table, the pairs, and what to try."""
+def render(report: DoctorReport) -> str:
+    """As text: a line for each rank, the versions, the table, the pairs, and what to try."""
     parts = [
-        "\n".join(_rank_line(report, rank) for rank in sorted(report.places)),
+        "\n".join(_rank_line(report, rank) for rank in sorted(report.placements)),
         ", ".join(f"{name} {report.versions[name]}" for name in VERSIONS if name in report.versions),
         "",
         "\n".join(_table(report)),
@@ -30,10 +30,10 @@ def render(report: Report) -> str:
     return "\n".join(parts) + "\n"
 
 
-def to_json(report: Report) -> str:
+def to_json(report: DoctorReport) -> str:
     units = report.units
     body = {
-        "ok": report.is_well,
+        "ok": not report.failed,
         "seconds": round(report.seconds, 3),
         "backend": report.backend,
         "world_size": report.world_size,
@@ -41,28 +41,28 @@ def to_json(report: Report) -> str:
         "ranks": [
             {
                 "rank": rank,
-                "local_rank": place.local_rank,
-                "host": place.host,
-                "node": place.node,
-                "pid": place.pid,
+                "local_rank": placement.local_rank,
+                "host": placement.host,
+                "node": placement.node,
+                "pid": placement.pid,
                 "ok": not report.failures(rank),
             }
-            for rank, place in sorted(report.places.items())
+            for rank, placement in sorted(report.placements.items())
         ],
         "missing": report.missing,
-        "checks": [{**one.finding.to_json(), "ranks": list(one.ranks)} for one in _merged(report.told)],
+        "checks": [{**row.result.to_json(), "ranks": list(row.ranks)} for row in _merged(report.rows)],
         "pairs": [
             {
-                "round": met.round,
-                "left": units[met.left].name,
-                "right": units[met.right].name,
-                "ranks": [units[met.left].leader, units[met.right].leader],
-                "ok": met.bandwidth is not None,
-                "found": met.found,
-                "round_trip_seconds": met.round_trip,
-                "bytes_per_second": met.bandwidth,
+                "round": pair.round,
+                "left": units[pair.left].name,
+                "right": units[pair.right].name,
+                "ranks": [units[pair.left].leader, units[pair.right].leader],
+                "ok": pair.bandwidth is not None,
+                "found": pair.found,
+                "round_trip_seconds": pair.round_trip,
+                "bytes_per_second": pair.bandwidth,
             }
-            for met in report.meetings
+            for pair in report.pair_results
         ],
         "to_blame": {
             "units": [units[unit].name for unit in report.blame.units],
@@ -73,85 +73,88 @@ def to_json(report: Report) -> str:
     return json.dumps(body, indent=2) + "\n"
 
 
-def _rank_line(report: Report, rank: int) -> str:
-    place = report.places[rank]
+def _rank_line(report: DoctorReport, rank: int) -> str:
+    placement = report.placements[rank]
     of = f"(global rank: {rank}/{report.world_size})"
     failures = report.failures(rank)
     if failures:
-        return f"{place.tag} is broken {of}: {failures[0].check}"
+        return f"{placement.tag} is broken {of}: {failures[0].check}"
     if not report.took_part(rank):
-        return f"{place.tag} is here, and took part in no collective {of}"
-    return f"{place.tag} is OK {of}"
+        return f"{placement.tag} is here, and took part in no collective {of}"
+    return f"{placement.tag} is OK {of}"
 
 
-def _table(report: Report) -> list[str]:
+def _table(report: DoctorReport) -> list[str]:
     header = ("check", "state", "who", "found")
-    told = _merged(report.told)
-    rows = [header, *((one.finding.check, one.finding.state.value, _who(report, one), one.finding.found) for one in told)]
+    cells = ((row.result.check, row.result.state.value, _who(report, row), row.result.found) for row in _merged(report.rows))
+    rows = [header, *cells]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return ["  ".join([*(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)), row[3]]) for row in rows]
 
 
-def _who(report: Report, told: Told) -> str:
-    if not told.ranks:
+def _who(report: DoctorReport, row: ReportRow) -> str:
+    if not row.ranks:
         return ""
-    if len(told.ranks) > 1 and len(told.ranks) == len(report.places):
-        return f"all {len(told.ranks)}" if not report.missing else name_ranks(told.ranks)
-    place = report.places.get(told.ranks[0])
-    return name_ranks(told.ranks) + (f" ({place.host})" if len(told.ranks) == 1 and place else "")
+    if len(row.ranks) > 1 and len(row.ranks) == len(report.placements):
+        return f"all {len(row.ranks)}" if not report.missing else name_ranks(row.ranks)
+    placement = report.placements.get(row.ranks[0])
+    return name_ranks(row.ranks) + (f" ({placement.host})" if len(row.ranks) == 1 and placement else "")
 
 
-def _merged(told: Iterable[Told]) -> list[Told]:
-    """Check by check, in the order in which they were made; of what went well on many ranks, what the first of them found."""
-    by_check: dict[str, list[Told]] = defaultdict(list)
-    for one in told:
-        by_check[one.finding.check].append(one)
+def _merged(rows: Iterable[ReportRow]) -> list[ReportRow]:
+    """Groups rows by check, in the order of the checks. Ranks with the same result share a row.
+
+    So do all ranks where a check went well: their row has what the first of them found.
+    """
+    by_check: dict[str, list[ReportRow]] = defaultdict(list)
+    for row in rows:
+        by_check[row.result.check].append(row)
     merged = []
     for of_check in by_check.values():
-        groups: dict[tuple[State, str], list[Told]] = defaultdict(list)
-        for one in of_check:
-            state = one.finding.state
-            groups[state, "" if state is State.OK and one.finding.check != "nccl log" else one.finding.found].append(one)
+        groups: dict[tuple[CheckState, str], list[ReportRow]] = defaultdict(list)
+        for row in of_check:
+            is_shared = row.result.state is CheckState.OK and row.result.check != "nccl log"
+            groups[row.result.state, "" if is_shared else row.result.found].append(row)
         for (state, _), alike in sorted(groups.items(), key=lambda item: -SEVERITY[item[0][0]]):
-            ranks = tuple(sorted({rank for one in alike for rank in one.ranks}))
-            first = alike[0].finding
-            merged.append(Told(ranks, Finding(first.check, state, first.found, first.advice, first.figures)))
+            ranks = tuple(sorted({rank for row in alike for rank in row.ranks}))
+            first = alike[0].result
+            merged.append(ReportRow(ranks, CheckResult(first.check, state, first.found, first.advice, first.figures)))
     return merged
 
 
-def _pairs(report: Report) -> list[str]:
-    """The slowest pairs; those that failed stand in the table."""
-    met = sorted((met for met in report.meetings if met.bandwidth), key=lambda met: met.bandwidth or 0.0)
-    if not met:
+def _pairs(report: DoctorReport) -> list[str]:
+    """The slowest pairs. Pairs that failed are in the table."""
+    measured = sorted((pair for pair in report.pair_results if pair.bandwidth), key=lambda pair: pair.bandwidth or 0.0)
+    if not measured:
         return []
-    more = f" (the slowest {LONGEST_LIST} of {len(met)})" if len(met) > LONGEST_LIST else ""
-    names = [f"{report.units[one.left].name} - {report.units[one.right].name}" for one in met[:LONGEST_LIST]]
+    more = f" (the slowest {LONGEST_LIST} of {len(measured)})" if len(measured) > LONGEST_LIST else ""
+    names = [f"{report.units[pair.left].name} - {report.units[pair.right].name}" for pair in measured[:LONGEST_LIST]]
     width = max(map(len, names))
     lines = [
-        f"  {name.ljust(width)}  {1e3 * (one.round_trip or 0):8.2f} ms  {describe_bandwidth(one.bandwidth or 0):>12}"
-        for name, one in zip(names, met, strict=False)
+        f"  {name.ljust(width)}  {1e3 * (pair.round_trip or 0):8.2f} ms  {describe_bandwidth(pair.bandwidth or 0):>12}"
+        for name, pair in zip(names, measured, strict=False)
     ]
     return ["", f"pairs, round trip and bandwidth{more}", *lines]
 
 
-def _remedies(report: Report) -> list[str]:
-    """What to try, worst first; the same advice once for all that it is good for."""
+def _remedies(report: DoctorReport) -> list[str]:
+    """What to try, failures first. Results with the same advice are listed over it together."""
     advised: dict[str, list[str]] = defaultdict(list)
-    for one in sorted(_merged(report.told), key=lambda one: -SEVERITY[one.finding.state]):
-        finding = one.finding
-        if finding.advice and finding.state in (State.FAIL, State.WARN):
-            of = f"{_who(report, one)}: " if len(one.ranks) == 1 and finding.check != "pairs" else ""
-            advised[finding.advice].append(f"{finding.state.value.upper()}  {finding.check}: {of}{finding.found}")
-    lines = [line for advice, findings in advised.items() for line in (*findings, f"      try: {advice}")]
+    for row in sorted(_merged(report.rows), key=lambda row: -SEVERITY[row.result.state]):
+        result = row.result
+        if result.advice and result.state in (CheckState.FAIL, CheckState.WARN):
+            of = f"{_who(report, row)}: " if len(row.ranks) == 1 and result.check != "pairs" else ""
+            advised[result.advice].append(f"{result.state.value.upper()}  {result.check}: {of}{result.found}")
+    lines = [line for advice, results in advised.items() for line in (*results, f"      try: {advice}")]
     return ["", *lines] if lines else []
 
 
-def _summary(report: Report) -> str:
-    merged = [one.finding.state for one in _merged(report.told)]
-    nodes = len({place.node for place in report.places.values()})
-    tried = f"{len(report.places)} of {report.world_size} ranks" if report.missing else _count(report.world_size, "rank")
-    kinds = ((State.FAIL, "failure"), (State.WARN, "warning"))
-    counts = [_count(merged.count(state), name) for state, name in kinds if state in merged]
+def _summary(report: DoctorReport) -> str:
+    states = [row.result.state for row in _merged(report.rows)]
+    nodes = len({placement.node for placement in report.placements.values()})
+    tried = f"{len(report.placements)} of {report.world_size} ranks" if report.missing else _count(report.world_size, "rank")
+    kinds = ((CheckState.FAIL, "failure"), (CheckState.WARN, "warning"))
+    counts = [_count(states.count(state), name) for state, name in kinds if state in states]
     verdict = ", ".join(counts) or "all is well"
     return f"rankwatch doctor: {verdict}; {tried} on {_count(nodes, 'node')}, {report.backend}, {report.seconds:.1f} s"
 

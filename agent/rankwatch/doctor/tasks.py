@@ -1,4 +1,4 @@
-"""What a rank does when rank 0 gives an order. Each check has a time limit, and what it says is what was found."""
+"""The checks that a rank runs on rank 0's orders, each under a time limit."""
 
 from __future__ import annotations
 
@@ -14,111 +14,111 @@ from . import device, explain, machine, reach
 from .bounded import Work, bounded, in_turn
 from .clock import QUESTIONS, Stamps, judge
 from .compare import environment_of
-from .finding import Finding, State, skip
-from .groups import Group, meet, timed
-from .place import Place
-from .room import Room
+from .groups import Group, measure_pair, timed
+from .placement import Placement
+from .rendezvous import Rendezvous
+from .result import CheckResult, CheckState, skip
 
 ABORT_TIMEOUT = 1.0
-MEETING_SHARE = 0.25
-"""Of a check's time, that two may take to send each other much."""
-_failed: list[Group] = []
-"""Kept, for what a destructor waits for may never come."""
+BANDWIDTH_SHARE = 0.25
+"""The share of a check's time limit that large messages between two ranks may take."""
 GROUP_SHARE = 0.8
-"""Of a check's time, after which the group itself gives up, and says of whom it heard nothing."""
+"""The share of a check's time limit after which the process group itself times out, with an error that names the silent rank."""
+_failed: list[Group] = []
+"""Groups that failed. They are never destroyed, because their destructor may wait for ever."""
 
 
 class Setting(NamedTuple):
-    """What holds for all checks. ``env`` is the environment as the rank was started with it."""
+    """What all checks need. ``env`` is the environment with which the rank was started."""
 
-    place: Place
+    placement: Placement
     env: Mapping[str, str]
     backend: str
     timeout: float
     nccl_log: Path | None
 
 
-def perform(order: Mapping[str, Any], setting: Setting, room: Room) -> dict[str, Any]:
-    """Carries out an order; returns the answer."""
+def perform(order: Mapping[str, Any], setting: Setting, rendezvous: Rendezvous) -> dict[str, Any]:
+    """Runs the checks of an order; returns the answer."""
     facts: dict[str, dict[str, str]] = {}
     if order["check"] == "self":
-        findings = _check_self(order, setting, room)
+        results = _check_self(order, setting, rendezvous)
         facts = {"versions": device.versions(), "environment": environment_of(setting.env)}
     elif order["check"] == "clock":
-        findings = [bounded("clock", partial(_ask_clock, room, setting.place.rank), setting.timeout)]
+        results = [bounded("clock", partial(_ask_clock, rendezvous, setting.placement.rank), setting.timeout)]
     elif order["check"] == "pair":
-        findings = [_meet(order, setting, room)]
+        results = [_test_pair(order, setting, rendezvous)]
     elif order["check"] == "collectives":
-        findings = _collectives(order, setting, room)
+        results = _collectives(order, setting, rendezvous)
     else:
-        findings = _read_nccl_log(setting.nccl_log)
-    if order["check"] != "self" and any(finding.state is State.FAIL for finding in findings):
-        room.abandon_line()
-    return {"findings": [finding.to_json() for finding in findings], "facts": facts}
+        results = _read_nccl_log(setting.nccl_log)
+    if order["check"] != "self" and any(result.state is CheckState.FAIL for result in results):
+        rendezvous.abandon_check_connection()
+    return {"results": [result.to_json() for result in results], "facts": facts}
 
 
-def _check_self(order: Mapping[str, Any], setting: Setting, room: Room) -> list[Finding]:
-    """What a rank can see alone. What is of a node, and not of a rank, its first rank looks at."""
-    place, backend = setting.place, order["backend"]
-    mine = order["local_ranks"][place.node]
+def _check_self(order: Mapping[str, Any], setting: Setting, rendezvous: Rendezvous) -> list[CheckResult]:
+    """The checks that need no other rank. The first rank of each node also checks the node."""
+    placement, backend = setting.placement, order["backend"]
+    mine = order["local_ranks"][placement.node]
     steps: list[tuple[str, Work]] = [
-        ("gpu", partial(device.gpu, backend, place.local_rank, mine)),
+        ("gpu", partial(device.gpu, backend, placement.local_rank, mine)),
         ("open files", machine.open_files),
     ]
-    if place.rank in order["leaders"]:
+    if placement.rank in order["leaders"]:
         steps += [
             ("shared memory", partial(machine.shared_memory, mine)),
-            ("name service", partial(machine.name_service, room.address)),
-            ("interface", partial(machine.interface, room.address, order["nodes"], backend, setting.env)),
+            ("name service", partial(machine.name_service, rendezvous.address)),
+            ("interface", partial(machine.interface, rendezvous.address, order["nodes"], backend, setting.env)),
             ("collector", partial(reach.collector, setting.env.get("RANKWATCH_CONNECTION", ""), setting.timeout / 2)),
         ]
     return [bounded(check, work, setting.timeout) for check, work in steps]
 
 
-def serve_clock(room: Room, ranks: list[int]) -> Finding:
-    """Rank 0's side: answers one rank after the other."""
-    line = room.line("clock")
+def serve_clock(rendezvous: Rendezvous, ranks: list[int]) -> CheckResult:
+    """Rank 0's side: answers the questions of one rank after the other."""
+    store = rendezvous.store_for("clock")
     for rank in ranks:
         for number in range(QUESTIONS):
-            line.get(f"{rank}/{number}/asked")
+            store.get(f"{rank}/{number}/asked")
             heard = time.time()
-            line.set(f"{rank}/{number}/answer", f"{heard!r} {time.time()!r}")
+            store.set(f"{rank}/{number}/answer", f"{heard!r} {time.time()!r}")
     return skip("clock", "")
 
 
-def _ask_clock(room: Room, rank: int) -> Finding:
-    line = room.line("clock")
+def _ask_clock(rendezvous: Rendezvous, rank: int) -> CheckResult:
+    store = rendezvous.store_for("clock")
     stamps = []
     for number in range(QUESTIONS):
         asked = time.time()
-        line.set(f"{rank}/{number}/asked", "")
-        heard, answered = map(float, line.get(f"{rank}/{number}/answer").split())
+        store.set(f"{rank}/{number}/asked", "")
+        heard, answered = map(float, store.get(f"{rank}/{number}/answer").split())
         stamps.append(Stamps(asked, heard, answered, time.time()))
     return judge(stamps)
 
 
-def _meet(order: Mapping[str, Any], setting: Setting, room: Room) -> Finding:
-    rank = setting.place.rank
+def _test_pair(order: Mapping[str, Any], setting: Setting, rendezvous: Rendezvous) -> CheckResult:
+    rank = setting.placement.rank
     pair = next(pair for pair in order["pairs"] if rank in pair)
     group: list[Group] = []
 
-    def work() -> Finding:
-        line = room.line(f"{order['name']}/{pair[0]}-{pair[1]}")
-        group.append(_group(order["backend"], setting, line, pair))
-        return meet(group[0], MEETING_SHARE * setting.timeout)
+    def work() -> CheckResult:
+        store = rendezvous.store_for(f"{order['name']}/{pair[0]}-{pair[1]}")
+        group.append(_group(order["backend"], setting, store, pair))
+        return measure_pair(group[0], BANDWIDTH_SHARE * setting.timeout)
 
-    finding = bounded("pair", work, setting.timeout)
-    _let_go(group, finding)
-    return finding
+    result = bounded("pair", work, setting.timeout)
+    _abandon(group, result)
+    return result
 
 
-def _collectives(order: Mapping[str, Any], setting: Setting, room: Room) -> list[Finding]:
-    rank, scope = setting.place.rank, order["scope"]
+def _collectives(order: Mapping[str, Any], setting: Setting, rendezvous: Rendezvous) -> list[CheckResult]:
+    rank, scope = setting.placement.rank, order["scope"]
     members = next(group for group in order["groups"] if rank in group)
     group: list[Group] = []
 
     def connect() -> None:
-        group.append(_group(order["backend"], setting, room.line(f"{order['name']}/{members[0]}"), members))
+        group.append(_group(order["backend"], setting, rendezvous.store_for(f"{order['name']}/{members[0]}"), members))
 
     def broadcast() -> None:
         for root in roots:
@@ -135,30 +135,30 @@ def _collectives(order: Mapping[str, Any], setting: Setting, room: Room) -> list
             ("all_gather", lambda: group[0].all_gather(), "order right"),
         )
     ]
-    findings = in_turn(steps, setting.timeout)
-    for finding in findings:
-        _let_go(group, finding)
-    return findings
+    results = in_turn(steps, setting.timeout)
+    for result in results:
+        _abandon(group, result)
+    return results
 
 
-def _group(backend: str, setting: Setting, line: Store, members: list[int]) -> Group:
-    device_of_rank = device.target(backend, setting.place.local_rank)
-    index = members.index(setting.place.rank)
-    return Group(backend, line, index, len(members), device_of_rank, GROUP_SHARE * setting.timeout)
+def _group(backend: str, setting: Setting, store: Store, members: list[int]) -> Group:
+    device_of_rank = device.target(backend, setting.placement.local_rank)
+    index = members.index(setting.placement.rank)
+    return Group(backend, store, index, len(members), device_of_rank, GROUP_SHARE * setting.timeout)
 
 
-def _let_go(group: list[Group], finding: Finding) -> None:
-    def abort() -> Finding:
+def _abandon(group: list[Group], result: CheckResult) -> None:
+    def abort() -> CheckResult:
         group[0].abort()
         return skip("abort", "")
 
-    if group and finding.state is State.FAIL:
+    if group and result.state is CheckState.FAIL:
         bounded("abort", abort, ABORT_TIMEOUT)
         _failed.append(group[0])
 
 
-def _read_nccl_log(path: Path | None) -> list[Finding]:
+def _read_nccl_log(path: Path | None) -> list[CheckResult]:
     if path is None or not path.exists():
         return [skip("nccl log", "NCCL was not used")]
     with open(path, errors="replace") as log:
-        return [line.as_finding() for line in explain.explain(log)]
+        return [line.as_result() for line in explain.explain(log)]

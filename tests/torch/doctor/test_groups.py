@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from rankwatch.doctor import device
-from rankwatch.doctor.finding import State
-from rankwatch.doctor.groups import Group, WrongAnswer, meet
+from rankwatch.doctor.groups import Group, WrongAnswer, measure_pair
+from rankwatch.doctor.result import CheckState
 
 Work = Callable[[Group], object]
 
@@ -48,9 +48,9 @@ def test_a_wrong_answer_is_told_with_its_place() -> None:
 
 @pytest.mark.parametrize("budget", [20.0, 0.0], ids=["much", "little"])
 def test_two_that_meet_say_how_fast_they_are(budget: float) -> None:
-    for finding in together(lambda group: meet(group, budget)):
-        assert finding.state is State.OK  # type: ignore[attr-defined]
-        assert set(finding.figures) == {"round_trip", "bandwidth"}  # type: ignore[attr-defined]
+    for result in together(lambda group: measure_pair(group, budget)):
+        assert result.state is CheckState.OK  # type: ignore[attr-defined]
+        assert set(result.figures) == {"round_trip", "bandwidth"}  # type: ignore[attr-defined]
 
 
 def test_bytes_that_change_on_the_way_are_noticed() -> None:
@@ -81,10 +81,10 @@ def test_the_version_of_a_driver(text: str, version: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_rank_without_a_gpu_among_others_that_have_one() -> None:
-    assert device.gpu("gloo", 0, 1).state in (State.SKIP, State.WARN)
-    assert device.gpu("nccl", 0, 1).state is State.FAIL
+    assert device.gpu("gloo", 0, 1).state in (CheckState.SKIP, CheckState.WARN)
+    assert device.gpu("nccl", 0, 1).state is CheckState.FAIL
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_gpu_is_written_to_and_computes() -> None:
-    assert device.gpu("nccl", 0, 1).state in (State.OK, State.WARN)
+    assert device.gpu("nccl", 0, 1).state in (CheckState.OK, CheckState.WARN)

@@ -1,4 +1,4 @@
-"""What the doctor makes of what it sees: places, differences, clocks, interfaces, NCCL's log, the report."""
+"""What the doctor makes of what it sees: placements, differences, clocks, interfaces, NCCL's log, the report."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from rankwatch.doctor.bounded import bounded, describe, in_turn
 from rankwatch.doctor.clock import Stamps, judge
 from rankwatch.doctor.compare import compare, environment_of
 from rankwatch.doctor.explain import explain
-from rankwatch.doctor.finding import Finding, State, fail, ok, skip, warn
 from rankwatch.doctor.pairs import Blame
-from rankwatch.doctor.place import Meeting, Place, expand, find_meeting, find_place
-from rankwatch.doctor.report import Met, Report, judge_attendance, judge_pairs, units_of
+from rankwatch.doctor.placement import Placement, StoreAddress, expand, find_placement, find_store
+from rankwatch.doctor.report import DoctorReport, PairResult, judge_attendance, judge_pairs, units_of
+from rankwatch.doctor.result import CheckResult, CheckState, fail, ok, skip, warn
 from rankwatch.doctor.table import render, to_json
 from rankwatch.doctor.words import describe_bandwidth, name_ranks
 from rankwatch.errors import UsageError
 
 
-def place(rank: int, host: str = "gpu1", node: str = "0", world_size: int = 4) -> Place:
-    return Place(rank, world_size, rank % 2, host, node, 100 + rank)
+def placement(rank: int, host: str = "gpu1", node: str = "0", world_size: int = 4) -> Placement:
+    return Placement(rank, world_size, rank % 2, host, node, 100 + rank)
 
 
 # --- where a rank is ------------------------------------------------------------------------------------------------------
@@ -39,33 +39,33 @@ SRUN = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "70003", "SLURM_PROCID": "5", "SLU
 
 
 def test_nodes_are_told_apart_by_the_launcher() -> None:
-    assert find_place({**TORCHRUN, "GROUP_RANK": "2"}).node == "2"
-    assert find_place({**SRUN, "SLURM_NODEID": "3"}).node == "3"
-    by_hand = find_place(TORCHRUN)
+    assert find_placement({**TORCHRUN, "GROUP_RANK": "2"}).node == "2"
+    assert find_placement({**SRUN, "SLURM_NODEID": "3"}).node == "3"
+    by_hand = find_placement(TORCHRUN)
     assert by_hand.node == by_hand.host
 
 
 def test_ranks_meet_at_the_launchers_store() -> None:
     agent = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    assert find_meeting(agent, find_place({**agent, "RANK": "0"})) == Meeting("gpu1", 29500, is_opened_here=False)
-    assert find_meeting(TORCHRUN, find_place({**TORCHRUN, "RANK": "0"})).is_opened_here
-    assert not find_meeting(TORCHRUN, find_place(TORCHRUN)).is_opened_here
+    assert find_store(agent, find_placement({**agent, "RANK": "0"})) == StoreAddress("gpu1", 29500, is_opened_here=False)
+    assert find_store(TORCHRUN, find_placement({**TORCHRUN, "RANK": "0"})).is_opened_here
+    assert not find_store(TORCHRUN, find_placement(TORCHRUN)).is_opened_here
 
 
 def test_ranks_of_srun_meet_on_the_first_node_at_a_port_of_the_job() -> None:
     env = {**SRUN, "SLURM_STEP_NODELIST": "gpu[07-09],gpu20"}
-    assert find_meeting(env, find_place(env)) == Meeting("gpu07", 20003, is_opened_here=False)
+    assert find_store(env, find_placement(env)) == StoreAddress("gpu07", 20003, is_opened_here=False)
 
 
 def test_a_process_of_no_job_meets_itself() -> None:
-    assert find_meeting({}, find_place({})) == Meeting("127.0.0.1", 0, is_opened_here=True)
+    assert find_store({}, find_placement({})) == StoreAddress("127.0.0.1", 0, is_opened_here=True)
 
 
 @pytest.mark.parametrize("lacking", ["MASTER_ADDR", "MASTER_PORT"])
 def test_ranks_without_a_place_to_meet(lacking: str) -> None:
     env = {name: value for name, value in TORCHRUN.items() if name != lacking}
     with pytest.raises(UsageError, match="no place to meet"):
-        find_meeting(env, find_place(env))
+        find_store(env, find_placement(env))
 
 
 @pytest.mark.parametrize(
@@ -84,15 +84,15 @@ def test_lists_of_nodes(nodes: str, names: list[str]) -> None:
 # --- time limits ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_check_that_hangs_is_a_finding() -> None:
+def test_a_check_that_hangs_is_a_result() -> None:
     never = threading.Event()
     found = bounded("gpu", lambda: ok("gpu", str(never.wait())), 0.01)
     assert found == fail("gpu", "no answer within 0.01 s")
     never.set()
 
 
-def test_a_check_that_raises_is_a_finding_in_one_line() -> None:
-    def broken() -> Finding:
+def test_a_check_that_raises_is_a_result_in_one_line() -> None:
+    def broken() -> CheckResult:
         raise RuntimeError(
             "[/pytorch/gloo/pair.cc:152] timed out\n  remote=[10.0.0.3]:4000\nException raised from x (most ..."
         )
@@ -103,13 +103,13 @@ def test_a_check_that_raises_is_a_finding_in_one_line() -> None:
 
 def test_after_a_step_that_failed_the_others_are_not_tried() -> None:
     steps = [("a", lambda: ok("a", "")), ("b", lambda: fail("b", "no")), ("c", lambda: ok("c", ""))]
-    assert [finding.state for finding in in_turn(steps, 30)] == [State.OK, State.FAIL, State.SKIP]
+    assert [result.state for result in in_turn(steps, 30)] == [CheckState.OK, CheckState.FAIL, CheckState.SKIP]
 
 
 def test_what_nobody_renews_in_time_ends_the_process() -> None:
     code = (
-        "import threading\nfrom rankwatch.doctor.bounded import LastResort\n"
-        "last = LastResort('[gpu1-0]')\nlast.renew(0.01, 'a')\nlast.renew(0.2, 'pair')\nthreading.Event().wait()"
+        "import threading\nfrom rankwatch.doctor.bounded import Watchdog\n"
+        "last = Watchdog('[gpu1-0]')\nlast.renew(0.01, 'a')\nlast.renew(0.2, 'pair')\nthreading.Event().wait()"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "rankwatch: doctor: [gpu1-0] hangs for 0.2 s (pair) and is ended\n")
@@ -126,14 +126,14 @@ def test_what_differs_is_named_with_the_fewest_first() -> None:
 
 def test_what_is_set_on_some_alone() -> None:
     (found,) = compare("environment", {0: {}, 1: {"NCCL_DEBUG": "INFO"}}, is_fatal=True, advice="")
-    assert found.state is State.FAIL
+    assert found.state is CheckState.FAIL
     assert found.found == "NCCL_DEBUG: not set on rank 0; INFO on rank 1"
 
 
 @given(st.dictionaries(st.sampled_from(["torch", "CUDA"]), st.text(max_size=3)), st.integers(1, 5))
 def test_equal_ranks_do_not_differ(facts: dict[str, str], ranks: int) -> None:
     (found,) = compare("versions", dict.fromkeys(range(ranks), facts), is_fatal=True, advice="")
-    assert found.state is State.OK
+    assert found.state is CheckState.OK
 
 
 def test_keys_do_not_leave_the_rank() -> None:
@@ -171,9 +171,9 @@ def test_an_offset_is_known_to_half_the_delay(offset: float, there: float, betwe
 
 def test_the_quickest_exchange_counts() -> None:
     slow, quick = Stamps(0, 9, 9, 10), Stamps(20, 20.5, 20.5, 21)
-    assert judge([slow, quick]).state is State.OK
+    assert judge([slow, quick]).state is CheckState.OK
     far = judge([Stamps(0, 5, 5, 0.002)])
-    assert far.state is State.WARN
+    assert far.state is CheckState.WARN
     assert far.found == "4.999 s behind rank 0's, within 0.001 s"
 
 
@@ -181,15 +181,15 @@ def test_the_quickest_exchange_counts() -> None:
 
 
 def test_shared_memory_of_few_and_of_too_many_ranks(tmp_path: Path) -> None:
-    assert machine.shared_memory(1, tmp_path).state is State.OK
-    assert machine.shared_memory(10**9, tmp_path).state is State.WARN
+    assert machine.shared_memory(1, tmp_path).state is CheckState.OK
+    assert machine.shared_memory(10**9, tmp_path).state is CheckState.WARN
     assert list(tmp_path.iterdir()) == []
     gone = machine.shared_memory(1, tmp_path / "gone")
-    assert (gone.state, gone.found) == (State.FAIL, f"{tmp_path / 'gone'}: No such file or directory")
+    assert (gone.state, gone.found) == (CheckState.FAIL, f"{tmp_path / 'gone'}: No such file or directory")
 
 
-@pytest.mark.parametrize(("limit", "state"), [(1024, State.WARN), (4096, State.OK), (-1, State.OK)])
-def test_open_files(limit: int, state: State) -> None:
+@pytest.mark.parametrize(("limit", "state"), [(1024, CheckState.WARN), (4096, CheckState.OK), (-1, CheckState.OK)])
+def test_open_files(limit: int, state: CheckState) -> None:
     assert machine.open_files(limit).state is state
 
 
@@ -199,9 +199,9 @@ def test_a_name_service_that_is_too_slow() -> None:
         slow = machine.name_service(server.getsockname(), 0.01, lambda *address: never.wait())
         quick = machine.name_service(server.getsockname(), 60)
     never.set()
-    assert slow.state is State.WARN
-    assert "to whose address 127.0.0.1 is" in slow.found
-    assert quick.state is State.OK
+    assert slow.state is CheckState.WARN
+    assert "no name for 127.0.0.1 within 0.01 s" in slow.found
+    assert quick.state is CheckState.OK
 
 
 ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.3", "ib0": "10.1.0.3"}
@@ -210,34 +210,39 @@ ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.3", "ib0": "10.1.0.3"}
 @pytest.mark.parametrize(
     ("resolved", "nodes", "state", "found"),
     [
-        (["10.0.0.3"], 2, State.OK, "gloo listens on eth0 (10.0.0.3), the address of gpu3"),
-        (["127.0.1.1"], 2, State.WARN, "gpu3 is 127.0.1.1: gloo will listen on loopback, where no other node reaches it"),
-        (["::1"], 2, State.WARN, "gpu3 is ::1: gloo will listen on loopback"),
-        (["192.0.2.9"], 2, State.WARN, "gpu3 is no address of this host: gloo will listen on loopback"),
-        ([], 2, State.WARN, "gpu3 is no address of this host: gloo will listen on loopback"),
-        (["127.0.1.1"], 1, State.OK, "gloo listens on loopback (gpu3 is 127.0.1.1): fine on one node"),
+        (["10.0.0.3"], 2, CheckState.OK, "gloo listens on eth0 (10.0.0.3), the address of gpu3"),
+        (
+            ["127.0.1.1"],
+            2,
+            CheckState.WARN,
+            "gpu3 is 127.0.1.1: gloo will listen on loopback, where no other node reaches it",
+        ),
+        (["::1"], 2, CheckState.WARN, "gpu3 is ::1: gloo will listen on loopback"),
+        (["192.0.2.9"], 2, CheckState.WARN, "gpu3 is no address of this host: gloo will listen on loopback"),
+        ([], 2, CheckState.WARN, "gpu3 is no address of this host: gloo will listen on loopback"),
+        (["127.0.1.1"], 1, CheckState.OK, "gloo listens on loopback (gpu3 is 127.0.1.1): fine on one node"),
     ],
 )
-def test_the_address_that_gloo_takes_by_itself(resolved: list[str], nodes: int, state: State, found: str) -> None:
-    finding = machine.gloo_by_itself("gpu3", resolved, ADDRESSES, "to gpu1 by eth0", nodes)
-    assert finding.state is state
-    assert finding.found.startswith(found)
-    assert ("export GLOO_SOCKET_IFNAME=eth0" in finding.advice) is (state is State.WARN)
+def test_the_address_that_gloo_takes_by_itself(resolved: list[str], nodes: int, state: CheckState, found: str) -> None:
+    result = machine.gloo_by_itself("gpu3", resolved, ADDRESSES, "to gpu1 by eth0", nodes)
+    assert result.state is state
+    assert result.found.startswith(found)
+    assert ("export GLOO_SOCKET_IFNAME=eth0" in result.advice) is (state is CheckState.WARN)
 
 
 @pytest.mark.parametrize(
     ("wanted", "nodes", "state", "found"),
     [
-        (["ib0"], 2, State.OK, "gloo listens on ib0 (10.1.0.3), as told"),
-        (["eth7"], 2, State.FAIL, "GLOO_SOCKET_IFNAME=eth7: no eth7 with an address here"),
-        (["lo"], 2, State.WARN, "GLOO_SOCKET_IFNAME=lo is loopback: gloo will listen on loopback"),
-        (["lo"], 1, State.OK, "gloo listens on lo (127.0.0.1), as told"),
+        (["ib0"], 2, CheckState.OK, "gloo listens on ib0 (10.1.0.3), as told"),
+        (["eth7"], 2, CheckState.FAIL, "GLOO_SOCKET_IFNAME=eth7: no eth7 with an address here"),
+        (["lo"], 2, CheckState.WARN, "GLOO_SOCKET_IFNAME=lo is loopback: gloo will listen on loopback"),
+        (["lo"], 1, CheckState.OK, "gloo listens on lo (127.0.0.1), as told"),
     ],
 )
-def test_the_interface_that_gloo_is_told(wanted: list[str], nodes: int, state: State, found: str) -> None:
-    finding = machine.gloo_as_told(wanted, ADDRESSES, "to gpu1 by eth0", nodes)
-    assert finding.state is state
-    assert finding.found.startswith(found)
+def test_the_interface_that_gloo_is_told(wanted: list[str], nodes: int, state: CheckState, found: str) -> None:
+    result = machine.gloo_as_told(wanted, ADDRESSES, "to gpu1 by eth0", nodes)
+    assert result.state is state
+    assert result.found.startswith(found)
 
 
 # --- NCCL's log -----------------------------------------------------------------------------------------------------------
@@ -267,7 +272,7 @@ def test_the_log_in_words() -> None:
         "NCCL's version",
         "data between nodes goes over plain TCP",
     ]
-    assert "10.0.0.2<43211>" in told[1].as_finding().found
+    assert "10.0.0.2<43211>" in told[1].as_result().found
 
 
 @pytest.mark.parametrize(
@@ -295,7 +300,7 @@ def test_troubles(line: str, words: str) -> None:
 
 def test_a_warning_that_nobody_knows_is_told_as_it_is() -> None:
     (told,) = explain(["gpu1:1:2 [0] x.cc:1 NCCL WARN the moon is full", "gpu1:1:2 [0] NCCL INFO comm 0x1 rank 0"])
-    assert told.as_finding().found == "the moon is full"
+    assert told.as_result().found == "the moon is full"
     assert told.is_trouble
 
 
@@ -307,38 +312,38 @@ def test_all_that_does_well_and_many_times_stays_short() -> None:
 
 
 def test_units_are_nodes_or_the_ranks_of_the_only_node() -> None:
-    one = units_of({rank: place(rank) for rank in range(2)})
+    one = units_of({rank: placement(rank) for rank in range(2)})
     assert [(unit.name, unit.leader, unit.ranks) for unit in one] == [("rank 0", 0, (0,)), ("rank 1", 1, (1,))]
-    hosts = {0: place(0, "a", "0"), 1: place(1, "a", "0"), 2: place(2, "b", "1")}
+    hosts = {0: placement(0, "a", "0"), 1: placement(1, "a", "0"), 2: placement(2, "b", "1")}
     assert [(unit.name, unit.leader, unit.ranks) for unit in units_of(hosts)] == [("a", 0, (0, 1)), ("b", 2, (2,))]
-    alike = {0: place(0, "vm", "0"), 1: place(1, "vm", "1")}
+    alike = {0: placement(0, "vm", "0"), 1: placement(1, "vm", "1")}
     assert [unit.name for unit in units_of(alike)] == ["node 0 (vm)", "node 1 (vm)"]
 
 
 def test_who_is_missing_and_which_hosts() -> None:
-    places = {0: place(0, "gpu1.site"), 1: place(1, "gpu1.site")}
-    found = judge_attendance(4, places, [2, 3], ["gpu1", "gpu2"], "gpu1:29500", 30.0)
+    placements = {0: placement(0, "gpu1.site"), 1: placement(1, "gpu1.site")}
+    found = judge_attendance(4, placements, [2, 3], ["gpu1", "gpu2"], "gpu1:29500", 30.0)
     assert found.found == (
         "ranks 2-3 of 4 did not come to gpu1:29500 within 30 s; nobody from gpu2; here are gpu1.site (ranks 0-1)"
     )
 
 
-def sick_report() -> Report:
+def sick_report() -> DoctorReport:
     """Four ranks on two nodes: the nodes do not reach each other, and a limit is low."""
-    report = Report(4, "gloo", {rank: place(rank, f"gpu{rank // 2}", str(rank // 2)) for rank in range(4)})
-    report.units = units_of(report.places)
+    report = DoctorReport(4, "gloo", {rank: placement(rank, f"gpu{rank // 2}", str(rank // 2)) for rank in range(4)})
+    report.units = units_of(report.placements)
     report.versions = {"torch": "2.9.0", "CUDA": "12.8"}
-    report.tell(report.places, ok("rendezvous", "4 ranks at gpu0:29500"))
-    for rank in report.places:
+    report.add(report.placements, ok("rendezvous", "4 ranks at gpu0:29500"))
+    for rank in report.placements:
         low = (
             warn("open files", "limit 1024, under 4096", "ulimit -n 65536") if rank == 3 else ok("open files", "limit 20000")
         )
-        report.tell([rank], low)
-    report.meetings = [Met(1, 0, 1, "timed out", None, None)]
+        report.add([rank], low)
+    report.pair_results = [PairResult(1, 0, 1, "timed out", None, None)]
     judge_pairs(report, Blame(unclear=((0, 1),)), {(0, 1): False})
-    report.tell([2, 3], skip("collectives", "left out, so that the others can be tried"))
-    report.tell([0], ok("all_reduce", "sums right in 0.1 s"))
-    report.tell([1], ok("all_reduce", "sums right in 0.2 s"))
+    report.add([2, 3], skip("collectives", "left out, so that the others can be tried"))
+    report.add([0], ok("all_reduce", "sums right in 0.1 s"))
+    report.add([1], ok("all_reduce", "sums right in 0.2 s"))
     report.seconds = 12.34
     return report
 
@@ -358,11 +363,11 @@ check        state  who            found
 rendezvous   ok     all 4          4 ranks at gpu0:29500
 open files   warn   rank 3 (gpu1)  limit 1024, under 4096
 open files   ok     ranks 0-2      limit 20000
-pairs        fail   ranks 0, 2     gpu0 and gpu1 do not speak with each other; which side it is, no third can tell: timed out
+pairs        fail   ranks 0, 2     gpu0 and gpu1 do not speak with each other; no test shows which of them it is: timed out
 collectives  skip   ranks 2-3      left out, so that the others can be tried
 all_reduce   ok     ranks 0-1      sums right in 0.1 s
 
-FAIL  pairs: gpu0 and gpu1 do not speak with each other; which side it is, no third can tell: timed out
+FAIL  pairs: gpu0 and gpu1 do not speak with each other; no test shows which of them it is: timed out
       try: open all TCP ports between the nodes, not the master's alone; set GLOO_SOCKET_IFNAME / NCCL_SOCKET_IFNAME to an \
 interface that reaches the others
 WARN  open files: rank 3 (gpu1): limit 1024, under 4096
@@ -382,43 +387,43 @@ def test_the_json_says_the_same() -> None:
         ("open files", "warn", [3]),
         ("open files", "ok", [0, 1, 2]),
     ]
-    assert Finding.from_json(body["checks"][1]) == warn("open files", "limit 1024, under 4096", "ulimit -n 65536")
+    assert CheckResult.from_json(body["checks"][1]) == warn("open files", "limit 1024, under 4096", "ulimit -n 65536")
 
 
 def test_a_slow_pair_is_named() -> None:
-    report = Report(4, "gloo", {rank: place(rank, f"gpu{rank}", str(rank)) for rank in range(4)})
-    report.units = units_of(report.places)
+    report = DoctorReport(4, "gloo", {rank: placement(rank, f"gpu{rank}", str(rank)) for rank in range(4)})
+    report.units = units_of(report.placements)
     speeds = {(0, 1): 9e9, (2, 3): 1e9, (1, 2): 8e9, (0, 3): 10e9}
-    report.meetings = [Met(1, left, right, "", 1e-4, speed) for (left, right), speed in speeds.items()]
+    report.pair_results = [PairResult(1, left, right, "", 1e-4, speed) for (left, right), speed in speeds.items()]
     judge_pairs(report, Blame(), dict.fromkeys(speeds, True))
-    slow, well = (told.finding for told in report.told)
-    assert slow.state is State.WARN
+    slow, well = (told.result for told in report.rows)
+    assert slow.state is CheckState.WARN
     assert slow.found == "gpu2 and gpu3 are slow: 1.00 GB/s, the others' median is 9.00 GB/s"
     assert well.found == "4 pairs well: round trip at most 0.10 ms, bandwidth at least 1.00 GB/s"
-    assert report.is_well
+    assert not report.failed
 
 
 def test_an_ill_node_is_named_with_whom_it_met() -> None:
-    report = Report(3, "gloo", {rank: place(rank, f"gpu{rank}", str(rank)) for rank in range(3)})
-    report.units = units_of(report.places)
-    results = {(0, 1): False, (0, 2): True, (1, 2): False}
-    report.meetings = [
-        Met(1, *pair, "" if well else "timed out", *((1e-4, 1e9) if well else (None, None)))
-        for pair, well in results.items()
+    report = DoctorReport(3, "gloo", {rank: placement(rank, f"gpu{rank}", str(rank)) for rank in range(3)})
+    report.units = units_of(report.placements)
+    outcomes = {(0, 1): False, (0, 2): True, (1, 2): False}
+    report.pair_results = [
+        PairResult(1, *pair, "" if well else "timed out", *((1e-4, 1e9) if well else (None, None)))
+        for pair, well in outcomes.items()
     ]
-    judge_pairs(report, Blame(units=(1,)), results)
-    (told,) = [told for told in report.told if told.finding.state is State.FAIL]
+    judge_pairs(report, Blame(units=(1,)), outcomes)
+    (told,) = [told for told in report.rows if told.result.state is CheckState.FAIL]
     assert told.ranks == (1,)
-    assert told.finding.found == "gpu1 speaks with none it met, gpu0 and gpu2: timed out"
+    assert told.result.found == "gpu1 speaks with none it met, gpu0 and gpu2: timed out"
 
 
 def test_a_node_that_listens_on_loopback_is_told_how_to_mend_it() -> None:
-    report = Report(3, "gloo", {rank: place(rank, f"gpu{rank}", str(rank)) for rank in range(3)})
-    report.units = units_of(report.places)
-    report.tell([1], warn("interface", "gpu1 is 127.0.1.1", "export GLOO_SOCKET_IFNAME=eth0"))
-    results = {(0, 1): False, (0, 2): False, (1, 2): False}
-    report.meetings = [Met(1, left, right, "timed out", None, None) for left, right in results]
-    judge_pairs(report, Blame(units=(1,), pairs=((0, 2),)), results)
-    advice = [told.finding.advice for told in report.told if told.finding.check == "pairs"]
+    report = DoctorReport(3, "gloo", {rank: placement(rank, f"gpu{rank}", str(rank)) for rank in range(3)})
+    report.units = units_of(report.placements)
+    report.add([1], warn("interface", "gpu1 is 127.0.1.1", "export GLOO_SOCKET_IFNAME=eth0"))
+    outcomes = {(0, 1): False, (0, 2): False, (1, 2): False}
+    report.pair_results = [PairResult(1, left, right, "timed out", None, None) for left, right in outcomes]
+    judge_pairs(report, Blame(units=(1,), pairs=((0, 2),)), outcomes)
+    advice = [told.result.advice for told in report.rows if told.result.check == "pairs"]
     assert advice[0] == "start without gpu1 meanwhile; on it: export GLOO_SOCKET_IFNAME=eth0"
     assert "between just these two" in advice[1]

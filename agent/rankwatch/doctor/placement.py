@@ -1,4 +1,4 @@
-"""Where a rank is, and where the ranks meet: read from the environment of torchrun or srun."""
+"""Which rank this process is, on which node, and where the store of the job is, from the environment of torchrun or srun."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..errors import UsageError
 from ..shared.identity import Identity, identify
 
 LOOPBACK = "127.0.0.1"
-PORTS = 10_000, 20_000
-"""Where srun alone starts the ranks, they meet on a port from here on, by the job's number; so many of them."""
+FIRST_PORT, PORTS = 10_000, 20_000
+"""Under srun without torchrun nobody chooses the store's port: it is FIRST_PORT + SLURM_JOB_ID % PORTS."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A rank and the node that it is on. ``node`` tells nodes apart whose hosts are called the same."""
+class Placement:
+    """A rank and its node. ``node`` differs between nodes even where their hosts have the same name."""
 
     rank: int
     world_size: int
@@ -31,8 +31,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """The address of the store, and whether this rank has to open it (port 0 picks one)."""
+class StoreAddress:
+    """The address of the store. ``is_opened_here``: this rank opens it, on any free port where ``port`` is 0."""
 
     host: str
     port: int
@@ -42,32 +42,32 @@ class Meeting:
         return f"{self.host}:{self.port}"
 
 
-def find_place(env: Mapping[str, str]) -> Place:
-    """Raises UsageError: the environment makes no sense."""
+def find_placement(env: Mapping[str, str]) -> Placement:
+    """Raises UsageError: the environment contradicts itself."""
     who = identify(env)
     node = who.host
     if "RANK" in env:
         node = env.get("GROUP_RANK", node)
     elif "SLURM_STEP_ID" in env:
         node = env.get("SLURM_NODEID", node)
-    return Place(who.rank, who.world_size, who.local_rank, who.host, node, who.pid)
+    return Placement(who.rank, who.world_size, who.local_rank, who.host, node, who.pid)
 
 
-def find_meeting(env: Mapping[str, str], who: Identity | Place) -> Meeting:
-    """Where the ranks meet. Raises UsageError: nothing in the environment tells."""
+def find_store(env: Mapping[str, str], who: Identity | Placement) -> StoreAddress:
+    """Raises UsageError: the environment names no address."""
     host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
     if "RANK" not in env and who.world_size == 1:
-        return Meeting(LOOPBACK, 0, is_opened_here=True)
+        return StoreAddress(LOOPBACK, 0, is_opened_here=True)
     if not host and (nodes := env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")):
         host = expand(nodes)[0]
     if not port and env.get("SLURM_JOB_ID", "").isdecimal():
-        port = str(PORTS[0] + int(env["SLURM_JOB_ID"]) % PORTS[1])
+        port = str(FIRST_PORT + int(env["SLURM_JOB_ID"]) % PORTS)
     if not host or not port.isdecimal():
         raise UsageError(
             f"{who.world_size} ranks, and no place to meet: start them with torchrun or srun, or set MASTER_ADDR and MASTER_PORT"
         )
     has_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Meeting(host, int(port), is_opened_here=who.rank == 0 and not has_agent)
+    return StoreAddress(host, int(port), is_opened_here=who.rank == 0 and not has_agent)
 
 
 def hosts_of_job(env: Mapping[str, str]) -> list[str]:
@@ -77,7 +77,7 @@ def hosts_of_job(env: Mapping[str, str]) -> list[str]:
 
 
 def expand(nodes: str) -> list[str]:
-    """SLURM's list of nodes, ``gpu[01-03,7],head``, one by one."""
+    """The names in SLURM's list of nodes, such as ``gpu[01-03,7],head``."""
     names = []
     for prefix, ranges, suffix in re.findall(r"([^\[\],]+)(?:\[([^\]]*)\])?([^\[\],]*)", nodes):
         if not ranges:
