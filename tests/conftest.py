@@ -28,12 +28,7 @@ FIRST = [
 """The files that take longest, longest first, for a worker has a file to itself: what is begun last should end soon."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     turn = {HERE / name: number for number, name in enumerate(FIRST)}
     assert all(path.exists() for path in turn)
     items.sort(key=lambda item: turn.get(item.path, len(FIRST)))
-    if "soak" in config.getoption("-m"):
-        return
-    for item in items:
-        if item.get_closest_marker("soak"):
-            item.add_marker(pytest.mark.skip(reason="takes ten minutes: run it with -m soak"))

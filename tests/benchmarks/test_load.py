@@ -12,7 +12,7 @@ import pytest
 
 from jobs import ROOT, environment
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def measured(tmp_path: Path, script: str, *arguments: str) -> Any:

@@ -44,6 +44,7 @@ def test_two_jobs_at_once(tmp_path: Path) -> None:
     assert not (runs / "connection.json").exists()
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_without_its_collector(tmp_path: Path) -> None:
     """The connection file is there, the collector is not: one warning, and a local report should a frame go bad."""
     runs = tmp_path / "runs"

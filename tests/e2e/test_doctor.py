@@ -89,6 +89,7 @@ def test_two_ranks_are_well() -> None:
     assert re.search(r"\nrankwatch doctor: .*; 2 ranks on 1 node, gloo, \d+\.\d s\n$", done.stdout)
 
 
+@pytest.mark.slow
 def test_the_command_starts_ranks_of_its_own() -> None:
     done = doctor(*RANKWATCH, "doctor", "--nproc", "2", "--json", "--nccl-debug")
     assert done.returncode == 0, done.stderr
@@ -274,6 +275,7 @@ def node(number: int) -> str:
     return f"node {number} ({os.uname().nodename})"
 
 
+@pytest.mark.slow
 def test_four_nodes_that_are_well(clinic: Clinic, network: Hosts, tmp_path: Path) -> None:
     diagnosis = see_nodes(clinic, network, tmp_path)
     assert diagnosis.codes == [0] * 4, diagnosis.out
@@ -282,6 +284,7 @@ def test_four_nodes_that_are_well(clinic: Clinic, network: Hosts, tmp_path: Path
     assert diagnosis.of("all_gather", "ok")[0]["ranks"] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [(0, 1), (0, 2)], ids=["met in the first round", "met by no two rounds"])
 def test_two_nodes_that_cannot_speak_with_each_other(
     clinic: Clinic, network: Hosts, tmp_path: Path, cut: tuple[int, int]
@@ -298,6 +301,7 @@ def test_two_nodes_that_cannot_speak_with_each_other(
     assert diagnosis.of("all_reduce", "ok")[0]["ranks"] == [rank for rank in range(4) if rank != cut[1]]
 
 
+@pytest.mark.slow
 def test_a_node_that_reaches_the_master_alone(clinic: Clinic, network: Hosts, tmp_path: Path) -> None:
     """A firewall that lets through only the port that is in every manual."""
     address = network.address["node2"]
@@ -309,6 +313,7 @@ def test_a_node_that_reaches_the_master_alone(clinic: Clinic, network: Hosts, tm
     assert diagnosis.of("all_reduce", "ok")[0]["ranks"] == [0, 1, 3]
 
 
+@pytest.mark.slow
 def test_nodes_that_listen_on_loopback(clinic: Clinic, network: Hosts, tmp_path: Path) -> None:
     diagnosis = see_nodes(clinic, network, tmp_path, *QUICK, interface="lo")
     assert diagnosis.codes == [1] * 4

@@ -11,7 +11,7 @@ import torch.distributed.fsdp
 
 from jobs import ROOT, Job, forked, run_job, torchrun
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 EXAMPLES = ROOT / "deploy" / "examples"
 NAMES = ["train_ddp.py", "train_fsdp.py"]

@@ -9,7 +9,7 @@ import pytest
 
 from jobs import Job, run_job, torchrun
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def train(tmp_path: Path, library: str, name: str, variant: str = "") -> Job:

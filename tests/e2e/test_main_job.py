@@ -41,6 +41,7 @@ def test_overflow_on_one_rank(bad: Job) -> None:
     assert "blocks.2.square (Square), output: inf" in job.root_cause
 
 
+@pytest.mark.slow
 def test_the_report_is_printed_again(tmp_path: Path) -> None:
     job = run_job(tmp_path, forked("train.py", "overflow_at_once"))
     assert (job.verdict["batch"], job.verdict["optimizer_step"], job.verdict["frame"]) == (0, 0, 1)
@@ -51,6 +52,7 @@ def test_the_report_is_printed_again(tmp_path: Path) -> None:
     assert (job.run_dir / "report.txt").read_text() in job.stdout
 
 
+@pytest.mark.slow
 def test_two_ranks_in_one_batch_the_earlier_frame_wins(tmp_path: Path) -> None:
     job = run_job(tmp_path, forked("train.py", "overflow_on_two", ranks=4))
     assert job.code == ABORTED
@@ -61,6 +63,7 @@ def test_two_ranks_in_one_batch_the_earlier_frame_wins(tmp_path: Path) -> None:
     assert job.verdict["certainty"] == "complete"
 
 
+@pytest.mark.slow
 def test_nan_in_the_data(tmp_path: Path) -> None:
     job = run_job(tmp_path, forked("train.py", "data"))
     assert job.code == ABORTED
@@ -69,6 +72,7 @@ def test_nan_in_the_data(tmp_path: Path) -> None:
     assert (verdict["module"], verdict["state"], verdict["nan_count"]) == ("blocks.0.linear", "nan", 8)
 
 
+@pytest.mark.slow
 def test_a_poisoned_weight(tmp_path: Path) -> None:
     job = run_job(tmp_path, forked("train.py", "weight"))
     assert job.code == ABORTED
@@ -89,6 +93,7 @@ def test_the_others_wait_in_all_reduce(tmp_path: Path) -> None:
     assert job.left_behind == []
 
 
+@pytest.mark.slow
 def test_the_others_are_in_eval(tmp_path: Path) -> None:
     job = run_job(tmp_path, forked("train.py", "others_in_eval"))
     assert job.code == ABORTED
@@ -107,6 +112,7 @@ def test_nothing_trips(good: Job) -> None:
     assert "run good-0 finished: 4 ranks, 12 batches, no inf or nan" in job.stderr
 
 
+@pytest.mark.slow
 def test_abort_after_stops_every_rank(tmp_path: Path) -> None:
     traced = {"RANKWATCH_ABORT_AFTER_BATCH_NUM": "3", "RANKWATCH_TRACE_BATCH_NUMS": "1,3"}
     job = run_job(tmp_path, forked("train.py", "healthy"), env=traced)
@@ -122,6 +128,7 @@ def test_abort_after_stops_every_rank(tmp_path: Path) -> None:
         assert (job.run_dir / "trace" / name).read_text() in job.stdout
 
 
+@pytest.mark.slow
 def test_a_users_own_exception_is_not_ours(tmp_path: Path) -> None:
     job = run_job(tmp_path, torchrun("train.py", "user_error"))
     assert job.code == 1
@@ -134,6 +141,7 @@ def test_a_users_own_exception_is_not_ours(tmp_path: Path) -> None:
     assert job.left_behind == []
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_lost(tmp_path: Path) -> None:
     job = run_job(tmp_path, torchrun("train.py", "killed"))
     assert job.code == 1
@@ -142,6 +150,7 @@ def test_a_killed_rank_is_lost(tmp_path: Path) -> None:
     assert job.state(1) == "lost"
 
 
+@pytest.mark.slow
 def test_the_culprit_is_the_root_cause_under_record_too(tmp_path: Path) -> None:
     job = run_job(tmp_path, torchrun("train.py", "overflow"), env={"WITH_RECORD": "1"})
     assert job.code == ABORTED
@@ -149,6 +158,7 @@ def test_the_culprit_is_the_root_cause_under_record_too(tmp_path: Path) -> None:
     assert "blocks.2.square (Square), output: inf" in job.root_cause
 
 
+@pytest.mark.slow
 def test_ranks_that_never_come_back_end_by_the_deadline(tmp_path: Path) -> None:
     """Two nodes: the culprit's torchrun ends by itself, the other one has only ranks that hang."""
     job = run_job(tmp_path, [sys.executable, str(SCRIPTS / "two_nodes.py"), "stuck"], "--abort-grace", "2")

@@ -11,7 +11,7 @@ from collectors import until
 from e2e.hosts import Hosts
 from e2e.site import ABORTED, Forge, Site, trained, trip_stops_all
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 NODES = ["node0", "node1"]
 

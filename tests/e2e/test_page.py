@@ -20,7 +20,7 @@ from rankwatch_monitor.record.store import FILE, Store
 from rankwatch_monitor.views.ui import single
 from rankwatch_monitor.views.ui.pages import RunPages
 
-pytestmark = [pytest.mark.e2e, needed]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, needed]
 
 
 @pytest.fixture(scope="module")

@@ -210,6 +210,7 @@ def _skip_if_never_compiled(species: Species) -> None:
         pytest.skip(f"not to be compiled in one graph: {str(error).strip().splitlines()[0]}")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize("species", [s for s in ZOO if s.name in COMPILED], ids=lambda species: species.name)
 def test_a_module_that_turns_bad_in_a_compiled_model_is_named(species: Species, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from jobs import INTERPRETER, ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
 DOCKER = ROOT / "deploy" / "docker"
 COLLECTOR = (DOCKER / "Dockerfile").read_text()

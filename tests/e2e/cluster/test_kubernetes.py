@@ -17,7 +17,7 @@ from jobs import RANKWATCH, ROOT, environment
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which comes with transformers")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()

@@ -17,7 +17,7 @@ from e2e.cluster.slurm import ENDED, LONG, Slurm, skip_without_slurm
 from e2e.hosts import Hosts
 from jobs import INTERPRETER, ROOT, SCRIPTS, environment
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
 RECIPES = ROOT / "deploy" / "slurm"
 NODES = ["node0", "node1"]

@@ -12,7 +12,7 @@ import pytest
 
 from jobs import INTERPRETER, ROOT, environment
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
 UNIT = (ROOT / "deploy" / "systemd" / "rankwatch.service").read_text()
 EXPOSURE = 20

@@ -278,6 +278,7 @@ def test_one_program_per_dtype_with_wide_loads(tmp_path: Path) -> None:
     assert run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path)).splitlines() == ["2 3 0"] * len(DTYPES)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the others run here")
 @needs_triton
 def test_all_of_this_in_the_interpreter() -> None:
