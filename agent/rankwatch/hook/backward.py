@@ -17,8 +17,9 @@ from ..measure.weights import mark_shard
 from ..shared.frame import Kind, ReadingSpec
 from ..shared.notice import ZEROS
 
-Emit = Callable[[NamedModule, tuple[ReadingSpec, ...], list[Cell]], None]
-"""Takes the readings of one frame of the backward, in the thread that runs it."""
+Emit = Callable[[tuple[ReadingSpec, ...], list[Cell]], None]
+"""Takes the readings of one frame of the backward, in the thread that runs the backward."""
+EmitFor = Callable[[NamedModule, tuple[ReadingSpec, ...], list[Cell]], None]
 
 
 def is_running() -> bool:
@@ -26,7 +27,7 @@ def is_running() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def watch_call(named: NamedModule, args: Any, kwargs: Any, output: Any, take: Callable[[Tensor], Cell], emit: Emit) -> None:
+def watch_call(args: Any, kwargs: Any, output: Any, take: Callable[[Tensor], Cell], emit: Emit) -> None:
     """Has the gradients with respect to a call's outputs and inputs measured when they come, and emitted when all did.
 
     Hooks on tensors, not on modules: torch's module backward hooks wrap outputs in views, which forbid in-place changes.
@@ -39,7 +40,7 @@ def watch_call(named: NamedModule, args: Any, kwargs: Any, output: Any, take: Ca
         if isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None
     ]
     if found:
-        call = _Call(named, take, emit)
+        call = _Call(take, emit)
         for kind, label, value in found:
             call.expect(kind, label, value)
 
@@ -47,8 +48,7 @@ def watch_call(named: NamedModule, args: Any, kwargs: Any, output: Any, take: Ca
 class _Call:
     """One call of a module whose backward is still to come. It is held by the graph, so it must hold no node of it."""
 
-    def __init__(self, named: NamedModule, take: Callable[[Tensor], Cell], emit: Emit) -> None:
-        self._named = named
+    def __init__(self, take: Callable[[Tensor], Cell], emit: Emit) -> None:
         self._take = take
         self._emit = emit
         self._rows: list[ReadingSpec] = []
@@ -75,7 +75,7 @@ class _Call:
         if self._cells:
             order = sorted(self._cells)
             cells, self._cells = [self._cells[index] for index in order], {}
-            self._emit(self._named, tuple([self._rows[index] for index in order]), cells)
+            self._emit(tuple([self._rows[index] for index in order]), cells)
 
 
 class ParameterGradients:
@@ -85,7 +85,7 @@ class ParameterGradients:
         counts_zeros: whether to measure the share of exact zeros in them too, just now.
     """
 
-    def __init__(self, take: Callable[[Tensor], Cell], emit: Emit, counts_zeros: Callable[[], bool]) -> None:
+    def __init__(self, take: Callable[[Tensor], Cell], emit: EmitFor, counts_zeros: Callable[[], bool]) -> None:
         self._take = take
         self._counts_zeros = counts_zeros
         self._emit = emit

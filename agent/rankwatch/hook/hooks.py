@@ -52,15 +52,15 @@ class Hooks:
     ) -> None:
         self.root = unwrap(model)
         self._select = select
-        self._enter = guard(enter)
-        self._leave = guard(leave)
-        self._leave_root = guard(leave_root)
-        self._guarded_handed = guard(handed)
+        self._enter = enter
+        self._leave = leave
+        self._leave_root = leave_root
+        self._on_handed = handed
         self._is_compiled = False
         self._known: dict[int, NamedModule] = {}
         self._handles: dict[int, list[RemovableHandle]] = {}
         # torch holds these three for the whole process: through them a model that nobody else holds would never be freed.
-        self._global = [guard(self._on_module_added), guard(before_step), guard(after_step)]
+        self._global = [guard(self._on_module_added), before_step, after_step]
         added, before, after = map(_weakly, self._global)
         self._global_handles = [
             register_module_module_registration_hook(added),
@@ -115,7 +115,7 @@ class Hooks:
 
     def _handed(self, *args: Any) -> None:
         self._is_compiled = True
-        self._guarded_handed(*args)
+        self._on_handed(*args)
 
     def _learn(self, modules: dict[int, NamedModule]) -> None:
         for key, named in modules.items():

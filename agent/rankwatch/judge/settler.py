@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..errors import TrainingAborted
 from ..measure.extremes import Counts, count_non_finite
-from ..measure.recorder import Record, Recorder
+from ..measure.recorder import Call, Record, Recorder
 from ..measure.tape import Reading, Tape
 from ..shared.cause import Trip
 from ..shared.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position
@@ -51,10 +51,6 @@ class Observer(Protocol):
 class Tripped(NamedTuple):
     trip: Trip
     findings: list[Finding]
-
-
-Again = Callable[[], tuple[Record, list[Any]]]
-"""Records a frame anew while what it was recorded from is at hand, and gives the values of its readings."""
 
 
 class _Pending(NamedTuple):
@@ -103,7 +99,7 @@ class Settler:
         late += [part.first for part in tuple(self._closed)]
         return min(late, default=None)
 
-    def frame(self, record: Record, part: Part, again: Again | None) -> None:
+    def frame(self, record: Record, part: Part, call: Call | None) -> None:
         """Judges a frame, if frames are judged as they come."""
         if self._is_late(part):
             return
@@ -113,10 +109,10 @@ class Settler:
         if not self._has_bad or not self.judge.tripping(record.spec, record.states):
             return
         values = None
-        if again is not None:
-            # As evidence nothing counts that was measured earlier: x.data.mul_() changes a tensor behind autograd's back.
+        if call is not None:
+            # Evidence is measured anew, without the cache: x.data.mul_() changes a tensor behind autograd's back.
             self._recorder.forget()
-            fresh, values = again()
+            fresh, values = self._recorder.again(record, *call)
             record.cells[:] = fresh.cells
             self._tape.read()
         tripped = self._trip(record, part, values)

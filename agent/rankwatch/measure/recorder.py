@@ -29,6 +29,10 @@ _NONE, _NOT_A_TENSOR, _EMPTY, _UNMATERIALISED = map(
 )
 
 
+Call = tuple[Any, Any, Any]
+"""The args, kwargs and output of a module's call."""
+
+
 @dataclass(slots=True)
 class Record:
     """A frame whose numbers may still be on their way: ``cells`` are filled when the tape is read.
@@ -108,8 +112,10 @@ class Recorder:
         return Record(position, named, spec, cells, self._step, len(weights.cells))
 
     def again(self, record: Record, args: Any, kwargs: Any, output: Any) -> tuple[Record, list[Any]]:
-        """Records the same call anew, and gives the values of its readings."""
+        """Records the same call anew, and gives the values of its readings. A marked tensor comes as the output."""
         named, spec = record.named, record.spec
+        if spec.readings[0].kind is Kind.MARKED:
+            return self.values(record.position, named, [(Kind.MARKED, spec.readings[0].label, output)]), [output]
         weights = {**named.module._parameters, **named.module._buffers}
         values = [weights.get(row.label.partition(SHARD)[0]) for row in spec.readings[: record.weights]]
         values += [value for _, _, value in _labelled_inputs(args, kwargs)]
