@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
 from rankwatch.hook.detector import Detector
-from rankwatch.judge.settler import Finding
+from rankwatch.judge.settler import BadReading
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.config import resolve
 from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Position
@@ -25,7 +25,7 @@ class Notebook:
         self.traces: list[list[Frame]] = []
         self.trips: list[Trip] = []
         self.found: list[tuple[Position, int]] = []
-        self.findings: list[list[Finding]] = []
+        self.bad_readings: list[list[BadReading]] = []
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
         self.batches.append((table, summary))
@@ -39,9 +39,9 @@ class Notebook:
     def on_found(self, trip: Trip) -> None:
         self.found.append((trip.position, len(self.batches)))
 
-    def on_trip(self, trip: Trip, findings: list[Finding]) -> TrainingAborted:
+    def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted:
         self.trips.append(trip)
-        self.findings.append(findings)
+        self.bad_readings.append(bad_readings)
         return OverflowDetected("tripped")
 
     def on_limit(self, batch: int) -> TrainingAborted:

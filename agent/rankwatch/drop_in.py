@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from .judge.settler import Finding
-from .mark import describe_finding, emit
+from .judge.settler import BadReading
+from .mark import describe_bad_reading, emit
 from .registry import open_watches, prepare
 from .shared.cause import Trip
 from .shared.config import Config, Policy, is_disabled, resolve
@@ -64,14 +64,14 @@ class DebugUnderflowOverflow(Watch):
                 other.close()
         super()._take_over(root)
 
-    def _report_alone(self, trip: Trip, findings: list[Finding]) -> None:
-        emit("".join(map(describe_finding, findings)) + format_dump(trip.frames))
+    def _report_alone(self, trip: Trip, bad_readings: list[BadReading]) -> None:
+        emit("".join(map(describe_bad_reading, bad_readings)) + format_dump(trip.frames))
 
 
 def _complaints(frame: Frame) -> str:
     """The lines about a traced frame's non-finite readings, which are printed before it."""
     seen = [r for r in frame.readings if r.kind in (Kind.PARAMETER, Kind.INPUT, Kind.OUTPUT)]
-    return "".join(describe_finding(Finding(r.label, r.state is State.NAN, r.state is State.INF)) for r in seen)
+    return "".join(describe_bad_reading(BadReading(r.label, r.state is State.NAN, r.state is State.INF)) for r in seen)
 
 
 def remove_their_detector(model: nn.Module) -> bool:

@@ -7,7 +7,7 @@ import sys
 
 from torch import Tensor
 
-from .judge.settler import Finding
+from .judge.settler import BadReading
 from .measure.extremes import count_non_finite
 from .registry import open_watches
 from .shared.config import is_disabled
@@ -32,16 +32,16 @@ def detect_overflow(var: Tensor, ctx: str) -> bool:
     if is_disabled():
         return False
     counts = count_non_finite(var)
-    emit(describe_finding(Finding(ctx, counts.nans, counts.infs)))
+    emit(describe_bad_reading(BadReading(ctx, counts.nans, counts.infs)))
     for watch in open_watches():
         watch.mark(var, ctx)
     return bool(counts.nans or counts.infs)
 
 
-def describe_finding(finding: Finding) -> str:
+def describe_bad_reading(bad: BadReading) -> str:
     """What the Hugging Face detector prints of a tensor that is not finite; nothing of one that is."""
-    found = (("nans", finding.nans), ("infs", finding.infs))
-    return "".join(f"{finding.label} has {what}\n" for what, count in found if count)
+    found = (("nans", bad.nans), ("infs", bad.infs))
+    return "".join(f"{bad.label} has {what}\n" for what, count in found if count)
 
 
 def emit(text: str) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .errors import BatchLimitReached, OverflowDetected, TrainingAborted, UsageError
 from .hook.detector import Detector
 from .hook.stage import PipelineStage, module_and_stage
-from .judge.settler import Finding
+from .judge.settler import BadReading
 from .mark import emit
 from .measure.modules import unwrap
 from .registry import forget, open_watches, prepare, remember
@@ -164,10 +164,10 @@ class Watch:
         if self._link is not None:
             self._link.send_trip(trip)
 
-    def on_trip(self, trip: Trip, findings: list[Finding]) -> TrainingAborted:
+    def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted:
         if self._link is not None and self._link.wait_for_verdict():
             return self._exception()
-        self._report_alone(trip, findings)
+        self._report_alone(trip, bad_readings)
         culprit = describe_culprit(self._name, trip)
         write_error_file(culprit, trip.time, is_culprit=True)
         return OverflowDetected(culprit)
@@ -175,7 +175,7 @@ class Watch:
     def on_limit(self, batch: int) -> TrainingAborted:
         return BatchLimitReached(f"stopped after batch {batch}, as abort_after_batch_num={batch} asked for")
 
-    def _report_alone(self, trip: Trip, findings: list[Finding]) -> None:
+    def _report_alone(self, trip: Trip, bad_readings: list[BadReading]) -> None:
         """What a person sees of a trip when there is no collector to print the report."""
         cause, evidence = classify(trip)
         why = "no collector in reach" if self._link is not None else "no collector configured"

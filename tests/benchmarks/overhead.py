@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.models import DTYPES, MODELS, MODES, NotAvailable, Setting, Trainee, graphs_made, time_of
-from rankwatch.measure.extremes import Layout, Measure, Row, layout_of
+from rankwatch.measure.extremes import Layout, Measure, TapeRow, layout_of
 
 TABLES = ("steps", "memory", "measure")
 KIBI_ELEMENTS = (64, 256, 1024, 4096, 16384)
@@ -211,7 +211,7 @@ def table_of_measuring(size: str, device: str, rounds: int) -> list[Line]:
 
 
 MEASURE = Measure()
-ROWS: dict[tuple[torch.device, Layout], Row] = {}
+ROWS: dict[tuple[torch.device, Layout], TapeRow] = {}
 
 
 def measure_once(values: Tensor) -> None:
@@ -220,7 +220,7 @@ def measure_once(values: Tensor) -> None:
     row = ROWS.get((values.device, layout))
     if row is None:
         both = torch.zeros(2, dtype=layout.written, device=values.device)
-        row = ROWS[values.device, layout] = Row(both[0], both[1], both)
+        row = ROWS[values.device, layout] = TapeRow(both[0], both[1], both)
     MEASURE(values, row, layout)
 
 

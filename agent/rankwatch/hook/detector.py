@@ -23,7 +23,7 @@ from ..judge.health import is_looked_at
 from ..judge.policy import Judge
 from ..judge.settler import Observer, Settler
 from ..measure.modules import NamedModule
-from ..measure.recorder import Call, Record, Recorder
+from ..measure.recorder import Call, PendingFrame, Recorder
 from ..measure.tape import Cell, Tape
 from ..shared.config import Config, Policy
 from ..shared.frame import NOWHERE, Kind, Phase, Position, ReadingSpec
@@ -96,7 +96,7 @@ class Detector:
         )
         self._off = False
         self._running = RunningRoots()
-        self._batch = self._loose = BatchInProgress(self.position, 0, is_told=False)
+        self._batch = self._loose = BatchInProgress(self.position, 0, is_streamed=False)
         self._in_batch = False  # whether frames belong to the batch, or are loose
         self._backward_batch = self._batch  # the batch whose backward runs, or ran last
         self._open_backwards: list[BatchInProgress] = []  # batches whose backward has frames, and is not closed
@@ -254,7 +254,7 @@ class Detector:
         with self._leaving_root() as ends_batch:
             self._call(named, args, kwargs, output)
             if ends_batch:
-                if self._batch.is_told and torch.is_grad_enabled():
+                if self._batch.is_streamed and torch.is_grad_enabled():
                     backward.mark_outputs(output, partial(self._begin_backward, self._batch))
                 self._end_batch()
 
@@ -291,29 +291,29 @@ class Detector:
             self._traced(named, what, numbers)
 
     def _call(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
-        record = self._recorder.call(self.position, named, Phase.FORWARD, args, kwargs, output)
-        self._record(record, (args, kwargs, output))
+        frame = self._recorder.call(self.position, named, Phase.FORWARD, args, kwargs, output)
+        self._record(frame, (args, kwargs, output))
         if self._config.gradients:
             self._watch_gradients(named, args, kwargs, output, self._batch)
 
     def _traced(self, named: NamedModule, what: What, numbers: list[Tensor]) -> None:
         cells = self._recorder.handed(numbers, what.states)
         self._record(self._recorder.traced(self.position, named, what.rows, cells), None)
-        if self._config.gradients and self._batch.is_told and torch.is_grad_enabled():
+        if self._config.gradients and self._batch.is_streamed and torch.is_grad_enabled():
             self._parameters.watch(named)
 
     def _mark(self, tensor: Tensor, label: str, named: NamedModule) -> None:
-        record = self._recorder.values(self.position, named, [(Kind.MARKED, label, tensor)])
-        self._record(record, ((), {}, tensor))
+        frame = self._recorder.values(self.position, named, [(Kind.MARKED, label, tensor)])
+        self._record(frame, ((), {}, tensor))
 
-    def _record(self, record: Record, call: Call | None) -> None:
+    def _record(self, frame: PendingFrame, call: Call | None) -> None:
         into = self._batch if self._in_batch else self._loose
         if into.is_rehearsal:
             return
-        into.add(record)
-        self._settler.frame(record, into.part, call)
+        into.add(frame)
+        self._settler.add(frame, into.part, call)
         self.position = into.position
-        if into is self._loose and len(into.part.records) >= LOOSE_FRAMES:
+        if into is self._loose and len(into.part.frames) >= LOOSE_FRAMES:
             self._settle_loose()
 
     # --- batches ------------------------------------------------------------------------------------------------------
@@ -344,10 +344,10 @@ class Detector:
 
     def _end_batch(self) -> None:
         batch = self._batch
-        self.phase = "backward" if batch.is_told else "idle"
+        self.phase = "backward" if batch.is_streamed else "idle"
         self._settler.close(batch)
         limit = self._config.abort_after_batch_num
-        if limit is not None and batch.is_told and self.position.batch >= limit:
+        if limit is not None and batch.is_streamed and self.position.batch >= limit:
             self._settler.poll(wait=True)
             raise self._observer.on_limit(self.position.batch)
 
@@ -363,9 +363,9 @@ class Detector:
 
     def _settle_loose(self) -> None:
         loose = self._loose
-        if loose.part.records:
+        if loose.part.frames:
             self._settler.close(loose)
-        self._loose = BatchInProgress(self.position, self._steps.number, is_told=False)
+        self._loose = BatchInProgress(self.position, self._steps.number, is_streamed=False)
 
     def _close_rest(self) -> None:
         self._close_backwards()
@@ -396,14 +396,14 @@ class Detector:
         if self._config.gradients:
             self._watch_gradients(named, args, kwargs, output, batch)
 
-    def _record_backward(self, record: Record) -> None:
+    def _record_backward(self, frame: PendingFrame) -> None:
         """Adds a frame to the batch whose backward is running."""
         batch = self._backward_batch
         if batch not in self._open_backwards:
             batch.is_absorbed, batch.loss_scale = self._loss_scale.absorbs(), self._loss_scale.scale
             self._open_backwards.append(batch)
-        batch.add(record)
-        self._settler.frame(record, batch.part, None)
+        batch.add(frame)
+        self._settler.add(frame, batch.part, None)
         if batch.position[:2] == self.position[:2]:
             self.position = batch.position
 
@@ -411,7 +411,7 @@ class Detector:
         self._backward_batch = batch
 
     def _watch_gradients(self, named: NamedModule, args: Any, kwargs: Any, output: Any, batch: BatchInProgress) -> None:
-        if torch.is_grad_enabled() and batch.is_told:
+        if torch.is_grad_enabled() and batch.is_streamed:
             backward.watch_call(args, kwargs, output, self._recorder.cell, partial(self._call_gradients, batch, named))
             self._parameters.watch(named)
 
@@ -432,7 +432,7 @@ class Detector:
         while self._open_backwards:
             batch = self._open_backwards[0]
             try:
-                if batch.part.records:
+                if batch.part.frames:
                     self._settler.close(batch)
             finally:
                 self._open_backwards.remove(batch)
@@ -446,7 +446,7 @@ class Detector:
         if not self._steps.is_ours(optimizer):
             return
         self.phase = "optimizer"
-        if self._config.gradients and self._backward_batch.is_told and self._backward_batch.is_full:
+        if self._config.gradients and self._backward_batch.is_streamed and self._backward_batch.is_full:
             self._parameters.sweep(self._hooks.watched)
         self._close_backwards()
         self._settle_loose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ..measure.recorder import Record
+from ..measure.recorder import PendingFrame
 from ..shared.frame import BatchSummary, FrameSpec, FrameTable, Position, pack
 
 MAX_TABLES = 64
@@ -38,7 +38,7 @@ class BatchInProgress:
         optimizer_step: int,
         *,
         traced: bool = False,
-        is_told: bool = True,
+        is_streamed: bool = True,
         is_full: bool = True,
         is_rehearsal: bool = False,
     ) -> None:
@@ -49,45 +49,45 @@ class BatchInProgress:
         """Whether all modules are recorded, or the root's output alone."""
         self.is_rehearsal = is_rehearsal
         """Whether a pipeline runs it to learn shapes: nothing of it is recorded."""
-        self.is_told = is_told and position.eval == 0 and not is_rehearsal
+        self.is_streamed = is_streamed and position.eval == 0 and not is_rehearsal
         """Whether it is streamed: an eval forward is judged, but it is no batch."""
         self.is_compiled = False
         """Whether a compiled graph began it."""
-        self.root_inputs: Record | None = None
+        self.root_inputs: PendingFrame | None = None
         self.loss_scale = 0.0
         """As its backward began."""
         self.is_absorbed = False
         """Whether a loss scaler is expected to deal with a gradient of it that is not finite."""
-        self.part = Part(self)
+        self.part = BatchPart(self)
 
-    def add(self, record: Record) -> None:
-        self.part.records.append(record)
-        batch, evaluation, frame = record.position
-        self.position = Position(batch, evaluation, frame + 1)
+    def add(self, frame: PendingFrame) -> None:
+        self.part.frames.append(frame)
+        batch, evaluation, number = frame.position
+        self.position = Position(batch, evaluation, number + 1)
 
-    def cut(self) -> Part:
+    def cut(self) -> BatchPart:
         """What was recorded since the last cut."""
-        part, self.part = self.part, Part(self)
+        part, self.part = self.part, BatchPart(self)
         return part
 
 
-class Part:
-    """The records of a batch that are judged and told together: those of its forward, or of its backward."""
+class BatchPart:
+    """The frames of a batch that are judged and told together: those of its forward, or of its backward."""
 
     def __init__(self, batch: BatchInProgress) -> None:
         self.batch = batch
-        self.records: list[Record] = []
+        self.frames: list[PendingFrame] = []
         self._started_at = time.time()
 
     @property
     def first(self) -> Position:
         """That of its first frame, or where the batch stands while there is none."""
-        records = self.records
-        return records[0].position if records else self.batch.position
+        frames = self.frames
+        return frames[0].position if frames else self.batch.position
 
     def finish(self, tables: Tables) -> tuple[FrameTable, BatchSummary]:
-        table = tables.of([record.spec for record in self.records])
-        cells = [cell for record in self.records for cell in record.cells]
+        table = tables.of([frame.spec for frame in self.frames])
+        cells = [cell for frame in self.frames for cell in frame.cells]
         return table, BatchSummary(
             batch=self.first.batch,
             first_frame=self.first.frame,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..measure.tape import Cell
 from ..shared.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, ReadingSpec
 from ..shared.notice import ZEROS, Notice, NoticeKind
-from .batch import Part
+from .batch import BatchPart
 
 EVERY = 8
 """Batches between two looks, after the first EVERY of them: what is noticed here takes its time."""
@@ -60,13 +60,13 @@ class Health:
     def __init__(self) -> None:
         self._past: dict[tuple[NoticeKind, str, str], _Past] = {}
 
-    def look(self, part: Part) -> list[Notice]:
+    def look(self, part: BatchPart) -> list[Notice]:
         """What there is to notice in a part whose numbers are there."""
         batch = part.first.batch
         if not is_looked_at(batch):
             return []
         outputs: _Outputs = {}
-        found = [notice for record in part.records for notice in self._look(batch, record.spec, record.cells, outputs)]
+        found = [notice for frame in part.frames for notice in self._look(batch, frame.spec, frame.cells, outputs)]
         return found + [notice for spec, row, high in outputs.values() for notice in self._headroom(batch, spec, row, high)]
 
     def _look(self, batch: int, spec: FrameSpec, cells: list[Cell], outputs: _Outputs) -> Iterator[Notice]:

@@ -39,7 +39,7 @@ _AS_FLOAT64 = (torch.float64, torch.complex64, torch.complex128)
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
-class Row(NamedTuple):
+class TapeRow(NamedTuple):
     """A row of the tape: two 0-dim tensors, and both as one of two elements."""
 
     low: Tensor
@@ -92,7 +92,7 @@ class Measure:
         self._views: dict[tuple[torch.dtype, torch.Size], Tensor] = {}
         self._parts: dict[torch.dtype, tuple[list[Tensor], list[Tensor], Tensor]] = {}
 
-    def __call__(self, values: Tensor, row: Row, layout: Layout) -> None:
+    def __call__(self, values: Tensor, row: TapeRow, layout: Layout) -> None:
         """Writes abs min and abs max of ``values`` into ``row``, without a host synchronisation.
 
         A nan anywhere makes abs max nan, and abs min nan or not. Integers and booleans are measured as numbers, complex
@@ -163,7 +163,7 @@ class Measure:
         return self._parts[dtype]
 
 
-def _on_device(values: Tensor, row: Row, layout: Layout) -> None:
+def _on_device(values: Tensor, row: TapeRow, layout: Layout) -> None:
     if layout.written is not layout.read:
         kernel.record(values, row.both)
         return
@@ -194,7 +194,7 @@ def _split(values: Tensor, room: int) -> Iterator[Tensor]:
             yield from _split(part, room)
 
 
-class Counts(NamedTuple):
+class NonFiniteCounts(NamedTuple):
     """The shape of a tensor (of its local shard) and how many of its elements are not finite."""
 
     shape: tuple[int, ...]
@@ -203,9 +203,11 @@ class Counts(NamedTuple):
     infs: int
 
 
-def count_non_finite(value: Tensor | float) -> Counts:
-    """Counts in several passes and with host syncs: for after a trip."""
+def count_non_finite(value: Tensor | float) -> NonFiniteCounts:
+    """NonFiniteCounts in several passes and with host syncs: for after a trip."""
     values = local(value) if isinstance(value, Tensor) else torch.tensor(value)
     if values.dtype.is_floating_point and values.dtype not in _BITS:  # float8
         values = values.to(torch.float32)
-    return Counts(tuple(values.shape), values.numel(), int(torch.isnan(values).sum()), int(torch.isinf(values).sum()))
+    return NonFiniteCounts(
+        tuple(values.shape), values.numel(), int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
+    )

@@ -1,4 +1,4 @@
-"""A module call -> a record: the cells of its readings, each tensor measured once per batch, and its interned spec."""
+"""A module call -> a frame: the cells of its readings, each tensor measured once per batch, and its interned spec."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Call = tuple[Any, Any, Any]
 
 
 @dataclass(slots=True)
-class Record:
+class PendingFrame:
     """A frame whose numbers may still be on their way: ``cells`` are filled when the tape is read.
 
     The first ``weights`` of them are the module's weights. ``step`` optimizer steps were done when the frame ran.
@@ -47,7 +47,7 @@ class Record:
     step: int
     weights: int = 0
 
-    def frame(self) -> Frame:
+    def measured(self) -> Frame:
         return Frame(
             self.position,
             self.spec,
@@ -72,7 +72,7 @@ class Recorder:
     def __init__(self, tape: Tape, weights_every: int) -> None:
         self._tape = tape
         self._weights = Weights(self.cell, weights_every)
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, _Measured] = {}
         self._dtypes: dict[torch.dtype, tuple[str, State | None]] = {}
         self._specs: dict[int, dict[Hashable, FrameSpec]] = {}
         self._forward = 0
@@ -88,7 +88,9 @@ class Recorder:
         """Nothing measured before counts as measured, but for weights at their cadence."""
         self._seen.clear()
 
-    def call(self, position: Position, named: NamedModule, phase: Phase, args: Any, kwargs: Any, output: Any) -> Record:
+    def call(
+        self, position: Position, named: NamedModule, phase: Phase, args: Any, kwargs: Any, output: Any
+    ) -> PendingFrame:
         """Records a module's call: its weights, inputs and outputs."""
         weights = self._weights.of(named, self._forward, self._step)
         specs = self._specs_of(named)
@@ -109,37 +111,37 @@ class Recorder:
             rows = (*weights.rows, *(ReadingSpec(kind, label, _dtype(value)) for kind, label, value in values))
             spec = specs[key] = _spec(named, rows, phase)
         cells = [*weights.cells, *map(self.cell, found)]
-        return Record(position, named, spec, cells, self._step, len(weights.cells))
+        return PendingFrame(position, named, spec, cells, self._step, len(weights.cells))
 
-    def again(self, record: Record, args: Any, kwargs: Any, output: Any) -> tuple[Record, list[Any]]:
+    def again(self, frame: PendingFrame, args: Any, kwargs: Any, output: Any) -> tuple[PendingFrame, list[Any]]:
         """Records the same call anew, and gives the values of its readings. A marked tensor comes as the output."""
-        named, spec = record.named, record.spec
+        named, spec = frame.named, frame.spec
         if spec.readings[0].kind is Kind.MARKED:
-            return self.values(record.position, named, [(Kind.MARKED, spec.readings[0].label, output)]), [output]
+            return self.values(frame.position, named, [(Kind.MARKED, spec.readings[0].label, output)]), [output]
         weights = {**named.module._parameters, **named.module._buffers}
-        values = [weights.get(row.label.partition(SHARD)[0]) for row in spec.readings[: record.weights]]
+        values = [weights.get(row.label.partition(SHARD)[0]) for row in spec.readings[: frame.weights]]
         values += [value for _, _, value in _labelled_inputs(args, kwargs)]
         values += [value for _, value in leaves(output, "output")]
-        return self.call(record.position, named, spec.phase, args, kwargs, output), values
+        return self.call(frame.position, named, spec.phase, args, kwargs, output), values
 
-    def inputs(self, position: Position, named: NamedModule, args: Any, kwargs: Any) -> Record:
+    def inputs(self, position: Position, named: NamedModule, args: Any, kwargs: Any) -> PendingFrame:
         """Records what a module is called with."""
         return self.values(position, named, _labelled_inputs(args, kwargs))
 
-    def values(self, position: Position, named: NamedModule, found: list[tuple[Kind, str, Any]]) -> Record:
+    def values(self, position: Position, named: NamedModule, found: list[tuple[Kind, str, Any]]) -> PendingFrame:
         """Records labelled values under a module's name."""
         rows = tuple([ReadingSpec(kind, label, self._name_and_state(value)[0]) for kind, label, value in found])
         return self.cells(position, named, Phase.FORWARD, rows, [self.cell(value) for _, _, value in found])
 
     def cells(
         self, position: Position, named: NamedModule, phase: Phase, rows: tuple[ReadingSpec, ...], cells: list[Cell]
-    ) -> Record:
+    ) -> PendingFrame:
         """Records readings that were taken already."""
         specs = self._specs_of(named)
         spec = specs.get((phase, rows))
         if spec is None:
             spec = specs[phase, rows] = _spec(named, rows, phase)
-        return Record(position, named, spec, cells, self._step)
+        return PendingFrame(position, named, spec, cells, self._step)
 
     def handed(self, numbers: list[Tensor], states: Iterable[State | None]) -> list[Cell]:
         """The cells of a compiled call, see ``traced``."""
@@ -148,7 +150,9 @@ class Recorder:
         self._tape.take(numbers, measured)
         return cells
 
-    def traced(self, position: Position, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> Record:
+    def traced(
+        self, position: Position, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]
+    ) -> PendingFrame:
         """Records what a compiled call has measured of its inputs and outputs, and the module's weights."""
         weights = self._weights.of(named, self._forward, self._step)
         specs = self._specs_of(named)
@@ -156,21 +160,21 @@ class Recorder:
         spec = specs.get(key)
         if spec is None:
             spec = specs[key] = _spec(named, weights.rows + rows, Phase.FORWARD)
-        return Record(position, named, spec, [*weights.cells, *cells], self._step, len(weights.cells))
+        return PendingFrame(position, named, spec, [*weights.cells, *cells], self._step, len(weights.cells))
 
-    def refresh(self, records: Iterable[Record]) -> None:
+    def refresh(self, frames: Iterable[PendingFrame]) -> None:
         """Measures the weights of these frames anew: for after a trip. Those that cannot be read now keep their readings, and
         so do those that FSDP has cut into shards since."""
         done: dict[int, ModuleWeights] = {}
-        for record in records:
-            if record.weights:
-                number = record.named.number
+        for frame in frames:
+            if frame.weights:
+                number = frame.named.number
                 if number not in done:
-                    done[number] = self._weights.measure(record.named, self._forward, self._step)
+                    done[number] = self._weights.measure(frame.named, self._forward, self._step)
                 rows, fresh, *_ = done[number]
-                is_same = rows == record.spec.readings[: record.weights]
+                is_same = rows == frame.spec.readings[: frame.weights]
                 if is_same and not any(cell.state is State.UNMATERIALISED for cell in fresh):
-                    record.cells[: record.weights] = fresh
+                    frame.cells[: frame.weights] = fresh
 
     def cell(self, value: Any) -> Cell:
         """The reading of a value, to be filled when the tape is read; of a tensor measured before in this batch, the same."""
@@ -195,7 +199,7 @@ class Recorder:
             # RuntimeError: out of memory, or an exotic layout; the reading's state says so
             log.debug("cannot measure a %s tensor: %s", value.dtype, error)
             return _UNMATERIALISED
-        self._seen[address] = _Seen(values, cell)
+        self._seen[address] = _Measured(values, cell)
         return cell
 
     def _name_and_state(self, value: Any) -> tuple[str, State | None]:
@@ -244,7 +248,7 @@ def _dtype(value: Any) -> str:
     return "float" if isinstance(value, float) and not math.isfinite(value) else ""
 
 
-class _Seen:
+class _Measured:
     """A stretch of memory measured in this batch: valid while it is of the same storage and its version counter stands still.
 
     FSDP gives the memory of a storage back while the storage lives on: another one may have it next.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..shared.frame import State, state_of
-from .extremes import Layout, Measure, Row, layout_of
+from .extremes import Layout, Measure, TapeRow, layout_of
 
 FIRST_ROWS = 256
 _EMPTY_BITS = (0x7FFF_FFFF, 0)  # what kernel.record updates: no smallest and no largest magnitude yet
@@ -91,9 +91,9 @@ class Tape:
         bad = any([buffer.read() for buffer in self._buffers.values() if buffer.cells])
         return self._had_bad() or bad
 
-    def read_later(self) -> Reading:
+    def read_later(self) -> PendingRead:
         """Begins to read without waiting: the rows are copied to the host in the stream they were written in."""
-        return Reading([buffer.copy() for buffer in self._buffers.values() if buffer.cells], self._had_bad())
+        return PendingRead([buffer.copy() for buffer in self._buffers.values() if buffer.cells], self._had_bad())
 
     def _had_bad(self) -> bool:
         bad, self._has_bad = self._has_bad, False
@@ -106,7 +106,7 @@ class Tape:
         return buffer
 
 
-class Reading:
+class PendingRead:
     """Rows on their way to the host."""
 
     def __init__(self, copies: list[_Copy], has_bad: bool) -> None:
@@ -201,7 +201,7 @@ class _Buffer:
             if self._is_updated:
                 self._empty = torch.tensor(_EMPTY_BITS, dtype=written, device=self._device).expand(rows, 2).contiguous()
                 self._written.copy_(self._empty)
-        self.rows = [Row(row[0], row[1], row) for row in self._written]
+        self.rows = [TapeRow(row[0], row[1], row) for row in self._written]
         self._few = [(row[0], row[1]) for row in self._read[:4]] if self._device.type == "cpu" else []
 
 

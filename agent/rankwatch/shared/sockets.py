@@ -50,13 +50,13 @@ def dealer(context: zmq.Context[zmq.Socket[bytes]], connection: Connection) -> z
 def authenticator(context: zmq.Context[zmq.Socket[bytes]], admits: Callable[[str], bool]) -> ThreadAuthenticator:
     """Starts the thread that admits only peers with a client key that ``admits`` accepts to the sockets of ``context``."""
 
-    class Keys:
+    class AdmittedKeys:
         def callback(self, domain: str, key: bytes) -> bool:
             return admits(key.decode())
 
     thread = ThreadAuthenticator(context)
     thread.start()
-    thread.configure_curve_callback(domain="*", credentials_provider=Keys())
+    thread.configure_curve_callback(domain="*", credentials_provider=AdmittedKeys())
     return thread
 
 

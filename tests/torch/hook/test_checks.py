@@ -102,7 +102,7 @@ def test_without_an_optimizer_the_next_forward_tells_what_is_on_its_way() -> Non
 
 def test_numbers_that_are_slow_to_come_are_waited_for_one_batch_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "rankwatch.measure.tape.Reading.is_ready", lambda reading: False
+        "rankwatch.measure.tape.PendingRead.is_ready", lambda reading: False
     )  # as on a device that is far behind
     model = model_of(nn.Linear(4, 4), Gain(math.inf))
     optimizer = sgd(model)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import rankwatch
 from notebook import Gain, first_weight, model_of, ones, watched
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
-from rankwatch.judge.settler import Finding
+from rankwatch.judge.settler import BadReading
 from rankwatch.shared.frame import Kind, Phase, Position, State
 
 # --- batches --------------------------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def test_a_bad_weight_is_named_before_the_output_it_spoils() -> None:
     with pytest.raises(OverflowDetected):
         model(ones())
     assert notebook.trips[0].culprit.label == "weight"
-    assert notebook.findings == [[Finding("weight", 1, 0), Finding("output", 3, 0)]]
+    assert notebook.bad_readings == [[BadReading("weight", 1, 0), BadReading("output", 3, 0)]]
 
 
 def test_an_inf_mask_trips_only_under_strict() -> None:

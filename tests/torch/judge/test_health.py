@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from notebook import Gain, model_of, ones, watched
-from rankwatch.judge.batch import BatchInProgress, Part
+from rankwatch.judge.batch import BatchInProgress, BatchPart
 from rankwatch.judge.health import EVERY, HORIZON, LOOKS, NEAR, Health
 from rankwatch.measure.modules import NamedModule
-from rankwatch.measure.recorder import Record
+from rankwatch.measure.recorder import PendingFrame
 from rankwatch.measure.tape import Cell
 from rankwatch.shared.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, Position, ReadingSpec
 from rankwatch.shared.notice import Notice, NoticeKind, describe_notice
@@ -27,14 +27,16 @@ Row = tuple[str, ReadingSpec, float]
 """A module's name, a reading of it, and its abs max."""
 
 
-def part_of(batch: int, rows: Sequence[Row], phase: Phase = Phase.FORWARD) -> Part:
+def part_of(batch: int, rows: Sequence[Row], phase: Phase = Phase.FORWARD) -> BatchPart:
     """A part of a batch whose numbers are there, one frame for each row."""
     part = BatchInProgress(Position(batch, 0, 0), batch).part
     for frame, (module, reading, high) in enumerate(rows):
         cell = Cell()
         cell.fill(high if math.isnan(high) else 0.0, high)
         spec = FrameSpec(module, "Linear", (reading,), phase=phase)
-        part.records.append(Record(Position(batch, 0, frame), NamedModule(nn.Identity(), [module]), spec, [cell], batch))
+        part.frames.append(
+            PendingFrame(Position(batch, 0, frame), NamedModule(nn.Identity(), [module]), spec, [cell], batch)
+        )
     return part
 
 
