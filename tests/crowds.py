@@ -13,7 +13,8 @@ from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, pack
 from rankwatch_monitor.decide.effects import Show
 from rankwatch_monitor.decide.journal import NO_RANK, Decided, Entry, Left, Opened, Reached, Trained
 from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState, RunStanding
-from rankwatch_monitor.record.store import FILE, Store
+from rankwatch_monitor.record.schema import FILE
+from rankwatch_monitor.record.store import Store
 
 PER_NODE = 8
 LOST, SILENT, STILL = 203, 411, 100

@@ -12,8 +12,10 @@ from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, Fact, Opened
 from rankwatch_monitor.decide.report import Outcome
-from rankwatch_monitor.record.digest import DIGEST, Array, Columns, Envelope
-from rankwatch_monitor.record.store import FILE, Limits, Store
+from rankwatch_monitor.record.digest import Columns, Envelope
+from rankwatch_monitor.record.layout import DIGEST, Array
+from rankwatch_monitor.record.schema import FILE
+from rankwatch_monitor.record.store import Limits, Store
 
 PER_HOST = 8
 CHUNK = 1 << 18

@@ -23,9 +23,9 @@ from rich.text import Text
 
 from browser import browsing
 from jobs import RANKWATCH, environment
-from rankwatch_monitor.record import reader as record
-from rankwatch_monitor.record import replay as snapshot
-from rankwatch_monitor.record.store import FILE, StoreError
+from rankwatch_monitor.record import replay
+from rankwatch_monitor.record.reader import RunRecord
+from rankwatch_monitor.record.schema import FILE, StoreError
 
 PICTURES = ROOT / "docs" / "pages" / "pictures"
 BATCHES = 8
@@ -49,13 +49,14 @@ def main() -> None:
 
 
 def _batches(path: Path) -> int:
-    with suppress(StoreError):
-        return len(set(record.read_digests(path)["batch"].tolist()))
+    with suppress(StoreError), RunRecord(path) as record:
+        return len(set(record.digests()["batch"].tolist()))
     return 0
 
 
 def _picture_top(run: Path) -> None:
-    processes = [row.pid for row in snapshot.take(run).report.ranks]
+    with RunRecord(run / FILE) as record:
+        processes = [row.pid for row in replay.take(record).report.ranks]
     for process in processes:
         os.kill(process, signal.SIGSTOP)
     try:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import makers
 from rankwatch.shared import messages
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position, Reading, State, pack
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Fact, Opened, Trained
-from rankwatch_monitor.record.store import FILE, Limits, Store
+from rankwatch_monitor.record.reader import RunRecord
+from rankwatch_monitor.record.schema import FILE
+from rankwatch_monitor.record.store import Limits, Store
 
 LIMITS = Limits()
+
+T = TypeVar("T")
+
+
+def read(path: Path, what: Callable[[RunRecord], T]) -> T:
+    """What this reads of the record in this file."""
+    with RunRecord(path) as record:
+        return what(record)
 
 
 def part(rank: int, *frames: Frame, step: int = 0, seq: int = 1, ended: float = 11.0) -> Entry:

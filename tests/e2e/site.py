@@ -20,7 +20,7 @@ from typing import Any
 
 from collectors import until
 from jobs import SCRIPTS, environment
-from rankwatch_monitor.record.reader import read_digests
+from rankwatch_monitor.record.reader import RunRecord
 
 ABORTED = 77
 SPOOL = 1024
@@ -174,7 +174,8 @@ class Site:
 
     def recorded(self, run: str = "train-0") -> Counter[tuple[int, int]]:
         """How often each (rank, batch) stands in the run's record."""
-        digests = read_digests(self.runs / run / "run.db")
+        with RunRecord(self.runs / run / "run.db") as record:
+            digests = record.digests()
         return Counter(zip(digests["rank"].tolist(), digests["batch"].tolist(), strict=True))
 
     @property

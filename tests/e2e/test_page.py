@@ -16,7 +16,8 @@ from jobs import Job
 from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Opened, Trained
-from rankwatch_monitor.record.store import FILE, Store
+from rankwatch_monitor.record.schema import FILE
+from rankwatch_monitor.record.store import Store
 from rankwatch_monitor.views.ui import single
 from rankwatch_monitor.views.ui.pages import RunPages
 

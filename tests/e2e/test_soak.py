@@ -24,7 +24,7 @@ import pytest
 
 from collectors import until
 from jobs import RANKWATCH, environment, processes_of, torchrun
-from rankwatch_monitor.record.reader import read_digests
+from rankwatch_monitor.record.reader import RunRecord
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
@@ -230,7 +230,8 @@ class Job:
 
     @staticmethod
     def _last_recorded(run: Path) -> dict[int, int]:
-        digests = read_digests(run)
+        with RunRecord(run) as record:
+            digests = record.digests()
         return dict(zip(digests["rank"].tolist(), digests["batch"].tolist(), strict=True))
 
     # --- what came of it ------------------------------------------------------------------------------------------------------
@@ -244,7 +245,8 @@ class Job:
         if self.expect.__name__ == "expect":
             until(lambda: (run / "report.json").exists())
             self.expect(json.loads((run / "report.json").read_text()))
-        digests = read_digests(run / "run.db")
+        with RunRecord(run / "run.db") as record:
+            digests = record.digests()
         recorded = Counter(zip(digests["rank"].tolist(), digests["batch"].tolist(), strict=True))
         assert max(recorded.values()) == 1
         for rank, truth in enumerate(self.truths()):

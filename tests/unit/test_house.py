@@ -162,10 +162,10 @@ def test_only_the_doctor_meets_at_a_store() -> None:
         ("zmq", "shared.sockets tell.link serve.inbox serve.collector serve.control doctor.reach"),
         ("starlette", "views.ui.server"),
         ("uvicorn", "views.ui.server"),
-        ("sqlite3", "record.store record.reader record.kept record.migrations"),
+        ("sqlite3", "record.schema record.store record.reader"),
         (
             "numpy",
-            "record.digest record.headroom record.store record.reader record.kept record.migrations"
+            "record.layout record.digest record.headroom record.store record.reader"
             " views.ui.grids views.export.rows views.export.parquet views.export.events views.export.written",
         ),
         ("prometheus_client", "serve.metrics.families serve.metrics.server"),
@@ -194,6 +194,7 @@ def test_libraries_have_one_home(library: str, home: str) -> None:
         ("import rankwatch.shared.wire, rankwatch.shared.text", {"torch", "zmq"}),
         ("import rankwatch.attach", {"torch", "zmq", "msgpack"}),
         ("import rankwatch; rankwatch.watch", {"zmq"}),
+        ("import rankwatch_monitor.commands.list", {"torch", "zmq", "msgpack", "numpy", "rankwatch.shared.frame"}),
         ("import rankwatch_monitor.cli", {"torch", "prometheus_client", "rich", "starlette"}),
         ("import rankwatch.doctor.__main__", {"torch"}),
         ("import rankwatch.integrations; rankwatch.integrations.lightning_callbacks()", {"torch", "lightning"}),

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rankwatch.shared import wire
-
 
 def add_option(parser: argparse.ArgumentParser, name: str, **details: Any) -> None:
     """An option whose name may be written with underscores too."""
@@ -44,6 +42,8 @@ def whole(name: str, least: int, most: int) -> Callable[[str], int]:
 
 
 def patterns(text: str) -> tuple[str, ...]:
+    from rankwatch.shared import wire  # here, so that commands without patterns start faster
+
     parts = _split(text, wire.MAX_PATTERNS)
     if any(len(part) > wire.MAX_NAME for part in parts):
         raise argparse.ArgumentTypeError(f"expected patterns of at most {wire.MAX_NAME} characters")
@@ -51,6 +51,8 @@ def patterns(text: str) -> tuple[str, ...]:
 
 
 def batches(text: str) -> tuple[int, ...]:
+    from rankwatch.shared import wire
+
     return tuple(map(whole("for each batch", 0, 1 << 62), _split(text, wire.MAX_TRACED)))
 
 

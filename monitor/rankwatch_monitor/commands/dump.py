@@ -7,8 +7,8 @@ import sys
 
 from rankwatch.errors import UsageError
 
-from ..record import store
-from ..record.store import StoreError
+from ..record.reader import RunRecord
+from ..record.schema import FILE, StoreError
 from ..views import dump
 from . import arguments as types
 
@@ -21,8 +21,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     run = types.run_folder(arguments.run)
     try:
-        for line in dump.lines(run / store.FILE, frames=arguments.frames):
-            sys.stdout.write(line + "\n")
+        with RunRecord(run / FILE) as record:
+            for line in dump.lines(record, frames=arguments.frames):
+                sys.stdout.write(line + "\n")
     except StoreError as error:
         raise UsageError(f"{error}; is {run} a run's folder?") from None
     return 0

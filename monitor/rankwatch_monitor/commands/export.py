@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rankwatch.errors import UsageError
 
-from ..record import reader as record
-from ..record.store import FILE, StoreError
+from ..record.reader import RunRecord
+from ..record.schema import FILE, StoreError
 from ..views.export.origin import origin_of
 from ..views.export.written import describe
 from . import arguments as types
@@ -41,7 +41,8 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.what == "envelope" and arguments.rank is not None:
         raise UsageError("--what envelope is over all ranks: leave out --rank, or export summaries")
     try:
-        _export(run, arguments)
+        with RunRecord(run / FILE) as record:
+            _export(record, arguments)
     except StoreError as error:
         raise UsageError(f"{error}; is {run} a run's folder?") from None
     except ModuleNotFoundError as error:
@@ -50,23 +51,23 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _export(run: Path, arguments: argparse.Namespace) -> None:
-    origin, rank, what = origin_of(run), arguments.rank, arguments.what or WHAT[0]
+def _export(record: RunRecord, arguments: argparse.Namespace) -> None:
+    origin, rank, what = origin_of(record), arguments.rank, arguments.what or WHAT[0]
     if rank is not None and rank >= origin.world_size:
         raise UsageError(f"no rank {rank}: run {origin.run} has ranks 0 to {origin.world_size - 1}")
-    trained, hint = record.last_batch(run / FILE) + 1, ""
+    trained, hint = record.last_batch() + 1, ""
     # The libraries of the extra are imported with what needs them.
     if arguments.tensorboard:
         from ..views.export import events
 
-        written = events.write(run / FILE, arguments.tensorboard, rank, overwrite=arguments.overwrite)
+        written = events.write(record, arguments.tensorboard, rank, overwrite=arguments.overwrite)
         things, into = "scalars", str(arguments.tensorboard)
     else:
         from ..views.export import parquet, target
 
         into, things = arguments.parquet, "rows"
         with target.whole(into, overwrite=arguments.overwrite) as file:
-            written = parquet.write(run / FILE, origin, what, file, rank)
+            written = parquet.write(record, origin, what, file, rank)
         hint = " as sent: --what envelope has more of them" if what == "summaries" else ""
         trained = trained if what != "digests" else 0  # they are not in the order of the batches, and the last to go
     sys.stderr.write(f"rankwatch: {describe(written, things, origin.run, into, trained, hint)}\n")

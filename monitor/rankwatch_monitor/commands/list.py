@@ -7,7 +7,7 @@ import sys
 
 from rankwatch.errors import UsageError
 
-from ..record import replay as snapshot
+from ..record.runs import read_rows
 from ..views import runs
 from . import arguments as types
 
@@ -20,6 +20,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     if not arguments.runs_dir.is_dir():
         raise UsageError(f"no folder {arguments.runs_dir}: give the one that runs are recorded in")
-    found = snapshot.take_all(arguments.runs_dir)
+    found = read_rows(arguments.runs_dir)
     sys.stdout.write(runs.to_json(found) if arguments.json else runs.render(found))
     return 0

@@ -10,8 +10,9 @@ from pathlib import Path
 from rankwatch.errors import UsageError
 
 from ..decide.report import Report
-from ..record import replay as snapshot
-from ..record.store import StoreError
+from ..record import replay
+from ..record.reader import RunRecord
+from ..record.schema import FILE, StoreError
 from ..views import as_json as json
 from ..views import batch, closeup, rank, text
 from ..views.ui import single
@@ -50,7 +51,8 @@ def main(arguments: argparse.Namespace) -> int:
         sys.stdout.write(_written(run, as_json=arguments.json))
         return 0
     try:
-        sys.stdout.write(_closeup(run, arguments))
+        with RunRecord(run / FILE) as record:
+            sys.stdout.write(_closeup(record, arguments))
     except StoreError as error:
         raise UsageError(f"{error}; is {run} a run's folder?") from None
     return 0
@@ -70,15 +72,15 @@ def _write_html(run: Path, path: Path) -> None:
     sys.stderr.write(f"rankwatch: {path} has all of {run.resolve().name}; any browser opens it\n")
 
 
-def _closeup(run: Path, arguments: argparse.Namespace) -> str:
+def _closeup(record: RunRecord, arguments: argparse.Namespace) -> str:
     frames, as_json = arguments.frames or FRAMES, arguments.json
     if arguments.batch is not None:
-        of_batch = closeup.of_batch(run, arguments.batch, arguments.rank)
+        of_batch = closeup.of_batch(record, arguments.batch, arguments.rank)
         return batch.to_json(of_batch, frames) if as_json else batch.render(of_batch, frames)
     if arguments.rank is not None:
-        of_rank = closeup.of_rank(run, arguments.rank)
+        of_rank = closeup.of_rank(record, arguments.rank)
         return rank.to_json(of_rank, frames) if as_json else rank.render(of_rank, frames)
-    report, is_over = snapshot.take(run)
+    report, is_over = replay.take(record)
     return _render(_shortened(report, frames), is_over, as_json=as_json)
 
 
@@ -97,7 +99,8 @@ def _written(run: Path, *, as_json: bool) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         try:
-            report, is_over = snapshot.take(run)
+            with RunRecord(run / FILE) as record:
+                report, is_over = replay.take(record)
         except StoreError as why:
             raise UsageError(f"no report in {run}: {error.strerror}; nor is it in its record: {why}") from None
         return _render(report, is_over, as_json=as_json)

@@ -11,7 +11,7 @@ from time import time
 from rankwatch.errors import UsageError
 
 from ..record.follow import Newest
-from ..record.store import StoreError
+from ..record.schema import StoreError
 from ..views.top import plain
 from ..views.top.focus import Focus
 from ..views.top.layout import Scene

@@ -1,53 +1,18 @@
-"""Batch parts of many ranks -> one digest per rank, and the envelope over the ranks. Pure; the only file with NumPy."""
+"""One part of a batch of many ranks -> a digest for each rank, and the envelope over the ranks. Pure."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from rankwatch.shared.frame import DTYPE_MAX, BatchSummary, FrameTable, Kind, ReadingSpec, State
 
-Array: TypeAlias = np.ndarray[Any, Any]
-
-DIGEST = np.dtype(
-    [
-        ("rank", "<u4"),
-        ("batch", "<i8"),
-        ("headroom", "<f4"),
-        ("bad", "<u4"),
-        ("row", "<u4"),
-        ("bad_row", "<u4"),
-        ("table", "<u4"),
-        ("first_frame", "<u4"),
-        ("frames", "<u4"),
-        ("seq", "<i8"),
-        ("step", "<i8"),
-        ("started", "<f8"),
-        ("ended", "<f8"),
-    ]
-)
-"""What is kept of every part of every batch of every rank.
-
-``headroom`` is how many times the finite reading that comes nearest to its dtype's largest number could double before it
-reached it (inf: all are zero), and ``row`` is that reading's; those of MASKS do not count. ``bad`` counts the inf and nan
-readings and ``bad_row`` is the first of them, or NO_ROW. ``table`` is the number of the frame table in the store.
-"""
-
-NO_ROW = 0xFFFFFFFF
+from .layout import DIGEST, ENVELOPE, NO_ROW, Array, dtype_of, envelope_layout, part_layout
 
 MASKS = Kind.KEYWORD, Kind.BUFFER
 """Where attention masks come in: as large as their dtype's largest number on purpose, and so no sign of an overflow."""
-
-_COLUMNS: tuple[str, ...] = DIGEST.names or ()
-RAW = 255
-_WIDTHS = 0, 1, 2, 4
-_COUNT, _HEAD = struct.Struct("<I"), struct.Struct("<qB")
-_TIMES = "started", "ended"
-_LATEST = 4e12
-"""Seconds up to which a time is recorded to the microsecond."""
 
 _FINITE, _INF, _NAN, _NOT_FLOAT = map(int, (State.FINITE, State.INF, State.NAN, State.NOT_FLOAT))
 """NumPy takes a plain int for a byte among bytes; compared with an enum's, each byte is made an int64 first."""
@@ -65,8 +30,8 @@ _WORST_LAST = (
 _WEIGHT = bytes(_WORST_LAST.index(State(value)) if value < len(State) else 0 for value in range(256))
 
 
-class Part(NamedTuple):
-    """A part of a batch, and whose."""
+class RankSummary(NamedTuple):
+    """A part of a batch as a rank sent it, and the number of its message."""
 
     rank: int
     seq: int
@@ -79,7 +44,9 @@ class Columns:
     def __init__(self, number: int, table: FrameTable) -> None:
         self.number = number
         self.rows, self.frames = table.rows, len(table.specs)
-        self.dtype = np.dtype(f"<{table.typecode}")
+        self.dtype = dtype_of(table)
+        self.part = part_layout(self.rows, self.dtype)
+        self.envelope = envelope_layout(self.rows, self.dtype)
         rows = [row for spec in table.specs for row in spec.readings]
         limits = np.array([limit_of(row) for row in rows], np.float64)
         """The largest number of each row's dtype; inf for what has none that is known and for masks: so they never come near."""
@@ -123,25 +90,20 @@ class Envelope:
         self.state[rows], self.state_rank[rows] = states[at, rows], ranks[at]
 
     def pack(self) -> bytes:
-        return b"".join(column.tobytes() for column in self._columns())
+        return b"".join(getattr(self, name).tobytes() for name in ENVELOPE)
 
     @classmethod
     def unpack(cls, ranks: int, body: bytes, columns: Columns) -> Envelope:
         """Raises ValueError when ``body`` does not fit the table."""
+        columns.envelope.check(body)
         envelope = cls(columns)
-        envelope.ranks, start = ranks, 0
-        for column in envelope._columns():
-            column[:] = np.frombuffer(body, column.dtype, columns.rows, start)
-            start += column.nbytes
-        if start != len(body):
-            raise ValueError(f"an envelope of {len(body)} bytes instead of {start}")
+        envelope.ranks = ranks
+        for name in ENVELOPE:
+            getattr(envelope, name)[:] = columns.envelope.column(body, name)
         return envelope
 
-    def _columns(self) -> tuple[Array, ...]:
-        return self.low, self.high, self.low_rank, self.high_rank, self.state, self.state_rank
 
-
-def summarise(parts: Sequence[Part], columns: Columns, envelope: Envelope) -> Array:
+def summarise(parts: Sequence[RankSummary], columns: Columns, envelope: Envelope) -> Array:
     """The digests (a DIGEST array in the order of ``parts``) of parts of one batch; adds them to their envelope.
 
     Args:
@@ -152,55 +114,6 @@ def summarise(parts: Sequence[Part], columns: Columns, envelope: Envelope) -> Ar
         stacked = _stack(parts[start : start + STACKED], columns)
         _digest(digests[start : start + STACKED], stacked, columns)
         envelope.add(stacked.ranks, stacked.lows, stacked.highs, stacked.states)
-    return digests
-
-
-def pack_digests(digests: Array) -> bytes:
-    """Column after column, so that a reader of few columns need not unpack the others.
-
-    The number of digests, then for each column its smallest value and in how many bytes the distances from that are told (of
-    what is no integer: RAW, and the values as they are; times are microseconds), then those of the columns.
-    """
-    heads, bodies = [_COUNT.pack(len(digests))], []
-    for name in _COLUMNS:
-        column = digests[name]
-        if name in _TIMES and bool(np.all(np.abs(column) < _LATEST)):
-            column = np.rint(column * 1e6).astype(np.int64)
-        width, least = RAW, 0
-        if column.dtype.kind in "iu" and len(column):
-            least, most = int(column.min()), int(column.max())
-            width = next((width for width in _WIDTHS if most - least < 1 << (8 * width)), RAW)
-            column = digests[name] if width == RAW else column - column.dtype.type(least)
-            column = column.astype(f"<u{width}") if 0 < width < RAW else column
-        heads.append(_HEAD.pack(least, width))
-        bodies.append(column.tobytes() if width else b"")
-    return b"".join(heads + bodies)
-
-
-def unpack_digests(body: bytes, names: Sequence[str] = _COLUMNS) -> Array:
-    """The digests, or those of their columns. Raises ValueError when ``body`` does not hold what it says."""
-    try:
-        (count,) = _COUNT.unpack_from(body)
-        heads = [_HEAD.unpack_from(body, _COUNT.size + index * _HEAD.size) for index in range(len(_COLUMNS))]
-    except struct.error as error:
-        raise ValueError(f"digests of {len(body)} bytes: {error}") from None
-    start = _COUNT.size + len(_COLUMNS) * _HEAD.size
-    if unknown := {width for _, width in heads} - {RAW, *_WIDTHS}:
-        raise ValueError(f"digests with a column of {min(unknown)} bytes")
-    if count * sum(width for _, width in heads if width < RAW) > len(body):  # before there is memory taken for them
-        raise ValueError(f"digests of {len(body)} bytes are no {count}")
-    digests = np.zeros(count, [(name, DIGEST[name]) for name in names])
-    for name, (least, width) in zip(_COLUMNS, heads, strict=True):
-        dtype = DIGEST[name] if width == RAW else np.dtype(f"<u{width}" if width else "V0")
-        if name in names:
-            column = np.frombuffer(body, dtype, count, start) if width else np.zeros(count, np.uint8)
-            if width != RAW:
-                column = column.astype(np.int64) + least
-                column = column / 1e6 if name in _TIMES else column
-            digests[name] = column
-        start += count * dtype.itemsize
-    if start != len(body):
-        raise ValueError(f"digests of {len(body)} bytes instead of {start}")
     return digests
 
 
@@ -223,7 +136,7 @@ class _Stack(NamedTuple):
     told: dict[str, Sequence[float]]
 
 
-def _stack(parts: Sequence[Part], columns: Columns) -> _Stack:
+def _stack(parts: Sequence[RankSummary], columns: Columns) -> _Stack:
     ranks, seqs, summaries = zip(*parts, strict=True)
     batches, first_frames, steps, started, ended, _, _, lows, highs, states = zip(*summaries, strict=True)
     shape = len(parts), columns.rows

@@ -11,11 +11,13 @@ from ..decide.journal import Opened
 from ..decide.options import Options
 from ..decide.report import RankStanding, Report, RunStanding
 from ..decide.run import Run
-from . import reader as record
-from . import replay as snapshot
-from .digest import Array, Envelope
-from .headroom import Headroom, Place, Readings, choose, last_batches, merge, pace_of
-from .store import FILE, SEGMENT, StoreError
+from . import replay
+from .headroom import Headroom, Readings, choose, last_batches, merge, pace_of
+from .layout import Array
+from .reader import RunRecord
+from .rows import EnvelopeKey
+from .schema import FILE, StoreError, explained
+from .store import SEGMENT
 
 PLACES = 512
 """Newest envelopes that are looked among: with every=K, only each K-th is of more than the root."""
@@ -71,44 +73,43 @@ class Follower:
         self._last = 0
         self._began, self._ended = 0.0, 0.0
         self._report: Report | None = None
-        self._headroom = HeadroomReader(self._path)
+        self._headroom = HeadroomReader()
 
     def look(self) -> View:
-        run = self._replay()
-        standings = record.read_standings(self._path)
-        segments = min(MAX_SEGMENTS, 1 + -(-BATCHES * run.world_size // SEGMENT))
-        digests = record.newest_digests(self._path, segments)
-        if self._report is None:
-            self._report = snapshot.take(self.folder).report if run.over else _with_frames(run, digests)
-        return View(
-            report=self._report,
-            is_over=run.over,
-            began=self._began,
-            last=self._ended,
-            told=standings.time,
-            standing=standings.run,
-            standings={standing.rank: standing for standing in standings.ranks},
-            headroom=self._headroom.read(),
-            batches=last_batches(digests),
-            pace=pace_of(digests),
-            digests=digests,
-            tables=self._headroom.tables,
-        )
-
-    def _replay(self) -> Run:
-        """The run, up to the newest event. It is not resumed: nothing it would then wait for is to happen here."""
         if not self._path.exists():
             raise StoreError(f"no run in {self.folder} yet")
-        try:
-            self._take_events()
-        except (ValueError, LookupError) as error:
-            raise StoreError(f"the record {self._path}: {error}") from error
+        with RunRecord(self._path) as record:
+            run = self._replay(record)
+            standings = record.standings()
+            segments = min(MAX_SEGMENTS, 1 + -(-BATCHES * run.world_size // SEGMENT))
+            digests = record.newest_digests(segments)
+            if self._report is None:
+                self._report = replay.take(record).report if run.over else _with_frames(run, digests)
+            return View(
+                report=self._report,
+                is_over=run.over,
+                began=self._began,
+                last=self._ended,
+                told=standings.time,
+                standing=standings.run,
+                standings={standing.rank: standing for standing in standings.ranks},
+                headroom=self._headroom.read(record),
+                batches=last_batches(digests),
+                pace=pace_of(digests),
+                digests=digests,
+                tables=self._headroom.tables,
+            )
+
+    def _replay(self, record: RunRecord) -> Run:
+        """The run, up to the newest event. It is not resumed: nothing it would then wait for is to happen here."""
+        with explained(self._path):
+            self._take_events(record)
         if self._run is None:
             raise StoreError(f"no run in {self.folder} yet")
         return self._run
 
-    def _take_events(self) -> None:
-        for number, time, entry in record.events_after(self._path, self._last):
+    def _take_events(self, record: RunRecord) -> None:
+        for number, time, entry in record.events_after(self._last):
             if self._run is None:
                 if not isinstance(opened := entry.fact, Opened):
                     raise ValueError("it does not begin with a run's beginning")
@@ -135,33 +136,27 @@ class Newest:
 
 
 class HeadroomReader:
-    """The headroom of a run's modules, as its record has it by now."""
+    """The headroom of a run's modules, look by look."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self) -> None:
         self.tables: dict[int, Readings] = {}
-        self._path = path
-        self._chosen: list[tuple[Place, Place | None]] = []
+        self._chosen: list[tuple[EnvelopeKey, EnvelopeKey | None]] = []
         self._found: list[Headroom] = []
 
-    def read(self) -> list[Headroom]:
-        """That of the modules nearest to overflow, the nearest first. Raises StoreError."""
-        chosen = choose(record.newest_places(self._path, PLACES))[:KINDS]
+    def read(self, record: RunRecord) -> list[Headroom]:
+        """The headroom of the modules nearest to overflow, the nearest first. Raises StoreError."""
+        chosen = choose(record.newest_envelopes(PLACES))[:KINDS]
         if chosen != self._chosen:
             found: deque[Headroom] = deque()
-            for place, before in chosen:
-                now, earlier = self._envelope(place), self._envelope(before) if before else None
-                if now is not None:
-                    past = (before.batch, earlier) if before and earlier else None
-                    found += self._readings(place.table).nearest(place.batch, now, past, MODULES)
+            for key, before in chosen:
+                past = (before.batch, record.envelope(before)) if before else None
+                found += self._readings(record, key.table).nearest(key.batch, record.envelope(key), past, MODULES)
             self._found, self._chosen = merge(found, MODULES), chosen
         return self._found
 
-    def _envelope(self, place: Place) -> Envelope | None:
-        return record.read_envelope(self._path, place, self._readings(place.table).columns)
-
-    def _readings(self, number: int) -> Readings:
+    def _readings(self, record: RunRecord, number: int) -> Readings:
         if number not in self.tables:
-            self.tables[number] = Readings(number, record.read_table(self._path, number))
+            self.tables[number] = Readings(number, record.table(number))
         return self.tables[number]
 
 

@@ -11,7 +11,9 @@ import numpy as np
 from rankwatch.shared.frame import FrameSpec, FrameTable, Kind, Phase, ReadingSpec, State
 from rankwatch.shared.notice import ZEROS
 
-from .digest import NO_ROW, Array, Columns, Envelope, limit_of
+from .digest import Columns, Envelope, limit_of
+from .layout import NO_ROW, Array
+from .rows import EnvelopeKey
 
 MADE = (Kind.PARAMETER, Kind.OUTPUT, Kind.MARKED, Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRADIENT)
 """What a module answers for. What it is fed is another's output, or a mask that is meant to be huge."""
@@ -24,15 +26,6 @@ BACK = 16
 
 FULL = 0.9
 """The share of the ranks that must have told of a batch before it takes the place of the one before."""
-
-
-class Place(NamedTuple):
-    """Whose an envelope is, and over how many ranks."""
-
-    batch: int
-    first_frame: int
-    table: int
-    ranks: int
 
 
 class Headroom(NamedTuple):
@@ -82,16 +75,16 @@ class Readings:
         return list(found.values())
 
 
-def choose(places: Sequence[Place]) -> list[tuple[Place, Place | None]]:
+def choose(places: Sequence[EnvelopeKey]) -> list[tuple[EnvelopeKey, EnvelopeKey | None]]:
     """For each kind of part, the newest place that (nearly) all its ranks have told of, and one some batches before.
 
     Args:
         places: the newest first.
     """
-    of_kinds: dict[tuple[int, int], list[Place]] = {}
+    of_kinds: dict[tuple[int, int], list[EnvelopeKey]] = {}
     for place in places:
         of_kinds.setdefault((place.first_frame, place.table), []).append(place)
-    chosen: list[tuple[Place, Place | None]] = []
+    chosen: list[tuple[EnvelopeKey, EnvelopeKey | None]] = []
     for same in of_kinds.values():
         full = [place for place in same if place.ranks >= FULL * max(place.ranks for place in same)]
         newest, *earlier = full

@@ -1,335 +1,365 @@
-"""The record of a run as it is read, while the collector writes and afterwards; ``store.py`` says what is in it."""
+"""The record of a run as it is read, while the collector writes it and afterwards."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from types import TracebackType
 
 import numpy as np
 
-from rankwatch.errors import ProtocolError
-from rankwatch.shared import messages, wire
-from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, State
+from rankwatch.shared import messages
+from rankwatch.shared.frame import Frame, FrameTable, State
 
-from ..decide import journal
-from ..decide.journal import Entry, Fact, Progress
+from ..decide.journal import NO_RANK, Entry, Progress
 from ..decide.report import Outcome, RankStanding, RankState, RunStanding
-from .digest import DIGEST, Array, Columns, Envelope, unpack_digests
-from .headroom import Place
-from .migrations import migrate
-from .store import BUSY_TIMEOUT, FILE, OWN_EVENTS, SCHEMA, StoreError, version
+from . import facts
+from .digest import Columns, Envelope
+from .layout import DIGEST, Array, pack_frames, unpack_digests, unpack_part, unpack_table
+from .rows import (
+    ANY,
+    BatchRange,
+    DigestBlock,
+    EnvelopeKey,
+    EnvelopePart,
+    PartExtremes,
+    Point,
+    SentPart,
+    Standings,
+)
+from .schema import explained, open_to_read
 
 LAST_PARTS = 4
-"""Parts of batches that tell how far a rank had come, and what its batches are made of."""
+"""Last parts of batches of each rank: they say how far it came, and how many frames its batches have."""
 
-_READ: dict[str, Callable[[Any], Any]] = {
-    "state": RankState,
-    "outcome": Outcome,
-    "ranks": tuple,
-    "reported": tuple,
-    "positions": lambda positions: tuple(map(tuple, positions)),
-}
-"""How those fields of the collector's own events are made that JSON has no words for."""
+AT_ONCE = 4096
+"""Parts whose digests are looked up together."""
+
+CACHED_TABLES, CACHED_SEGMENTS = 64, 64
+"""Frame tables and unpacked segments of digests that are held in memory."""
 
 
-Span: TypeAlias = tuple[int, int]
-"""The first and the last batch that are meant."""
+class RunRecord:
+    """The record in a file, opened once and in one read transaction: all that is read from it is of the same moment.
 
-ANY: Span = (-1, 1 << 62)
+    A record that is held open keeps SQLite from reclaiming its log, so live views open one for each look.
 
-
-class Rows(NamedTuple):
-    """Of a part of a batch: the abs max of each row of its table, and the states (uint8)."""
-
-    batch: int
-    table: int
-    abs_max: Array
-    states: Array
-
-
-class Point(NamedTuple):
-    """A reading in one batch."""
-
-    batch: int
-    abs_min: float
-    abs_max: float
-    state: State
-
-
-class Standings(NamedTuple):
-    """Where a run and its ranks were at a Unix time; 0 and None when that was never written."""
-
-    time: float
-    run: RunStanding | None
-    ranks: list[RankStanding]
-
-
-class Record(NamedTuple):
-    """A run's record as it was when it was read: its entries but for batches, and how far its ranks had come."""
-
-    entries: list[Entry]
-    progress: list[Progress]
-
-
-def read(path: Path) -> Record:
-    """The record in this file. Raises StoreError when there is none that can be read."""
-    with reading(path) as database:
-        rows = database.execute("SELECT now, rank, kind, body FROM events ORDER BY id")
-        entries = [Entry(now, rank, _decode(kind, body)) for now, rank, kind, body in rows]
-        return Record(entries, _progress(database, {entry.rank for entry in entries} - {journal.NO_RANK}))
-
-
-def read_standings(path: Path) -> Standings:
-    """Where the run and its ranks were when that was last written. Raises StoreError."""
-    with reading(path) as database:
-        row = database.execute("SELECT time, body FROM standing").fetchone()
-        if row is None:
-            return Standings(0.0, None, [])
-        time, body = row[0], json.loads(row[1])
-        run = RunStanding(*body["run"])
-        run = run._replace(outcome=Outcome(run.outcome) if run.outcome else None)
-        return Standings(time, run, [RankStanding(rank, RankState(state), *rest) for rank, state, *rest in body["ranks"]])
-
-
-def read_digests(path: Path) -> Array:
-    """All digests of the record in this file, in the order in which the parts came. Raises StoreError."""
-    with reading(path) as database:
-        segments = [unpack_digests(body) for (body,) in database.execute("SELECT body FROM digests ORDER BY id")]
-        return np.concatenate([np.zeros(0, DIGEST), *segments])
-
-
-def read_segments(path: Path, columns: Sequence[str], *, since: int = 0, batches: Span = ANY) -> Iterator[tuple[int, Array]]:
-    """Those columns of the digests, segment after segment with its number: from segment ``since`` on, and of segments that
-    hold any of these batches. The last segment still grows. Raises StoreError."""
-    query = "SELECT id, body FROM digests WHERE id >= ? AND last_batch >= ? AND first_batch <= ? ORDER BY id"
-    with reading(path) as database:
-        for number, body in database.execute(query, (since, *batches)):
-            yield number, unpack_digests(body, columns)
-
-
-def read_rows(path: Path, rank: int | None, tables: Mapping[int, Columns], batches: Span = ANY) -> Iterator[Rows]:
-    """Of each part of these batches the abs max and the state of every row of its table, in the order of the batches.
-
-    Args:
-        rank: as that rank sent them; None: the envelope over the ranks, so the largest and the worst.
-
-    Raises:
-        StoreError.
+    Raises (as every method does):
+        StoreError: there is no record that can be read.
     """
-    source, of_rank = ("envelopes", "") if rank is None else ("summaries", f" AND rank = {rank:d}")
-    query = f"SELECT batch, tbl, body FROM {source} WHERE batch BETWEEN ? AND ?{of_rank} ORDER BY batch"
-    with reading(path) as database:
-        for batch, table, body in database.execute(query, batches):
-            columns = tables[table]
-            size, rows = columns.dtype.itemsize, columns.rows
-            highs = np.frombuffer(body, columns.dtype, rows, size * rows)
-            states = np.frombuffer(body, np.uint8, rows, 2 * size * rows + (8 * rows if rank is None else 0))
-            yield Rows(batch, table, highs, states)
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._database = open_to_read(path)
+        self._table = lru_cache(CACHED_TABLES)(self._read_table)
+        self._columns = lru_cache(CACHED_TABLES)(self._make_columns)
 
-def read_reading(path: Path, rank: int | None, table: int, columns: Columns, row: int, batches: Span = ANY) -> list[Point]:
-    """One row of a table over these batches; ``rank`` as for ``read_rows``. Raises StoreError."""
-    size, rows = columns.dtype.itemsize, columns.rows
-    places = [1 + size * row, 1 + size * (rows + row), 1 + 2 * size * rows + (8 * rows if rank is None else 0) + row]
-    source, of_rank = ("envelopes", "") if rank is None else ("summaries", f" AND rank = {rank:d}")
-    query = (
-        f"SELECT batch, substr(body, {places[0]}, {size}), substr(body, {places[1]}, {size}), substr(body, {places[2]}, 1) "
-        f"FROM {source} WHERE tbl = ? AND batch BETWEEN ? AND ?{of_rank} ORDER BY batch"
-    )
-    with reading(path) as database:
-        found = database.execute(query, (table, *batches)).fetchall()
-    lows, highs = (np.frombuffer(b"".join(line[index] for line in found), columns.dtype).tolist() for index in (1, 2))
-    return [
-        Point(batch, low, high, State(state[0])) for (batch, _, _, state), low, high in zip(found, lows, highs, strict=True)
-    ]
+    def __enter__(self) -> RunRecord:
+        return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
-def folders(runs: Path) -> list[Path]:
-    """The folders of the runs that have a record, by name; neither links to them nor one that is still being made."""
-    return [
-        path.parent
-        for path in sorted(runs.glob(f"*/{FILE}"))
-        if not path.parent.is_symlink() and not path.parent.name.startswith(".")
-    ]
+    def close(self) -> None:
+        self._database.close()
 
+    @property
+    def run(self) -> str:
+        """The run's name, which is its folder's."""
+        return self.path.parent.resolve().name
 
-def is_unfinished(path: Path, collector: str) -> bool:
-    """Whether this is the record of a run that this collector's ranks may still come back to. Raises StoreError."""
-    with reading(path) as database:
-        owner = database.execute("SELECT value FROM meta WHERE name = 'collector'").fetchone()
-        last = database.execute("SELECT kind FROM events WHERE kind IN ('hello', 'closed') ORDER BY id DESC").fetchone()
-        return bool(owner == (collector,) and last == ("hello",))
+    def mark(self) -> tuple[int, ...]:
+        """Changes with every fact and every batch that is added."""
+        with self._explained():
+            event = self._database.execute("SELECT MAX(id) FROM events").fetchone()
+            segment = self._database.execute("SELECT id, count FROM digests ORDER BY id DESC LIMIT 1").fetchone()
+            return (*event, *(segment or ()))
 
+    def began(self) -> float:
+        """Unix time of the first entry."""
+        with self._explained():
+            row = self._database.execute("SELECT time FROM events ORDER BY id LIMIT 1").fetchone()
+            return float(row[0]) if row else 0.0
 
-def kept_batches(path: Path, rank: int | None) -> list[int]:
-    """The batches of a rank that are kept as it sent them, in order; None: those of which the envelope is. Raises StoreError."""
-    source = "envelopes" if rank is None else f"summaries WHERE rank = {rank:d}"
-    with reading(path) as database:
-        return [batch for (batch,) in database.execute(f"SELECT DISTINCT batch FROM {source} ORDER BY batch")]
+    # --- facts --------------------------------------------------------------------------------------------------------
 
+    def meta(self) -> dict[str, str]:
+        """Who wrote the record."""
+        with self._explained():
+            return dict(self._database.execute("SELECT name, value FROM meta"))
 
-def read_batch(path: Path, rank: int, batch: int) -> list[Frame]:
-    """The frames of a batch in execution order; empty when it is not kept. Raises StoreError."""
-    query = (
-        "SELECT first_frame, tables.body, summaries.body FROM summaries JOIN tables ON tables.number = summaries.tbl "
-        "WHERE rank = ? AND batch = ? ORDER BY first_frame"
-    )
-    with reading(path) as database:
-        frames: list[Frame] = []
-        for first_frame, table, body in database.execute(query, (rank, batch)):
-            frames += frames_of(batch, first_frame, table_of(table), body)
-        return frames
+    def entries(self) -> list[Entry]:
+        """Every fact except batches, in the order of arrival."""
+        return [entry for _, entry in self.events()]
 
+    def events(self, *kinds: str) -> Iterator[tuple[float, Entry]]:
+        """The entries, or those of these kinds, each with the Unix time at which it was stored."""
+        where = f"WHERE kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+        query = f"SELECT time, now, rank, kind, body FROM events {where} ORDER BY id"
+        with self._explained():
+            for time, now, rank, kind, body in self._database.execute(query, kinds):
+                yield time, Entry(now, rank, facts.decode(kind, body))
 
-def read_meta(path: Path) -> dict[str, str]:
-    """What the record says of itself. Raises StoreError."""
-    with reading(path) as database:
-        return dict(database.execute("SELECT name, value FROM meta"))
-
-
-def began_at(path: Path) -> float:
-    """Unix time of the first entry. Raises StoreError."""
-    with reading(path) as database:
-        row = database.execute("SELECT time FROM events ORDER BY id LIMIT 1").fetchone()
-        return float(row[0]) if row else 0.0
-
-
-def last_batch(path: Path) -> int:
-    """The last batch of any rank, -1 before the first. Raises StoreError."""
-    with reading(path) as database:
-        (last,) = database.execute("SELECT MAX(last_batch) FROM digests").fetchone()
-        return -1 if last is None else int(last)
-
-
-def read_events(path: Path, *kinds: str) -> Iterator[tuple[float, Entry]]:
-    """The entries that are no batches, or those of these kinds, each with the Unix time of its writing. Raises StoreError."""
-    where = f"WHERE kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
-    query = f"SELECT time, now, rank, kind, body FROM events {where} ORDER BY id"
-    with reading(path) as database:
-        for time, now, rank, kind, body in database.execute(query, kinds):
-            yield time, Entry(now, rank, _decode(kind, body))
-
-
-def events_after(path: Path, last: int) -> list[tuple[int, float, Entry]]:
-    """The entries that are no batches behind that of number ``last``, each with its number and Unix time. Raises StoreError."""
-    with reading(path) as database:
+    def events_after(self, last: int) -> list[tuple[int, float, Entry]]:
+        """The entries after number ``last``, each with its number and Unix time."""
         query = "SELECT id, time, now, rank, kind, body FROM events WHERE id > ? ORDER BY id"
-        rows = database.execute(query, (last,))
-        return [(number, time, Entry(now, rank, _decode(kind, body))) for number, time, now, rank, kind, body in rows]
+        with self._explained():
+            rows = self._database.execute(query, (last,))
+            return [
+                (number, time, Entry(now, rank, facts.decode(kind, body))) for number, time, now, rank, kind, body in rows
+            ]
+
+    def standings(self) -> Standings:
+        """Where the run and its ranks were when that was last stored."""
+        with self._explained():
+            row = self._database.execute("SELECT time, body FROM standing").fetchone()
+            if row is None:
+                return Standings(0.0, None, [])
+            time, body = row[0], json.loads(row[1])
+            run = RunStanding(*body["run"])
+            run = run._replace(outcome=Outcome(run.outcome) if run.outcome else None)
+            return Standings(
+                time, run, [RankStanding(rank, RankState(state), *rest) for rank, state, *rest in body["ranks"]]
+            )
+
+    # --- digests ------------------------------------------------------------------------------------------------------
+
+    def digests(self) -> Array:
+        """All digests, in the order in which the parts came."""
+        return np.concatenate([np.zeros(0, DIGEST), *(digests for _, digests in self.segments(DIGEST.names or ()))])
+
+    def segments(self, columns: Sequence[str], *, since: int = 0, batches: BatchRange = ANY) -> Iterator[tuple[int, Array]]:
+        """These columns of the digests, segment by segment with its number, from number ``since`` on.
+
+        Only segments with any of these batches. The last segment still grows.
+        """
+        query = "SELECT id, body FROM digests WHERE id >= ? AND last_batch >= ? AND first_batch <= ? ORDER BY id"
+        with self._explained():
+            for number, body in self._database.execute(query, (since, *batches)):
+                yield number, unpack_digests(body, columns)
+
+    def newest_digests(self, segments: int) -> Array:
+        """The digests of the last ``segments`` segments, in the order in which the parts came."""
+        with self._explained():
+            rows = self._database.execute("SELECT body FROM digests ORDER BY id DESC LIMIT ?", (segments,)).fetchall()
+            return np.concatenate([np.zeros(0, DIGEST), *(unpack_digests(body) for (body,) in reversed(rows))])
+
+    def digest_blocks(self) -> Iterator[DigestBlock]:
+        """The digests segment by segment, in the order in which the parts came."""
+        with self._explained():
+            for _, digests in self.segments(DIGEST.names or ()):
+                yield self._with_tables(digests)
+
+    def last_digests(self, rank: int, batches: int) -> DigestBlock:
+        """The digests of the last ``batches`` batches of a rank."""
+        found: list[Array] = [np.zeros(0, DIGEST)]
+        with self._explained():
+            for (body,) in self._database.execute("SELECT body FROM digests ORDER BY id DESC"):
+                digests = unpack_digests(body)
+                found.insert(0, digests[digests["rank"] == rank])
+                # One batch more, so that the first one asked for has all its parts.
+                if len({batch for some in found for batch in some["batch"].tolist()}) > batches:
+                    break
+            digests = np.concatenate(found)
+            last = np.unique(digests["batch"])[-batches:]
+            return self._with_tables(digests[np.isin(digests["batch"], last)])
+
+    def digests_of(self, rank: int, batch: int) -> DigestBlock:
+        """The digests of the parts of one batch of one rank."""
+        with self._explained():
+            digests = _DigestsByBatch(self._database, DIGEST.names or ()).between(batch, batch)
+            return self._with_tables(digests[digests["rank"] == rank])
+
+    def progress(self) -> list[Progress]:
+        """The last LAST_PARTS parts of each rank, oldest first."""
+        with self._explained():
+            ranks = {rank for (rank,) in self._database.execute("SELECT DISTINCT rank FROM events")} - {NO_RANK}
+            found: dict[int, list[Progress]] = {rank: [] for rank in ranks}
+            missing = ranks
+            for (body,) in self._database.execute("SELECT body FROM digests ORDER BY id DESC"):
+                digests = unpack_digests(body)
+                for digest in digests[np.isin(digests["rank"], list(missing))][::-1][list(Progress._fields)].tolist():
+                    if len(of_rank := found[digest[0]]) < LAST_PARTS:
+                        of_rank.append(Progress(*digest))
+                missing = {rank for rank in missing if len(found[rank]) < LAST_PARTS}
+                if not missing:
+                    break
+            return [part for parts in found.values() for part in reversed(parts)]
+
+    def last_batch(self) -> int:
+        """The last batch of any rank, -1 before the first."""
+        with self._explained():
+            (last,) = self._database.execute("SELECT MAX(last_batch) FROM digests").fetchone()
+            return -1 if last is None else int(last)
+
+    # --- parts as the ranks sent them ---------------------------------------------------------------------------------
+
+    def sent_batches(self, rank: int) -> list[int]:
+        """The batches of a rank that are retained as it sent them, in order."""
+        return self._batches(f"summaries WHERE rank = {rank:d}")
+
+    def frames(self, rank: int, batch: int) -> list[Frame]:
+        """The frames of a batch in execution order, as the rank sent them; empty when it is not retained."""
+        query = "SELECT first_frame, tbl, body FROM summaries WHERE rank = ? AND batch = ? ORDER BY first_frame"
+        with self._explained():
+            frames: list[Frame] = []
+            for first_frame, number, body in self._database.execute(query, (rank, batch)):
+                table = self._table(number)
+                frames += unpack_part(batch, first_frame, table, body).frames(table)
+            return frames
+
+    def sent(self, rank: int | None = None) -> Iterator[SentPart]:
+        """The retained parts as the ranks sent them, of all ranks or of one, in the order of the batches."""
+        where, values = ("", ()) if rank is None else ("WHERE rank = ?", (rank,))
+        source, order = f"FROM summaries {where}", "ORDER BY batch, rank, first_frame"
+        with self._explained():
+            by_batch = _DigestsByBatch(self._database, ("batch", "rank", "first_frame", "step", "ended"))
+            bodies = self._database.execute(f"SELECT tbl, body {source} {order}", values)
+            keys = self._database.execute(f"SELECT batch, rank, first_frame {source} {order}", values)
+            while some := keys.fetchmany(AT_ONCE):
+                digests = {digest[:3]: digest[3:] for digest in by_batch.between(some[0][0], some[-1][0]).tolist()}
+                for key, (number, body) in zip(some, bodies, strict=False):
+                    (batch, by, first_frame), (step, ended) = key, digests.get(key, (None, None))
+                    table = self._table(number)
+                    self._columns(number).part.check(body)
+                    yield SentPart(batch, by, first_frame, number, table, step, ended, body)
+
+    def tripped(self, rank: int | None = None) -> list[SentPart]:
+        """The last frames of ranks that tripped, which came with the trips and in no part, in the order of the batches.
+
+        Their tables are not in the record and are numbered from -1 downwards.
+        """
+        found: list[SentPart] = []
+        for _, (_, by, fact) in self.events("tripped"):
+            if not isinstance(fact, messages.Tripped) or rank not in (None, by) or fact.trip.position.eval:
+                continue
+            batch = fact.trip.position.batch
+            known = {frame.position for frame in self.frames(by, batch)}
+            frames = [f for f in fact.trip.frames if f.position[:2] == fact.trip.position[:2] and f.position not in known]
+            if frames and batch >= 0:
+                table = FrameTable(tuple(frame.spec for frame in frames))
+                first, step, time = frames[0].position.frame, fact.trip.optimizer_step, fact.trip.time
+                found.append(SentPart(batch, by, first, -1 - len(found), table, step, time, pack_frames(frames, table)))
+        return sorted(found, key=lambda part: part[:3])
+
+    # --- envelopes ----------------------------------------------------------------------------------------------------
+
+    def envelope_batches(self) -> list[int]:
+        """The batches that have an envelope, in order."""
+        return self._batches("envelopes")
+
+    def newest_envelopes(self, most: int) -> list[EnvelopeKey]:
+        """The keys of the last ``most`` envelopes, the newest first."""
+        query = (
+            "SELECT batch, first_frame, tbl, ranks FROM envelopes ORDER BY batch DESC, first_frame DESC, tbl DESC LIMIT ?"
+        )
+        with self._explained():
+            return [EnvelopeKey(*row) for row in self._database.execute(query, (most,))]
+
+    def envelope(self, key: EnvelopeKey) -> Envelope:
+        query = "SELECT ranks, body FROM envelopes WHERE batch = ? AND first_frame = ? AND tbl = ?"
+        with self._explained():
+            ranks, body = self._database.execute(query, key[:3]).fetchone()
+            return Envelope.unpack(ranks, body, self._columns(key.table))
+
+    def envelopes(self, batch: int | None = None) -> Iterator[EnvelopePart]:
+        """The envelopes in the order of the batches, or those of one batch."""
+        where, values = ("", ()) if batch is None else ("WHERE batch = ?", (batch,))
+        query = f"SELECT batch, first_frame, tbl, ranks, body FROM envelopes {where} ORDER BY batch, first_frame, tbl"
+        with self._explained():
+            by_batch = _DigestsByBatch(self._database, ("batch", "first_frame", "ended"))
+            for at, first_frame, number, ranks, body in self._database.execute(query, values):
+                digests = by_batch.between(at, at)
+                times = digests["ended"][digests["first_frame"] == first_frame]
+                ended = float(times.max()) if len(times) else None
+                envelope = Envelope.unpack(ranks, body, self._columns(number))
+                yield EnvelopePart(at, first_frame, number, self._table(number), ended, envelope)
+
+    # --- readings over the batches, as a rank sent them (rank None: over all ranks, from the envelopes) -----------------
+
+    def extremes(self, rank: int | None, tables: Mapping[int, Columns], batches: BatchRange = ANY) -> Iterator[PartExtremes]:
+        """The abs max and state of every row of each part of these batches, in the order of the batches."""
+        query = f"SELECT batch, tbl, body FROM {_source(rank)} AND batch BETWEEN ? AND ? ORDER BY batch"
+        with self._explained():
+            for batch, number, body in self._database.execute(query, batches):
+                layout, high = (tables[number].envelope, "high") if rank is None else (tables[number].part, "abs_max")
+                yield PartExtremes(batch, number, layout.column(body, high), layout.column(body, "state"))
+
+    def series(self, rank: int | None, columns: Columns, row: int, batches: BatchRange = ANY) -> list[Point]:
+        """One row of a frame table over these batches."""
+        layout = columns.envelope if rank is None else columns.part
+        names = ("low", "high", "state") if rank is None else ("abs_min", "abs_max", "state")
+        cells = ", ".join("substr(body, {}, {})".format(*layout.cell(name, row)) for name in names)
+        query = f"SELECT batch, {cells} FROM {_source(rank)} AND tbl = ? AND batch BETWEEN ? AND ? ORDER BY batch"
+        with self._explained():
+            found = self._database.execute(query, (columns.number, *batches)).fetchall()
+            lows, highs = (
+                np.frombuffer(b"".join(line[index] for line in found), columns.dtype).tolist() for index in (1, 2)
+            )
+            return [
+                Point(batch, low, high, State(state[0]))
+                for (batch, _, _, state), low, high in zip(found, lows, highs, strict=True)
+            ]
+
+    # --- frame tables -------------------------------------------------------------------------------------------------
+
+    def tables(self) -> dict[int, FrameTable]:
+        """The frame tables by number."""
+        with self._explained():
+            return {number: unpack_table(body) for number, body in self._database.execute("SELECT number, body FROM tables")}
+
+    def table(self, number: int) -> FrameTable:
+        with self._explained():
+            return self._table(number)
+
+    def _read_table(self, number: int) -> FrameTable:
+        row = self._database.execute("SELECT body FROM tables WHERE number = ?", (number,)).fetchone()
+        if row is None:
+            raise LookupError(f"no frame table {number}")
+        return unpack_table(row[0])
+
+    def _make_columns(self, number: int) -> Columns:
+        return Columns(number, self._table(number))
+
+    def _with_tables(self, digests: Array) -> DigestBlock:
+        return DigestBlock(
+            digests, {number: self._table(number) for number in np.unique(digests["table"]).tolist() if number}
+        )
+
+    def _batches(self, source: str) -> list[int]:
+        with self._explained():
+            return [batch for (batch,) in self._database.execute(f"SELECT DISTINCT batch FROM {source} ORDER BY batch")]
+
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained(self.path)
 
 
-def newest_digests(path: Path, segments: int) -> Array:
-    """The digests of so many last segments, in the order in which the parts came. Raises StoreError."""
-    with reading(path) as database:
-        rows = database.execute("SELECT body FROM digests ORDER BY id DESC LIMIT ?", (segments,)).fetchall()
-        return np.concatenate([np.zeros(0, DIGEST), *(unpack_digests(body) for (body,) in reversed(rows))])
+def _source(rank: int | None) -> str:
+    return "envelopes WHERE 1" if rank is None else f"summaries WHERE rank = {rank:d}"
 
 
-def read_table(path: Path, number: int) -> FrameTable:
-    """Raises StoreError."""
-    with reading(path) as database:
-        return table_of(database.execute("SELECT body FROM tables WHERE number = ?", (number,)).fetchone()[0])
+class _DigestsByBatch:
+    """Some columns of the digests by batch; the segments used last stay unpacked."""
 
+    def __init__(self, database: sqlite3.Connection, names: Sequence[str]) -> None:
+        self._database = database
+        self._names = names
+        spans = database.execute("SELECT id, first_batch, last_batch FROM digests ORDER BY id").fetchall()
+        self._ids, self._firsts, self._lasts = np.array(spans, np.int64).reshape(-1, 3).T
+        self._segment = lru_cache(CACHED_SEGMENTS)(self._unpack)
 
-def newest_places(path: Path, most: int) -> list[Place]:
-    """Where there are envelopes, the newest first. Raises StoreError."""
-    query = "SELECT batch, first_frame, tbl, ranks FROM envelopes ORDER BY batch DESC, first_frame DESC, tbl DESC LIMIT ?"
-    with reading(path) as database:
-        return [Place(*row) for row in database.execute(query, (most,))]
+    def between(self, first: int, last: int) -> Array:
+        """The digests of the batches from ``first`` to ``last``, in the order in which they came."""
+        ids = self._ids[(self._firsts <= last) & (self._lasts >= first)]
+        found = [np.zeros(0, [(name, DIGEST[name]) for name in self._names]), *map(self._segment, ids.tolist())]
+        return np.concatenate([digests[(digests["batch"] >= first) & (digests["batch"] <= last)] for digests in found])
 
-
-def read_envelope(path: Path, place: Place, columns: Columns) -> Envelope | None:
-    """None: it has been let go meanwhile. Raises StoreError."""
-    query = "SELECT ranks, body FROM envelopes WHERE batch = ? AND first_frame = ? AND tbl = ?"
-    with reading(path) as database:
-        row = database.execute(query, place[:3]).fetchone()
-        return Envelope.unpack(row[0], row[1], columns) if row else None
-
-
-def read_tables(path: Path) -> dict[int, FrameTable]:
-    """The frame tables by number. Raises StoreError."""
-    with reading(path) as database:
-        return {number: table_of(body) for number, body in database.execute("SELECT number, body FROM tables")}
-
-
-def read_envelopes(path: Path, tables: Mapping[int, FrameTable]) -> Iterator[tuple[int, int, int, Envelope]]:
-    """Batch, first frame, table and envelope, in the order of the batches. Raises StoreError."""
-    columns = {number: Columns(number, table) for number, table in tables.items()}
-    query = "SELECT batch, first_frame, tbl, ranks, body FROM envelopes ORDER BY batch, first_frame, tbl"
-    with reading(path) as database:
-        for batch, first_frame, table, ranks, body in database.execute(query):
-            yield batch, first_frame, table, Envelope.unpack(ranks, body, columns[table])
-
-
-def read_frames(path: Path) -> Iterator[tuple[int, Frame]]:
-    """Every frame of the batches that are kept as the ranks sent them, and its rank. Raises StoreError."""
-    tables = read_tables(path)
-    query = "SELECT batch, rank, first_frame, tbl, body FROM summaries ORDER BY batch, rank, first_frame"
-    with reading(path) as database:
-        for batch, rank, first_frame, table, body in database.execute(query):
-            for frame in frames_of(batch, first_frame, tables[table], body):
-                yield rank, frame
-
-
-def table_of(body: bytes) -> FrameTable:
-    message = wire.decode(body)
-    if not isinstance(message, messages.Table):
-        raise ValueError(f"a frame table is a {type(message).__name__}")
-    return message.table
-
-
-def frames_of(batch: int, first_frame: int, table: FrameTable, body: bytes) -> Iterator[Frame]:
-    """Those of a part that is kept as its rank sent it. Raises ValueError when it does not fit its table."""
-    size = table.column_bytes
-    lows, highs, states = body[:size], body[size : 2 * size], body[2 * size :]
-    return BatchSummary(batch, first_frame, 0, 0.0, 0.0, False, table.id, lows, highs, states).frames(table)
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """The record in this file, to be asked. Raises StoreError, also for what goes wrong while it is."""
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=BUSY_TIMEOUT, uri=True)) as database:
-            known = version(database)
-            if known == 0:
-                raise ValueError("nothing was written to it yet")
-            if known == SCHEMA:
-                yield database
-                return
-            with closing(sqlite3.connect(":memory:")) as copy:  # the file is not ours to change
-                database.backup(copy)
-                migrate(copy, known)
-                copy.commit()
-                yield copy
-    except (sqlite3.Error, OSError, ValueError, LookupError, TypeError, ProtocolError) as error:
-        raise StoreError(f"the record {path}: {error}") from error
-
-
-def _progress(database: sqlite3.Connection, ranks: set[int]) -> list[Progress]:
-    """The last LAST_PARTS parts of each rank, oldest first."""
-    found: dict[int, list[Progress]] = {rank: [] for rank in ranks}
-    missing = ranks
-    for (body,) in database.execute("SELECT body FROM digests ORDER BY id DESC"):
-        digests = unpack_digests(body)
-        for digest in digests[np.isin(digests["rank"], list(missing))][::-1][list(Progress._fields)].tolist():
-            if len(of_rank := found[digest[0]]) < LAST_PARTS:
-                of_rank.append(Progress(*digest))
-        missing = {rank for rank in missing if len(found[rank]) < LAST_PARTS}
-        if not missing:
-            break
-    return [part for parts in found.values() for part in reversed(parts)]
-
-
-def _decode(kind: str, body: str | bytes) -> Fact:
-    """Raises ValueError, KeyError, TypeError or ProtocolError when it is no fact of this kind."""
-    if isinstance(body, bytes):
-        return wire.decode(body)
-    fields = json.loads(body)
-    for name, read in _READ.items():
-        if name in fields:
-            fields[name] = read(fields[name])
-    return OWN_EVENTS[kind](**fields)
+    def _unpack(self, segment: int) -> Array:
+        (body,) = self._database.execute("SELECT body FROM digests WHERE id = ?", (segment,)).fetchone()
+        return unpack_digests(body, self._names)

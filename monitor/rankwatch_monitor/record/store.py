@@ -1,14 +1,6 @@
-"""The record of one run: an SQLite database (WAL) in its folder, ``run.db``. ``record.py`` reads it.
+"""The record of one run as it is written: an SQLite database (WAL) in its folder; ``schema.py`` has its tables.
 
-    meta       whose the record is
-    standing   where the ranks are, while the run goes on: one row, JSON
-    events     every fact that is no batch (journal.py), in the order in which they came; replaying them gives the verdict
-    tables     the frame tables, numbered from 1
-    digests    segments of digests (digest.py), in the order in which the parts came
-    envelopes  one for each part of a batch and frame table
-    summaries  parts of batches as the ranks sent them: abs min, abs max and states, one after the other
-
-One process writes; any number may read meanwhile. Every write is one transaction. What is kept is bounded by ``Limits``.
+One process writes; any number may read meanwhile. Every write is one transaction. ``Limits`` bounds what is retained.
 """
 
 from __future__ import annotations
@@ -19,28 +11,25 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from rankwatch.shared import messages, wire
-from rankwatch.shared.frame import BatchSummary, FrameTable
+from rankwatch.shared import messages
+from rankwatch.shared.frame import FrameTable
 
-from ..decide import journal
 from ..decide.effects import Show
-from ..decide.journal import Entry, Fact, Trained
-from .digest import DIGEST, Array, Columns, Envelope, Part, pack_digests, summarise, unpack_digests
-from .migrations import STANDING, migrate
-
-SCHEMA = 3
-"""PRAGMA user_version of the files written here; an older one is brought up to it, those of a newer one are refused."""
-
-FILE = "run.db"
+from ..decide.journal import Entry, Opened, Trained
+from . import facts, runs
+from .digest import Columns, Envelope, RankSummary, summarise
+from .layout import DIGEST, Array, pack_digests, pack_part, pack_table, unpack_digests
+from .runs import RunRow
+from .schema import BUSY_TIMEOUT, CREATE, SCHEMA, StoreError, is_new
 
 SEGMENT = 4096
 """Digests in a segment: enough to read them fast, few enough to write the last one again with every transaction."""
 
-KEPT_TABLES = 64
+CACHED_TABLES = 64
 """Frame tables held in memory."""
 
 FEW_STANDINGS = 16
@@ -49,42 +38,7 @@ FEW_STANDINGS = 16
 MAX_PARAMETERS = 999
 """In a statement, whatever SQLite this is."""
 
-BUSY_TIMEOUT = 30.0
-"""Seconds that a write waits for somebody else who writes to the file; readers lock nothing."""
-
 Row: TypeAlias = tuple[Any, ...]
-
-_CREATE = f"""
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE events (
-    id INTEGER PRIMARY KEY, time REAL NOT NULL, now REAL NOT NULL, rank INTEGER NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL
-);
-CREATE TABLE tables (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, body BLOB NOT NULL);
-CREATE TABLE digests (
-    id INTEGER PRIMARY KEY, first_batch INTEGER NOT NULL, last_batch INTEGER NOT NULL, count INTEGER NOT NULL, body BLOB NOT NULL
-);
-CREATE TABLE envelopes (
-    batch INTEGER NOT NULL, first_frame INTEGER NOT NULL, tbl INTEGER NOT NULL, ranks INTEGER NOT NULL, body BLOB NOT NULL,
-    PRIMARY KEY (batch, first_frame, tbl)
-);
-CREATE TABLE summaries (
-    batch INTEGER NOT NULL, rank INTEGER NOT NULL, first_frame INTEGER NOT NULL, tbl INTEGER NOT NULL, traced INTEGER NOT NULL,
-    body BLOB NOT NULL, PRIMARY KEY (batch, rank, first_frame)
-);
-{STANDING};
-"""
-
-OWN_EVENTS: dict[str, type[journal.OwnEvent]] = {
-    cls.__name__.lower(): cls
-    for cls in (
-        journal.Opened, journal.Left, journal.Reached, journal.Waited, journal.JobInterrupted, journal.JobEnded, journal.Decided,
-        journal.Closed,
-    )
-}  # fmt: skip
-
-
-class StoreError(Exception):
-    """A record cannot be read or written; the text says which and why."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,16 +79,11 @@ class Store:
             self._database.execute("PRAGMA journal_mode = WAL")
             # After a power failure the last transactions may be missing; a killed process loses nothing.
             self._database.execute("PRAGMA synchronous = NORMAL")
-            known = version(self._database)
-            if known == 0:
-                self._database.executescript(f"BEGIN; {_CREATE} PRAGMA user_version = {SCHEMA}; COMMIT")
-            elif known < SCHEMA:
-                with self._database:
-                    self._database.execute("BEGIN IMMEDIATE")
-                    migrate(self._database, known)
+            if is_new(self._database):
+                self._database.executescript(f"BEGIN; {CREATE} PRAGMA user_version = {SCHEMA}; COMMIT")
             self._events = self._one("SELECT COUNT(*) FROM events")
-            opened = self._one("SELECT body FROM events ORDER BY id LIMIT 1")
-            self._world_size = json.loads(opened)["world_size"] if opened else 1
+            row = self._database.execute(runs.QUERY).fetchone()
+            self._row = RunRow("", *row) if row else RunRow("")
             self._bytes = {
                 name: self._one(f"SELECT TOTAL(LENGTH(body)) FROM {name}") for name in ("summaries", "envelopes", "tables")
             }
@@ -143,7 +92,7 @@ class Store:
             self._segment: Array = unpack_digests(last[1]) if last else np.zeros(0, DIGEST)
 
     def write(self, entries: Sequence[Entry], time: float, shown: Show | None = None, **meta: str) -> float | None:
-        """Puts entries on record, all or none, and the standings in place of those before.
+        """Stores entries, all or none, and the standings in place of those before.
 
         Args:
             time: Unix seconds.
@@ -162,6 +111,9 @@ class Store:
             headroom = self._write_batches(
                 [(entry.rank, entry.fact) for entry in entries if isinstance(entry.fact, Trained)]
             )
+            if self._row.world_size:
+                columns = ", ?" * (len(self._row) - 1)
+                self._database.execute(f"INSERT OR REPLACE INTO run VALUES (1{columns})", self._row[1:])
             self._trim()
             return headroom
 
@@ -177,9 +129,10 @@ class Store:
         for entry in entries:
             if self._events + len(rows) >= self._limits.events and isinstance(entry.fact, messages.Noticed):
                 continue
-            if isinstance(entry.fact, journal.Opened):
-                self._world_size = entry.fact.world_size
-            rows.append((time, entry.now, entry.rank, *_encode(entry.fact)))
+            if isinstance(entry.fact, Opened):
+                self._row = self._row._replace(began=time)
+            self._row = facts.row_after(self._row, entry.fact)
+            rows.append((time, entry.now, entry.rank, *facts.encode(entry.fact)))
         self._insert("INSERT INTO events (time, now, rank, kind, body) VALUES", rows)
         self._events += len(rows)
 
@@ -197,16 +150,17 @@ class Store:
             columns = self._columns(group[0][1].table)
             place = batch, first_frame, columns.number
             envelope = self._envelope(place, columns)
-            digests.append(summarise([Part(rank, part.seq, part.summary) for rank, part in group], columns, envelope))
+            digests.append(summarise([RankSummary(rank, part.seq, part.summary) for rank, part in group], columns, envelope))
             if not columns.number:
                 continue
             envelopes.append((*place, envelope.ranks, envelope.pack()))
             keeps_all = batch % self._distance(columns) == 0
             summaries += (
-                (batch, rank, first_frame, columns.number, part.summary.traced, _body(part.summary))
+                (batch, rank, first_frame, columns.number, part.summary.traced, pack_part(part.summary))
                 for rank, part in group
                 if keeps_all or part.summary.traced
             )
+        self._row = self._row._replace(batches=max(self._row.batches, 1 + max(batch for _, batch, _ in groups)))
         self._write_digests(np.concatenate(digests))
         self._insert("INSERT OR REPLACE INTO envelopes VALUES", envelopes)
         self._insert("INSERT OR REPLACE INTO summaries VALUES", summaries)
@@ -230,7 +184,7 @@ class Store:
         if columns is None:
             number = self._one("SELECT number FROM tables WHERE id = ?", table.id)
             if not number:
-                body = wire.encode(messages.Table(table))
+                body = pack_table(table)
                 if self._bytes["tables"] + len(body) <= self._limits.tables:
                     self._bytes["tables"] += len(body)
                     number = self._database.execute(
@@ -238,7 +192,7 @@ class Store:
                     ).lastrowid
             columns = Columns(number or 0, table)
         self._tables[table.id] = columns  # the one that was used longest ago goes first
-        if len(self._tables) > KEPT_TABLES:
+        if len(self._tables) > CACHED_TABLES:
             del self._tables[next(iter(self._tables))]
         return columns
 
@@ -253,7 +207,7 @@ class Store:
 
     def _distance(self, columns: Columns) -> int:
         """Summaries are kept of each so many-th batch."""
-        size = columns.rows * (2 * columns.dtype.itemsize + 1) * self._world_size
+        size = columns.part.size * self._row.world_size
         return 1 << (max(1, -(-size // self._limits.batch)) - 1).bit_length()
 
     def _insert(self, statement: str, rows: Sequence[Row]) -> None:
@@ -296,27 +250,8 @@ class Store:
             raise StoreError(f"the record {self._path}: {error}") from error
 
 
-def version(database: sqlite3.Connection) -> int:
-    version: int = database.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA:
-        raise ValueError(f"written by a newer rankwatch (schema {version}, known here up to {SCHEMA}): use that one")
-    return version
-
-
-def _body(summary: BatchSummary) -> bytes:
-    return summary.abs_min + summary.abs_max + summary.states
-
-
 def _to_json(shown: Show) -> str:
     """Few at a time: a call keeps the interpreter to its end, and of thousands that is long for an abort to wait."""
     ranks = shown.standings
     parts = (json.dumps(ranks[start : start + FEW_STANDINGS]) for start in range(0, len(ranks), FEW_STANDINGS))
     return f'{{"run": {json.dumps(shown.standing)}, "ranks": [{", ".join(part[1:-1] for part in parts)}]}}'
-
-
-def _encode(fact: Fact) -> tuple[str, str | bytes]:
-    """The kind of a fact and its body: the wire's bytes of a message, JSON of what is the collector's own."""
-    kind = type(fact).__name__.lower()
-    if kind in OWN_EVENTS:
-        return kind, json.dumps(dataclasses.asdict(cast(journal.OwnEvent, fact)))
-    return kind, wire.encode(cast(messages.Message, fact))

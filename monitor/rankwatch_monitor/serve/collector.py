@@ -24,9 +24,9 @@ from ..decide.journal import JobEnded, JobInterrupted
 from ..decide.ledger import Disconnected, Event, Ledger, Malformed, Received, Stored, Tick
 from ..decide.options import Options
 from ..decide.report import Report
-from ..record import reader as record
-from ..record import store
-from ..record.store import StoreError
+from ..record.reader import RunRecord
+from ..record.schema import StoreError
+from ..record.store import Limits
 from .backlog import Backlog
 from .credentials import Credentials
 from .inbox import Ended, Inbox, Letter
@@ -130,7 +130,7 @@ class Collector:
             self._wake_write.setblocking(False)
             name = self._keys.server.public or self.address
             tell = self._measure_headroom
-            self._writer = RecordWriter(runs.path, self._wake, store.Limits(), runs.begin, tell, collector=name)
+            self._writer = RecordWriter(runs.path, self._wake, Limits(), runs.begin, tell, collector=name)
             opened.callback(self._writer.close)
             if self._keys.are_taken_over:
                 self._resume(runs.unfinished(name))
@@ -141,9 +141,10 @@ class Collector:
         now = time.monotonic()
         for run in runs:
             try:
-                kept = record.read(self._runs.record_of(run))
-                lag = now - kept.entries[-1].now  # the clock may have begun anew meanwhile
-                self.ledger.restore(run, [entry._replace(now=entry.now + lag) for entry in kept.entries], kept.progress, now)
+                with RunRecord(self._runs.record_of(run)) as record:
+                    entries, progress = record.entries(), record.progress()
+                lag = now - entries[-1].now  # the clock may have begun anew meanwhile
+                self.ledger.restore(run, [entry._replace(now=entry.now + lag) for entry in entries], progress, now)
                 log.info("run %s: goes on", run)
             except (StoreError, ValueError, LookupError) as error:
                 log.error("cannot go on with run %s, its ranks make a new one: %s", run, error)

@@ -18,9 +18,8 @@ from rankwatch.shared.frame import Frame
 from rankwatch.shared.text import format_trace
 
 from ..decide.report import Report
-from ..record import reader as record
-from ..record import store
-from ..record.store import StoreError
+from ..record.runs import folders, is_unfinished
+from ..record.schema import FILE, StoreError
 from ..views import as_json as json
 from ..views import text as texts
 
@@ -74,14 +73,14 @@ class RunsFolder:
         _try(self._point_latest_at, run)
 
     def record_of(self, run: str) -> Path:
-        return self.path / run / store.FILE
+        return self.path / run / FILE
 
     def unfinished(self, collector: str) -> list[str]:
         """The runs of the collector of this name whose record does not say that they are over."""
         found = []
-        for folder in record.folders(self.path):
+        for folder in folders(self.path):
             try:
-                if record.is_unfinished(folder / store.FILE, collector):
+                if is_unfinished(folder / FILE, collector):
                     found.append(folder.name)
             except StoreError as error:
                 log.error("cannot read %s", error)

@@ -15,7 +15,8 @@ from ..decide.effects import Show
 from ..decide.report import RankStanding, RankState
 from ..record.follow import HeadroomReader
 from ..record.headroom import Headroom
-from ..record.store import FILE, StoreError
+from ..record.reader import RunRecord
+from ..record.schema import FILE, StoreError
 from ..views.top.table import shorten
 from ..views.top.tables import describe_reading, describe_times
 from .printer import width_of
@@ -48,7 +49,7 @@ class Status:
         self._is_over = False
         self._known: list[str] = []
         self._past: deque[tuple[float, int]] = deque()
-        self._headroom: HeadroomReader | None = None
+        self._headroom, self._record = HeadroomReader(), runs / FILE
         self._thread = threading.Thread(target=self._run, name="rankwatch-status", daemon=True)
 
     def __enter__(self) -> Status:
@@ -83,7 +84,7 @@ class Status:
             if shown.run != run:
                 run = shown.run
                 self._past.clear()
-                self._headroom = HeadroomReader(self._runs / run / FILE)
+                self._headroom, self._record = HeadroomReader(), self._runs / run / FILE
             self._draw(describe(shown, self._pace(shown.standings), self._nearest(), width_of(sys.stderr)))
 
     def _pace(self, standings: Sequence[RankStanding]) -> float | None:
@@ -98,7 +99,8 @@ class Status:
 
     def _nearest(self) -> Headroom | None:
         try:
-            found = self._headroom.read() if self._headroom else []
+            with RunRecord(self._record) as record:
+                found = self._headroom.read(record)
         except StoreError as error:  # the recorder tells of it, or has not begun
             log.debug("no headroom: %s", error)
             return None

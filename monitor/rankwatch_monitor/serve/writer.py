@@ -18,7 +18,8 @@ from rankwatch.shared import messages
 
 from ..decide.effects import Show
 from ..decide.journal import Closed, Entry, Opened, Trained
-from ..record.store import FILE, Limits, Store, StoreError
+from ..record.schema import FILE, StoreError
+from ..record.store import Limits, Store
 from .precedence import RECORDING, yield_to_others
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from rankwatch.shared.text import COLUMNS, describe_rank, format_head, format_mo
 
 from . import digests
 from .as_json import SCHEMA, frame_to_dict, number, run_to_dict
-from .near import BatchCloseup, SpanFrame, SpanReading
+from .closeup import BatchCloseup, SpanFrame, SpanReading
 
 _YEAR_10000 = 253402300800.0
 

@@ -1,63 +1,132 @@
-"""Which rank or batch of a run a user means, and what its record knows of it."""
+"""One rank of a run, or one batch of a rank: what its record knows of it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from rankwatch.errors import UsageError
 from rankwatch.shared import messages
 from rankwatch.shared.cause import Trip
-from rankwatch.shared.frame import FrameTable, Reading, State
+from rankwatch.shared.frame import Frame, FrameSpec, FrameTable, Reading, ReadingSpec, State
 
-from ..decide.report import RankRow, RankState, Report
+from ..decide.report import RankRow, RankStanding, RankState, Report
 from ..decide.verdict import name_spans
-from ..record import kept
-from ..record import reader as record
-from ..record import replay as snapshot
-from ..record.digest import NO_ROW
-from ..record.kept import Spanned, Told
-from ..record.store import FILE
-from .near import BatchCloseup, PartDigest, Place, RankCloseup, SpanFrame, SpanReading
+from ..record import replay
+from ..record.layout import NO_ROW
+from ..record.reader import RunRecord
+from ..record.rows import DigestBlock, EnvelopePart
 
 LAST_BATCHES = 10
-"""Of a rank, whose digests are shown."""
+"""Batches of a rank whose digests are shown."""
 
 
-def of_rank(run: Path, rank: int) -> RankCloseup:
-    """What is known of a rank of the run in this folder.
+class DigestReading(NamedTuple):
+    """A reading that a digest names."""
+
+    frame: int
+    spec: FrameSpec
+    reading: ReadingSpec
+
+
+class PartDigest(NamedTuple):
+    """The digest of a part of a batch.
+
+    ``headroom`` is how many times ``nearest`` could double before it reached its dtype's largest number (inf: all are zero);
+    ``bad`` readings are inf or nan, the first of them ``first_bad``. The places are None where the frame table is not kept.
+    """
+
+    batch: int
+    step: int
+    started: float
+    ended: float
+    first_frame: int
+    frames: int
+    headroom: float
+    nearest: DigestReading | None
+    bad: int
+    first_bad: DigestReading | None
+
+
+class SpanReading(NamedTuple):
+    """A reading over the ranks, and which have its extremes (None: no rank has a number); ``state_rank`` has the state."""
+
+    reading: Reading
+    low_rank: int | None
+    high_rank: int | None
+    state_rank: int | None
+
+
+class SpanFrame(NamedTuple):
+    """A frame over so many ranks."""
+
+    frame: int
+    spec: FrameSpec
+    ranks: int
+    readings: tuple[SpanReading, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankCloseup:
+    """A rank: ``standing`` where it is while the run goes on, ``parts`` of its last batches, and the batches kept as sent."""
+
+    report: Report
+    row: RankRow
+    standing: RankStanding | None
+    trip: Trip | None
+    parts: list[PartDigest]
+    kept: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCloseup:
+    """A batch of a rank: its ``frames`` as far as they are kept, the last ``by_trip`` of them as it told when it tripped.
+
+    ``kept`` are the rank's batches that are kept as sent; ``spans`` the batch over the ranks, where it is not one of them.
+    """
+
+    report: Report
+    row: RankRow
+    batch: int
+    parts: list[PartDigest]
+    frames: list[Frame]
+    by_trip: int
+    kept: list[int]
+    spans: list[SpanFrame]
+
+
+def of_rank(record: RunRecord, rank: int) -> RankCloseup:
+    """What is known of a rank.
 
     Raises:
         UsageError: the run has no such rank.
-        StoreError: it has no record that can be read.
+        StoreError: the record cannot be read.
     """
-    report, is_over = snapshot.take(run)
+    report, is_over = replay.take(record)
     row = _row(report, rank)
-    path = run / FILE
-    standings = [] if is_over else record.read_standings(path).ranks
+    standings = [] if is_over else record.standings().ranks
     standing = next((standing for standing in standings if standing.rank == rank), None)
-    parts = list(_digests(kept.last_told(path, rank, LAST_BATCHES)))
-    return RankCloseup(report, row, standing, _trip(path, rank), parts, record.kept_batches(path, rank))
+    parts = list(_digests(record.last_digests(rank, LAST_BATCHES)))
+    return RankCloseup(report, row, standing, _trip(record, rank), parts, record.sent_batches(rank))
 
 
-def of_batch(run: Path, batch: int, rank: int | None) -> BatchCloseup:
-    """What is known of a batch of a rank, or of the culprit's rank, or of rank 0. Raises as ``of_rank`` does.
+def of_batch(record: RunRecord, batch: int, rank: int | None) -> BatchCloseup:
+    """What is known of a batch of a rank (None: the culprit's rank, or rank 0). Raises as ``of_rank`` does.
 
     Raises:
         UsageError: nothing is known of the batch.
     """
-    report, _ = snapshot.take(run)
+    report, _ = replay.take(record)
     if rank is None:
         rank = report.verdict.rank if report.verdict else 0
     row = _row(report, rank)
-    path = run / FILE
-    frames = record.read_batch(path, rank, batch)
-    by_trip = [frame for part in kept.read_tripped(path, rank) if part.batch == batch for frame in part.frames()]
-    spans = [] if frames or by_trip else [frame for span in kept.read_spanned(path, batch) for frame in _span_frames(span)]
-    parts = list(_digests(kept.told_of(path, rank, batch)))
-    batches = record.kept_batches(path, rank)
+    frames = record.frames(rank, batch)
+    by_trip = [frame for part in record.tripped(rank) if part.batch == batch for frame in part.frames()]
+    spans = [] if frames or by_trip else [frame for part in record.envelopes(batch) for frame in _span_frames(part)]
+    parts = list(_digests(record.digests_of(rank, batch)))
+    batches = record.sent_batches(rank)
     if not (frames or by_trip or spans or parts):
         raise UsageError(f"nothing is on record of batch {batch} of rank {rank}: {_why(row, batch, batches)}")
     return BatchCloseup(report, row, batch, parts, frames + by_trip, len(by_trip), batches, spans)
@@ -76,23 +145,19 @@ def _why(row: RankRow, batch: int, batches: list[int]) -> str:
     return f"its last is batch {row.last_batch}; {there}" if batch > row.last_batch >= 0 else there
 
 
-def _trip(path: Path, rank: int) -> Trip | None:
+def _trip(record: RunRecord, rank: int) -> Trip | None:
     """The last trip of the rank."""
-    trips = [
-        fact.trip
-        for _, (_, by, fact) in record.read_events(path, "tripped")
-        if isinstance(fact, messages.Tripped) and by == rank
-    ]
+    trips = [fact.trip for _, (_, by, fact) in record.events("tripped") if isinstance(fact, messages.Tripped) and by == rank]
     return trips[-1] if trips else None
 
 
-def _digests(told: Told) -> Iterator[PartDigest]:
+def _digests(block: DigestBlock) -> Iterator[PartDigest]:
     """In the order of the batches."""
-    names = told.digests.dtype.names or ()
-    digests: list[dict[str, Any]] = [dict(zip(names, values, strict=True)) for values in told.digests.tolist()]
+    names = block.digests.dtype.names or ()
+    digests: list[dict[str, Any]] = [dict(zip(names, values, strict=True)) for values in block.digests.tolist()]
     for digest in sorted(digests, key=lambda digest: (digest["batch"], digest["first_frame"])):
-        table = told.tables.get(digest["table"])
-        nearest, first_bad = (_place(table, digest["first_frame"], digest[name]) for name in ("row", "bad_row"))
+        table = block.tables.get(digest["table"])
+        nearest, first_bad = (_reading_at(table, digest["first_frame"], digest[name]) for name in ("row", "bad_row"))
         yield PartDigest(
             **{
                 name: digest[name]
@@ -103,22 +168,22 @@ def _digests(told: Told) -> Iterator[PartDigest]:
         )
 
 
-def _place(table: FrameTable | None, first_frame: int, row: int) -> Place | None:
+def _reading_at(table: FrameTable | None, first_frame: int, row: int) -> DigestReading | None:
     """The row of this number in a table of a part that begins with that frame."""
     if table is None or row >= table.rows:  # NO_ROW is
         return None
     for frame, spec in enumerate(table.specs, first_frame):
         if row < len(spec.readings):
-            return Place(frame, spec, spec.readings[row])
+            return DigestReading(frame, spec, spec.readings[row])
         row -= len(spec.readings)
     return None
 
 
-def _span_frames(span: Spanned) -> Iterator[SpanFrame]:
-    envelope = span.envelope
+def _span_frames(part: EnvelopePart) -> Iterator[SpanFrame]:
+    envelope = part.envelope
     columns = (envelope.low, envelope.high, envelope.state, envelope.low_rank, envelope.high_rank, envelope.state_rank)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    for frame, spec in enumerate(span.table.specs, span.first_frame):
+    for frame, spec in enumerate(part.table.specs, part.first_frame):
         readings = []
         for of, (low, high, state, *ranks) in zip(spec.readings, rows, strict=False):
             by_low, by_high, by_state = (None if rank == NO_ROW else rank for rank in ranks)

@@ -1,19 +1,61 @@
-"""Two batches side by side, for people and for programs."""
+"""Two batches side by side: which two, and their comparison for people and for programs."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from rankwatch.shared.cause import PHASE_WORDS, describe_module
-from rankwatch.shared.frame import MEASURED, Phase, Reading
+from rankwatch.errors import UsageError
+from rankwatch.shared.cause import describe_module
+from rankwatch.shared.frame import MEASURED, Frame, Reading
 from rankwatch.shared.text import format_head
 
+from ..decide.verdict import name_spans
+from ..record.reader import RunRecord
 from .compare import Diff, Pair
 
 LINES = 20
 """Readings that are shown unless asked otherwise."""
+
+
+class Side(NamedTuple):
+    name: str
+    frames: list[Frame]
+
+
+def sides(records: Sequence[RunRecord], ranks: Sequence[int], batches: Sequence[int]) -> tuple[Side, Side]:
+    """The two sides of a comparison.
+
+    Args:
+        records, ranks, batches: one or two of each, and two of at least one of them. No batch: the last one that is
+            retained of both sides.
+
+    Raises:
+        UsageError: they are not two, or a batch is not retained.
+        StoreError: a record cannot be read.
+    """
+    if max(map(len, (records, ranks, batches))) != 2:
+        raise UsageError("a comparison has two sides: give two runs, --batch twice, or --rank twice")
+    (run, rank), (other_run, other_rank) = (records[0], ranks[0]), (records[-1], ranks[-1])
+    there, other_there = run.sent_batches(rank), other_run.sent_batches(other_rank)
+    if not batches:
+        common = set(there) & set(other_there)
+        if not common:
+            folder, other_folder = run.path.parent, other_run.path.parent
+            raise UsageError(
+                f"no batch is kept whole of both rank {rank} of {folder} and rank {other_rank} of {other_folder}"
+            )
+        batches = [max(common)]
+    return _side(run, rank, batches[0], there), _side(other_run, other_rank, batches[-1], other_there)
+
+
+def _side(record: RunRecord, rank: int, batch: int, there: list[int]) -> Side:
+    if batch not in there:
+        others = f"kept are {name_spans(there).partition(' ')[2]}" if there else "none of this rank is"
+        raise UsageError(f"batch {batch} of rank {rank} is not kept whole in {record.path.parent}: {others}")
+    return Side(f"rank {rank}, batch {batch} of {record.run}", record.frames(rank, batch))
 
 
 def render(diff: Diff, left: str, right: str, lines: int = LINES) -> str:
@@ -57,12 +99,12 @@ def _pair(pair: Pair) -> dict[str, Any]:
         "call": pair.call,
         "label": pair.label,
         "ratio": pair.ratio if math.isfinite(pair.ratio) else None,
-        "left": _side(pair.left),
-        "right": _side(pair.right),
+        "left": _side_to_dict(pair.left),
+        "right": _side_to_dict(pair.right),
     }
 
 
-def _side(reading: Reading | None) -> dict[str, Any] | None:
+def _side_to_dict(reading: Reading | None) -> dict[str, Any] | None:
     if reading is None:
         return None
     low, high = (value if math.isfinite(value) else None for value in (reading.abs_min, reading.abs_max))
@@ -70,9 +112,8 @@ def _side(reading: Reading | None) -> dict[str, Any] | None:
 
 
 def _name(pair: Pair) -> str:
-    phase = f" ({PHASE_WORDS[pair.spec.phase]})" if pair.spec.phase is not Phase.FORWARD else ""
     call = f", call {pair.call}" if pair.call else ""
-    return f"{describe_module(pair.spec)}{phase}{call}, {pair.label}"
+    return f"{describe_module(pair.spec)}{call}, {pair.label}"
 
 
 def _number(reading: Reading | None) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 from rankwatch.shared.cause import describe_module
 
 from .as_json import number
-from .near import PartDigest, Place
+from .closeup import DigestReading, PartDigest
 
 _HEAD = ("batch", "step", "seconds", "frames", "headroom", "in")
 
 
-def describe_place(place: Place | None) -> str:
+def describe_place(place: DigestReading | None) -> str:
     """The reading, in words."""
     if place is None:
         return "a reading whose frame table is not kept"
@@ -63,7 +63,7 @@ def _row(part: PartDigest) -> tuple[str, ...]:
     return str(part.batch), str(part.step), seconds, str(part.frames), describe_headroom(part), what
 
 
-def _place(place: Place | None) -> dict[str, Any] | None:
+def _place(place: DigestReading | None) -> dict[str, Any] | None:
     if place is None:
         return None
     return {

@@ -17,27 +17,28 @@ import enum
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rankwatch.shared.frame import State
 
-from ..record import reader as record
-from ..record.digest import NO_ROW, Array, Envelope
+from ..record.digest import Envelope
+from ..record.facts import kind_of
+from ..record.layout import NO_ROW, Array
+from ..record.reader import RunRecord
 
 
-def lines(path: Path, *, frames: bool) -> Iterator[str]:
+def lines(record: RunRecord, *, frames: bool) -> Iterator[str]:
     """The lines, without newlines. Raises StoreError when the record cannot be read."""
-    for line in _objects(path, frames=frames):
+    for line in _objects(record, frames=frames):
         yield json.dumps(_plain(line), allow_nan=False)
 
 
-def _objects(path: Path, *, frames: bool) -> Iterator[dict[str, Any]]:
-    yield {"what": "record", **record.read_meta(path)}
-    for time, entry in record.read_events(path):
-        kind = type(entry.fact).__name__.lower()
+def _objects(record: RunRecord, *, frames: bool) -> Iterator[dict[str, Any]]:
+    yield {"what": "record", **record.meta()}
+    for time, entry in record.events():
+        kind = kind_of(entry.fact)
         yield {"what": "event", "time": time, "now": entry.now, "rank": entry.rank, "kind": kind, "fact": entry.fact}
-    tables = record.read_tables(path)
+    tables = record.tables()
     for number, table in tables.items():
         rows = [
             [index, spec.module, spec.module_class, spec.phase, row.label, row.kind, row.dtype]
@@ -45,17 +46,19 @@ def _objects(path: Path, *, frames: bool) -> Iterator[dict[str, Any]]:
             for row in spec.readings
         ]
         yield {"what": "table", "number": number, "id": table.id, "rows": rows}
-    digests = record.read_digests(path)
+    digests = record.digests()
     for digest in digests:
         values = dict(zip(digests.dtype.names or (), digest.tolist(), strict=True))
         bad_row = None if values["bad_row"] == NO_ROW else values["bad_row"]
         yield {"what": "batch", **values, "bad_row": bad_row}
-    for batch, first_frame, number, envelope in record.read_envelopes(path, tables):
-        place = {"batch": batch, "first_frame": first_frame, "table": number, "ranks": envelope.ranks}
-        yield {"what": "envelope", **place, "rows": _rows(envelope)}
+    for over_ranks in record.envelopes():
+        key = {"batch": over_ranks.batch, "first_frame": over_ranks.first_frame, "table": over_ranks.number}
+        envelope = over_ranks.envelope
+        yield {"what": "envelope", **key, "ranks": envelope.ranks, "rows": _rows(envelope)}
     if frames:
-        for rank, frame in record.read_frames(path):
-            yield {"what": "frame", "rank": rank, "frame": frame}
+        for part in record.sent():
+            for frame in part.frames():
+                yield {"what": "frame", "rank": part.rank, "frame": frame}
 
 
 def _rows(envelope: Envelope) -> list[list[Any]]:

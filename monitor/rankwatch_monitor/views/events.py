@@ -12,6 +12,7 @@ from rankwatch.shared.text import describe_culprit, describe_position, describe_
 
 from ..decide import journal
 from ..decide.journal import Entry
+from ..record.facts import kind_of
 
 
 def to_dict(time: float, entry: Entry) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def to_dict(time: float, entry: Entry) -> dict[str, Any]:
     return {
         "time": time,
         "rank": None if entry.rank == journal.NO_RANK else entry.rank,
-        "kind": type(entry.fact).__name__.lower(),
+        "kind": kind_of(entry.fact),
         "text": describe(entry),
     }
 

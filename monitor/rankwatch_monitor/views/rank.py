@@ -14,7 +14,7 @@ from ..decide.report import RankNotice, RankState
 from ..decide.verdict import name_spans
 from . import digests
 from .as_json import SCHEMA, frame_to_dict, notice_to_dict, rank_to_dict, run_to_dict
-from .near import RankCloseup
+from .closeup import RankCloseup
 from .text import notice_fields
 
 

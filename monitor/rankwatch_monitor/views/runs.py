@@ -6,39 +6,36 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..record.replay import Snapshot
+from ..record.runs import RunRow
 
-_HEAD = ("run", "ended", "ranks", "batches", "why")
+_HEAD = ("run", "state", "ranks", "batches", "why")
 
 
-def render(snapshots: Sequence[Snapshot]) -> str:
+def render(runs: Sequence[RunRow]) -> str:
     """One line for each run under a line of names, newline at its end."""
-    rows = [_HEAD, *map(_row, snapshots)]
+    rows = [_HEAD, *map(_cells, runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)] + [0]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "".join(line.rstrip() + "\n" for line in lines)
 
 
-def to_json(snapshots: Sequence[Snapshot]) -> str:
-    """As JSON; ``outcome`` is null while a run goes on."""
-    return json.dumps([to_dict(snapshot) for snapshot in snapshots], indent=2) + "\n"
+def to_json(runs: Sequence[RunRow]) -> str:
+    """As JSON; ``outcome`` is null until the run is over."""
+    return json.dumps([to_dict(run) for run in runs], indent=2) + "\n"
 
 
-def to_dict(snapshot: Snapshot) -> dict[str, Any]:
-    report, is_over = snapshot
+def to_dict(run: RunRow) -> dict[str, Any]:
     return {
-        "run": report.run,
-        "job": report.job,
-        "restart": report.restart,
-        "is_over": is_over,
-        "outcome": report.outcome.value if is_over else None,
-        "reason": report.reason,
-        "world_size": report.world_size,
-        "batches": report.batches,
+        "run": run.run,
+        "job": run.job,
+        "restart": run.restart,
+        "is_over": run.is_over,
+        "outcome": run.outcome if run.is_over else None,
+        "reason": run.reason,
+        "world_size": run.world_size,
+        "batches": run.batches,
     }
 
 
-def _row(snapshot: Snapshot) -> tuple[str, ...]:
-    report = snapshot.report
-    ended = report.outcome.value if snapshot.is_over else "goes on"
-    return report.run, ended, str(report.world_size), str(report.batches), report.reason
+def _cells(run: RunRow) -> tuple[str, ...]:
+    return run.run, run.outcome if run.is_over else "running", str(run.world_size), str(run.batches), run.reason

@@ -20,8 +20,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 import rankwatch
 from rankwatch.shared import messages
-from rankwatch_monitor.record import reader as record
-from rankwatch_monitor.record.store import FILE
+from rankwatch_monitor.record.reader import RunRecord
+from rankwatch_monitor.record.schema import FILE
 
 STEPS, MICRO_BATCHES, LAYERS = 4, 4, 2
 FAULT_AT, FAULTY_LAYER = 6, {"gpipe": "3", "1f1b": "3", "backward": "5"}
@@ -91,9 +91,10 @@ def await_the_others(part: nn.Module, given: Any) -> None:
 
 def has_tripped(rank: int) -> bool:
     run = Path(os.environ["RUNS_DIR"]) / "latest" / FILE
-    return run.exists() and any(
-        entry.rank == rank and isinstance(entry.fact, messages.Tripped) for entry in record.read(run).entries
-    )
+    if not run.exists():
+        return False
+    with RunRecord(run) as record:
+        return any(entry.rank == rank and isinstance(entry.fact, messages.Tripped) for entry in record.entries())
 
 
 def main() -> None:

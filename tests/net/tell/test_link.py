@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 import makers
+import records
 from collectors import SOON, Running, until
 from rankwatch.errors import ProtocolError, UsageError
 from rankwatch.shared import messages, sockets, wire
@@ -25,8 +26,8 @@ from rankwatch.tell.link import Link
 from rankwatch_monitor.decide.journal import Closed
 from rankwatch_monitor.decide.ledger import Disconnected
 from rankwatch_monitor.decide.options import Options
-from rankwatch_monitor.record import reader as record
-from rankwatch_monitor.record import store
+from rankwatch_monitor.record.reader import RunRecord
+from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.serve import backlog, control
 from rankwatch_monitor.serve import collector as collector_module
 from rankwatch_monitor.serve.collector import Collector
@@ -201,7 +202,7 @@ def test_an_error_of_ours_keeps_no_other_effect_back(
     monkeypatch.setattr(collector.collector, "_show", lambda report, news: 1 / 0)
     rank.link.close("finished")
     until(lambda: (collector.folder / "runs" / "train-0" / "report.json").exists())
-    until(lambda: record.read(collector.folder / "runs" / "train-0" / store.FILE).entries[-1].fact == Closed())
+    until(lambda: records.read(collector.folder / "runs" / "train-0" / FILE, RunRecord.entries)[-1].fact == Closed())
     assert "an error of ours after Received; the collector goes on" in caplog.text
 
 

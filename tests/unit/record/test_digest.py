@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rankwatch.shared.frame import DTYPE_MAX, BatchSummary, FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
 from rankwatch_monitor.record import digest
-from rankwatch_monitor.record.digest import DIGEST, NO_ROW, Array, Columns, Envelope, Part, pack_digests, summarise
+from rankwatch_monitor.record.digest import Columns, Envelope, RankSummary, summarise
+from rankwatch_monitor.record.layout import DIGEST, NO_ROW, Array, pack_digests, unpack_digests
 
 DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float64", "complex64", "int64", ""]
 STATES = list(State)
@@ -21,7 +22,7 @@ WEIGHT = {State.NAN: 3, State.INF: 2, State.FINITE: 1}
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[FrameTable, list[Part], list[list[tuple[float, float, State]]]]:
+def batches(draw: st.DrawFn) -> tuple[FrameTable, list[RankSummary], list[list[tuple[float, float, State]]]]:
     """A frame table, the parts of some ranks, and their readings in plain numbers."""
     dtypes = draw(st.lists(st.sampled_from(DTYPES), min_size=0, max_size=6))
     kinds = [draw(st.sampled_from(Kind)) for _ in dtypes]
@@ -33,7 +34,7 @@ def batches(draw: st.DrawFn) -> tuple[FrameTable, list[Part], list[list[tuple[fl
         rows = [draw(_reading(dtype)) for dtype in dtypes]
         lows, highs = (pack(table.typecode, [row[index] for row in rows]) for index in (0, 1))
         summary = BatchSummary(7, 0, 3, 1.0, 2.0, False, table.id, lows, highs, bytes(row[2] for row in rows))
-        parts.append(Part(rank, 11, summary))
+        parts.append(RankSummary(rank, 11, summary))
         readings.append(rows)
     return table, parts, readings
 
@@ -53,7 +54,7 @@ def _reading(draw: st.DrawFn, dtype: str) -> tuple[float, float, State]:
 
 @given(batches())
 def test_a_digest_names_the_reading_that_is_nearest_to_its_limit_and_the_first_bad_one(
-    batch: tuple[FrameTable, list[Part], list[list[tuple[float, float, State]]]],
+    batch: tuple[FrameTable, list[RankSummary], list[list[tuple[float, float, State]]]],
 ) -> None:
     table, parts, readings = batch
     columns = Columns(5, table)
@@ -79,7 +80,7 @@ def test_a_digest_names_the_reading_that_is_nearest_to_its_limit_and_the_first_b
 
 @given(batches(), st.integers(1, 3))
 def test_an_envelope_has_each_rows_extremes_and_who_has_them(
-    batch: tuple[FrameTable, list[Part], list[list[tuple[float, float, State]]]], stacked: int
+    batch: tuple[FrameTable, list[RankSummary], list[list[tuple[float, float, State]]]], stacked: int
 ) -> None:
     table, parts, readings = batch
     columns = Columns(1, table)
@@ -122,11 +123,11 @@ def digests(draw: st.DrawFn) -> Array:
 @given(digests())
 def test_packed_digests_are_the_same_unpacked_whole_or_in_part(made: Array) -> None:
     body = pack_digests(made)
-    told = digest.unpack_digests(body)
+    told = unpack_digests(body)
     for name in DIGEST.names or ():
         exact = name not in ("started", "ended") or not np.all(np.abs(made[name]) < 4e12)
         np.testing.assert_allclose(told[name], made[name], rtol=0, atol=0 if exact else 1e-3, equal_nan=True)
-    some = digest.unpack_digests(body, ("batch", "headroom"))
+    some = unpack_digests(body, ("batch", "headroom"))
     assert some.dtype.names == ("batch", "headroom")
     np.testing.assert_array_equal(some["batch"], made["batch"])
     np.testing.assert_array_equal(some["headroom"], made["headroom"])
@@ -138,7 +139,7 @@ def test_digests_that_are_damaged_are_told_or_read_but_never_crash(made: Array, 
     for _ in range(3):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     with suppress(ValueError):
-        digest.unpack_digests(bytes(body[: data.draw(st.integers(0, len(body)))]))
+        unpack_digests(bytes(body[: data.draw(st.integers(0, len(body)))]))
 
 
 def test_digests_take_little_room() -> None:
@@ -152,6 +153,6 @@ def test_digests_take_little_room() -> None:
 def test_digests_and_envelopes_that_are_cut_short_are_told() -> None:
     table = FrameTable((FrameSpec("a", "A", (ReadingSpec(Kind.OUTPUT, "output", "float32"),)),))
     with pytest.raises(ValueError, match="digests of 7 bytes"):
-        digest.unpack_digests(bytes(7))
+        unpack_digests(bytes(7))
     with pytest.raises(ValueError, match=r"an envelope of 22 bytes instead of 21|buffer"):
         Envelope.unpack(1, bytes(22), Columns(1, table))

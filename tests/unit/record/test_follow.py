@@ -8,13 +8,15 @@ import pytest
 
 import crowds
 import makers
+import records
 from rankwatch.shared import messages
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, Opened
 from rankwatch_monitor.decide.report import Outcome
-from rankwatch_monitor.record import reader as record
-from rankwatch_monitor.record import replay as snapshot
+from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.follow import Follower, Newest
-from rankwatch_monitor.record.store import FILE, Store, StoreError
+from rankwatch_monitor.record.reader import RunRecord
+from rankwatch_monitor.record.schema import FILE, StoreError
+from rankwatch_monitor.record.store import Store
 
 
 def test_it_is_replayed_once_and_goes_on_with_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,13 +26,13 @@ def test_it_is_replayed_once_and_goes_on_with_what_is_new(tmp_path: Path, monkey
     assert len(first.report.notices) == 4
     assert not first.is_decided
     asked: list[int] = []
-    events_after = record.events_after
+    events_after = RunRecord.events_after
 
-    def note(path: Path, last: int) -> list[tuple[int, float, Entry]]:
+    def note(record: RunRecord, last: int) -> list[tuple[int, float, Entry]]:
         asked.append(last)
-        return events_after(path, last)
+        return events_after(record, last)
 
-    monkeypatch.setattr(record, "events_after", note)
+    monkeypatch.setattr(RunRecord, "events_after", note)
     store = Store(run / FILE)
     store.write([Entry(9.0, 1, messages.Noticed(9, makers.notice(module="another")))], 200.0)
     assert len(follower.look().report.notices) == 5
@@ -38,7 +40,7 @@ def test_it_is_replayed_once_and_goes_on_with_what_is_new(tmp_path: Path, monkey
     store.write([Entry(10.0, NO_RANK, Decided(Outcome.ABORTED, "because", True)), Entry(10.0, NO_RANK, Closed())], 201.0)
     last = follower.look()
     assert (last.is_over, last.report.outcome, last.report.reason, last.last) == (True, Outcome.ABORTED, "because", 201.0)
-    assert last.report == snapshot.take(run).report == Follower(run).look().report
+    assert last.report == records.read(run / FILE, replay.take).report == Follower(run).look().report
     assert asked[:2] == [9, 10]
     store.close()
 

@@ -7,8 +7,10 @@ import pytest
 
 import makers
 from rankwatch.shared.frame import FrameTable, Kind, Phase, State
-from rankwatch_monitor.record.digest import DIGEST, Envelope
-from rankwatch_monitor.record.headroom import Headroom, Place, Readings, choose, last_batches, merge, pace_of
+from rankwatch_monitor.record.digest import Envelope
+from rankwatch_monitor.record.headroom import Headroom, Readings, choose, last_batches, merge, pace_of
+from rankwatch_monitor.record.layout import DIGEST
+from rankwatch_monitor.record.rows import EnvelopeKey
 
 FRAMES = (
     makers.frame(makers.reading("weight", dtype="float16"), makers.reading("output", dtype="float16"), module="a"),
@@ -56,9 +58,9 @@ def test_an_inf_comes_first() -> None:
 
 
 def test_the_batch_that_is_chosen_was_told_of_by_all_ranks() -> None:
-    places = [Place(batch, 0, 1, 2 if batch == 40 else 8) for batch in range(40, -1, -1)]
-    root = [Place(40, 0, 2, 8)]
-    assert choose([*root, *places]) == [(root[0], None), (Place(39, 0, 1, 8), Place(23, 0, 1, 8))]
+    places = [EnvelopeKey(batch, 0, 1, 2 if batch == 40 else 8) for batch in range(40, -1, -1)]
+    root = [EnvelopeKey(40, 0, 2, 8)]
+    assert choose([*root, *places]) == [(root[0], None), (EnvelopeKey(39, 0, 1, 8), EnvelopeKey(23, 0, 1, 8))]
     assert choose([]) == []
 
 

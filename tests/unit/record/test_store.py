@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
@@ -17,6 +16,7 @@ import pytest
 
 import gauges
 import makers
+import records
 from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import FrameTable
 from rankwatch.shared.tuning import Tuning
@@ -36,12 +36,14 @@ from rankwatch_monitor.decide.journal import (
     Waited,
 )
 from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState
-from rankwatch_monitor.record import digest, store
-from rankwatch_monitor.record import reader as record
-from rankwatch_monitor.record.store import FILE, Limits, Store, StoreError
+from rankwatch_monitor.record import replay, store
+from rankwatch_monitor.record.layout import DIGEST
+from rankwatch_monitor.record.reader import RunRecord
+from rankwatch_monitor.record.runs import RunRow, is_unfinished, read_row, read_rows
+from rankwatch_monitor.record.schema import FILE, SCHEMA, StoreError
+from rankwatch_monitor.record.store import Limits, Store
 from rankwatch_monitor.views import dump
 
-OLD = Path(__file__).parent / "data"
 TABLE = makers.table()
 SUMMARY_BYTES = 9 * TABLE.rows
 
@@ -66,10 +68,6 @@ EVENTS: list[tuple[int, Fact]] = [
 ]
 
 
-LATER = EVENTS[12:14]
-"""What the records of earlier schemas do not have in them."""
-
-
 def entries(facts: Sequence[tuple[int, Fact]]) -> list[Entry]:
     return [Entry(float(now), rank, fact) for now, (rank, fact) in enumerate(facts)]
 
@@ -81,6 +79,10 @@ def trained(rank: int, batch: int, *, seq: int = 0, traced: bool = False, table:
 def query(path: Path, text: str) -> list[Any]:
     with closing(sqlite3.connect(path)) as database:
         return [row[0] if len(row) == 1 else row for row in database.execute(text)]
+
+
+def dumped(path: Path, *, frames: bool) -> list[str]:
+    return records.read(path, lambda record: list(dump.lines(record, frames=frames)))
 
 
 def opened(path: Path, *, world_size: int = 2, **limits: int) -> Store:
@@ -95,42 +97,17 @@ def test_every_fact_is_read_as_it_was_written(tmp_path: Path) -> None:
         begun.write([entry], 100.0)
     begun.close()
     assert sorted(tmp_path.iterdir()) == [tmp_path / FILE]  # one file, fit to be copied
-    assert record.read(tmp_path / FILE).entries == entries(EVENTS)
-
-
-@pytest.mark.parametrize("old", sorted(OLD.glob("schema-*.db")), ids=lambda path: path.stem)
-def test_a_record_of_an_earlier_schema_is_read_and_gone_on_with(tmp_path: Path, old: Path) -> None:
-    shutil.copy(old, tmp_path / FILE)
-    (tmp_path / FILE).chmod(0o444)
-
-    def check() -> None:
-        old = entries([event for event in EVENTS if event not in LATER])
-        assert record.read(tmp_path / FILE).entries[: len(old)] == old
-        told = record.read_digests(tmp_path / FILE)
-        assert [tuple(part) for part in told[["rank", "batch", "seq", "started"]].tolist()][:6] == [
-            (rank, batch, batch + 1, 10.0) for batch in range(3) for rank in range(2)
-        ]
-        assert len(record.read_batch(tmp_path / FILE, 1, 2)) == len(TABLE.specs)
-
-    check()
-    assert (tmp_path / FILE).read_bytes() == old.read_bytes()
-    (tmp_path / FILE).chmod(0o644)
-    again = Store(tmp_path / FILE)
-    again.write([trained(0, 3), *entries([(0, makers.hello(0, 2))])], 200.0)
-    again.close()
-    check()
-    assert query(tmp_path / FILE, "PRAGMA user_version") == [store.SCHEMA]
-    assert record.read_digests(tmp_path / FILE)["batch"].tolist() == [0, 0, 1, 1, 2, 2, 3]
+    assert records.read(tmp_path / FILE, RunRecord.entries) == entries(EVENTS)
 
 
 def test_where_the_ranks_are_is_what_was_last_written(tmp_path: Path) -> None:
     begun = opened(tmp_path / FILE)
-    assert record.read_standings(tmp_path / FILE) == (0.0, None, [])
+    assert records.read(tmp_path / FILE, RunRecord.standings) == (0.0, None, [])
     for batch in (3, 4):
         ranks = [RankStanding(rank, RankState.RUNNING, batch, 0, 2, "[a], b", 0.5, 1.5, "", 3, 0) for rank in range(100)]
         shown = gauges.shown(*ranks, heartbeat=2.5, waiting="waiting for rank 3", outcome=Outcome.ABORTED)
         begun.write([], 100.0 + batch, shown)
-    assert record.read_standings(tmp_path / FILE) == (104.0, shown.standing, ranks)
+    assert records.read(tmp_path / FILE, RunRecord.standings) == (104.0, shown.standing, ranks)
     begun.close()
 
 
@@ -138,7 +115,7 @@ def test_a_dump_is_strict_json_and_has_all_of_it(tmp_path: Path) -> None:
     begun = Store(tmp_path / FILE)
     begun.write([*entries(EVENTS), trained(0, 0), trained(1, 0)], 100.0, run="train-1")
     begun.close()
-    lines = [json.loads(line, parse_constant=pytest.fail) for line in dump.lines(tmp_path / FILE, frames=True)]
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in dumped(tmp_path / FILE, frames=True)]
     assert lines[0] == {"what": "record", "run": "train-1"}
     whats = Counter(line["what"] for line in lines)
     assert whats == {"record": 1, "event": len(EVENTS), "table": 1, "batch": 2, "envelope": 1, "frame": 2 * len(TABLE.specs)}
@@ -148,7 +125,7 @@ def test_a_dump_is_strict_json_and_has_all_of_it(tmp_path: Path) -> None:
     assert by_what["envelope"]["rows"][0] == [1.0, 0, 1.0, 0, "finite", 0]
     tripped = next(line for line in lines if line.get("kind") == "tripped")
     assert tripped["fact"]["trip"]["frames"][-1]["abs_max"][1] is None  # it is inf
-    assert len(list(dump.lines(tmp_path / FILE, frames=False))) == len(lines) - 2 * len(TABLE.specs)
+    assert len(dumped(tmp_path / FILE, frames=False)) == len(lines) - 2 * len(TABLE.specs)
 
 
 def test_a_record_is_read_while_it_is_written(tmp_path: Path) -> None:
@@ -159,7 +136,7 @@ def test_a_record_is_read_while_it_is_written(tmp_path: Path) -> None:
         assert reader.execute("SELECT COUNT(*) FROM digests").fetchone() == (1,)
         begun.write([trained(0, 1), *entries([(0, makers.hello(0, 2))])], 100.0)
         assert reader.execute("SELECT SUM(count) FROM digests").fetchone() == (1,)  # as it was when reading began
-    assert record.read_digests(tmp_path / FILE)["batch"].tolist() == [0, 1]
+    assert records.read(tmp_path / FILE, RunRecord.digests)["batch"].tolist() == [0, 1]
     begun.close()
 
 
@@ -169,8 +146,8 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
         patch.setattr(Store, "_trim", lambda self: self._database.execute("INSERT INTO no_such_table VALUES (1)"))
         with pytest.raises(StoreError, match=r"run\.db: no such table"):
             begun.write([trained(0, 0), *entries([(0, makers.hello(0, 2))])], 100.0)
-    assert len(record.read_digests(tmp_path / FILE)) == 0
-    assert len(record.read(tmp_path / FILE).entries) == 1
+    assert len(records.read(tmp_path / FILE, RunRecord.digests)) == 0
+    assert len(records.read(tmp_path / FILE, RunRecord.entries)) == 1
 
 
 def test_a_record_that_was_left_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +158,7 @@ def test_a_record_that_was_left_is_gone_on_with(tmp_path: Path, monkeypatch: pyt
             begun.write([trained(rank, batch), *entries([(rank, makers.hello(rank, 2))])], 100.0)
         # No close(): so a collector that is killed leaves it.
         del begun
-    digests = record.read_digests(tmp_path / FILE)
+    digests = records.read(tmp_path / FILE, RunRecord.digests)
     assert list(zip(digests["rank"], digests["batch"], strict=True)) == [
         (rank, batch) for batch in range(5) for rank in (0, 1)
     ]
@@ -189,7 +166,7 @@ def test_a_record_that_was_left_is_gone_on_with(tmp_path: Path, monkeypatch: pyt
     assert query(tmp_path / FILE, "SELECT ranks FROM envelopes") == [2] * 5  # merged over two transactions
     assert query(tmp_path / FILE, "SELECT COUNT(*) FROM tables") == [1]
     last = [Progress(rank, batch + 1, batch, 0, len(TABLE.specs)) for rank in (0, 1) for batch in range(1, 5)]
-    assert record.read(tmp_path / FILE).progress == last
+    assert records.read(tmp_path / FILE, RunRecord.progress) == last
 
 
 def test_a_rank_that_went_silent_long_ago_is_found_in_an_old_segment(
@@ -200,7 +177,7 @@ def test_a_rank_that_went_silent_long_ago_is_found_in_an_old_segment(
     begun.write(entries([(rank, makers.hello(rank, 3)) for rank in range(3)]), 100.0)
     begun.write([trained(0, 0), *(trained(1, batch) for batch in range(9))], 100.0)
     begun.close()
-    assert {(part.rank, part.seq) for part in record.read(tmp_path / FILE).progress} == {
+    assert {(part.rank, part.seq) for part in records.read(tmp_path / FILE, RunRecord.progress)} == {
         (0, 1),
         (1, 6),
         (1, 7),
@@ -262,17 +239,17 @@ def test_one_envelope_that_is_over_the_limit_is_forgone(tmp_path: Path) -> None:
 
 def test_old_digests_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "SEGMENT", 4)
-    begun = opened(tmp_path / FILE, digests=3 * 4 * digest.DIGEST.itemsize)
+    begun = opened(tmp_path / FILE, digests=3 * 4 * DIGEST.itemsize)
     for batch in range(50):
         begun.write([trained(0, batch)], 100.0)
-    assert record.read_digests(tmp_path / FILE)["batch"].tolist() == list(range(40, 50))
+    assert records.read(tmp_path / FILE, RunRecord.digests)["batch"].tolist() == list(range(40, 50))
 
 
 def test_frame_tables_beyond_the_limit_leave_digests_alone(tmp_path: Path) -> None:
     begun = opened(tmp_path / FILE, tables=len(wire.encode(messages.Table(TABLE))))
     other = FrameTable((makers.frame(module="another").spec,))
     begun.write([trained(0, 0), trained(0, 1, table=other)], 100.0)
-    assert record.read_digests(tmp_path / FILE)["table"].tolist() == [1, 0]
+    assert records.read(tmp_path / FILE, RunRecord.digests)["table"].tolist() == [1, 0]
     assert query(tmp_path / FILE, "SELECT batch FROM envelopes") == [0]
     assert query(tmp_path / FILE, "SELECT batch FROM summaries") == [0]
 
@@ -293,8 +270,8 @@ def test_unfinished_are_the_runs_of_this_collector_that_are_not_closed(tmp_path:
         ([(0, makers.hello())], True),  # it came back
     ):
         begun.write(entries(facts), 100.0, collector="ours")
-        assert record.is_unfinished(tmp_path / FILE, "ours") is unfinished
-        assert not record.is_unfinished(tmp_path / FILE, "theirs")
+        assert is_unfinished(tmp_path / FILE, "ours") is unfinished
+        assert not is_unfinished(tmp_path / FILE, "theirs")
 
 
 @pytest.mark.parametrize("body", [b"", b"no database", b"SQLite format 3\0" + bytes(5000)])
@@ -302,9 +279,9 @@ def test_what_is_no_record_is_told(tmp_path: Path, body: bytes) -> None:
     path = tmp_path / FILE
     path.write_bytes(body)
     with pytest.raises(StoreError, match=r"the record .*run\.db: "):
-        record.read(path)
+        RunRecord(path)
     with pytest.raises(StoreError, match=r"the record .*run\.db: "):
-        record.is_unfinished(path, "ours")
+        is_unfinished(path, "ours")
 
 
 def test_a_record_that_is_broken_in_the_middle_is_told(tmp_path: Path) -> None:
@@ -319,14 +296,76 @@ def test_a_record_that_is_broken_in_the_middle_is_told(tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
             database.execute(change)
         with pytest.raises(StoreError, match=complaint):
-            record.read(tmp_path / FILE)
+            records.read(tmp_path / FILE, RunRecord.entries)
 
 
-def test_a_record_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schema", [-1, SCHEMA + 1, 3])
+def test_a_record_of_another_version_is_refused_and_left_alone(tmp_path: Path, schema: int) -> None:
     opened(tmp_path / FILE).close()
     with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
-        database.execute(f"PRAGMA user_version = {store.SCHEMA + 1}")
-    with pytest.raises(StoreError, match="written by a newer rankwatch"):
-        record.read(tmp_path / FILE)
-    with pytest.raises(StoreError, match="written by a newer rankwatch"):
-        Store(tmp_path / FILE)
+        database.execute(f"PRAGMA user_version = {schema}")
+    before = (tmp_path / FILE).read_bytes()
+    complaint = rf"run\.db: written by a newer rankwatch \(schema {schema}, known here up to 1\): use that one"
+    openers: list[Callable[[Path], object]] = [RunRecord, Store, lambda path: read_row(path.parent)]
+    for read in openers:
+        with pytest.raises(StoreError, match=complaint):
+            read(tmp_path / FILE)
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+# --- what a list of runs shows ------------------------------------------------------------------------------------------
+
+HELLO, TRIPPED, END = makers.hello(0, 2), messages.Tripped(4, makers.trip(at=(6, 0, 3))), Closed()
+FINISHED, FAILED = Decided(Outcome.FINISHED, "", False), Decided(Outcome.FAILED, "rank 0 failed", True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "row"),
+    [
+        ([], RunRow("", batches=3)),
+        ([(NO_RANK, FAILED)], RunRow("", batches=3, outcome="failed", reason="rank 0 failed", is_final=True)),
+        (
+            [(0, Left(RankState.LOST)), (NO_RANK, FINISHED), (NO_RANK, END)],
+            RunRow("", batches=3, outcome="finished", is_over=True),
+        ),
+        # A lost rank comes back: the run goes on, unless an abort was decided or a rank tripped.
+        ([(0, Left(RankState.LOST)), (NO_RANK, FINISHED), (NO_RANK, END), (0, HELLO)], RunRow("", batches=3)),
+        (
+            [(NO_RANK, FAILED), (0, Left(RankState.LOST)), (NO_RANK, END), (0, HELLO)],
+            RunRow("", batches=3, outcome="failed", reason="rank 0 failed", is_over=True, is_final=True),
+        ),
+        (
+            [(0, TRIPPED), (0, Left(RankState.LOST)), (NO_RANK, FINISHED), (NO_RANK, END), (0, HELLO)],
+            RunRow("", batches=7, outcome="finished", is_over=True, is_final=True),
+        ),
+        ([(NO_RANK, Reached((0, 1), ((-1, 0, 0), (4, 0, 3)), (-1, 4)))], RunRow("", batches=5)),
+    ],
+)
+def test_a_list_shows_what_a_replay_gives(tmp_path: Path, facts: list[tuple[int, Fact]], row: RunRow) -> None:
+    run = tmp_path / "train-1"
+    run.mkdir()
+    opened(run / FILE).close()
+    for entry in [*entries([(0, HELLO), (1, makers.hello(1, 2))]), trained(0, 2), *entries(facts)]:
+        Store(run / FILE).write([entry], 200.0)  # no close(): so a collector that is killed leaves it
+    assert read_row(run) == row._replace(run="train-1", began=100.0, job="train", world_size=2)
+    report, is_over = records.read(run / FILE, replay.take)
+    found = read_row(run)
+    assert (found.is_over, found.batches, found.reason) == (is_over, report.batches, report.reason)
+    assert found.outcome == report.outcome if is_over else True
+
+
+def test_runs_are_listed_by_their_beginning_and_the_unreadable_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, began in (("b", 3.0), ("a", 5.0), ("c", 4.0)):
+        (tmp_path / name).mkdir()
+        Store(tmp_path / name / FILE).write(entries([(NO_RANK, Opened("train", 0, 1))]), began)
+    for name, body in (("empty", b""), ("other", b"no database")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / FILE).write_bytes(body)
+    (tmp_path / "begun").mkdir()
+    Store(tmp_path / "begun" / FILE).close()
+    assert [row.run for row in read_rows(tmp_path)] == ["b", "c", "a"]
+    assert sorted(line.rpartition(": ")[2] for line in caplog.messages) == [
+        "file is not a database", "it does not begin with a run's beginning", "nothing was written to it yet",
+    ]  # fmt: skip

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 import makers
+import records
 from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable, pack
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Entry, Opened, Trained
-from rankwatch_monitor.record import reader as record
-from rankwatch_monitor.record.store import FILE, Limits, Store
+from rankwatch_monitor.record.reader import RunRecord
+from rankwatch_monitor.record.runs import folders, is_unfinished
+from rankwatch_monitor.record.schema import FILE
+from rankwatch_monitor.record.store import Limits, Store
 from rankwatch_monitor.serve import writer as recorders
 from rankwatch_monitor.serve.run_folder import RunsFolder
 from rankwatch_monitor.serve.writer import RecordWriter
@@ -50,7 +53,7 @@ class Bench:
             assert self.told.wait_for(lambda: self.seqs.get(run) == seq, SOON)
 
     def recorded(self, run: str = "train-0") -> list[int]:
-        batches: list[int] = record.read_digests(self.folder / run / FILE)["batch"].tolist()
+        batches: list[int] = records.read(self.folder / run / FILE, RunRecord.digests)["batch"].tolist()
         return batches
 
 
@@ -87,7 +90,7 @@ def test_what_is_told_to_be_stored_is_on_disk(bench: Bench) -> None:
     bench.await_stored("train-0", 2)
     bench.await_stored("train-1", 1)
     assert (bench.recorded("train-0"), bench.recorded("train-1")) == ([0, 1], [0])
-    assert record.is_unfinished(bench.folder / "train-0" / FILE, "ours") is False  # no rank is known
+    assert is_unfinished(bench.folder / "train-0" / FILE, "ours") is False  # no rank is known
 
 
 def test_a_run_that_was_only_half_begun_when_the_collector_was_killed_is_no_run(
@@ -100,12 +103,12 @@ def test_a_run_that_was_only_half_begun_when_the_collector_was_killed_is_no_run(
     shutil.copytree(tmp_path, tmp_path / "left-behind")
     go_on.set()
     killed.recorder.close()
-    assert record.folders(tmp_path) == [tmp_path / "train-0"]
+    assert folders(tmp_path) == [tmp_path / "train-0"]
 
     left = tmp_path / "left-behind"
     assert list(left.iterdir())  # there is something
     runs = RunsFolder(left)
-    assert (record.folders(left), runs.unfinished("ours"), runs.is_free("train-0")) == ([], [], True)
+    assert (folders(left), runs.unfinished("ours"), runs.is_free("train-0")) == ([], [], True)
     again = Bench(left)
     again.recorder.keep("train-0", [OPENED, *trained(7)])
     again.await_stored("train-0", 8)
@@ -130,7 +133,7 @@ def test_a_run_that_is_over_is_closed_and_may_go_on(bench: Bench) -> None:
     bench.await_stored("train-0", 100)
     bench.recorder.close()
     assert bench.recorded() == [0, 200]
-    assert record.is_unfinished(bench.folder / "train-0" / FILE, "ours")
+    assert is_unfinished(bench.folder / "train-0" / FILE, "ours")
 
 
 def test_what_cannot_be_recorded_is_told_once_and_counts_as_stored(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,7 +176,7 @@ def test_of_a_disk_that_is_too_slow_batches_are_forgone_and_nothing_else(
     go_on.set()
     bench.await_stored("train-0", 100)
     assert bench.recorded() == [0, 1, 2, 3, 4]
-    assert record.read(bench.folder / "train-0" / FILE).entries[-1].fact == BYE.fact
+    assert records.read(bench.folder / "train-0" / FILE, RunRecord.entries)[-1].fact == BYE.fact
     (line,) = caplog.messages
     assert line == "the disk is too slow: batches of run train-0 are missing in its record"
     bench.recorder.keep("train-0", trained(50))

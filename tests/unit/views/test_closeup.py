@@ -20,7 +20,8 @@ from rankwatch.shared import messages
 from rankwatch.shared.frame import Frame
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry
 from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState
-from rankwatch_monitor.record.store import FILE, Limits, Store
+from rankwatch_monitor.record.schema import FILE
+from rankwatch_monitor.record.store import Limits, Store
 from rankwatch_monitor.views import batch, closeup, rank
 
 OVER = [Entry(3.0, NO_RANK, Decided(Outcome.FINISHED, "", False)), Entry(3.0, NO_RANK, Closed())]
@@ -34,12 +35,12 @@ def two(batch_number: int, high: float = 1.0) -> list[Frame]:
 
 
 def of_batch(run: Path, number: int, of_rank: int | None = None, frames: int = 21) -> tuple[str, dict[str, Any]]:
-    found = closeup.of_batch(run, number, of_rank)
+    found = records.read(run / FILE, lambda record: closeup.of_batch(record, number, of_rank))
     return batch.render(found, frames), json.loads(batch.to_json(found, frames), parse_constant=pytest.fail)
 
 
 def of_rank(run: Path, number: int, frames: int = 21) -> tuple[str, dict[str, Any]]:
-    found = closeup.of_rank(run, number)
+    found = records.read(run / FILE, lambda record: closeup.of_rank(record, number))
     return rank.render(found, frames), json.loads(rank.to_json(found, frames), parse_constant=pytest.fail)
 
 
@@ -168,9 +169,9 @@ def test_a_batch_of_which_nothing_is_known(tmp_path: Path) -> None:
         (2, 0, "no rank 2: run train-1 has ranks 0 to 1"),
     ):
         with pytest.raises(UsageError, match=complaint):
-            closeup.of_batch(run, number, of)
+            of_batch(run, number, of)
     with pytest.raises(UsageError, match="no rank 7: run train-1 has ranks 0 to 1"):
-        closeup.of_rank(run, 7)
+        of_rank(run, 7)
 
 
 def test_a_rank_that_tripped(tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ def test_a_rank_while_it_runs_and_one_that_never_came(tmp_path: Path) -> None:
     lonely = records.write(tmp_path / "train-2", connected=[0])
     assert of_rank(lonely, 1)[0] == "rankwatch: rank 1 of 2 of run train-2\n  state      missing: it never connected\n"
     with pytest.raises(UsageError, match="nothing is on record of batch 0 of rank 1: this rank never connected"):
-        closeup.of_batch(lonely, 0, 1)
+        of_batch(lonely, 0, 1)
 
 
 def test_digests_whose_table_is_not_kept(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,12 @@ from makers import INF, NAN, frame, reading
 from rankwatch.errors import UsageError
 from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Phase, pack
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Opened, Trained
-from rankwatch_monitor.record.store import FILE, Store
-from rankwatch_monitor.views import diff as shown
-from rankwatch_monitor.views import sides
+from rankwatch_monitor.record.reader import RunRecord
+from rankwatch_monitor.record.schema import FILE
+from rankwatch_monitor.record.store import Limits, Store
+from rankwatch_monitor.views import diff
 from rankwatch_monitor.views.compare import compare
+from rankwatch_monitor.views.diff import Side
 
 
 def batch(*values: float, phase: Phase = Phase.FORWARD) -> list[Frame]:
@@ -66,19 +70,19 @@ def test_a_reading_that_one_side_lacks_is_no_difference_of_numbers() -> None:
 
 def test_as_text() -> None:
     found = compare(batch(1.0, 2.0, 3.0), batch(1.0, 6.0, INF))
-    text = shown.render(found, "rank 0", "rank 1", lines=1)
+    text = diff.render(found, "rank 0", "rank 1", lines=1)
     assert "first      frame 1, b (Linear), output: 2.00e+00 and 6.00e+00" in text
     assert text.endswith(
         "      inf  3.00e+00       inf  abs max of\n".replace("abs max of", "c (Linear), output")
         + ("and 1 more that differ: --frames 2\n")
     )
-    assert shown.render(compare(batch(1.0), batch(1.0)), "x", "y").startswith(
+    assert diff.render(compare(batch(1.0), batch(1.0)), "x", "y").startswith(
         "rankwatch: no reading differs by more than half\n"
     )
 
 
 def test_as_json_it_is_strict() -> None:
-    body = json.loads(shown.to_json(compare(batch(1.0), batch(NAN)), "x", "y"), parse_constant=pytest.fail)
+    body = json.loads(diff.to_json(compare(batch(1.0), batch(NAN)), "x", "y"), parse_constant=pytest.fail)
     assert body["first"]["right"] == {"abs_min": None, "abs_max": None, "state": "nan"}
     assert body["first"]["ratio"] is None
 
@@ -102,21 +106,26 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+def sides(runs: Sequence[Path], ranks: Sequence[int], batches: Sequence[int]) -> tuple[Side, Side]:
+    with ExitStack() as stack:
+        return diff.sides([stack.enter_context(RunRecord(run / FILE)) for run in runs], ranks, batches)
+
+
 def _summary(number: int, high: float, table: FrameTable, first: int = 0) -> BatchSummary:
     return makers.summary(number, first=first, of=table)._replace(abs_max=pack("f", [high]))
 
 
 def test_two_ranks_are_compared_in_the_last_batch_that_both_have(run: Path) -> None:
-    left, right = sides.of([run], [0, 1], [])
+    left, right = sides([run], [0, 1], [])
     assert (left.name, right.name) == ("rank 0, batch 2 of train-0", "rank 1, batch 2 of train-0")
     assert [side.frames[0].abs_max for side in (left, right)] == [(3.0,), (4.0,)]
 
 
 def test_two_batches_and_two_runs(run: Path) -> None:
-    left, right = sides.of([run], [0], [1, 3])
+    left, right = sides([run], [0], [1, 3])
     assert [[f.abs_max[0] for f in side.frames] for side in (left, right)] == [[2.0], [4.0, 9.0]]
     assert [f.position.frame for f in right.frames] == [0, 1]
-    left, right = sides.of([run, run], [1], [])
+    left, right = sides([run, run], [1], [])
     assert left == right
 
 
@@ -132,9 +141,19 @@ def test_two_batches_and_two_runs(run: Path) -> None:
 )
 def test_what_cannot_be_compared_is_told(run: Path, ranks: list[int], batches: list[int], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        sides.of([run], ranks, batches)
+        sides([run], ranks, batches)
 
 
-def test_a_folder_without_a_record_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"unable to open database file; is .* a run's folder"):
-        sides.of([tmp_path], [0, 1], [])
+def test_a_batch_that_is_dropped_meanwhile_is_compared_whole(run: Path) -> None:
+    with RunRecord(run / FILE) as record:
+        assert record.sent_batches(0) == [0, 1, 2, 3]
+        Store(run / FILE, Limits(summaries=0)).write([], 1.0)  # lists, then the collector trims, then reads
+        left, right = diff.sides([record], [0, 1], [])
+    assert [side.frames[0].abs_max for side in (left, right)] == [(3.0,), (4.0,)]
+    with pytest.raises(UsageError, match="no batch is kept whole of both"):
+        sides([run], [0, 1], [])
+
+
+def test_the_phase_is_named_once() -> None:
+    text = diff.render(compare(batch(1.0, phase=Phase.BACKWARD), batch(9.0, phase=Phase.BACKWARD)), "x", "y")
+    assert "frame 0, a (Linear, backward), output: 1.00e+00 and 9.00e+00\n" in text

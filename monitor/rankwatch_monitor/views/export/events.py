@@ -28,9 +28,10 @@ from rankwatch.errors import UsageError
 from rankwatch.shared.frame import MEASURED, FrameTable, State
 from rankwatch.shared.scalars import name_rows
 
-from ...record import kept
-from ...record.digest import NO_ROW, SCALE, Array, Columns
-from ...record.kept import Sent, Spanned
+from ...record.digest import SCALE, Columns
+from ...record.layout import NO_ROW, Array
+from ...record.reader import RunRecord
+from ...record.rows import EnvelopePart, SentPart
 from .written import Written
 
 
@@ -81,7 +82,7 @@ class Values(NamedTuple):
     has_high: Array
 
 
-def write(record: Path, folder: Path, rank: int | None, *, overwrite: bool) -> Written:
+def write(record: RunRecord, folder: Path, rank: int | None, *, overwrite: bool) -> Written:
     """Writes the scalars of all ranks, or of one, into an event file in ``folder``.
 
     Raises:
@@ -90,22 +91,22 @@ def write(record: Path, folder: Path, rank: int | None, *, overwrite: bool) -> W
     """
     try:
         with _event_file(folder, overwrite=overwrite) as writer:
-            parts = kept.read_spanned(record) if rank is None else kept.read_sent(record, rank)
-            tripped = kept.read_tripped(record, rank)  # ranks that tripped told their last batch in another way
+            parts = record.envelopes() if rank is None else record.sent(rank)
+            tripped = record.tripped(rank)  # ranks that tripped told their last batch in another way
             return _write(heapq.merge(parts, tripped, key=lambda part: part.batch), writer)
     except OSError as error:
         raise UsageError(f"cannot write into the folder {folder}: {error.strerror or error}") from None
 
 
-def _write(parts: Iterable[Spanned | Sent], writer: RecordWriter) -> Written:
-    written, seen = Written(), _Seen()
+def _write(parts: Iterable[EnvelopePart | SentPart], writer: RecordWriter) -> Written:
+    written, tags = Written(), _TagCache()
     ended = 0.0
     writer.write(Event(wall_time=ended, file_version="brain.Event:2").SerializeToString())
     for batch, of_batch in groupby(parts, key=lambda part: part.batch):
         scalars: dict[str, float] = {}
         for part in of_batch:
             ended = max(ended, part.ended or 0.0)
-            merge(scalars, *seen.of(part), values_of(part))
+            merge(scalars, *tags.of(part), values_of(part))
         event = Event(wall_time=ended, step=batch)
         for tag, value in scalars.items():
             event.summary.value.add(tag=tag, simple_value=value)
@@ -114,13 +115,13 @@ def _write(parts: Iterable[Spanned | Sent], writer: RecordWriter) -> Written:
     return written
 
 
-class _Seen:
+class _TagCache:
     """Tags and columns of the frame tables that were seen last."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[Tags, Columns]] = {}
 
-    def of(self, part: Spanned | Sent) -> tuple[Tags, Columns]:
+    def of(self, part: EnvelopePart | SentPart) -> tuple[Tags, Columns]:
         if part.number not in self._of:
             if len(self._of) >= KEPT:
                 del self._of[next(iter(self._of))]
@@ -137,9 +138,9 @@ def tags_of(table: FrameTable) -> Tags:
     return Tags(name_rows(table.specs), np.array(of_module, np.int64), list(modules))
 
 
-def values_of(part: Spanned | Sent) -> Values:
+def values_of(part: EnvelopePart | SentPart) -> Values:
     """The abs max over ranks is nan where any rank's is; the abs min only where there is no other."""
-    if isinstance(part, Sent):
+    if isinstance(part, SentPart):
         low, high, states = part.columns()
         has = _MEASURED[states]
         return Values(low, high, has, has)

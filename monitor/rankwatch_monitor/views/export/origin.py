@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from rankwatch.shared import messages
 
 from ...decide.journal import Opened
-from ...record import reader as record
-from ...record.store import FILE, StoreError
+from ...record.reader import RunRecord
+from ...record.schema import StoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +23,15 @@ class Origin:
     places: Mapping[int, tuple[str, int]]
 
 
-def origin_of(run: Path) -> Origin:
-    """That of the run in this folder. Raises StoreError."""
+def origin_of(record: RunRecord) -> Origin:
+    """The origin of a record. Raises StoreError."""
     opened, places = None, {}
-    for _, entry in record.read_events(run / FILE, "opened", "hello"):
+    for _, entry in record.events("opened", "hello"):
         if isinstance(entry.fact, Opened):
             opened = entry.fact
         elif isinstance(entry.fact, messages.Hello):
             places[entry.fact.rank] = entry.fact.host, entry.fact.local_rank
     if opened is None:
-        raise StoreError(f"the record {run / FILE}: it does not say whose it is")
-    name = record.read_meta(run / FILE).get("run", run.resolve().name)
+        raise StoreError(f"the record {record.path}: it does not say whose it is")
+    name = record.meta().get("run", record.run)
     return Origin(name, opened.job, opened.restart, opened.world_size, places)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import IO, TypeVar
 
 import numpy as np
@@ -14,11 +13,11 @@ import pyarrow.parquet as pq
 from rankwatch import __version__
 from rankwatch.shared.frame import MEASURED, State
 
-from ...record import kept
-from ...record.digest import NO_ROW, Array
-from ...record.kept import Sent, Spanned, Told
+from ...record.layout import NO_ROW, Array
+from ...record.reader import RunRecord
+from ...record.rows import DigestBlock, EnvelopePart, SentPart
 from .origin import Origin
-from .rows import NO_WORD, TEXTS, Rows, Words
+from .rows import NO_WORD, TEXTS, TableWords, Words
 from .written import Written
 
 _T = TypeVar("_T")
@@ -68,7 +67,7 @@ _STATES = Words(state.name.lower() for state in State)
 _MEASURED = np.array([state in MEASURED for state in State])
 
 
-def write(record: Path, origin: Origin, what: str, into: IO[bytes], rank: int | None = None) -> Written:
+def write(record: RunRecord, origin: Origin, what: str, into: IO[bytes], rank: int | None = None) -> Written:
     """Writes what is kept of a run, in the order of the batches (of digests: in which they came).
 
     Args:
@@ -84,24 +83,24 @@ def write(record: Path, origin: Origin, what: str, into: IO[bytes], rank: int | 
     packed = [name for name in schema.names if name in _PACKED]
     written = Written()
     with pq.ParquetWriter(into, schema, compression="zstd", use_dictionary=packed) as writer:
-        for group in _groups(record, what, _Table(origin, schema), rank):
+        for group in _groups(record, what, _Batches(origin, schema), rank):
             writer.write_batch(group, ROW_GROUP)
             written.add(group.num_rows, group.column("batch").to_numpy())
     return written
 
 
-def _groups(record: Path, what: str, table: _Table, rank: int | None) -> Iterator[pa.RecordBatch]:
+def _groups(record: RunRecord, what: str, table: _Batches, rank: int | None) -> Iterator[pa.RecordBatch]:
     if what == "summaries":
-        sent = heapq.merge(kept.read_sent(record, rank), kept.read_tripped(record, rank), key=lambda part: part[:3])
+        sent = heapq.merge(record.sent(rank), record.tripped(rank), key=lambda part: part[:3])
         for parts in _grouped(sent, lambda part: part.table.rows):
             yield table.of_summaries(parts)
     elif what == "envelope":
-        for spans in _grouped(kept.read_spanned(record), lambda span: span.table.rows):
+        for spans in _grouped(record.envelopes(), lambda span: span.table.rows):
             yield table.of_envelopes(spans)
     else:
-        for told in kept.read_told(record):
-            digests = told.digests if rank is None else told.digests[told.digests["rank"] == rank]
-            yield table.of_digests(Told(digests, told.tables))
+        for block in record.digest_blocks():
+            digests = block.digests if rank is None else block.digests[block.digests["rank"] == rank]
+            yield table.of_digests(DigestBlock(digests, block.tables))
 
 
 def _grouped(parts: Iterable[_T], rows_of: Callable[[_T], int]) -> Iterator[list[_T]]:
@@ -118,19 +117,19 @@ def _grouped(parts: Iterable[_T], rows_of: Callable[[_T], int]) -> Iterator[list
         yield group
 
 
-class _Table:
+class _Batches:
     """Makes the rows of a schema of what the record holds."""
 
     def __init__(self, origin: Origin, schema: pa.Schema) -> None:
         self._origin = origin
         self._schema = schema
-        self._rows = Rows()
+        self._rows = TableWords()
         self._hosts = Words()
         self._host, self._local_rank = (np.full(origin.world_size, NO_WORD, np.int32) for _ in range(2))
         for rank, (host, local_rank) in origin.places.items():
             self._host[rank], self._local_rank[rank] = self._hosts.numbers([host])[0], local_rank
 
-    def of_summaries(self, parts: Sequence[Sent]) -> pa.RecordBatch:
+    def of_summaries(self, parts: Sequence[SentPart]) -> pa.RecordBatch:
         lows, highs, states = (np.concatenate(columns) for columns in zip(*[part.columns() for part in parts], strict=True))
         counts = [part.table.rows for part in parts]
         measured = _MEASURED[states]
@@ -146,7 +145,7 @@ class _Table:
             state=_words(states.astype(np.int32), _STATES),
         )
 
-    def of_envelopes(self, spans: Sequence[Spanned]) -> pa.RecordBatch:
+    def of_envelopes(self, spans: Sequence[EnvelopePart]) -> pa.RecordBatch:
         counts = [span.table.rows for span in spans]
         low, high, low_rank, high_rank, state, state_rank = (
             np.concatenate([getattr(span.envelope, name) for span in spans])
@@ -165,11 +164,11 @@ class _Table:
             state_rank=_known(state_rank, NO_ROW),
         )
 
-    def of_digests(self, told: Told) -> pa.RecordBatch:
-        digests = told.digests
+    def of_digests(self, block: DigestBlock) -> pa.RecordBatch:
+        digests = block.digests
         readings = {}
         for prefix, row in (("", "row"), ("bad_", "bad_row")):
-            found = self._rows.at(told.tables, digests["table"], digests[row])
+            found = self._rows.at(block.tables, digests["table"], digests[row])
             frame = np.where(found["frame"] < 0, -1, found["frame"] + digests["first_frame"])
             readings[f"{prefix}frame"] = _known(frame, -1)
             readings |= {f"{prefix}{name}": _words(found[name], self._rows.words[name]) for name in TEXTS}
@@ -194,7 +193,7 @@ class _Table:
             "local_rank": _known(self._local_rank[ranks], NO_WORD),
         }
 
-    def _readings(self, parts: Sequence[Sent | Spanned], counts: Sequence[int]) -> dict[str, object]:
+    def _readings(self, parts: Sequence[SentPart | EnvelopePart], counts: Sequence[int]) -> dict[str, object]:
         columns = [self._rows.of(part.number, part.table) for part in parts]
         joined = {name: np.concatenate([column[name] for column in columns]) for name in ("frame", *TEXTS)}
         frames = joined["frame"] + np.repeat([part.first_frame for part in parts], counts)

@@ -8,7 +8,7 @@ import numpy as np
 
 from rankwatch.shared.frame import FrameTable
 
-from ...record.digest import NO_ROW, Array
+from ...record.layout import NO_ROW, Array
 
 TEXTS = "module", "module_class", "phase", "label", "kind", "dtype"
 """What a frame table says of each of its rows, beside the frame it is of."""
@@ -36,7 +36,7 @@ class Words:
         return list(self._numbers)
 
 
-class Rows:
+class TableWords:
     """The columns of frame tables: ``frame``, counted from a part's first, and of each of TEXTS the numbers of its words."""
 
     def __init__(self) -> None:

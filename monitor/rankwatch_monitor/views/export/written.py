@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...record.digest import Array
+from ...record.layout import Array
 
 
 @dataclass(slots=True)

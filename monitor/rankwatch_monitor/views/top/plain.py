@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rankwatch.shared.printable import printable
 
 from ...record.follow import Newest, View
-from ...record.store import StoreError
+from ...record.schema import StoreError
 from ..text import NoticeKey, noticed, render
 from .layout import Scene, describe_run, describe_silence
 from .ranks import describe_states

@@ -14,7 +14,7 @@ from rich.text import Text
 from rankwatch.shared.printable import printable
 
 from ...record.follow import Newest, View
-from ...record.store import StoreError
+from ...record.schema import StoreError
 from .focus import Focus, press
 from .keys import opened
 from .layout import Block, Scene, Size, lay_out

@@ -17,8 +17,9 @@ import numpy as np
 from rankwatch.shared.cause import describe_module
 from rankwatch.shared.frame import MEASURED, FrameTable, State
 
-from ...record.digest import SCALE, Array, Columns
-from ...record.reader import Point, Rows
+from ...record.digest import SCALE, Columns
+from ...record.layout import Array
+from ...record.rows import PartExtremes, Point
 
 BAD, NOTHING, MOST = -1.0, np.inf, 255.0
 """MOST: headroom beyond it, as that of what is all zero, counts as so much."""
@@ -102,7 +103,7 @@ class RankGrid:
 def module_grid(
     tables: Mapping[int, FrameTable],
     columns: Mapping[int, Columns],
-    parts: Iterable[Rows],
+    parts: Iterable[PartExtremes],
     kept: Sequence[int],
     *,
     pattern: str = "",

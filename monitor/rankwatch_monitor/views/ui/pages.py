@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rankwatch.shared.cause import Trip, describe_module
 from rankwatch.shared.frame import DTYPE_MAX, FrameTable
 
-from ...record import reader as record
-from ...record import replay as snapshot
+from ...decide.report import Report
+from ...record import replay
 from ...record.digest import Columns
-from ...record.reader import ANY, Span
+from ...record.reader import RunRecord
 from ...record.replay import Snapshot
-from ...record.store import FILE, StoreError
+from ...record.rows import ANY, BatchRange
+from ...record.runs import folders, read_row
+from ...record.schema import FILE, StoreError
 from .. import as_json as reports
-from .. import diff, events, path, runs, sides
+from .. import diff, events, path, runs
 from ..compare import compare
 from . import grids
 from .grids import Grid, RankGrid
@@ -54,9 +55,10 @@ class Pages:
     def list(self) -> list[dict[str, Any]]:
         """Of each run what a list of them shows, the newest first."""
         found = []
-        for folder in record.folders(self._folder):
+        for folder in folders(self._folder):
             try:
-                found.append(self.run(folder.name).in_list())
+                row = read_row(folder)
+                found.append({**runs.to_dict(row), "began": row.began})
             except StoreError as error:
                 found.append({"run": folder.name, "began": (folder / FILE).stat().st_mtime, "unreadable": str(error)})
         return sorted(found, key=lambda run: -run["began"])
@@ -74,15 +76,21 @@ class Pages:
 
 
 class RunPages:
-    """One run. What does not change is read once, and of the digests what has come since."""
+    """One run. Each method reads the record that ``open`` returns; what was read before is not read again.
+
+    The replay is remembered until the record changes, and the grid of ranks takes only digests that are new.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._record = folder, folder / FILE
+        self._folder = folder
         self._lock = threading.RLock()
-        self._version = ""
-        self._snapshot: Snapshot | None = None
+        self._replayed: tuple[tuple[int, ...], Snapshot] | None = None
         self._ranks: RankGrid | None = None
-        self._segment, self._taken = 0, 0
+        self._taken = 0, 0
+        """The last segment of digests in the grid, and how many of its digests are."""
+
+    def open(self) -> RunRecord:
+        return RunRecord(self._folder / FILE)
 
     def version(self) -> str:
         """Changes whenever the record does."""
@@ -95,63 +103,63 @@ class RunPages:
                 marks.append("")
         return "-".join(marks)
 
-    def in_list(self) -> dict[str, Any]:
-        return {**runs.to_dict(self._taken_now()), "began": self._began}
-
-    def overview(self) -> dict[str, Any]:
+    def overview(self, record: RunRecord) -> dict[str, Any]:
         """The report, where the ranks are, and the worst headroom by rank and batch."""
-        standings = record.read_standings(self._record)
-        report, is_over = self._taken_now()
+        standings = record.standings()
+        report, is_over = self._replay(record)
         verdict = report.verdict
         frames = verdict.trip.frames if verdict else ()
         return {
             "report": reports.to_dict(report),
             "is_over": is_over,
-            "began": self._began,
+            "began": record.began(),
             "silent_collector": not is_over and time.time() - standings.time > STALE,
             "standing": None if is_over or standings.run is None else standings.run._asdict(),
             "standings": [] if is_over else [standing._asdict() for standing in standings.ranks],
             "path": path.path_to(frames),
-            "grid": self.ranks()._asdict(),
+            "grid": self.ranks(record)._asdict(),
         }
 
-    def ranks(self, batches: Span = ANY) -> Grid:
+    def ranks(self, record: RunRecord, batches: BatchRange = ANY) -> Grid:
         """The worst headroom by rank and batch, of all batches or of some."""
         columns = ("rank", "batch", "headroom", "bad")
+        report, _ = self._replay(record)
+        if batches != ANY:
+            zoomed = RankGrid(report.world_size)
+            for _, digests in record.segments(columns, batches=batches):
+                zoomed.add(digests[(digests["batch"] >= batches[0]) & (digests["batch"] <= batches[1])])
+            return zoomed.grid()
         with self._lock:
-            if batches != ANY:
-                zoomed = RankGrid(self._taken_now().report.world_size)
-                for _, digests in record.read_segments(self._record, columns, batches=batches):
-                    zoomed.add(digests[(digests["batch"] >= batches[0]) & (digests["batch"] <= batches[1])])
-                return zoomed.grid()
             if self._ranks is None:
-                self._ranks = RankGrid(self._taken_now().report.world_size)
-            for number, digests in record.read_segments(self._record, columns, since=self._segment):
-                fresh = digests[self._taken :] if number == self._segment else digests
-                self._ranks.add(fresh)
-                self._segment, self._taken = number, len(digests)
-            for rank, trip in self._trips():
+                self._ranks = RankGrid(report.world_size)
+            segment, taken = self._taken
+            for number, digests in record.segments(columns, since=segment):
+                self._ranks.add(digests[taken:] if number == segment else digests)
+                self._taken = max(self._taken, (number, len(digests)))
+            for rank, trip in _trips(report):
                 self._ranks.mark(rank, trip.position.batch)
             return self._ranks.grid()
 
-    def modules(self, rank: int | None, batches: Span = ANY, pattern: str = "") -> dict[str, Any]:
+    def modules(self, record: RunRecord, rank: int | None, batches: BatchRange = ANY, pattern: str = "") -> dict[str, Any]:
         """The worst headroom by module and batch, of a rank or over all of them."""
-        kept = [batch for batch in record.kept_batches(self._record, rank) if batches[0] <= batch <= batches[1]]
-        if not kept:
+        retained = record.envelope_batches() if rank is None else record.sent_batches(rank)
+        retained = [batch for batch in retained if batches[0] <= batch <= batches[1]]
+        if not retained:
             raise LookupError("no such batch is kept " + ("over all ranks" if rank is None else f"as rank {rank} sent it"))
-        tables, columns = self._tables()
-        parts = record.read_rows(self._record, rank, columns, batches)
+        tables = record.tables()
+        columns = _columns_of(tables)
+        parts = record.extremes(rank, columns, batches)
         tripped = [
             (describe_module(trip.frame.spec), trip.position.batch)
-            for who, trip in self._trips()
+            for who, trip in _trips(self._replay(record).report)
             if rank in (None, who) and batches[0] <= trip.position.batch <= batches[1]
         ]
-        return grids.module_grid(tables, columns, parts, kept, pattern=pattern, tripped=tripped)._asdict()
+        return grids.module_grid(tables, columns, parts, retained, pattern=pattern, tripped=tripped)._asdict()
 
-    def readings(self) -> list[dict[str, Any]]:
+    def readings(self, record: RunRecord) -> list[dict[str, Any]]:
         """What there is to draw a line of: modules in execution order, each with its labels."""
         found: dict[tuple[str, str, str], dict[str, None]] = {}
-        for table in self._tables()[0].values():
+        for table in record.tables().values():
             for spec in table.specs:
                 labels = found.setdefault((spec.module, spec.module_class, spec.phase.name.lower()), {})
                 labels.update(dict.fromkeys(row.label for row in spec.readings))
@@ -161,31 +169,34 @@ class RunPages:
         ]
 
     def series(
-        self, ranks: Sequence[int | None], module: str, label: str, phase: str = "forward", batches: Span = ANY
+        self,
+        record: RunRecord,
+        ranks: Sequence[int | None],
+        module: str,
+        label: str,
+        phase: str = "forward",
+        batches: BatchRange = ANY,
     ) -> dict[str, Any]:
         """One reading over the batches, for each of these ranks; None: over all ranks, the smallest and the largest."""
         lines = []
-        tables, columns = self._tables()
+        tables = record.tables()
+        columns = _columns_of(tables)
         places = [(number, row) for number, table in tables.items() for row in _rows_of(table, module, label, phase)]
         if not places:
             raise LookupError(f"no module {module or '(root)'} has a reading {label} in its {phase} here")
         for rank in ranks:
-            points = [
-                point
-                for number, row in places
-                for point in record.read_reading(self._record, rank, number, columns[number], row, batches)
-            ]
+            points = [point for number, row in places for point in record.series(rank, columns[number], row, batches)]
             points.sort(key=lambda point: point.batch)
             lines.append({"rank": rank, "points": [reports.point(*point) for point in grids.thinned(points)]})
         dtype = _dtype_of(tables[places[0][0]], places[0][1])
         return {"dtype": dtype, "limit": DTYPE_MAX.get(dtype), "lines": lines}
 
-    def culprit(self) -> dict[str, Any] | None:
+    def culprit(self, record: RunRecord) -> dict[str, Any] | None:
         """The culprit's reading over the batches, of its rank and of all, where it is a module's and was on record before."""
-        for rank, trip in self._trips():
+        for rank, trip in _trips(self._replay(record).report):
             spec = trip.frame.spec
             try:
-                found = self.series([None, rank], spec.module, trip.culprit.label, spec.phase.name.lower())
+                found = self.series(record, [None, rank], spec.module, trip.culprit.label, spec.phase.name.lower())
             except LookupError:
                 return None
             # What trips ends its batch, and is in no summary.
@@ -193,40 +204,34 @@ class RunPages:
             return found
         return None
 
-    def diff(self, ranks: Sequence[int], batches: Sequence[int], other: RunPages | None = None) -> dict[str, Any]:
+    def diff(
+        self, record: RunRecord, ranks: Sequence[int], batches: Sequence[int], other: RunRecord | None = None
+    ) -> dict[str, Any]:
         """As ``rankwatch diff``."""
-        folders = [self._folder, *([other._folder] if other else [])]
-        left, right = sides.of(folders, ranks, batches)
+        left, right = diff.sides([record, *([other] if other else [])], ranks, batches)
         body: dict[str, Any] = json.loads(diff.to_json(compare(left.frames, right.frames), left.name, right.name))
         return body
 
-    def kept(self, rank: int) -> list[int]:
-        """The batches of a rank that are kept as it sent them."""
-        return record.kept_batches(self._record, rank)
-
-    def events(self) -> dict[str, Any]:
+    def events(self, record: RunRecord) -> dict[str, Any]:
         """What happened, the last first."""
-        found = [events.to_dict(*told) for told in record.read_events(self._record)]
+        found = [events.to_dict(time, entry) for time, entry in record.events()]
         return {"events": found[: -MAX_EVENTS - 1 : -1], "hidden": max(0, len(found) - MAX_EVENTS)}
 
-    @functools.cached_property
-    def _began(self) -> float:
-        return record.began_at(self._record)
-
-    def _taken_now(self) -> Snapshot:
+    def _replay(self, record: RunRecord) -> Snapshot:
+        mark = record.mark()
         with self._lock:
-            version = self.version()
-            if self._snapshot is None or version != self._version:
-                self._snapshot, self._version = snapshot.take(self._folder), version
-            return self._snapshot
+            if self._replayed is None or self._replayed[0] != mark:
+                self._replayed = mark, replay.take(record)
+            return self._replayed[1]
 
-    def _trips(self) -> list[tuple[int, Trip]]:
-        verdict = self._taken_now().report.verdict
-        return [] if verdict is None else [(verdict.rank, verdict.trip), *verdict.also]
 
-    def _tables(self) -> tuple[dict[int, FrameTable], dict[int, Columns]]:
-        tables = record.read_tables(self._record)
-        return tables, {number: Columns(number, table) for number, table in tables.items()}
+def _trips(report: Report) -> list[tuple[int, Trip]]:
+    """The culprit's trip, then those beside it."""
+    return [] if report.verdict is None else [(report.verdict.rank, report.verdict.trip), *report.verdict.also]
+
+
+def _columns_of(tables: Mapping[int, FrameTable]) -> dict[int, Columns]:
+    return {number: Columns(number, table) for number, table in tables.items()}
 
 
 def _dtype_of(table: FrameTable, row: int) -> str:

@@ -7,10 +7,10 @@ import json
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import uvicorn
 from starlette.applications import Starlette
@@ -23,9 +23,13 @@ from starlette.staticfiles import StaticFiles
 
 from rankwatch.errors import UsageError
 
-from ...record.reader import ANY, Span
-from ...record.store import StoreError
+from ...record.reader import RunRecord
+from ...record.rows import ANY, BatchRange
+from ...record.schema import StoreError
 from .pages import Pages, RunPages
+
+Answer: TypeAlias = Callable[[Request, Pages, RunPages, RunRecord], Any]
+"""Reads what one view shows."""
 
 COOKIE = "rankwatch-token-{}"
 """By port: one browser sees the pages of several head nodes through tunnels, and all are localhost to it."""
@@ -104,8 +108,12 @@ class _Guard:
         return hmac.compare_digest(token.encode(), self._token.encode())
 
 
-def _answering(pages: Pages, read: Callable[[Request, Pages, RunPages], Any]) -> Callable[[Request], Awaitable[Response]]:
+def _answering(pages: Pages, read: Answer) -> Callable[[Request], Awaitable[Response]]:
     """An endpoint that answers with what ``read`` returns, and only when the record has changed since it last did."""
+
+    def body_of(request: Request, run: RunPages) -> str:
+        with run.open() as record:
+            return json.dumps(read(request, pages, run, record), allow_nan=False)
 
     async def answer(request: Request) -> Response:
         try:
@@ -113,7 +121,7 @@ def _answering(pages: Pages, read: Callable[[Request, Pages, RunPages], Any]) ->
             version = f'"{run.version()}"'
             if request.headers.get("if-none-match") == version:
                 return Response(status_code=304, headers={"ETag": version})
-            body = await run_in_threadpool(lambda: json.dumps(read(request, pages, run), allow_nan=False))
+            body = await run_in_threadpool(body_of, request, run)
         except LookupError as error:
             return JSONResponse({"error": str(error.args[0])}, 404)
         except (StoreError, UsageError, ValueError) as error:
@@ -123,52 +131,53 @@ def _answering(pages: Pages, read: Callable[[Request, Pages, RunPages], Any]) ->
     return answer
 
 
-def _overview(request: Request, pages: Pages, run: RunPages) -> Any:
-    return run.overview()
+def _overview(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
+    return run.overview(record)
 
 
-def _ranks(request: Request, pages: Pages, run: RunPages) -> Any:
-    return run.ranks(_span(request))._asdict()
+def _ranks(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
+    return run.ranks(record, _span(request))._asdict()
 
 
-def _modules(request: Request, pages: Pages, run: RunPages) -> Any:
-    return run.modules(_rank(request.query_params.get("rank")), _span(request), request.query_params.get("match", ""))
+def _modules(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
+    asked = request.query_params
+    return run.modules(record, _rank(asked.get("rank")), _span(request), asked.get("match", ""))
 
 
-def _readings(request: Request, pages: Pages, run: RunPages) -> Any:
-    return run.readings()
+def _readings(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
+    return run.readings(record)
 
 
-def _series(request: Request, pages: Pages, run: RunPages) -> Any:
+def _series(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
     asked = request.query_params
     ranks = [_rank(text) for text in asked.get("ranks", "").split(",")]
     if len(ranks) > MOST_RANKS:
         raise ValueError(f"{len(ranks)} lines are more than the {MOST_RANKS} that one chart shows")
-    return run.series(
-        ranks, asked.get("module", ""), asked.get("label", "output"), asked.get("phase", "forward"), _span(request)
-    )
+    module, label, phase = asked.get("module", ""), asked.get("label", "output"), asked.get("phase", "forward")
+    return run.series(record, ranks, module, label, phase, _span(request))
 
 
-def _culprit(request: Request, pages: Pages, run: RunPages) -> Any:
-    return run.culprit()
+def _culprit(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
+    return run.culprit(record)
 
 
-def _diff(request: Request, pages: Pages, run: RunPages) -> Any:
+def _diff(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
     asked = request.query_params
     ranks, batches = ([_whole(text) for text in asked.getlist(name) if text] for name in ("rank", "batch"))
     other = asked.get("other")
-    return run.diff(ranks or [0], batches, pages.run(other) if other else None)
+    with pages.run(other).open() if other else nullcontext() as other_record:
+        return run.diff(record, ranks or [0], batches, other_record)
 
 
-def _kept(request: Request, pages: Pages, run: RunPages) -> Any:
-    return run.kept(_rank(request.query_params.get("rank")) or 0)
+def _kept(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
+    return record.sent_batches(_rank(request.query_params.get("rank")) or 0)
 
 
-def _events(request: Request, pages: Pages, run: RunPages) -> Any:
-    return run.events()
+def _events(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
+    return run.events(record)
 
 
-_ANSWERS: dict[str, Callable[[Request, Pages, RunPages], Any]] = {
+_ANSWERS: dict[str, Answer] = {
     "overview": _overview,
     "ranks": _ranks,
     "modules": _modules,
@@ -181,7 +190,7 @@ _ANSWERS: dict[str, Callable[[Request, Pages, RunPages], Any]] = {
 }
 
 
-def _span(request: Request) -> Span:
+def _span(request: Request) -> BatchRange:
     first, last = request.query_params.get("from"), request.query_params.get("to")
     return (_whole(first) if first else ANY[0], _whole(last) if last else ANY[1])
 

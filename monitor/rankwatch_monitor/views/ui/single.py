@@ -33,12 +33,14 @@ _FILE = """<!doctype html>
 
 def render(run: RunPages) -> str:
     """The verdict, its frames, charts, notices and ranks. Raises StoreError when the record cannot be read."""
-    overview = run.overview()
-    try:
-        modules = run.modules(None)
-    except LookupError:  # no batch was recorded
-        modules = None
-    data = json.dumps({"overview": overview, "modules": modules, "series": run.culprit()}, allow_nan=False)
+    with run.open() as record:
+        overview = run.overview(record)
+        try:
+            modules = run.modules(record, None)
+        except LookupError:  # no batch was recorded
+            modules = None
+        culprit = run.culprit(record)
+    data = json.dumps({"overview": overview, "modules": modules, "series": culprit}, allow_nan=False)
     style, scripts = _text("page.css"), [_text(name) for name in _SCRIPTS]
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; img-src data:; "

@@ -20,9 +20,17 @@ from jobs import environment
 from makers import INF, NAN
 from rankwatch.errors import UsageError
 from rankwatch.shared.frame import FrameTable, Phase
-from rankwatch_monitor.record.store import FILE
+from rankwatch_monitor.record.reader import RunRecord
+from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.views.export import events
-from rankwatch_monitor.views.export.events import LARGEST, tags_of, write
+from rankwatch_monitor.views.export.events import LARGEST, tags_of
+from rankwatch_monitor.views.export.written import Written
+
+
+def write(run: Path, folder: Path, rank: int | None, *, overwrite: bool) -> Written:
+    with RunRecord(run / FILE) as record:
+        return events.write(record, folder, rank, overwrite=overwrite)
+
 
 Scalars = dict[str, dict[int, float]]
 
@@ -48,7 +56,7 @@ def _events(folder: Path) -> Iterator[Any]:
 
 def exported(tmp_path: Path, *entries: Any, rank: int | None = None) -> Scalars:
     run = records.write(tmp_path / "run", *entries)
-    written = write(run / FILE, tmp_path / "board", rank, overwrite=False)
+    written = write(run, tmp_path / "board", rank, overwrite=False)
     found = scalars(tmp_path / "board")
     assert written.rows == sum(map(len, found.values()))
     return found
@@ -141,26 +149,26 @@ def test_tags() -> None:
 def test_what_is_in_the_folder_stays_but_for_our_own(tmp_path: Path) -> None:
     run = records.write(tmp_path / "run", records.part(0, *records.frames(0)))
     board = tmp_path / "board"
-    write(run / FILE, board, None, overwrite=False)
+    write(run, board, None, overwrite=False)
     (before,) = board.iterdir()
     with pytest.raises(UsageError, match=f"the folder {board} is not empty"):
-        write(run / FILE, board, None, overwrite=False)
+        write(run, board, None, overwrite=False)
     other = board / "events.out.tfevents.1.host.2.0"
     other.write_bytes(b"of somebody else")
     before.rename(before.with_name("events.out.tfevents.1.host.2.rankwatch"))
-    write(run / FILE, board, None, overwrite=True)
+    write(run, board, None, overwrite=True)
     assert len(list(board.iterdir())) == 2
     assert other.read_bytes() == b"of somebody else"
     assert scalars(board)["abs_max/embed/output"] == {0: 1.0}
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=f"cannot write into the folder {tmp_path}/file"):
-        write(run / FILE, tmp_path / "file", None, overwrite=True)
+        write(run, tmp_path / "file", None, overwrite=True)
 
 
 def test_an_export_that_breaks_off_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = records.write(tmp_path / "run", records.part(0, *records.frames(0)), records.part(0, *records.frames(1)))
     board = tmp_path / "board"
-    write(run / FILE, board, None, overwrite=False)
+    write(run, board, None, overwrite=False)
     before = scalars(board)
 
     def interrupt(*of: object) -> None:
@@ -168,7 +176,7 @@ def test_an_export_that_breaks_off_leaves_what_was_there(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(events, "values_of", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        write(run / FILE, board, None, overwrite=True)
+        write(run, board, None, overwrite=True)
     assert scalars(board) == before
     assert len(list(board.iterdir())) == 1
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch.shared.frame import DTYPE_MAX, FrameSpec, FrameTable, Kind, Phase, ReadingSpec, State
-from rankwatch_monitor.record.digest import Array, Columns
-from rankwatch_monitor.record.reader import Point, Rows
+from rankwatch_monitor.record.digest import Columns
+from rankwatch_monitor.record.layout import Array
+from rankwatch_monitor.record.rows import PartExtremes, Point
 from rankwatch_monitor.views.ui import grids
 from rankwatch_monitor.views.ui.grids import BAD, RankGrid, module_grid, thinned
 
@@ -78,8 +79,8 @@ TABLES = {1: FORWARD, 2: BACKWARD}
 OF = {number: Columns(number, table) for number, table in TABLES.items()}
 
 
-def rows(batch: int, highs: list[float], states: list[State], table: int = 1) -> Rows:
-    return Rows(batch, table, np.array(highs, OF[table].dtype), np.array([int(state) for state in states], np.uint8))
+def rows(batch: int, highs: list[float], states: list[State], table: int = 1) -> PartExtremes:
+    return PartExtremes(batch, table, np.array(highs, OF[table].dtype), np.array([int(state) for state in states], np.uint8))
 
 
 FINE, BROKEN, WHOLE = State.FINITE, State.INF, State.NOT_FLOAT

@@ -1,0 +1,74 @@
+"""A fact that is no batch <-> its row in the table ``events``, and what a list of runs shows after it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any, cast
+
+from rankwatch.shared import messages, wire
+
+from ..decide import journal
+from ..decide.journal import Fact
+from ..decide.report import Outcome, RankState
+from .runs import RunRow
+
+_OWN: dict[str, type[journal.OwnEvent]] = {
+    cls.__name__.lower(): cls
+    for cls in (
+        journal.Opened, journal.Left, journal.Reached, journal.Waited, journal.JobInterrupted, journal.JobEnded, journal.Decided,
+        journal.Closed,
+    )
+}  # fmt: skip
+"""The facts that come from the collector itself, by kind. They are stored as JSON, messages as the wire's bytes."""
+
+_FROM_JSON: dict[str, Callable[[Any], Any]] = {
+    "state": RankState,
+    "outcome": Outcome,
+    "ranks": tuple,
+    "reported": tuple,
+    "positions": lambda positions: tuple(map(tuple, positions)),
+}
+"""Makes the fields whose types JSON does not have."""
+
+
+def kind_of(fact: Fact) -> str:
+    return type(fact).__name__.lower()
+
+
+def encode(fact: Fact) -> tuple[str, str | bytes]:
+    """The kind of a fact, and its body."""
+    kind = kind_of(fact)
+    if kind in _OWN:
+        return kind, json.dumps(dataclasses.asdict(cast(journal.OwnEvent, fact)))
+    return kind, wire.encode(cast(messages.Message, fact))
+
+
+def decode(kind: str, body: str | bytes) -> Fact:
+    """Raises ValueError, KeyError, TypeError or ProtocolError when the body is no fact of this kind."""
+    if isinstance(body, bytes):
+        return wire.decode(body)
+    fields = json.loads(body)
+    for name, make in _FROM_JSON.items():
+        if name in fields:
+            fields[name] = make(fields[name])
+    return _OWN[kind](**fields)
+
+
+def row_after(row: RunRow, fact: Fact) -> RunRow:
+    """The run's row in a list after this fact; a replay of all facts gives the same outcome, reason and end."""
+    if isinstance(fact, journal.Opened):
+        return row._replace(job=fact.job, restart=fact.restart, world_size=fact.world_size)
+    if isinstance(fact, messages.Hello):
+        return row._replace(is_over=False, outcome="", reason="") if row.is_over and not row.is_final else row
+    if isinstance(fact, messages.Tripped):
+        batches = max(row.batches, fact.trip.position.batch + 1)
+        return row._replace(batches=batches, is_final=row.is_final or not row.outcome)
+    if isinstance(fact, journal.Reached):
+        return row._replace(batches=max(row.batches, *(batch + 1 for batch, _, _ in fact.positions), 0))
+    if isinstance(fact, journal.Decided):
+        return row._replace(outcome=fact.outcome.value, reason=fact.reason, is_final=row.is_final or fact.abort)
+    if isinstance(fact, journal.Closed):
+        return row._replace(is_over=True)
+    return row

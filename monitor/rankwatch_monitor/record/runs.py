@@ -1,0 +1,71 @@
+"""What a list of runs shows of each, without a replay: every transaction of the store keeps it up to date in the record."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from .schema import FILE, StoreError, explained, open_to_read
+
+log = logging.getLogger(__name__)
+
+QUERY = "SELECT began, job, restart, world_size, batches, outcome, reason, is_over, is_final FROM run"
+
+
+class RunRow(NamedTuple):
+    """A run in a list; ``run`` is its folder's name, and ``began`` a Unix time.
+
+    ``outcome`` and ``reason`` are empty until they are decided. ``is_final``: an abort was decided, or a rank tripped, so a
+    lost rank that comes back does not reopen the run.
+    """
+
+    run: str
+    began: float = 0.0
+    job: str = ""
+    restart: int = 0
+    world_size: int = 0
+    batches: int = 0
+    outcome: str = ""
+    reason: str = ""
+    is_over: bool = False
+    is_final: bool = False
+
+
+def read_row(folder: Path) -> RunRow:
+    """The run in this folder. Raises StoreError when it has no record that can be read."""
+    path = folder / FILE
+    with closing(open_to_read(path)) as database, explained(path):
+        row = database.execute(QUERY).fetchone()
+        if row is None:
+            raise ValueError("it does not begin with a run's beginning")
+        return RunRow(folder.resolve().name, *row[:-2], *map(bool, row[-2:]))
+
+
+def read_rows(runs: Path) -> list[RunRow]:
+    """All runs in a folder, the oldest first; a record that cannot be read is named in the log."""
+    found = []
+    for folder in folders(runs):
+        try:
+            found.append(read_row(folder))
+        except StoreError as error:
+            log.warning("%s", error)
+    return sorted(found, key=lambda row: row.began)
+
+
+def folders(runs: Path) -> list[Path]:
+    """The folders of the runs that have a record, by name; neither links to them nor one that is still being made."""
+    return [
+        path.parent
+        for path in sorted(runs.glob(f"*/{FILE}"))
+        if not path.parent.is_symlink() and not path.parent.name.startswith(".")
+    ]
+
+
+def is_unfinished(path: Path, collector: str) -> bool:
+    """Whether the run in this file is this collector's, and its ranks may still come back. Raises StoreError."""
+    with closing(open_to_read(path)) as database, explained(path):
+        owner = database.execute("SELECT value FROM meta WHERE name = 'collector'").fetchone()
+        last = database.execute("SELECT kind FROM events WHERE kind IN ('hello', 'closed') ORDER BY id DESC").fetchone()
+        return bool(owner == (collector,) and last == ("hello",))

@@ -1,0 +1,95 @@
+"""The record's file, ``run.db``: its name, its tables, its version, and how it is opened to be read.
+
+Imports neither NumPy nor the data types, so that ``rankwatch list`` starts fast.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rankwatch.errors import ProtocolError
+
+FILE = "run.db"
+
+SCHEMA = 1
+"""The PRAGMA user_version of a record; a file with another one is refused."""
+
+BUSY_TIMEOUT = 30.0
+"""Seconds that a write waits for another writer of the file. Readers take no lock."""
+
+CREATE = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE run (
+    id INTEGER PRIMARY KEY CHECK (id = 1), began REAL NOT NULL, job TEXT NOT NULL, restart INTEGER NOT NULL,
+    world_size INTEGER NOT NULL, batches INTEGER NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL,
+    is_over INTEGER NOT NULL, is_final INTEGER NOT NULL
+);
+CREATE TABLE standing (id INTEGER PRIMARY KEY CHECK (id = 1), time REAL NOT NULL, body TEXT NOT NULL);
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY, time REAL NOT NULL, now REAL NOT NULL, rank INTEGER NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL
+);
+CREATE TABLE tables (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, body BLOB NOT NULL);
+CREATE TABLE digests (
+    id INTEGER PRIMARY KEY, first_batch INTEGER NOT NULL, last_batch INTEGER NOT NULL, count INTEGER NOT NULL, body BLOB NOT NULL
+);
+CREATE TABLE envelopes (
+    batch INTEGER NOT NULL, first_frame INTEGER NOT NULL, tbl INTEGER NOT NULL, ranks INTEGER NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (batch, first_frame, tbl)
+);
+CREATE TABLE summaries (
+    batch INTEGER NOT NULL, rank INTEGER NOT NULL, first_frame INTEGER NOT NULL, tbl INTEGER NOT NULL, traced INTEGER NOT NULL,
+    body BLOB NOT NULL, PRIMARY KEY (batch, rank, first_frame)
+);
+"""
+"""
+    meta       who wrote the record: name and value
+    run        one row: what a list of runs shows (runs.py)
+    standing   one row: where the ranks are while the run goes on, as JSON
+    events     every fact except batches (decide/journal.py), in the order of arrival; a replay of them gives the verdict
+    tables     the frame tables, numbered from 1
+    digests    segments of digests, in the order in which the parts came
+    envelopes  one for each part of a batch and frame table
+    summaries  parts of batches as the ranks sent them
+
+``layout.py`` has the bytes of every ``body``, ``facts.py`` those of the events.
+"""
+
+
+class StoreError(Exception):
+    """A record cannot be read or written; the text says which and why."""
+
+
+def is_new(database: sqlite3.Connection) -> bool:
+    """Whether nothing was written to it yet. Raises ValueError when another version of rankwatch wrote it."""
+    version: int = database.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, SCHEMA):
+        raise ValueError(f"written by a newer rankwatch (schema {version}, known here up to {SCHEMA}): use that one")
+    return version == 0
+
+
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """The record in this file, in one read transaction: every query sees the same state. Raises StoreError."""
+    with explained(path):
+        database = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro", timeout=BUSY_TIMEOUT, isolation_level=None, uri=True
+        )
+        try:
+            database.execute("BEGIN")
+            if is_new(database):
+                raise ValueError("nothing was written to it yet")
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turns whatever a damaged record causes into a StoreError that names the record."""
+    try:
+        yield
+    except (sqlite3.Error, OSError, ValueError, LookupError, TypeError, ProtocolError) as error:
+        raise StoreError(f"the record {path}: {error}") from error
