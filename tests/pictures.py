@@ -1,4 +1,4 @@
-"""Makes the pictures of the README and the pages anew, from a real run of the demo; ``flow.svg`` is drawn by hand.
+"""Takes the pictures of the README and the pages from a real run of the demo; ``flow.svg`` is drawn by hand.
 
 python tests/pictures.py
 """

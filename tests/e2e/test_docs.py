@@ -23,6 +23,7 @@ from torch import nn
 from e2e.pages import ALL, PAGES, blocks, commands, python_of, run, shell_environment
 from e2e.test_readme import COLLECTOR, ONE_NODE
 from jobs import ROOT, Job
+from rankwatch.shared import connection, wire
 from rankwatch.shared.config import _FURTHER, FUNCTIONS, Config, resolve
 from rankwatch.shared.notice import Notice, NoticeKind, describe_notice
 from rankwatch_monitor.cli import COMMANDS, main
@@ -48,7 +49,7 @@ JOBS = {
 
 
 def test_every_command_runs_in_a_test() -> None:
-    """Those of the README: see its test. Those of the tutorial run one after the other."""
+    """The README has its own test; the tutorial's commands run one after the other."""
     shown = [command for page in PAGES if page not in ("README.md", "tutorial.md") for command in commands(page)]
     ours = [UI, COLLECTOR, ONE_OF_TWO_NODES, *TUNE, *OF_A_RUN, *(command for some in JOBS.values() for command in some)]
     assert {command.replace("9464", "0") for command in shown} == {ONE_NODE, *ours}
@@ -95,7 +96,7 @@ def test_the_commands_with_ranks(about: str, tmp_path: Path) -> None:
     (tmp_path / "rankwatch.toml").write_text(blocks(PAGES["zero-code.md"], "toml")[0])
     for command in JOBS[about]:
         done = run(command, tmp_path)
-        # The run that is told to stop after a batch fails, and two traces differ.
+        # The run that stops after a batch fails, and two traces differ.
         assert done.returncode == (1 if about == "trace" else 0), (command, done.stdout, done.stderr)
 
 
@@ -178,7 +179,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
 
 
 def test_the_numbers_that_the_tutorial_rests_on() -> None:
-    """They are told in words beside what is shown."""
+    """The text beside the output quotes them."""
     text = PAGES["tutorial.md"]
     for number in ("by a factor of 1.41", "grows by x1.41 a batch", "4.34e+00 input[0]", "3.42e+00 and 1.49e+01", "73.7"):
         assert number in text
@@ -220,8 +221,8 @@ def test_variables_named_elsewhere_exist() -> None:
 
 def test_every_command_has_its_help() -> None:
     hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
-    place = SimpleNamespace(file=SimpleNamespace(src_uri="reference/commands.md"))
-    page = hooks["on_page_markdown"](PAGES["reference/commands.md"], page=place)
+    page_of = SimpleNamespace(file=SimpleNamespace(src_uri="reference/commands.md"))
+    page = hooks["on_page_markdown"](PAGES["reference/commands.md"], page=page_of)
     for command in COMMANDS:
         assert f"## rankwatch {command}\n" in page
         assert f"usage: rankwatch {command} " in page
@@ -237,7 +238,7 @@ def test_files_and_tests_that_are_named_exist() -> None:
 
 
 def test_nothing_is_said_twice() -> None:
-    """No sentence of more than eight words, and no row of a table, stands in two places."""
+    """No sentence of more than eight words, and no row of a table, is in two pages."""
     text = re.sub(r"^```.*?^```$", "", ALL, flags=re.MULTILINE | re.DOTALL)
     rows = re.findall(r"^\| (?!---).*\|$(?!\n\| ---)", text, re.MULTILINE)  # without their heads
     prose = re.sub(r"^\|.*\|$|^#.*$", "", text, flags=re.MULTILINE)
@@ -264,7 +265,7 @@ def quoted() -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Words alone: a literal that goes on in the next line of the source, or holds a placeholder, is one text."""
+    """Only the words, so that a literal of several lines, or with a placeholder, is one text."""
     return " ".join(re.findall(r"[A-Za-z]+", re.sub(r'"\s*(#.*)?\n\s*f?"', "", text)))
 
 
@@ -289,6 +290,14 @@ def test_the_float32_recipe_mends_an_overflow() -> None:
         assert block.ffn(x).isinf().all()
         exec(python_of("report.md", "class Float32"), {"nn": nn, "torch": torch, "block": block})
         assert block.ffn(x.half()).isfinite().all()
+
+
+def test_the_versions_of_the_formats() -> None:
+    for name, (major, minor) in (
+        ("protocol between ranks and collector", wire.VERSION),
+        ("connection file", connection.FORMAT),
+    ):
+        assert f"| {name} | {major}.{minor} |" in PAGES["versions.md"]
 
 
 def test_the_lowest_versions_are_the_floors() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import ConnectionFileError
 
-FORMAT = (1, 1)
+FORMAT = (1, 0)
 """Major, minor version of the file; another major version is refused."""
 
 
