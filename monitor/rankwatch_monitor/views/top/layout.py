@@ -13,7 +13,6 @@ from rankwatch.shared.printable import printable
 from rankwatch.shared.text import describe_rank, format_dump
 
 from ...decide.report import Outcome
-from ...decide.run import MAX_BEATS
 from ...record.follow import View
 from ...record.headroom import Headroom, batches_of
 from ..text import noticed, render_head
@@ -30,7 +29,7 @@ MIN_ROWS = 4
 """Rows of nodes or ranks that stay, however long the verdict is."""
 
 STALE_AFTER = 5.0
-"""Seconds after which it is told that nothing was heard of the collector."""
+"""Seconds without a word of the collector that are never worth a line."""
 
 INDENT = " " * 13
 """Under the texts of a report's head."""
@@ -119,10 +118,11 @@ def describe_run(scene: Scene) -> str:
 
 
 def describe_silence(scene: Scene) -> str:
-    """Since when the collector was not heard of, where that is worth a word."""
+    """How long ago the collector was last heard, once that is three heartbeats and at least STALE_AFTER; else empty."""
     view = scene.view
     silent = scene.now - (view.told or view.last)
-    if view.is_over or silent < max(STALE_AFTER, 3 * view.report.world_size / MAX_BEATS):
+    heartbeat = view.standing.heartbeat if view.standing else 0.0
+    if view.is_over or silent < max(STALE_AFTER, 3 * heartbeat):
         return ""
     return f"the collector was last heard {describe_time(silent)} ago"
 

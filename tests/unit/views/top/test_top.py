@@ -114,6 +114,10 @@ def test_whom_an_election_waits_for_is_shown(view: View) -> None:
 def test_a_collector_that_is_silent_and_a_run_that_stands(view: View) -> None:
     assert "the collector was last heard 40 s ago" in shown(view, after=40)
     assert "last heard" not in shown(replace(view, is_over=True), after=40)
+    assert view.standing is not None
+    slow = replace(view, standing=view.standing._replace(heartbeat=10.0))
+    assert "last heard" not in shown(slow, after=29)  # it speaks each 10 s
+    assert "the collector was last heard 31 s ago" in shown(slow, after=31)
     still = {rank: standing._replace(still=45.0, state=RankState.RUNNING) for rank, standing in view.standings.items()}
     text = shown(replace(view, standings=still))
     assert "no progress for 45 s" in text
