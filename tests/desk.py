@@ -13,6 +13,8 @@ from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Receive
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Report
 from rankwatch_monitor.decide.verdict import Verdict
+from rankwatch_monitor.record.facts import row_after
+from rankwatch_monitor.record.runs import RunRow
 
 DESKS: list[Desk] = []
 """Those of the test that runs."""
@@ -89,6 +91,11 @@ class Desk:
             assert (told_again.outcome, told_again.reason) == (told.outcome, told.reason)
             assert [row.state for row in told_again.ranks] == [row.state for row in told.ranks]
             assert (again.over, again.tuning) == (run.over, run.tuning)
+            row = RunRow("")
+            for entry in self.records[name]:
+                row = row_after(row, entry.fact)
+            assert (row.is_over, row.reason) == (run.over, told.reason)  # what a list shows, without a replay
+            assert row.outcome == told.outcome or not run.over
 
     @property
     def reports(self) -> list[Report]:

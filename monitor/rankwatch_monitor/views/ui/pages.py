@@ -19,7 +19,7 @@ from ...record import replay
 from ...record.digest import Columns
 from ...record.reader import RunRecord
 from ...record.replay import Snapshot
-from ...record.rows import ANY, BatchRange
+from ...record.rows import ANY, BatchRange, Standings
 from ...record.runs import folders, read_row
 from ...record.schema import FILE, StoreError
 from .. import as_json as reports
@@ -34,8 +34,8 @@ KEPT_RUNS = 64
 MAX_EVENTS = 2000
 """The last ones are shown."""
 
-STALE = 10.0
-"""Seconds without a word on where the ranks are after which a run that goes on is said to be without a collector."""
+STALE_AFTER = 10.0
+"""Seconds without new standings that never mean that a running run has lost its collector."""
 
 
 class Pages:
@@ -113,7 +113,7 @@ class RunPages:
             "report": reports.to_dict(report),
             "is_over": is_over,
             "began": record.began(),
-            "silent_collector": not is_over and time.time() - standings.time > STALE,
+            "silent_collector": not is_over and _are_stale(standings),
             "standing": None if is_over or standings.run is None else standings.run._asdict(),
             "standings": [] if is_over else [standing._asdict() for standing in standings.ranks],
             "path": path.path_to(frames),
@@ -228,6 +228,12 @@ class RunPages:
 def _trips(report: Report) -> list[tuple[int, Trip]]:
     """The culprit's trip, then those beside it."""
     return [] if report.verdict is None else [(report.verdict.rank, report.verdict.trip), *report.verdict.also]
+
+
+def _are_stale(standings: Standings) -> bool:
+    """Whether the collector missed three heartbeats: it writes the standings once in each."""
+    heartbeat = standings.run.heartbeat if standings.run is not None else 0.0
+    return time.time() - standings.time > max(STALE_AFTER, 3 * heartbeat)
 
 
 def _columns_of(tables: Mapping[int, FrameTable]) -> dict[int, Columns]:
