@@ -26,6 +26,14 @@ def test_its_links_lead_somewhere() -> None:
     assert not [link for link in links if not (ROOT / link).is_file()]
 
 
+def test_its_figures_are_those_of_the_cost_page() -> None:
+    detector, frame = re.findall(r"^\| T5-small's shape.*? \| (\S+) \| (\S+) ", PAGES["cost.md"], re.MULTILINE)[0]
+    assert f"takes {frame} times as long on two CPU cores; with Hugging Face's detector, {detector} times" in README
+    assert re.search(r"^\| 8,192 \|.*\| 17 / 36 \|", PAGES["cost.md"], re.MULTILINE)
+    assert "8,192 ranks" in README
+    assert "17 ms" in README
+
+
 def test_ci_runs_its_two_commands() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     assert lines[-3:] == [INSTALL_AND_DEMO, INSTALL_AND_TEST, ".venv/bin/python -m pytest -m slow"]

@@ -56,7 +56,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         ]
     ),
 }  # fmt: skip
-"""What the columns of each are called and made of; the README says what they mean."""
+"""What the columns of each are called and made of; docs/pages/views.md explains them."""
 
 _PACKED = "run", "job", "restart", *(name for name, _ in (*_RANK, *_READING)), "batch", "optimizer_step", "state"
 """Columns of few values, which Parquet packs best by a dictionary of them."""
