@@ -1,1 +1,1 @@
-"""Sockets, clocks, signals and files round the decisions."""
+"""The collector: sockets, clocks, signals and files around the decisions."""

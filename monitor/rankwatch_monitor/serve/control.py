@@ -1,4 +1,4 @@
-"""A control client: no rank, but a peer with the same connection file, that asks a collector one thing and leaves."""
+"""A control client: a peer that is no rank. It connects by the connection file, asks the collector one question and leaves."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ANSWER_TIMEOUT = 5.0
 
 
 def tune(connection: Connection, change: messages.Tune, timeout: float = ANSWER_TIMEOUT) -> messages.Tuned:
-    """Sends a TUNE; returns the answer.
+    """Changes options of the ranks; returns the collector's answer.
 
     Raises:
-        UsageError: nobody answers, or the collector refuses.
+        UsageError: no collector answers, or it refuses.
     """
     return _asked(connection, change, messages.Tuned, timeout)
 
 
 def invite(connection: Connection, job: str, timeout: float = ANSWER_TIMEOUT) -> Connection:
-    """The connection of a job's ranks: with keys that speak for that job alone. Raises UsageError as ``tune``."""
+    """A connection for the ranks of one job, whose keys are valid for that job alone. Raises UsageError as ``tune``."""
     answer = _asked(connection, messages.Invite(job), messages.Invited, timeout)
     keys = answer.client_public, answer.client_secret
     return Connection(connection.address, connection.server_public, *keys, job, for_job_alone=True)

@@ -1,4 +1,4 @@
-"""A collector's keys: those it makes or takes over, the files they lie in, and those it issues to jobs."""
+"""A collector's keys and their files: new ones or an earlier collector's, and the keys that it issues to jobs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ log = logging.getLogger(__name__)
 
 
 class Credentials:
-    """Keys for the connection file at ``path``. One that exists is taken over, keys and address, when its server key still lies
-    beside it: a collector that died comes back as the one the ranks know.
+    """Keys for the connection file at ``path``. If the file exists and its server key lies beside it, its keys and its address
+    are used again: the ranks of a collector that crashed reconnect to the next one.
 
     Attributes:
-        ring: whom to admit.
-        listening: where the collector before this one listened; empty when there was none.
+        ring: the clients to admit.
+        listening: where the earlier collector listened; empty when there was none.
 
     Raises:
-        ConnectionFileError: the file is in use by a running collector, or of another kind, or its server key is not there.
+        ConnectionFileError: a running collector uses the file, or the file is of another kind, or its server key is missing.
     """
 
     def __init__(self, path: Path, *, insecure: bool) -> None:
@@ -49,7 +49,7 @@ class Credentials:
         self.ring.recall(self._invited)
 
     def publish(self, address: str, listening: str, job: str) -> Connection:
-        """Writes the files, for a collector that listens on ``listening`` and that ranks find at ``address``."""
+        """Writes the files of a collector that listens on ``listening`` and that ranks reach at ``address``."""
         connection = Connection(address, self.server.public, self._client.public, self._client.secret, job)
         lines = [self.server.secret, listening, *self._invited]
         connections.write_private(self._key_file, "".join(f"{line}\n" for line in lines))
@@ -59,7 +59,7 @@ class Credentials:
         return connection
 
     def issue(self, job: str) -> messages.Message:
-        """Keys that speak for one job, the same each time; they outlive this collector, as its own keys do."""
+        """The keys of one job, the same ones each time. They outlive this collector, as its own keys do."""
         keys = self.ring.invited(job)
         if self.server == NO_KEYS:
             return messages.Error("links are in plain text here, and keys mean nothing", "none")
@@ -77,19 +77,19 @@ class Credentials:
         return messages.Invited(job, keys.public, keys.secret)
 
     def release(self) -> None:
-        """Lets another collector take the files over."""
+        """Unlocks the files, for the next collector."""
         if self._in_use is not None:
             self._in_use.close()
 
     def withdraw(self) -> None:
-        """Takes the files away."""
+        """Removes the files."""
         self.release()
         for path in (self._path, self._key_file):
             with suppress(OSError):
                 path.unlink()
 
     def _take_over(self) -> _Known | None:
-        """What the collector that wrote the connection file before has left."""
+        """The keys and address of the collector that wrote the files; None when there are none."""
         if not self._path.exists():
             return None
         known = connections.read(self._path)

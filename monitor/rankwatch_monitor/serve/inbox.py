@@ -1,4 +1,4 @@
-"""What comes to a ROUTER: messages with who sent them, and the ends of connections."""
+"""What a ROUTER receives: messages with their senders, and the ends of connections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Item: TypeAlias = Letter | Ended
 
 
 class Inbox:
-    """Takes from a ROUTER without waiting."""
+    """Receives from a ROUTER without blocking."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
@@ -37,11 +37,11 @@ class Inbox:
         self._peers: dict[int, bytes] = {}
         """The peer behind each connection's file descriptor."""
         self._reused: Counter[int] = Counter()
-        """Descriptors given out again before the end of the connection that had them was told."""
+        """Descriptors that belong to a new connection, while the end of the earlier one is not reported yet."""
         self._put_back: Letter | None = None
 
     def take(self) -> Item | None:
-        """The next item; None when there is none. What a peer said before its connection ended comes before that end."""
+        """The next item; None when there is none. A peer's messages come before the end of its connection."""
         if (letter := self._put_back) is not None:
             self._put_back = None
             return letter
@@ -55,8 +55,8 @@ class Inbox:
             part = self._socket.recv(copy=False)
             parts.append(part.buffer)
         key = self._keys.get(peer)
-        # Names that a ROUTER gives begin with a 0, and it gives none twice. Others were chosen by the peer, and another one
-        # may come by that name.
+        # A name that the ROUTER gave begins with a 0 and is never given again. Any other name was chosen by a peer, and
+        # another peer may choose the same one: there the key is asked for again.
         if key is not None and peer[:1] == b"\0":
             return Letter(peer, key, parts)
         return self._meet(Letter(peer, _key_of(part), parts), part)
@@ -66,7 +66,7 @@ class Inbox:
         self._monitor.close(0)
 
     def _meet(self, letter: Letter, part: zmq.Frame) -> Item:
-        # libzmq calls SRCFD deprecated, and has nothing else that tells which peer a connection was.
+        # libzmq calls SRCFD deprecated, but only it tells which connection a peer has.
         descriptor = int(part.get(zmq.SRCFD))
         before = self._peers.get(descriptor, letter.peer)
         self._peers[descriptor] = letter.peer
@@ -90,7 +90,7 @@ class Inbox:
 
 
 def _key_of(part: zmq.Frame) -> str:
-    """The public key that the peer has shown to have; empty where the link is in plain text."""
+    """The public key that the peer has proved to own; empty where the link is in plain text."""
     try:
         return str(part.get("User-Id"))
     except zmq.ZMQError:

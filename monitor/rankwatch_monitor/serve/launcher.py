@@ -1,4 +1,4 @@
-"""``rankwatch run``: a private collector round one command, and the report at its end."""
+"""``rankwatch run``: a private collector around one command, and the report at its end."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def run_command(
     status: bool = True,
     config: str | None = None,
 ) -> int:
-    """Runs ``command`` under a collector of its own; returns 77 when a verdict aborted a run, else the command's exit code.
+    """Runs ``command`` under its own collector; returns 77 when a verdict aborted the run, else the command's exit code.
 
     Args:
-        status: whether a line says how the run is, where stderr is a terminal.
-        config: a file of options for the ranks.
+        status: whether a line shows the state of the run, where stderr is a terminal.
+        config: a file with options for the ranks.
 
     Raises:
-        UsageError: there is no such command, an option of the ranks is wrong, or the collector cannot be set up.
+        UsageError: there is no such command, an option of the ranks is wrong, or the collector cannot start.
     """
     env = dict(os.environ if environ is None else environ)
     reports: dict[str, Report] = {}
@@ -85,7 +85,7 @@ def run_command(
 
 
 def replace_by(command: Sequence[str]) -> NoReturn:
-    """Becomes the command, which nobody watches. Raises UsageError when there is none of that name."""
+    """Replaces this process by the command, unwatched. Raises UsageError when there is no such command."""
     try:
         os.execvp(command[0], list(command))
     except OSError as error:
@@ -93,7 +93,7 @@ def replace_by(command: Sequence[str]) -> NoReturn:
 
 
 def job_name(command: Sequence[str]) -> str:
-    """What to call the job: the script's name without its ending, or the module's after ``-m``, or the program's."""
+    """The job's name: the script's without its ending, or the module's after ``-m``, or the program's."""
     for word, following in zip(command, [*command[1:], ""], strict=True):
         if word.endswith(".py"):
             return Path(word).stem
@@ -103,8 +103,8 @@ def job_name(command: Sequence[str]) -> str:
 
 
 def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, str]) -> int:
-    """Serves while the command runs; returns its exit code, in the shell's way (128 + n) for a signal."""
-    # The handlers are there before the child: a SIGTERM in between must not leave it behind.
+    """Serves while the command runs; returns its exit code: 128 + n after signal n, as in a shell."""
+    # The handlers are set before the child starts: a SIGTERM in between must not leave the child behind.
     child: subprocess.Popen[bytes] | None = None
     interrupted = ""
 
@@ -113,7 +113,7 @@ def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, 
         repeated, interrupted = interrupted, signal.Signals(number).name
         collector.interrupt(interrupted)
         if number == signal.SIGINT or child is None:
-            return  # from the terminal SIGINT has reached the child by itself
+            return  # the terminal sends SIGINT to the child too
         if repeated:
             child.kill()
         else:
@@ -149,14 +149,14 @@ def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, ru
             "passed on (python -I and -E leave them out)?"
         )
     for run, report in reports.items():
-        # The report comes last, under whatever the dying processes printed.
+        # The report comes last, below whatever the dying processes printed.
         if report.outcome is Outcome.FINISHED:
             write(sys.stderr, text.render(report))
         else:
             write(sys.stdout, "\n" + text.render(report))
         log.info("the run's record: rankwatch report %s", runs_dir / run)
-    # Where a job was started again, by torchrun's --max-restarts for one, its last run is what counts. That is the one that
-    # began last: a script that trains twice may begin the second before the first has ended on all ranks.
+    # Where a job was restarted, by torchrun's --max-restarts say, its last run decides the exit code. "Last" is the run that
+    # began last: a script that trains twice may begin the second run before the first has ended on all ranks.
     began = {run: number for number, run in enumerate(collector.ledger.runs)}
     last = {report.job: report for report in sorted(reports.values(), key=lambda report: began.get(report.run, -1))}
     aborted = any(report.verdict is not None for report in last.values())

@@ -1,6 +1,7 @@
-"""Which of the collector's threads goes first where they share a core: ZeroMQ's, then the decisions, then the disk.
+"""Which of the collector's threads runs first where they share a core: ZeroMQ's, then the deciding one, then the disk's.
 
-What waits in a socket may be a trip. The steps are small: on a busy node a collector is to be hardly worse off than others.
+A message that waits in a socket may be a trip. The steps are small: on a busy node the collector must not fall behind the other
+processes.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import os
 from contextlib import suppress
 
 DECIDING, RECORDING = 2, 6
-"""How much nicer these threads are than ZeroMQ's."""
+"""The niceness of these threads, on top of that of ZeroMQ's thread."""
 
 SWITCH_INTERVAL = 0.0005
-"""Seconds after which the thread that holds the interpreter is asked for it: the recorder, when a message has come."""
+"""Seconds after which a waiting thread demands the interpreter: the deciding thread from the writer, when a message has come."""
 
 
 def yield_to_others(niceness: int) -> None:
-    """Makes the calling thread, on Linux it alone, so much nicer. Where that is forbidden nothing changes."""
+    """Adds to the niceness of the calling thread (on Linux; elsewhere of the process). Does nothing where that is forbidden."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + niceness)

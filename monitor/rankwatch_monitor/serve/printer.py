@@ -1,7 +1,7 @@
-"""The thread that writes to stdout and stderr: a pipe that nobody reads, or a full disk, keeps no abort waiting.
+"""The thread that writes to stdout and stderr: a pipe that nobody reads, or a full disk, delays no abort.
 
-On a terminal the last line of stderr may be a status, which gives way to every text and comes back after it. Other processes
-write to the same terminal and know nothing of it: it fills its line to the end, so that what they write begins a line of its own.
+On a terminal the last line of stderr may be a status line. It is erased before each text and drawn again after it. Other
+processes write to the same terminal without knowing of it: the line is filled to its end, so that their text begins a new line.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from rankwatch.shared.printable import printable
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 10_000
-"""Texts that may wait to be written; of further ones only the number is told."""
+"""Texts that may wait to be written. Further ones are dropped and counted."""
 
 LAST_TEXTS = 2.0
-"""Seconds that the last texts have, at the end, to be written."""
+"""Seconds to write the texts that still wait at the end."""
 
 ERASE = "\r\x1b[K"
-"""Back to the beginning of the line, and what is in it away."""
+"""Moves the cursor to the beginning of the line, and clears the line."""
 
 USUAL_WIDTH = 80
 
 LOOK = 100
-"""Milliseconds between looks at whether it is the end."""
+"""Milliseconds after which a thread that waits for a pipe looks whether its time is over."""
 
 
 class Printer(logging.Handler):
-    """While it is entered, the log's lines and the texts of ``print`` are written one after another, in a thread."""
+    """While this is entered, a thread writes the log's lines and the texts of ``print``, one after another."""
 
     def __init__(self) -> None:
         super().__init__()
         self._changed = threading.Condition()
         self._waiting: deque[tuple[TextIO, str]] = deque()
-        self._forgone = 0
+        self._dropped = 0
         self._status: str | None = None
         self._drawn = ""
         self._end = float("inf")
@@ -63,7 +63,7 @@ class Printer(logging.Handler):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Writes what waits, and gives the log back."""
+        """Writes the waiting texts, and restores the log's handlers."""
         logging.getLogger().handlers = self._replaced
         with self._changed:
             self._end = time.monotonic() + LAST_TEXTS
@@ -71,19 +71,19 @@ class Printer(logging.Handler):
         self._thread.join()
 
     def print(self, stream: TextIO, text: str) -> None:
-        """Lets ``text`` be written, after all that was told before."""
+        """Queues ``text`` to be written."""
         with self._changed:
             if len(self._waiting) >= MAX_WAITING:
-                self._forgone += 1
+                self._dropped += 1
                 return
-            if self._forgone:
-                self._waiting.append((sys.stderr, f"rankwatch: {self._forgone} texts found no room here\n"))
-                self._forgone = 0
+            if self._dropped:
+                self._waiting.append((sys.stderr, f"rankwatch: {self._dropped} texts found no room here\n"))
+                self._dropped = 0
             self._waiting.append((stream, text))
             self._changed.notify()
 
     def show(self, status: str) -> None:
-        """Lets ``status`` stand in stderr's last line, a terminal's, in place of the one before."""
+        """Makes ``status`` the status line: the last line of stderr, which is a terminal."""
         with self._changed:
             self._status = status
             self._changed.notify()
@@ -103,7 +103,7 @@ class Printer(logging.Handler):
                 return
 
     def _draw(self, status: str, stream: TextIO, text: str) -> None:
-        """Writes a text where the status stands, and the status after it; one that has not changed is not drawn again."""
+        """Writes a text in place of the status line, and the status line after it. An unchanged status is not drawn again."""
         if self._drawn and (text or status != self._drawn):
             self._write(sys.stderr, ERASE)
         if text:
@@ -114,7 +114,7 @@ class Printer(logging.Handler):
         self._drawn = status
 
     def _write(self, stream: TextIO, text: str) -> None:
-        """As ``write`` does, but without holding on to a pipe: who is stuck in it cannot end."""
+        """As ``write`` does, but never blocks in a pipe: a thread that is blocked there cannot end."""
         try:
             descriptor = stream.fileno()
             body = text.encode(stream.encoding, "backslashreplace")
@@ -130,7 +130,7 @@ class Printer(logging.Handler):
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Writes to a stream whose disk may be full or whose reader may be gone; what matters is on record too."""
+    """Writes to a stream whose disk may be full or whose reader may be gone. Nothing is lost: the record has it too."""
     try:
         stream.write(text)
         stream.flush()
@@ -139,9 +139,9 @@ def write(stream: TextIO, text: str) -> None:
 
 
 def width_of(terminal: TextIO) -> int:
-    """How many columns it has."""
+    """The columns of a terminal."""
     try:
-        return os.get_terminal_size(terminal.fileno()).columns or USUAL_WIDTH  # 0: nobody has told it
+        return os.get_terminal_size(terminal.fileno()).columns or USUAL_WIDTH  # 0: its size was never set
     except OSError:
         return USUAL_WIDTH
 

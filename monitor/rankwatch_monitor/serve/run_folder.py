@@ -1,6 +1,6 @@
-"""A run on disk: ``report.txt``, ``report.json``, ``trace/``, the record (store.py); and ``latest``, the newest run.
+"""A run's files: ``report.txt``, ``report.json``, ``trace/`` and the record; and ``latest``, a link to the newest run.
 
-Detection and abort never depend on the disk: once the folder of all runs is made, a write that fails is told and the run goes on.
+Detection and abort never depend on the disk: once the folder of all runs exists, a failed write is logged, and the run goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from ..views import as_json as json
 from ..views import text as texts
 
 log = logging.getLogger(__name__)
-
 
 TRACE_LIMIT = 1 << 30
 """Bytes of traces of one run."""
@@ -55,10 +54,10 @@ class RunsFolder:
 
     @contextmanager
     def begin(self, run: str) -> Iterator[Path]:
-        """Yields a folder that becomes the run's with what was put into it: a collector that is killed leaves no half run.
+        """Yields a folder, and renames it to the run's when it is left: a collector that is killed leaves no half run.
 
         Raises:
-            OSError: it cannot be made, or there is one of that name.
+            OSError: the folder cannot be made, or one of that name exists.
         """
         part = self.path / f".{run}.part"
         if part.exists():
@@ -76,7 +75,7 @@ class RunsFolder:
         return self.path / run / FILE
 
     def unfinished(self, collector: str) -> list[str]:
-        """The runs of the collector of this name whose record does not say that they are over."""
+        """The runs of the collector of this name that are not over according to their records."""
         found = []
         for folder in folders(self.path):
             try:
@@ -87,7 +86,7 @@ class RunsFolder:
         return found
 
     def record_trace(self, run: str, rank: int, batch: int, frames: Sequence[Frame]) -> None:
-        """Writes ``trace/batch-B.rank-R.txt``, in the format of the Hugging Face detector; a batch's later parts are added."""
+        """Writes ``trace/batch-B.rank-R.txt``, in the Hugging Face detector's format. Later parts of a batch are appended."""
         text = format_trace(frames) + "\n"
         if self._traced[run] + len(text) > TRACE_LIMIT:
             if self._traced[run] <= TRACE_LIMIT:

@@ -1,6 +1,6 @@
-"""The thread that writes to the disk, so that no message waits for it: the runs' records and all other files.
+"""The thread that writes the runs' records and all other files, so that no message waits for the disk.
 
-What cannot be recorded is told once and forgone: detection and abort never depend on the disk.
+Detection and abort never depend on the disk: what cannot be written is dropped, with one line in the log.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .precedence import RECORDING, yield_to_others
 log = logging.getLogger(__name__)
 
 COMMIT_INTERVAL = 0.25
-"""Seconds that batches wait for others, to be written together. All else is written at once."""
+"""Seconds for which batches are collected, to be written in one transaction. All other entries are written at once."""
 
 
 class _Queued(NamedTuple):
-    """Entries of a run, the last number of a message of each rank among them, and the bytes of their batches."""
+    """Entries of a run, the last sequence number of each rank among them, and the bytes of their batches."""
 
     run: str
     entries: Sequence[Entry]
@@ -40,10 +40,10 @@ class _Queued(NamedTuple):
 _Work: TypeAlias = tuple[list[_Queued], dict[str, Show], list[Callable[[], None]]]
 
 MAX_WAITING = 256 * 2**20
-"""Bytes of batches that may wait for the disk; further ones are not recorded."""
+"""Bytes of batches that may wait for the disk. Further batches are not recorded."""
 
 LAST_WRITES = 5.0
-"""Seconds that the last entries have, at the end, to be written."""
+"""Seconds to write the entries that still wait at the end."""
 
 
 class RecordWriter:
@@ -51,11 +51,11 @@ class RecordWriter:
 
     Args:
         folder: the folder of all runs.
-        wake: called, in the recorder's thread, when ``stored`` has something to tell.
-        limits: what is kept of each run.
-        begin_folder: yields the folder of a run that begins; it becomes the run's with the record that was put into it.
-        tell_headroom: called, in the recorder's thread, with a run and the least headroom of batches that are on record now.
-        meta: what is written into every record about where it comes from.
+        wake: called in the writer's thread when ``stored`` has something new.
+        limits: how much of each run is retained.
+        begin_folder: yields a new folder for the record of a run that begins; renames it to the run's afterwards.
+        tell_headroom: called in the writer's thread with a run, and the least headroom of the batches that were just stored.
+        meta: the origin, written into every record.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class RecordWriter:
         self._stored: dict[str, dict[int, int]] = {}
         self._overflowing: set[str] = set()
         self._stores: dict[str, Store | None] = {}
-        """None: this run goes on without a record."""
+        """None: this run has no record, because the disk failed."""
         self._thread = threading.Thread(target=self._run, name="rankwatch-writer", daemon=True)
         self._thread.start()
 
     def keep(self, run: str, entries: Sequence[Entry]) -> None:
-        """Takes entries of a run to be written, in the order of the calls."""
+        """Queues entries of a run, in the order of the calls."""
         size, is_urgent, seqs = 0, False, {}
         for _, rank, fact in entries:
             if isinstance(fact, Trained):
@@ -100,7 +100,7 @@ class RecordWriter:
                     seqs[rank] = fact.seq
         with self._changed:
             if size and self._waiting_bytes + size > MAX_WAITING:
-                self._note_forgone(run)
+                self._log_overflow(run)
                 entries = [entry for entry in entries if not isinstance(entry.fact, Trained)]
                 size = 0
             self._waiting.append(_Queued(run, entries, seqs, size))
@@ -110,31 +110,31 @@ class RecordWriter:
                 self._changed.notify()
 
     def show(self, shown: Show) -> None:
-        """Takes what is to be written in place of what was shown of the run before, if there is a record of it."""
+        """Queues a run's standings, in place of those before. They are not written where the run has no record."""
         with self._changed:
             self._shown[shown.run] = shown
             self._changed.notify()
 
     def do(self, action: Callable[[], None]) -> None:
-        """Lets ``action`` write something else, after what was to be kept before."""
+        """Queues ``action``, which writes another file, after the entries before it."""
         with self._changed:
             self._actions.append(action)
             self._is_urgent = True
             self._changed.notify()
 
     def stored(self) -> dict[str, dict[int, int]]:
-        """By run and rank: the numbers up to which its messages are on record, where that has changed since the last call."""
+        """By run and rank: the sequence number up to which messages are stored, where it has changed since the last call."""
         with self._changed:
             stored, self._stored = self._stored, {}
         return stored
 
     @property
     def unwritten(self) -> int:
-        """Bytes of batches that wait to be written."""
+        """Bytes of batches that wait for the disk."""
         return self._waiting_bytes
 
     def close(self) -> None:
-        """Writes what waits, and ends."""
+        """Writes what waits, and ends the thread."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -142,7 +142,7 @@ class RecordWriter:
         if self._thread.is_alive():
             log.error("the disk did not take the last entries of the record within %g s", LAST_WRITES)
 
-    def _note_forgone(self, run: str) -> None:
+    def _log_overflow(self, run: str) -> None:
         if run not in self._overflowing:
             self._overflowing.add(run)
             log.error("the disk is too slow: batches of run %s are missing in its record", run)
@@ -152,14 +152,14 @@ class RecordWriter:
         while (work := self._take()) is not None:
             taken, shown, actions = work
             by_run: dict[str, list[Entry]] = {}
-            for kept in taken:
-                by_run.setdefault(kept.run, []).extend(kept.entries)
+            for queued in taken:
+                by_run.setdefault(queued.run, []).extend(queued.entries)
             for run in dict.fromkeys([*by_run, *shown]):
                 self._write(run, by_run.get(run, []), shown.get(run))
             with self._changed:
-                for kept in taken:
-                    self._waiting_bytes -= kept.size
-                    self._stored.setdefault(kept.run, {}).update(kept.seqs)
+                for queued in taken:
+                    self._waiting_bytes -= queued.size
+                    self._stored.setdefault(queued.run, {}).update(queued.seqs)
             self._wake()
             for action in actions:
                 try:
@@ -171,7 +171,7 @@ class RecordWriter:
                 _close(store)
 
     def _take(self) -> _Work | None:
-        """What waits, once there is something; None at the end."""
+        """Waits for work; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._shown or self._is_urgent or self._is_closing)
             self._changed.wait_for(lambda: self._is_urgent or self._is_closing, COMMIT_INTERVAL)

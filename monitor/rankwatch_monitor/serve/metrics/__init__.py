@@ -1,1 +1,1 @@
-"""Counts of the collector for Prometheus."""
+"""The collector's metrics for Prometheus."""

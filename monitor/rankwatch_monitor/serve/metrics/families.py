@@ -1,7 +1,7 @@
-"""What Prometheus reads of a collector: a readout of its meters -> metric families. Pure; each name and its help stand here.
+"""A readout of the collector's meters -> Prometheus metric families. Pure; each metric's name and help is here.
 
-``run`` is a label of what is told by run, and there are few (see meters.KEPT_OVER); ``rank`` only of what is asked for by rank.
-Where a run that is over has nothing to say any more, it says nothing: no alert hangs on.
+The label ``run`` has few values (see meters.MAX_OVER). The label ``rank`` exists under --metrics-per-rank alone. What only a
+running run has, a run that is over has no samples of, so that no alert stays on.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ...decide.report import Outcome, RankStanding, RankState
 from .meters import Gauged, Readout
 
 Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
-"""The values of the labels after ``run``, and the sample's."""
+"""For each sample the values of the labels after ``run``, and its own value."""
 
 
-class Whole(NamedTuple):
-    """A run and all of its ranks, added up. ``front`` is the batch of the furthest rank, ``skew`` how many batches the last
-    running one is behind the first, and ``still`` the longest time that a running one has not moved."""
+class RunTotals(NamedTuple):
+    """A run, with its ranks added up. ``front``: the batch of the furthest rank; ``skew``: batches between the first and the last
+    running rank; ``still``: seconds that the running rank without progress for longest has made none."""
 
     gauged: Gauged
     states: Counter[RankState]
@@ -46,21 +46,21 @@ class Whole(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A metric that every run has, or every rank, and where it comes from. A name that ends in ``_total`` is a counter's."""
+    """A metric of every run, or of every rank, and the function that reads it. A counter's name ends in ``_total``."""
 
     name: str
     help: str
     labels: tuple[str, ...]
-    samples: Callable[[Whole], Samples]
+    samples: Callable[[RunTotals], Samples]
 
 
-def add_up(gauged: Gauged) -> Whole:
+def add_up(gauged: Gauged) -> RunTotals:
     standings = gauged.shown.standings
     states = Counter(standing.state for standing in standings)
     states[RankState.MISSING] += gauged.shown.standing.world_size - len(standings)
     running = [standing for standing in standings if standing.state is RankState.RUNNING]
     batches = [standing.batch for standing in running]
-    return Whole(
+    return RunTotals(
         gauged,
         states,
         front=max((standing.batch for standing in standings), default=-1),
@@ -76,20 +76,20 @@ def _one(value: float) -> Samples:
     return [((), value)]
 
 
-def _while_under_way(value: Callable[[Whole], float | None]) -> Callable[[Whole], Samples]:
-    def samples(run: Whole) -> Samples:
+def _while_under_way(value: Callable[[RunTotals], float | None]) -> Callable[[RunTotals], Samples]:
+    def samples(run: RunTotals) -> Samples:
         one = None if run.shown.standing.over else value(run)
         return () if one is None else _one(one)
 
     return samples
 
 
-def _headroom(run: Whole) -> float | None:
+def _headroom(run: RunTotals) -> float | None:
     doublings = run.gauged.headroom
     return None if doublings is None else 2.0**doublings if doublings < 1024 else float("inf")
 
 
-def _of_ranks(value: Callable[[RankStanding], float]) -> Callable[[Whole], Samples]:
+def _of_ranks(value: Callable[[RankStanding], float]) -> Callable[[RunTotals], Samples]:
     return lambda run: [((str(standing.rank),), value(standing)) for standing in run.shown.standings]
 
 
@@ -97,7 +97,7 @@ RUN_STATES = ("running", *(outcome.value for outcome in Outcome))
 
 FAMILIES = (
     Family(
-        "rankwatch_run_state", "1 for the state that the run is in.", ("state",),
+        "rankwatch_run_state", "1 for the run's state, 0 for the others.", ("state",),
         lambda run: [((state,), state == run.state) for state in RUN_STATES],
     ),
     Family(
@@ -105,15 +105,15 @@ FAMILIES = (
         lambda run: [((state.value,), run.states[state]) for state in RankState],
     ),
     Family(
-        "rankwatch_stalled_ranks", "Running ranks without progress for --stall-after, which the others wait for.", (),
+        "rankwatch_stalled_ranks", "Running ranks that made no progress for --stall-after, so that the others wait.", (),
         _while_under_way(lambda run: run.shown.standing.stalled),
     ),
     Family(
-        "rankwatch_silent_ranks", "Running ranks that were not heard of for three heartbeats.", (),
+        "rankwatch_silent_ranks", "Running ranks that sent nothing for three heartbeats.", (),
         _while_under_way(lambda run: run.silent),
     ),
     Family(
-        "rankwatch_standstill_seconds", "For how long the running rank that stands still longest has not moved.", (),
+        "rankwatch_standstill_seconds", "Longest time since a running rank made progress.", (),
         _while_under_way(lambda run: run.still),
     ),
     Family(
@@ -125,31 +125,31 @@ FAMILIES = (
         lambda run: _one(run.front),
     ),
     Family(
-        "rankwatch_batch_skew", "Batches between the running ranks that are furthest and furthest behind.", (),
+        "rankwatch_batch_skew", "Batches between the first and the last running rank.", (),
         _while_under_way(lambda run: run.skew),
     ),
     Family(
         "rankwatch_headroom_ratio",
-        "How many times larger the reading nearest to its dtype's largest number could be, of all ranks in the last minute.", (),
+        "Smallest factor in the last minute between a reading and the largest number of its dtype, over all ranks.", (),
         _while_under_way(_headroom),
     ),
     Family(
-        "rankwatch_trips_total", "Ranks in which a reading tripped.", (),
+        "rankwatch_trips_total", "Ranks that tripped.", (),
         lambda run: _one(run.shown.standing.tripped),
     ),
     Family(
-        "rankwatch_dropped_batches_total", "Batches that found no room in a rank while the collector did not take them.", (),
+        "rankwatch_dropped_batches_total", "Batches that ranks dropped: the collector was out of reach, or too slow.", (),
         lambda run: _one(run.dropped),
     ),
     Family(
-        "rankwatch_queued_messages", "Messages that wait in the ranks to be sent.", (),
+        "rankwatch_queued_messages", "Messages in the ranks that the collector has not acknowledged.", (),
         _while_under_way(lambda run: run.queued),
     ),
 )  # fmt: skip
 
 RANK_FAMILIES = (
     Family(
-        "rankwatch_rank_state", "1 for the state that the rank is in.", ("rank", "state"),
+        "rankwatch_rank_state", "1 for the rank's state.", ("rank", "state"),
         lambda run: [((str(rank.rank), rank.state.value), 1) for rank in run.shown.standings],
     ),
     Family(
@@ -157,26 +157,26 @@ RANK_FAMILIES = (
         _of_ranks(lambda rank: rank.batch),
     ),
     Family(
-        "rankwatch_rank_silence_seconds", "For how long the rank was not heard of.", ("rank",),
+        "rankwatch_rank_silence_seconds", "Time since the rank sent anything.", ("rank",),
         _of_ranks(lambda rank: rank.silent),
     ),
     Family(
-        "rankwatch_rank_standstill_seconds", "For how long the rank has not moved.", ("rank",),
+        "rankwatch_rank_standstill_seconds", "Time since the rank made progress.", ("rank",),
         _of_ranks(lambda rank: rank.still),
     ),
     Family(
-        "rankwatch_rank_dropped_batches_total", "Batches that found no room in the rank.", ("rank",),
+        "rankwatch_rank_dropped_batches_total", "Batches that the rank dropped.", ("rank",),
         _of_ranks(lambda rank: rank.dropped),
     ),
     Family(
-        "rankwatch_rank_queued_messages", "Messages that wait in the rank to be sent.", ("rank",),
+        "rankwatch_rank_queued_messages", "Messages in the rank that the collector has not acknowledged.", ("rank",),
         _of_ranks(lambda rank: rank.queued),
     ),
 )  # fmt: skip
 
 
 def families(readout: Readout, *, per_rank: bool = False) -> Iterator[Metric]:
-    """All families, those without a sample too."""
+    """All families, including those without a sample."""
     runs = [add_up(gauged) for gauged in readout.runs]
     yield from _of_collector(readout)
     info = InfoMetricFamily("rankwatch_run", "Job and restart count of each run.", labels=["run"])
@@ -197,8 +197,8 @@ def _of_collector(readout: Readout) -> Iterator[Metric]:
     counts = readout.counts
     for name, text, value in (
         ("rankwatch_runs", "Runs under way.", sum(not gauged.shown.standing.over for gauged in readout.runs)),
-        ("rankwatch_received_messages_total", "Messages that came from ranks.", counts.messages),
-        ("rankwatch_received_bytes_total", "Bytes of the messages that came from ranks.", counts.bytes),
+        ("rankwatch_received_messages_total", "Messages received from ranks.", counts.messages),
+        ("rankwatch_received_bytes_total", "Bytes of the messages received from ranks.", counts.bytes),
         ("rankwatch_refused_messages_total", "Messages that were malformed.", counts.refused),
         ("rankwatch_put_off_bytes", "Bytes of batches that wait for the collector's loop.", counts.put_off),
         ("rankwatch_unwritten_bytes", "Bytes of batches that wait for the disk.", counts.unwritten),

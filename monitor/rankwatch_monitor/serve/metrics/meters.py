@@ -1,4 +1,4 @@
-"""What the collector's threads let others read: immutable values that are replaced, so that nobody waits for a reader."""
+"""What other threads may read of the collector: immutable values that are replaced, so that the collector waits for no reader."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import NamedTuple, TypeAlias
 from ...decide.effects import Show
 from ...decide.report import Outcome
 
-KEPT_OVER, KEPT_FOR = 16, 900.0
-"""So many runs that are over are still told of, each for so many seconds."""
+MAX_OVER, SHOWN_FOR = 16, 900.0
+"""Runs that are over and still have metrics: at most this many, each for this many seconds."""
 
 LOOK_BACK, STEP = 60.0, 5.0
-"""Seconds over which the worst headroom is told, and in which steps."""
+"""Seconds over which the least headroom is taken, and the step in which it moves on."""
 
 Lows: TypeAlias = tuple[tuple[float, float], ...]
-"""The least headroom of each of the last steps of time, the newest last; each with when it began."""
+"""For each of the last steps, the newest last: when it began, and the least headroom in it."""
 
 
 class LoopCounts(NamedTuple):
-    """What the collector's loop has counted since it began, and what waits now: ``put_off`` for the loop, ``unwritten`` for
-    the disk, both bytes of batches."""
+    """What the collector's loop has counted since it began, and the bytes of batches that wait now: ``put_off`` in the backlog,
+    ``unwritten`` for the disk."""
 
     messages: int = 0
     bytes: int = 0
@@ -30,7 +30,7 @@ class LoopCounts(NamedTuple):
 
 
 class Gauged(NamedTuple):
-    """A run as it was last shown, so many seconds ago; ``headroom`` in doublings, None where it is not known."""
+    """A run as it was last shown, ``age`` seconds ago; ``headroom`` in powers of two, None where it is not known."""
 
     shown: Show
     age: float
@@ -38,7 +38,7 @@ class Gauged(NamedTuple):
 
 
 class Readout(NamedTuple):
-    """Everything at one moment; ``age`` is seconds since the collector's loop last turned."""
+    """All meters at one moment; ``age``: seconds since the collector's loop last turned."""
 
     runs: Sequence[Gauged] = ()
     counts: LoopCounts = LoopCounts()
@@ -47,10 +47,10 @@ class Readout(NamedTuple):
 
 
 class Meters:
-    """Each method but ``read`` is called by one thread only: ``headroom`` by the recorder's, the others by the loop's.
+    """Each method but ``read`` is called by one thread only: ``headroom`` by the writer's, the others by the loop's.
 
     Args:
-        now: when the loop began. All times are seconds of the one clock.
+        now: when the loop began. All times are seconds of one monotonic clock.
     """
 
     def __init__(self, now: float) -> None:
@@ -60,7 +60,7 @@ class Meters:
         self._ended: Mapping[Outcome, int] = {}
 
     def show(self, shown: Show, now: float) -> None:
-        """Takes what there is to know of a run, in place of what was shown of it before."""
+        """Takes a run's standings, in place of those before."""
         self._shown[shown.run] = (shown, now)
         if shown.standing.over:
             outcome = shown.standing.outcome or Outcome.FINISHED
@@ -68,11 +68,11 @@ class Meters:
             self._forget_old_runs(now)
 
     def count(self, counts: LoopCounts, now: float) -> None:
-        """Takes the loop's counts, at each of its turns."""
+        """Takes the loop's counts, once a turn."""
         self._counts = (counts, now)
 
     def headroom(self, run: str, doublings: float, now: float) -> None:
-        """Takes the least headroom of some batches of a run."""
+        """Takes the least headroom of some batches of a run, in powers of two."""
         if run in self._shown:
             self._lows[run] = with_low(self._lows.get(run, ()), doublings, now)
 
@@ -83,22 +83,22 @@ class Meters:
         runs = [
             Gauged(shown, now - at, least(lows.get(run, ()), now))
             for run, (shown, at) in self._shown.copy().items()
-            if not shown.standing.over or now - at <= KEPT_FOR
+            if not shown.standing.over or now - at <= SHOWN_FOR
         ]
         return Readout(runs, counts, self._ended, max(0.0, now - turned_at))
 
     def _forget_old_runs(self, now: float) -> None:
         over = sorted((at, run) for run, (each, at) in self._shown.items() if each.standing.over)
-        kept = {run for at, run in over[-KEPT_OVER:] if now - at <= KEPT_FOR}
+        still_shown = {run for at, run in over[-MAX_OVER:] if now - at <= SHOWN_FOR}
         for _, run in over:
-            if run not in kept:
+            if run not in still_shown:
                 del self._shown[run]
         for run in self._lows.copy().keys() - self._shown.keys():
             del self._lows[run]
 
 
 def with_low(lows: Lows, value: float, now: float) -> Lows:
-    """``lows`` with one more value; of what is too old to matter only the newest is kept, should nothing else come."""
+    """``lows`` with one more value, and without steps before LOOK_BACK."""
     *before, last = lows or ((float("-inf"), 0.0),)
     if now - last[0] < STEP:
         return (*before, (last[0], min(last[1], value)))
@@ -106,6 +106,6 @@ def with_low(lows: Lows, value: float, now: float) -> Lows:
 
 
 def least(lows: Lows, now: float) -> float | None:
-    """The least of the last LOOK_BACK seconds, or of the last step in which there was any."""
+    """The least value of the last LOOK_BACK seconds; without any, that of the last step."""
     recent = [value for at, value in lows if now - at <= LOOK_BACK] or [value for _, value in lows[-1:]]
     return min(recent, default=None)

@@ -1,4 +1,4 @@
-"""Meters over HTTP, for Prometheus. Who reads slowly, or not at all, holds up a thread of this server and nothing else."""
+"""Meters over HTTP, for Prometheus. A client that reads slowly, or not at all, blocks one thread of this server only."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from .meters import Meters, Readout
 log = logging.getLogger(__name__)
 
 MAX_SCRAPES = 8
-"""Connections at a time; each takes a file descriptor, which the ranks need too. Further ones are closed."""
+"""Connections at a time. Each takes a file descriptor, which the ranks need too; further ones are closed."""
 
 TIMEOUT = 10.0
-"""Seconds that a peer has to ask, and to take the answer."""
+"""Seconds for a client to send its request, and to receive the answer."""
 
 AT_ONCE, REST = 256, 0.001
-"""So many samples are written in a row; then the interpreter is left to the collector's loop for so many seconds. Else that would
-wait for its turn with each message, and to write the samples of 16,384 ranks takes half a second."""
+"""Samples written in a row, and the seconds of sleep after them. Without the sleep the collector's loop would wait for the
+interpreter with each message, and to write the samples of 16,384 ranks takes half a second."""
 
 PAUSE = 1.0
-"""Seconds until a connection is taken again after there was no file descriptor for it."""
+"""Seconds until the next accept, after one failed for want of a file descriptor."""
 
 
 class MetricsServer(ThreadingTCPServer):
-    """Listens on construction; answers, in threads of its own, while it is entered.
+    """Listens on construction; answers, in its own threads, while it is entered.
 
     Args:
         address: host (empty: all interfaces) and port; port 0 picks a free one.
-        per_rank: whether there are metrics of every rank too.
+        per_rank: whether each rank has metrics too.
 
     Raises:
         UsageError: the address cannot be listened on.
@@ -86,7 +86,7 @@ class MetricsServer(ThreadingTCPServer):
         try:
             return super().get_request()
         except OSError:
-            time.sleep(PAUSE)  # no descriptors are left: who waits is still there, and is not to be looked at all the time
+            time.sleep(PAUSE)  # no descriptor is left: the client still waits, and accept would fail at once again and again
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -95,7 +95,7 @@ class MetricsServer(ThreadingTCPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # there was no thread for it
+        except BaseException:  # no thread could be started
             self._room.release()
             raise
 
@@ -110,7 +110,7 @@ class MetricsServer(ThreadingTCPServer):
         if isinstance(error, OSError):
             log.debug("metrics: %s went away: %s", client_address, error)
         else:
-            log.exception("an error of ours while metrics were told")
+            log.exception("an error of ours while metrics were served")
 
 
 class _Handler(MetricsHandler):
@@ -118,7 +118,7 @@ class _Handler(MetricsHandler):
 
 
 class _Unhurried(list[Sample]):
-    """Samples with rests between them."""
+    """Samples, with a sleep after each AT_ONCE of them."""
 
     def __iter__(self) -> Iterator[Sample]:
         for start in range(0, len(self), AT_ONCE):
@@ -128,7 +128,7 @@ class _Unhurried(list[Sample]):
 
 
 class _Families:
-    """What prometheus_client takes the metrics from."""
+    """The source that prometheus_client collects from."""
 
     def __init__(self, meters: Meters, per_rank: bool) -> None:
         self._meters = meters

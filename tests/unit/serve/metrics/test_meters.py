@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from gauges import shown, standing
 from rankwatch_monitor.decide.report import Outcome
 from rankwatch_monitor.serve.metrics.meters import (
-    KEPT_FOR,
-    KEPT_OVER,
     LOOK_BACK,
+    MAX_OVER,
+    SHOWN_FOR,
     STEP,
     LoopCounts,
     Lows,
@@ -37,25 +37,25 @@ def test_a_run_is_told_of_as_it_was_last_shown() -> None:
 def test_runs_that_are_over_are_told_of_for_a_while_and_so_are_only_the_last_few() -> None:
     meters = Meters(0.0)
     meters.show(shown(run="long"), 0.0)
-    for number in range(KEPT_OVER + 3):
+    for number in range(MAX_OVER + 3):
         meters.show(shown(run=f"short-{number}", over=True, outcome=Outcome.ABORTED), float(number))
-    last = KEPT_OVER + 2
-    assert told(meters, last) == ["long", *(f"short-{number}" for number in range(3, KEPT_OVER + 3))]
-    assert told(meters, last + KEPT_FOR) == ["long", f"short-{last}"]
-    assert told(meters, last + KEPT_FOR + 1) == ["long"]
-    assert meters.read(last).ended == {Outcome.ABORTED: KEPT_OVER + 3}
+    last = MAX_OVER + 2
+    assert told(meters, last) == ["long", *(f"short-{number}" for number in range(3, MAX_OVER + 3))]
+    assert told(meters, last + SHOWN_FOR) == ["long", f"short-{last}"]
+    assert told(meters, last + SHOWN_FOR + 1) == ["long"]
+    assert meters.read(last).ended == {Outcome.ABORTED: MAX_OVER + 3}
 
 
 def test_nothing_is_kept_of_runs_that_are_not_told_of_any_more() -> None:
     meters = Meters(0.0)
-    for number in range(3 * KEPT_OVER):
+    for number in range(3 * MAX_OVER):
         run = f"run-{number}"
         meters.show(shown(run=run), number)
         meters.headroom(run, 1.0, number)
         meters.show(shown(run=run, over=True), number)
     meters.headroom("run-0", 1.0, 100.0)  # the disk was slow
-    assert len(meters._shown) == len(meters._lows) == KEPT_OVER
-    meters.show(shown(run="late", over=True), 2 * KEPT_FOR)
+    assert len(meters._shown) == len(meters._lows) == MAX_OVER
+    meters.show(shown(run="late", over=True), 2 * SHOWN_FOR)
     assert list(meters._shown) == ["late"]
     assert meters._lows == {}
 
