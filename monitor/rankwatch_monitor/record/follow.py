@@ -81,8 +81,7 @@ class Follower:
         with RunRecord(self._path) as record:
             run = self._replay(record)
             standings = record.standings()
-            segments = min(MAX_SEGMENTS, 1 + -(-BATCHES * run.world_size // SEGMENT))
-            digests = record.newest_digests(segments)
+            digests = newest_digests(record, run.world_size)
             if self._report is None:
                 self._report = replay.take(record).report if run.over else _with_frames(run, digests)
             return View(
@@ -158,6 +157,11 @@ class HeadroomReader:
         if number not in self.tables:
             self.tables[number] = Readings(number, record.table(number))
         return self.tables[number]
+
+
+def newest_digests(record: RunRecord, world_size: int) -> Array:
+    """The digests of about the last BATCHES batches of every rank, in the order in which the parts came."""
+    return record.newest_digests(min(MAX_SEGMENTS, 1 + -(-BATCHES * world_size // SEGMENT)))
 
 
 def _with_frames(run: Run, digests: Array) -> Report:

@@ -291,7 +291,7 @@ class Collector:
     def _record(self) -> None:
         """Hands new entries to the writer, and tells the ledger what is stored by now."""
         for run, entries in self.ledger.take_journals():
-            self._writer.keep(run, entries)
+            self._writer.append(run, entries)
         with suppress(BlockingIOError):
             self._wake_read.recv(4096)
         for run, seqs in self._writer.stored().items():

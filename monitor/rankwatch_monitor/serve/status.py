@@ -1,44 +1,39 @@
-"""The line that ``rankwatch run`` shows on a terminal: where the ranks are, and what is nearest to overflow."""
+"""The status line that ``rankwatch run`` shows on a terminal: where the ranks are, and what is nearest to overflow."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from ..decide.effects import Show
-from ..decide.report import RankStanding, RankState
-from ..record.follow import HeadroomReader
-from ..record.headroom import Headroom
+from ..decide.report import RankState
+from ..record.follow import HeadroomReader, newest_digests
+from ..record.headroom import Headroom, pace_of
 from ..record.reader import RunRecord
 from ..record.schema import FILE, StoreError
 from ..views.top.table import shorten
-from ..views.top.tables import describe_reading, describe_times
+from ..views.top.tables import describe_pace, describe_reading, describe_times
 from .printer import width_of
 
 log = logging.getLogger(__name__)
 
-PACE_WINDOW = 15.0
-"""Seconds of batches that the pace is taken from."""
-
 LEAST_NAME = 10
-"""Columns under which a module's name says nothing."""
+"""Columns that a module's name needs, or it is left out."""
 
 LAST_READ = 2.0
-"""Seconds that a look into the record has, at the end, to return."""
+"""Seconds to wait, at the end, for a read of the record."""
 
 
 class Status:
-    """While it is entered, what was shown last is put into words and drawn, in a thread: the record is read for it.
+    """While this is entered, a thread reads the record and draws the line for the standings that were shown last.
 
     Args:
         runs: where runs are recorded.
-        draw: called with the line.
+        draw: called with the line, in the thread.
     """
 
     def __init__(self, runs: Path, draw: Callable[[str], None]) -> None:
@@ -48,8 +43,7 @@ class Status:
         self._shown: Show | None = None
         self._is_over = False
         self._known: list[str] = []
-        self._past: deque[tuple[float, int]] = deque()
-        self._headroom, self._record = HeadroomReader(), runs / FILE
+        self._headroom = HeadroomReader()
         self._thread = threading.Thread(target=self._run, name="rankwatch-status", daemon=True)
 
     def __enter__(self) -> Status:
@@ -65,7 +59,7 @@ class Status:
         self._thread.join(LAST_READ)
 
     def show(self, shown: Show) -> None:
-        """Takes where the ranks of a run are, without waiting for anything. Of several runs the newest counts."""
+        """Takes the standings of a run; never blocks. Of several runs the newest is shown."""
         if shown.run not in self._known:
             self._known.append(shown.run)
         if shown.run == self._known[-1]:
@@ -82,44 +76,35 @@ class Status:
                 if self._is_over or shown is None:
                     return
             if shown.run != run:
-                run = shown.run
-                self._past.clear()
-                self._headroom, self._record = HeadroomReader(), self._runs / run / FILE
-            self._draw(describe(shown, self._pace(shown.standings), self._nearest(), width_of(sys.stderr)))
+                run, self._headroom = shown.run, HeadroomReader()
+            self._draw(describe(shown, *self._look(shown), width_of(sys.stderr)))
 
-    def _pace(self, standings: Sequence[RankStanding]) -> float | None:
-        now, batch = time.monotonic(), max((standing.batch for standing in standings), default=-1)
-        if batch < 0:
-            return None
-        self._past.append((now, batch))
-        while now - self._past[0][0] > PACE_WINDOW:
-            self._past.popleft()
-        first, since = self._past[0][1], now - self._past[0][0]
-        return (batch - first) / since if since > 0 else None
-
-    def _nearest(self) -> Headroom | None:
+    def _look(self, shown: Show) -> tuple[float | None, Headroom | None]:
+        """The run's pace and the reading nearest to overflow, as far as the record has them."""
         try:
-            with RunRecord(self._record) as record:
+            with RunRecord(self._runs / shown.run / FILE) as record:
                 found = self._headroom.read(record)
-        except StoreError as error:  # the recorder tells of it, or has not begun
-            log.debug("no headroom: %s", error)
-            return None
-        return found[0] if found else None
+                pace = pace_of(newest_digests(record, shown.standing.world_size))
+        except StoreError as error:  # the writer has logged it, or has not begun
+            log.debug("no pace and no headroom: %s", error)
+            return None, None
+        return pace, found[0] if found else None
 
 
 def describe(shown: Show, pace: float | None, nearest: Headroom | None, width: int) -> str:
     """``rankwatch: train-0  4/4 ranks running  batch 1234  8.2 batches/s  nearest to overflow blocks.3.ffn output x12``.
 
-    In fewer words where ``width`` columns are not enough for that.
+    Abbreviated where that is longer than ``width`` columns.
     """
     running = [standing for standing in shown.standings if standing.state is RankState.RUNNING]
     batch = max((standing.batch for standing in shown.standings), default=-1)
     silent = sum(bool(standing.quiet) for standing in running)
+    progress = describe_pace(pace, [standing.still for standing in running])
     long = [f"rankwatch: {shown.run}", f"{len(running)}/{len(shown.standings)} ranks running"]
     long += [f"{silent} silent"] if silent else []
     long += [shown.standing.waiting] if shown.standing.waiting else []
     long += [f"batch {batch}"] if batch >= 0 else []
-    long += [f"{pace:.3g} batches/s"] if pace is not None else []
+    long += [progress] if progress else []
     short = [part.replace(" ranks running", " ranks").replace(" batches/s", "/s") for part in long]
     if nearest is not None:
         name, headroom = f"{describe_reading(nearest)} {nearest.label}", describe_times(nearest.times, nearest.state)

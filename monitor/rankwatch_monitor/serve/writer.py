@@ -87,7 +87,7 @@ class RecordWriter:
         self._thread = threading.Thread(target=self._run, name="rankwatch-writer", daemon=True)
         self._thread.start()
 
-    def keep(self, run: str, entries: Sequence[Entry]) -> None:
+    def append(self, run: str, entries: Sequence[Entry]) -> None:
         """Queues entries of a run, in the order of the calls."""
         size, is_urgent, seqs = 0, False, {}
         for _, rank, fact in entries:

@@ -41,6 +41,8 @@ def test_its_words(nearest: Headroom) -> None:
     assert describe(run, 8.2, nearest, WIDE) == f"{full}  nearest to overflow decoder.layers.11.feed_forward output x248"
     assert describe(run, 8.2, None, WIDE) == full
     assert describe(run, None, None, WIDE) == "rankwatch: train-0  2/2 ranks running  batch 8"
+    stuck = describe(shown(standing(0)._replace(still=42.0), standing(1)._replace(still=12.0)), 8.2, None, WIDE)
+    assert stuck == "rankwatch: train-0  2/2 ranks running  batch 7  no progress for 12 s"
     few = describe(run, 8.2, nearest, 80)
     assert few == "rankwatch: train-0  2/2 ranks  batch 8  8.2/s  headroom x248 ...d_forward output"
     assert len(few) <= 80
@@ -61,6 +63,7 @@ def test_it_tells_of_the_newest_run_and_reads_its_record(tmp_path: Path) -> None
     with status:
         line = drawn.get()
     assert line.startswith("rankwatch: crowd-0  2/2 ranks")
+    assert "  2/s  " in line
     assert "x248" in line
 
 

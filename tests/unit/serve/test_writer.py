@@ -83,10 +83,10 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[threading.Event,
 
 
 def test_what_is_told_to_be_stored_is_on_disk(bench: Bench) -> None:
-    bench.recorder.keep("train-0", [OPENED])
-    bench.recorder.keep("train-1", [OPENED])
-    bench.recorder.keep("train-0", trained(0, 1))
-    bench.recorder.keep("train-1", trained(0))
+    bench.recorder.append("train-0", [OPENED])
+    bench.recorder.append("train-1", [OPENED])
+    bench.recorder.append("train-0", trained(0, 1))
+    bench.recorder.append("train-1", trained(0))
     bench.await_stored("train-0", 2)
     bench.await_stored("train-1", 1)
     assert (bench.recorded("train-0"), bench.recorded("train-1")) == ([0, 1], [0])
@@ -98,7 +98,7 @@ def test_a_run_that_was_only_half_begun_when_the_collector_was_killed_is_no_run(
 ) -> None:
     begun, go_on = hold()
     killed = Bench(tmp_path)
-    killed.recorder.keep("train-0", [OPENED, *trained(0)])
+    killed.recorder.append("train-0", [OPENED, *trained(0)])
     assert begun.wait(SOON)
     shutil.copytree(tmp_path, tmp_path / "left-behind")
     go_on.set()
@@ -110,7 +110,7 @@ def test_a_run_that_was_only_half_begun_when_the_collector_was_killed_is_no_run(
     runs = RunsFolder(left)
     assert (folders(left), runs.unfinished("ours"), runs.is_free("train-0")) == ([], [], True)
     again = Bench(left)
-    again.recorder.keep("train-0", [OPENED, *trained(7)])
+    again.recorder.append("train-0", [OPENED, *trained(7)])
     again.await_stored("train-0", 8)
     again.recorder.close()
     assert again.recorded() == [7]
@@ -119,17 +119,19 @@ def test_a_run_that_was_only_half_begun_when_the_collector_was_killed_is_no_run(
 
 def test_batches_wait_for_others_until_something_is_urgent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorders, "COMMIT_INTERVAL", 1e6)
-    bench.recorder.keep("train-0", [OPENED, *trained(0)])
-    bench.recorder.keep("train-0", [BYE])
+    bench.recorder.append("train-0", [OPENED, *trained(0)])
+    bench.recorder.append("train-0", [BYE])
     bench.await_stored("train-0", 100)
     assert bench.recorded() == [0]
 
 
 def test_a_run_that_is_over_is_closed_and_may_go_on(bench: Bench) -> None:
-    bench.recorder.keep("train-0", [OPENED, Entry(0.0, 0, makers.hello()), *trained(0), BYE, Entry(0.0, NO_RANK, Closed())])
+    bench.recorder.append(
+        "train-0", [OPENED, Entry(0.0, 0, makers.hello()), *trained(0), BYE, Entry(0.0, NO_RANK, Closed())]
+    )
     bench.await_stored("train-0", 100)
     assert [path.name for path in (bench.folder / "train-0").iterdir()] == [FILE]
-    bench.recorder.keep("train-0", [Entry(0.0, 0, makers.hello()), *trained(200), BYE])
+    bench.recorder.append("train-0", [Entry(0.0, 0, makers.hello()), *trained(200), BYE])
     bench.await_stored("train-0", 100)
     bench.recorder.close()
     assert bench.recorded() == [0, 200]
@@ -138,9 +140,9 @@ def test_a_run_that_is_over_is_closed_and_may_go_on(bench: Bench) -> None:
 
 def test_what_cannot_be_recorded_is_told_once_and_counts_as_stored(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     for batch in range(3):
-        bench.recorder.keep("no-such-folder", trained(batch))
+        bench.recorder.append("no-such-folder", trained(batch))
         bench.await_stored("no-such-folder", batch + 1)
-    bench.recorder.keep("train-0", [OPENED, *trained(0)])
+    bench.recorder.append("train-0", [OPENED, *trained(0)])
     bench.await_stored("train-0", 1)
     assert bench.recorded() == [0]
     (line,) = caplog.messages
@@ -152,9 +154,9 @@ def test_an_error_of_ours_costs_its_run_the_record_and_no_more(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Store, "_write_batches", lambda self, parts: 1 / 0)
-        bench.recorder.keep("train-0", [OPENED, *trained(0)])
+        bench.recorder.append("train-0", [OPENED, *trained(0)])
         bench.await_stored("train-0", 1)
-    bench.recorder.keep("train-1", [OPENED, *trained(0)])
+    bench.recorder.append("train-1", [OPENED, *trained(0)])
     bench.await_stored("train-1", 1)
     assert "an error of ours while run train-0 was recorded; it goes on without a record" in caplog.text
     assert "ZeroDivisionError" in caplog.text
@@ -168,18 +170,18 @@ def test_of_a_disk_that_is_too_slow_batches_are_forgone_and_nothing_else(
 ) -> None:
     monkeypatch.setattr(recorders, "MAX_WAITING", 5 * 9 * TABLE.rows)
     begun, go_on = hold()
-    bench.recorder.keep("train-0", [OPENED])
+    bench.recorder.append("train-0", [OPENED])
     assert begun.wait(SOON)
     for batch in range(50):
-        bench.recorder.keep("train-0", trained(batch))
-    bench.recorder.keep("train-0", [BYE])
+        bench.recorder.append("train-0", trained(batch))
+    bench.recorder.append("train-0", [BYE])
     go_on.set()
     bench.await_stored("train-0", 100)
     assert bench.recorded() == [0, 1, 2, 3, 4]
     assert records.read(bench.folder / "train-0" / FILE, RunRecord.entries)[-1].fact == BYE.fact
     (line,) = caplog.messages
     assert line == "the disk is too slow: batches of run train-0 are missing in its record"
-    bench.recorder.keep("train-0", trained(50))
+    bench.recorder.append("train-0", trained(50))
     bench.await_stored("train-0", 51)
     assert bench.recorded()[-1] == 50  # it goes on as soon as there is room
 
@@ -189,7 +191,7 @@ def test_other_files_are_written_after_what_was_kept_before_also_when_one_of_the
 ) -> None:
     seen: list[list[int]] = []
     done = threading.Event()
-    bench.recorder.keep("train-0", [OPENED, *trained(0)])
+    bench.recorder.append("train-0", [OPENED, *trained(0)])
     bench.recorder.do(lambda: seen.append(bench.recorded()))
     bench.recorder.do(lambda: seen.append([1 // 0]))
     bench.recorder.do(done.set)
@@ -200,7 +202,7 @@ def test_other_files_are_written_after_what_was_kept_before_also_when_one_of_the
 
 def test_closing_writes_what_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorders, "COMMIT_INTERVAL", 1e6)
-    bench.recorder.keep("train-0", [OPENED, *trained(0, 1, 2)])
+    bench.recorder.append("train-0", [OPENED, *trained(0, 1, 2)])
     bench.recorder.close()
     assert bench.recorded() == [0, 1, 2]
 
@@ -219,9 +221,9 @@ def test_the_least_headroom_of_what_was_written_is_told(tmp_path: Path) -> None:
         makers.summary(batch, of=table)._replace(abs_max=pack("f", [high])) for batch, high in enumerate((1.0, 1024.0))
     ]
     entries = [Entry(0.0, 0, Trained(summary.batch + 1, summary, table)) for summary in summaries]
-    recorder.keep("train-0", [OPENED, *entries])
+    recorder.append("train-0", [OPENED, *entries])
     assert told.wait(SOON)
-    recorder.keep("train-0", [BYE])
+    recorder.append("train-0", [BYE])
     recorder.close()
     ((run, doublings),) = heard
     assert run == "train-0"

@@ -17,9 +17,9 @@ from ...record.follow import View
 from ...record.headroom import Headroom, batches_of
 from ..text import noticed, render_head
 from .focus import Focus, Name, window
-from .ranks import STILL_AFTER, Node, RankLine, describe_states, is_live, nodes_of, ranks_of, short_names
+from .ranks import Node, RankLine, describe_states, is_live, nodes_of, ranks_of, short_names
 from .table import Line, TableRow, TextTable, shorten
-from .tables import batch_table, describe_time, module_table, node_table, rank_table
+from .tables import batch_table, describe_pace, describe_time, module_table, node_table, rank_table
 
 MAX_MODULES, MIN_MODULES = 20, 4
 MAX_NOTICES = 4
@@ -108,13 +108,12 @@ def describe_run(scene: Scene) -> str:
     where = f"batch {batch}" if batch >= 0 else "no batch yet"
     if view.is_over:
         return f"{view.report.outcome.value} after {_clock(view.last - view.began)}, {where}"
-    live = [rank.standing.still for rank in scene.ranks if rank.standing and is_live(rank)]
-    pace = f", {view.pace:.3g} batches/s" if view.pace is not None else ""
-    pace = f", no progress for {describe_time(min(live))}" if live and min(live) > STILL_AFTER else pace
+    still = [rank.standing.still for rank in scene.ranks if rank.standing and is_live(rank)]
+    pace = describe_pace(view.pace, still)
     since = _clock(scene.now - view.began)
     if view.is_decided:
         return f"{view.report.outcome.value}, its ranks are ending, after {since}, {where}"
-    return f"going on after {since}, {where}{pace}"
+    return f"going on after {since}, {where}{', ' if pace else ''}{pace}"
 
 
 def describe_silence(scene: Scene) -> str:

@@ -9,7 +9,7 @@ from rankwatch.shared.frame import Phase, State
 
 from ...decide.verdict import name_spans
 from ...record.headroom import Headroom, RankBatch
-from .ranks import Node, RankLine, is_live
+from .ranks import STILL_AFTER, Node, RankLine, is_live
 from .table import Column, TableRow, TextTable
 
 NEAR = 8.0
@@ -58,6 +58,17 @@ def describe_time(seconds: float) -> str:
     if seconds < 99.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.0f} h"
+
+
+def describe_pace(pace: float | None, still: Sequence[float]) -> str:
+    """``8.2 batches/s``, or ``no progress for 12 s``; empty before the first batches.
+
+    Args:
+        still: for each running rank, seconds since it made progress.
+    """
+    if still and min(still) > STILL_AFTER:
+        return f"no progress for {describe_time(min(still))}"
+    return f"{pace:.3g} batches/s" if pace is not None else ""
 
 
 def describe_times(times: float, state: State = State.FINITE) -> str:
