@@ -12,7 +12,7 @@ from torch import Tensor
 from ..measure.extremes import dtype_name, local
 from ..measure.modules import NamedModule
 from ..measure.tape import Cell
-from ..measure.walk import leaves
+from ..measure.walk import inputs, leaves
 from ..measure.weights import mark_shard
 from ..shared.frame import Kind, ReadingSpec
 from ..shared.notice import ZEROS
@@ -32,11 +32,11 @@ def watch_call(args: Any, kwargs: Any, output: Any, take: Callable[[Tensor], Cel
 
     Hooks on tensors, not on modules: torch's module backward hooks wrap outputs in views, which forbid in-place changes.
     """
+    given = [(Kind.GRAD_OUTPUT, "output", output), *inputs(args, kwargs, Kind.GRAD_INPUT, Kind.GRAD_INPUT)]
     found = [
-        (kind, f"grad_{label}", value)
-        for kind, values in ((Kind.GRAD_OUTPUT, [("output", output)]), (Kind.GRAD_INPUT, _named_inputs(args, kwargs)))
-        for name, given in values
-        for label, value in leaves(given, name)
+        (kind, f"grad_{path}", value)
+        for kind, label, container in given
+        for path, value in leaves(container, label)
         if isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None
     ]
     if found:
@@ -146,8 +146,3 @@ def mark_outputs(output: Any, reached: Callable[[], None]) -> None:
     for _, value in leaves(output, "output"):
         if isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None:
             value.register_hook(lambda gradient: reached())
-
-
-def _named_inputs(args: Any, kwargs: Any) -> Iterable[tuple[str, Any]]:
-    yield from ((f"input[{index}]", value) for index, value in enumerate(args))
-    yield from ((f"input[{name}]", value) for name, value in kwargs.items())

@@ -18,12 +18,17 @@ import torch
 from torch import Tensor
 
 from ..measure.extremes import dtype_name
-from ..measure.walk import leaves
+from ..measure.walk import inputs, leaves
 from ..shared.frame import Kind, ReadingSpec, State
 
 _ORDER = torch.zeros(1)
 _NAMES = {value: dtype_name(value) for name in dir(torch) if isinstance(value := getattr(torch, name), torch.dtype)}
 _FIELD, _ROW = "\x1f", "\x1e"
+# Kinds and states as text: dynamo traces no enums.
+_INPUT, _OUTPUT, _KEYWORD = (str(int(kind)) for kind in (Kind.INPUT, Kind.OUTPUT, Kind.KEYWORD))
+_NONE, _NOT_A_TENSOR, _EMPTY, _NOT_FLOAT, _UNMATERIALISED = (
+    str(int(state)) for state in (State.NONE, State.NOT_A_TENSOR, State.EMPTY, State.NOT_FLOAT, State.UNMATERIALISED)
+)
 
 _keys = itertools.count()
 _receivers: WeakValueDictionary[int, Receiver] = WeakValueDictionary()
@@ -67,29 +72,26 @@ def leave(key: Tensor, args: Any, kwargs: Any, output: Any) -> None:
     plan = ["leave"]
     _inputs(args, kwargs, numbers, plan)
     for label, value in leaves(output, "output"):
-        _reading(3, label, value, numbers, plan)
+        _reading(_OUTPUT, label, value, numbers, plan)
     torch.ops.rankwatch.record(_ORDER, _gathered(numbers), key, _ROW.join(plan))
 
 
 def _inputs(args: Any, kwargs: Any, numbers: list[Tensor], plan: list[str]) -> None:
-    for index, value in enumerate(args):
-        for label, leaf in leaves(value, f"input[{index}]"):
-            _reading(2, label, leaf, numbers, plan)
-    for name, value in kwargs.items():
-        for label, leaf in leaves(value, f"input[{name}]"):
-            _reading(5, label, leaf, numbers, plan)
+    for kind, label, value in inputs(args, kwargs, _INPUT, _KEYWORD):
+        for path, leaf in leaves(value, label):
+            _reading(kind, path, leaf, numbers, plan)
 
 
-def _reading(kind: int, label: str, value: Any, numbers: list[Tensor], plan: list[str]) -> None:
+def _reading(kind: str, label: str, value: Any, numbers: list[Tensor], plan: list[str]) -> None:
     """Appends what is known of a reading while tracing to ``plan``, and its two numbers to ``numbers``."""
     if not isinstance(value, Tensor):
-        plan.append(f"{kind}{_FIELD}{label}{_FIELD}{_FIELD}{3 if value is None else 4}")
+        plan.append(f"{kind}{_FIELD}{label}{_FIELD}{_FIELD}{_NONE if value is None else _NOT_A_TENSOR}")
         return
-    state = "" if value.dtype.is_floating_point or value.dtype.is_complex else "6"
+    state = "" if value.dtype.is_floating_point or value.dtype.is_complex else _NOT_FLOAT
     if value.layout is not torch.strided or value.is_nested or value.is_quantized:
-        state = "7"
+        state = _UNMATERIALISED
     elif value.numel() == 0:
-        state = "5"
+        state = _EMPTY
     else:
         numbers.extend(_extremes(value))
     plan.append(f"{kind}{_FIELD}{label}{_FIELD}{_NAMES[value.dtype]}{_FIELD}{state}")

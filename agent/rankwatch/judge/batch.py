@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from ..measure.recorder import PendingFrame
+from ..shared.bounded import BoundedDict
 from ..shared.frame import BatchSummary, FrameSpec, FrameTable, Position, pack
 
 MAX_TABLES = 64
@@ -15,14 +16,12 @@ class Tables:
     """The frame tables of this process, so that a batch like the last ones costs one look-up."""
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[int, ...], FrameTable] = {}
+        self._tables = BoundedDict[tuple[int, ...], FrameTable](MAX_TABLES)
 
     def of(self, specs: list[FrameSpec]) -> FrameTable:
         key = tuple(map(id, specs))  # specs are interned, and the table keeps them alive
         table = self._tables.pop(key, None) or FrameTable(tuple(specs))
         self._tables[key] = table
-        if len(self._tables) > MAX_TABLES:
-            del self._tables[next(iter(self._tables))]
         return table
 
 

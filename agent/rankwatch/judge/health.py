@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..measure.tape import Cell
+from ..shared.bounded import BoundedDict
 from ..shared.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, ReadingSpec
 from ..shared.notice import ZEROS, Notice, NoticeKind
 from .batch import BatchPart
@@ -58,7 +59,7 @@ class Health:
     """Looks at the readings of one rank, batch by batch. Bounded by the number of different readings."""
 
     def __init__(self) -> None:
-        self._past: dict[tuple[NoticeKind, str, str], _Past] = {}
+        self._past = BoundedDict[tuple[NoticeKind, str, str], _Past](MAX_PAST)
 
     def look(self, part: BatchPart) -> list[Notice]:
         """What there is to notice in a part whose numbers are there."""
@@ -121,9 +122,11 @@ class Health:
             yield _notice(NoticeKind.ZEROS, spec, row, past.since, batch, share, growth)
 
     def _of(self, kind: NoticeKind, spec: FrameSpec, row: ReadingSpec) -> _Past:
-        if len(self._past) >= MAX_PAST:
-            self._past.clear()
-        return self._past.setdefault((kind, spec.module, row.label), _Past())
+        key = kind, spec.module, row.label
+        past = self._past.get(key)
+        if past is None:
+            past = self._past[key] = _Past()
+        return past
 
 
 def _notice(

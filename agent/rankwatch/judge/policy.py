@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from ..shared.bounded import BoundedDict
 from ..shared.config import Policy
 from ..shared.frame import SHARD, FrameSpec, Kind, State
 
@@ -26,7 +27,7 @@ class Judge:
     def __init__(self, policy: Policy, ignore: Sequence[str] = ()) -> None:
         self._policy = policy
         self._ignore = tuple(ignore)
-        self._rules: dict[FrameSpec, tuple[tuple[State, ...], ...]] = {}
+        self._rules = BoundedDict[FrameSpec, tuple[tuple[State, ...], ...]](MAX_RULES)
 
     def tripping(self, spec: FrameSpec, states: bytes) -> list[int]:
         """The indices of the readings that trip, in order of the frame."""
@@ -38,8 +39,6 @@ class Judge:
     def _rules_of(self, spec: FrameSpec) -> tuple[tuple[State, ...], ...]:
         """The states in which each reading of the frame trips."""
         if spec not in self._rules:
-            if len(self._rules) >= MAX_RULES:
-                self._rules.clear()
             tripping = (_TRIPPING if spec.module else _TRIPPING_AT_ROOT)[self._policy]
             self._rules[spec] = tuple(
                 () if self._is_ignored(spec, row.label) else tripping.get(row.kind, ()) for row in spec.readings

@@ -8,10 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..shared.bounded import BoundedDict
 from . import kernel
 
 SCRATCH_BYTES = 512 * 1024
 """Per thread, and at least twice this: |x| of a part stays in the second-level cache while it is reduced."""
+
+MAX_VIEWS = 512
+"""Shapes whose view of the scratch buffer is remembered."""
 
 
 class Unmeasurable(Exception):
@@ -89,7 +93,7 @@ class Measure:
     def __init__(self) -> None:
         self._scratch: dict[torch.dtype, Tensor] = {}
         self._masks: dict[torch.dtype, Tensor] = {}
-        self._views: dict[tuple[torch.dtype, torch.Size], Tensor] = {}
+        self._views = BoundedDict[tuple[torch.dtype, torch.Size], Tensor](MAX_VIEWS)
         self._parts: dict[torch.dtype, tuple[list[Tensor], list[Tensor], Tensor]] = {}
 
     def __call__(self, values: Tensor, row: TapeRow, layout: Layout) -> None:
@@ -150,8 +154,6 @@ class Measure:
     def _view(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
         view = self._views.get((dtype, shape))
         if view is None:
-            if len(self._views) > 512:
-                self._views.clear()
             view = self._views[dtype, shape] = self._scratch[dtype][: shape.numel()].view(shape)
         return view
 

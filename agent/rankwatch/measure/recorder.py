@@ -12,17 +12,18 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ..shared.bounded import BoundedDict
 from ..shared.frame import SHARD, Frame, FrameSpec, Kind, Phase, Position, ReadingSpec, State
 from .extremes import Unmeasurable, dtype_name, local
 from .modules import NamedModule, class_name
 from .tape import Cell, Tape
-from .walk import flatten, leaves
+from .walk import flatten, inputs, leaves
 from .weights import ModuleWeights, Weights
 
 log = logging.getLogger(__name__)
 
 MAX_SPECS = 64
-"""Remembered per module."""
+"""Specs remembered per module. Some calls are never alike: dicts with the names of samples as keys, say."""
 
 _NONE, _NOT_A_TENSOR, _EMPTY, _UNMATERIALISED = map(
     Cell, (State.NONE, State.NOT_A_TENSOR, State.EMPTY, State.UNMATERIALISED)
@@ -74,7 +75,7 @@ class Recorder:
         self._weights = Weights(self.cell, weights_every)
         self._seen: dict[int, _Measured] = {}
         self._dtypes: dict[torch.dtype, tuple[str, State | None]] = {}
-        self._specs: dict[int, dict[Hashable, FrameSpec]] = {}
+        self._specs: dict[int, BoundedDict[Hashable, FrameSpec]] = {}
         self._forward = 0
         self._step = 0
 
@@ -214,8 +215,8 @@ class Recorder:
     def _specs_of(self, named: NamedModule) -> dict[Hashable, FrameSpec]:
         """The specs that the calls of a module have had, by what tells them apart."""
         specs = self._specs.get(named.number)
-        if specs is None or len(specs) >= MAX_SPECS:  # calls that are never alike: dicts by the names of samples, say
-            specs = self._specs[named.number] = {}
+        if specs is None:
+            specs = self._specs[named.number] = BoundedDict(MAX_SPECS)
         return specs
 
 
@@ -225,13 +226,12 @@ def _spec(named: NamedModule, rows: tuple[ReadingSpec, ...], phase: Phase) -> Fr
 
 
 def _labelled_inputs(args: Any, kwargs: Any) -> list[tuple[Kind, str, Any]]:
-    """The leaves of a call's positional and keyword inputs: ``input[0]``, ``input[attention_mask]``."""
-    found = []
-    for kind, named in ((Kind.INPUT, enumerate(args)), (Kind.KEYWORD, kwargs.items())):
-        for name, value in named:
-            label = f"input[{name}]"
-            found += [(kind, path, leaf) for path, leaf in leaves(value, label) or [(label, value)]]
-    return found
+    """The leaves of a call's inputs, with kind and label."""
+    return [
+        (kind, path, leaf)
+        for kind, label, value in inputs(args, kwargs, Kind.INPUT, Kind.KEYWORD)
+        for path, leaf in leaves(value, label) or [(label, value)]  # an empty tuple is one leaf
+    ]
 
 
 def _flatten_input(value: Any, found: list[Any]) -> Hashable:

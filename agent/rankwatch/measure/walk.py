@@ -9,16 +9,24 @@ import dataclasses
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+K = TypeVar("K")
 
 MAX_DEPTH = 16
 MAX_LEAVES = 1024
 """Per value. A frame with more is cut there: its first leaves say enough, and a cycle must end."""
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, complex})
+
+
+def inputs(args: Any, kwargs: Any, positional: K, keyword: K) -> list[tuple[K, str, Any]]:
+    """The inputs of a call, each with its kind (as given) and label: ``input[0]``, ``input[attention_mask]``."""
+    found = [(positional, f"input[{index}]", value) for index, value in enumerate(args)]
+    return found + [(keyword, f"input[{name}]", value) for name, value in kwargs.items()]
 
 
 def leaves(value: Any, label: str) -> list[tuple[str, Any]]:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rankwatch.shared import messages
+from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.frame import FrameTable, Position
 from rankwatch.shared.notice import describe_notice
 from rankwatch.shared.text import describe_culprit
@@ -79,7 +80,7 @@ class Run:
     tuning: Tuning = field(init=False)
     """All that was changed in the ranks' options."""
     _notices: Notices = field(default_factory=Notices)
-    _tables: dict[str, FrameTable] = field(default_factory=dict)
+    _tables: BoundedDict[str, FrameTable] = field(default_factory=lambda: BoundedDict(MAX_TABLES))
     _abort: messages.Abort | None = None
     _abort_at: float = 0.0
     _abort_sent_at: float = 0.0
@@ -535,8 +536,6 @@ class Run:
 
     def _keep_table(self, table: FrameTable) -> None:
         self._tables[table.id] = table
-        if len(self._tables) > MAX_TABLES:
-            del self._tables[next(iter(self._tables))]
 
     def _note_down(self, now: float, fact: Fact, rank: int = NO_RANK) -> None:
         self.journal.append(Entry(now, rank, fact))

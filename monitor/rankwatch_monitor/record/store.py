@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rankwatch.shared import messages
+from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.frame import FrameTable
 
 from ..decide.effects import Show
@@ -73,7 +74,7 @@ class Store:
     def __init__(self, path: Path, limits: Limits = Limits()) -> None:
         self._path = path
         self._limits = limits
-        self._tables: dict[str, Columns] = {}
+        self._tables = BoundedDict[str, Columns](CACHED_TABLES)
         with self._explained():
             self._database = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None)
             self._database.execute("PRAGMA journal_mode = WAL")
@@ -192,8 +193,6 @@ class Store:
                     ).lastrowid
             columns = Columns(number or 0, table)
         self._tables[table.id] = columns  # the one that was used longest ago goes first
-        if len(self._tables) > CACHED_TABLES:
-            del self._tables[next(iter(self._tables))]
         return columns
 
     def _envelope(self, place: tuple[int, int, int], columns: Columns) -> Envelope:

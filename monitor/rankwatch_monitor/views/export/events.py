@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch.errors import UsageError
+from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.frame import MEASURED, FrameTable, State
 from rankwatch.shared.scalars import name_rows
 
@@ -119,12 +120,10 @@ class _TagCache:
     """Tags and columns of the frame tables that were seen last."""
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[Tags, Columns]] = {}
+        self._of = BoundedDict[int, tuple[Tags, Columns]](KEPT)
 
     def of(self, part: EnvelopePart | SentPart) -> tuple[Tags, Columns]:
         if part.number not in self._of:
-            if len(self._of) >= KEPT:
-                del self._of[next(iter(self._of))]
             self._of[part.number] = tags_of(part.table), Columns(part.number, part.table)
         return self._of[part.number]
 

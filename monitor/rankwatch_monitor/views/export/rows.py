@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.frame import FrameTable
 
 from ...record.layout import NO_ROW, Array
@@ -41,13 +42,11 @@ class TableWords:
 
     def __init__(self) -> None:
         self.words = {name: Words() for name in TEXTS}
-        self._of: dict[int, dict[str, Array]] = {}
+        self._of = BoundedDict[int, dict[str, Array]](KEPT)
 
     def of(self, number: int, table: FrameTable) -> dict[str, Array]:
         """Those of the table of this number."""
         if number not in self._of:
-            if len(self._of) >= KEPT:
-                del self._of[next(iter(self._of))]
             self._of[number] = self._columns(table)
         return self._of[number]
 
