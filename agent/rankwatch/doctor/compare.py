@@ -6,8 +6,8 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Mapping
 
+from ..shared.text import name_spans
 from .result import CheckResult, fail, ok, warn
-from .words import name_ranks
 
 PREFIXES = ("RANKWATCH_", "NCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS")
 UNSET = "not set"
@@ -37,6 +37,6 @@ def compare(check: str, facts: Mapping[int, Mapping[str, str]], *, is_fatal: boo
         if len(ranks) > 1:
             # The rarest value first: it is probably the wrong one.
             values = sorted(ranks.items(), key=lambda item: (len(item[1]), item[1]))
-            found = "; ".join(f"{value} on {name_ranks(of)}" for value, of in values[:MOST_VALUES])
+            found = "; ".join(f"{value} on {name_spans(of, most=None)}" for value, of in values[:MOST_VALUES])
             results.append(differs(check, f"{name}: {found}", advice))
     return results or [ok(check, f"{len(names)} compared, the same on all ranks" if len(facts) > 1 else "a single rank")]

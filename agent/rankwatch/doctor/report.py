@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..shared.text import name_spans
 from .bounded import NO_ANSWER
 from .pairs import Blame, Pair, slow_pairs
 from .placement import Placement
 from .result import CheckResult, CheckState, fail, ok, skip, warn
-from .words import describe_bandwidth, name_ranks
+from .words import describe_bandwidth
 
 MOST_HOSTS = 16
 """Hosts that a result lists."""
@@ -99,12 +100,13 @@ def judge_attendance(
     """The result of the rendezvous. ``hosts``: the job's hosts, where they are known."""
     if not missing:
         return ok("rendezvous", f"{world_size} rank{'' if world_size == 1 else 's'} at {where}", seconds=seconds)
-    came = ", ".join(f"{host} ({name_ranks(ranks)})" for host, ranks in _by_host(placements))
+    came = ", ".join(f"{host} ({name_spans(ranks, most=None)})" for host, ranks in _by_host(placements))
     absent = [host for host in hosts if host not in {placement.host.partition(".")[0] for placement in placements.values()}]
     of_host = f"; nobody from {', '.join(absent)}" if absent else ""
     return fail(
         "rendezvous",
-        f"{name_ranks(missing)} of {world_size} did not come to {where} within {seconds:g} s{of_host}; here are {came}",
+        f"{name_spans(missing, most=None)} of {world_size} did not come to {where} within {seconds:g} s{of_host}; "
+        f"here are {came}",
         "look at their own output: did they start, can their host resolve and reach that address? "
         "If they are only slow to start, raise --timeout",
     )

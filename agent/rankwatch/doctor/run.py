@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from ..shared.text import name_spans
 from ..tell.abort import say
 from .bounded import NO_ANSWER, Watchdog, Work, bounded
 from .compare import compare
@@ -16,7 +17,6 @@ from .rendezvous import Rendezvous
 from .report import DoctorReport, PairResult, judge_attendance, judge_pairs, units_of
 from .result import CheckResult, CheckState, fail, skip
 from .tasks import Setting, perform, serve_clock
-from .words import name_ranks
 
 MARGIN = 2.0
 """Seconds that an answer may take beyond the time limits of its checks."""
@@ -221,4 +221,4 @@ def _pair_result(number: int, left: int, right: int, sides: list[CheckResult]) -
 
 
 def _say_waiting(what: str, missing: list[int]) -> None:
-    say(f"doctor: waiting for {name_ranks(missing)} {what}")
+    say(f"doctor: waiting for {name_spans(missing, most=None)} {what}")

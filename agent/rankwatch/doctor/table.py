@@ -6,10 +6,11 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 
+from ..shared.text import name_spans
 from .compare import VERSIONS
 from .report import DoctorReport, ReportRow
 from .result import SEVERITY, CheckResult, CheckState
-from .words import describe_bandwidth, name_ranks
+from .words import describe_bandwidth
 
 LONGEST_LIST = 16
 """Pairs that are listed; of more pairs, the slowest."""
@@ -96,9 +97,9 @@ def _who(report: DoctorReport, row: ReportRow) -> str:
     if not row.ranks:
         return ""
     if len(row.ranks) > 1 and len(row.ranks) == len(report.placements):
-        return f"all {len(row.ranks)}" if not report.missing else name_ranks(row.ranks)
+        return f"all {len(row.ranks)}" if not report.missing else name_spans(row.ranks, most=None)
     placement = report.placements.get(row.ranks[0])
-    return name_ranks(row.ranks) + (f" ({placement.host})" if len(row.ranks) == 1 and placement else "")
+    return name_spans(row.ranks, most=None) + (f" ({placement.host})" if len(row.ranks) == 1 and placement else "")
 
 
 def _merged(rows: Iterable[ReportRow]) -> list[ReportRow]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from .cause import PHASE_WORDS, Trip, describe_module
 from .frame import MEASURED, NO_STAGE, Frame, FrameSpec, Phase, Position, Reading, State
@@ -90,6 +90,36 @@ def describe_culprit(rank: str, trip: Trip) -> str:
 def describe_rank(rank: int, world_size: int, host: str, local_rank: int, stage: int = NO_STAGE) -> str:
     part = f", stage {stage}" if stage != NO_STAGE else ""
     return f"rank {rank} of {world_size} ({host}, local rank {local_rank}{part})"
+
+
+def name_ranks(ranks: Sequence[int], most: int = 8) -> str:
+    """``rank 3``, ``ranks 1, 2, 5``, or the first few and how many more."""
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks[:most]))}{more}"
+
+
+def name_spans(ranks: Collection[int], most: int | None = 8) -> str:
+    """``rank 3``, ``ranks 0-3, 8``, or the first few spans and how many more ranks."""
+    return f"rank{'s' if len(ranks) != 1 else ''} {format_spans(ranks, most)}"
+
+
+def format_spans(numbers: Iterable[int], most: int | None = 8) -> str:
+    """``0-3, 8``, or the first few spans and how many more numbers; ``most`` None: all."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and spans[-1][-1] == number - 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    most = len(spans) if most is None else most
+    hidden = sum(map(len, spans[most:]))
+    shown = ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans[:most])
+    return f"{shown} and {hidden} more" if hidden else shown
+
+
+def printable(text: str) -> str:
+    """``text`` in one line, without what would move a terminal's cursor: ranks choose the names in it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _batch_name(position: Position) -> str:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from rankwatch.shared import messages
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.frame import NOWHERE, Phase, Position
-from rankwatch.shared.text import describe_position, describe_rank
+from rankwatch.shared.text import describe_position, describe_rank, name_spans
 
 from .report import RankRow, RankStanding, RankState
-from .verdict import Liveness, Witness, name_spans
+from .verdict import Liveness, Witness
 
 # An election asks all ranks, and the abort waits for it: of thousands the names alone would take milliseconds.
 _RUNNING, _FINISHED = RankState.RUNNING, RankState.FINISHED

@@ -16,7 +16,7 @@ from rankwatch.shared import messages
 from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.frame import FrameTable, Position
 from rankwatch.shared.notice import describe_notice
-from rankwatch.shared.text import describe_culprit
+from rankwatch.shared.text import describe_culprit, name_spans
 from rankwatch.shared.tuning import NO_CHANGE, Tuning
 
 from .effects import Effect, Note, Publish, RecordTrace, Send, SendAll, Show
@@ -42,7 +42,7 @@ from .rank import Rank
 from .report import Outcome, RankRow, RankState, Report, RunStanding
 from .silence import CUT_OFF, Silence
 from .stall import Stall, find_stall
-from .verdict import LogicalTime, Verdict, logical_time_of, name_spans
+from .verdict import LogicalTime, Verdict, logical_time_of
 
 NOBODY = b""
 """The peer of a rank that has yet to connect to this collector."""

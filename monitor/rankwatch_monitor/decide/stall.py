@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from rankwatch.shared.frame import Position
+from rankwatch.shared.text import name_spans
 
 from .rank import Rank
-from .verdict import name_spans
 
 PHASE_ORDER = {"forward": 0, "backward": 1, "optimizer": 2, "idle": 3}
 """The phases of a batch as they follow each other."""

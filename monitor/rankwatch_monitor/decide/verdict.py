@@ -15,6 +15,7 @@ from typing import NamedTuple
 from rankwatch.shared.cause import Cause, Trip, classify
 from rankwatch.shared.frame import NO_STAGE, Phase, Position
 from rankwatch.shared.str_enum import StrEnum
+from rankwatch.shared.text import name_ranks
 
 
 class Liveness(enum.Enum):
@@ -143,27 +144,6 @@ def is_waited_for(witness: Witness, target: LogicalTime) -> bool:
 def describe_waiting(ranks: list[int], target: LogicalTime) -> str:
     """``waiting for ranks 1, 2 to pass frame 7 of batch 3``."""
     return f"waiting for {name_ranks(ranks)} to pass frame {target.frame} of batch {target.batch}{_of_stage(target.stage)}"
-
-
-def name_ranks(ranks: list[int] | tuple[int, ...], most: int = 8) -> str:
-    """``rank 3``, ``ranks 1, 2, 5``, or the first few and how many more."""
-    shown = ", ".join(map(str, ranks[:most]))
-    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
-    return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
-
-
-def name_spans(ranks: list[int], most: int = 8) -> str:
-    """``rank 3``, ``ranks 0-3, 8``, or the first few spans and how many more ranks."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and spans[-1][-1] == rank - 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    shown = ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans[:most])
-    hidden = sum(map(len, spans[most:]))
-    more = f" and {hidden} more" if hidden else ""
-    return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
 
 
 def _has_answered(witness: Witness, target: LogicalTime) -> bool:

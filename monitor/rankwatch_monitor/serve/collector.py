@@ -17,7 +17,7 @@ import zmq
 
 from rankwatch.errors import ProtocolError
 from rankwatch.shared import messages, sockets, wire
-from rankwatch.shared.printable import printable
+from rankwatch.shared.text import printable
 
 from ..decide.effects import Effect, IssueKey, Note, Publish, RecordTrace, Send, SendAll, Show
 from ..decide.journal import JobEnded, JobInterrupted

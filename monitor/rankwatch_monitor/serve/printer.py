@@ -17,7 +17,7 @@ from collections import deque
 from types import TracebackType
 from typing import TextIO
 
-from rankwatch.shared.printable import printable
+from rankwatch.shared.text import printable
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from rankwatch.errors import UsageError
 from rankwatch.shared import messages
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.frame import Frame, FrameSpec, FrameTable, Reading, ReadingSpec, State
+from rankwatch.shared.text import format_spans
 
 from ..decide.report import RankRow, RankStanding, RankState, Report
-from ..decide.verdict import name_spans
 from ..record import replay
 from ..record.layout import NO_ROW
 from ..record.reader import RunRecord
@@ -141,7 +141,7 @@ def _row(report: Report, rank: int) -> RankRow:
 def _why(row: RankRow, batch: int, batches: list[int]) -> str:
     if row.state is RankState.MISSING:
         return "this rank never connected"
-    there = f"kept as sent are {name_spans(batches).partition(' ')[2]}" if batches else "none of this rank is kept as sent"
+    there = f"kept as sent are {format_spans(batches)}" if batches else "none of this rank is kept as sent"
     return f"its last is batch {row.last_batch}; {there}" if batch > row.last_batch >= 0 else there
 
 

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from rankwatch.errors import UsageError
 from rankwatch.shared.cause import describe_module
 from rankwatch.shared.frame import MEASURED, Frame, Reading
-from rankwatch.shared.text import format_head
+from rankwatch.shared.text import format_head, format_spans
 
-from ..decide.verdict import name_spans
 from ..record.reader import RunRecord
 from .compare import Diff, Pair
 
@@ -53,7 +52,7 @@ def sides(records: Sequence[RunRecord], ranks: Sequence[int], batches: Sequence[
 
 def _side(record: RunRecord, rank: int, batch: int, there: list[int]) -> Side:
     if batch not in there:
-        others = f"kept are {name_spans(there).partition(' ')[2]}" if there else "none of this rank is"
+        others = f"kept are {format_spans(there)}" if there else "none of this rank is"
         raise UsageError(f"batch {batch} of rank {rank} is not kept whole in {record.path.parent}: {others}")
     return Side(f"rank {rank}, batch {batch} of {record.run}", record.frames(rank, batch))
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.frame import Position
-from rankwatch.shared.text import describe_position, describe_rank, describe_trip, format_dump, format_head
+from rankwatch.shared.text import describe_position, describe_rank, describe_trip, format_dump, format_head, format_spans
 
 from ..decide.report import RankNotice, RankState
-from ..decide.verdict import name_spans
 from . import digests
 from .as_json import SCHEMA, frame_to_dict, notice_to_dict, rank_to_dict, run_to_dict
 from .closeup import RankCloseup
@@ -29,7 +28,7 @@ def render(closeup: RankCloseup, frames: int) -> str:
     fields = [("process", f"{row.pid} on {row.host}"), ("state", f"{row.state.value}{acknowledged}")]
     fields += [*_where(closeup), *_lapses(closeup), *_tripped(closeup)]
     fields += notice_fields(replace(report, notices=_notices(closeup), notices_unkept=0))
-    kept = f"batches {name_spans(closeup.kept).partition(' ')[2]}" if closeup.kept else "no batch"
+    kept = f"batches {format_spans(closeup.kept)}" if closeup.kept else "no batch"
     fields.append(("kept", f"{kept} as sent"))
     text = format_head(f"{name} of run {report.run}", fields)
     if closeup.parts:

@@ -7,10 +7,10 @@ from typing import TypeAlias
 from rankwatch.shared.cause import describe_module
 from rankwatch.shared.frame import NO_STAGE
 from rankwatch.shared.notice import NoticeKind, describe_notice
-from rankwatch.shared.text import describe_rank, describe_trip, format_dump, format_head
+from rankwatch.shared.text import describe_rank, describe_trip, format_dump, format_head, name_ranks, name_spans
 
 from ..decide.report import Outcome, RankNotice, RankRow, RankState, Report
-from ..decide.verdict import Certainty, Verdict, name_ranks, name_spans
+from ..decide.verdict import Certainty, Verdict
 
 NoticeKey: TypeAlias = tuple[NoticeKind, str, str]
 

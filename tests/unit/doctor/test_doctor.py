@@ -24,8 +24,9 @@ from rankwatch.doctor.placement import Placement, StoreAddress, expand, find_pla
 from rankwatch.doctor.report import DoctorReport, PairResult, judge_attendance, judge_pairs, units_of
 from rankwatch.doctor.result import CheckResult, CheckState, fail, ok, skip, warn
 from rankwatch.doctor.table import render, to_json
-from rankwatch.doctor.words import describe_bandwidth, name_ranks
+from rankwatch.doctor.words import describe_bandwidth
 from rankwatch.errors import UsageError
+from rankwatch.shared.text import name_spans
 
 
 def placement(rank: int, host: str = "gpu1", node: str = "0", world_size: int = 4) -> Placement:
@@ -151,7 +152,7 @@ def test_keys_do_not_leave_the_rank() -> None:
 
 @given(st.sets(st.integers(0, 30), min_size=1))
 def test_ranks_in_words_are_all_of_them(ranks: set[int]) -> None:
-    _, text = name_ranks(ranks).split(" ", 1)
+    _, text = name_spans(ranks, most=None).split(" ", 1)
     spans = [list(map(int, span.split("-"))) for span in text.split(", ")]
     assert {rank for span in spans for rank in range(span[0], span[-1] + 1)} == ranks
 

@@ -9,8 +9,9 @@ import makers
 from makers import INF, NAN, frame, notice, reading, trip
 from rankwatch.shared.frame import Phase, Position
 from rankwatch.shared.notice import NoticeKind
+from rankwatch.shared.text import name_spans
 from rankwatch_monitor.decide.report import Outcome, RankNotice, RankRow, RankState, Report
-from rankwatch_monitor.decide.verdict import Liveness, Verdict, Witness, elect, name_spans
+from rankwatch_monitor.decide.verdict import Liveness, Verdict, Witness, elect
 from rankwatch_monitor.views import as_json as as_json
 from rankwatch_monitor.views import text as as_text
 

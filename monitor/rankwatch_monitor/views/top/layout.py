@@ -9,8 +9,7 @@ from datetime import timedelta
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
-from rankwatch.shared.printable import printable
-from rankwatch.shared.text import describe_rank, format_dump
+from rankwatch.shared.text import describe_rank, format_dump, printable
 
 from ...decide.report import Outcome
 from ...record.follow import View

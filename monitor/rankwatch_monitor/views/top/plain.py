@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from rankwatch.shared.printable import printable
+from rankwatch.shared.text import printable
 
 from ...record.follow import Newest, View
 from ...record.schema import StoreError

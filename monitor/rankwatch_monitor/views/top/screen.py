@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from rankwatch.shared.printable import printable
+from rankwatch.shared.text import printable
 
 from ...record.follow import Newest, View
 from ...record.schema import StoreError

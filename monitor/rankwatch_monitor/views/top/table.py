@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rankwatch.shared.printable import printable
+from rankwatch.shared.text import printable
 
 GAP = 1
 """Columns between two columns of a table."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from rankwatch.shared.cause import PHASE_WORDS
 from rankwatch.shared.frame import Phase, State
+from rankwatch.shared.text import format_spans
 
-from ...decide.verdict import name_spans
 from ...record.headroom import Headroom, RankBatch
 from .ranks import STILL_AFTER, Node, RankLine, is_live
 from .table import Column, TableRow, TextTable
@@ -83,7 +83,7 @@ def describe_reading(one: Headroom) -> str:
 
 def _node_row(node: Node, name: str) -> TableRow:
     slowest, worst = node.slowest, node.ranks[0]
-    spans = name_spans([rank.row.rank for rank in node.ranks], most=2).partition(" ")[2]
+    spans = format_spans([rank.row.rank for rank in node.ranks], most=2)
     phase = slowest.standing.phase if slowest.standing and is_live(slowest) else ""
     still = describe_time(node.still) if node.still >= 1 else ""
     cells = name, spans, node.counts, _batch(slowest), str(slowest.lag), phase, still
