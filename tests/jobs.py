@@ -108,13 +108,6 @@ class Training:
         self._file.touch()
 
 
-def rankwatch(*arguments: str) -> str:
-    """What a command prints that ends well."""
-    done = subprocess.run([*RANKWATCH, *arguments], capture_output=True, text=True, env=environment(), check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def environment(**more: str) -> dict[str, str]:
     """This process's environment, fit for small jobs and for sources that are not installed."""
     path = os.pathsep.join([str(ROOT / "agent"), str(ROOT / "monitor"), os.environ.get("PYTHONPATH", "")])

@@ -6,10 +6,9 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
-from jobs import ROOT, environment
+from jobs import INTERPRETER, ROOT, environment
 
 README = (ROOT / "README.md").read_text()
 FOLDER = ROOT / "docs" / "pages"
@@ -37,7 +36,7 @@ def shell_environment(folder: Path) -> dict[str, str]:
     tools = folder / "bin"
     tools.mkdir(exist_ok=True)
     for name, module in (("rankwatch", "rankwatch_monitor"), ("torchrun", "torch.distributed.run")):
-        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        (tools / name).write_text(f'#!/bin/sh\nexec {INTERPRETER} -m {module} "$@"\n')
         (tools / name).chmod(0o755)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import Job, rankwatch
+from commands import printed as rankwatch
+from jobs import Job
 from rankwatch.shared.frame import MEASURED
 
 pytestmark = pytest.mark.e2e

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from jobs import RANKWATCH, SCRIPTS, Job, forked, run_job, torchrun
+from commands import printed as rankwatch
+from jobs import SCRIPTS, Job, forked, run_job, torchrun
 
 pytestmark = pytest.mark.e2e
 
@@ -47,8 +47,7 @@ def test_the_report_is_printed_again(tmp_path: Path) -> None:
     assert (job.verdict["batch"], job.verdict["optimizer_step"], job.verdict["frame"]) == (0, 0, 1)
     assert job.verdict["frames_in_batch"] in (None, 14)  # rank 0 may have come to the end of the batch, or not yet
     for option, name in (([], "report.txt"), (["--json"], "report.json")):
-        again = subprocess.run([*RANKWATCH, "report", str(job.run_dir), *option], capture_output=True, text=True, check=True)
-        assert again.stdout == (job.run_dir / name).read_text()
+        assert rankwatch("report", str(job.run_dir), *option) == (job.run_dir / name).read_text()
     assert (job.run_dir / "report.txt").read_text() in job.stdout
 
 

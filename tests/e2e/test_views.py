@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+import commands
 from browser import served
+from commands import printed as rankwatch
 from e2e.ended import Ended
-from jobs import RANKWATCH, Job, environment, rankwatch
+from jobs import RANKWATCH, Job, environment
 
 pytestmark = pytest.mark.e2e
 
@@ -24,9 +26,7 @@ def test_a_run_in_one_file(bad: Job, tmp_path: Path) -> None:
     body = file.read_text()
     assert "<title>rankwatch: bad-0</title>" in body
     assert "blocks.2.square" in body
-    again = subprocess.run(
-        [*RANKWATCH, "report", run, "--html", str(file)], capture_output=True, text=True, env=environment()
-    )
+    again = commands.run("report", run, "--html", str(file))
     assert (again.returncode, "is there already" in again.stderr) == (2, True)
     assert file.read_text() == body
 

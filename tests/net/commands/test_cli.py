@@ -14,6 +14,7 @@ import pytest
 
 import makers
 from collectors import Running, until
+from commands import run as rankwatch
 from jobs import RANKWATCH, ROOT, environment
 from rankwatch.shared.tuning import Check, Tuning
 from rankwatch_monitor.cli import COMMANDS
@@ -26,12 +27,6 @@ HEAVY = {"zmq", "torch", "asyncio", "http", "rich", "prometheus_client", "starle
 
 _FIELDS = ("address", "server_public", "client_public", "client_secret", "job")
 _VERSION_7 = json.dumps({"rankwatch_connection": [7, 0]} | dict.fromkeys(_FIELDS, ""))
-
-
-def rankwatch(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*RANKWATCH, *arguments], capture_output=True, text=True, timeout=60, env=environment(**env), check=False
-    )
 
 
 def assert_usage_error(done: subprocess.CompletedProcess[str], complaint: str) -> None:

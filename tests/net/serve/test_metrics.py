@@ -20,8 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 import makers
 from collectors import SOON, Running, until
+from commands import run as rankwatch
 from gauges import shown, standing
-from jobs import RANKWATCH, environment
+from jobs import environment
 from rankwatch.errors import UsageError
 from rankwatch.shared import messages, wire
 from rankwatch.shared.sockets import dealer
@@ -166,12 +167,6 @@ def test_ipv6(meters: Meters) -> None:
 # --- the command line -----------------------------------------------------------------------------------------------------
 
 
-def rankwatch(*arguments: str, python: list[str] = RANKWATCH, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*python, *arguments], capture_output=True, text=True, timeout=60, env=environment(**env), check=False
-    )
-
-
 @pytest.fixture
 def taken() -> Iterator[int]:
     with socket.socket() as other:
@@ -206,11 +201,15 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> N
     """As if it were not installed: its import fails."""
     code = "import sys; sys.modules['prometheus_client'] = None; from rankwatch_monitor.cli import main; sys.exit(main())"
     runs = str(tmp_path / "runs")
-    done = rankwatch("collector", "--runs-dir", runs, "--metrics", ":0", python=[sys.executable, "-c", code])
+
+    def without_extra(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
+
+    done = without_extra("collector", "--runs-dir", runs, "--metrics", ":0")
     assert done.returncode == 2
     assert done.stderr == "rankwatch: error: --metrics needs prometheus_client: pip install 'rankwatch[metrics]'\n"
-    without = rankwatch("run", "--runs-dir", runs, "--", "true", python=[sys.executable, "-c", code])
-    assert without.returncode == 0
+    assert without_extra("run", "--runs-dir", runs, "--", "true").returncode == 0
 
 
 def test_a_command_that_reads_the_metrics_of_the_collector_round_it(tmp_path: Path) -> None:

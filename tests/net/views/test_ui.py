@@ -15,6 +15,7 @@ import pytest
 
 import large_runs
 from browser import served
+from commands import run as rankwatch
 from jobs import RANKWATCH, environment
 
 
@@ -174,17 +175,13 @@ def test_a_record_that_is_none_is_said_and_hides_no_other(client: Client, runs: 
         (runs / "broken-0" / "run.db").unlink()
 
 
-def rankwatch(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*RANKWATCH, "ui", *arguments], env=environment(), capture_output=True, text=True, check=False)
-
-
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = rankwatch(str(tmp_path), "--port", str(taken.getsockname()[1]))
+        done = rankwatch("ui", str(tmp_path), "--port", str(taken.getsockname()[1]))
     assert done.returncode == 2
     assert "Address already in use" in done.stderr
     assert "choose another --host or --port" in done.stderr
-    assert rankwatch(str(tmp_path), "--host", "no.such.host.invalid").returncode == 2
+    assert rankwatch("ui", str(tmp_path), "--host", "no.such.host.invalid").returncode == 2
 
 
 def test_without_its_libraries_the_command_says_what_to_install(tmp_path: Path) -> None:
