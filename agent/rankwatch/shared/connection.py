@@ -116,14 +116,15 @@ def _parse(text: str, where: str) -> Connection:
         body = json.loads(text)
         major = body["rankwatch_connection"][0]
         fields = [body[name] for name in ("address", "server_public", "client_public", "client_secret", "job")]
-        for_job_alone = body.get("for_job_alone", False) is True  # since 1.1
+        for_job_alone = body["for_job_alone"]
     except (ValueError, KeyError, IndexError, TypeError):
         raise ConnectionFileError(f"{where} is malformed: write it anew with `rankwatch collector`") from None
     if major != FORMAT[0]:
         raise ConnectionFileError(
             f"{where} is of version {major}, this rankwatch reads version {FORMAT[0]}: use the same release on both sides"
         )
-    if not all(isinstance(field, str) for field in fields) or {len(key) for key in fields[1:4]} not in ({40}, {0}):
+    is_typed = all(isinstance(field, str) for field in fields) and isinstance(for_job_alone, bool)
+    if not is_typed or {len(key) for key in fields[1:4]} not in ({40}, {0}):
         raise ConnectionFileError(f"{where} is malformed: a field is missing or of a wrong type or length")
     address, server_public, client_public, client_secret, job = fields
     connection = Connection(address, server_public, client_public, client_secret, job, for_job_alone)

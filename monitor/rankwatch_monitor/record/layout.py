@@ -61,7 +61,7 @@ _LATEST = 4e12
 """Seconds up to which a time is stored to the microsecond."""
 
 
-class Cell(NamedTuple):
+class ByteRange(NamedTuple):
     """Where one value is in a blob: its first byte, counted from 1 as SQLite's substr() counts, and its number of bytes."""
 
     start: int
@@ -90,9 +90,9 @@ class BlobLayout:
         start, dtype = self._columns[name]
         return np.frombuffer(body, dtype, self._rows, start)
 
-    def cell(self, name: str, row: int) -> Cell:
+    def cell(self, name: str, row: int) -> ByteRange:
         start, dtype = self._columns[name]
-        return Cell(1 + start + row * dtype.itemsize, dtype.itemsize)
+        return ByteRange(1 + start + row * dtype.itemsize, dtype.itemsize)
 
 
 def part_layout(rows: int, dtype: np.dtype[Any]) -> BlobLayout:

@@ -67,6 +67,7 @@ def _body(**changes: Any) -> str:
         ('{"address": 1}', "malformed"),
         (_body(server_public="short"), "malformed"),
         (_body(address=None), "malformed"),
+        (_body(for_job_alone=1), "malformed"),
         (_body(rankwatch_connection=[FORMAT[0] + 1, 0]), "is of version 2, this rankwatch reads version 1"),
     ],
 )
