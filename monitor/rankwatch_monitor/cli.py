@@ -14,24 +14,24 @@ from rankwatch import __version__
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, EXIT_USAGE, RankwatchError
 
 COMMANDS = {
-    "run": "run a command under a collector of its own",
+    "run": "run a command under its own collector",
     "collector": "collect from the ranks of any number of runs, until SIGTERM",
-    "top": "watch a run while it goes on: its ranks, its headroom, its notices, its verdict",
-    "report": "print the report of a run again, or look at one rank or batch of it",
-    "list": "the runs in a folder, and how they ended",
-    "diff": "two batches side by side: of two ranks, of two runs, or one after the other",
-    "dump": "the record of a run as JSON lines",
-    "export": "the record of a run as Parquet or for TensorBoard",
-    "ui": "a local web page over the runs in a folder, live and afterwards",
+    "top": "watch a run live: its ranks, headroom, notices and verdict",
+    "report": "print the report of a run, or what is known of one of its ranks or batches",
+    "list": "list the runs in a folder, and how they ended",
+    "diff": "compare two batches: of two ranks, of two runs, or of one rank",
+    "dump": "print the record of a run as JSON lines",
+    "export": "export the record of a run to Parquet or TensorBoard",
+    "ui": "serve a web page of the runs in a folder, live and afterwards",
     "tune": "change options of the ranks while they train",
-    "invite": "make a connection file that speaks for one job alone",
-    "doctor": "check GPUs, network and collector before a training, and name who is to blame",
-    "demo": "a real training of two ranks on the CPU that overflows on one of them",
+    "invite": "create a connection file restricted to one job",
+    "doctor": "check GPUs, network and collector before a training, and name what is at fault",
+    "demo": "run a real training of two ranks on the CPU, which overflows on one of them",
 }
 """Each command with its line of help; ``commands/NAME.py`` has ``add_options(parser)`` and ``main(arguments)``."""
 
 EPILOG = f"""\
-exit codes: 0 fine; {EXIT_ERROR} error; {EXIT_USAGE} usage; {EXIT_ABORTED} a verdict was reached, the training aborted.
+exit codes: 0 success; {EXIT_ERROR} error; {EXIT_USAGE} usage; {EXIT_ABORTED} a verdict stopped the training.
 Options are also read from RANKWATCH_<OPTION>, such as RANKWATCH_RUNS_DIR."""
 
 
@@ -42,20 +42,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="rankwatch: %(message)s")
         code: int = arguments.function(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # its reader, `head` say, has seen enough
+    except BrokenPipeError:  # the reader of stdout, `head` say, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except RankwatchError as error:
         sys.stderr.write(f"rankwatch: error: {error}\n")
         return error.exit_code
-    except ImportError as error:  # of `resource` on Windows, say: the other commands work
+    except ImportError as error:  # `resource` on Windows, say: the other commands still work
         sys.stderr.write(f"rankwatch: error: this command needs {error.name}, which cannot be imported here: {error}\n")
         return EXIT_ERROR
     return code
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """Imports its command, for the options, when there are arguments to parse."""
+    """Imports its command when it parses arguments, and not before."""
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
         command = import_module(f".commands.{self.prog.split()[-1]}", __package__)
@@ -67,7 +67,7 @@ class _CommandParser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rankwatch",
-        description="Finds the first inf/nan of a distributed PyTorch training, and stops every rank.",
+        description="Finds the first inf or nan of a distributed PyTorch training, and stops every rank.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""The command line's values: where they come from and what they may be."""
+"""The values of options and arguments: their defaults, parsers and limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def add_option(parser: argparse.ArgumentParser, name: str, **details: Any) -> None:
-    """An option whose name may be written with underscores too."""
+    """Adds an option whose name may be written with underscores too."""
     parser.add_argument(*dict.fromkeys((name, "--" + name[2:].replace("-", "_"))), **details)
 
 
@@ -57,7 +57,7 @@ def batches(text: str) -> tuple[int, ...]:
 
 
 def listening(text: str) -> tuple[str, int]:
-    """``HOST:PORT``, ``[IPV6]:PORT``, ``:PORT`` (this machine alone) or ``*:PORT`` (all interfaces, the host is empty then)."""
+    """``HOST:PORT``, ``[IPV6]:PORT``, ``:PORT`` for this machine alone, or ``*:PORT`` for all interfaces (an empty host)."""
     host, colon, port = text.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -95,7 +95,7 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         "--connection",
         metavar="FILE",
         default=env("connection", None) or Path(env("runs_dir", "rankwatch-runs") or "", "connection.json"),
-        help="the collector's connection file (default: RANKWATCH_CONNECTION, else rankwatch-runs/connection.json)",
+        help="the collector's connection file (default: RANKWATCH_CONNECTION, or else rankwatch-runs/connection.json)",
     )
 
 
@@ -105,7 +105,7 @@ def add_runs_dir(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         type=Path,
         default=env("runs_dir", "rankwatch-runs"),
-        help="where runs are recorded (default: rankwatch-runs)",
+        help="the folder of all runs (default: rankwatch-runs)",
     )
 
 
@@ -117,12 +117,12 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default=env("runs_dir", "rankwatch-runs"),
         metavar="RUNS_DIR",
-        help="where runs are recorded (default: rankwatch-runs)",
+        help="the folder of all runs (default: rankwatch-runs)",
     )
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """``RUN_DIR``: the folder of one run, for ``run_folder`` to look up."""
+    """``RUN_DIR``: the folder of one run, or of all runs; see ``run_folder``."""
     parser.add_argument(
         "run",
         type=Path,
@@ -134,5 +134,5 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def run_folder(path: Path) -> Path:
-    """The run that is meant: of the folder of all runs, its newest."""
+    """The run's folder; for the folder of all runs, that of the newest."""
     return path / "latest" if (path / "latest").is_dir() else path

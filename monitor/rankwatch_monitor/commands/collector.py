@@ -1,4 +1,4 @@
-"""``rankwatch collector``: collects from the ranks of any number of runs."""
+"""``rankwatch collector``: a collector for any number of runs. Its options are those of ``rankwatch run`` as well."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser,
         "--keep-keys",
         action="store_true",
-        help="leave the connection file at the end, for the next collector to be the one that ranks know",
+        help="leave the connection file and keys at the end: the ranks reconnect to the next collector that uses the file",
     )
     parser.add_argument(
-        "--insecure", action="store_true", help="links in plain text, to look at them with tcpdump; on loopback alone"
+        "--insecure", action="store_true", help="use plain text, to read the messages with tcpdump; on loopback alone"
     )
 
 
@@ -56,22 +56,22 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
         "--address",
         metavar="tcp://HOST:PORT",
         default=types.env("address", None),
-        help="the address that ranks connect to, where it is another one: a service's, or this host's on a faster network; "
-        "port 0 is the one listened on (default: as listened on, by this host's name)",
+        help="address that ranks connect to, if it is another one: a service's, or this host's on a faster network; "
+        "port 0 stands for the port of --listen (default: this host's name and the port of --listen)",
     )
     parser.add_argument(
         "--connection-file",
         metavar="PATH",
         type=Path,
         default=types.env("connection_file", None),
-        help="where ranks find address and keys (default: RUNS_DIR/connection.json; for run: a private file)",
+        help="file with the address and the keys for the ranks (default: RUNS_DIR/connection.json; of run: a private file)",
     )
     types.add_runs_dir(parser)
     defaults = Options()
     for name, text in (
-        ("heartbeat", "seconds between heartbeats; after three silent ones a rank is lost"),
-        ("decision-window", "seconds that a verdict waits for ranks that have not answered"),
-        ("abort-grace", "seconds from the abort to the forced end of a rank that does not come back"),
+        ("heartbeat", "seconds between heartbeats; a rank that misses three is lost"),
+        ("decision-window", "seconds for which a verdict waits for ranks that have not answered"),
+        ("abort-grace", "seconds after an abort until a rank that has not ended is killed"),
     ):
         default = getattr(defaults, name.replace("-", "_"))
         types.add_option(
@@ -87,7 +87,7 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
         metavar="{abort,wait}",
         type=types.on_lost,
         default=types.env("on_lost", "abort"),
-        help="what happens to the others when a rank fails or is lost (default: abort)",
+        help="what the other ranks do when a rank fails or is lost (default: abort)",
     )
     types.add_option(
         parser,
@@ -95,7 +95,7 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
         metavar="SECONDS",
         type=types.seconds_or_never,
         default=types.env("stall_after", str(defaults.stall_after)),
-        help=f"a rank without progress for so long has stalled; 0: never (default: {defaults.stall_after:g})",
+        help=f"seconds without progress after which a rank has stalled; 0: never (default: {defaults.stall_after:g})",
     )
     types.add_option(
         parser,
@@ -103,30 +103,28 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
         metavar="{warn,abort}",
         type=types.on_stall,
         default=types.env("on_stall", "warn"),
-        help="what happens when a rank has stalled (default: warn, in the log and the report)",
+        help="what to do when a rank has stalled (default: warn, in the log and the report)",
     )
     types.add_option(
         parser,
         "--every",
         metavar="K",
         type=types.whole("K", 1, wire.MAX_EVERY),
-        help="ranks look at each K-th batch only, whatever they were told themselves (default: as they were told)",
+        help="measure each K-th batch only, whatever the ranks' own option says (default: the ranks' own option)",
     )
     parser.add_argument(
         "--metrics",
         metavar="[HOST]:PORT",
         type=types.listening,
         default=types.env("metrics", None),
-        help="serve metrics for Prometheus there; without a host on this machine alone, with * on all interfaces",
+        help="serve metrics for Prometheus at this address; without HOST on this machine alone, with * on all interfaces",
     )
-    types.add_option(
-        parser, "--metrics-per-rank", action="store_true", help="metrics of each rank too, and not of the run alone"
-    )
+    types.add_option(parser, "--metrics-per-rank", action="store_true", help="serve metrics of each rank, too")
 
 
 @contextmanager
 def metered(arguments: argparse.Namespace) -> Iterator[Meters | None]:
-    """Meters that are read at ``--metrics`` as long as this is entered; None where that is not given."""
+    """Serves meters at ``--metrics`` while this is entered. Yields None where --metrics is not given."""
     if arguments.metrics is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""``rankwatch demo``: a real two-rank torchrun training on the CPU that overflows on rank 1."""
+"""``rankwatch demo``: a real torchrun training of two ranks on the CPU, which overflows on rank 1."""
 
 from __future__ import annotations
 

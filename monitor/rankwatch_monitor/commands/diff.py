@@ -1,4 +1,4 @@
-"""``rankwatch diff``: two batches side by side."""
+"""``rankwatch diff``: compares two batches."""
 
 from __future__ import annotations
 
@@ -17,18 +17,15 @@ from . import arguments as types
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "Two runs, or two times --batch, or two times --rank; what is not given is rank 0 and the last batch kept."
-    )
+    parser.epilog = "Give two runs, or --batch twice, or --rank twice. Defaults: rank 0, and the last batch in the record."
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="the run's folder")
     parser.add_argument("other", type=Path, nargs="?", metavar="OTHER_RUN_DIR", help="another run's folder")
     number = types.whole("N", 0, 1 << 62)
-    parser.add_argument("--batch", type=number, action="append", default=[], metavar="B", help="batch, once or twice")
-    parser.add_argument("--rank", type=number, action="append", default=[], metavar="R", help="rank, once or twice")
-    parser.add_argument(
-        "--frames", type=types.whole("N", 1, 1 << 31), default=20, metavar="N", help="how many readings to show"
-    )
-    parser.add_argument("--json", action="store_true", help="as JSON, all that differ")
+    parser.add_argument("--batch", type=number, action="append", default=[], metavar="B", help="a batch; may be given twice")
+    parser.add_argument("--rank", type=number, action="append", default=[], metavar="R", help="a rank; may be given twice")
+    frames = types.whole("N", 1, 1 << 31)
+    parser.add_argument("--frames", type=frames, default=20, metavar="N", help="readings to show (default: 20)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text, with all readings that differ")
 
 
 def main(arguments: argparse.Namespace) -> int:

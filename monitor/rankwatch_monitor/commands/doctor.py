@@ -1,4 +1,4 @@
-"""``rankwatch doctor``: whether ranks can train together, here or, started by torchrun or srun, all of a job."""
+"""``rankwatch doctor``: checks whether ranks can train together: on this machine, or those of a job under torchrun or srun."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MAX_LOCAL_RANKS = 1024
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "On several nodes start it as the training is started: torchrun ... -m rankwatch.doctor, or srun rankwatch doctor. "
-        "Exit code 0: all is well; 1: it is not."
+        "On several nodes start it as you start the training: torchrun ... -m rankwatch.doctor, or srun rankwatch doctor. "
+        "Exit code 0: all is well; 1: a check failed."
     )
     nproc = types.whole("of ranks", 1, MAX_LOCAL_RANKS)
     parser.add_argument("--nproc", metavar="N", type=nproc, default=1, help="ranks to start on this machine (default: 1)")

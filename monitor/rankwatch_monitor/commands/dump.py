@@ -15,7 +15,9 @@ from . import arguments as types
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     types.add_run(parser)
-    parser.add_argument("--frames", action="store_true", help="also the batches as the ranks sent them, frame by frame")
+    parser.add_argument(
+        "--frames", action="store_true", help="print the batches too, frame by frame, as the ranks sent them"
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:

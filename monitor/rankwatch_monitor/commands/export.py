@@ -1,4 +1,4 @@
-"""``rankwatch export``: the record of a run for pandas, polars, DuckDB, Spark or TensorBoard."""
+"""``rankwatch export``: writes the record of a run for pandas, polars, DuckDB, Spark or TensorBoard."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     types.add_run(parser)
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--parquet", metavar="OUT", help="write this file: a path, or a URL such as s3://bucket/run.parquet")
-    target.add_argument("--tensorboard", metavar="OUT", type=Path, help="write scalars of each module into this folder")
+    target.add_argument("--tensorboard", metavar="OUT", type=Path, help="write scalars of each module to this folder")
     parser.add_argument(
         "--what",
         choices=WHAT,
-        help="Parquet's rows: readings as the ranks sent them, readings over all ranks, which are kept for longer, or one "
-        "digest for each part of a batch (default: summaries)",
+        help="rows of the Parquet file: summaries: readings as the ranks sent them; envelope: readings over all ranks, of more "
+        "batches; digests: one row for each part of a batch (default: summaries)",
     )
     parser.add_argument(
-        "--rank", type=types.whole("R", 0, 1 << 31), metavar="R", help="of this rank alone (default: of all ranks)"
+        "--rank", type=types.whole("R", 0, 1 << 31), metavar="R", help="export this rank alone (default: all ranks)"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace what an export has written there before")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier export")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -56,7 +56,7 @@ def _export(record: RunRecord, arguments: argparse.Namespace) -> None:
     if rank is not None and rank >= origin.world_size:
         raise UsageError(f"no rank {rank}: run {origin.run} has ranks 0 to {origin.world_size - 1}")
     trained, hint = record.last_batch() + 1, ""
-    # The libraries of the extra are imported with what needs them.
+    # Imported here: only their own export needs the libraries of the extra.
     if arguments.tensorboard:
         from ..views.export import events
 
@@ -69,5 +69,5 @@ def _export(record: RunRecord, arguments: argparse.Namespace) -> None:
         with target.whole(into, overwrite=arguments.overwrite) as file:
             written = parquet.write(record, origin, what, file, rank)
         hint = " as sent: --what envelope has more of them" if what == "summaries" else ""
-        trained = trained if what != "digests" else 0  # they are not in the order of the batches, and the last to go
+        trained = trained if what != "digests" else 0  # digests are not in the order of the batches, and are dropped last
     sys.stderr.write(f"rankwatch: {describe(written, things, origin.run, into, trained, hint)}\n")

@@ -1,4 +1,4 @@
-"""``rankwatch invite``: makes a connection file that speaks for one job alone."""
+"""``rankwatch invite``: creates a connection file restricted to one job."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from . import arguments as types
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Who has the file can neither speak for other jobs' runs nor change them."
-    parser.add_argument("job", metavar="JOB", help="the name of the job; its ranks take it over")
+    parser.epilog = "The keys in the file can neither send data for the runs of other jobs nor change those runs."
+    parser.add_argument("job", metavar="JOB", help="the job's name, which its ranks will use")
     types.add_connection(parser)
     parser.add_argument("--output", metavar="FILE", type=Path, required=True, help="where to write the connection file")
 

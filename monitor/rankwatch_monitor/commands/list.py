@@ -14,7 +14,7 @@ from . import arguments as types
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     types.add_runs(parser)
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``rankwatch report``: the report of a run, from its folder or from its record, or one rank or batch of it."""
+"""``rankwatch report``: the report of a run, from its folder or its record; or what is known of one rank or batch."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from ..views.ui.pages import RunPages
 from . import arguments as types
 
 FRAMES = 21
-"""Frames that are shown, as in a report."""
+"""Frames shown by default, as in a report."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     types.add_run(parser)
     number = types.whole("N", 0, 1 << 62)
-    parser.add_argument("--rank", type=number, metavar="R", help="what is known of this rank")
+    parser.add_argument("--rank", type=number, metavar="R", help="show what is known of this rank")
     parser.add_argument(
-        "--batch", type=number, metavar="B", help="this batch as the rank sent it (default: the culprit's rank, or rank 0)"
+        "--batch",
+        type=number,
+        metavar="B",
+        help="show this batch as --rank sent it (default: the culprit's rank, or rank 0)",
     )
     frames = types.whole("N", 1, 1 << 31)
-    parser.add_argument(
-        "--frames", type=frames, metavar="N", help=f"how many of the last frames to show (default: {FRAMES})"
-    )
+    parser.add_argument("--frames", type=frames, metavar="N", help=f"show the last N frames (default: {FRAMES})")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as JSON")
-    form.add_argument("--html", type=Path, metavar="FILE", help="as one HTML file, charts included, to attach to a ticket")
+    form.add_argument("--json", action="store_true", help="print JSON instead of text")
+    form.add_argument("--html", type=Path, metavar="FILE", help="write one HTML file with charts, to attach to a ticket")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -85,7 +86,7 @@ def _closeup(record: RunRecord, arguments: argparse.Namespace) -> str:
 
 
 def _shortened(report: Report, frames: int) -> Report:
-    """With so many of its verdict's frames."""
+    """The report, cut to the last ``frames`` frames."""
     if report.verdict is None:
         return report
     trip = report.verdict.trip
@@ -93,7 +94,7 @@ def _shortened(report: Report, frames: int) -> Report:
 
 
 def _written(run: Path, *, as_json: bool) -> str:
-    """The report as the collector wrote it; else what the record says of a run whose report is not there (any more)."""
+    """The report that the collector wrote; where there is none, a new one from the record."""
     path = run / ("report.json" if as_json else "report.txt")
     try:
         return path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""``rankwatch run``: a command under a collector of its own."""
+"""``rankwatch run``: a command under its own collector."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .collector import add_collector_options, metered, options_of
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_collector_options(parser, "tcp://127.0.0.1:0", "address to listen on (default: a free port of this machine alone)")
-    parser.add_argument("--job", help="name of the run (default: the script's)")
+    parser.add_argument("--job", help="name of the job (default: the script's)")
     types.add_option(
         parser,
         "--no-status",
         action="store_true",
         default=types.env("status", "1") == "0",
-        help="no line that says how the run is, where stderr is a terminal (or RANKWATCH_STATUS=0)",
+        help="show no status line where stderr is a terminal (or RANKWATCH_STATUS=0)",
     )
     types.add_option(
         parser,
         "--rankwatch-config",
         metavar="FILE",
-        help="options of the ranks, as TOML: trace_batch_nums = [149, 150] (default: what RANKWATCH_CONFIG names)",
+        help="TOML file with options of the ranks, such as trace_batch_nums = [149, 150] (default: RANKWATCH_CONFIG)",
     )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command, such as torchrun ..."

@@ -1,4 +1,4 @@
-"""``rankwatch top``: a run while it goes on."""
+"""``rankwatch top``: a live view of a run."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from ..views.top.layout import Scene
 from . import arguments as types
 
 ON_TERMINAL, IN_LINES = 1.0, 10.0
-"""Seconds between two looks."""
+"""Seconds between two updates, on a terminal and elsewhere."""
 
 INTERRUPTED = 130
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "Where stdout is no terminal: a line for each interval in which something changed, until the run is over."
+        "Where stdout is no terminal, top prints a line for each interval in which something changed, until the run is over."
     )
     types.add_run(parser)
     parser.add_argument(
         "--interval",
         metavar="SECONDS",
         type=types.seconds,
-        help=f"between two looks (default: {ON_TERMINAL:g}; {IN_LINES:g} where stdout is no terminal)",
+        help=f"seconds between two updates (default: {ON_TERMINAL:g}; {IN_LINES:g} where stdout is no terminal)",
     )
-    parser.add_argument("--once", action="store_true", help="show it once, and end")
+    parser.add_argument("--once", action="store_true", help="show the run once, and end")
     parser.add_argument("--node", metavar="HOST", default="", help="begin with the ranks of this node")
     parser.add_argument("--rank", metavar="R", type=types.whole("R", 0, 1 << 31), help="begin with this rank")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # names may have letters the terminal has not
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a name may have letters that the terminal lacks
     newest = Newest(arguments.run)
     focus = Focus(arguments.node, arguments.rank)
     try:

@@ -15,15 +15,15 @@ from . import arguments as types
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "An empty list ('') takes a list back. What is not given stays as it is."
+    parser.epilog = "An empty list ('') clears the list. Options that are not given do not change."
     parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the run's name, such as train-0 (default: all)")
     types.add_connection(parser)
-    parser.add_argument("--every", metavar="K", type=types.whole("K", 1, wire.MAX_EVERY), help="look at each K-th batch")
-    for name, text in (("modules", "modules to look at; '' for all"), ("ignore", "module or module:label that never trips")):
+    parser.add_argument("--every", metavar="K", type=types.whole("K", 1, wire.MAX_EVERY), help="measure each K-th batch")
+    for name, text in (("modules", "modules to measure; '' for all"), ("ignore", "module or module:label that never trip")):
         parser.add_argument(f"--{name}", metavar="PATTERN,...", type=types.patterns, help=f"patterns of {text}")
     batches = {"metavar": "N,...", "type": types.batches, "help": "batches to print and record frame by frame"}
     types.add_option(parser, "--trace-batch-nums", **batches)
-    parser.add_argument("--check", choices=sorted(Check), help="when readings are looked at")
+    parser.add_argument("--check", choices=sorted(Check), help="when readings are judged")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -38,5 +38,5 @@ def main(arguments: argparse.Namespace) -> int:
         raise UsageError("nothing to change: give --every, --modules, --ignore, --trace-batch-nums or --check")
     done = control.tune(connections.read(arguments.connection), messages.Tune(arguments.run, tuning))
     ranks = f"{done.ranks} rank{'s' if done.ranks != 1 else ''} of {', '.join(done.runs)}"
-    sys.stdout.write(f"{ranks} told: {tuning.describe()}\n")
+    sys.stdout.write(f"changed for {ranks}: {tuning.describe()}\n")
     return 0

@@ -1,4 +1,4 @@
-"""``rankwatch ui``: a local web page over the runs in a folder, live and afterwards."""
+"""``rankwatch ui``: a local web page of the runs in a folder, live and afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ DEFAULT_PORT = 27078
 def add_options(parser: argparse.ArgumentParser) -> None:
     types.add_runs(parser)
     parser.epilog = (
-        "On a head node: ssh -L PORT:127.0.0.1:PORT HEAD, then open the URL it prints. RANKWATCH_TOKEN sets the token."
+        "On a head node: connect by ssh -L PORT:127.0.0.1:PORT HEAD, and open the URL that this command prints. "
+        "RANKWATCH_TOKEN sets the token in the URL."
     )
     host = types.env("host", "127.0.0.1")
     parser.add_argument("--host", default=host, help="address to listen on (default: 127.0.0.1, this machine alone)")

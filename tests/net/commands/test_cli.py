@@ -283,9 +283,9 @@ def test_tune_says_what_was_changed_and_for_how_many_ranks(tmp_path: Path) -> No
         collector.collector.ledger.handle(Received(b"rank", makers.hello()), 0.0)
         done = rankwatch("tune", "--every", "5", "--ignore", "", "--trace_batch_nums", "7, 8", RANKWATCH_CONNECTION=file)
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == "1 rank of train-0 told: every 5; ignore nothing; trace batches 7, 8\n"
+        assert done.stdout == "changed for 1 rank of train-0: every 5; ignore nothing; trace batches 7, 8\n"
         named = rankwatch("tune", "train-0", "--connection", file, "--modules", "a.*,b", "--check", "batch")
-        assert named.stdout == "1 rank of train-0 told: modules a.*, b; check batch\n"
+        assert named.stdout == "changed for 1 rank of train-0: modules a.*, b; check batch\n"
         assert collector.collector.ledger.runs["train-0"].tuning == Tuning(
             every=5, modules=("a.*", "b"), ignore=(), trace_batch_nums=(7, 8), check=Check.BATCH
         )
