@@ -1,1 +1,1 @@
-"""Facts -> a run's file, and the file -> what views read."""
+"""The record of a run: the store writes facts into ``run.db``, RunRecord reads them for the views."""

@@ -1,4 +1,4 @@
-"""One part of a batch of many ranks -> a digest for each rank, and the envelope over the ranks. Pure."""
+"""One part of a batch of many ranks -> a digest for each rank, and the envelope over all ranks. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rankwatch.shared.frame import DTYPE_MAX, BatchSummary, FrameTable, Kind, Re
 from .layout import DIGEST, ENVELOPE, NO_ROW, Array, dtype_of, envelope_layout, part_layout
 
 MASKS = Kind.KEYWORD, Kind.BUFFER
-"""Where attention masks come in: as large as their dtype's largest number on purpose, and so no sign of an overflow."""
+"""Kinds that may be attention masks, which hold their dtype's largest number on purpose: no sign of an overflow."""
 
 _FINITE, _INF, _NAN, _NOT_FLOAT = map(int, (State.FINITE, State.INF, State.NAN, State.NOT_FLOAT))
-"""NumPy takes a plain int for a byte among bytes; compared with an enum's, each byte is made an int64 first."""
+"""Plain ints: NumPy compares them with bytes as bytes, and converts every byte to int64 to compare it with an enum."""
 
 STACKED = 64
-"""Parts looked at in one go: few enough for the caches, and working memory does not grow with the world."""
+"""Parts that are stacked at once: they fit the caches, and working memory does not grow with the world size."""
 
 SCALE = 2.0**64
-"""Keeps shares of float32's largest number within float32, down to a headroom of 2^190."""
+"""Scales shares of float32's largest number so that float32 can hold them, up to a headroom of 2^190."""
 
-# Where ranks differ, the state that matters most is the envelope's. As bytes, for bytes.translate() is the fastest there is.
+# Where ranks differ, the envelope has the last of their states in this order. Bytes: bytes.translate() is the fastest.
 _WORST_LAST = (
     State.NONE, State.NOT_A_TENSOR, State.UNMATERIALISED, State.EMPTY, State.NOT_FLOAT, State.FINITE, State.INF, State.NAN,
 )  # fmt: skip
@@ -39,7 +39,7 @@ class RankSummary(NamedTuple):
 
 
 class Columns:
-    """What there is to know of a frame table's rows; ``number`` is the table's in the store."""
+    """A frame table's rows, prepared for arithmetic; ``number`` is the table's number in the record."""
 
     def __init__(self, number: int, table: FrameTable) -> None:
         self.number = number
@@ -49,13 +49,13 @@ class Columns:
         self.envelope = envelope_layout(self.rows, self.dtype)
         rows = [row for spec in table.specs for row in spec.readings]
         limits = np.array([limit_of(row) for row in rows], np.float64)
-        """The largest number of each row's dtype; inf for what has none that is known and for masks: so they never come near."""
+        """The largest number of each row's dtype; inf for unknown dtypes and for masks, so that they never come near it."""
         self.shares = (SCALE / limits).astype(self.dtype)
-        """What a reading is multiplied by to give its share of that number, SCALE times."""
+        """A reading times this is its share of the largest number, times SCALE."""
 
 
 class Envelope:
-    """Over the ranks, for each row: the smallest abs min, the largest abs max, the worst state, and the first rank that has it.
+    """For each row, over all ranks: the smallest abs min, the largest abs max, the worst state, and the first rank with each.
 
     Attributes:
         ranks: how many ranks were added.
@@ -72,13 +72,13 @@ class Envelope:
         self.state = np.full(columns.rows, State.NONE, np.uint8)
 
     def add(self, ranks: Array, lows: Array, highs: Array, states: Array) -> None:
-        """Takes in the readings of more ranks, each of shape (ranks, rows)."""
+        """Adds the readings of more ranks, each of shape (ranks, rows)."""
         self.ranks += len(ranks)
         valid = (states <= _INF) | (states == _NOT_FLOAT)
         if not valid.all():
             lows = np.where(valid, lows, np.inf)
             highs = np.where(valid, highs, -1)
-        # Most ranks hold no extreme, and who holds one is dearer to find than what it is.
+        # Few rows get a new extreme, and its rank costs more to find than its value: only these rows are searched.
         low, high = lows.min(axis=0), highs.max(axis=0)
         rows = np.flatnonzero(low < self.low)
         self.low[rows], self.low_rank[rows] = low[rows], ranks[lows[:, rows].argmin(axis=0)]
@@ -104,10 +104,10 @@ class Envelope:
 
 
 def summarise(parts: Sequence[RankSummary], columns: Columns, envelope: Envelope) -> Array:
-    """The digests (a DIGEST array in the order of ``parts``) of parts of one batch; adds them to their envelope.
+    """The digests (a DIGEST array) of ``parts`` in their order; adds the parts to their envelope.
 
     Args:
-        parts: all with the same batch and first frame, and fitting the table of ``columns``.
+        parts: of the same batch, with the same first frame, against the frame table of ``columns``.
     """
     digests = np.zeros(len(parts), DIGEST)
     for start in range(0, len(parts), STACKED):
@@ -118,7 +118,7 @@ def summarise(parts: Sequence[RankSummary], columns: Columns, envelope: Envelope
 
 
 def limit_of(row: ReadingSpec) -> float:
-    """The largest number of a row's dtype; inf when none is known, and for masks."""
+    """The largest number of a row's dtype; inf for unknown dtypes, and for masks."""
     if row.kind in MASKS:
         return np.inf
     dtype = row.dtype
@@ -126,14 +126,16 @@ def limit_of(row: ReadingSpec) -> float:
 
 
 class _Stack(NamedTuple):
-    """Parts side by side: their ranks (uint32), their abs min, abs max and states of shape (parts, rows), and ``told``, what of a
-    DIGEST they tell as they are."""
+    """Parts side by side: ranks (uint32); abs min, abs max and states of shape (parts, rows).
+
+    ``copied`` are the columns of a digest that come unchanged from the parts.
+    """
 
     ranks: Array
     lows: Array
     highs: Array
     states: Array
-    told: dict[str, Sequence[float]]
+    copied: dict[str, Sequence[float]]
 
 
 def _stack(parts: Sequence[RankSummary], columns: Columns) -> _Stack:
@@ -151,14 +153,14 @@ def _stack(parts: Sequence[RankSummary], columns: Columns) -> _Stack:
 
 def _digest(into: Array, parts: _Stack, columns: Columns) -> None:
     into["rank"] = parts.ranks
-    for name, values in parts.told.items():
+    for name, values in parts.copied.items():
         into[name] = values
     into["table"], into["frames"] = columns.number, columns.frames
     into["bad_row"] = NO_ROW
     into["headroom"] = np.inf
     if not columns.rows:
         return
-    with np.errstate(divide="ignore", invalid="ignore"):  # inf * 0 is of no finite reading; a headroom may be infinite
+    with np.errstate(divide="ignore", invalid="ignore"):  # inf * 0 comes from no finite reading; a headroom may be infinite
         share = parts.highs * columns.shares
         if parts.states.any():
             share[parts.states != _FINITE] = 0.0

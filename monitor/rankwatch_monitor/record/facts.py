@@ -1,4 +1,4 @@
-"""A fact that is no batch <-> its row in the table ``events``, and what a list of runs shows after it."""
+"""Facts <-> rows of the table ``events``, and how a fact changes its run's row in a list. Batches are not events."""
 
 from __future__ import annotations
 

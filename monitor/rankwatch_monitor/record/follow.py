@@ -1,4 +1,4 @@
-"""A run's record, followed while the collector writes it: each look reads only what is new, or the newest."""
+"""A run seen live, while the collector writes its record: each look reads only new events and the newest batches."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ from .rows import EnvelopeKey
 from .schema import FILE, StoreError, explained
 from .store import SEGMENT
 
-PLACES = 512
-"""Newest envelopes that are looked among: with every=K, only each K-th is of more than the root."""
+NEWEST = 512
+"""Newest envelopes that are considered: with every=K, only every K-th has more than the root."""
 
 KINDS = 8
-"""Kinds of parts of batches whose headroom is looked at, those with the newest batches."""
+"""Kinds of parts whose headroom is read: the ones with the newest batches."""
 
 MODULES = 64
-"""Modules nearest to overflow that are told of."""
+"""Modules nearest to overflow in a view."""
 
 BATCHES, MAX_SEGMENTS = 2, 9
-"""Of every rank so many batches are read, where that many segments hold them."""
+"""The last batches of every rank that are read, and the most segments of digests that are read for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A run at one moment. Times are Unix seconds: of the run's first event, of its last, and of the standings (0: none).
+    """A run at one moment.
 
-    ``batches``: the last one of each rank that is on record; ``pace``: of them a second, if that can be told. ``digests``: the
-    newest ones, whose tables are in ``tables``.
+    ``began``, ``last`` and ``standings_at`` are the Unix times of the first event, the last event and the standings (0: none).
+    ``batches`` has the last stored batch of each rank; ``pace`` is in batches per second. ``tables`` has the frame tables of
+    ``digests``, which are the newest ones.
     """
 
     report: Report
     is_over: bool
     began: float
     last: float
-    told: float
+    standings_at: float
     standing: RunStanding | None
     standings: Mapping[int, RankStanding]
     headroom: list[Headroom]
@@ -63,7 +64,7 @@ class Follower:
     """One run.
 
     Raises (as ``look`` does):
-        StoreError: there is no record that can be read, or not yet.
+        StoreError: there is no readable record, or not yet.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -89,7 +90,7 @@ class Follower:
                 is_over=run.over,
                 began=self._began,
                 last=self._ended,
-                told=standings.time,
+                standings_at=standings.time,
                 standing=standings.run,
                 standings={standing.rank: standing for standing in standings.ranks},
                 headroom=self._headroom.read(record),
@@ -100,7 +101,7 @@ class Follower:
             )
 
     def _replay(self, record: RunRecord) -> Run:
-        """The run, up to the newest event. It is not resumed: nothing it would then wait for is to happen here."""
+        """The run, up to the newest event. It is not resumed, for no rank will ever speak to this copy."""
         with explained(self._path):
             self._take_events(record)
         if self._run is None:
@@ -119,14 +120,14 @@ class Follower:
 
 
 class Newest:
-    """The run that ``path`` means: itself, or of the folder of all runs the newest, which is another one after a while."""
+    """The run in the folder ``path``, or, in a folder of runs, the newest one at each look."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._follower: Follower | None = None
 
     def look(self) -> View:
-        """Raises StoreError when there is no record that can be read, or not yet."""
+        """Raises StoreError when there is no readable record, or not yet."""
         latest = self._path / "latest"
         folder = (latest if latest.is_dir() else self._path).resolve()
         if self._follower is None or self._follower.folder != folder:
@@ -144,7 +145,7 @@ class HeadroomReader:
 
     def read(self, record: RunRecord) -> list[Headroom]:
         """The headroom of the modules nearest to overflow, the nearest first. Raises StoreError."""
-        chosen = choose(record.newest_envelopes(PLACES))[:KINDS]
+        chosen = choose(record.newest_envelopes(NEWEST))[:KINDS]
         if chosen != self._chosen:
             found: deque[Headroom] = deque()
             for key, before in chosen:
@@ -165,11 +166,11 @@ def newest_digests(record: RunRecord, world_size: int) -> Array:
 
 
 def _with_frames(run: Run, digests: Array) -> Report:
-    """What a run's events tell, and how many frames its culprit's batch has, which only batches tell."""
+    """The report of a run's events, with the number of frames in the culprit's batch, which only batches tell."""
     report = run.report()
     if report.verdict is None:
         return report
-    culprit = replace(run.ranks[report.verdict.rank])  # a copy: what the run decides rests on its events alone
+    culprit = replace(run.ranks[report.verdict.rank])  # a copy: the run itself is replayed from events only
     for part in digests[digests["rank"] == report.verdict.rank]:
         culprit.take(int(part["batch"]), int(part["first_frame"]), int(part["frames"]))
     return replace(report, frames_in_batch=culprit.frames_around(report.verdict.trip))

@@ -1,4 +1,4 @@
-"""How far each module is from its dtype's largest number, and how fast it goes there: envelopes -> numbers. Pure."""
+"""How far each module is from its dtype's largest number, and how fast it approaches it: envelopes -> numbers. Pure."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from .layout import NO_ROW, Array
 from .rows import EnvelopeKey
 
 MADE = (Kind.PARAMETER, Kind.OUTPUT, Kind.MARKED, Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRADIENT)
-"""What a module answers for. What it is fed is another's output, or a mask that is meant to be huge."""
+"""The kinds that a module itself makes. Its inputs are outputs of others, or masks that are huge on purpose."""
 
 PACE_WINDOW = 30.0
-"""Seconds of batches that the pace is taken from."""
+"""Seconds: the pace is an average over the batches of this time."""
 
 BACK = 16
-"""Batches over which growth is taken, where so many are on record."""
+"""Batches over which growth is measured, if the record has that many."""
 
 FULL = 0.9
-"""The share of the ranks that must have told of a batch before it takes the place of the one before."""
+"""The share of the ranks that must have reported a batch before it replaces the one before."""
 
 
 class Headroom(NamedTuple):
     """The reading of a module that is nearest to its dtype's largest number, over all ranks.
 
-    ``times``: so many times as large it could be; 0 for an inf or nan. ``growth``: the factor by which it grows from batch to
-    batch; None where nothing earlier is on record to tell it.
+    ``times``: its dtype's largest number divided by it; 0 for an inf or nan. ``growth``: the factor by which it grows from
+    batch to batch; None without an earlier batch.
     """
 
     batch: int
@@ -49,7 +49,7 @@ class Headroom(NamedTuple):
 
 
 class Readings:
-    """The rows of a frame table; ``number`` is the table's in the store."""
+    """The rows of a frame table; ``number`` is the table's number in the record."""
 
     def __init__(self, number: int, table: FrameTable) -> None:
         self.columns = Columns(number, table)
@@ -57,7 +57,7 @@ class Readings:
         self._limits = np.array([limit_of(row) if _is_made(spec, row) else np.inf for spec, row in self.rows], np.float64)
 
     def nearest(self, batch: int, now: Envelope, before: tuple[int, Envelope] | None, most: int) -> list[Headroom]:
-        """Those of so many modules, the nearest first. ``before``: an earlier batch's number and envelope."""
+        """The ``most`` modules nearest to overflow, the nearest first. ``before``: an earlier batch and its envelope."""
         has_limit = np.isfinite(self._limits)
         shares = np.where(has_limit, np.maximum(now.high, 0.0) / self._limits, 0.0)
         shares[has_limit & ((now.state == State.INF) | (now.state == State.NAN))] = np.inf
@@ -75,38 +75,38 @@ class Readings:
         return list(found.values())
 
 
-def choose(places: Sequence[EnvelopeKey]) -> list[tuple[EnvelopeKey, EnvelopeKey | None]]:
-    """For each kind of part, the newest place that (nearly) all its ranks have told of, and one some batches before.
+def choose(keys: Sequence[EnvelopeKey]) -> list[tuple[EnvelopeKey, EnvelopeKey | None]]:
+    """For each kind of part, the newest envelope that has (nearly) all its ranks, and one some batches before it.
 
     Args:
-        places: the newest first.
+        keys: the newest first.
     """
     of_kinds: dict[tuple[int, int], list[EnvelopeKey]] = {}
-    for place in places:
-        of_kinds.setdefault((place.first_frame, place.table), []).append(place)
+    for key in keys:
+        of_kinds.setdefault((key.first_frame, key.table), []).append(key)
     chosen: list[tuple[EnvelopeKey, EnvelopeKey | None]] = []
     for same in of_kinds.values():
-        full = [place for place in same if place.ranks >= FULL * max(place.ranks for place in same)]
+        full = [key for key in same if key.ranks >= FULL * max(key.ranks for key in same)]
         newest, *earlier = full
-        before = min(earlier, key=lambda place: abs(newest.batch - BACK - place.batch), default=None)
+        before = min(earlier, key=lambda key: abs(newest.batch - BACK - key.batch), default=None)
         chosen.append((newest, before))
     return chosen
 
 
 def merge(found: Iterable[Headroom], most: int) -> list[Headroom]:
-    """Of each module the newest, those nearest to overflow first."""
+    """The newest headroom of each module, the nearest to overflow first."""
     newest: dict[tuple[str, Phase], Headroom] = {}
     for one in found:
-        held = newest.get((one.module, one.phase))
-        if held is None or (one.batch, -one.times) > (held.batch, -held.times):
+        other = newest.get((one.module, one.phase))
+        if other is None or (one.batch, -one.times) > (other.batch, -other.times):
             newest[one.module, one.phase] = one
     return sorted(newest.values(), key=lambda one: (one.times, one.module))[:most]
 
 
 class RankBatch(NamedTuple):
-    """A part of a batch of one rank, how long it took, and which reading was nearest to its dtype's largest number.
+    """A part of a batch of one rank, how long it took, and its reading nearest to its dtype's largest number.
 
-    ``times`` is as in Headroom; ``bad`` counts the inf and nan readings, and the reading is the first of them, if any.
+    ``times`` is as in Headroom. ``bad`` counts the inf and nan readings; if there are any, the reading is the first of them.
     """
 
     batch: int
@@ -135,13 +135,13 @@ def batches_of(rank: int, digests: Array, tables: Mapping[int, Readings], most: 
 
 
 def last_batches(digests: Array) -> dict[int, int]:
-    """By rank, the last batch that there is a digest of."""
+    """By rank, its last batch that has a digest."""
     ordered = digests[np.argsort(digests["batch"], kind="stable")]
     return dict(zip(ordered["rank"].tolist(), ordered["batch"].tolist(), strict=True))
 
 
 def pace_of(digests: Array) -> float | None:
-    """Batches a second, as the furthest rank's last ones were made by its own clock; None when that cannot be told yet."""
+    """Batches per second of the furthest rank, by its own clock; None when that is not known yet."""
     begun = digests[digests["first_frame"] == 0]
     if not len(begun):
         return None

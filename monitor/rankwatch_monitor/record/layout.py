@@ -45,11 +45,11 @@ DIGEST = np.dtype(
         ("ended", "<f8"),
     ]
 )
-"""What is kept of every part of every batch of every rank.
+"""The digest of one part of a batch of one rank.
 
-``headroom`` is how many times the finite reading that comes nearest to its dtype's largest number could double before it
-reached it (inf: all are zero), and ``row`` is that reading's; those of MASKS do not count. ``bad`` counts the inf and nan
-readings and ``bad_row`` is the first of them, or NO_ROW. ``table`` is the number of the frame table in the store.
+``row`` is the finite reading that is nearest to its dtype's largest number, and ``headroom`` is how many times it can double
+until it gets there (inf: all readings are zero); masks do not count. ``bad`` counts the inf and nan readings, and
+``bad_row`` is the first of them, or NO_ROW. ``table`` is the number of the frame table in the record.
 """
 
 _COLUMNS: tuple[str, ...] = DIGEST.names or ()
@@ -139,10 +139,10 @@ def unpack_table(body: bytes) -> FrameTable:
 
 
 def pack_digests(digests: Array) -> bytes:
-    """Column after column, so that a reader of few columns need not unpack the others.
+    """Digests column by column, so that a reader of few columns need not unpack the others.
 
-    The number of digests, then for each column its smallest value and in how many bytes the distances from that are told (of
-    what is no integer: RAW, and the values as they are; times are microseconds), then those of the columns.
+    First the number of digests. Then for each column its smallest value, and the width in bytes of each value's distance
+    from it (RAW: the values themselves, for columns that are not integers; times are microseconds). Then the columns.
     """
     heads, bodies = [_COUNT.pack(len(digests))], []
     for name in _COLUMNS:
@@ -161,7 +161,7 @@ def pack_digests(digests: Array) -> bytes:
 
 
 def unpack_digests(body: bytes, names: Sequence[str] = _COLUMNS) -> Array:
-    """The digests, or those of their columns. Raises ValueError when ``body`` does not hold what it says."""
+    """The digests, or only these columns of them. Raises ValueError when ``body`` is damaged."""
     try:
         (count,) = _COUNT.unpack_from(body)
         heads = [_HEAD.unpack_from(body, _COUNT.size + index * _HEAD.size) for index in range(len(_COLUMNS))]
@@ -170,7 +170,7 @@ def unpack_digests(body: bytes, names: Sequence[str] = _COLUMNS) -> Array:
     start = _COUNT.size + len(_COLUMNS) * _HEAD.size
     if unknown := {width for _, width in heads} - {RAW, *_WIDTHS}:
         raise ValueError(f"digests with a column of {min(unknown)} bytes")
-    if count * sum(width for _, width in heads if width < RAW) > len(body):  # before there is memory taken for them
+    if count * sum(width for _, width in heads if width < RAW) > len(body):  # before memory is allocated for them
         raise ValueError(f"digests of {len(body)} bytes are no {count}")
     digests = np.zeros(count, [(name, DIGEST[name]) for name in names])
     for name, (least, width) in zip(_COLUMNS, heads, strict=True):

@@ -46,7 +46,7 @@ CACHED_TABLES, CACHED_SEGMENTS = 64, 64
 class RunRecord:
     """The record in a file, opened once and in one read transaction: all that is read from it is of the same moment.
 
-    A record that is held open keeps SQLite from reclaiming its log, so live views open one for each look.
+    While a record is open, SQLite cannot shrink the write-ahead log, so live views open one for each look.
 
     Raises (as every method does):
         StoreError: there is no record that can be read.

@@ -1,4 +1,4 @@
-"""A run at one moment, also while it goes on: its record is replayed, and the run asked for a report."""
+"""A run at one moment, running or over: its record is replayed into a Run, which makes the report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Snapshot(NamedTuple):
 
 
 def take(record: RunRecord) -> Snapshot:
-    """The run as this record has it. Raises StoreError when the record makes no sense."""
+    """The run in this record. Raises StoreError when the record makes no sense."""
     entries = record.entries()
     with explained(record.path):
         now = entries[-1].now if entries else 0.0

@@ -1,4 +1,4 @@
-"""What a list of runs shows of each, without a replay: every transaction of the store keeps it up to date in the record."""
+"""The list of runs, without a replay: the store keeps one row for each run up to date, in every transaction."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_rows(runs: Path) -> list[RunRow]:
 
 
 def folders(runs: Path) -> list[Path]:
-    """The folders of the runs that have a record, by name; neither links to them nor one that is still being made."""
+    """The folders of the runs that have a record, by name, without links and without folders that are still being made."""
     return [
         path.parent
         for path in sorted(runs.glob(f"*/{FILE}"))

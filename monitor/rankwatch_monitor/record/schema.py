@@ -44,7 +44,8 @@ CREATE TABLE summaries (
     body BLOB NOT NULL, PRIMARY KEY (batch, rank, first_frame)
 );
 """
-"""
+"""The tables:
+
     meta       who wrote the record: name and value
     run        one row: what a list of runs shows (runs.py)
     standing   one row: where the ranks are while the run goes on, as JSON
@@ -63,7 +64,7 @@ class StoreError(Exception):
 
 
 def is_new(database: sqlite3.Connection) -> bool:
-    """Whether nothing was written to it yet. Raises ValueError when another version of rankwatch wrote it."""
+    """Whether the file is empty. Raises ValueError when another version of rankwatch wrote it."""
     version: int = database.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, SCHEMA):
         raise ValueError(f"written by a newer rankwatch (schema {version}, known here up to {SCHEMA}): use that one")

@@ -28,28 +28,29 @@ from .runs import RunRow
 from .schema import BUSY_TIMEOUT, CREATE, SCHEMA, StoreError, is_new
 
 SEGMENT = 4096
-"""Digests in a segment: enough to read them fast, few enough to write the last one again with every transaction."""
+"""Digests in a segment: many, to read them fast; few, since every transaction writes the last segment again."""
 
 CACHED_TABLES = 64
 """Frame tables held in memory."""
 
 FEW_STANDINGS = 16
-"""Turned to JSON in one call."""
+"""Standings that one call turns into JSON."""
 
 MAX_PARAMETERS = 999
-"""In a statement, whatever SQLite this is."""
+"""Parameters of one statement: every version of SQLite takes this many."""
 
 Row: TypeAlias = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """What is kept of a run, in bytes on disk and in rows; the oldest goes first.
+    """How much of a run is retained; the oldest is dropped first. ``events`` is a number, all others are bytes on disk.
 
-    ``summaries``: those of traced batches go last. ``batch``: bytes of summaries of one batch of all ranks beyond which only
-    those of each second batch are kept, of each fourth, and so on; those of traced ones always are. ``envelopes``: when they
-    are over it, those of every second batch of the older half go, and again, so that the older they are the wider apart they
-    lie. ``tables``: batches of further ones are kept as digests alone. ``events``: beyond so many, notices are not recorded.
+    ``summaries``: traced batches are dropped last. ``batch``: if the summaries of one batch of all ranks need more, they are
+    stored only for every second batch, every fourth, and so on; traced batches are always stored. ``envelopes``: over the
+    limit, every second batch of the older half is dropped, again and again, so older envelopes are further apart.
+    ``tables``: over the limit, batches with a new frame table are stored as digests only. ``events``: after this many,
+    notices are not stored.
     """
 
     digests: int = 1 << 29
@@ -61,11 +62,11 @@ class Limits:
 
 
 class Store:
-    """A record that is written to; every method in one thread.
+    """A record open for writing; call every method in the same thread.
 
     Args:
-        path: the database file; its folder exists. A record that is there is gone on with.
-        limits: what is kept.
+        path: the database file, in a folder that exists. An existing record is continued.
+        limits: what is retained.
 
     Raises (as every method does):
         StoreError: it cannot be read or written.
@@ -78,7 +79,7 @@ class Store:
         with self._explained():
             self._database = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None)
             self._database.execute("PRAGMA journal_mode = WAL")
-            # After a power failure the last transactions may be missing; a killed process loses nothing.
+            # A power failure may lose the last transactions; a killed process loses nothing.
             self._database.execute("PRAGMA synchronous = NORMAL")
             if is_new(self._database):
                 self._database.executescript(f"BEGIN; {CREATE} PRAGMA user_version = {SCHEMA}; COMMIT")
@@ -97,10 +98,10 @@ class Store:
 
         Args:
             time: Unix seconds.
-            meta: what there is to say of the record.
+            meta: who writes the record.
 
         Returns:
-            the least headroom of the batches among them (see digest.DIGEST); None where there are none.
+            the least headroom of the batches among the entries (see layout.DIGEST); None without batches.
         """
         with self._explained(), self._database:
             self._database.execute("BEGIN IMMEDIATE")
@@ -119,7 +120,7 @@ class Store:
             return headroom
 
     def close(self) -> None:
-        """Leaves one file behind, where no reader is in the way."""
+        """Leaves one file, unless a reader still has the record open."""
         with self._explained():
             self._database.close()
 
@@ -149,17 +150,17 @@ class Store:
             groups.setdefault((summary.table_id, summary.batch, summary.first_frame), []).append(part)
         for (_, batch, first_frame), group in groups.items():
             columns = self._columns(group[0][1].table)
-            place = batch, first_frame, columns.number
-            envelope = self._envelope(place, columns)
+            key = batch, first_frame, columns.number
+            envelope = self._envelope(key, columns)
             digests.append(summarise([RankSummary(rank, part.seq, part.summary) for rank, part in group], columns, envelope))
             if not columns.number:
                 continue
-            envelopes.append((*place, envelope.ranks, envelope.pack()))
-            keeps_all = batch % self._distance(columns) == 0
+            envelopes.append((*key, envelope.ranks, envelope.pack()))
+            is_stored = batch % self._distance(columns) == 0
             summaries += (
                 (batch, rank, first_frame, columns.number, part.summary.traced, pack_part(part.summary))
                 for rank, part in group
-                if keeps_all or part.summary.traced
+                if is_stored or part.summary.traced
             )
         self._row = self._row._replace(batches=max(self._row.batches, 1 + max(batch for _, batch, _ in groups)))
         self._write_digests(np.concatenate(digests))
@@ -180,7 +181,7 @@ class Store:
                 self._segment_id, self._segment = self._segment_id + 1, self._segment[:0]
 
     def _columns(self, table: FrameTable) -> Columns:
-        """Those of a frame table; numbered 0 where the record has no room for it."""
+        """The columns of a frame table, which is numbered 0 when the record has no room for it."""
         columns = self._tables.pop(table.id, None)
         if columns is None:
             number = self._one("SELECT number FROM tables WHERE id = ?", table.id)
@@ -192,32 +193,32 @@ class Store:
                         "INSERT INTO tables (id, body) VALUES (?, ?)", (table.id, body)
                     ).lastrowid
             columns = Columns(number or 0, table)
-        self._tables[table.id] = columns  # the one that was used longest ago goes first
+        self._tables[table.id] = columns  # the least recently used one is dropped
         return columns
 
-    def _envelope(self, place: tuple[int, int, int], columns: Columns) -> Envelope:
-        """That of the ranks which were told before, to be written again with those that are told now."""
+    def _envelope(self, key: tuple[int, int, int], columns: Columns) -> Envelope:
+        """The stored envelope, to which more ranks are added; a new one if there is none."""
         query = "SELECT ranks, body FROM envelopes WHERE batch = ? AND first_frame = ? AND tbl = ?"
-        row = self._database.execute(query, place).fetchone()
+        row = self._database.execute(query, key).fetchone()
         if row is None:
             return Envelope(columns)
         self._bytes["envelopes"] -= len(row[1])
         return Envelope.unpack(row[0], row[1], columns)
 
     def _distance(self, columns: Columns) -> int:
-        """Summaries are kept of each so many-th batch."""
+        """N, if the summaries of every N-th batch are stored."""
         size = columns.part.size * self._row.world_size
         return 1 << (max(1, -(-size // self._limits.batch)) - 1).bit_length()
 
     def _insert(self, statement: str, rows: Sequence[Row]) -> None:
-        # Many rows in a statement: with each statement the thread gives up the interpreter, and it is long until its next turn.
+        # Many rows in one statement: after each statement another thread gets the interpreter, and this one waits long for it.
         step = MAX_PARAMETERS // len(rows[0]) if rows else 1
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
-            places = ", ".join([f"({', '.join('?' * len(some[0]))})"] * len(some))
-            self._database.execute(f"{statement} {places}", [value for row in some for value in row])
+            values = ", ".join([f"({', '.join('?' * len(some[0]))})"] * len(some))
+            self._database.execute(f"{statement} {values}", [value for row in some for value in row])
 
-    # --- keeping within the limits --------------------------------------------------------------------------------
+    # --- staying within the limits --------------------------------------------------------------------------------
 
     def _trim(self) -> None:
         while self._bytes["summaries"] > self._limits.summaries:
@@ -229,8 +230,8 @@ class Store:
             batches = [row[0] for row in self._database.execute("SELECT DISTINCT batch FROM envelopes ORDER BY batch")]
             for batch in batches[1 : len(batches) // 2 : 2] or batches:
                 self._delete("envelopes", f"batch = {batch}")
-        kept = max(1, self._limits.digests // (SEGMENT * DIGEST.itemsize))
-        self._database.execute("DELETE FROM digests WHERE id <= ?", (self._segment_id - kept,))
+        segments = max(1, self._limits.digests // (SEGMENT * DIGEST.itemsize))
+        self._database.execute("DELETE FROM digests WHERE id <= ?", (self._segment_id - segments,))
 
     def _delete(self, table: str, condition: str) -> None:
         self._bytes[table] -= self._one(f"SELECT TOTAL(LENGTH(body)) FROM {table} WHERE {condition}")
@@ -250,7 +251,7 @@ class Store:
 
 
 def _to_json(shown: Show) -> str:
-    """Few at a time: a call keeps the interpreter to its end, and of thousands that is long for an abort to wait."""
+    """In short calls: one call holds the interpreter until it ends, and for thousands of ranks an abort would wait for it."""
     ranks = shown.standings
     parts = (json.dumps(ranks[start : start + FEW_STANDINGS]) for start in range(0, len(ranks), FEW_STANDINGS))
     return f'{{"run": {json.dumps(shown.standing)}, "ranks": [{", ".join(part[1:-1] for part in parts)}]}}'

@@ -118,7 +118,7 @@ def describe_run(scene: Scene) -> str:
 def describe_silence(scene: Scene) -> str:
     """How long ago the collector was last heard, once that is three heartbeats and at least STALE_AFTER; else empty."""
     view = scene.view
-    silent = scene.now - (view.told or view.last)
+    silent = scene.now - (view.standings_at or view.last)
     heartbeat = view.standing.heartbeat if view.standing else 0.0
     if view.is_over or silent < max(STALE_AFTER, 3 * heartbeat):
         return ""

@@ -32,7 +32,7 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> View:
 
 
 def scene(view: View, *, after: float = 0.5) -> Scene:
-    return Scene.of(view, view.told + after)
+    return Scene.of(view, view.standings_at + after)
 
 
 def text_of(blocks: list[Block], width: int = 80) -> list[str]:
@@ -142,7 +142,13 @@ def test_a_verdict_has_the_room_it_needs(tmp_path: Path) -> None:
 def test_no_rank_has_connected_and_nothing_is_recorded_yet(view: View) -> None:
     rows = tuple(replace(row, state=RankState.MISSING, host="", pid=0) for row in view.report.ranks)
     empty = replace(
-        view, report=replace(view.report, ranks=rows, notices=()), standings={}, headroom=[], batches={}, pace=None, told=0.0
+        view,
+        report=replace(view.report, ranks=rows, notices=()),
+        standings={},
+        headroom=[],
+        batches={},
+        pace=None,
+        standings_at=0.0,
     )
     lines = shown(empty).splitlines()
     assert lines[1].endswith("no batch yet")
@@ -159,7 +165,7 @@ def test_names_cannot_move_the_cursor(tmp_path: Path, view: View) -> None:
     headroom = [one._replace(module=evil, label=evil, dtype=evil) for one in view.headroom]
     hostile = replace(view, report=report, headroom=headroom)
     texts = [shown(hostile, focus) for focus in (Focus(), Focus(evil), Focus(rank=3))]
-    texts += Changes(1.0).lines(hostile, view.told)
+    texts += Changes(1.0).lines(hostile, view.standings_at)
     for text in texts:
         assert all(letter.isprintable() or letter == "\n" for letter in text)
         assert "?[2J??" in text
@@ -218,17 +224,17 @@ def test_cells_are_cut_where_they_tell_least() -> None:
 
 def test_lines_tell_what_is_new_and_nothing_twice(view: View) -> None:
     changes = Changes(10.0)
-    first = list(changes.lines(view, view.told))
+    first = list(changes.lines(view, view.standings_at))
     assert first[0].startswith("crowd-0: noticed: ranks 0-3: next to overflow")
     assert first[1].startswith("crowd-0: going on after 0:00:1")
     assert first[1].endswith(
         "1 lost, 1 silent, 1 still, 1021 running; nearest to overflow decoder.layers.11.feed_forward output x108, x1.050 a batch"
     )
-    assert list(changes.lines(view, view.told + 1)) == []
+    assert list(changes.lines(view, view.standings_at + 1)) == []
     moved = {rank: standing._replace(batch=standing.batch + 1) for rank, standing in view.standings.items()}
     later = replace(view, standings=moved)
-    assert list(changes.lines(later, view.told + 2)) == []  # not yet
-    assert len(list(changes.lines(later, view.told + 11))) == 1
+    assert list(changes.lines(later, view.standings_at + 2)) == []  # not yet
+    assert len(list(changes.lines(later, view.standings_at + 11))) == 1
     over = replace(view, is_over=True, report=replace(view.report, reason="somebody stopped it"))
     lines = list(changes.lines(over, time.time()))
     assert lines[0].endswith("somebody stopped it")
