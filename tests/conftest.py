@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test depends on how fast the machine is.
+settings.register_profile("rankwatch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rankwatch")
 
 HERE = Path(__file__).parent
 FIRST = [

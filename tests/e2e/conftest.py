@@ -9,7 +9,7 @@ import pytest
 
 from e2e.ended import Ended
 from e2e.site import Forge, Site
-from jobs import Job
+from jobs import Job, forked, torchrun
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +37,10 @@ def ended(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Ended:
 @pytest.fixture(scope="session")
 def bad(ended: Ended) -> Job:
     """Rank 1 overflowed in batch 5: run ``bad-0``."""
-    return ended.job("bad", "overflow")
+    return ended.job("bad", torchrun, "overflow")
 
 
 @pytest.fixture(scope="session")
 def good(ended: Ended) -> Job:
     """It finished: run ``good-0``."""
-    return ended.job("good", "healthy")
+    return ended.job("good", forked, "healthy")

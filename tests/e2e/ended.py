@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
-from jobs import Job, run_job, torchrun
+from jobs import Job, run_job
 
 
 class Ended:
@@ -19,13 +20,13 @@ class Ended:
         self._folder = folder
         self.runs = folder / "runs"
 
-    def job(self, name: str, scenario: str) -> Job:
+    def job(self, name: str, start: Callable[..., list[str]], scenario: str) -> Job:
         """The first worker to want a job has it run, and the others wait."""
         told = self._folder / f"{name}.pickle"
         with open(self._folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not told.exists():
-                job = run_job(self._folder, torchrun("train.py", scenario, ranks=4), "--job", name)
+                job = run_job(self._folder, start("train.py", scenario, ranks=4), "--job", name)
                 told.write_bytes(pickle.dumps(job))
         found: Job = pickle.loads(told.read_bytes())
         return found

@@ -24,12 +24,12 @@ SCRIPT = str(SCRIPTS / "plain.py")
 @pytest.mark.parametrize(
     "command",
     [
-        torchrun("plain.py", "ddp"),
-        forked("plain.py", "fsdp1"),
-        [*TORCHRUN, "-m", "rankwatch.attach", "-m", "plain", "fsdp2"],
-        [sys.executable, SCRIPT, "spawn"],  # its ranks have no RANK in their environment
+        pytest.param(torchrun("plain.py", "ddp"), id="ddp"),
+        pytest.param(forked("plain.py", "fsdp1"), id="fsdp1", marks=pytest.mark.slow),
+        pytest.param([*TORCHRUN, "-m", "rankwatch.attach", "-m", "plain", "fsdp2"], id="fsdp2", marks=pytest.mark.slow),
+        # Its ranks have no RANK in their environment.
+        pytest.param([sys.executable, SCRIPT, "spawn"], id="spawn", marks=pytest.mark.slow),
     ],
-    ids=["ddp", "fsdp1", "fsdp2", "spawn"],
 )
 def test_the_model_is_found_and_named_as_its_user_wrote_it(command: list[str], tmp_path: Path) -> None:
     if "fsdp2" in command and not hasattr(torch.distributed.fsdp, "fully_shard"):

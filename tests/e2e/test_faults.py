@@ -413,6 +413,7 @@ def test_data_workers_forked_from_a_watched_rank_are_no_ranks(site: Site, with_m
     trip_stops_all(site, culprit=0)
 
 
+@pytest.mark.slow
 def test_a_restart_by_torchrun_is_a_run_of_its_own_with_batches_from_zero(site: Site) -> None:
     command = torchrun("fault_restarted.py")
     command.insert(command.index("--standalone"), "--max-restarts=1")

@@ -136,6 +136,7 @@ def asked(address: str, path: str, **parameters: str) -> Any:
         return json.load(response)["data"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not here; it is a package of Debian's")
 def test_a_real_prometheus_scrapes_the_collector_and_its_alerts_fire(site: Site, tmp_path: Path) -> None:
     site.collect("--metrics", "127.0.0.1:0")

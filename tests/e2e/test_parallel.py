@@ -42,7 +42,9 @@ def job_of(tmp_path: Path, script: str, how: str) -> Job:
     return job
 
 
-@pytest.mark.parametrize("how", ["fsdp1", "fsdp2", "tp", "fsdp2+tp"])
+@pytest.mark.parametrize(
+    "how", ["fsdp2", *(pytest.param(how, marks=pytest.mark.slow) for how in ("fsdp1", "tp", "fsdp2+tp"))]
+)
 def test_overflow_in_a_sharded_model(tmp_path: Path, how: str) -> None:
     if "fsdp2" in how and not hasattr(torch.distributed.fsdp, "fully_shard"):
         pytest.skip("torch.distributed.fsdp.fully_shard came with torch 2.6")
@@ -92,7 +94,7 @@ def largest(whole: dict[str, Tensor], how: str, rank: int) -> dict[str, float]:
     return expected
 
 
-@pytest.mark.parametrize("how", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("how", ["gpipe", pytest.param("1f1b", marks=pytest.mark.slow)])
 def test_overflow_in_a_pipeline(tmp_path: Path, how: str) -> None:
     """Two stages go bad in a micro-batch. The later one comes first by its frame and by the clock, but not by the order."""
     job = job_of(tmp_path, "pipeline.py", how)
@@ -108,6 +110,7 @@ def test_overflow_in_a_pipeline(tmp_path: Path, how: str) -> None:
     assert "local rank 1, stage 1), batch 6 (optimizer step 1)" in job.stdout
 
 
+@pytest.mark.slow
 def test_overflow_in_the_backward_of_a_pipeline(tmp_path: Path) -> None:
     job = job_of(tmp_path, "pipeline.py", "backward")
     expected: dict[str, Any] = {

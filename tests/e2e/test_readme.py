@@ -45,6 +45,7 @@ def test_the_guide_has_its_other_commands() -> None:
     assert {ONE_NODE, COLLECTOR, f"{EXPORT.removeprefix('export ')} {TORCHRUN}"} <= set(commands("guide.md"))
 
 
+@pytest.mark.slow
 def test_one_node(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(python_of("guide.md", "# train.py"))
     done = run(ONE_NODE, tmp_path)

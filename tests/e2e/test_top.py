@@ -60,6 +60,7 @@ def test_on_a_terminal(training: Training) -> None:
         terminal.await_text(" echo ")
 
 
+@pytest.mark.slow
 def test_as_lines(training: Training) -> None:
     command = top(str(training.runs), "--interval", "0.1")
     with subprocess.Popen(command, env=training.env, stdout=subprocess.PIPE, text=True) as viewer:

@@ -231,7 +231,7 @@ class Augmented(Dataset[Tensor]):
         return made.sum() * 0 + len(watched())  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_data_workers_are_no_ranks(method: str) -> None:
     items = list(DataLoader(Augmented(), num_workers=1, multiprocessing_context=method, batch_size=None))
     assert items == [0, 0]

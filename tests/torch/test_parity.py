@@ -209,7 +209,7 @@ def half(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     return lambda: build().half()
 
 
-@pytest.mark.parametrize("max_frames_to_save", [1, 21, 1000])
+@pytest.mark.parametrize("max_frames_to_save", [21, *(pytest.param(frames, marks=pytest.mark.slow) for frames in (1, 1000))])
 @pytest.mark.parametrize(
     ("build", "step", "spoil", "labels"),
     [
@@ -307,7 +307,7 @@ def test_detection_that_shows_the_end_of_the_batch_before() -> None:
 
 
 @MODELS
-@pytest.mark.parametrize("traced", [[], [0], [1], [0, 1, 2]])
+@pytest.mark.parametrize("traced", [[], [1], *(pytest.param(traced, marks=pytest.mark.slow) for traced in ([0], [0, 1, 2]))])
 def test_abort_after_batch(build: Callable[[], nn.Module], step: Step, traced: list[int]) -> None:
     theirs, ours, _ = both(build, step, trace_batch_nums=traced, abort_after_batch_num=1)
 

@@ -99,6 +99,7 @@ def test_a_watched_model_is_not_watched_twice() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_process_group_that_comes_after_the_watch_is_told(tmp_path: Path) -> None:
     script = """
 import sys, rankwatch, torch
@@ -136,6 +137,7 @@ def test_two_models_side_by_side() -> None:
             discriminator(generator(torch.ones(2)))
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_without_close_ends_well() -> None:
     script = (
         "import rankwatch, torch; m = torch.nn.Linear(1, 1); w = rankwatch.watch(m); m(torch.ones(1)); raise SystemExit(4)"
@@ -151,6 +153,7 @@ def test_a_process_that_tripped_ends_with_77() -> None:
     assert "OverflowDetected" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_excepthook_of_the_user_is_called() -> None:
     script = (
         "import sys, rankwatch, torch\n"

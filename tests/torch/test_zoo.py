@@ -140,7 +140,7 @@ def check_log(caplog: pytest.LogCaptureFixture) -> None:
 # --- eager ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("species", ZOO, ids=lambda species: species.name)
 def test_a_module_that_turns_bad_is_named(species: Species, seed: int, caplog: pytest.LogCaptureFixture) -> None:
     draw = random.Random(f"{species.name} {seed}")

@@ -82,8 +82,18 @@ def train(step: Callable[[Tensor], Tensor], model: nn.Module) -> None:
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("compiled", [whole, in_place, inside_a_function, by_block])
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize(
+    ("compiled", "checkpointed"),
+    [
+        *((whole, False), (by_block, True)),
+        *(
+            pytest.param(compiled, checkpointed, marks=pytest.mark.slow)
+            for compiled in (whole, in_place, inside_a_function, by_block)
+            for checkpointed in (False, True)
+            if (compiled, checkpointed) not in ((whole, False), (by_block, True))
+        ),
+    ],
+)
 def test_a_watch_adds_no_graph_and_names_the_module(compiled: Any, checkpointed: bool) -> None:
     graphs = []
     for is_watched in (False, True):

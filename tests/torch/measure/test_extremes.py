@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -30,7 +30,6 @@ def measured(tensor: Tensor, tape: Tape | None = None) -> tuple[float, float]:
     return cell.low, cell.high
 
 
-@settings(deadline=None)
 @given(values=st.lists(st.floats(width=16, allow_nan=False), min_size=1, max_size=50), dtype=st.sampled_from(FLOATS))
 def test_abs_min_and_abs_max(values: list[float], dtype: torch.dtype) -> None:
     tensor = torch.tensor(values, dtype=dtype)

@@ -39,7 +39,7 @@ MEMORY_PER_BYTE = 160
 
 MEMORY_AT_LEAST = 128 * 1024
 
-bounded = settings(derandomize=True, deadline=None, max_examples=80)
+bounded = settings(derandomize=True, max_examples=80)
 
 
 # --- the corpus -----------------------------------------------------------------------------------------------------------

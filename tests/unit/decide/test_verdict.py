@@ -17,6 +17,11 @@ from rankwatch_monitor.decide.ledger import Tick
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.verdict import Certainty, Liveness, Witness, elect, logical_time_of
 
+FEW = settings(max_examples=100, derandomize=True)
+"""The same examples each time."""
+
+MANY = settings(max_examples=1000)
+
 
 @dataclass(frozen=True)
 class Life:
@@ -87,9 +92,8 @@ def what_is_true(worlds: Sequence[Life], *, beats: bool) -> tuple[int, Position,
     return culprit, target, silent
 
 
-@settings(max_examples=400, deadline=None)
-@given(worlds=st.lists(lives, min_size=1, max_size=5), beats=st.booleans(), data=st.data())
-def test_the_culprit_does_not_depend_on_the_order_of_arrival(worlds: list[Life], beats: bool, data: st.DataObject) -> None:
+def check_culprit(worlds: list[Life], beats: bool, data: st.DataObject) -> None:
+    """Whatever the order in which messages arrive, the culprit is the one seen from a view of everything at once."""
     # Losses are only recorded here (abort_on_lost would rightly end the run before a later trip is heard of).
     desk = Desk(Options(heartbeat=100, decision_window=100, abort_on_lost=False))
     queues = {rank: [makers.hello(rank, len(worlds)), *told_by(life, beats=beats)] for rank, life in enumerate(worlds)}
@@ -108,6 +112,22 @@ def test_the_culprit_does_not_depend_on_the_order_of_arrival(worlds: list[Life],
     assert (desk.verdict.rank, desk.verdict.trip.position) == (culprit, target)
     assert set(desk.verdict.missing) == silent
     assert desk.verdict.certainty is (Certainty.PARTIAL if silent else Certainty.COMPLETE)
+
+
+WORLDS = given(worlds=st.lists(lives, min_size=1, max_size=5), beats=st.booleans(), data=st.data())
+
+
+@FEW
+@WORLDS
+def test_the_culprit_does_not_depend_on_the_order_of_arrival(worlds: list[Life], beats: bool, data: st.DataObject) -> None:
+    check_culprit(worlds, beats, data)
+
+
+@pytest.mark.slow
+@MANY
+@WORLDS
+def test_the_same_in_many_worlds(worlds: list[Life], beats: bool, data: st.DataObject) -> None:
+    check_culprit(worlds, beats, data)
 
 
 STAGES = (4, 1, 2)
@@ -143,11 +163,7 @@ def pipelines(draw: st.DrawFn) -> list[tuple[int, Life]]:
     return world
 
 
-@settings(max_examples=400, deadline=None)
-@given(world=pipelines(), data=st.data())
-def test_the_culprit_of_a_pipeline_does_not_depend_on_the_order_of_arrival(
-    world: list[tuple[int, Life]], data: st.DataObject
-) -> None:
+def check_culprit_of_pipeline(world: list[tuple[int, Life]], data: st.DataObject) -> None:
     desk = Desk(Options(heartbeat=100, decision_window=100, abort_on_lost=False))
     queues = {
         rank: [makers.hello(rank, len(world), stage=stage), *told_by_stage(stage, life)]
@@ -176,6 +192,24 @@ def test_the_culprit_of_a_pipeline_does_not_depend_on_the_order_of_arrival(
         and life.dies_at // STAGES[own] < batch + (own <= stage)  # so many micro-batches it has told of
     }
     assert set(desk.verdict.missing) == silent
+
+
+PIPELINES = given(world=pipelines(), data=st.data())
+
+
+@FEW
+@PIPELINES
+def test_the_culprit_of_a_pipeline_does_not_depend_on_the_order_of_arrival(
+    world: list[tuple[int, Life]], data: st.DataObject
+) -> None:
+    check_culprit_of_pipeline(world, data)
+
+
+@pytest.mark.slow
+@MANY
+@PIPELINES
+def test_the_same_in_many_pipelines(world: list[tuple[int, Life]], data: st.DataObject) -> None:
+    check_culprit_of_pipeline(world, data)
 
 
 def test_a_pipeline_is_ordered_by_stage_within_a_batch_and_its_backward_by_stage_from_the_end() -> None:
@@ -239,7 +273,6 @@ def test_the_frames_of_a_batch_are_those_of_the_culprits_stage() -> None:
     assert [row.stage for row in desk.reports[0].ranks] == [0, 0, 1, 1]
 
 
-@settings(max_examples=100, deadline=None)
 @given(order=st.permutations(range(4)), again=st.lists(st.integers(0, 3), max_size=8))
 def test_messages_sent_again_count_once(order: list[int], again: list[int]) -> None:
     desk = Desk()

@@ -241,6 +241,7 @@ print(written.rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_record(tmp_path: Path) -> None:
     def grown(batches: int) -> int:
         command = [sys.executable, "-c", GENERATE, str(tmp_path / str(batches)), str(batches)]
