@@ -49,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"rankwatch: error: {error}\n")
         return error.exit_code
     except ImportError as error:  # `resource` on Windows, say: the other commands still work
-        sys.stderr.write(f"rankwatch: error: this command needs {error.name}, which cannot be imported here: {error}\n")
+        from rankwatch.shared.missing import describe_missing
+
+        sys.stderr.write(f"rankwatch: error: {describe_missing('this command', error)}\n")
         return EXIT_ERROR
     return code
 

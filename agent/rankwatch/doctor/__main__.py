@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import EXIT_ERROR, UsageError
+from ..shared.missing import describe_missing
 from ..tell.abort import say, write_error_file
-from .alone import examine_alone
 from .bounded import describe
 from .options import DoctorOptions, parse
 from .placement import Placement, StoreAddress, find_placement, find_store
@@ -32,11 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         say(f"error: {error}")
         return error.exit_code
-    if importlib.util.find_spec("torch") is None:
-        return _without_torch(placement, env, options)
-    with tempfile.TemporaryDirectory(prefix="rankwatch-doctor-") as folder, quiet(Path(folder) / "output"):
-        log = _prepare(Path(folder)) if options.nccl_debug else None
-        return _with_torch(placement, store, env, options, log)
+    try:
+        if importlib.util.find_spec("torch") is None:
+            return _without_torch(placement, env, options)
+        with tempfile.TemporaryDirectory(prefix="rankwatch-doctor-") as folder, quiet(Path(folder) / "output"):
+            log = _prepare(Path(folder)) if options.nccl_debug else None
+            return _with_torch(placement, store, env, options, log)
+    except ImportError as error:
+        say(f"error: {describe_missing('the doctor', error)}")
+        return EXIT_ERROR
 
 
 def _with_torch(
@@ -76,6 +80,8 @@ def _without_torch(placement: Placement, env: Mapping[str, str], options: Doctor
         who = f"{placement.tag} rank {placement.rank} of {placement.world_size}"
         say(f"doctor: {who}: torch is not installed for {sys.executable} here")
         return EXIT_ERROR
+    from .alone import examine_alone
+
     return _conclude(examine_alone(placement, env, options.check_timeout), options)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import os
-import resource
 import socket
 import struct
 import tempfile
@@ -15,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from .result import CheckResult, fail, ok, warn
+from .result import CheckResult, fail, ok, skip, warn
 
 MIB = 2**20
 SHARED_MEMORY = Path("/dev/shm")
@@ -48,6 +46,10 @@ def shared_memory(local_ranks: int, folder: Path = SHARED_MEMORY) -> CheckResult
 
 
 def open_files(limit: int | None = None) -> CheckResult:
+    try:
+        import resource
+    except ImportError:
+        return skip("open files", "this Python has no module `resource` to ask for the limit")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = soft if limit is None else limit
     if soft == resource.RLIM_INFINITY:
@@ -162,7 +164,9 @@ def _addresses(connection: socket.socket) -> dict[str, str]:
     """The address of each interface that has one, IPv4 before IPv6."""
     found = {}
     for _, name in socket.if_nameindex():
-        with suppress(OSError):
+        with suppress(OSError, ImportError):
+            import fcntl
+
             request = struct.pack("256s", name.encode()[:15])
             found[name] = socket.inet_ntoa(fcntl.ioctl(connection.fileno(), _SIOCGIFADDR, request)[20:24])
     with suppress(OSError):

@@ -1,0 +1,74 @@
+"""A module that cannot be imported here, such as ``resource`` on Windows, fails only the commands that need it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import environment
+
+UNIX = "resource fcntl termios tty pwd"
+"""Modules of Python that Windows does not have."""
+
+
+def without(modules: str, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``python -m COMMAND`` in an empty folder, where the modules cannot be imported."""
+    (site := folder / "site").mkdir()
+    (runs := folder / "runs").mkdir()
+    (site / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({modules.split()}))\n")
+    env = environment(PYTHONPATH=os.pathsep.join([str(site), environment()["PYTHONPATH"]]))
+    return subprocess.run(
+        [sys.executable, "-m", *command], cwd=runs, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("missing", "command"),
+    [
+        (f"{UNIX} sqlite3 zmq msgpack numpy", "--version"),
+        (f"{UNIX} sqlite3 zmq msgpack numpy", "--help"),
+        (f"{UNIX} zmq", "list ."),
+        (f"{UNIX} zmq", "report --help"),
+        (f"{UNIX} zmq sqlite3 numpy", "doctor --help"),
+        (UNIX, "invite --help"),
+        (UNIX, "top --help"),
+    ],
+)
+def test_other_commands_work(missing: str, command: str, tmp_path: Path) -> None:
+    done = without(missing, tmp_path, "rankwatch", *command.split())
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("missing", "command", "remedy"),
+    [
+        ("resource", "collector", "run it on Linux, with a Python that has it"),
+        ("fcntl", "run -- true", "run it on Linux, with a Python that has it"),
+        ("sqlite3", "list .", "run it on Linux, with a Python that has it"),
+        ("zmq", "tune train --every 2", "pip install rankwatch into this environment again"),
+    ],
+)
+def test_a_command_names_the_module_that_it_needs(missing: str, command: str, remedy: str, tmp_path: Path) -> None:
+    done = without(missing, tmp_path, "rankwatch", *command.split())
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"rankwatch: error: this command needs {missing}, which cannot be imported here (")
+    assert line.endswith(remedy)
+
+
+def test_the_doctor_names_the_module_that_it_needs(tmp_path: Path) -> None:
+    done = without("torch zmq", tmp_path, "rankwatch.doctor")
+    assert done.returncode == 1
+    assert done.stderr.startswith("rankwatch: error: the doctor needs zmq, which cannot be imported here (")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_doctor_checks_what_it_can(tmp_path: Path) -> None:
+    done = without(f"torch {UNIX}", tmp_path, "rankwatch.doctor")
+    assert "open files     skip" in done.stdout
+    assert "shared memory  ok" in done.stdout or "shared memory  warn" in done.stdout
+    assert done.stderr == ""
