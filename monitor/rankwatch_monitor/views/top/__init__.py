@@ -1,1 +1,1 @@
-"""``rankwatch top``: a run while it goes on, on a terminal or as lines."""
+"""``rankwatch top``: a live view of a run, on a terminal or as lines."""

@@ -1,4 +1,4 @@
-"""What of a run is looked at, and what the keys do to that. Pure."""
+"""The part of a run that is shown, and how keys change it. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PAGE = 10
 
 
 class Focus(NamedTuple):
-    """The ranks of ``host``, or ``rank`` alone, or without both all nodes; ``chosen`` is where the cursor is.
+    """What is shown: the ranks of ``host``, or ``rank`` alone, or without both all nodes. The cursor is at ``chosen``.
 
-    ``by_growth``: what grows fastest comes first, and not what is nearest to overflow.
+    ``by_growth``: the fastest growing modules come first, and not those nearest to overflow.
     """
 
     host: str = ""
@@ -23,7 +23,7 @@ class Focus(NamedTuple):
     by_growth: bool = False
 
     def cursor(self, names: Sequence[Name]) -> int:
-        """Where the cursor is among these, which may have changed places since."""
+        """The cursor's index in ``names``, whose order may have changed since."""
         return names.index(self.chosen) if self.chosen in names else 0
 
 
@@ -34,8 +34,8 @@ def press(focus: Focus, key: str, names: Sequence[Name], *, is_root: bool) -> Fo
     """The focus after a key.
 
     Args:
-        names: what there is to choose from, as it is shown; while a rank is, those beside it.
-        is_root: whether there is nothing above what is shown.
+        names: the names on the screen, in order; while one rank is shown, the ranks of its node.
+        is_root: whether ``back`` leads nowhere.
     """
     if key == "growth":
         return focus._replace(by_growth=not focus.by_growth)
@@ -57,7 +57,7 @@ def press(focus: Focus, key: str, names: Sequence[Name], *, is_root: bool) -> Fo
 
 
 def window(index: int, count: int, room: int) -> range:
-    """Which of ``count`` rows are shown, where there is room for so many, so that the one at ``index`` is among them."""
+    """The rows to show, of ``count`` rows, where there is room for ``room`` of them. The row at ``index`` is one of them."""
     first = min(max(0, index - room // 2), max(0, count - room))
     return range(first, min(count, first + room))
 

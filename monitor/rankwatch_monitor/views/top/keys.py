@@ -1,4 +1,4 @@
-"""Keys as they are pressed, and other news of a terminal: its size, and the end. Restored however it ends."""
+"""The keys of a terminal as they are pressed, and its changes of size. The terminal's settings are restored in any case."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MOST = max(map(len, _NAMES))
 
 
 class Keyboard:
-    """What ``opened`` gives."""
+    """The keyboard of a terminal, as ``opened`` yields it."""
 
     def __init__(self, keyboard: int | None, news: int) -> None:
         self._keyboard, self._news = keyboard, news
 
     def wait(self, seconds: float) -> list[str]:
-        """The names of the keys pressed, once there are some; nothing when the time is over, or the size has changed."""
+        """Waits for keys and returns their names; an empty list when the time is over or the size has changed."""
         sources = [source for source in (self._keyboard, self._news) if source is not None]
         ready = select.select(sources, [], [], max(0.0, seconds))[0]
         if self._news in ready:
@@ -40,7 +40,7 @@ class Keyboard:
 
 
 def parse(pressed: bytes) -> list[str]:
-    """The names of keys, from what a terminal sends for them; others are passed over."""
+    """The names of keys, from the bytes that a terminal sends for them. Unknown keys are ignored."""
     found = []
     while pressed:
         size = next((size for size in range(_MOST, 0, -1) if pressed[:size] in _NAMES and len(pressed) >= size), 0)
@@ -52,7 +52,7 @@ def parse(pressed: bytes) -> list[str]:
 
 @contextmanager
 def opened() -> Iterator[Keyboard]:
-    """Keys come one by one and unseen, as long as this lasts. SIGTERM ends it as an exception does, by SystemExit."""
+    """While this is entered, keys arrive one by one and without echo. SIGTERM raises SystemExit, and the terminal is restored."""
     keyboard = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -69,7 +69,7 @@ def opened() -> Iterator[Keyboard]:
         if keyboard is not None:
             tty.setcbreak(keyboard)
             attributes = termios.tcgetattr(keyboard)
-            attributes[6][termios.VSUSP] = b"\0"  # what stops this process would leave the terminal as it is
+            attributes[6][termios.VSUSP] = b"\0"  # ^Z would stop this process with the terminal unrestored
             termios.tcsetattr(keyboard, termios.TCSANOW, attributes)
         yield Keyboard(keyboard, read)
     finally:

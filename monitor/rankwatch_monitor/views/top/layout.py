@@ -1,4 +1,4 @@
-"""A view of a run, laid out in rows for a terminal of some size. Pure: ``screen.py`` draws it."""
+"""Lays out a view of a run in the rows of a terminal. Pure: ``screen`` draws them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MAX_NOTICES = 4
 """Lines of notices."""
 
 MIN_ROWS = 4
-"""Rows of nodes or ranks that stay, however long the verdict is."""
+"""Rows of nodes or ranks that are shown however long the verdict is."""
 
 STALE_AFTER = 5.0
-"""Seconds without a word of the collector that are never worth a line."""
+"""Seconds without an update by the collector that are always normal."""
 
 INDENT = " " * 13
-"""Under the texts of a report's head."""
+"""Indents the wrapped lines of a report's head."""
 
 Block: TypeAlias = Line | TextTable
 
@@ -42,7 +42,7 @@ class Size(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """A view, with its ranks in the order in which they are shown. ``now``: Unix seconds."""
+    """A view, with its ranks in the order on the screen. ``now``: Unix seconds."""
 
     view: View
     ranks: list[RankLine]
@@ -61,14 +61,14 @@ class Scene(NamedTuple):
         return focus.host or (self.nodes[0].host if len(self.nodes) == 1 else "")
 
     def names(self, focus: Focus) -> list[Name]:
-        """What there is to choose from."""
+        """The names that the cursor can choose."""
         host = self.host(focus)
         if host:
             return [rank.row.rank for node in self.nodes if node.host == host for rank in node.ranks]
         return [node.host for node in self.nodes]
 
     def complaint(self, focus: Focus) -> str:
-        """Why what is to be looked at is not there; empty when it is."""
+        """Why the focus cannot be shown; empty when it can."""
         if focus.rank is not None and focus.rank >= len(self.ranks):
             return f"there is no rank {focus.rank} in a run of {len(self.ranks)}"
         hosts = [node.host for node in self.nodes]
@@ -78,7 +78,7 @@ class Scene(NamedTuple):
 
 
 def lay_out(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Block]:
-    """What is shown, no more rows than there is room for. ``keys``: with a cursor, and a last line that says what keys do."""
+    """The blocks to show, which fit the size. ``keys``: with a cursor, and a last line that explains the keys."""
     head: list[Block] = [*_title(scene, focus), Line("")]
     foot: list[Block] = [Line(_keys(scene, focus), "dim")] if keys else []
     room = size.height - len(head) - len(foot)
@@ -101,7 +101,7 @@ def height(block: Block) -> int:
 
 
 def describe_run(scene: Scene) -> str:
-    """How far the run is, in a line."""
+    """The run's progress, in one line."""
     view = scene.view
     batch = max((rank.batch for rank in scene.ranks), default=-1)
     where = f"batch {batch}" if batch >= 0 else "no batch yet"
@@ -112,11 +112,11 @@ def describe_run(scene: Scene) -> str:
     since = _clock(scene.now - view.began)
     if view.is_decided:
         return f"{view.report.outcome.value}, its ranks are ending, after {since}, {where}"
-    return f"going on after {since}, {where}{', ' if pace else ''}{pace}"
+    return f"running for {since}, {where}{', ' if pace else ''}{pace}"
 
 
 def describe_silence(scene: Scene) -> str:
-    """How long ago the collector was last heard, once that is three heartbeats and at least STALE_AFTER; else empty."""
+    """How long ago the collector was last heard; empty until three heartbeats, and at least STALE_AFTER, have passed."""
     view = scene.view
     silent = scene.now - (view.standings_at or view.last)
     heartbeat = view.standing.heartbeat if view.standing else 0.0
@@ -141,14 +141,14 @@ def _title(scene: Scene, focus: Focus) -> list[Line]:
 
 
 def _going_on(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Block]:
-    """Ranks, then modules, then notices."""
+    """The blocks of a running run: ranks, then modules, then notices."""
     found, notices = _modules(scene.view, focus), _notices(scene.view, size.width)
-    told = min(MAX_NOTICES, size.height // 5, len(notices)) + 1 if notices else 0
+    room = min(MAX_NOTICES, size.height // 5, len(notices)) + 1 if notices else 0
     names = scene.names(focus)
     least = 2 + min(MIN_MODULES, len(found)) if found else 0
-    rows = max(1, min(len(names), size.height - 1 - least - told))
+    rows = max(1, min(len(names), size.height - 1 - least - room))
     left = size.height - 1 - rows
-    modules = min(MAX_MODULES, len(found), left - told - 2) if found else 0
+    modules = min(MAX_MODULES, len(found), left - room - 2) if found else 0
     blocks: list[Block] = [_crowd(scene, focus, rows, keys=keys)]
     if modules > 0:
         blocks += [Line(""), module_table(found[:modules], by_growth=focus.by_growth)]
@@ -159,7 +159,7 @@ def _going_on(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Blo
 
 
 def _decided(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Block]:
-    """The report's head, ranks, and as much of the culprit's frames as there is room for."""
+    """The blocks of a run with a verdict: the report's head, as many of the culprit's frames as fit, and ranks."""
     report = scene.view.report
     style = "green" if report.outcome is Outcome.FINISHED else "red"
     head = _wrapped(render_head(replace(report, notices=(), notices_unkept=0)).splitlines(), size.width)
@@ -172,13 +172,13 @@ def _decided(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Bloc
     dump += [Line(text) for text in frames[-max(1, left - len(dump)) :]] if dump else []
     left -= len(dump)
     notices = _notices(scene.view, size.width)
-    told = [Line(""), *_cut(notices, left - 1)] if notices and left > min(len(notices), MAX_NOTICES) else []
-    rows += max(0, min(count - rows, left - len(told)))
-    return [*shown, *told, *dump, Line(""), _crowd(scene, focus, rows, keys=keys)]
+    below = [Line(""), *_cut(notices, left - 1)] if notices and left > min(len(notices), MAX_NOTICES) else []
+    rows += max(0, min(count - rows, left - len(below)))
+    return [*shown, *below, *dump, Line(""), _crowd(scene, focus, rows, keys=keys)]
 
 
 def _rank(scene: Scene, number: int, size: Size) -> list[Block]:
-    """All there is to say of one rank."""
+    """The blocks of one rank: its state, and its last batches."""
     view = scene.view
     rank = next(rank for rank in scene.ranks if rank.row.rank == number)
     row, standing = rank.row, rank.standing
@@ -189,7 +189,7 @@ def _rank(scene: Scene, number: int, size: Size) -> list[Block]:
         place += f", frame {standing.frame}, phase {standing.phase}" + (f", in eval {standing.eval}" * bool(standing.eval))
         heard = f"heard {describe_time(standing.silent)} ago, moved {describe_time(standing.still)} ago"
         lines += [f"{rank.state}: {place}", heard + (f"; {standing.quiet}" if standing.quiet else "")]
-        lines += [f"{standing.queued} of its messages are not on record yet"] if standing.queued else []
+        lines += [f"{standing.queued} of its messages are not stored yet"] if standing.queued else []
     else:
         lines.append(f"{rank.state}: {place}")
     dropped = max(row.dropped, standing.dropped if standing else 0)
@@ -198,13 +198,13 @@ def _rank(scene: Scene, number: int, size: Size) -> list[Block]:
     lines += [row.farewell] if row.farewell else []
     lines += [f"refused {row.rival}: this rank was there already"] if row.rival else []
     lines += [f"noticed: {text}" for text in noticed(view.report, only=number).values()]
-    told = _cut([Line(text) for text in _wrapped(lines, size.width)], size.height - MIN_ROWS)
-    batches = batches_of(number, view.digests, view.tables, size.height - len(told) - 2)
-    return [*told, Line(""), batch_table(batches)] if batches else [*told]
+    head = _cut([Line(text) for text in _wrapped(lines, size.width)], size.height - MIN_ROWS)
+    batches = batches_of(number, view.digests, view.tables, size.height - len(head) - 2)
+    return [*head, Line(""), batch_table(batches)] if batches else [*head]
 
 
 def _crowd(scene: Scene, focus: Focus, rows: int, *, keys: bool) -> TextTable:
-    """Nodes, or the ranks of one, as many as there is room for, the chosen one among them."""
+    """The table of nodes, or of one node's ranks: ``rows`` of them, with the chosen one."""
     host = scene.host(focus)
     names = scene.names(focus)
     at = window(focus.cursor(names), len(names), rows)
@@ -247,7 +247,7 @@ def _keys(scene: Scene, focus: Focus) -> str:
 
 
 def _wrapped(lines: Iterable[str], width: int) -> list[str]:
-    """In lines of that width; a report's further lines stay indented."""
+    """The lines, wrapped; continuation lines are indented as in a report."""
     wrapped = (textwrap.wrap(printable(line), width, subsequent_indent=INDENT) or [""] for line in lines)
     return list(chain.from_iterable(wrapped))
 
@@ -259,15 +259,15 @@ def _cut(lines: Sequence[Line], most: int) -> list[Line]:
 
 
 def _clipped(blocks: Iterable[Block], most: int) -> list[Block]:
-    """As many of the rows as there is room for, were it ever so little."""
-    kept: list[Block] = []
+    """The first blocks that fit in ``most`` rows; a table may lose its last rows."""
+    shown: list[Block] = []
     for block in blocks:
-        left = most - sum(map(height, kept))
+        left = most - sum(map(height, shown))
         if left >= height(block):
-            kept.append(block)
+            shown.append(block)
         elif left > 1 and isinstance(block, TextTable):
-            kept.append(block._replace(rows=block.rows[: left - 1]))
-    return kept
+            shown.append(block._replace(rows=block.rows[: left - 1]))
+    return shown
 
 
 def _fitted(block: Block, width: int) -> Block:

@@ -1,4 +1,4 @@
-"""A run as lines, for a file or a log: how it is whenever that has changed, and all news."""
+"""A run as lines, for a file or a log: its state when it has changed, and each notice and the end."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .ranks import describe_states
 from .tables import describe_reading, describe_times
 
 LOOK = 1.0
-"""Seconds between looks for news; a line on how it is comes less often."""
+"""Seconds between reads of the record. Lines with the state come less often."""
 
 
 class Changes:
-    """Views of one run -> the lines that say what is new in them. Pure."""
+    """Views of one run -> lines with what is new in them. Pure."""
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
         self._due = float("-inf")
-        self._told: tuple[object, ...] = ()
+        self._printed: tuple[object, ...] = ()
         self._noticed: set[NoticeKey] = set()
         self._reason = ""
 
     def lines(self, view: View, now: float) -> Iterator[str]:
-        """What is new, without newlines; ``now``: Unix seconds."""
+        """The lines of what is new, without newlines. ``now``: Unix seconds."""
         scene = Scene.of(view, now)
         report = view.report
         for key, text in noticed(report).items():
@@ -44,13 +44,13 @@ class Changes:
         elif now >= self._due:
             self._due = now + self._interval
             news = [rank.batch for rank in scene.ranks], [rank.state for rank in scene.ranks], bool(describe_silence(scene))
-            if news != self._told:
-                self._told = news
+            if news != self._printed:
+                self._printed = news
                 yield printable(describe(scene))
 
 
 def describe(scene: Scene) -> str:
-    """How a run is, in a line."""
+    """The state of a run, in one line."""
     parts = [f"{scene.view.report.run}: {describe_run(scene)}", describe_states(rank.state for rank in scene.ranks)]
     if scene.view.headroom:
         nearest = scene.view.headroom[0]
@@ -61,7 +61,7 @@ def describe(scene: Scene) -> str:
 
 
 def follow(newest: Newest, interval: float) -> None:
-    """Prints what is new, until the run is over."""
+    """Prints what is new until the run is over."""
     changes, run, waiting = Changes(interval), "", ""
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The ranks of a view, and the nodes they are on: those in trouble first. Pure."""
+"""The ranks of a view and their nodes, those in trouble first. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ...decide.stall import PHASE_ORDER
 from ...record.follow import View
 
 STILL_AFTER = 10.0
-"""Seconds without progress after which a rank stands still; one that is further on than another that does is waiting."""
+"""Seconds without progress after which a rank is ``still``. If another still rank is further behind, the rank is ``waiting``."""
 
 NO_HOST = "(not heard of)"
 
 TROUBLE = (
     "lost", "failed", "silent", "still", "aborted", "missing", "waiting", "running", "ended", "finished",
 )  # fmt: skip
-"""What a rank may be up to, the worst first."""
+"""The states of a rank on the screen, the worst first."""
 
 USUAL_LAG = 2
-"""Batches that ranks in step may be apart: they keep their order then."""
+"""Batches that healthy ranks may be apart. A smaller lag does not change their order."""
 
 
 class RankLine(NamedTuple):
-    """A rank: ``state`` is one of TROUBLE, ``lag`` its batches behind the furthest. Without a standing: not heard of so far."""
+    """A rank on the screen. ``state``: one of TROUBLE; ``lag``: batches behind the furthest rank."""
 
     row: RankRow
     standing: RankStanding | None
@@ -39,7 +39,7 @@ class RankLine(NamedTuple):
 
 
 class Node(NamedTuple):
-    """The ranks of a host, and the one among them that is furthest behind."""
+    """The ranks of a host. ``slowest``: the one furthest behind."""
 
     host: str
     ranks: tuple[RankLine, ...]
@@ -51,15 +51,16 @@ class Node(NamedTuple):
 
     @property
     def still(self) -> float:
-        """Seconds for which that of its ranks has not moved that did so longest ago."""
+        """The longest time, in seconds, since one of its running ranks made progress."""
         return max((rank.standing.still for rank in self.ranks if rank.standing and is_live(rank)), default=0.0)
 
 
 def ranks_of(view: View) -> list[RankLine]:
     """All ranks of the run, those in trouble first."""
-    told = {rank: standing.batch for rank, standing in view.standings.items()}
+    standings = {rank: standing.batch for rank, standing in view.standings.items()}
     batches = {
-        row.rank: max(row.last_batch, told.get(row.rank, -1), view.batches.get(row.rank, -1)) for row in view.report.ranks
+        row.rank: max(row.last_batch, standings.get(row.rank, -1), view.batches.get(row.rank, -1))
+        for row in view.report.ranks
     }
     furthest = max(batches.values(), default=-1)
     states = _states(view)
@@ -83,11 +84,11 @@ def nodes_of(ranks: Sequence[RankLine]) -> list[Node]:
 
 
 def short_names(hosts: Sequence[str]) -> dict[str, str]:
-    """The hosts without their domain, where it is that of all of them."""
+    """The hosts without their domain, where all have the same one."""
     shorts = {host: host.partition(".")[0] for host in hosts}
     domains = {host.partition(".")[2] for host in hosts if host != NO_HOST}
-    is_told_apart = len(set(shorts.values())) == len(shorts)
-    return shorts if len(domains) == 1 and is_told_apart else {host: host for host in shorts}
+    are_unique = len(set(shorts.values())) == len(shorts)
+    return shorts if len(domains) == 1 and are_unique else {host: host for host in shorts}
 
 
 def describe_states(states: Iterable[str]) -> str:
@@ -105,7 +106,7 @@ def _order(node: Node) -> tuple[int, int, int]:
 
 
 def _states(view: View) -> Mapping[int, str]:
-    """What each rank is up to."""
+    """The state of each rank, one of TROUBLE."""
     states = {row.rank: row.state.value for row in view.report.ranks}
     running = {
         rank: standing

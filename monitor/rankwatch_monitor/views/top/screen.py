@@ -1,4 +1,4 @@
-"""The layout drawn with rich: once, or on a terminal until somebody has seen enough. The only file that imports rich."""
+"""Draws the layout with rich: once, or on a terminal until q is pressed. The only file that imports rich."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .layout import Block, Scene, Size, lay_out
 from .table import GAP, Line, TextTable
 
 ENDLESS = 100_000
-"""Rows of a snapshot that goes to a file."""
+"""Rows for a view that goes to a file."""
 
 
 def show_once(view: View, focus: Focus) -> None:
-    """Prints a view, as large as the terminal is; all of it where there is none."""
+    """Prints a view: what fits the terminal, or without a terminal all of it."""
     console = Console(highlight=False)
     size = Size(console.width, console.height - 1 if console.is_terminal else ENDLESS)
     console.print(draw(lay_out(Scene.of(view, time.time()), focus, size, keys=False), console.width))
 
 
 def watch(newest: Newest, focus: Focus, interval: float) -> None:
-    """Shows the run, looked at anew each ``interval`` seconds, until q is pressed."""
+    """Shows the run, and reads it again each ``interval`` seconds, until q is pressed."""
     console = Console(highlight=False)
     begun, run = focus, ""
     scene: Scene | None = None
@@ -59,15 +59,15 @@ def watch(newest: Newest, focus: Focus, interval: float) -> None:
 
 
 def draw(blocks: Sequence[Block], width: int) -> RenderableType:
-    """The blocks, one under the other, as rich shows them."""
+    """The blocks for rich, one below the other."""
     return Group(
         *(_table(block, width) if isinstance(block, TextTable) else _text(block.text, block.style) for block in blocks)
     )
 
 
 def _screen(scene: Scene | None, trouble: str, focus: Focus, size: Size) -> RenderableType:
-    told = textwrap.wrap(trouble if scene else f"{trouble}: waiting for it", size.width) if trouble else []
-    head = [Line(text, "red" if scene else "") for text in told]
+    lines = textwrap.wrap(trouble if scene else f"{trouble}: waiting for it", size.width) if trouble else []
+    head = [Line(text, "red" if scene else "") for text in lines]
     if scene is None:
         return draw([*head, Line(""), Line("q: quit", "dim")], size.width)
     return draw([*head, *lay_out(scene, focus, size._replace(height=size.height - len(head)), keys=True)], size.width)

@@ -1,4 +1,4 @@
-"""Lines and tables that fit a width. Pure, without a word on what is in them."""
+"""Lines and tables that fit a width, whatever their content. Pure."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import NamedTuple
 from rankwatch.shared.text import printable
 
 GAP = 1
-"""Columns between two columns of a table."""
+"""Characters between two columns."""
 
 LEAST_NAME = 10
-"""Columns that the first column has at least."""
+"""The least width of the first column, in characters."""
 
 CUT = "..."
 
 
 class Line(NamedTuple):
-    """``style`` is one of rich's; empty for plain."""
+    """``style``: one of rich's; empty for plain text."""
 
     text: str
     style: str = ""
 
 
 class Column(NamedTuple):
-    """So wide at least, and at most; a table's first column has what the others leave."""
+    """``least`` and ``most``: its width in characters. The first column of a table gets the width that the others leave."""
 
     name: str
     least: int = 0
@@ -42,7 +42,7 @@ class TextTable(NamedTuple):
     rows: Sequence[TableRow]
 
     def widths(self, width: int) -> list[int]:
-        """Those of the columns, in a table that is so wide."""
+        """The widths of the columns, in a table of ``width`` characters."""
         others = [
             min(column.most, max([column.least, len(column.name), *(len(row.cells[at]) for row in self.rows)]))
             for at, column in enumerate(self.columns[1:], 1)
@@ -50,9 +50,9 @@ class TextTable(NamedTuple):
         return [width - sum(others) - GAP * len(others), *others]
 
     def fitted(self, width: int) -> TextTable:
-        """With nothing in a cell that is wider than its column, and without the last columns where there is no room for them.
+        """The table with each cell cut to its column's width, and without the last columns where they have no room.
 
-        Of names in the first column the end is what tells them apart.
+        Names in the first column are cut at the front: they differ at the end.
         """
         widths = self.widths(width)
         if widths[0] < LEAST_NAME and len(widths) > 1:
@@ -70,7 +70,7 @@ def _fitted(cells: tuple[str, ...], widths: Sequence[int]) -> tuple[str, ...]:
 
 
 def shorten(text: str, most: int, *, keep_end: bool = False) -> str:
-    """``text`` in one line of at most so many characters, fit for a terminal."""
+    """``text`` in one line of at most ``most`` characters, fit for a terminal."""
     text = printable(text)
     if len(text) <= most:
         return text

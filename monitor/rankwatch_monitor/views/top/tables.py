@@ -13,13 +13,13 @@ from .ranks import STILL_AFTER, Node, RankLine, is_live
 from .table import Column, TableRow, TextTable
 
 NEAR = 8.0
-"""Under so many times a reading is near its dtype's largest number; agents notice it there as well."""
+"""A reading with a smaller headroom than this factor is drawn in yellow. Agents send a notice there as well."""
 
 _STYLES = {"lost": "red", "failed": "red", "silent": "yellow", "still": "yellow", "missing": "yellow", "aborted": "magenta"}
 
 
 def node_table(nodes: Sequence[Node], names: Mapping[str, str]) -> TextTable:
-    """``names``: the nodes' short ones."""
+    """``names``: the short name of each host."""
     columns = (
         Column("node"), Column("ranks", 9, 12, right=False), Column("state", 12, 27, right=False), Column("batch", 7, 10),
         Column("lag", 4, 8), Column("phase", 9, 9, right=False), Column("still", 6, 6),
@@ -72,12 +72,12 @@ def describe_pace(pace: float | None, still: Sequence[float]) -> str:
 
 
 def describe_times(times: float, state: State = State.FINITE) -> str:
-    """``x12``: a reading could be so many times as large; in place of 0 what it is."""
+    """``x12``: a reading could be 12 times as large. For 0 the state, such as ``inf``."""
     return (f"x{times:.3g}" if times < 1e6 else f"x{times:.0e}") if times > 0 else state.name.lower()
 
 
 def describe_reading(one: Headroom) -> str:
-    """The module as tables and lines name it."""
+    """The module's name, as in tables and lines."""
     return (one.module or "(root)") + (f" ({PHASE_WORDS[one.phase]})" if one.phase is not Phase.FORWARD else "")
 
 

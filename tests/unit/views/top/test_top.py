@@ -61,7 +61,7 @@ def test_a_run_of_1024_ranks_in_24_lines(view: View) -> None:
     lines = shown(view).splitlines()
     assert len(lines) == 24
     assert lines[0] == "crowd-0: job crowd, restart 0, 1024 ranks on 128 nodes"
-    assert re.fullmatch(r"going on after 0:00:1\d, batch 20, 2 batches/s", lines[1])
+    assert re.fullmatch(r"running for 0:00:1\d, batch 20, 2 batches/s", lines[1])
     assert lines[2] == "1 lost, 1 silent, 1 still, 1021 running"
     nodes = [line.split() for line in lines[5:8]]
     assert [node[:2] for node in nodes] == [
@@ -226,7 +226,7 @@ def test_lines_tell_what_is_new_and_nothing_twice(view: View) -> None:
     changes = Changes(10.0)
     first = list(changes.lines(view, view.standings_at))
     assert first[0].startswith("crowd-0: noticed: ranks 0-3: next to overflow")
-    assert first[1].startswith("crowd-0: going on after 0:00:1")
+    assert first[1].startswith("crowd-0: running for 0:00:1")
     assert first[1].endswith(
         "1 lost, 1 silent, 1 still, 1021 running; nearest to overflow decoder.layers.11.feed_forward output x108, x1.050 a batch"
     )
