@@ -102,8 +102,14 @@ class Ledger:
             return []
         effects: list[Effect] = []
         for run in self.runs.values():
-            if not run.over:
-                effects += run.tick(now) if isinstance(event, Tick) else run.job_told(event, now)
+            if run.over:
+                continue
+            if isinstance(event, Tick):
+                effects += run.tick(now)
+            elif isinstance(event, JobInterrupted):
+                run.interrupt_job(event, now)
+            else:
+                effects += run.end_job(event, now)
         return effects
 
     def take_journals(self) -> list[tuple[str, list[Entry]]]:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankwatch.shared import wire
+
+MAX_BEATS = 2048
+"""Heartbeats of one run, each second."""
+
+MAX_ABORTS = 8192
+"""Aborts of one run, each second: of very many ranks, one that has not acknowledged may only be waiting for its turn."""
+
+MAX_ANSWERS = 4096
+"""Ranks of one run, each second, that answer an election or an abort: of very many ranks, the last answer later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +41,17 @@ class Options:
     job_end_is_told: bool = False
     every: int | None = None
     room: int = wire.MAX_RANKS
+
+    @property
+    def lost_after(self) -> float:
+        return 3 * self.heartbeat
+
+    def for_world(self, size: int) -> Options:
+        """The options of a run of so many ranks: very many beat more slowly, and have longer to answer."""
+        return replace(
+            self,
+            heartbeat=max(self.heartbeat, size / MAX_BEATS),
+            decision_window=max(self.decision_window, size / MAX_ANSWERS),
+            acknowledge_window=max(self.acknowledge_window, size / MAX_ANSWERS),
+            abort_repeat=max(self.abort_repeat, size / MAX_ABORTS),
+        )

@@ -1,8 +1,8 @@
-"""What a run knows of one of its ranks."""
+"""What a run knows of one of its ranks, and what it says of several."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rankwatch.shared import messages
@@ -11,9 +11,9 @@ from rankwatch.shared.frame import NOWHERE, Phase, Position
 from rankwatch.shared.text import describe_position, describe_rank, name_spans
 
 from .report import RankRow, RankStanding, RankState
-from .verdict import Liveness, Witness
+from .verdict import Liveness, Verdict, Witness
 
-# An election asks all ranks, and the abort waits for it: of thousands the names alone would take milliseconds.
+# An election asks all ranks, and the abort waits for it: with thousands of ranks, looking these names up takes milliseconds.
 _RUNNING, _FINISHED = RankState.RUNNING, RankState.FINISHED
 _LIVE, _GONE, _DONE = Liveness.LIVE, Liveness.GONE, Liveness.DONE
 
@@ -22,8 +22,8 @@ _LIVE, _GONE, _DONE = Liveness.LIVE, Liveness.GONE, Liveness.DONE
 class Rank:
     """A rank that has connected.
 
-    ``full_batch`` is the last batch of which it told more than the root: ``forward_frames`` in its forward, ``frames`` with
-    its backward as far as that has been told, and ``frames_before`` in the full batch before.
+    ``full_batch`` is the last batch of which the rank reported more than the root. ``forward_frames`` counts the frames of its
+    forward, ``frames`` those of its forward and backward so far, ``frames_before`` those of the full batch before.
     """
 
     hello: messages.Hello
@@ -33,18 +33,19 @@ class Rank:
     state: RankState = RankState.RUNNING
     connected: bool = True
     gone_at: float = 0.0
-    """When its connection ended, the last time that one did."""
+    """When its last connection ended."""
     cut_off: bool = False
     """Whether it was silent before its connection ended."""
     quiet: str = ""
-    """How it is silent, while it is."""
+    """In what way it is silent; empty while it is heard."""
     progress: Position = NOWHERE
     phase: str = "idle"
     seq: int = 0
-    """The last of its messages that was taken in, and of those the last that is on record: what it need not keep any more."""
+    """The sequence number of its last message that was taken."""
     stored: int = 0
+    """The sequence number up to which its messages are in the record: its spool can drop them."""
     awaits_receipt: bool = False
-    """Whether it is to hear at once that all it sent is on record."""
+    """Whether it is acknowledged at once when all its messages are in the record."""
     last_batch: int = -1
     reported_batch: int = -1
     """The last batch whose whole forward it has reported: all of it was finite."""
@@ -58,6 +59,10 @@ class Rank:
     acknowledged_at: float | None = None
     farewell: str = ""
     rival: str = ""
+
+    @property
+    def number(self) -> int:
+        return self.hello.rank
 
     @property
     def is_running(self) -> bool:
@@ -76,14 +81,14 @@ class Rank:
         self.heard_at, self.connected, self.quiet, self.cut_off = now, True, "", False
 
     def is_news(self, seq: int) -> bool:
-        """Whether a message of this number is not in already: one that was sent again after a reconnect may be."""
+        """Whether the message of this number is new. A rank that reconnects sends some messages again."""
         if seq <= self.seq:
             return False
         self.seq = seq
         return True
 
     def take(self, batch: int, first_frame: int, frames: int) -> None:
-        """So many frames, a part of a batch: its forward, or what was recorded in its backward."""
+        """Takes a part of a batch: the frames of its forward, or those recorded in its backward."""
         end = first_frame + frames
         if batch > self.last_batch:
             self.last_batch = batch
@@ -97,26 +102,28 @@ class Rank:
             self.advance(Position(batch, 0, end), "backward")
 
     def advance(self, position: Position, phase: str) -> None:
-        """The rank was here. It never goes back: what it says of itself may be older than the batch that came before it."""
+        """The rank was at this position. It never goes back: a beat may be older than a batch that overtook it."""
         if position >= self.progress:
             if (position, phase) != (self.progress, self.phase):
                 self.moved_at = self.heard_at
             self.progress, self.phase = position, phase
 
     def frames_around(self, trip: Trip) -> int | None:
-        """How many frames a batch like that of ``trip`` has, as this rank counted them: a trip's forward has those up to the
-        root's, which is its last; its backward those of the whole batch. None: this rank does not know."""
+        """How many frames a batch like the one of ``trip`` has, as this rank counted them; None: unknown.
+
+        In a forward those up to the root's frame, the last one; in a backward those of the whole batch.
+        """
         spec, position = trip.frame.spec, trip.position
         if spec.phase is Phase.FORWARD:
             frames = self.forward_frames if spec.module else position.frame + 1
         else:
-            tells_root_alone = self.full_batch < position.batch == self.last_batch
-            frames = 0 if tells_root_alone else max(self.frames, self.frames_before)
+            reports_root_alone = self.full_batch < position.batch == self.last_batch
+            frames = 0 if reports_root_alone else max(self.frames, self.frames_before)
         return frames if frames > position.frame else None
 
     def witness(self) -> Witness:
-        standing = _LIVE if self.state is _RUNNING else _DONE if self.state is _FINISHED else _GONE
-        return Witness(standing, self.progress, self.trip, self.hello.stage, self.reported_batch)
+        liveness = _LIVE if self.state is _RUNNING else _DONE if self.state is _FINISHED else _GONE
+        return Witness(liveness, self.progress, self.trip, self.hello.stage, self.reported_batch)
 
     def standing(self, now: float) -> RankStanding:
         return RankStanding(
@@ -125,7 +132,7 @@ class Rank:
         )  # fmt: skip
 
     def row(self) -> RankRow:
-        """The rank as reports show it."""
+        """The rank in a report."""
         return RankRow(
             rank=self.hello.rank,
             local_rank=self.hello.local_rank,
@@ -141,11 +148,38 @@ class Rank:
         )
 
 
-def describe_several(records: Sequence[Rank]) -> str:
+def rows_of(ranks: Mapping[int, Rank], world_size: int) -> tuple[RankRow, ...]:
+    """One row for each rank of the world, also for those that never connected."""
+    return tuple(
+        ranks[number].row() if number in ranks else RankRow(number, -1, "", 0, -1, RankState.MISSING, False, 0, "")
+        for number in range(world_size)
+    )
+
+
+def count_frames(verdict: Verdict | None, ranks: Mapping[int, Rank]) -> int | None:
+    """The frames of the culprit's batch, as the culprit counted them in a batch before, or else a rank of its stage."""
+    if verdict is None:
+        return None
+    culprit = ranks[verdict.rank]
+    peers = (rank for rank in ranks.values() if rank.hello.stage == culprit.hello.stage)
+    counts = (rank.frames_around(verdict.trip) for rank in (culprit, *peers))
+    return next((frames for frames in counts if frames), None)
+
+
+def describe_several(ranks: Sequence[Rank]) -> str:
     """``rank 3 of 8 (node1, local rank 1) is`` or ``ranks 8-15 of 32 (node1) are``: the beginning of a sentence."""
-    if len(records) == 1:
-        return f"{records[0].name} is"
-    hosts = list(dict.fromkeys(record.hello.host for record in records))
+    if len(ranks) == 1:
+        return f"{ranks[0].name} is"
+    hosts = list(dict.fromkeys(rank.hello.host for rank in ranks))
     shown = ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more hosts" if len(hosts) > 4 else "")
-    ranks = name_spans([record.hello.rank for record in records])
-    return f"{ranks} of {records[0].hello.world_size} ({shown}) are"
+    numbers = name_spans([rank.number for rank in ranks])
+    return f"{numbers} of {ranks[0].hello.world_size} ({shown}) are"
+
+
+def describe_first_lost(ranks: Collection[Rank]) -> str:
+    """The lost rank whose connection ended first: it took the others along, or torchrun did. Empty when none is lost."""
+    lost = [rank for rank in ranks if rank.state is RankState.LOST]
+    if not lost:
+        return ""
+    first = min(lost, key=lambda rank: (rank.connected, rank.gone_at))
+    return f"{first.name} ended without a word; {first.last_seen}"

@@ -386,7 +386,7 @@ class Peers(RuleBasedStateMachine):
             assert run._notices._count == len(run._notices.all()) <= SMALL["notices"]
             assert all(run._notices._kept.values())
             assert run.ranks.keys() <= set(range(run.world_size))
-            assert run._unacknowledged <= run._running <= run.ranks.keys()
+            assert run._abort.unacknowledged <= run._running <= run.ranks.keys()
             assert run._election._waited_for <= set(range(run.world_size))
 
     @invariant()
