@@ -1,1 +1,1 @@
-"""Tensor -> numbers: the extremes of each tensor, on its device, row by row."""
+"""Tensor -> numbers: abs min and abs max of each tensor, measured on its device."""

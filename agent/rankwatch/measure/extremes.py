@@ -1,4 +1,4 @@
-"""Tensor -> (abs min, abs max). The only file with numerics."""
+"""Tensor -> (abs min, abs max), on the host and on devices."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from ..shared.bounded import BoundedDict
 from . import kernel
 
 SCRATCH_BYTES = 512 * 1024
-"""Per thread, and at least twice this: |x| of a part stays in the second-level cache while it is reduced."""
+"""Per thread, for at least two threads. A tensor is measured in pieces of this size, so that |x| of a piece stays in the
+second-level cache while it is reduced."""
 
 MAX_VIEWS = 512
 """Shapes whose view of the scratch buffer is remembered."""
 
 
 class Unmeasurable(Exception):
-    """A tensor has no values to read (meta), or a layout or dtype torch cannot reduce."""
+    """The tensor has no values to read (meta), or a layout or dtype that torch cannot reduce."""
 
 
 class Layout(NamedTuple):
-    """How a tensor's two numbers are kept: written as ``written``, read as ``read`` (the same bits)."""
+    """The dtypes of a tensor's two numbers on the tape: written as ``written``, read as ``read`` (the same bits)."""
 
     written: torch.dtype
     read: torch.dtype
@@ -35,8 +36,9 @@ _BITS = {
     torch.float16: Layout(torch.int16, torch.float16),
     torch.bfloat16: Layout(torch.int16, torch.bfloat16),
 }
-"""On the host a float is measured as the integer of its size. Without the sign the bit patterns of floats are ordered as the
-floats are, a nan above inf, and integers are reduced up to twice as fast (measured on AVX-512, also for the 16-bit types)."""
+"""On the host, floats are measured as integers of the same size. Without the sign bit, the bit patterns of floats have the
+order of the floats, with nan above inf; and integers are reduced up to twice as fast (measured on AVX-512, also for 16
+bits)."""
 
 
 _AS_FLOAT64 = (torch.float64, torch.complex64, torch.complex128)
@@ -44,7 +46,7 @@ _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
 class TapeRow(NamedTuple):
-    """A row of the tape: two 0-dim tensors, and both as one of two elements."""
+    """A row of the tape: two 0-dim tensors, and the same memory as one tensor of two elements."""
 
     low: Tensor
     high: Tensor
@@ -57,17 +59,17 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The values that lie on this rank: a DTensor's shard, else the tensor itself, without its autograd history."""
+    """The values on this rank, without autograd history: a DTensor's shard, else the tensor itself."""
     detached = tensor.detach()
     to_local = getattr(detached, "to_local", None)
     return to_local().detach() if to_local is not None else detached
 
 
 def layout_of(values: Tensor) -> Layout:
-    """How the two numbers of ``values`` are kept.
+    """The dtypes of the two numbers of ``values``.
 
     Raises:
-        Unmeasurable: there are no values, or no way to reduce them.
+        Unmeasurable: there are no values, or torch cannot reduce them.
     """
     if values.layout is not torch.strided or values.is_nested or values.is_quantized or values.is_meta:
         raise Unmeasurable(f"{values.device.type}, {values.layout}")
@@ -79,8 +81,8 @@ def layout_of(values: Tensor) -> Layout:
             return _BITS[dtype]
     elif kernel.is_supported(values):
         return Layout(torch.int32, torch.float32)
-    # Widened: float8, which has no extremes in torch, to float32; integers, whose smallest has no abs, to float64.
-    # The magnitude of a complex64 may be more than float32 holds.
+    # Measured in a wider dtype: float8, for which torch has no aminmax, in float32; integers, whose smallest value has no
+    # abs, in float64; complex64, whose magnitude may not fit into float32, in float64.
     if dtype in _AS_FLOAT64 or not (dtype.is_floating_point or dtype.is_complex):
         wide = torch.float32 if values.device.type == "mps" else torch.float64
         return Layout(wide, wide)
@@ -88,7 +90,7 @@ def layout_of(values: Tensor) -> Layout:
 
 
 class Measure:
-    """Measures tensors, reusing one scratch buffer per dtype. Allocates nothing that grows with them. Not thread-safe."""
+    """Measures tensors with one scratch buffer per dtype, so that memory does not grow with the tensors. Not thread-safe."""
 
     def __init__(self) -> None:
         self._scratch: dict[torch.dtype, Tensor] = {}
@@ -99,21 +101,22 @@ class Measure:
     def __call__(self, values: Tensor, row: TapeRow, layout: Layout) -> None:
         """Writes abs min and abs max of ``values`` into ``row``, without a host synchronisation.
 
-        A nan anywhere makes abs max nan, and abs min nan or not. Integers and booleans are measured as numbers, complex
-        numbers by their magnitude. ``values`` is not empty; ``row`` is of ``layout``, that of ``values``.
+        Any nan makes the abs max nan; the abs min may be nan or a number. Integers and booleans are measured as numbers,
+        complex numbers by their magnitude. ``values`` must not be empty; ``row`` must have ``layout``, the layout of
+        ``values``.
         """
         if not values.is_cpu:
             _on_device(values, row, layout)
             return
         dtype = layout.written
         if dtype is not layout.read and values.is_contiguous() and not values.is_neg():
-            # The hot path, in one function: between two modules' work all of Python's own memory is out of the caches.
+            # The hot path, in one function: after a module's work, none of Python's own memory is in the caches.
             scratch = self._views.get((dtype, values.shape))
             if scratch is not None:
                 torch.bitwise_and(values.view(dtype), self._masks[dtype], out=scratch)
                 torch.aminmax(scratch, out=(row.low, row.high))
                 return
-        if values.is_neg():  # x.conj().imag, say: negated only as it is read
+        if values.is_neg():  # x.conj().imag, say: its values are negated on reading
             values = values.resolve_neg()
         if not values.is_contiguous():
             values = _dense(values)
@@ -131,11 +134,11 @@ class Measure:
         torch.amax(cells[1, : len(parts)], dim=0, out=row.high)
 
     def _magnitudes(self, part: Tensor, layout: Layout) -> Tensor:
-        """|x| of ``part`` in the scratch buffer: as bits where its dtype has them, else as wider numbers."""
+        """|x| of ``part`` in the scratch buffer, as bits or as numbers of a wider dtype (see ``layout_of``)."""
         dtype = layout.written
         scratch = self._view(dtype, part.shape)
         if dtype is not layout.read:
-            # The mask as a tensor: a Python number would be made one anew each time, which takes longer than a small tensor.
+            # The mask is a tensor: of a number, torch would make one at each call, which costs more than a small tensor.
             return torch.bitwise_and(part.view(dtype), self._masks[dtype], out=scratch)
         if part.is_complex():
             return torch.abs(part.to(_COMPLEX[dtype]), out=scratch)
@@ -143,7 +146,7 @@ class Measure:
 
     def _room(self, dtype: torch.dtype) -> int:
         if dtype not in self._scratch:
-            # An inference tensor could not be written to outside of inference mode again.
+            # A tensor made in inference mode could not be written to outside of it.
             with torch.inference_mode(False):
                 size = SCRATCH_BYTES * min(max(torch.get_num_threads(), 2), 16) // dtype.itemsize
                 self._scratch[dtype] = torch.empty(size, dtype=dtype)
@@ -176,7 +179,7 @@ def _on_device(values: Tensor, row: TapeRow, layout: Layout) -> None:
 
 
 def _dense(values: Tensor) -> Tensor:
-    """``values`` as one stretch of memory where it is one, in whatever order; without what ``expand`` repeats."""
+    """``values`` as one range of memory if they fill one, in any order; without the repetitions of ``expand``."""
     for dim, (size, stride) in enumerate(zip(values.shape, values.stride(), strict=True)):
         if stride == 0 and size > 1:
             values = values.narrow(dim, 0, 1)
@@ -184,7 +187,7 @@ def _dense(values: Tensor) -> Tensor:
 
 
 def _split(values: Tensor, room: int) -> Iterator[Tensor]:
-    """Parts of at most ``room`` elements."""
+    """Pieces of at most ``room`` elements."""
     if values.numel() <= room:
         yield values
     elif values.dim() == 1:
@@ -197,7 +200,7 @@ def _split(values: Tensor, room: int) -> Iterator[Tensor]:
 
 
 class NonFiniteCounts(NamedTuple):
-    """The shape of a tensor (of its local shard) and how many of its elements are not finite."""
+    """The shape of a tensor, or of its local shard, and the numbers of its nan and inf elements."""
 
     shape: tuple[int, ...]
     numel: int
@@ -206,7 +209,7 @@ class NonFiniteCounts(NamedTuple):
 
 
 def count_non_finite(value: Tensor | float) -> NonFiniteCounts:
-    """NonFiniteCounts in several passes and with host syncs: for after a trip."""
+    """Counts in several passes, with host synchronisations: only for use after a trip."""
     values = local(value) if isinstance(value, Tensor) else torch.tensor(value)
     if values.dtype.is_floating_point and values.dtype not in _BITS:  # float8
         values = values.to(torch.float32)

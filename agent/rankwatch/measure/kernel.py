@@ -17,20 +17,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EMPTY = (0x7FFFFFFF, 0)
-"""What a pair of cells holds before the first ``record``: as a smallest value the last in order, as a largest the first."""
+"""A pair of cells before the first ``record``: the largest possible bits for the smallest value, and the other way round."""
 
 _ITEM = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2, torch.float8_e4m3fn: 1, torch.float8_e5m2: 1}
-"""Bytes per element. Left out: float64 does not fit a cell, the fnuz dtypes have their nan where -0 should be."""
+"""Bytes per element. Not supported: float64, which does not fit into a cell, and the fnuz dtypes, whose nan has the bits of
+-0."""
 
 _ROWS, _PROGRAMS_PER_SM = 512, 6
 _WARPS = 4 if torch.version.hip else 8
-"""What hides the latency of DRAM. A row is one 16-byte load, the widest there is: each of a program's 256 threads (AMD's warps
-have 64) has two under way at once. Six programs fit the 1536 threads of an SM and, at up to 40 registers a thread (37 needed),
-its registers; they keep 48 KiB in flight, where a Hopper needs about 25 (4.8 TB/s x 700 ns / 132 SMs). More programs than fit
-would run when the others are done, at low occupancy."""
+"""These hide the latency of DRAM. A row is one 16-byte load, the widest that exists. Each of a program's 256 threads (AMD's
+warps have 64) has two loads in flight. Six programs fit into the 1536 threads of an SM and, with at most 40 registers a
+thread (37 are needed), into its registers. They have 48 KiB in flight; a Hopper needs about 25 (4.8 TB/s x 700 ns / 132
+SMs). Further programs would run only after the others, at low occupancy."""
 
 _DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0") else "cuda"
-"""ROCm's devices are called cuda, too. Triton's interpreter runs kernels on the host: how the tests do without a GPU."""
+"""ROCm's devices are called cuda, too. Triton's interpreter runs kernels on the host: so the tests need no GPU."""
 
 _launches: dict[tuple[torch.device, torch.dtype], bool] = {}
 
@@ -38,10 +39,10 @@ _launches: dict[tuple[torch.device, torch.dtype], bool] = {}
 def is_supported(values: Tensor) -> bool:
     """Whether ``record`` can measure ``values``: a plain dense float tensor on a GPU for which triton can build the kernel.
 
-    The first tensor of a device and dtype has the kernel built (a second or so, less from triton's cache on disk). During a
-    CUDA graph capture that cannot be done, and the answer is no unless it was done before.
+    The first tensor of each device and dtype makes triton build the kernel (about a second; less from triton's cache on
+    disk). During a CUDA graph capture the kernel cannot be built: the answer is no, unless it was built before.
     """
-    # A subclass (FakeTensor, a collective's unfinished result) may have no memory of its own, or not yet its values in it.
+    # A subclass may have no memory (FakeTensor), or memory without its values yet (the result of a running collective).
     if values.device.type != _DEVICE or values.dtype not in _ITEM or type(values) not in (Tensor, torch.nn.Parameter):
         return False
     if values.layout is not torch.strided or values.is_nested or not (values.is_contiguous() or is_dense(values)):
@@ -57,17 +58,18 @@ def is_supported(values: Tensor) -> bool:
 def record(values: Tensor, cells: Tensor) -> None:
     """Lowers cell 0 to the smallest and raises cell 1 to the largest absolute value of ``values``, without a host sync.
 
-    Cells hold the bits of a float32, which are in the order of magnitude with any nan above inf: a nan anywhere ends up in
-    cell 1. Runs on the current stream. ``values`` is supported, ``cells`` two int32 on its device, at first ``EMPTY``.
+    A cell has the bits of a float32. Bits are ordered as the magnitudes are, with any nan above inf: so a nan always gets
+    into cell 1. Runs on the current stream. ``values`` must be supported; ``cells`` are two int32 on its device, first
+    ``EMPTY``.
     """
     numel, item = values.numel(), _ITEM[values.dtype]
     programs = min(-(-numel * item // (16 * _ROWS)), _most_programs(values.get_device()))
-    with torch.cuda.device(values.get_device()):  # -1, the interpreter's, is none to switch to
+    with torch.cuda.device(values.get_device()):  # -1, the interpreter's device, changes nothing
         _kernel()[(programs,)](values.data_ptr(), numel, cells, str(values.dtype), item, _ROWS, num_warps=_WARPS)
 
 
 def is_dense(values: Tensor) -> bool:
-    """Whether the elements fill one range of memory, each of them once: a permutation of a contiguous tensor."""
+    """Whether the elements fill one range of memory without repetition: a permutation of a contiguous tensor."""
     expected = 1
     for stride, size in sorted(zip(values.stride(), values.shape, strict=True)):
         if size != 1:
@@ -97,16 +99,16 @@ def _most_programs(index: int) -> int:
 @cache
 def _kernel() -> Any:
     globals()["tl"] = import_module("triton.language")
-    # Without do_not_specialize, alignments and sizes not seen before would each stop the training for another compilation.
+    # Without do_not_specialize, each new alignment or size would stop the training for another compilation.
     return import_module("triton").jit(_extremes, do_not_specialize=["address", "numel", "cells"])
 
 
 def _extremes(
     address: tl.int64, numel: tl.int64, cells: tl.tensor, DTYPE: tl.constexpr, ITEM: tl.constexpr, ROWS: tl.constexpr
 ) -> None:
-    """The kernel. All comparisons are of sign-cleared integers as wide as the dtype; two of them are widened at the end."""
+    """The kernel. It compares integers without sign, as wide as the dtype; only the two results are widened."""
     ROW: tl.constexpr = 16 // ITEM
-    UNSIGNED: tl.constexpr = 2 ** (8 * ITEM - 1) - 1  # of all magnitudes the last in order: a nan
+    UNSIGNED: tl.constexpr = 2 ** (8 * ITEM - 1) - 1  # the largest bits of any magnitude: a nan
     boundary = (address + 15) // 16 * 16
     if ITEM == 4:
         start = boundary.to(tl.pointer_type(tl.int32))
@@ -116,9 +118,9 @@ def _extremes(
         start = boundary.to(tl.pointer_type(tl.int8))
     start = tl.multiple_of(start, 16)
 
-    # Whole rows, counted from the first 16-byte boundary, so that every load is aligned wherever the tensor begins and ends.
-    # The last block (a lone one: its last row) overlaps what was read instead of having a mask, which could split the loads.
-    # A row is reduced within its thread, and only the rows' extremes stay in registers from one block to the next.
+    # Whole rows, counted from the first 16-byte boundary: so every load is aligned, wherever the tensor begins and ends.
+    # The last block overlaps the one before (if it is the only block, its last row repeats): a mask could split the loads.
+    # A row is reduced within its thread; only the rows' extremes stay in registers between blocks.
     rows = (address + numel * ITEM) // 16 - boundary // 16
     row = tl.minimum(tl.arange(0, ROWS), tl.minimum(rows - 1, ROWS).to(tl.int32))
     inner = row[:, None] * ROW + tl.arange(0, ROW)[None, :]
@@ -129,7 +131,7 @@ def _extremes(
         low, high = tl.minimum(low, tl.min(bits, 1)), tl.maximum(high, tl.max(bits, 1))
     smallest, largest = tl.min(low, 0), tl.max(high, 0)
 
-    # What is in no whole row is among the first or the last ROW elements: both are read, counting round from -ROW to ROW - 1.
+    # Elements outside of the whole rows are among the first or the last ROW: both are read, from index -ROW to ROW - 1.
     if tl.program_id(0) == 0:
         outer = (numel * ROW - ROW + tl.arange(0, 2 * ROW)) % numel - (boundary - address) // ITEM
         bits = tl.load(start + outer).to(tl.int32) & UNSIGNED
@@ -140,11 +142,11 @@ def _extremes(
     if DTYPE == "torch.bfloat16":
         bits = bits << 16
     elif ITEM < 4:
-        # The eight-bit formats are read as float16 with a shorter mantissa; e4m3fn's exponents are then 8 too low.
+        # The 8-bit formats are read as a float16 with a shorter mantissa; then the exponents of e4m3fn are 8 too low.
         shift: tl.constexpr = 0 if ITEM == 2 else 8 if DTYPE == "torch.float8_e5m2" else 7
         wide = (bits << shift).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         if shift == 7:
             wide = tl.where(bits == 0x7F, float("nan"), wide * 256.0)
-        bits = wide.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # the sign of a nan made by widening is the chip's to choose
+        bits = wide.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # the chip chooses the sign of a nan that it widens
     tl.atomic_min(cells + cell, bits, mask=cell == 0, sem="relaxed")
     tl.atomic_max(cells + cell, bits, mask=cell == 1, sem="relaxed")

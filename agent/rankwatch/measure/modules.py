@@ -1,4 +1,4 @@
-"""The model as its user wrote it: every module with its names, the wrappers of torch left out."""
+"""The modules of a model with their names, without the wrappers of torch."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-# FSDP, torch.compile and the checkpoint wrapper each keep the user's module under a name of their own.
+# The attributes under which FSDP, torch.compile and the checkpoint wrapper hold the user's module.
 _WRAPPED_AS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
 
 
 @dataclass(slots=True)
 class NamedModule:
-    """A module and its qualified names, without wrapper prefixes; the first is the one reports use. The root's is empty."""
+    """A module and its qualified names, without wrapper prefixes. Reports use the first one. The root's name is empty."""
 
     module: nn.Module
     names: list[str]
     number: int = 0
-    """Its place in that order, so that work can be spread over the modules."""
+    """The modules of a model are numbered, so that work can be spread over them."""
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The user's module inside any number of wrappers (DDP, DataParallel, FSDP, DeepSpeed, compiled, checkpointed)."""
+    """The user's module without its wrappers (DDP, DataParallel, FSDP, DeepSpeed, compiled, checkpointed)."""
     while True:
         inner = _wrapped(module)
         if inner is None:
@@ -40,7 +40,7 @@ def named_modules(root: nn.Module, name: str = "") -> dict[int, NamedModule]:
 
 
 def advise(given: object) -> str:
-    """What was given in the place of a model, and what to give instead."""
+    """For an error text: what was given as a model, and what to give instead."""
     what = f"not {type(given).__name__}"
     if isinstance(given, type):
         return f"not the class {given.__name__}: make the model first, {given.__name__}(...)"
@@ -52,7 +52,7 @@ def advise(given: object) -> str:
 
 
 def class_name(module: nn.Module) -> str:
-    """The user's class name: ``fully_shard`` swaps in a subclass of its own."""
+    """The name of the user's class, of which ``fully_shard`` makes a subclass."""
     cls = type(module)
     if len(cls.__bases__) == 2 and cls.__bases__[0].__name__ == "FSDPModule":
         cls = cls.__bases__[1]
@@ -64,7 +64,7 @@ def _collect(module: nn.Module, name: str, found: dict[int, NamedModule], above:
         found[id(module)].names.append(name)
     else:
         found[id(module)] = NamedModule(module, [name], len(found))
-    if id(module) in above:  # a module that holds itself
+    if id(module) in above:  # a module that contains itself
         return
     for child_name, child in _children(module):
         _collect(child, f"{name}.{child_name}" if name else child_name, found, above | {id(module)})
@@ -72,12 +72,12 @@ def _collect(module: nn.Module, name: str, found: dict[int, NamedModule], above:
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module._modules.items():
-        if child is not None and not isinstance(unwrap(child), torch.jit.ScriptModule):  # which takes no hooks
+        if child is not None and not isinstance(unwrap(child), torch.jit.ScriptModule):  # a ScriptModule takes no hooks
             yield name, unwrap(child)
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
-    is_engine = any(cls.__name__ == "DeepSpeedEngine" for cls in type(module).__mro__)  # told without importing deepspeed
+    is_engine = any(cls.__name__ == "DeepSpeedEngine" for cls in type(module).__mro__)  # found without importing deepspeed
     is_parallel = is_engine or isinstance(module, (DataParallel, DistributedDataParallel))
     for name in ("module",) if is_parallel else _WRAPPED_AS:
         inner = dict(module.named_children()).get(name) if name in module._modules else None

@@ -1,4 +1,4 @@
-"""A module call -> a frame: the cells of its readings, each tensor measured once per batch, and its interned spec."""
+"""A module call -> a frame: its spec, which is interned, and the cells of its readings. A tensor is measured once per batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .weights import ModuleWeights, Weights
 log = logging.getLogger(__name__)
 
 MAX_SPECS = 64
-"""Specs remembered per module. Some calls are never alike: dicts with the names of samples as keys, say."""
+"""Specs cached per module. Some calls are never alike: dicts with the names of samples as keys, say."""
 
 _NONE, _NOT_A_TENSOR, _EMPTY, _UNMATERIALISED = map(
     Cell, (State.NONE, State.NOT_A_TENSOR, State.EMPTY, State.UNMATERIALISED)
@@ -36,9 +36,9 @@ Call = tuple[Any, Any, Any]
 
 @dataclass(slots=True)
 class PendingFrame:
-    """A frame whose numbers may still be on their way: ``cells`` are filled when the tape is read.
+    """A frame without its numbers: ``cells`` are filled when the tape is read.
 
-    The first ``weights`` of them are the module's weights. ``step`` optimizer steps were done when the frame ran.
+    The first ``weights`` cells are the module's weights. ``step``: the optimizer steps done when the frame ran.
     """
 
     position: Position
@@ -63,11 +63,11 @@ class PendingFrame:
 
 
 class Recorder:
-    """Measures what module calls are made of. Not thread-safe.
+    """Measures the tensors of module calls, and makes frames of them. Not thread-safe.
 
     Args:
         tape: where readings are written.
-        weights_every: see ``Weights``.
+        weights_every: ``every`` of ``Weights``.
     """
 
     def __init__(self, tape: Tape, weights_every: int) -> None:
@@ -86,18 +86,18 @@ class Recorder:
         self.forget()
 
     def forget(self) -> None:
-        """Nothing measured before counts as measured, but for weights at their cadence."""
+        """Forgets which tensors were measured; the readings of weights stay cached."""
         self._seen.clear()
 
     def call(
         self, position: Position, named: NamedModule, phase: Phase, args: Any, kwargs: Any, output: Any
     ) -> PendingFrame:
-        """Records a module's call: its weights, inputs and outputs."""
+        """The frame of a module's call: its weights, inputs and outputs."""
         weights = self._weights.of(named, self._forward, self._step)
         specs = self._specs_of(named)
         found: list[Any]
         key: Hashable
-        if len(args) == 1 and not kwargs and type(args[0]) is Tensor and type(output) is Tensor:  # mostly
+        if len(args) == 1 and not kwargs and type(args[0]) is Tensor and type(output) is Tensor:  # the usual case
             found = [args[0], output]
             key = phase.real, id(weights.rows), args[0].dtype, output.dtype  # real: an enum's own hash is slow
         else:
@@ -115,7 +115,7 @@ class Recorder:
         return PendingFrame(position, named, spec, cells, self._step, len(weights.cells))
 
     def again(self, frame: PendingFrame, args: Any, kwargs: Any, output: Any) -> tuple[PendingFrame, list[Any]]:
-        """Records the same call anew, and gives the values of its readings. A marked tensor comes as the output."""
+        """Measures a frame's call anew; also returns the values of its readings. A marked tensor is passed as the output."""
         named, spec = frame.named, frame.spec
         if spec.readings[0].kind is Kind.MARKED:
             return self.values(frame.position, named, [(Kind.MARKED, spec.readings[0].label, output)]), [output]
@@ -126,18 +126,18 @@ class Recorder:
         return self.call(frame.position, named, spec.phase, args, kwargs, output), values
 
     def inputs(self, position: Position, named: NamedModule, args: Any, kwargs: Any) -> PendingFrame:
-        """Records what a module is called with."""
+        """A frame of a module's inputs alone."""
         return self.values(position, named, _labelled_inputs(args, kwargs))
 
     def values(self, position: Position, named: NamedModule, found: list[tuple[Kind, str, Any]]) -> PendingFrame:
-        """Records labelled values under a module's name."""
+        """A frame of labelled values under a module's name."""
         rows = tuple([ReadingSpec(kind, label, self._name_and_state(value)[0]) for kind, label, value in found])
         return self.cells(position, named, Phase.FORWARD, rows, [self.cell(value) for _, _, value in found])
 
     def cells(
         self, position: Position, named: NamedModule, phase: Phase, rows: tuple[ReadingSpec, ...], cells: list[Cell]
     ) -> PendingFrame:
-        """Records readings that were taken already."""
+        """A frame of readings that were already measured."""
         specs = self._specs_of(named)
         spec = specs.get((phase, rows))
         if spec is None:
@@ -145,7 +145,7 @@ class Recorder:
         return PendingFrame(position, named, spec, cells, self._step)
 
     def handed(self, numbers: list[Tensor], states: Iterable[State | None]) -> list[Cell]:
-        """The cells of a compiled call, see ``traced``."""
+        """The cells of a compiled call; see ``traced``."""
         cells = [Cell(state) for state in states]
         measured = [cell for cell in cells if cell.state is None or cell.state is State.NOT_FLOAT]
         self._tape.take(numbers, measured)
@@ -154,7 +154,7 @@ class Recorder:
     def traced(
         self, position: Position, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]
     ) -> PendingFrame:
-        """Records what a compiled call has measured of its inputs and outputs, and the module's weights."""
+        """The frame of a compiled call, which measured its inputs and outputs itself, and of the module's weights."""
         weights = self._weights.of(named, self._forward, self._step)
         specs = self._specs_of(named)
         key = id(weights.rows), id(rows)  # both are interned
@@ -164,8 +164,10 @@ class Recorder:
         return PendingFrame(position, named, spec, [*weights.cells, *cells], self._step, len(weights.cells))
 
     def refresh(self, frames: Iterable[PendingFrame]) -> None:
-        """Measures the weights of these frames anew: for after a trip. Those that cannot be read now keep their readings, and
-        so do those that FSDP has cut into shards since."""
+        """After a trip, measures the weights of these frames anew.
+
+        Weights that cannot be read now keep their readings; so do weights that FSDP has sharded since.
+        """
         done: dict[int, ModuleWeights] = {}
         for frame in frames:
             if frame.weights:
@@ -178,7 +180,7 @@ class Recorder:
                     frame.cells[: frame.weights] = fresh
 
     def cell(self, value: Any) -> Cell:
-        """The reading of a value, to be filled when the tape is read; of a tensor measured before in this batch, the same."""
+        """The reading of a value, filled when the tape is read. A tensor measured before in this batch has the same cell."""
         if not isinstance(value, Tensor):
             if isinstance(value, float) and not math.isfinite(value):
                 return self._tape.known(abs(value), abs(value))
@@ -187,7 +189,7 @@ class Recorder:
             values = value
             if type(value) is not Tensor and type(value) is not torch.nn.Parameter:
                 values = local(value)
-            if values.is_inference():  # these do not count their changes: each is measured anew
+            if values.is_inference():  # they have no version counter: measured anew each time
                 return self._tape.write(values, self._name_and_state(value)[1]) if values.numel() else _EMPTY
             address = values.data_ptr()
             seen = self._seen.get(address)
@@ -197,7 +199,7 @@ class Recorder:
                 return _EMPTY
             cell = self._tape.write(values.detach() if values.requires_grad else values, self._name_and_state(value)[1])
         except (Unmeasurable, RuntimeError, TypeError) as error:
-            # RuntimeError: out of memory, or an exotic layout; the reading's state says so
+            # RuntimeError: out of memory, or an exotic layout. The reading's state is then UNMATERIALISED.
             log.debug("cannot measure a %s tensor: %s", value.dtype, error)
             return _UNMATERIALISED
         self._seen[address] = _Measured(values, cell)
@@ -213,7 +215,7 @@ class Recorder:
         return known
 
     def _specs_of(self, named: NamedModule) -> dict[Hashable, FrameSpec]:
-        """The specs that the calls of a module have had, by what tells them apart."""
+        """The specs of a module's calls, by the structure of the call."""
         specs = self._specs.get(named.number)
         if specs is None:
             specs = self._specs[named.number] = BoundedDict(MAX_SPECS)
@@ -249,12 +251,12 @@ def _dtype(value: Any) -> str:
 
 
 class _Measured:
-    """A stretch of memory measured in this batch: valid while it is of the same storage and its version counter stands still.
+    """A range of memory measured in this batch. Its cell is valid while its storage and its version counter are the same.
 
-    FSDP gives the memory of a storage back while the storage lives on: another one may have it next.
+    The address alone is not enough: FSDP frees the memory of a storage that lives on, and another storage may get it.
 
-    ``x.data.mul_()`` does not count: a tensor changed so between two modules shows its old figures in the second. The frame
-    that trips is measured anew.
+    ``x.data.mul_()`` does not change the version counter: a tensor changed so between two modules has its old numbers in the
+    second one. Therefore a frame that trips is measured anew.
     """
 
     __slots__ = ("_dtype", "_numel", "_storage", "_strides", "_version", "cell")

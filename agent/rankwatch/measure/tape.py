@@ -1,4 +1,4 @@
-"""The preallocated buffers that readings are written to on their device, and their read-back to the host."""
+"""Preallocated buffers for readings on their device, and the transfer of their numbers to the host."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..shared.frame import State, state_of
 from .extremes import Layout, Measure, TapeRow, layout_of
 
 FIRST_ROWS = 256
-_EMPTY_BITS = (0x7FFF_FFFF, 0)  # what kernel.record updates: no smallest and no largest magnitude yet
+_EMPTY_BITS = (0x7FFF_FFFF, 0)  # see kernel.EMPTY
 
 
 class Cell:
-    """One reading's numbers, filled once its row of the tape was read; until then ``low`` and ``high`` are 0.
+    """One reading's numbers. ``low`` and ``high`` are 0 until its row of the tape is read.
 
-    ``state`` None: to be told from the numbers.
+    ``state`` None: follows from the numbers.
     """
 
     __slots__ = ("high", "low", "state")
@@ -38,7 +38,7 @@ class Cell:
             if self.state is None:
                 self.state = State.FINITE
             return False
-        if math.isnan(high):  # abs min of a tensor with a nan may be a number: see Measure
+        if math.isnan(high):  # the abs min of a tensor with a nan may be a number: see Measure
             low = high
         self.low, self.high = low, high
         if self.state is None:
@@ -47,7 +47,7 @@ class Cell:
 
 
 class Tape:
-    """Rows of (abs min, abs max), a buffer per device and dtype, read back together: one transfer for each buffer."""
+    """Rows of (abs min, abs max), in one buffer per device and dtype. Each buffer is read in one transfer."""
 
     def __init__(self) -> None:
         self._measure = Measure()
@@ -55,13 +55,13 @@ class Tape:
         self._has_bad = False
 
     def known(self, low: float, high: float) -> Cell:
-        """A reading whose numbers are on the host already."""
+        """A reading whose numbers are already on the host."""
         cell = Cell()
         self._has_bad |= cell.fill(low, high)
         return cell
 
     def write(self, values: Tensor, state: State | None) -> Cell:
-        """Measures ``values`` (not empty, no autograd history). Raises Unmeasurable."""
+        """Measures ``values``, which must not be empty nor have an autograd history. Raises Unmeasurable."""
         layout = layout_of(values)
         buffer = self._buffers.get((values.device, layout)) or self._buffer(values.device, layout)
         cells = buffer.cells
@@ -73,9 +73,9 @@ class Tape:
         return cell
 
     def take(self, numbers: list[Tensor], cells: list[Cell]) -> None:
-        """Takes what a compiled graph has measured: two tensors for each of ``cells``, or one of as many rows.
+        """Takes the numbers of a compiled graph: two tensors for each of ``cells``, or one tensor with a row for each.
 
-        The graph may use their memory anew: they are read, or copied, at once.
+        The graph may reuse their memory, so they are read or copied at once.
         """
         if len(numbers) == 2 * len(cells):
             ends = iter(numbers)
@@ -87,12 +87,12 @@ class Tape:
         buffer.put(rows, cells)
 
     def read(self) -> bool:
-        """Fills the cells written since the last read; returns whether one is not finite. Synchronises with the device."""
+        """Fills the cells written since the last read; returns whether any is not finite. Synchronises with the device."""
         bad = any([buffer.read() for buffer in self._buffers.values() if buffer.cells])
         return self._had_bad() or bad
 
     def read_later(self) -> PendingRead:
-        """Begins to read without waiting: the rows are copied to the host in the stream they were written in."""
+        """Begins to read, without waiting: the rows are copied to the host in the stream in which they were written."""
         return PendingRead([buffer.copy() for buffer in self._buffers.values() if buffer.cells], self._had_bad())
 
     def _had_bad(self) -> bool:
@@ -117,7 +117,7 @@ class PendingRead:
         return all(copy.event is None or copy.event.query() for copy in self._copies)
 
     def finish(self) -> bool:
-        """Waits for the rows, which stops nothing but this thread, and fills their cells; as ``Tape.read``."""
+        """Waits for the rows, which blocks only this thread, and fills their cells; returns what ``Tape.read`` does."""
         for copy in self._copies:
             if copy.event is not None:
                 copy.event.synchronize()
@@ -134,7 +134,7 @@ class _Copy:
 
 
 class _Buffer:
-    """``rows`` to be written, of which the first are those of ``cells``; a cell counts once its row was written."""
+    """``rows`` to write to. The first ones belong to ``cells``; a cell is added after its row was written."""
 
     def __init__(self, device: torch.device, layout: Layout) -> None:
         self._device = device
@@ -145,7 +145,7 @@ class _Buffer:
         self._allocate(FIRST_ROWS)
 
     def put(self, rows: Tensor, cells: list[Cell]) -> None:
-        """Copies rows that were measured elsewhere, one for each of ``cells``."""
+        """Copies rows that a compiled graph measured, one for each of ``cells``."""
         used = len(self.cells)
         if used + len(rows) > len(self.rows):
             self.grow(2 * (used + len(rows)))
@@ -155,7 +155,7 @@ class _Buffer:
     def read(self) -> bool:
         cells, self.cells = self.cells, []
         used = len(cells)
-        if used <= len(self._few):  # a frame's, mostly: quicker so than by slicing
+        if used <= len(self._few):  # mostly one frame's: faster than slicing
             bad = False
             for cell, (low, high) in zip(cells, self._few):  # noqa: B905
                 bad |= cell.fill(low.item(), high.item())
@@ -171,7 +171,7 @@ class _Buffer:
             rows = self._read[:used].cpu() if self._device.type != "cpu" else self._read[:used].clone()
             self._clear(used)
             return _Copy(cells, rows, None)
-        # Two of them, in turn: one is filled while the other is read, at most one batch later.
+        # Two buffers, in turn: one is filled while the other is read, at most one batch later.
         pinned = self._pinned.pop(0) if len(self._pinned) == 2 else None
         if pinned is None or len(pinned) < used:
             pinned = torch.empty((len(self.rows), 2), dtype=self._layout.read, pin_memory=True)

@@ -1,4 +1,4 @@
-"""Nested inputs, keyword arguments and outputs -> leaves, their labels, and a structure that stays the same with the labels.
+"""Nested inputs and outputs -> leaves, their labels, and a hashable structure: equal structures have equal labels.
 
 A container is a tuple, list, mapping, dataclass, or an object registered with ``torch.utils._pytree``.
 """
@@ -18,7 +18,7 @@ K = TypeVar("K")
 
 MAX_DEPTH = 16
 MAX_LEAVES = 1024
-"""Per value. A frame with more is cut there: its first leaves say enough, and a cycle must end."""
+"""Per value; further leaves are not measured. The first ones say enough, and a cycle must end."""
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, complex})
 
@@ -37,9 +37,9 @@ def leaves(value: Any, label: str) -> list[tuple[str, Any]]:
 
 
 def flatten(value: Any, found: list[Any]) -> Hashable:
-    """Appends the leaves of ``value`` to ``found``, in the order of ``leaves``; values of equal structure have equal labels.
+    """Appends the leaves of ``value`` to ``found``, in the order of ``leaves``, and returns its structure.
 
-    The structure also tells the dtypes of tensors, and which numbers are not finite.
+    The structure includes the dtypes of tensors, and which numbers are not finite.
     """
     return _flatten(value, found, len(found) + MAX_LEAVES, 0)
 
@@ -51,7 +51,7 @@ def _label(value: Any, label: str, found: list[tuple[str, Any]], depth: int) -> 
     if parts is None:
         found.append((label, value))
         return
-    for suffix, part in zip(parts[0], parts[1]):  # noqa: B905  dynamo traces this one
+    for suffix, part in zip(parts[0], parts[1]):  # noqa: B905  dynamo traces this
         _label(part, f"{label}{suffix}", found, depth + 1)
 
 
@@ -66,7 +66,7 @@ def _flatten(value: Any, found: list[Any], limit: int, depth: int) -> Hashable:
         return type(value).__name__ if type(value) is not float or math.isfinite(value) else "not finite"
     if len(found) >= limit:
         return None
-    if type(value) is tuple:  # the hot path: no suffixes to be made
+    if type(value) is tuple:  # the hot path: builds no suffixes
         if depth < MAX_DEPTH:
             return tuple([_flatten(part, found, limit, depth + 1) for part in value[:MAX_LEAVES]])
         found.append(value)
@@ -79,10 +79,10 @@ def _flatten(value: Any, found: list[Any], limit: int, depth: int) -> Hashable:
 
 
 def _parts(value: Any) -> tuple[Sequence[str], Sequence[Any]] | None:
-    """The label suffixes and the parts of a container; None for a leaf, which an empty list or mapping is as well.
+    """The label suffixes and the items of a container; None for a leaf. Empty lists and mappings are leaves, too.
 
-    transformers' ModelOutput is both a mapping and a dataclass. Named tuples are numbered, as the Hugging Face detector
-    does it.
+    transformers' ModelOutput is both a mapping and a dataclass. The items of named tuples have numbers, as in the Hugging
+    Face detector.
     """
     if isinstance(value, Tensor) or type(value) in _PLAIN:
         return None

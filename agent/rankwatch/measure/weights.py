@@ -1,4 +1,4 @@
-"""The readings of parameters and buffers: measured at a cadence, since only the optimizer changes them, and anew at a trip."""
+"""The readings of parameters and buffers: measured every few forwards (only the optimizer changes them), and at a trip."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ Take = Callable[[Tensor], Cell]
 
 
 def mark_shard(label: str, value: Tensor) -> str:
-    """The label of a parameter, buffer or gradient; where only a part of it lies on this rank, ``weight (shard of 4)``."""
+    """The label of a parameter, buffer or gradient; ``weight (shard of 4)`` if this rank has only a shard of it."""
     placements = getattr(value, "placements", None)  # of a DTensor
     if placements is not None:
         sizes = value.device_mesh.shape  # type: ignore[attr-defined]
         shards = math.prod(size for size, one in zip(sizes, placements, strict=True) if not one.is_replicate())
         return f"{label}{SHARD} of {shards})" if shards > 1 else label
-    whole = getattr(value, "_unpadded_unsharded_size", None)  # of FSDP1's flat parameter, which is whole in a forward
-    # In a forward of FSDP1 tensors, and whole ones, stand in the place of the user's own parameters.
+    whole = getattr(value, "_unpadded_unsharded_size", None)  # FSDP1's flat parameter, which is complete during a forward
+    # During a forward, FSDP1 replaces the user's parameters with tensors, and these are complete.
     is_cut = value.numel() < whole.numel() if whole is not None else hasattr(value, "_fsdp_flattened")
     return f"{label}{SHARD})" if is_cut else label
 
 
 class ModuleWeights(NamedTuple):
-    """What is known of a module's own parameters and floating buffers, as of ``step`` optimizer steps."""
+    """The readings of a module's own parameters and floating buffers, measured after ``step`` optimizer steps."""
 
     rows: tuple[ReadingSpec, ...]
     cells: list[Cell]
     step: int
     due: int
-    """The forward in which to measure them again, if there was an optimizer step."""
+    """The forward in which to measure them again, if there was an optimizer step until then."""
 
 
 class Weights:
-    """Remembers each module's weights.
+    """Caches the readings of each module's weights.
 
     Args:
         take: measures a tensor.
-        every: forwards between two measurements of a module's weights, which are spread evenly over them; 0: no remembering.
+        every: forwards between two measurements of a module's weights; the modules are spread evenly over them. 0: no cache.
     """
 
     def __init__(self, take: Take, every: int) -> None:
@@ -54,7 +54,7 @@ class Weights:
         self._rows: dict[tuple[ReadingSpec, ...], tuple[ReadingSpec, ...]] = {}
 
     def of(self, named: NamedModule, forward: int, step: int) -> ModuleWeights:
-        """The module's weights in the forward of this number (all forwards are counted), after this many optimizer steps."""
+        """The module's weights in forward number ``forward`` (eval forwards count, too), after ``step`` optimizer steps."""
         known = self._known.get(named.number)
         if known is not None and (forward < known.due or (step == known.step and step > 0 and self._every)):
             return known
@@ -62,7 +62,7 @@ class Weights:
 
     def measure(self, named: NamedModule, forward: int, step: int) -> ModuleWeights:
         module = named.module
-        parameters: dict[int, tuple[Kind, str, Tensor]] = {}  # one that has two names here is measured under the first
+        parameters: dict[int, tuple[Kind, str, Tensor]] = {}  # a parameter with two names is measured under the first
         for name, value in module._parameters.items():
             if value is not None:
                 parameters.setdefault(id(value), (Kind.PARAMETER, name, value))
@@ -79,7 +79,7 @@ class Weights:
         return known
 
     def _due(self, number: int, forward: int) -> int:
-        """The next forward that is this module's turn; modules take turns, so that no forward measures them all."""
+        """The next forward in which to measure this module. Modules take turns, so that no forward measures all of them."""
         if not self._every:
             return forward
         return forward + self._every - (forward + number) % self._every

@@ -9,10 +9,10 @@ V = TypeVar("V")
 
 
 class BoundedDict(dict[K, V]):
-    """At most ``most`` entries: one too many drops the oldest. Look-ups cost what a dict's cost.
+    """A dict of at most ``most`` entries: a further one drops the oldest. Look-ups cost the same as in a dict.
 
-    Whoever takes an entry out with ``pop`` and sets it again makes it the newest: so the least recently used one is dropped.
-    Only ``self[key] = value`` looks at the limit.
+    To drop the least recently used entry instead, take an entry out with ``pop`` when it is used, and set it again. Only
+    ``self[key] = value`` checks the limit.
     """
 
     def __init__(self, most: int) -> None:

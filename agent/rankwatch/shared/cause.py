@@ -1,4 +1,4 @@
-"""A trip, and why it happened: a pure decision over the evidence, shared by the lone agent and the collector."""
+"""A trip and its cause: a pure decision over the evidence, used by the collector, and by an agent without a collector."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class Cause(StrEnum):
     """Why a frame tripped."""
 
     OVERFLOW = "overflow"
-    """Inputs and weights were finite, the output is inf: born here."""
+    """Inputs and weights were finite, the output is inf: it arose here."""
     INVALID = "invalid"
-    """Inputs and weights were finite, the output is nan: born here."""
+    """Inputs and weights were finite, the output is nan: it arose here."""
     WEIGHT = "weight"
-    """The module's own parameter was bad before this forward."""
+    """The module's own parameter was non-finite before this forward."""
     DATA = "data"
-    """What was fed to the root module was bad already."""
+    """An input of the root module was non-finite."""
     UPSTREAM = "upstream"
-    """The frame's input was bad and no watched module made it: born between modules."""
+    """The frame's input was non-finite, and no watched module computed it: it arose between modules."""
     GRADIENT = "gradient"
-    """Born in backward: the forward was finite, a gradient is not."""
+    """The forward was finite, a gradient is not: it arose in the backward."""
 
 
 _NON_FINITE = (State.INF, State.NAN)
@@ -35,11 +35,11 @@ _GRADIENTS = (Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRADIENT)
 class Trip:
     """A frame that broke the policy, with the evidence.
 
-    ``frames`` is the ring of the last frames, the tripped one last; ``reading`` indexes its readings. ``root_inputs`` are
-    the readings of what the root module was called with in this batch. ``shape`` is the tensor's, of whose ``numel``
-    elements ``nan_count`` and ``inf_count`` are not finite; ``numel`` 0: the tensor was gone when its reading was judged.
-    ``time`` is Unix seconds of the rank's clock; it orders nothing but torchelastic's error files. ``loss_scale`` is that of
-    a gradient's batch (0: none was seen in use).
+    ``frames`` are the last frames, the tripped one last; ``reading`` is an index into its readings. ``root_inputs`` are the
+    readings of the root module's inputs in this batch. ``shape`` and ``numel`` are the tensor's; ``nan_count`` and
+    ``inf_count`` of its elements are not finite. ``numel`` is 0 if the tensor no longer existed when its reading was judged.
+    ``time`` is Unix seconds of the rank's clock; it orders only torchelastic's error files. ``loss_scale`` is the loss scale
+    of a gradient's batch (0: none was seen).
     """
 
     position: Position
@@ -64,7 +64,7 @@ class Trip:
 
 
 def classify(trip: Trip) -> tuple[Cause, str]:
-    """The cause class of a trip and its evidence in a sentence (the rules: the design's section on verdicts)."""
+    """The cause of a trip, and its evidence in a sentence."""
     readings = trip.frame.readings
     weights = [r for r in readings if r.kind is Kind.PARAMETER and r.state in _NON_FINITE]
     if weights:
@@ -89,7 +89,7 @@ def classify(trip: Trip) -> tuple[Cause, str]:
 
 
 def _of_root_alone(trip: Trip) -> tuple[Cause, str]:
-    """The cause where of a batch nothing was measured but what the root module was fed and what it made of it."""
+    """The cause in a batch in which only the root module's inputs and outputs were measured (every=K)."""
     bad = [r for r in trip.root_inputs if r.state in _NON_FINITE]
     nans = [r for r in bad if r.state is State.NAN]
     if nans or (bad and trip.culprit.state is State.INF):
@@ -131,7 +131,7 @@ _LOSS = "look at the loss function and the loss scale"
 
 
 def _came_in(trip: Trip) -> list[Reading]:
-    """The gradients that the culprit's module was handed: a parameter's gradient is a frame of its own, beside its call's."""
+    """The gradients that the culprit's module received. A parameter's gradient is a frame apart from its module's call."""
     for frame in reversed(trip.frames):
         if frame is trip.frame or (_is_of_this_backward(frame, trip) and frame.spec.module == trip.frame.spec.module):
             found = [r for r in frame.readings if r.kind is Kind.GRAD_OUTPUT]
@@ -173,7 +173,7 @@ def _inherited(suspect: Reading, trip: Trip) -> tuple[Cause, str]:
 
 
 def _tolerated(suspect: Reading, trip: Trip) -> bool:
-    """Whether the same non-finite input went harmlessly through a module of this class before (a ``-inf`` mask does)."""
+    """Whether a module of this class had the same non-finite input before, and a finite output (as with a ``-inf`` mask)."""
     if trip.culprit.kind in _INPUTS:
         return False
     frame = trip.frame
@@ -191,7 +191,7 @@ def _bad_outputs(frame: Frame) -> bool:
 
 
 def _last_finite_frame(trip: Trip) -> Frame | None:
-    """The last frame of the same batch, and of its same phase, whose outputs were finite."""
+    """The last frame of the same batch and phase whose outputs were finite."""
     for frame in reversed(trip.frames[:-1]):
         alike = frame.position[:2] == trip.position[:2] and frame.spec.phase is trip.frame.spec.phase
         if alike and not _bad_outputs(frame):
@@ -200,15 +200,15 @@ def _last_finite_frame(trip: Trip) -> Frame | None:
 
 
 def _largest(readings: Sequence[Reading]) -> Reading | None:
-    """The finite reading nearest to the end of its dtype's range; of equals an input before a weight."""
+    """The finite reading nearest to the largest number of its dtype; an input before an equal weight."""
     finite = [r for r in readings if r.state is State.FINITE and r.dtype in DTYPE_MAX]
     return max(finite, key=lambda r: (r.abs_max / DTYPE_MAX[r.dtype], r.kind), default=None)
 
 
 def _nearness(largest: Reading, output_dtype: str) -> tuple[str, bool]:
-    """How near a reading is to the largest number of the dtype the module computes in, and whether it is beyond it.
+    """How near a reading is to the largest number of the dtype in which the module computes, and whether it is larger.
 
-    Under autocast a module's inputs are wider than what it computes in, which its output's dtype tells.
+    Under autocast a module computes in a narrower dtype than its inputs have: in that of its output.
     """
     dtype = min((largest.dtype, output_dtype), key=lambda name: DTYPE_MAX.get(name, float("inf")))
     what = "input" if largest.kind in _INPUTS else largest.label
@@ -222,11 +222,11 @@ def _share(reading: Reading, dtype: str) -> str:
 
 
 PHASE_WORDS = {Phase.RECOMPUTE: "recomputed", Phase.BACKWARD: "backward"}
-"""How a frame that is no plain forward is marked."""
+"""The mark of a frame that is no plain forward."""
 
 
 def describe_module(spec: FrameSpec) -> str:
-    """The module as reports name it: qualified name (the root has none), class, the other names of a shared module, phase."""
+    """The module as reports name it: qualified name (``(root)`` for the root), class, further names, phase."""
     aliases = f", also {', '.join(spec.aliases)}" if spec.aliases else ""
     phase = f", {PHASE_WORDS[spec.phase]}" if spec.phase in PHASE_WORDS else ""
     return f"{spec.module or '(root)'} ({spec.module_class}{aliases}{phase})"

@@ -1,6 +1,6 @@
-"""The options of ``watch``: argument, then the ``RANKWATCH_*`` environment, then the file that RANKWATCH_CONFIG names.
+"""The options of ``watch``: the argument, then the ``RANKWATCH_*`` environment, then the file that RANKWATCH_CONFIG names.
 
-What stands at its default is taken from the next of them.
+An option that has its default value in one of them is taken from the next.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ log = logging.getLogger(__name__)
 class Policy(StrEnum):
     """Which non-finite readings trip.
 
-    FIRST (the default): outputs, own parameters, marked tensors, and the gradients that a module's backward makes; a
-    non-finite input or buffer (an additive ``-inf`` attention mask, say) is evidence, but healthy, and so is a non-finite
-    gradient that a module is handed, but for the root module's: that one comes from the loss. STRICT: positional inputs
-    too, as the Hugging Face detector does, every gradient, and a nan in a buffer or keyword input, which that detector does
-    not look at (an inf there is mostly a mask, and torch's own transformer layers pass theirs by keyword). OFF: nothing;
-    readings are only recorded.
+    FIRST (the default): outputs, own parameters, marked tensors, and the gradients that a module's backward computes. A
+    non-finite input or buffer (an additive ``-inf`` attention mask, say) is evidence, but does not trip. Nor does a
+    non-finite gradient that a module receives, except the root module's: that one comes from the loss.
+
+    STRICT: also positional inputs, as in the Hugging Face detector; every gradient; and a nan in a buffer or keyword input,
+    which that detector does not read. An inf there is mostly a mask: torch's own transformer layers pass theirs by keyword.
+
+    OFF: nothing trips; readings are only measured and sent.
     """
 
     FIRST = "first"
@@ -44,7 +46,7 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What ``watch`` was asked for; see there for the meaning of each field."""
+    """The options of one watch; ``watch`` says what each means."""
 
     max_frames_to_save: int = 21
     trace_batch_nums: frozenset[int] = frozenset()
@@ -64,11 +66,11 @@ class Config:
 
 
 FUNCTIONS = frozenset({"loss_scale", "stop"})
-"""Options that only an argument can give."""
+"""Options that only an argument can set."""
 
 
 def is_disabled(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether ``RANKWATCH_MODE=disabled`` asks for nothing to be watched, by nobody. Raises UsageError for another mode."""
+    """Whether ``RANKWATCH_MODE=disabled`` switches every watch off. Raises UsageError for an unknown mode."""
     mode = (os.environ if environ is None else environ).get("RANKWATCH_MODE", "")
     if mode not in ("", "enabled", "disabled"):
         raise UsageError(f"RANKWATCH_MODE={mode!r}: expected enabled or disabled")
@@ -76,13 +78,13 @@ def is_disabled(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
-    """The configuration from ``arguments`` and, for those left at their default, from ``RANKWATCH_<NAME>`` or the file.
+    """The configuration from ``arguments``; options with their default value come from ``RANKWATCH_<NAME>`` or the file.
 
-    In the environment lists are separated by commas: ``RANKWATCH_TRACE_BATCH_NUMS=149,150``. The file, whose path stands in
-    ``RANKWATCH_CONFIG``, is TOML: ``trace_batch_nums = [149, 150]``.
+    In the environment, commas separate the items of a list: ``RANKWATCH_TRACE_BATCH_NUMS=149,150``. ``RANKWATCH_CONFIG`` is
+    the path of the file, which is TOML: ``trace_batch_nums = [149, 150]``.
 
     Raises:
-        UsageError: a value does not fit its option, or the file cannot be used; the text says which and where it came from.
+        UsageError: a value does not fit its option, or the file cannot be used; the text names the option and its source.
     """
     env = os.environ if environ is None else environ
     _warn_of_unknown(env)
@@ -104,10 +106,10 @@ def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Confi
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The options in a TOML file, unchecked but for their names.
+    """The options in a TOML file. Only their names are checked.
 
     Raises:
-        UsageError: it cannot be read, is no TOML, or has an option that does not exist.
+        UsageError: the file cannot be read, is no TOML, or has an option that does not exist.
     """
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -123,7 +125,7 @@ def read_file(path: Path) -> dict[str, Any]:
     return found
 
 
-# Those of watch() are the fields of Config; these are the command line's and the job's.
+# Options of the command line and of the job; the options of watch() are the fields of Config.
 _FURTHER = (
     "JOB", "LISTEN", "ADDRESS", "CONNECTION_FILE", "RUNS_DIR", "HEARTBEAT", "DECISION_WINDOW", "ABORT_GRACE",
     "ON_LOST", "STALL_AFTER", "ON_STALL", "STATUS", "METRICS", "HOST", "PORT", "MODE", "CONFIG", "ATTACH",

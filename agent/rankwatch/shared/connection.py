@@ -1,4 +1,4 @@
-"""The connection file: where the collector is and the keys to speak with it, private to its owner from the first byte."""
+"""The connection file: the collector's address, and the keys for it. Only its owner can read it, from the first byte on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import ConnectionFileError
 
 FORMAT = (1, 0)
-"""Major, minor version of the file; another major version is refused."""
+"""Major and minor version of the file. Another major version is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ NO_KEYS = KeyPair("", "")
 class Connection:
     """How to reach a collector. Keys are CURVE keys in Z85 (40 characters).
 
-    ``job`` names runs that nothing else names; ``for_job_alone``: the keys speak for that job, and no other. Without keys (all
-    empty) the link is in plain text, which is for loopback alone.
+    ``job`` is the name for runs whose environment gives none. ``for_job_alone``: the keys are valid for that job only. With
+    empty keys the link is in plain text, which is allowed on loopback only.
     """
 
     address: str
@@ -49,17 +49,18 @@ class Connection:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine can connect to this name or number."""
+    """Whether only this machine can connect to this name or number."""
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
 
 
 def read(source: str | os.PathLike[str]) -> Connection:
-    """The connection in a file, or in ``source`` itself when that is the file's JSON text (the environment's twin).
+    """The connection in the file ``source``; or in ``source`` itself, if it is the JSON text (as in the environment).
 
     Raises:
-        ConnectionFileError: missing, unreadable, readable or writable by others, malformed, or of another major version.
+        ConnectionFileError: the file is missing, unreadable, readable or writable by others, malformed, or of another major
+            version.
     """
     text = os.fspath(source)
     if "://" in text.partition("{")[0]:
@@ -72,17 +73,17 @@ def read(source: str | os.PathLike[str]) -> Connection:
 
 
 def write(connection: Connection, path: Path) -> None:
-    """Writes the file with mode 0600, in one step, so that nobody reads half of it.
+    """Writes the file with mode 0600. The write is atomic.
 
     Raises:
-        ConnectionFileError: it cannot be written.
+        ConnectionFileError: the file cannot be written.
     """
     body = {"rankwatch_connection": list(FORMAT), **asdict(connection)}
     write_private(path, json.dumps(body, indent=2) + "\n")
 
 
 def write_private(path: Path, text: str) -> None:
-    """Writes a file that only its owner can read, replacing what stood there. Raises ConnectionFileError."""
+    """Writes or replaces a file that only its owner can read. Raises ConnectionFileError."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""The data types that flow from the hooks over the wire into the reports.
+"""The data types that flow from the hooks over the wire into the reports. Standard library only.
 
-A frame is one call of one module's forward. What it measures is its *spec* (module, class and one row per reading); the
-numbers are columns beside it: abs min, abs max, state. A batch is many frames: its specs make a frame table, which is sent
-once, and its columns, laid end to end, make the batch summary, which is sent every batch. Standard library only.
+A frame is one call of one module. Its *spec* says what is measured: module, class, and one row per reading. Its numbers are
+three columns: abs min, abs max, state. A batch has many frames. Their specs form a frame table, which is sent once; their
+columns, joined end to end, form the batch summary, which is sent for every batch.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from typing import NamedTuple
 
 
 class Kind(enum.IntEnum):
-    """What a reading was taken from."""
+    """What was measured."""
 
     PARAMETER = 0
     BUFFER = 1
     INPUT = 2
     OUTPUT = 3
     MARKED = 4
-    """A tensor the user marked by ``detect_overflow``."""
+    """A tensor that the user marked with ``detect_overflow``."""
     KEYWORD = 5
     """An input that was passed by keyword."""
     GRAD_OUTPUT = 6
-    """The gradient with respect to a module's output: what its backward starts from."""
+    """The gradient with respect to a module's output: the input of its backward."""
     GRAD_INPUT = 7
-    """The gradient with respect to a module's input: what its backward makes."""
+    """The gradient with respect to a module's input: the result of its backward."""
     GRADIENT = 8
-    """The gradient of a parameter, as accumulated so far."""
+    """The gradient of a parameter, accumulated so far."""
 
 
 class Phase(enum.IntEnum):
-    """When a frame was taken."""
+    """In which part of a batch a module was called."""
 
     FORWARD = 0
     RECOMPUTE = 1
-    """A forward that activation checkpointing repeats in the backward of its batch."""
+    """A forward that activation checkpointing repeats during the backward of its batch."""
     BACKWARD = 2
 
 
 class State(enum.IntEnum):
-    """What a reading's numbers mean. Only INF and NAN are non-finite; from NONE on nothing can trip."""
+    """What a reading's numbers mean. Only INF and NAN are non-finite, and only they can trip."""
 
     FINITE = 0
     INF = 1
@@ -54,9 +54,9 @@ class State(enum.IntEnum):
     NOT_A_TENSOR = 4
     EMPTY = 5
     NOT_FLOAT = 6
-    """Integers and booleans: measured, never tripping."""
+    """Integers and booleans: measured, but they never trip."""
     UNMATERIALISED = 7
-    """There are no values to read (meta tensors, layouts that cannot be measured)."""
+    """No values to read: a meta tensor, or a layout that cannot be measured."""
 
 
 MEASURED = frozenset({State.FINITE, State.INF, State.NAN, State.NOT_FLOAT})
@@ -84,20 +84,21 @@ DTYPE_TINY = {
     "float8_e4m3fn": 0.015625,
     "float8_e4m3fnuz": 0.0078125,
 }
-"""The smallest normal number of each floating dtype: below it, digits are lost, and then the number itself."""
+"""The smallest normal number of each floating dtype. Smaller numbers first lose digits, then become zero."""
 
 SHARD = " (shard"
-"""Begins what ends the label of a parameter, buffer or their gradient of which only this rank's part was measured."""
+"""Label suffix: only this rank's shard was measured, as in ``weight (shard of 4)``."""
 
 WIDE_DTYPES = frozenset({"float64", "complex64", "complex128", "float"})
-"""Dtypes whose values float32 cannot hold: a column with one of them is packed as float64."""
+"""Dtypes whose values do not fit into float32: a column with one of them is packed as float64."""
 
 
 class Position(NamedTuple):
-    """Where a rank is, or was, in logical time; ordered. Ranks that run the same program agree on it, clocks do not.
+    """The logical time of a rank or frame; positions are ordered. Ranks that run the same program have the same positions,
+    which their clocks do not.
 
-    ``eval`` is 0 in training batch ``batch`` and counts the eval forwards after it (batch is -1 before the first);
-    ``frame`` counts the finished frames, so a frame of index f is passed once ``frame > f``.
+    ``batch`` is -1 before the first batch. ``eval`` is 0 in a batch, and counts the eval forwards after it. ``frame`` counts
+    the finished frames: a rank has passed the frame with index f once ``frame > f``.
     """
 
     batch: int
@@ -109,11 +110,11 @@ NOWHERE = Position(-1, 0, 0)
 """Before the first batch."""
 
 NO_STAGE = -1
-"""The stage of a rank whose model is no stage of a pipeline."""
+"""The stage of a rank whose model is not part of a pipeline."""
 
 
 class Reading(NamedTuple):
-    """One measured ingredient of a frame."""
+    """One measured tensor of a frame."""
 
     label: str
     kind: Kind
@@ -125,7 +126,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadingSpec:
-    """The constant part of a reading. ``dtype`` is torch's name without ``torch.``, or empty for what is no tensor."""
+    """The constant part of a reading. ``dtype`` is torch's name without ``torch.``; empty if the value is no tensor."""
 
     kind: Kind
     label: str
@@ -134,7 +135,7 @@ class ReadingSpec:
 
 @dataclass(frozen=True, slots=True)
 class FrameSpec:
-    """The constant part of a frame. ``aliases`` are the further names of a module that the model holds more than once."""
+    """The constant part of a frame. ``aliases``: further names of a module that the model contains more than once."""
 
     module: str
     module_class: str
@@ -149,7 +150,7 @@ class FrameSpec:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One call of one module's forward: ``spec`` and its columns (one entry per reading; 0.0 where nothing was measured)."""
+    """One call of one module: ``spec`` and three columns with one entry per reading (0.0 where nothing was measured)."""
 
     position: Position
     spec: FrameSpec
@@ -167,14 +168,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class FrameTable:
-    """The specs of a batch's frames in execution order, named by a hash of their content."""
+    """The specs of a part's frames in execution order. ``id`` is a hash of their content."""
 
     specs: tuple[FrameSpec, ...]
     id: str = field(init=False)
     rows: int = field(init=False)
     typecode: str = field(init=False)
     column_bytes: int = field(init=False)
-    """Of each of a batch's two packed columns."""
+    """The size of each of the two packed columns of a batch summary."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", _table_id(self.specs))
@@ -184,11 +185,11 @@ class FrameTable:
 
 
 class BatchSummary(NamedTuple):
-    """One rank's readings of one batch: packed columns (little-endian floats) against the table ``table_id``.
+    """The numbers of one part of a batch on one rank: packed little-endian columns for the frame table ``table_id``.
 
-    A batch comes in parts: its forward, then what was recorded in its backward; ``first_frame`` is the index of a part's
-    first frame, 0 for the forward. ``optimizer_step`` counts the optimizer steps finished before the batch; the times are
-    Unix seconds of the rank's clock.
+    A batch has up to two parts: its forward, then the frames of its backward. ``first_frame`` is the index of the part's
+    first frame, 0 for the forward. ``optimizer_step`` counts the optimizer steps done before the batch. The times are Unix
+    seconds of the rank's clock.
     """
 
     batch: int
@@ -203,11 +204,11 @@ class BatchSummary(NamedTuple):
     states: bytes
 
     def fits(self, table: FrameTable) -> bool:
-        """Whether the columns are as many rows, and as wide, as ``table`` says."""
+        """Whether the columns have the rows and the width of ``table``."""
         return len(self.states) == table.rows and len(self.abs_min) == len(self.abs_max) == table.column_bytes
 
     def frames(self, table: FrameTable) -> Iterator[Frame]:
-        """The part's frames in execution order. Raises ValueError when the columns do not fit ``table``."""
+        """The part's frames in execution order. Raises ValueError if the columns do not fit ``table``."""
         if not self.fits(table):
             raise ValueError(f"columns of {len(self.abs_min)} bytes and {len(self.states)} rows against {table.rows} rows")
         lows, highs = unpack(table.typecode, self.abs_min), unpack(table.typecode, self.abs_max)
@@ -225,7 +226,7 @@ def pack(typecode: str, values: Sequence[float]) -> bytes:
 
 
 def unpack(typecode: str, column: bytes) -> tuple[float, ...]:
-    """The floats of a packed column. Raises ValueError when its length is not a whole number of items."""
+    """The floats of a packed column. Raises ValueError if its length is not a whole number of items."""
     count, rest = divmod(len(column), struct.calcsize(f"<{typecode}"))
     if rest:
         raise ValueError(f"a column of {len(column)} bytes does not hold whole {typecode!r} items")
@@ -233,7 +234,7 @@ def unpack(typecode: str, column: bytes) -> tuple[float, ...]:
 
 
 def state_of(abs_min: float, abs_max: float) -> State:
-    """The state of a floating tensor with these extremes (a nan anywhere shows in the abs max)."""
+    """The state of a floating tensor with these extremes (any nan in it makes the abs max nan)."""
     if math.isnan(abs_max) or math.isnan(abs_min):
         return State.NAN
     return State.INF if math.isinf(abs_max) else State.FINITE
@@ -246,7 +247,7 @@ def _typecode(rows: Iterable[ReadingSpec]) -> str:
 def _table_id(specs: tuple[FrameSpec, ...]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for spec in specs:
-        # repr() quotes each name, so no choice of names makes two tables look alike.
+        # repr() quotes each name: no choice of names gives two different tables the same text.
         digest.update(repr((spec.module, spec.module_class, spec.aliases, int(spec.phase))).encode())
         for row in spec.readings:
             digest.update(repr((int(row.kind), row.label, row.dtype)).encode())

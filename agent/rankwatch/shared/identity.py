@@ -1,4 +1,4 @@
-"""Who this process is: torchrun's environment first, then the process group's word, then SLURM's, else a job of one process."""
+"""This process's rank and job: from torchrun's environment, else the process group, else SLURM, else rank 0 of 1."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 
-# torchrun's default run id, when none was asked for.
+# torchrun's run id where --rdzv-id was not given.
 _NO_RUN_ID = {"", "none"}
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The place of a process in its job. ``job`` is empty when nothing in the environment names it."""
+    """A process and its job. ``job`` is empty if nothing in the environment names it."""
 
     job: str
     restart: int
@@ -31,12 +31,12 @@ def identify(environ: Mapping[str, str] | None = None, group: tuple[int, int] | 
     """Reads the identity from ``environ`` (default: ``os.environ``).
 
     Args:
-        group: rank and world size in torch.distributed, where there is a process group: what holds for processes that a
-            launcher gave no ``RANK``, such as those of ``torch.multiprocessing.spawn``, and for those in whose environment
-            it is the rank of the one that started them: their group is larger than ``WORLD_SIZE``.
+        group: rank and world size in torch.distributed, if there is a process group. It decides where the launcher set no
+            ``RANK`` (``torch.multiprocessing.spawn``), and where the group is larger than ``WORLD_SIZE``: then ``RANK`` was
+            inherited from the process that started this one.
 
     Raises:
-        UsageError: a variable is no number, or the rank does not lie in the world.
+        UsageError: a variable is no number, or the rank is not below the world size.
     """
     env = os.environ if environ is None else environ
     launched = _numbers(env, RANK=0, WORLD_SIZE=1, LOCAL_RANK=0) if "RANK" in env else None
@@ -45,7 +45,7 @@ def identify(environ: Mapping[str, str] | None = None, group: tuple[int, int] | 
     elif group is not None:
         rank, world_size = group
         (local_rank,) = _numbers(env, LOCAL_RANK=rank) if launched is None else (rank,)
-    elif "SLURM_STEP_ID" in env:  # a task of srun; in the batch script itself SLURM_NTASKS counts tasks that are not there
+    elif "SLURM_STEP_ID" in env:  # a task of srun; in the batch script, SLURM_NTASKS counts tasks that were not started
         rank, world_size, local_rank = _numbers(env, SLURM_PROCID=0, SLURM_NTASKS=1, SLURM_LOCALID=0)
     else:
         rank, world_size, local_rank = 0, 1, 0
@@ -53,7 +53,7 @@ def identify(environ: Mapping[str, str] | None = None, group: tuple[int, int] | 
         raise UsageError(f"rank {rank} does not lie in a world of {world_size}: check RANK and WORLD_SIZE")
     return Identity(
         job=_job(env),
-        # A requeued SLURM job starts torchrun anew, which counts from 0 again.
+        # A requeued SLURM job starts torchrun anew, and its restart count begins at 0 again.
         restart=sum(_numbers(env, TORCHELASTIC_RESTART_COUNT=0, SLURM_RESTART_COUNT=0)),
         rank=rank,
         world_size=world_size,
@@ -64,11 +64,11 @@ def identify(environ: Mapping[str, str] | None = None, group: tuple[int, int] | 
 
 
 def unnamed_job(who: Identity, environ: Mapping[str, str] | None = None) -> str:
-    """A name for a job that has none: what its ranks share and other jobs do not."""
+    """A name for a job that has none: the same on all of its ranks, and different in other jobs."""
     env = os.environ if environ is None else environ
     if who.world_size > 1 and "MASTER_ADDR" in env:
         return f"{env['MASTER_ADDR']}-{env.get('MASTER_PORT', '')}"
-    starter = os.getppid() if who.world_size > 1 else who.pid  # that of mp.spawn, say
+    starter = os.getppid() if who.world_size > 1 else who.pid  # the process that called mp.spawn, say
     return f"{who.host}-{starter}"
 
 

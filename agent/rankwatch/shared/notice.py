@@ -1,4 +1,4 @@
-"""What a rank notices that is not a trip: underflow, gradients that turn to zeros, and modules on their way to overflow."""
+"""Notices, the warnings before anything trips: underflow, gradients that become zero, modules that approach overflow."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from .frame import DTYPE_MAX, DTYPE_TINY
 
 ZEROS = " zeros"
-"""The end of a label whose reading is the share of exact zeros in a parameter's gradient."""
+"""Label suffix: the reading is the share of exact zeros in a parameter's gradient."""
 
 
 class NoticeKind(enum.IntEnum):
     """What was noticed."""
 
     UNDERFLOW = 0
-    """Values are there, but all of them lie under the smallest normal number of their dtype."""
+    """All values are below the smallest normal number of their dtype, and not all are zero."""
     ZEROS = 1
     """A growing share of a gradient's elements is exactly zero."""
     HEADROOM = 2
-    """The abs max nears its dtype's max, and grows."""
+    """The abs max approaches its dtype's max."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One reading that was noticed, on one rank; a later notice of the same (kind, module, label) replaces the earlier.
+    """A notice about one reading of one rank. A later notice of the same (kind, module, label) replaces the earlier one.
 
-    ``value`` is the abs max, or for ZEROS the share of zeros (0 to 1), in batch ``batch``; ``since`` is the batch in which
-    it was first noticed. ``growth`` is in doublings per batch (for ZEROS: share per batch).
+    ``value`` is the abs max in batch ``batch``; for ZEROS, the share of zeros (0 to 1). ``since`` is the batch of the first
+    such notice. ``growth`` is in doublings per batch; for ZEROS, share per batch.
     """
 
     kind: NoticeKind
@@ -47,14 +47,14 @@ class Notice:
 
     @property
     def batches_left(self) -> float:
-        """For HEADROOM: after how many more batches the abs max reaches its dtype's max at the present growth."""
+        """For HEADROOM: the number of batches until the abs max reaches its dtype's max, if it grows on as it does now."""
         if self.growth <= 0 or self.value <= 0 or self.dtype not in DTYPE_MAX:
             return math.inf
         return max(0.0, math.log2(DTYPE_MAX[self.dtype] / self.value) / self.growth)
 
     @property
     def urgency(self) -> tuple[bool, float]:
-        """The order in which notices are shown: what nears overflow, the nearest first, then the others as they began."""
+        """Sort key for views: HEADROOM first, the fewest batches left first; then the others, the oldest first."""
         return (False, self.batches_left) if self.kind is NoticeKind.HEADROOM else (True, float(self.since))
 
 

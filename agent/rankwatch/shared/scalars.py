@@ -1,4 +1,4 @@
-"""Readings as scalars with names, for the logger of a training and for TensorBoard. Shared by agent and exports."""
+"""Readings as named scalars, for a training's logger and for TensorBoard. Used by the agent and by exports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .frame import MEASURED, BatchSummary, FrameSpec, FrameTable, Phase
 
 
 def name_rows(specs: Iterable[FrameSpec]) -> list[str]:
-    """``MODULE/LABEL`` of each reading; calls of a module in the same batch are told apart from the second on."""
+    """``MODULE/LABEL`` of each reading; from a module's second call in a batch on, with the number of the call."""
     calls: Counter[tuple[str, Phase, str]] = Counter()
     rows = []
     for spec in specs:
@@ -24,7 +24,7 @@ def name_rows(specs: Iterable[FrameSpec]) -> list[str]:
 
 
 class LastBatch:
-    """The parts of the last batch that was told, packed as they came."""
+    """The parts of the last batch that was judged, still packed."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[FrameTable, BatchSummary]] = []
@@ -33,11 +33,11 @@ class LastBatch:
         if not summary.first_frame:
             self._parts = []
         elif self._parts and self._parts[0][1].batch != summary.batch:
-            return  # the backward of a batch before the last
+            return  # the backward of an earlier batch
         self._parts.append((table, summary))
 
     def scalars(self) -> dict[str, float]:
-        """``abs_max/MODULE/LABEL`` and ``abs_min/MODULE/LABEL`` of all that was measured."""
+        """``abs_max/MODULE/LABEL`` and ``abs_min/MODULE/LABEL`` of each reading with numbers."""
         found: dict[str, float] = {}
         readings = [reading for table, part in self._parts for frame in part.frames(table) for reading in frame.readings]
         names = name_rows(spec for table, _ in self._parts for spec in table.specs)

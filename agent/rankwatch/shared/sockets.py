@@ -1,4 +1,4 @@
-"""The only file that creates ZeroMQ sockets: with CURVE unless told otherwise, with limits, and no lingering."""
+"""The only file that creates ZeroMQ sockets: encrypted with CURVE by default, with limits, without lingering."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .wire import MAX_MESSAGE_BYTES
 
 SEND_HIGH_WATER = 1000
 RECEIVE_HIGH_WATER = 4
-"""Messages of one peer that wait in the collector; what it is not quick enough to take waits with its rank."""
+"""Messages of one peer that wait in the collector; further ones wait in the rank."""
 MAX_PEERS = 65_536
 
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES = 2, 1, 3
-"""Seconds, seconds, and how many may go unanswered. The kernel asks and answers, whatever the process does: a host that is cut
-off or gone loses its connection within about five seconds; a process that is stopped, or keeps the interpreter to itself, does
-not, and is told from a dead one so. (ZeroMQ's own pings are answered by the process.)"""
+"""Seconds, seconds, and how many probes may stay unanswered. The kernels send and answer them, whatever the processes do. So
+a host that is cut off or gone loses its connection within about five seconds; a process that is stopped, or never releases
+the interpreter, keeps it, and can be distinguished from a dead one. (ZeroMQ's own pings are answered by the process.)"""
 
 
 def new_key_pair() -> KeyPair:
@@ -31,7 +31,7 @@ def new_key_pair() -> KeyPair:
 
 
 def dealer(context: zmq.Context[zmq.Socket[bytes]], connection: Connection) -> zmq.Socket[bytes]:
-    """A rank's socket, connecting in the background. Nothing is queued before the connection stands."""
+    """A rank's socket, connecting in the background. Messages are queued only once it is connected."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -48,7 +48,7 @@ def dealer(context: zmq.Context[zmq.Socket[bytes]], connection: Connection) -> z
 
 
 def authenticator(context: zmq.Context[zmq.Socket[bytes]], admits: Callable[[str], bool]) -> ThreadAuthenticator:
-    """Starts the thread that admits only peers with a client key that ``admits`` accepts to the sockets of ``context``."""
+    """Starts the thread that lets a peer connect to the sockets of ``context`` only if ``admits`` accepts its client key."""
 
     class AdmittedKeys:
         def callback(self, domain: str, key: bytes) -> bool:
@@ -63,12 +63,12 @@ def authenticator(context: zmq.Context[zmq.Socket[bytes]], admits: Callable[[str
 def router(
     context: zmq.Context[zmq.Socket[bytes]], listen: str, server: KeyPair, address: str | None = None
 ) -> tuple[zmq.Socket[bytes], str]:
-    """The collector's socket, bound to ``listen`` (``tcp://HOST:PORT``; port 0 picks one), and the address ranks connect to.
+    """The collector's socket, bound to ``listen`` (``tcp://HOST:PORT``; port 0 picks one), and the address for the ranks.
 
-    That is ``address`` where it is given, with the port that was bound in place of 0.
+    The latter is ``address`` if given, with the bound port in place of port 0.
 
     Raises:
-        AddressError: malformed, in use, or not an address of this machine; without keys, not loopback.
+        AddressError: an address is malformed, in use, not of this machine, or, without keys, not loopback.
     """
     host, port = _split(listen)
     public, public_port = _split(address) if address else ("", 0)
@@ -90,7 +90,7 @@ def router(
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_INTERVAL)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
-    # What is under way to a host that is gone is not probed, but repeated: that ends in the same time.
+    # While sent bytes are unacknowledged, TCP repeats them and does not probe: repeating ends after the same time.
     socket.setsockopt(zmq.TCP_MAXRT, 1000 * (KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_PROBES))
     if server != NO_KEYS:
         socket.curve_server = True
@@ -107,18 +107,18 @@ def router(
 
 
 def watch_disconnections(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """A socket that becomes readable when a connection of ``socket`` ends; see ``next_disconnection``."""
+    """A socket that becomes readable when a connection of ``socket`` ends; read it with ``next_disconnection``."""
     address = f"inproc://disconnections-{id(socket)}"
     socket.monitor(address, zmq.EVENT_DISCONNECTED)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
-    # Where there is no room for an event, libzmq waits: in mid-run with all its connections, and at the close for ever.
+    # If an event finds no room, libzmq blocks: during a run all connections wait, and the close waits for ever.
     monitor.setsockopt(zmq.RCVHWM, 0)
     monitor.connect(address)
     return monitor
 
 
 def next_disconnection(monitor: zmq.Socket[bytes]) -> int | None:
-    """The file descriptor of a connection that has ended; None when there is no more to tell."""
+    """The file descriptor of the next connection that has ended; None if there is no further one."""
     try:
         return int(recv_monitor_message(monitor, zmq.NOBLOCK)["value"])
     except zmq.Again:
@@ -133,7 +133,7 @@ def _split(address: str) -> tuple[str, int]:
 
 
 def _resolve(host: str) -> str:
-    # ZeroMQ binds to interfaces and numbers; names are for getaddrinfo.
+    # ZeroMQ binds to interfaces and numeric addresses; getaddrinfo resolves names.
     if host == "*":
         return host
     try:

@@ -6,6 +6,6 @@ import enum
 
 
 class StrEnum(str, enum.Enum):
-    """Members are their values, also where they are printed."""
+    """An enum whose members are strings, and print as their values."""
 
     __str__ = str.__str__

@@ -1,4 +1,4 @@
-"""Frames as text, in the format of the Hugging Face detector, and the culprit in one line. Shared by agent and reports."""
+"""Frames as text, in the format of the Hugging Face detector; culprits, positions and ranks in words."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .frame import MEASURED, NO_STAGE, Frame, FrameSpec, Phase, Position, Readin
 
 _INDENT = " " * 17
 COLUMNS = f"{'abs min':8} {'abs max':8} metadata"
-"""The head of readings that are shown line by line."""
+"""The head of a list of readings."""
 
 
 def format_reading(reading: Reading) -> str:
-    """One line: abs min and abs max in 8 columns each, then the label; words where there are no numbers."""
+    """One line: abs min and abs max in 8 columns each, then the label. Without numbers: the state in words."""
     if reading.state in MEASURED:
         return f"{reading.abs_min:8.2e} {reading.abs_max:8.2e} {reading.label}"
     words = "None" if reading.state is State.NONE else reading.state.name.lower().replace("_", " ")
@@ -21,13 +21,13 @@ def format_reading(reading: Reading) -> str:
 
 
 def format_module(spec: FrameSpec) -> str:
-    """The line over a frame's readings; one that is no plain forward carries its phase."""
+    """The line above a frame's readings, with the phase unless it is a plain forward."""
     phase = f" ({PHASE_WORDS[spec.phase]})" if spec.phase in PHASE_WORDS else ""
     return f"{_INDENT} {spec.module} {spec.module_class}{phase}"
 
 
 def format_frame(frame: Frame) -> str:
-    """A frame's lines; the first frame of a batch carries the batch's header."""
+    """A frame's lines; above the first frame of a batch, the batch's header."""
     lines = [format_module(frame.spec)]
     if frame.position.frame == 0:
         lines[:0] = [f"\n\n{_INDENT} *** Starting {_batch_name(frame.position)} ***", COLUMNS]
@@ -36,12 +36,12 @@ def format_frame(frame: Frame) -> str:
 
 
 def format_trace(frames: Iterable[Frame]) -> str:
-    """The frames of a traced batch, one after the other."""
+    """The frames of a traced batch."""
     return "\n".join(map(format_frame, frames))
 
 
 def format_dump(frames: Sequence[Frame]) -> str:
-    """The ring of last frames of a detection, with the three empty lines that end it there."""
+    """The last frames before a trip, and the three empty lines with which the Hugging Face detector ends."""
     batch, evaluation, _ = frames[-1].position
     where = (
         f"during batch_number={batch}" if batch >= 0 and not evaluation else f"in {describe_position(frames[-1].position)}"
@@ -52,7 +52,7 @@ def format_dump(frames: Sequence[Frame]) -> str:
 
 
 def format_head(title: str, fields: Iterable[tuple[str, str]]) -> str:
-    """The head of a report: a title, then labelled fields; a field's further lines are indented under its first."""
+    """The head of a report: a title, then labelled fields. Further lines of a field are indented below its first line."""
     lines = [f"rankwatch: {title}"]
     for label, text in fields:
         first, *rest = text.split("\n")
@@ -79,7 +79,7 @@ def describe_position(position: Position) -> str:
 
 
 def describe_culprit(rank: str, trip: Trip) -> str:
-    """The culprit in one line, for exceptions, stderr and error files. ``rank`` names the rank, host included."""
+    """The culprit in one line, for exceptions, stderr and error files. ``rank``: as from ``describe_rank``."""
     culprit = trip.culprit
     return (
         f"{rank}, {describe_position(trip.position)}: {describe_module(trip.frame.spec)}, "
@@ -118,7 +118,7 @@ def format_spans(numbers: Iterable[int], most: int | None = 8) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` in one line, without what would move a terminal's cursor: ranks choose the names in it."""
+    """``text`` in one line, without control characters: ranks choose the names in it, and a terminal would obey them."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 

@@ -1,5 +1,7 @@
-"""The options of ``watch`` that can change while the training runs. A new one also needs a field on the wire, a line in
-``Detector._tune`` and an option of ``rankwatch tune``."""
+"""The options of ``watch`` that can change while the training runs.
+
+A new one also needs a field in ``wire``, an effect in ``Detector._tune`` and an option of ``rankwatch tune``.
+"""
 
 from __future__ import annotations
 
