@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import socket as stdlib_socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import AddressError
 from .connection import NO_KEYS, Connection, KeyPair, is_loopback
 from .wire import MAX_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from zmq.auth.thread import ThreadAuthenticator
 
 SEND_HIGH_WATER = 1000
 RECEIVE_HIGH_WATER = 4
@@ -49,6 +52,8 @@ def dealer(context: zmq.Context[zmq.Socket[bytes]], connection: Connection) -> z
 
 def authenticator(context: zmq.Context[zmq.Socket[bytes]], admits: Callable[[str], bool]) -> ThreadAuthenticator:
     """Starts the thread that lets a peer connect to the sockets of ``context`` only if ``admits`` accepts its client key."""
+
+    from zmq.auth.thread import ThreadAuthenticator  # here, since it imports asyncio, which ranks do without
 
     class AdmittedKeys:
         def callback(self, domain: str, key: bytes) -> bool:

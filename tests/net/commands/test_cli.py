@@ -22,7 +22,7 @@ from rankwatch_monitor.decide.ledger import Received
 from rankwatch_monitor.serve.launcher import job_name
 from rankwatch_monitor.serve.precedence import DECIDING, RECORDING
 
-HEAVY = {"zmq", "torch", "asyncio", "http", "rich", "prometheus_client", "starlette"}
+HEAVY = {"numpy", "zmq", "torch", "asyncio", "http", "rich", "prometheus_client", "starlette"}
 """Libraries that take much longer to import than Python takes to start."""
 
 _FIELDS = ("address", "server_public", "client_public", "client_secret", "job")
