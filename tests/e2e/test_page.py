@@ -124,7 +124,7 @@ def test_a_run_grows_while_the_page_is_open(site: Site) -> None:
         for rank in ranks:
             rank.ask("batches", 2)
         browser.shows("5\nbatches", ".tiles")
-        browser.shows("goes on", ".badge")
+        browser.shows("running", ".badge")
         ranks[1].tell("trip")
         browser.shows("First overflow")
         browser.until(lambda: "inf or nan" in browser.chart())

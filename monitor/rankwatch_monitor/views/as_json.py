@@ -1,4 +1,4 @@
-"""The report for programs: strict JSON, where a value that is inf or nan is null and its state says which."""
+"""The report for programs, as strict JSON: an inf or nan value is null, and its state says which."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "frames": [] if verdict is None else [frame_to_dict(frame) for frame in verdict.trip.frames],
         "acknowledged_in": report.acknowledged_in,
         "ranks": [rank_to_dict(row) for row in report.ranks],
-        "notices": [notice_to_dict(kept) for kept in report.notices],
+        "notices": [notice_to_dict(noticed) for noticed in report.notices],
         "notices_unkept": report.notices_unkept,
         "stalled": report.stalled,
     }
@@ -41,7 +41,7 @@ def to_dict(report: Report) -> dict[str, Any]:
 def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
     trip = verdict.trip
     row = report.ranks[verdict.rank]
-    counted = trip.numel > 0  # else the tensor was gone when its reading was judged
+    counted = trip.numel > 0  # else the tensor was freed before its reading was judged
     return {
         "rank": verdict.rank,
         "local_rank": row.local_rank,
@@ -122,10 +122,10 @@ def frame_to_dict(frame: Frame) -> dict[str, Any]:
     }
 
 
-def notice_to_dict(kept: RankNotice) -> dict[str, Any]:
-    notice = kept.notice
+def notice_to_dict(noticed: RankNotice) -> dict[str, Any]:
+    notice = noticed.notice
     return {
-        "rank": kept.rank,
+        "rank": noticed.rank,
         "kind": notice.kind.name.lower(),
         "module": notice.module,
         "module_class": notice.module_class,

@@ -33,7 +33,7 @@ def render(closeup: BatchCloseup, frames: int) -> str:
 
 
 def to_json(closeup: BatchCloseup, frames: int) -> str:
-    """As strict JSON. ``frames`` are those of the rank, ``envelope`` what is shown where none of them is kept."""
+    """As strict JSON. ``frames`` are the rank's frames; ``envelope`` is shown if none of them is stored."""
     before, after = _around(closeup)
     body = {
         "schema": SCHEMA,
@@ -57,7 +57,7 @@ def _digest(closeup: BatchCloseup) -> list[tuple[str, str]]:
     nearest = min(closeup.parts, key=lambda part: part.headroom)
     fields = [
         ("step", f"optimizer step {first.step}, {_when(first.started)}, {last.ended - first.started:.3g} s"),
-        ("headroom", f"{digests.describe_headroom(nearest)} in {digests.describe_place(nearest.nearest)}"),
+        ("headroom", f"{digests.describe_headroom(nearest)} in {digests.describe_reading(nearest.nearest)}"),
     ]
     return fields + [("bad", digests.describe_bad(part)) for part in closeup.parts if part.bad]
 
@@ -69,37 +69,33 @@ def _when(seconds: float) -> str:
 
 
 def _frames(closeup: BatchCloseup, frames: int) -> str:
-    """What is shown, and of what."""
+    """Which frames are shown, and where they come from."""
     if closeup.frames:
         there = len(closeup.frames)
         text = f"the last {min(frames, there)} of {there}" if frames < there else f"all {there}"
         if closeup.by_trip == there:
-            return f"{text} that the rank told when it tripped; the others it never sent"
-        by_trip = f"; the last {closeup.by_trip} as it told them when it tripped" if closeup.by_trip else ""
+            return f"{text} that the rank sent with its trip; it never sent the others"
+        by_trip = f"; the last {closeup.by_trip} came with its trip" if closeup.by_trip else ""
         return f"{text}, as the rank sent them{by_trip}"
     near = [str(batch) for batch in _around(closeup) if batch is not None]
-    text = "not kept as the rank sent them; "
-    text += (
-        f"nearest to it are those of batch{'es' if len(near) > 1 else ''} {' and '.join(near)}"
-        if near
-        else "nor are any of it"
-    )
+    nearest = f"the nearest stored: {' and '.join(near)}" if near else "no other batch of this rank is stored either"
+    text = f"not stored as the rank sent them; {nearest}"
     if not closeup.spans:
-        return f"{text}; what was over all ranks is not kept either"
+        return f"{text}; the envelope over all ranks is not stored either"
     there = len(closeup.spans)
-    return f"{text}\nhere are {f'the last {frames} of' if frames < there else 'all'} {there} over all ranks"
+    return f"{text}\n{f'the last {frames} of' if frames < there else 'all'} {there} over all ranks instead"
 
 
 def _around(closeup: BatchCloseup) -> tuple[int | None, int | None]:
-    """The rank's batches before and after this one that are kept as sent."""
-    kept = closeup.kept
-    at = bisect_left(kept, closeup.batch)
-    after = [batch for batch in kept[at : at + 2] if batch > closeup.batch]
-    return (kept[at - 1] if at else None), (after[0] if after else None)
+    """The nearest batches before and after this one that are stored as the rank sent them."""
+    stored = closeup.stored
+    at = bisect_left(stored, closeup.batch)
+    after = [batch for batch in stored[at : at + 2] if batch > closeup.batch]
+    return (stored[at - 1] if at else None), (after[0] if after else None)
 
 
 def _columns(frames: Sequence[Frame]) -> str:
-    """The head of the columns, which a batch's first frame brings itself."""
+    """The head of the columns; a trace that begins with frame 0 has it already."""
     return "" if frames[0].position.frame == 0 else f"{COLUMNS}\n"
 
 

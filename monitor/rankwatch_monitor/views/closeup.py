@@ -28,14 +28,14 @@ class DigestReading(NamedTuple):
 
     frame: int
     spec: FrameSpec
-    reading: ReadingSpec
+    row: ReadingSpec
 
 
 class PartDigest(NamedTuple):
     """The digest of a part of a batch.
 
-    ``headroom`` is how many times ``nearest`` could double before it reached its dtype's largest number (inf: all are zero);
-    ``bad`` readings are inf or nan, the first of them ``first_bad``. The places are None where the frame table is not kept.
+    ``headroom`` is how many times ``nearest`` can double until it reaches its dtype's largest number (inf: all are zero).
+    ``bad`` readings are inf or nan; ``first_bad`` is the first of them. Both are None if the frame table is not stored.
     """
 
     batch: int
@@ -51,7 +51,7 @@ class PartDigest(NamedTuple):
 
 
 class SpanReading(NamedTuple):
-    """A reading over the ranks, and which have its extremes (None: no rank has a number); ``state_rank`` has the state."""
+    """A reading over all ranks, and the ranks with its extremes (None: no rank has a number) and with its state."""
 
     reading: Reading
     low_rank: int | None
@@ -60,7 +60,7 @@ class SpanReading(NamedTuple):
 
 
 class SpanFrame(NamedTuple):
-    """A frame over so many ranks."""
+    """A frame over all ``ranks`` that sent it."""
 
     frame: int
     spec: FrameSpec
@@ -70,21 +70,22 @@ class SpanFrame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankCloseup:
-    """A rank: ``standing`` where it is while the run goes on, ``parts`` of its last batches, and the batches kept as sent."""
+    """A rank. ``parts`` are of its last batches; ``stored`` are its batches that are stored as it sent them."""
 
     report: Report
     row: RankRow
     standing: RankStanding | None
     trip: Trip | None
     parts: list[PartDigest]
-    kept: list[int]
+    stored: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCloseup:
-    """A batch of a rank: its ``frames`` as far as they are kept, the last ``by_trip`` of them as it told when it tripped.
+    """A batch of a rank: its ``frames`` if they are stored; the last ``by_trip`` of them came with the rank's trip.
 
-    ``kept`` are the rank's batches that are kept as sent; ``spans`` the batch over the ranks, where it is not one of them.
+    ``stored`` are the rank's batches that are stored as it sent them. ``spans`` are the frames over all ranks, if this batch
+    is not one of them.
     """
 
     report: Report
@@ -93,7 +94,7 @@ class BatchCloseup:
     parts: list[PartDigest]
     frames: list[Frame]
     by_trip: int
-    kept: list[int]
+    stored: list[int]
     spans: list[SpanFrame]
 
 
@@ -169,8 +170,8 @@ def _digests(block: DigestBlock) -> Iterator[PartDigest]:
 
 
 def _reading_at(table: FrameTable | None, first_frame: int, row: int) -> DigestReading | None:
-    """The row of this number in a table of a part that begins with that frame."""
-    if table is None or row >= table.rows:  # NO_ROW is
+    """The row of this number, in the table of a part that begins with this frame."""
+    if table is None or row >= table.rows:  # NO_ROW is larger
         return None
     for frame, spec in enumerate(table.specs, first_frame):
         if row < len(spec.readings):
@@ -188,7 +189,7 @@ def _span_frames(part: EnvelopePart) -> Iterator[SpanFrame]:
         for of, (low, high, state, *ranks) in zip(spec.readings, rows, strict=False):
             by_low, by_high, by_state = (None if rank == NO_ROW else rank for rank in ranks)
             low, high = (math.nan if by is None else value for value, by in ((low, by_low), (high, by_high)))
-            # No rank's nan is an extreme, but as a reading it outdoes them all.
+            # A nan is never an extreme of an envelope, but it is the worst reading.
             high = math.nan if state == State.NAN else high
             readings.append(
                 SpanReading(Reading(of.label, of.kind, of.dtype, low, high, State(state)), by_low, by_high, by_state)

@@ -1,6 +1,6 @@
-"""Two batches side by side: which readings differ, where they first do, and by how much. Pure.
+"""Two batches compared: which readings differ, by how much, and which one is the first. Pure.
 
-Frames are aligned by module, phase and call: the second call of a module in one batch lies beside its second in the other.
+Frames are aligned by module, phase and call: a module's second call in one batch is compared with its second in the other.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from rankwatch.shared.frame import Frame, FrameSpec, Phase, Reading, State
 
 DIVERGED = 1.5
-"""A ratio from which on two readings are said to differ: batches of different data differ by some percent everywhere."""
+"""The ratio from which two readings count as different: with different data, all readings differ by some percent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A reading on both sides; None on one that does not have it. ``frame`` and ``call`` are those of the left side, if any.
+    """A reading on both sides; None on a side without it. ``frame`` and ``call`` are the left side's, if it has the reading.
 
-    ``ratio`` is how many times one abs max is the other, inf where one is 0, inf or nan and the other is not.
+    ``ratio`` is the larger abs max divided by the smaller one; inf if only one of them is 0, inf or nan.
     """
 
     frame: int
@@ -34,7 +34,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """``pairs`` are in the left side's order, those that only the right side has at their end."""
+    """``pairs`` are in the left side's order; at the end are the frames that only the right side has."""
 
     pairs: list[Pair]
     left_frames: int
@@ -48,7 +48,7 @@ class Diff:
         return next((pair for pair in self.pairs if pair.ratio >= DIVERGED), None)
 
     def largest(self, count: int) -> list[Pair]:
-        """The pairs that differ most, in their order where they differ as much."""
+        """The ``count`` pairs that differ most; equal ones keep their order."""
         return sorted((pair for pair in self.pairs if pair.ratio >= DIVERGED), key=lambda pair: -pair.ratio)[:count]
 
 
@@ -83,7 +83,7 @@ def _readings(frame: Frame | None) -> dict[str, Reading]:
 
 def _ratio(left: Reading | None, right: Reading | None) -> float:
     if left is None or right is None:
-        return 1.0  # a frame that one side does not have is counted, and no difference of numbers
+        return 1.0  # a frame that one side lacks is counted apart: it is no difference of numbers
     if left.state is not right.state:
         return math.inf
     if left.state is not State.FINITE and left.state is not State.NOT_FLOAT:

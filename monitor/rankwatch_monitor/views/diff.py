@@ -16,7 +16,7 @@ from ..record.reader import RunRecord
 from .compare import Diff, Pair
 
 LINES = 20
-"""Readings that are shown unless asked otherwise."""
+"""Readings that are shown by default."""
 
 
 class Side(NamedTuple):
@@ -28,11 +28,11 @@ def sides(records: Sequence[RunRecord], ranks: Sequence[int], batches: Sequence[
     """The two sides of a comparison.
 
     Args:
-        records, ranks, batches: one or two of each, and two of at least one of them. No batch: the last one that is
-            retained of both sides.
+        records, ranks, batches: one or two of each, and two of at least one of them. Without a batch: the last one that
+            is stored of both sides.
 
     Raises:
-        UsageError: they are not two, or a batch is not retained.
+        UsageError: there are not two sides, or a batch is not stored.
         StoreError: a record cannot be read.
     """
     if max(map(len, (records, ranks, batches))) != 2:
@@ -76,7 +76,7 @@ def render(diff: Diff, left: str, right: str, lines: int = LINES) -> str:
 
 
 def to_json(diff: Diff, left: str, right: str) -> str:
-    """All that differs, as strict JSON: a ratio or value that is inf or nan is null."""
+    """Everything that differs, as strict JSON: an inf or nan ratio or value is null."""
     body = {
         "schema": 1,
         "left": left,

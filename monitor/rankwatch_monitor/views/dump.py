@@ -1,13 +1,13 @@
-"""A run's record as JSON lines, for programs and for a look inside: one object a line, ``what`` says of which kind.
+"""A run's record as JSON lines: one object on each line, and its ``what`` names the kind.
 
-    record    what the record says of itself
-    event     a fact that the run's decisions rest on, with its Unix time and rank
+    record    who wrote the record
+    event     a fact behind the run's decisions, with its Unix time and rank
     table     a frame table: its number, and its rows as [frame, module, class, phase, label, kind, dtype]
     batch     a digest: a part of a batch of a rank; ``row`` and ``bad_row`` are rows of its table
-    envelope  over the ranks: for each row of the table [low, its rank, high, its rank, state, its rank]
+    envelope  over all ranks: for each row of the table [low, its rank, high, its rank, state, its rank]
     frame     a frame of a batch as its rank sent it (with ``frames``)
 
-Strict JSON: what is inf or nan is null.
+Strict JSON: inf and nan are null.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _rows(envelope: Envelope) -> list[list[Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` in the types that JSON has."""
+    """``value`` in JSON's types."""
     if isinstance(value, enum.IntEnum):
         return value.name.lower()
     if isinstance(value, float):

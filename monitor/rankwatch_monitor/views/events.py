@@ -1,4 +1,4 @@
-"""What happened in a run, one line for each fact on record."""
+"""What happened in a run: a line for each fact in its record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..record.facts import kind_of
 
 
 def to_dict(time: float, entry: Entry) -> dict[str, Any]:
-    """``rank`` is null for what is of the whole run."""
+    """``rank`` is null for a fact about the whole run."""
     return {
         "time": time,
         "rank": None if entry.rank == journal.NO_RANK else entry.rank,
@@ -56,10 +56,10 @@ def describe(entry: Entry) -> str:
         case journal.Waited():
             return "the decision window ended"
         case journal.JobInterrupted():
-            return f"somebody ends the command by {fact.signal}"
+            return f"the command received {fact.signal}"
         case journal.JobEnded():
-            how = "not known how" if fact.exit_code is None else f"exit code {fact.exit_code}"
-            return f"the command has ended: {how}" + (f", by {fact.interrupted}" if fact.interrupted else "")
+            how = "exit code unknown" if fact.exit_code is None else f"exit code {fact.exit_code}"
+            return f"the command ended: {how}" + (f", stopped by {fact.interrupted}" if fact.interrupted else "")
         case journal.Decided():
             return f"decided: {fact.outcome.value}{', all ranks are to stop' if fact.abort else ''}: {fact.reason}"
         case journal.Closed():

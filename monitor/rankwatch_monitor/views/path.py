@@ -1,4 +1,4 @@
-"""The way of the bad value: the frames whose outputs went, one into the next, into the culprit. Pure."""
+"""The path of the bad value: the frames whose outputs went, one into the next, into the culprit. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _OUT = frozenset({Kind.OUTPUT, Kind.GRAD_INPUT})
 
 
 def path_to(frames: Sequence[Frame]) -> list[int]:
-    """Indices of the frames that lead to the last one, it included, in the order in which they ran.
+    """Indices of the frames that lead to the last one, and of the last one itself, in the order in which they ran.
 
-    A module's input is mostly the output of a frame before it, and then has the very same abs min and abs max. Of several such
-    inputs the one with the largest abs max is followed, for that is what overflows.
+    A module's input is usually the output of an earlier frame, with exactly the same abs min and abs max. If several inputs
+    have such a frame, the one with the largest abs max is followed, because that one overflows.
     """
     path = [len(frames) - 1] if frames else []
     while path:

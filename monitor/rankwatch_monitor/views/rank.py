@@ -18,7 +18,7 @@ from .text import notice_fields
 
 
 def render(closeup: RankCloseup, frames: int) -> str:
-    """As text, newline at its end; of its trip the last ``frames`` frames."""
+    """As text, newline at its end, with the last ``frames`` frames of its trip."""
     row, report = closeup.row, closeup.report
     if row.state is RankState.MISSING:
         title = f"rank {row.rank} of {report.world_size} of run {report.run}"
@@ -28,8 +28,8 @@ def render(closeup: RankCloseup, frames: int) -> str:
     fields = [("process", f"{row.pid} on {row.host}"), ("state", f"{row.state.value}{acknowledged}")]
     fields += [*_where(closeup), *_lapses(closeup), *_tripped(closeup)]
     fields += notice_fields(replace(report, notices=_notices(closeup), notices_unkept=0))
-    kept = f"batches {format_spans(closeup.kept)}" if closeup.kept else "no batch"
-    fields.append(("kept", f"{kept} as sent"))
+    stored = f"batches {format_spans(closeup.stored)}" if closeup.stored else "no batch"
+    fields.append(("stored", f"{stored} as the rank sent them"))
     text = format_head(f"{name} of run {report.run}", fields)
     if closeup.parts:
         text += "\n" + "\n".join(digests.lines(closeup.parts)) + "\n"
@@ -37,7 +37,7 @@ def render(closeup: RankCloseup, frames: int) -> str:
 
 
 def to_json(closeup: RankCloseup, frames: int) -> str:
-    """As strict JSON; ``standing`` and ``trip`` are null where there is none."""
+    """As strict JSON; ``standing`` and ``trip`` are null if there is none."""
     standing = closeup.standing
     body = {
         "schema": SCHEMA,
@@ -45,9 +45,9 @@ def to_json(closeup: RankCloseup, frames: int) -> str:
         **rank_to_dict(closeup.row),
         "standing": None if standing is None else {**standing._asdict(), "state": standing.state.value},
         "trip": None if closeup.trip is None else _trip(closeup.trip, frames),
-        "notices": [notice_to_dict(kept) for kept in _notices(closeup)],
+        "notices": [notice_to_dict(noticed) for noticed in _notices(closeup)],
         "batches": [digests.to_dict(part) for part in closeup.parts],
-        "batches_as_sent": closeup.kept,
+        "batches_as_sent": closeup.stored,
     }
     return json.dumps(body, indent=2, allow_nan=False) + "\n"
 
@@ -56,12 +56,10 @@ def _where(closeup: RankCloseup) -> list[tuple[str, str]]:
     last = closeup.row.last_batch
     fields = [("batches", f"the last is batch {last}" if last >= 0 else "none yet")]
     if (at := closeup.standing) is not None:
-        place = describe_position(Position(at.batch, at.eval, at.frame))
+        position = describe_position(Position(at.batch, at.eval, at.frame))
         quiet = f"; {at.quiet}" if at.quiet else ""
-        text = (
-            f"{place}, frame {at.frame}, phase {at.phase}, where it came {at.still:g} s before; heard {at.silent:g} s before"
-        )
-        fields.append(("place", text + quiet))
+        ago = f"moved {at.still:g} s ago; heard {at.silent:g} s ago"
+        fields.append(("position", f"{position}, frame {at.frame}, phase {at.phase}; {ago}{quiet}"))
     return fields
 
 
@@ -90,7 +88,7 @@ def _tripped(closeup: RankCloseup) -> list[tuple[str, str]]:
 
 
 def _notices(closeup: RankCloseup) -> tuple[RankNotice, ...]:
-    return tuple(kept for kept in closeup.report.notices if kept.rank == closeup.row.rank)
+    return tuple(noticed for noticed in closeup.report.notices if noticed.rank == closeup.row.rank)
 
 
 def _trip(trip: Trip, frames: int) -> dict[str, Any]:

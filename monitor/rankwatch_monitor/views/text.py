@@ -15,7 +15,7 @@ from ..decide.verdict import Certainty, Verdict
 NoticeKey: TypeAlias = tuple[NoticeKind, str, str]
 
 MAX_LINES = 8
-"""Lines of a kind that a report shows before it only counts."""
+"""Lines of one kind that a report shows; it counts the rest."""
 
 
 def render(report: Report) -> str:
@@ -43,20 +43,20 @@ def render_head(report: Report) -> str:
 
 
 def render_so_far(report: Report) -> str:
-    """A run that goes on, as far as it is known."""
+    """A run that is still running."""
     states: dict[str, int] = {}
     for row in report.ranks:
         states[row.state.value] = states.get(row.state.value, 0) + 1
     fields = [("ranks", ", ".join(f"{count} {state}" for state, count in states.items()))]
     fields += [("batches", str(report.batches)), *notice_fields(report), *_lapses(report)]
-    return format_head(f"run {report.run} goes on", fields)
+    return format_head(f"run {report.run} is running", fields)
 
 
 def _render_ending(report: Report) -> str:
     batches = f"{report.batches} batch{'es' if report.batches != 1 else ''}"
     if report.outcome is Outcome.FINISHED:
         missing = [row.rank for row in report.ranks if row.state is RankState.MISSING]
-        unheard = f"; never heard of: {name_ranks(missing)}" if missing else ""
+        unheard = f"; never connected: {name_ranks(missing)}" if missing else ""
         faults = "".join(f"\n  but {_name(report, row.rank)} {row.farewell}" for row in report.ranks if row.farewell)
         head = f"run {report.run} finished: {_ranks(report)}, {batches}, no inf or nan{unheard}{faults}"
         return format_head(head, [*notice_fields(report), *_lapses(report)])
@@ -88,13 +88,13 @@ def _also(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def noticed(report: Report, only: int | None = None) -> dict[NoticeKey, str]:
-    """One line for each reading, whichever ranks noticed it: that of the rank where it is the most urgent.
+    """One line for each reading that any rank noticed, with the text of its most urgent notice.
 
-    ``only``: as if this were the only rank.
+    ``only``: the notices of this rank alone.
     """
     of_readings: dict[NoticeKey, list[RankNotice]] = {}
-    for kept in report.notices if only is None else (kept for kept in report.notices if kept.rank == only):
-        of_readings.setdefault(kept.notice.key, []).append(kept)
+    for one in report.notices if only is None else (one for one in report.notices if one.rank == only):
+        of_readings.setdefault(one.notice.key, []).append(one)
     return {
         key: f"{name_spans([rank for rank, _ in same])}: {describe_notice(same[0].notice)}"
         for key, same in of_readings.items()
@@ -107,12 +107,12 @@ def notice_fields(report: Report) -> list[tuple[str, str]]:
     if hidden:
         lines[MAX_LINES:] = [f"and {hidden} more: report.json has them"]
     if report.notices_unkept:
-        lines.append(f"and {report.notices_unkept} more that found no room")
+        lines.append(f"and {report.notices_unkept} more that were not stored")
     return [("noticed", "\n".join(lines))] if lines else []
 
 
 def _lapses(report: Report) -> list[tuple[str, str]]:
-    """What is not on record, and who was refused."""
+    """The ranks that stood still, the batches that were dropped, and the processes that were refused."""
     dropped = [row for row in report.ranks if row.dropped]
     fields = [("stalled", report.stalled)] if report.stalled and report.stalled != report.reason else []
     if dropped:
@@ -132,7 +132,7 @@ def _lapses(report: Report) -> list[tuple[str, str]]:
 def _certainty(report: Report, verdict: Verdict) -> str:
     text = f"{verdict.certainty.value}: {verdict.answered} of {verdict.world_size} ranks answered"
     finite = verdict.answered - 1 - sum(trip.position == verdict.trip.position for _, trip in verdict.also)
-    # The other stages of a pipeline have no such frame, and the later ones never ran this batch.
+    # The other stages of a pipeline do not have this frame, and later stages never ran this batch.
     here = "here" if report.ranks[verdict.rank].stage == NO_STAGE else "before it"
     if finite and verdict.certainty is Certainty.COMPLETE and not verdict.also:
         text += f"; the other {finite} were finite {here}" if finite > 1 else f"; the other one was finite {here}"

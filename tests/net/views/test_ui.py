@@ -140,7 +140,7 @@ def test_a_diff_and_the_events(client: Client) -> None:
     assert across["right"] == "rank 1, batch 4 of other-0"
     told = client.json("/api/run/large-0/events")
     assert (told["events"][0]["kind"], told["events"][-1]["kind"], told["hidden"]) == ("closed", "opened", 0)
-    assert client.json("/api/run/large-0/kept?rank=5") == [30, 32, 34, 36, 38]
+    assert client.json("/api/run/large-0/stored?rank=5") == [30, 32, 34, 36, 38]
 
 
 @pytest.mark.parametrize(

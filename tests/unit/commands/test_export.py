@@ -45,9 +45,9 @@ def test_batches_that_are_missing_are_told(tmp_path: Path, capsys: pytest.Captur
         database.execute("DELETE FROM summaries WHERE batch < 2")
         database.execute("DELETE FROM envelopes WHERE batch = 1")
     for what, told in (
-        ("summaries", "22 rows of run train-1 written to {}: batch 2 to 3, 2 of 4 batches; the others are not kept as sent: "
+        ("summaries", "22 rows of run train-1 written to {}: batch 2 to 3, 2 of 4 batches; the others are not stored as sent: "
          "--what envelope has more of them"),
-        ("envelope", "33 rows of run train-1 written to {}: batch 0 to 3, 3 of 4 batches; the others are not kept"),
+        ("envelope", "33 rows of run train-1 written to {}: batch 0 to 3, 3 of 4 batches; the others are not stored"),
         ("digests", "4 rows of run train-1 written to {}: batch 0 to 3"),
     ):  # fmt: skip
         assert main(["export", str(run), "--parquet", str(tmp_path / what), "--what", what]) == 0

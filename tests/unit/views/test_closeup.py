@@ -105,7 +105,7 @@ def test_without_a_rank_it_is_the_culprit_whose_batch_is_told(tmp_path: Path) ->
     )
     text, told = of_batch(run, 5)
     assert text.startswith("rankwatch: batch 5 of rank 1 of 2 (node0, local rank 1), run train-1\n")
-    assert "  frames     all 1 that the rank told when it tripped; the others it never sent\n" in text
+    assert "  frames     all 1 that the rank sent with its trip; it never sent the others\n" in text
     assert text.endswith("layer Linear\n5.00e-01 3.00e+00 weight\n5.00e-01      inf output\n")
     assert (told["rank"], told["frames_by_trip"], told["frames"][0]["readings"][1]["state"]) == (1, 1, "inf")
     assert of_batch(run, 5, 0)[1]["frames_by_trip"] == 0
@@ -113,7 +113,7 @@ def test_without_a_rank_it_is_the_culprit_whose_batch_is_told(tmp_path: Path) ->
     again = Store(run / FILE)
     again.write([late], 100.0)
     again.close()
-    assert "all 3, as the rank sent them; the last 1 as it told them when it tripped" in of_batch(run, 5, 0)[0]
+    assert "all 3, as the rank sent them; the last 1 came with its trip" in of_batch(run, 5, 0)[0]
 
 
 def test_a_batch_that_is_not_kept_as_sent(tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_a_batch_that_is_not_kept_as_sent(tmp_path: Path) -> None:
         "rankwatch: batch 5 of rank 0 of 2 (node0, local rank 0), run train-1\n"
         "  step       optimizer step 0, begun 1970-01-01 00:00:10 UTC, 1 s\n"
         "  headroom   x6.55e+04 in layer (Linear), output\n"
-        "  frames     not kept as the rank sent them; nearest to it are those of batches 3 and 7\n"
-        "             here are all 5 over all ranks\n"
+        "  frames     not stored as the rank sent them; the nearest stored: 3 and 7\n"
+        "             all 5 over all ranks instead\n"
         "\n"
         "abs min  abs max  metadata (rank of the abs max, or with the nan)\n"
         "                  layer Linear\n"
@@ -156,7 +156,7 @@ def test_a_batch_that_is_not_kept_as_sent(tmp_path: Path) -> None:
 
     forget(run, "envelopes", "batch = 5")
     text, told = of_batch(run, 5, 0)
-    assert text.endswith("are those of batches 3 and 7; what was over all ranks is not kept either\n")
+    assert text.endswith("the nearest stored: 3 and 7; the envelope over all ranks is not stored either\n")
     assert told["envelope"] == []
 
 
@@ -195,7 +195,7 @@ def test_a_rank_that_tripped(tmp_path: Path) -> None:
         "  state      aborted",
     ]
     assert "  batches    the last is batch 12" in lines
-    assert "  kept       batches 0-11 as sent" in lines
+    assert "  stored     batches 0-11 as the rank sent them" in lines
     assert "of another rank" not in text
     assert "  noticed    rank 1: next to overflow: layer (Linear), output: abs max 4.09e+03" in text
     at = lines.index("batch  step  seconds  frames   headroom  in")
@@ -234,7 +234,7 @@ def test_a_rank_while_it_runs_and_one_that_never_came(tmp_path: Path) -> None:
     store.close()
     text, told = of_rank(run, 0)
     assert "  state      running\n" in text
-    assert "  place      batch 4, frame 7, phase backward, where it came 1.5 s before; heard 0.5 s before\n" in text
+    assert "  position   batch 4, frame 7, phase backward; moved 1.5 s ago; heard 0.5 s ago\n" in text
     assert told["standing"]["phase"] == "backward"
 
     lonely = records.write(tmp_path / "train-2", connected=[0])
@@ -246,5 +246,5 @@ def test_a_rank_while_it_runs_and_one_that_never_came(tmp_path: Path) -> None:
 def test_digests_whose_table_is_not_kept(tmp_path: Path) -> None:
     run = records.write(tmp_path / "train-1", records.part(0, *two(3)), *OVER, limits=replace(Limits(), tables=1))
     text, told = of_batch(run, 3)
-    assert "  headroom   x6.55e+04 in a reading whose frame table is not kept\n" in text
+    assert "  headroom   x6.55e+04 in a reading whose frame table is not stored\n" in text
     assert told["digests"][0]["nearest"] is None

@@ -28,9 +28,9 @@ TOLD: list[tuple[Fact, str]] = [
     (journal.Left(RankState.LOST), "counted as lost"),
     (journal.Reached((5,), ((1, 0, 3),), (0,)), "answered: it was in batch 1, frame 3"),
     (journal.Waited(), "the decision window ended"),
-    (journal.JobInterrupted("SIGINT"), "somebody ends the command by SIGINT"),
-    (journal.JobEnded(1, "SIGTERM"), "the command has ended: exit code 1, by SIGTERM"),
-    (journal.JobEnded(None), "the command has ended: not known how"),
+    (journal.JobInterrupted("SIGINT"), "the command received SIGINT"),
+    (journal.JobEnded(1, "SIGTERM"), "the command ended: exit code 1, stopped by SIGTERM"),
+    (journal.JobEnded(None), "the command ended: exit code unknown"),
     (journal.Decided(Outcome.ABORTED, "because", True), "decided: aborted, all ranks are to stop: because"),
     (journal.Closed(), "the run is over"),
 ]

@@ -197,7 +197,7 @@ def test_notices_that_are_not_shown_are_counted_and_stand_in_the_json() -> None:
     told = report(None, Outcome.FINISHED, notices=many, notices_unkept=5)
     lines = as_text.render(told).splitlines()
     assert len([line for line in lines if "ranks 0-7: next to overflow: m" in line]) == 8
-    assert lines[-2:] == ["             and 3 more: report.json has them", "             and 5 more that found no room"]
+    assert lines[-2:] == ["             and 3 more: report.json has them", "             and 5 more that were not stored"]
     parsed = as_json.to_dict(told)
     assert (len(parsed["notices"]), parsed["notices_unkept"]) == (88, 5)
 

@@ -1,11 +1,11 @@
-"""The record as TensorBoard's event files: for each module and reading scalars over the batches.
+"""The record as TensorBoard's event files: scalars over the batches for each module and reading.
 
     abs_max/MODULE/LABEL   the largest over the ranks; inf and nan as they are (nan: some rank's is)
     abs_min/MODULE/LABEL   the smallest over the ranks
-    headroom/MODULE        how many times the reading of the module that comes nearest to its dtype's largest number could
-                           double before it reached it (log2); 0 where one is inf
+    headroom/MODULE        how many times the module's reading nearest to its dtype's largest number can double until it
+                           gets there (log2); 0 where a reading is inf
 
-Both have the frames that a rank told when it tripped. The step is the batch, the time that of the last rank to run it.
+The frames that a rank sent with its trip are included. The step is the batch, the time is when its last rank ended it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .written import Written
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """tensorboardX imports torch where there is one, for tensors that it may be given; seconds and memory for nothing here."""
+    """tensorboardX imports torch if it is installed, to accept tensors. That costs seconds and memory, for nothing here."""
     if "torch" in sys.modules:
         yield
         return
@@ -54,20 +54,20 @@ with _without_torch():
     from tensorboardX.record_writer import RecordWriter
 
 SUFFIX = ".rankwatch"
-"""Of the event files written here: others in the folder are left alone."""
+"""Ends the names of our event files; other files in the folder are left alone."""
 
-KEPT = 64
-"""Frame tables whose tags are kept."""
+CACHED_TABLES = 64
+"""Frame tables whose tags are held in memory."""
 
 LARGEST = float(np.finfo(np.float32).max)
-"""TensorBoard keeps float32: what is finite and larger is shown as this."""
+"""TensorBoard stores float32: a larger finite number is written as this."""
 
 
 _MEASURED = np.array([state in MEASURED for state in State])
 
 
 class Tags(NamedTuple):
-    """Of a frame table's rows: their tags less the first word, and which of ``modules`` each is of."""
+    """For each row of a frame table, its tag without the first word, and the index of its module in ``modules``."""
 
     rows: list[str]
     of_module: Array
@@ -75,7 +75,7 @@ class Tags(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Of a table's rows: abs min and abs max, and which rows have them."""
+    """Abs min and abs max of each row of a table, and which rows have them."""
 
     low: Array
     high: Array
@@ -93,7 +93,7 @@ def write(record: RunRecord, folder: Path, rank: int | None, *, overwrite: bool)
     try:
         with _event_file(folder, overwrite=overwrite) as writer:
             parts = record.envelopes() if rank is None else record.sent(rank)
-            tripped = record.tripped(rank)  # ranks that tripped told their last batch in another way
+            tripped = record.tripped(rank)  # the last batch of a rank that tripped came with its trip
             return _write(heapq.merge(parts, tripped, key=lambda part: part.batch), writer)
     except OSError as error:
         raise UsageError(f"cannot write into the folder {folder}: {error.strerror or error}") from None
@@ -117,10 +117,10 @@ def _write(parts: Iterable[EnvelopePart | SentPart], writer: RecordWriter) -> Wr
 
 
 class _TagCache:
-    """Tags and columns of the frame tables that were seen last."""
+    """Tags and columns of the frame tables used last."""
 
     def __init__(self) -> None:
-        self._of = BoundedDict[int, tuple[Tags, Columns]](KEPT)
+        self._of = BoundedDict[int, tuple[Tags, Columns]](CACHED_TABLES)
 
     def of(self, part: EnvelopePart | SentPart) -> tuple[Tags, Columns]:
         if part.number not in self._of:
@@ -138,7 +138,7 @@ def tags_of(table: FrameTable) -> Tags:
 
 
 def values_of(part: EnvelopePart | SentPart) -> Values:
-    """The abs max over ranks is nan where any rank's is; the abs min only where there is no other."""
+    """The abs max over ranks is nan if any rank's is nan; the abs min is nan only if no rank has a number."""
     if isinstance(part, SentPart):
         low, high, states = part.columns()
         has = _MEASURED[states]
@@ -151,7 +151,7 @@ def values_of(part: EnvelopePart | SentPart) -> Values:
 
 
 def headroom_of(values: Values, tags: Tags, columns: Columns) -> Array:
-    """Of each module; inf where it has no reading of a dtype with a largest number, or all are zero or nan."""
+    """The headroom of each module; inf without a reading of a known dtype, or if all its readings are zero or nan."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         of_rows = np.log2(SCALE) - np.log2(values.high * columns.shares)
     of_rows = np.where(values.has_high & ~np.isnan(of_rows), np.maximum(of_rows, 0.0), np.inf)
@@ -161,7 +161,7 @@ def headroom_of(values: Values, tags: Tags, columns: Columns) -> Array:
 
 
 def merge(scalars: dict[str, float], tags: Tags, columns: Columns, values: Values) -> None:
-    """Adds a part of a batch to the batch's: other parts may be of other ranks, with the same modules in another table."""
+    """Adds a part to its batch's scalars: parts of other ranks may have the same modules in another table."""
     with np.errstate(over="ignore"):
         low, high = (np.where(np.isfinite(of), np.clip(of, -LARGEST, LARGEST), of) for of in (values.low, values.high))
     for tag, value, has in zip(tags.rows, high.tolist(), values.has_high.tolist(), strict=True):
@@ -179,12 +179,12 @@ def merge(scalars: dict[str, float], tags: Tags, columns: Columns, values: Value
 
 @contextmanager
 def _event_file(folder: Path, *, overwrite: bool) -> Iterator[RecordWriter]:
-    """An event file to write, in ``folder`` once the block has ended well; an earlier one of ours is gone then."""
+    """An event file to write. It appears in ``folder`` when the block ends, and replaces our earlier one."""
     old = list(folder.glob(f"events.out.tfevents.*{SUFFIX}"))
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise UsageError(f"the folder {folder} is not empty: name another, or replace what is of rankwatch by --overwrite")
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{os.getpid()}.partial"  # TensorBoard takes no notice of this name
+    partial = folder / f"{os.getpid()}.partial"  # TensorBoard ignores this name
     try:
         writer = RecordWriter(str(partial.absolute()))
         try:

@@ -1,4 +1,4 @@
-"""Whose record is exported."""
+"""The run and the ranks of an exported record."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ...record.schema import StoreError
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A run, and where its ranks run: host and local rank by rank, of those that have connected."""
+    """A run; ``hosts`` has the host and local rank of each rank that connected."""
 
     run: str
     job: str
     restart: int
     world_size: int
-    places: Mapping[int, tuple[str, int]]
+    hosts: Mapping[int, tuple[str, int]]
 
 
 def origin_of(record: RunRecord) -> Origin:
     """The origin of a record. Raises StoreError."""
-    opened, places = None, {}
+    opened, hosts = None, {}
     for _, entry in record.events("opened", "hello"):
         if isinstance(entry.fact, Opened):
             opened = entry.fact
         elif isinstance(entry.fact, messages.Hello):
-            places[entry.fact.rank] = entry.fact.host, entry.fact.local_rank
+            hosts[entry.fact.rank] = entry.fact.host, entry.fact.local_rank
     if opened is None:
         raise StoreError(f"the record {record.path}: it does not say whose it is")
     name = record.meta().get("run", record.run)
-    return Origin(name, opened.job, opened.restart, opened.world_size, places)
+    return Origin(name, opened.job, opened.restart, opened.world_size, hosts)

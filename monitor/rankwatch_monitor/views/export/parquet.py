@@ -23,10 +23,10 @@ from .written import Written
 _T = TypeVar("_T")
 
 ROW_GROUP = 1 << 18
-"""Rows that are written together: what is held in memory."""
+"""Rows that are written together and held in memory."""
 
 PARTS = 1 << 14
-"""Parts that are, when they have few rows."""
+"""Parts that are written together if they have few rows."""
 
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _RUN = [("run", _WORD), ("job", _WORD), ("restart", pa.int32())]
@@ -59,7 +59,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
 """What the columns of each are called and made of; docs/pages/views.md explains them."""
 
 _PACKED = "run", "job", "restart", *(name for name, _ in (*_RANK, *_READING)), "batch", "optimizer_step", "state"
-"""Columns of few values, which Parquet packs best by a dictionary of them."""
+"""Columns with few different values, which Parquet packs best with a dictionary."""
 
 _YEAR_10000 = 253402300800.0
 
@@ -68,11 +68,11 @@ _MEASURED = np.array([state in MEASURED for state in State])
 
 
 def write(record: RunRecord, origin: Origin, what: str, into: IO[bytes], rank: int | None = None) -> Written:
-    """Writes what is kept of a run, in the order of the batches (of digests: in which they came).
+    """Writes what is stored of a run, in the order of the batches; digests in the order in which they came.
 
     Args:
         what: one of SCHEMAS.
-        rank: the one whose summaries or digests are meant (None: all ranks').
+        rank: the summaries or digests of this rank only (None: of all ranks).
 
     Raises:
         StoreError: the record cannot be read.
@@ -126,7 +126,7 @@ class _Batches:
         self._rows = TableWords()
         self._hosts = Words()
         self._host, self._local_rank = (np.full(origin.world_size, NO_WORD, np.int32) for _ in range(2))
-        for rank, (host, local_rank) in origin.places.items():
+        for rank, (host, local_rank) in origin.hosts.items():
             self._host[rank], self._local_rank[rank] = self._hosts.numbers([host])[0], local_rank
 
     def of_summaries(self, parts: Sequence[SentPart]) -> pa.RecordBatch:
@@ -220,6 +220,6 @@ def _known(numbers: Array, unknown: int) -> pa.Array:
 
 
 def _times(seconds: Array) -> pa.Array:
-    """Null where they are past what calendars know."""
+    """Null for times that a calendar cannot express."""
     known = (seconds >= 0) & (seconds < _YEAR_10000)
     return pa.array(np.rint(np.where(known, seconds, 0.0) * 1e6).astype(np.int64), mask=~known)

@@ -1,4 +1,4 @@
-"""Rows of frame tables -> columns of numbers that stand for words: what readings of many parts have in common, told once."""
+"""Frame tables -> columns of numbers for words: each word is stored once for all readings of all parts."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from rankwatch.shared.frame import FrameTable
 from ...record.layout import NO_ROW, Array
 
 TEXTS = "module", "module_class", "phase", "label", "kind", "dtype"
-"""What a frame table says of each of its rows, beside the frame it is of."""
+"""The columns of words that a frame table has for its rows, besides the frame."""
 
 NO_WORD = -1
-"""The number of a word that there is none of."""
+"""The number that stands for no word."""
 
-KEPT = 64
-"""Tables whose columns are kept."""
+CACHED_TABLES = 64
+"""Frame tables whose columns are held in memory."""
 
 
 class Words:
-    """Words and their numbers, in the order in which they came."""
+    """Words, numbered in the order in which they came."""
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         self._numbers: dict[str, int] = {}
         self.numbers(words)
 
     def numbers(self, words: Iterable[str]) -> Array:
-        """Those of these words."""
+        """The numbers of these words."""
         numbers = self._numbers
         return np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int32)
 
@@ -38,20 +38,20 @@ class Words:
 
 
 class TableWords:
-    """The columns of frame tables: ``frame``, counted from a part's first, and of each of TEXTS the numbers of its words."""
+    """The columns of frame tables: ``frame``, counted from the part's first, and for each of TEXTS the numbers of its words."""
 
     def __init__(self) -> None:
         self.words = {name: Words() for name in TEXTS}
-        self._of = BoundedDict[int, dict[str, Array]](KEPT)
+        self._of = BoundedDict[int, dict[str, Array]](CACHED_TABLES)
 
     def of(self, number: int, table: FrameTable) -> dict[str, Array]:
-        """Those of the table of this number."""
+        """The columns of the table with this number."""
         if number not in self._of:
             self._of[number] = self._columns(table)
         return self._of[number]
 
     def at(self, tables: dict[int, FrameTable], numbers: Array, rows: Array) -> dict[str, Array]:
-        """Those of single rows, each of the table beside it; NO_WORD, and frame -1, where there is no such table or row."""
+        """The columns of single rows, each in the table of its number; NO_WORD, and frame -1, without such a table or row."""
         found = {name: np.full(len(rows), NO_WORD, np.int32) for name in ("frame", *TEXTS)}
         for number, table in tables.items():
             here = (numbers == number) & (rows != NO_ROW) & (rows < table.rows)

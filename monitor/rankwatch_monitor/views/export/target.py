@@ -1,4 +1,4 @@
-"""Where an export goes: a file on any file system that fsspec knows, whole or not at all."""
+"""The target of an export: a file on any file system that fsspec knows, written atomically."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rankwatch.errors import UsageError
 
 @contextmanager
 def whole(url: str, *, overwrite: bool) -> Iterator[IO[bytes]]:
-    """A file to write, which is at ``url`` once the block has ended well; else nothing of it is left.
+    """A file to write. It appears at ``url`` when the block ends; after an exception nothing of it is left.
 
     Raises:
-        UsageError: there is something already, or it cannot be written.
+        UsageError: the file exists, or it cannot be written.
     """
     with _explained(url):
         file_system, path = _locate(url, overwrite=overwrite)
@@ -35,7 +35,7 @@ def whole(url: str, *, overwrite: bool) -> Iterator[IO[bytes]]:
 
 
 def _locate(url: str, *, overwrite: bool) -> tuple[AbstractFileSystem, str]:
-    """The file system that is meant, and the path there, which may be written to."""
+    """The file system of this URL, and the path in it."""
     try:
         file_system, path = fsspec.url_to_fs(url)
     except ValueError as error:
@@ -51,7 +51,7 @@ def _rename(file_system: AbstractFileSystem, partial: str, path: str) -> None:
     if isinstance(file_system, LocalFileSystem):
         os.replace(partial, path)
         return
-    if file_system.exists(path):  # not every file system moves onto what is there
+    if file_system.exists(path):  # not every file system replaces a file by a move
         file_system.rm(path)
     file_system.mv(partial, path)
 

@@ -1,4 +1,4 @@
-"""What an export has written, and what was not there to be written."""
+"""What an export wrote, and which batches it did not find."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...record.layout import Array
 
 @dataclass(slots=True)
 class Written:
-    """Counts rows; ``first`` and ``last`` of their batches (-1: none), and ``batches``, where these come in their order."""
+    """The number of rows, their ``first`` and ``last`` batch (-1: none), and the number of batches if these come in order."""
 
     rows: int = 0
     first: int = -1
@@ -19,7 +19,7 @@ class Written:
     batches: int = 0
 
     def add(self, rows: int, batches: Array) -> None:
-        """``batches``: of these rows, at least once each."""
+        """``batches``: the batches of these rows, each at least once."""
         self.rows += rows
         if len(batches):
             self.batches += len(np.unique(batches)) - int(self.batches > 0 and int(batches[0]) == self.last)
@@ -28,10 +28,10 @@ class Written:
 
 
 def describe(written: Written, things: str, run: str, into: str, trained: int = 0, hint: str = "") -> str:
-    """In a line. ``trained``: how many batches there were, on record or not; ``hint``: where there may be more of them."""
+    """In a line. ``trained``: how many batches the run had, stored or not; ``hint``: where more of them may be."""
     text = f"{written.rows} {things} of run {run} written to {into}"
     if written.rows:
         text += f": batch {written.first}" + (f" to {written.last}" if written.last > written.first else "")
     if written.batches < trained:
-        text += f", {written.batches} of {trained} batches; the others are not kept" + hint
+        text += f", {written.batches} of {trained} batches; the others are not stored" + hint
     return text

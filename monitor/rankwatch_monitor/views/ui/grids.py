@@ -1,7 +1,7 @@
-"""How near readings come to overflow, by rank and batch or by module and batch, in no more cells than a screen shows. Pure.
+"""How near readings are to overflow, by rank and batch or by module and batch, in no more cells than a screen shows. Pure.
 
-A cell holds headroom: how many times the largest finite reading in it could double before it reached its dtype's largest
-number; BAD where an inf or nan is among them, and NOTHING where there are no readings.
+A cell holds headroom: how many times the reading nearest to its dtype's largest number can double until it gets there; BAD
+if a reading is inf or nan, NOTHING if there are no readings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...record.layout import Array
 from ...record.rows import PartExtremes, Point
 
 BAD, NOTHING, MOST = -1.0, np.inf, 255.0
-"""MOST: headroom beyond it, as that of what is all zero, counts as so much."""
+"""MOST: a larger headroom, such as that of zeros, counts as this."""
 
 RANK_ROWS, MODULE_ROWS, COLUMNS, POINTS = 128, 100, 256, 1000
 
@@ -30,20 +30,20 @@ _BADNESS = {State.FINITE: 1, State.INF: 2, State.NAN: 3}
 
 
 class Grid(NamedTuple):
-    """``cells[row][column]`` is headroom; None: nothing. Column ``c`` is of the batches from ``first + c * step`` on."""
+    """``cells[row][column]`` is headroom; None: nothing. Column ``c`` has the ``step`` batches from ``first + c * step`` on."""
 
     first: int
     step: int
     rows: list[str]
     cells: list[list[float | None]]
     hidden: int = 0
-    """Rows that there was no room for."""
+    """Rows left out for want of room."""
     keys: Sequence[tuple[str, str]] = ()
     """The module and phase of each row."""
 
 
 class RankGrid:
-    """The worst headroom by rank and batch of digests that come piece by piece; neighbours share a cell where there are many."""
+    """The worst headroom by rank and batch. Digests are added piece by piece; many ranks or batches share a cell."""
 
     def __init__(self, world_size: int, rows: int = RANK_ROWS, columns: int = COLUMNS) -> None:
         self._world_size, self._columns = world_size, columns
@@ -53,7 +53,7 @@ class RankGrid:
         self._cells = np.full((-(-world_size // self._ranks_per_row), columns), NOTHING, np.float32)
 
     def add(self, digests: Array) -> None:
-        """Takes in digests with the columns rank, batch, headroom and bad."""
+        """Adds digests with the columns rank, batch, headroom and bad."""
         digests = digests[(digests["rank"] < self._world_size) & (digests["batch"] >= 0)]
         if not len(digests):
             return
@@ -64,7 +64,7 @@ class RankGrid:
         np.minimum.at(self._cells.reshape(-1), rows.astype(np.int64) * self._columns + columns, values)
 
     def mark(self, rank: int, batch: int) -> None:
-        """A reading went bad here, in a batch that its rank did not live to tell of."""
+        """A reading went bad in this batch, and its rank ended before it sent the batch."""
         digest = np.zeros(1, [("rank", "<u4"), ("batch", "<i8"), ("headroom", "<f4"), ("bad", "<u4")])
         digest["rank"], digest["batch"], digest["bad"] = rank, batch, 1
         self.add(digest)
@@ -89,10 +89,10 @@ class RankGrid:
         first = low // step * step
         if (step, first) == (self._step, self._first):
             return
-        before, places = self._cells, (self._first + self._step * np.arange(self._columns) - first) // step
-        kept = places < self._columns
+        before, columns = self._cells, (self._first + self._step * np.arange(self._columns) - first) // step
+        fits = columns < self._columns
         self._cells = np.full_like(before, NOTHING)
-        np.minimum.at(self._cells.T, places[kept], before[:, kept].T)
+        np.minimum.at(self._cells.T, columns[fits], before[:, fits].T)
         self._step, self._first = step, first
 
     def _last_column(self) -> int:
@@ -104,7 +104,7 @@ def module_grid(
     tables: Mapping[int, FrameTable],
     columns: Mapping[int, Columns],
     parts: Iterable[PartExtremes],
-    kept: Sequence[int],
+    stored: Sequence[int],
     *,
     pattern: str = "",
     tripped: Sequence[tuple[str, int]] = (),
@@ -113,13 +113,13 @@ def module_grid(
     """The worst headroom by module and batch, modules in the order in which they run.
 
     Args:
-        parts: of the batches ``kept``, which are in order.
-        pattern: what the modules' names match, or a part of them.
-        tripped: modules, as reports name them, and batches in which they went bad on a rank that did not live to tell of it.
-        most: modules; of more those that come nearest to overflow are shown.
+        parts: of the batches ``stored``, which are in order.
+        pattern: a pattern that the modules' names match, or a part of the names.
+        tripped: modules, as reports name them, with the batch in which each went bad on a rank that never sent the batch.
+        most: modules; if there are more, the ones nearest to overflow.
     """
-    first, last = kept[0], max(kept[-1], *(batch for _, batch in tripped), 0)
-    usual = statistics.median_low([after - before for before, after in pairwise(kept)] or [1])
+    first, last = stored[0], max(stored[-1], *(batch for _, batch in tripped), 0)
+    usual = statistics.median_low([after - before for before, after in pairwise(stored)] or [1])
     step = max(usual, -(-(last - first + 1) // COLUMNS))
     width = (last - first) // step + 1
     worst: dict[int, Array] = {}
@@ -159,7 +159,7 @@ def _matches(module: str, pattern: str) -> bool:
 
 
 def _headroom(shares: Array) -> Array:
-    """Of shares of a dtype's largest number, SCALE times; -1 for none, inf for inf and nan."""
+    """From shares of a dtype's largest number times SCALE; a share of -1 means no reading, inf means inf or nan."""
     with np.errstate(divide="ignore"):
         headroom: Array = np.minimum(np.log2(SCALE) - np.log2(np.maximum(shares, 0)), MOST)
     headroom[shares < 0] = NOTHING
@@ -168,13 +168,13 @@ def _headroom(shares: Array) -> Array:
 
 
 def _plain(cells: Array) -> list[list[float | None]]:
-    """Two decimals, as JSON takes them."""
+    """Two decimals; None where there is nothing."""
     rounded = np.round(cells.astype(np.float64), 2)
     return [[value if value < NOTHING else None for value in row] for row in rounded.tolist()]
 
 
 def thinned(points: Sequence[Point], most: int = POINTS) -> list[Point]:
-    """At most so many points, each with the smallest, the largest and the worst of those it stands for."""
+    """At most ``most`` points; each has the smallest, the largest and the worst of the points that it replaces."""
     size = max(1, -(-len(points) // most))
     return [_together(points[start : start + size]) for start in range(0, len(points), size)]
 

@@ -1,4 +1,4 @@
-"""What each view of a run shows, as plain data, read from the run's record."""
+"""The data of each view of a run, read from the run's record."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from ..compare import compare
 from . import grids
 from .grids import Grid, RankGrid
 
-KEPT_RUNS = 64
-"""Runs of which what was read is remembered."""
+CACHED_RUNS = 64
+"""Runs whose replay and grid are held in memory."""
 
 MAX_EVENTS = 2000
-"""The last ones are shown."""
+"""Events in a view, the last ones."""
 
 STALE_AFTER = 10.0
 """Seconds without new standings that never mean that a running run has lost its collector."""
@@ -42,8 +42,8 @@ class Pages:
     """The runs in a folder. Every method may be called from any thread.
 
     Raises (as the methods do):
-        LookupError: there is no such run, or nothing in it of what was asked for.
-        UsageError: what was asked for makes no sense.
+        LookupError: there is no such run, or it does not have what was asked for.
+        UsageError: the question makes no sense.
         StoreError: a record cannot be read.
     """
 
@@ -53,7 +53,7 @@ class Pages:
         self._lock = threading.Lock()
 
     def list(self) -> list[dict[str, Any]]:
-        """Of each run what a list of them shows, the newest first."""
+        """The runs of a list, the newest first."""
         found = []
         for folder in folders(self._folder):
             try:
@@ -70,7 +70,7 @@ class Pages:
                     raise LookupError(f"there is no run {name} here")
                 self._runs[name] = RunPages(self._folder / name)
             self._runs.move_to_end(name)
-            if len(self._runs) > KEPT_RUNS:
+            if len(self._runs) > CACHED_RUNS:
                 self._runs.popitem(last=False)
             return self._runs[name]
 
@@ -157,7 +157,7 @@ class RunPages:
         return grids.module_grid(tables, columns, parts, retained, pattern=pattern, tripped=tripped)._asdict()
 
     def readings(self, record: RunRecord) -> list[dict[str, Any]]:
-        """What there is to draw a line of: modules in execution order, each with its labels."""
+        """The readings that a chart can show: modules in execution order, each with its labels."""
         found: dict[tuple[str, str, str], dict[str, None]] = {}
         for table in record.tables().values():
             for spec in table.specs:
@@ -177,7 +177,7 @@ class RunPages:
         phase: str = "forward",
         batches: BatchRange = ANY,
     ) -> dict[str, Any]:
-        """One reading over the batches, for each of these ranks; None: over all ranks, the smallest and the largest."""
+        """One reading over the batches for each of these ranks; rank None: the smallest and the largest over all ranks."""
         lines = []
         tables = record.tables()
         columns = _columns_of(tables)
@@ -192,14 +192,14 @@ class RunPages:
         return {"dtype": dtype, "limit": DTYPE_MAX.get(dtype), "lines": lines}
 
     def culprit(self, record: RunRecord) -> dict[str, Any] | None:
-        """The culprit's reading over the batches, of its rank and of all, where it is a module's and was on record before."""
+        """The culprit's reading over the batches, of its rank and over all ranks; None if no earlier batch is stored."""
         for rank, trip in _trips(self._replay(record).report):
             spec = trip.frame.spec
             try:
                 found = self.series(record, [None, rank], spec.module, trip.culprit.label, spec.phase.name.lower())
             except LookupError:
                 return None
-            # What trips ends its batch, and is in no summary.
+            # The batch that trips ends there, so no part of it has this reading.
             found["lines"][1]["points"].append(reports.point(trip.position.batch, math.inf, math.inf, trip.culprit.state))
             return found
         return None
@@ -213,7 +213,7 @@ class RunPages:
         return body
 
     def events(self, record: RunRecord) -> dict[str, Any]:
-        """What happened, the last first."""
+        """The events, the last first."""
         found = [events.to_dict(time, entry) for time, entry in record.events()]
         return {"events": found[: -MAX_EVENTS - 1 : -1], "hidden": max(0, len(found) - MAX_EVENTS)}
 
@@ -245,7 +245,7 @@ def _dtype_of(table: FrameTable, row: int) -> str:
 
 
 def _rows_of(table: FrameTable, module: str, label: str, phase: str) -> list[int]:
-    """The rows of a reading; more than one where a module is called more than once."""
+    """The rows of a reading: one for each call of the module."""
     found, row = [], 0
     for spec in table.specs:
         for reading in spec.readings:

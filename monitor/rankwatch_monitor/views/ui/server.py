@@ -1,4 +1,4 @@
-"""The page over HTTP: who may see it, where each view is, and what the browser may do with it."""
+"""The page over HTTP: who may see it, the address of each view, and what the browser may do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Answer: TypeAlias = Callable[[Request, Pages, RunPages, RunRecord], Any]
 """Reads what one view shows."""
 
 COOKIE = "rankwatch-token-{}"
-"""By port: one browser sees the pages of several head nodes through tunnels, and all are localhost to it."""
+"""One for each port: one browser may see the pages of several head nodes through tunnels, all as localhost."""
 
 MOST_RANKS = 32
 """Lines of one chart."""
@@ -48,11 +48,11 @@ _HEADERS = {
 }
 
 _VIEWS = ("", "verdict", "modules", "chart", "diff", "events")
-"""Views of a run; the first is what one sees of it first."""
+"""The views of a run; the first one opens first."""
 
 
 def application(folder: Path, token: str) -> Starlette:
-    """The page over the runs in ``folder``, for those who know the token."""
+    """The page over the runs in ``folder``, for everybody who knows the token."""
     pages = Pages(folder)
 
     async def page(request: Request) -> Response:
@@ -70,12 +70,12 @@ def application(folder: Path, token: str) -> Starlette:
     ]
     app = Starlette(routes=routes)
     app.add_middleware(GZipMiddleware, minimum_size=1000)
-    app.add_middleware(_Guard, token=token)  # outermost: it comes before all else
+    app.add_middleware(_Guard, token=token)  # outermost: it comes before everything else
     return app
 
 
 class _Guard:
-    """Asks for the token, by the cookie or once in the URL, and puts the headers on every answer."""
+    """Requires the token, in the cookie or once in the URL, and adds the headers to every answer."""
 
     def __init__(self, app: Any, token: str) -> None:
         self._app, self._token = app, token
@@ -109,7 +109,7 @@ class _Guard:
 
 
 def _answering(pages: Pages, read: Answer) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint that answers with what ``read`` returns, and only when the record has changed since it last did."""
+    """An endpoint that answers with what ``read`` returns, and with 304 if the record has not changed."""
 
     def body_of(request: Request, run: RunPages) -> str:
         with run.open() as record:
@@ -169,7 +169,7 @@ def _diff(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> A
         return run.diff(record, ranks or [0], batches, other_record)
 
 
-def _kept(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
+def _stored(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
     return record.sent_batches(_rank(request.query_params.get("rank")) or 0)
 
 
@@ -185,7 +185,7 @@ _ANSWERS: dict[str, Answer] = {
     "series": _series,
     "culprit": _culprit,
     "diff": _diff,
-    "kept": _kept,
+    "stored": _stored,
     "events": _events,
 }
 
@@ -206,7 +206,7 @@ def _whole(text: str | None) -> int:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The socket to serve on. Raises UsageError when it cannot be had."""
+    """The socket to serve on. Raises UsageError if it cannot be opened."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
@@ -215,7 +215,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(app: Starlette, listening: socket.socket) -> None:
-    """Until SIGINT or SIGTERM, which are how it is meant to end."""
+    """Serves until SIGINT or SIGTERM, which are a normal end."""
     config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", server_header=False)
     server = _Server(config)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -226,5 +226,5 @@ def serve(app: Starlette, listening: socket.socket) -> None:
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own would raise the signal again at the end, and the exit code would tell of a failure."""
+        """uvicorn raises the signal again at the end, and then the exit code would mean a failure."""
         yield

@@ -1,4 +1,4 @@
-"""A run as one self-contained HTML file, to attach to a ticket: the page's own code and style, and the data beside them."""
+"""A run as one self-contained HTML file, to attach to a ticket: the page's own code and style, and the run's data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def render(run: RunPages) -> str:
         overview = run.overview(record)
         try:
             modules = run.modules(record, None)
-        except LookupError:  # no batch was recorded
+        except LookupError:  # no batch is stored
             modules = None
         culprit = run.culprit(record)
     data = json.dumps({"overview": overview, "modules": modules, "series": culprit}, allow_nan=False)
@@ -50,7 +50,7 @@ def render(run: RunPages) -> str:
         policy=policy,
         title=html.escape(f"rankwatch: {overview['report']['run']['id']}"),
         style=style,
-        data=data.replace("<", "\\u003c"),  # so that no name in it ends the element
+        data=data.replace("<", "\\u003c"),  # so that no name in the data ends the element
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
     )
 

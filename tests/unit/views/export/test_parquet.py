@@ -186,7 +186,7 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
     assert 0 < written.first < written.last == 19
     assert describe(written, "rows", "train-1", "out", 20, " as sent") == (
         f"{written.rows} rows of run train-1 written to out: batch {written.first} to 19, "
-        f"{written.batches} of 20 batches; the others are not kept as sent"
+        f"{written.batches} of 20 batches; the others are not stored as sent"
     )
     assert describe(Written(5, 0, 1, 2), "rows", "a", "b", 2) == "5 rows of run a written to b: batch 0 to 1"
 

@@ -1,8 +1,8 @@
-// Charts over echarts: headroom by row and batch, and readings over batches. Each can be read by keyboard and by ear.
+// Charts drawn by echarts: headroom by row and batch, and readings over batches. All work with a keyboard and a screen reader.
 "use strict";
 
 const Charts = (() => {
-  const FAR = 24; // doublings; beyond it one shade is as good as another
+  const FAR = 24; // doublings; all that is farther away has the same shade
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -12,14 +12,14 @@ const Charts = (() => {
     return value.toExponential(2).replace(/e([+-])(\d)$/, "e$10$2");
   }
 
-  // Headroom is told in doublings, and shown as how many times larger a reading could be.
+  // Headroom comes as a number of doublings, and is shown as the factor by which a reading could grow.
   function times(headroom) {
     if (headroom === null) return "nothing read";
     if (headroom < 0) return "inf or nan";
     return headroom < 20 ? `x${Number((2 ** headroom).toPrecision(3))} below overflow` : `2^${Math.round(headroom)} below overflow`;
   }
 
-  // Of a long name the end tells more.
+  // The end of a long name says more than its beginning.
   const tail = (name, most) => (name.length > most ? `…${name.slice(-Math.floor(most))}` : name);
 
   function batches(grid, column) {
@@ -27,7 +27,7 @@ const Charts = (() => {
     return grid.step === 1 ? `batch ${first}` : `batches ${first} to ${first + grid.step - 1}`;
   }
 
-  // A canvas, drawn anew by ``options`` when the data, the size or the colour scheme changes.
+  // A canvas; ``options`` draws it again when the data, the size or the colour scheme changes.
   function chart(box, options) {
     const made = echarts.init(box, null, { renderer: "canvas" });
     const draw = () => made.setOption({ animation: false, backgroundColor: "transparent", ...options() }, { notMerge: true });
@@ -47,7 +47,7 @@ const Charts = (() => {
     axisTick: { show: false }, splitLine: { show: false }, ...more, ...(more && more.axisLabel ? { axisLabel: { ...text(), ...more.axisLabel } } : {}),
   });
 
-  // ``what`` names a row ("rank", "module"); ``select(row, column)`` is called for a cell that is clicked or entered.
+  // ``what`` is the kind of a row ("rank", "module"); a click or Enter on a cell calls ``select(row, column)``.
   function heatmap(parent, what, select) {
     const box = Views.h("div", { class: "chart", tabindex: "0", role: "img" });
     const note = Views.h("p", { class: "note", "aria-live": "polite" });
@@ -119,14 +119,14 @@ const Charts = (() => {
       grid = fresh;
       cells = grid.cells.flatMap((row, y) => row.flatMap((value, x) => (value === null ? [] : [[x, y, value]])));
       const worst = cells.reduce((least, cell) => (least === null || cell[2] < least[2] ? cell : least), null);
-      box.setAttribute("aria-label", `Headroom by ${what} and batch. ${worst ? `Worst: ${say(worst[1], worst[0])}.` : "Nothing read yet."} Arrow keys move from cell to cell${select ? ", Enter opens one" : ""}.`);
+      box.setAttribute("aria-label", `Headroom by ${what} and batch. ${worst ? `Worst: ${say(worst[1], worst[0])}.` : "No data yet."} Arrow keys move from cell to cell${select ? ", Enter opens one" : ""}.`);
       box.style.height = `${Math.min(Math.max(150 + 14 * grid.rows.length, 260), 720)}px`;
       made.resize();
       draw();
     };
   }
 
-  // One reading over the batches: abs max as a line, abs min dashed, inf and nan as diamonds on top.
+  // One reading over the batches: abs max as a line, abs min as a dashed line, inf and nan as diamonds at the top.
   function lines(parent) {
     const box = Views.h("div", { class: "chart", tabindex: "0", role: "img" });
     const note = Views.h("p", { class: "note", "aria-live": "polite" });

@@ -1,4 +1,4 @@
-// A run in one file, to attach to a ticket: all that is shown lies in the file itself.
+// A run in one file, to attach to a ticket: the file contains all of its data.
 "use strict";
 
 const { h } = Views;
@@ -13,7 +13,7 @@ main.append(
   Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ["began", Views.clock(overview.began)]]),
   Views.verdict(report) || "");
 if (series) Charts.lines(part("The culprit's reading over the batches"))(series);
-if (report.verdict) part("The last frames").append(h("p", { class: "faint" }, "Read from the bottom up. Marked are the frames whose outputs went, one into the next, into the culprit."), Views.frames(report, overview.path));
+if (report.verdict) part("The last frames").append(h("p", { class: "faint" }, "Read from the bottom up. The marked frames lead to the culprit: the output of each is an input of the next."), Views.frames(report, overview.path));
 if (overview.grid.cells.some((row) => row.length)) Charts.heatmap(part("Headroom by rank and batch"), "rank")(overview.grid);
 if (modules) Charts.heatmap(part("Headroom by module and batch, over all ranks"), "module")(modules);
 main.append(Views.notices(report) || "", h("h2", null, "Ranks"), Views.ranks(null, report, []));

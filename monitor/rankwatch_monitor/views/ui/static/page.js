@@ -1,4 +1,4 @@
-// Which view the address asks for, and keeping it up to date while the run goes on.
+// Shows the view that the address names, and keeps it up to date while the run is running.
 "use strict";
 
 const { h, where } = Views;
@@ -23,7 +23,7 @@ async function ask(path, known) {
   return { known: answer.headers.get("ETag"), body };
 }
 
-// Asks at once and then again and again; ``show`` is called with what has changed.
+// Asks at once and then every REFRESH ms; calls ``show`` with every answer that has changed.
 async function follow(path, show) {
   let known = null;
   for (;;) {
@@ -60,7 +60,7 @@ function form(...fields) {
   main.append(h("form", { method: "get" }, fields, h("button", null, "Show")));
 }
 
-// A form leaves out of the address what is empty.
+// Empty fields are left out of the address.
 document.addEventListener("submit", (event) => {
   event.preventDefault();
   const given = [...new FormData(event.target)].filter(([, value]) => value !== "");
@@ -87,7 +87,7 @@ const PAGES = {
     main.append(h("h1", null, run));
     const [state, found] = [slot(), slot()];
     const ranks = part("Headroom by rank and batch");
-    ranks.append(h("p", { class: "faint" }, "How far the reading that comes nearest to its dtype's largest number is from it. A cell opens the modules of its rank."));
+    ranks.append(h("p", { class: "faint" }, "For the reading nearest to its dtype's largest number: how many times larger it could be. A cell opens the modules of its rank."));
     const draw = Charts.heatmap(ranks, "rank", (row, column, grid) => {
       location.assign(where(run, "modules", { rank: grid.rows[row].split("-")[0], ...span(grid, column) }));
     });
@@ -96,7 +96,7 @@ const PAGES = {
       const { report } = body;
       const states = report.ranks.reduce((sum, row) => ({ ...sum, [row.state]: (sum[row.state] || 0) + 1 }), {});
       state.replaceChildren(
-        h("p", null, Views.badge({ is_over: body.is_over, outcome: report.outcome }), body.is_over && report.reason && !report.verdict ? ` ${report.reason}` : "", body.silent_collector ? " The collector has not been heard for a while." : ""),
+        h("p", null, Views.badge({ is_over: body.is_over, outcome: report.outcome }), body.is_over && report.reason && !report.verdict ? ` ${report.reason}` : "", body.silent_collector ? " The collector has been silent for more than three heartbeats." : ""),
         Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ...Object.entries(states).map(([name, count]) => [name, count]), ["began", Views.clock(body.began)]]));
       found.replaceChildren(...[Views.verdict(report), report.verdict && h("p", null, Views.link(where(run, "verdict"), "Its frames, and what led to it"))].filter(Boolean));
       draw(body.grid);
@@ -120,7 +120,7 @@ const PAGES = {
         return;
       }
       place.replaceChildren(Views.verdict(report));
-      table.replaceChildren(h("h2", null, "The last frames"), h("p", { class: "faint" }, "Read from the bottom up. Marked are the frames whose outputs went, one into the next, into the culprit."), Views.frames(report, body.path));
+      table.replaceChildren(h("h2", null, "The last frames"), h("p", { class: "faint" }, "Read from the bottom up. The marked frames lead to the culprit: the output of each is an input of the next."), Views.frames(report, body.path));
       if (asked) return;
       asked = true;
       ask(api("culprit")).then(({ body }) => {
@@ -142,7 +142,7 @@ const PAGES = {
     });
     place.append(hidden);
     follow(api("modules", chosen("rank", "from", "to", "match")), (grid) => {
-      hidden.textContent = grid.hidden ? `Shown are the modules that come nearest to overflow; ${grid.hidden} more are farther away.` : "";
+      hidden.textContent = grid.hidden ? `These modules are the nearest to overflow; ${grid.hidden} more are farther away.` : "";
       draw(grid);
     });
   },
@@ -170,8 +170,8 @@ const PAGES = {
     const place = slot();
     const [rank, batch] = [[...new Set(ranks)], [...new Set(batches)]];
     if (rank.length < 2 && batch.length < 2 && !query.get("other")) {
-      place.append(h("p", { class: "faint" }, "Give two ranks, or two batches, or another run. What is not given is rank 0 and the last batch kept of both."));
-      ask(api("kept", { rank: rank[0] || 0 })).then(({ body }) => place.append(h("p", { class: "faint" }, body.length ? `Of rank ${rank[0] || 0} ${body.length} batches are kept as it sent them, from ${body[0]} to ${body.at(-1)}.` : "None of its batches is kept.")), (error) => trouble(error.message));
+      place.append(h("p", { class: "faint" }, "Give two ranks, two batches or another run. The defaults are rank 0 and the last batch that is stored of both."));
+      ask(api("stored", { rank: rank[0] || 0 })).then(({ body }) => place.append(h("p", { class: "faint" }, body.length ? `${body.length} batches of rank ${rank[0] || 0} are stored as it sent them, from ${body[0]} to ${body.at(-1)}.` : "No batch of this rank is stored.")), (error) => trouble(error.message));
       return;
     }
     const asked = new URLSearchParams([...rank.map((value) => ["rank", value]), ...batch.map((value) => ["batch", value]), ...(query.get("other") ? [["other", query.get("other")]] : [])]);

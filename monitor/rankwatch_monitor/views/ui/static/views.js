@@ -1,4 +1,4 @@
-// What is known of a run as elements of a page. Text is only ever set as text.
+// The parts of a page, made of a run's data. Text is always set as text, never as HTML.
 "use strict";
 
 const Views = (() => {
@@ -11,7 +11,7 @@ const Views = (() => {
     return element;
   }
 
-  // ``head`` names the cell where a narrow page has no room for a head.
+  // ``head`` labels the cell on a narrow page, which has no room for the head of the table.
   const cell = (value, kind, head) => h("td", { class: kind, "data-head": head }, value instanceof Node ? value : String(value));
 
   // ``rows`` of [class of the row, cells]; ``head`` of [title, class].
@@ -32,15 +32,15 @@ const Views = (() => {
 
   function badge(run) {
     if (run.unreadable) return h("span", { class: "badge bad" }, "cannot be read");
-    if (!run.is_over) return h("span", { class: "badge live" }, "goes on");
+    if (!run.is_over) return h("span", { class: "badge live" }, "running");
     return h("span", { class: `badge ${run.outcome === "finished" ? "good" : "bad"}` }, run.outcome);
   }
 
   function runs(found) {
     if (!found.length) {
-      return h("p", null, "No run is recorded here yet. Start one with ", h("code", null, "rankwatch run -- torchrun ..."), "; it shows up by itself.");
+      return h("p", null, "No run is recorded here yet. Start one with ", h("code", null, "rankwatch run -- torchrun ..."), "; it appears here by itself.");
     }
-    const head = [["run"], ["ended"], ["ranks", "number"], ["batches", "number"], ["began"], ["why", "text"]];
+    const head = [["run"], ["state"], ["ranks", "number"], ["batches", "number"], ["began"], ["why", "text"]];
     return table("Runs, the newest first", head, found.map((run) => ["", run.unreadable
       ? [cell(run.run, "name"), badge(run), "", "", clock(run.began), run.unreadable]
       : [cell(link(where(run.run), run.run), "name"), badge(run), run.world_size, run.batches, clock(run.began), run.reason]]), "stacked");
@@ -68,14 +68,14 @@ const Views = (() => {
     const limit = LIMITS[reading.dtype];
     if (!limit || reading.abs_max === null) return reading.state === "finite" ? "" : reading.state;
     const part = reading.abs_max / limit;
-    // As doublings, for a linear bar would be empty until it is too late.
+    // On a logarithmic scale: a linear bar would stay empty until it is too late.
     const full = part > 0 ? Math.max(0, 1 + Math.log2(part) / 24) : 0;
     const fill = h("i");
     fill.style.width = `${Math.round(100 * full)}%`;
     return h("span", null, `${part >= 0.01 ? Math.round(100 * part) : part > 0 ? "< 1" : 0}% of ${reading.dtype}`, h("span", { class: "bar", "aria-hidden": "true" }, fill));
   }
 
-  // The last frames, the culprit at the end; those that led to it are marked.
+  // The last frames, with the culprit at the end; the frames that led to it are marked.
   function frames(report, path) {
     const head = [["frame", "label"], ["abs min", "number"], ["abs max", "number"], ["of its dtype's largest", "number"]];
     const rows = report.frames.flatMap((frame, index) => {
