@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -211,3 +212,17 @@ def test_what_an_import_does_not_pull_in(statement: str, absent: set[str]) -> No
 def test_sockets_are_created_in_one_file() -> None:
     creators = [name for name in FILES if ".socket(" in FILES[name].read_text()]
     assert creators == ["rankwatch.shared.sockets"]
+
+
+SAME_NAME = {"RankwatchCallback"}
+"""The public name of the callback for each framework."""
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    classes = Counter(
+        node.name
+        for path in FILES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in classes.items() if count > 1} == SAME_NAME

@@ -21,7 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 import makers
 from collectors import SOON, Running, until
 from commands import run as rankwatch
-from gauges import shown, standing
 from jobs import environment
 from rankwatch.errors import UsageError
 from rankwatch.shared import messages, wire
@@ -29,6 +28,7 @@ from rankwatch.shared.sockets import dealer
 from rankwatch_monitor.serve.metrics import server as metrics_server
 from rankwatch_monitor.serve.metrics.meters import Meters
 from rankwatch_monitor.serve.metrics.server import MAX_SCRAPES, MetricsServer
+from standings import shown, standing
 
 HERE = ("127.0.0.1", 0)
 MANY = 16_384

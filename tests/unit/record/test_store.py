@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-import gauges
 import makers
 import records
+import standings
 from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import FrameTable
 from rankwatch.shared.tuning import Tuning
@@ -105,7 +105,7 @@ def test_where_the_ranks_are_is_what_was_last_written(tmp_path: Path) -> None:
     assert records.read(tmp_path / FILE, RunRecord.standings) == (0.0, None, [])
     for batch in (3, 4):
         ranks = [RankStanding(rank, RankState.RUNNING, batch, 0, 2, "[a], b", 0.5, 1.5, "", 3, 0) for rank in range(100)]
-        shown = gauges.shown(*ranks, heartbeat=2.5, waiting="waiting for rank 3", outcome=Outcome.ABORTED)
+        shown = standings.shown(*ranks, heartbeat=2.5, waiting="waiting for rank 3", outcome=Outcome.ABORTED)
         begun.write([], 100.0 + batch, shown)
     assert records.read(tmp_path / FILE, RunRecord.standings) == (104.0, shown.standing, ranks)
     begun.close()

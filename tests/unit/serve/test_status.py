@@ -16,12 +16,12 @@ from typing import TextIO
 import pytest
 
 import crowds
-from gauges import shown
 from rankwatch_monitor.decide.report import RankStanding, RankState
 from rankwatch_monitor.record.follow import Follower
 from rankwatch_monitor.record.headroom import Headroom
 from rankwatch_monitor.serve.printer import ERASE, Printer
 from rankwatch_monitor.serve.status import Status, describe
+from standings import shown
 
 WIDE = 200
 

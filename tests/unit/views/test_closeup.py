@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import gauges
 import makers
 import records
+import standings
 from makers import INF, NAN, frame, reading
 from rankwatch.errors import UsageError
 from rankwatch.shared import messages
@@ -230,7 +230,7 @@ def test_a_rank_while_it_runs_and_one_that_never_came(tmp_path: Path) -> None:
     run = records.write(tmp_path / "train-1", records.part(0, *two(3)), world_size=1)
     standing = RankStanding(0, RankState.RUNNING, 4, 0, 7, "backward", 0.5, 1.5, "", 3, 0)
     store = Store(run / FILE)
-    store.write([], 100.0, gauges.shown(standing))
+    store.write([], 100.0, standings.shown(standing))
     store.close()
     text, told = of_rank(run, 0)
     assert "  state      running\n" in text

@@ -7,7 +7,6 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gauges import shown, standing
 from rankwatch_monitor.decide.report import Outcome
 from rankwatch_monitor.serve.metrics.meters import (
     LOOK_BACK,
@@ -20,6 +19,7 @@ from rankwatch_monitor.serve.metrics.meters import (
     least,
     with_low,
 )
+from standings import shown, standing
 
 
 def told(meters: Meters, now: float) -> list[str]:

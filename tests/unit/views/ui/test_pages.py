@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import gauges
 import records
+import standings
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Store
 from rankwatch_monitor.views.ui.pages import RunPages
@@ -18,7 +18,7 @@ from rankwatch_monitor.views.ui.pages import RunPages
 def test_the_collector_is_silent_after_three_heartbeats(tmp_path: Path, heartbeat: float, is_silent: bool) -> None:
     run = records.write(tmp_path / "train-0", records.part(0, *records.frames(0)))
     store = Store(run / FILE)
-    store.write([], time.time() - 20.0, gauges.shown(heartbeat=heartbeat))
+    store.write([], time.time() - 20.0, standings.shown(heartbeat=heartbeat))
     store.close()
     with RunPages(run).open() as record:
         assert RunPages(run).overview(record)["silent_collector"] is is_silent

@@ -1,4 +1,4 @@
-"""Runs as they are shown to whoever watches, for tests to vary."""
+"""Standings of ranks and runs, as live views receive them, for tests to vary."""
 
 from __future__ import annotations
 
