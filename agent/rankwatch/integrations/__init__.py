@@ -1,4 +1,4 @@
-"""Frameworks that rankwatch knows by name. Each file imports its own, and nothing else imports them."""
+"""Callbacks for training frameworks. Each framework has its own file, which only its users import."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def lightning_callbacks() -> list[Any]:
-    """What Lightning, which asks here by an entry point, adds to its callbacks: ours, if zero code is on in this process."""
+    """The entry point by which Lightning adds callbacks to a Trainer: one, where this process is watched without code."""
     if os.environ.get("RANKWATCH_ATTACH") != "1" or os.environ.get("RANKWATCH_MODE") == "disabled":
         return []
     from .lightning import RankwatchCallback

@@ -14,61 +14,59 @@ try:
 except ImportError:
     import pytorch_lightning as pl
 
-from ..watcher import Watch
-from .watching import watch_anew
+from .watching import WatchingCallback
 
 
-class RankwatchCallback(pl.Callback):  # type: ignore[misc]
+class RankwatchCallback(WatchingCallback, pl.Callback):  # type: ignore[misc]
     """Watches the LightningModule while ``fit`` trains it; an overflow raises TrainingAborted in each rank's ``fit``.
 
-    A batch is one ``training_step``, counted over epochs and from the beginning of the training, also of one that was
-    resumed; the optimizer step is ``trainer.global_step``. Names are as in the LightningModule.
+    A batch is one ``training_step``, counted over all epochs from the beginning of the training, even after a resume. The
+    optimizer step is ``trainer.global_step``. Names are relative to the LightningModule.
 
     Args:
-        options: as of ``rankwatch.watch``, but for ``first_batch``, which is the Trainer's.
+        options: as of ``rankwatch.watch``, except ``first_batch``, which the Trainer sets.
     """
 
     def __init__(self, **options: Any) -> None:
-        self.watch: Watch | None = None
-        """The watch of the training that is running, or ran last."""
-        self._options = options
-        self._direct: dict[str, Callable[..., Any]] = {}
+        super().__init__(**options)
+        self._steps: dict[str, Callable[..., Any]] = {}
+        """The module's own methods, by name, while they are redirected through its forward."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         ours = [callback for callback in trainer.callbacks if isinstance(callback, RankwatchCallback)]
-        if ours[0] is not self:  # the script has one of its own, beside that of zero code
+        if ours[0] is not self:  # the script added a callback, and so did the entry point: one of them watches
             return
         self._close(pl_module)
-        first_batch = trainer.fit_loop.total_batch_idx + 1
-        self.watch = watch_anew(trainer.strategy.model, first_batch=first_batch, **self._options)
+        self._open_watch(trainer.strategy.model, first_batch=trainer.fit_loop.total_batch_idx + 1)
         if trainer.strategy.model is pl_module:
             for name in ("training_step", "validation_step"):
-                self._direct[name] = _through_forward(pl_module, name)
+                self._steps[name] = _through_forward(pl_module, name)
 
     def on_train_batch_start(self, trainer: pl.Trainer, *more: Any) -> None:
-        if self.watch is not None:
-            self.watch.optimizer_step = trainer.global_step
+        self._begin_step(trainer.global_step)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._close(pl_module)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        self._restore(pl_module)  # how the process ends is told where the exception ends it
+        self._restore(pl_module)  # the watch stays open: where the exception ends the process, it reports how
 
     def _close(self, pl_module: pl.LightningModule) -> None:
         self._restore(pl_module)
-        if self.watch is not None:
-            self.watch.close()
-            self.watch = None
+        self._close_watch()
+        self.watch = None
 
     def _restore(self, pl_module: pl.LightningModule) -> None:
-        for name, step in self._direct.items():
-            _restore(pl_module, name, step)
-        self._direct.clear()
+        for name, step in self._steps.items():
+            _put_back(pl_module, name, step)
+        self._steps.clear()
 
 
 def _through_forward(module: nn.Module, name: str) -> Callable[..., Any]:
-    """Has a step of a module run as its forward, as the strategies that wrap it have it. Returns the step as it was."""
+    """Makes a step of the module run inside its forward, where the hooks are. Returns the original step.
+
+    Strategies that wrap the module, such as DDP's, do the same.
+    """
     before: Callable[..., Any] = getattr(module, name)
     function: Callable[..., Any] = getattr(type(module), name, before)
     if getattr(before, "__func__", None) is not function:
@@ -80,7 +78,7 @@ def _through_forward(module: nn.Module, name: str) -> Callable[..., Any]:
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _as_forward(self, MethodType(function, self), args, kwargs)
 
-    setattr(module, name, MethodType(method, module))  # it goes with a copy or a pickle of the module
+    setattr(module, name, MethodType(method, module))  # a bound method: a copy or pickle of the module gets its own
     return before
 
 
@@ -88,18 +86,18 @@ def _as_forward(module: nn.Module, step: Callable[..., Any], args: Any, kwargs: 
     forward = module.forward
 
     def inner(*args: Any, **kwargs: Any) -> Any:
-        _restore(module, "forward", forward)  # the step may call it
+        _put_back(module, "forward", forward)  # the step may call it
         return step(*args, **kwargs)
 
     module.forward = inner
     try:
         return module(*args, **kwargs)
     finally:
-        _restore(module, "forward", forward)
+        _put_back(module, "forward", forward)
 
 
-def _restore(module: nn.Module, name: str, method: Callable[..., Any]) -> None:
-    """Gives a module a method back: as an attribute of its own only where it is not its class's."""
+def _put_back(module: nn.Module, name: str, method: Callable[..., Any]) -> None:
+    """Restores a method of the module: an attribute of the instance only where it is not the method of its class."""
     if getattr(method, "__func__", None) is getattr(type(module), name, None):
         module.__dict__.pop(name, None)
     else:

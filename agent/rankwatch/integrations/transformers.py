@@ -16,28 +16,25 @@ from transformers.trainer_utils import has_length
 
 from ..drop_in import remove_their_detector
 from ..errors import TrainingAborted
-from ..watcher import Watch
-from .watching import watch_anew
+from .watching import WatchingCallback
 
 log = logging.getLogger(__name__)
 
 
-class RankwatchCallback(TrainerCallback):  # type: ignore[misc]
-    """Watches the model from the beginning of ``train()`` to its end, and stops by the Trainer's own control.
+class RankwatchCallback(WatchingCallback, TrainerCallback):  # type: ignore[misc]
+    """Watches the model from the beginning to the end of ``train()``, and stops the training by the Trainer's own control.
 
-    A batch is a micro-batch of the Trainer, counted from the beginning of the training, also of one that was resumed; the
-    optimizer step is its global step. On an overflow every rank's step is finished without touching the weights, nothing is
-    saved or evaluated any more, each callback's ``on_train_end`` runs, and then ``train()`` raises TrainingAborted. With
-    ``--debug underflow_overflow`` this is in the place of the Trainer's own detector, with its policy, ``strict``.
+    A batch is a micro-batch of the Trainer, counted from the beginning of the training, even after a resume. The optimizer
+    step is the Trainer's global step. On an overflow every rank ends its step without changing the weights, saves and
+    evaluates nothing more, runs each callback's ``on_train_end``, and then ``train()`` raises TrainingAborted. With ``--debug
+    underflow_overflow`` this callback replaces the Trainer's own detector and takes over its policy, ``strict``.
 
     Args:
-        options: as of ``rankwatch.watch``, but for ``stop`` and ``first_batch``, which are the Trainer's.
+        options: as of ``rankwatch.watch``, except ``stop`` and ``first_batch``, which this callback and the Trainer set.
     """
 
     def __init__(self, **options: Any) -> None:
-        self.watch: Watch | None = None
-        """The watch of the training that is running, or ran last."""
-        self._options = options
+        super().__init__(**options)
         self._error: TrainingAborted | None = None
 
     def on_train_begin(
@@ -50,22 +47,21 @@ class RankwatchCallback(TrainerCallback):  # type: ignore[misc]
         train_dataloader: Any,
         **more: Any,
     ) -> None:
-        self._close()
+        self._close_watch()
         self._error = None
-        options = self._options
+        policy = {}
         if DebugOption.UNDERFLOW_OVERFLOW in args.debug:
             remove_their_detector(model)
-            options = {"policy": "strict", **options}
+            policy = {} if "policy" in self._options else {"policy": "strict"}
         if args.logging_nan_inf_filter and state.is_world_process_zero:
             log.warning(
                 "rankwatch: the Trainer leaves inf and nan out of the loss it logs; logging_nan_inf_filter=False shows them"
             )
         first_batch = _micro_batches(args, state, train_dataloader)
-        self.watch = watch_anew(model, first_batch=first_batch, stop=self._stop, **options)
+        self._open_watch(model, first_batch=first_batch, stop=self._stop, **policy)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        if self.watch is not None:
-            self.watch.optimizer_step = state.global_step
+        self._begin_step(state.global_step)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
@@ -79,23 +75,19 @@ class RankwatchCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         if self._error is None:
-            self._close()
+            self._close_watch()
             return
         handler = _handler()
         if handler is None:
             raise self._error
-        handler.callbacks.append(_Last(self._error, handler))  # the list is being walked: the others come first
+        handler.callbacks.append(_Last(self._error, handler))  # appended while the list is iterated, so it runs last
 
     def _stop(self, error: TrainingAborted) -> None:
         self._error = error
 
-    def _close(self) -> None:
-        if self.watch is not None:
-            self.watch.close()
-
 
 class _Last(TrainerCallback):  # type: ignore[misc]
-    """Raises once the other callbacks have heard of the end: what follows ``train()`` is not to run as if all were well."""
+    """Raises after the other callbacks' ``on_train_end``: the code after ``train()`` must not run as if all were well."""
 
     def __init__(self, error: TrainingAborted, handler: CallbackHandler) -> None:
         self._error = error
@@ -107,7 +99,7 @@ class _Last(TrainerCallback):  # type: ignore[misc]
 
 
 def _handler() -> CallbackHandler | None:
-    """The Trainer's list of callbacks, which tells them nothing of itself: it is among our callers."""
+    """The Trainer's list of callbacks. It is not passed to a callback, so it is looked up among the callers."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not isinstance(frame.f_locals.get("self"), CallbackHandler):
         frame = frame.f_back
@@ -115,7 +107,7 @@ def _handler() -> CallbackHandler | None:
 
 
 def _micro_batches(args: TrainingArguments, state: TrainerState, loader: Any) -> int:
-    """How many a training has behind it: the last step of an epoch may have had fewer than the others."""
+    """The micro-batches before a resumed training: the last step of each epoch may have fewer than the others."""
     each = args.gradient_accumulation_steps
     if not has_length(loader):
         return int(state.global_step * each)

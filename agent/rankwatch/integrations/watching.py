@@ -1,4 +1,4 @@
-"""What the callbacks share."""
+"""The base of the callbacks: the watch of the current training."""
 
 from __future__ import annotations
 
@@ -14,11 +14,30 @@ from ..watcher import Watch, watch
 _made: WeakSet[Watch] = WeakSet()
 
 
-def watch_anew(model: nn.Module, **options: Any) -> Watch:
-    """``watch``, in the place of a callback's that an exception has left on this model: in a notebook one trains again."""
-    for earlier in open_watches():
-        if earlier in _made and earlier.root is unwrap(model):
-            earlier.end()
-    made = watch(model, **options)
-    _made.add(made)
-    return made
+class WatchingCallback:
+    """Opens a watch when a training begins, and closes it when the training ends.
+
+    Args:
+        options: as of ``rankwatch.watch``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.watch: Watch | None = None
+        """The watch of the current training. A training that an exception ended leaves its watch here, open."""
+        self._options = options
+
+    def _open_watch(self, model: nn.Module, **more: Any) -> None:
+        """Watches the model, and ends the watch that an earlier training left open: in a notebook one trains again."""
+        for earlier in open_watches():
+            if earlier in _made and earlier.root is unwrap(model):
+                earlier.end()
+        self.watch = watch(model, **more, **self._options)
+        _made.add(self.watch)
+
+    def _begin_step(self, number: int) -> None:
+        if self.watch is not None:
+            self.watch.optimizer_step = number
+
+    def _close_watch(self) -> None:
+        if self.watch is not None:
+            self.watch.close()
