@@ -55,7 +55,7 @@ class Backlog:
         if is_full and not self._was_full:
             log.warning(
                 "batches come faster than they are handled: %d MiB of them wait here, more in the ranks, and an abort may come "
-                "late. Give the collector a core of its own, or let ranks tell of fewer: rankwatch tune --every 2",
+                "late. Give the collector a core of its own, or let the ranks send fewer: rankwatch tune --every 2",
                 self.size >> 20,
             )
         elif self._was_full and not is_full:

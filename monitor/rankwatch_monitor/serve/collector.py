@@ -43,7 +43,7 @@ BUSY_TICK, IDLE_TICK = 50, 500
 """Milliseconds between looks at the clock, with and without a run under way."""
 
 LAST_WORDS, LONGEST_LAST_WORDS = 50, 1.0
-"""At the end, messages are received until none came for so many milliseconds, or for so many seconds in all."""
+"""How long, at the end, messages are still received: until none came for 50 ms, and for a second at most."""
 
 BURST = 1000
 """Messages received in a row before the clock is looked at."""
@@ -129,8 +129,7 @@ class Collector:
             self._wake_read.setblocking(False)
             self._wake_write.setblocking(False)
             name = self._keys.server.public or self.address
-            tell = self._measure_headroom
-            self._writer = RecordWriter(runs.path, self._wake, Limits(), runs.begin, tell, collector=name)
+            self._writer = RecordWriter(runs.path, self._wake, Limits(), runs.begin, self._gauge_headroom, collector=name)
             opened.callback(self._writer.close)
             if self._keys.are_taken_over:
                 self._resume(runs.unfinished(name))
@@ -145,7 +144,7 @@ class Collector:
                     entries, progress = record.entries(), record.progress()
                 lag = now - entries[-1].now  # the clock may have begun anew meanwhile
                 self.ledger.restore(run, [entry._replace(now=entry.now + lag) for entry in entries], progress, now)
-                log.info("run %s: goes on", run)
+                log.info("run %s: resumed from its record", run)
             except (StoreError, ValueError, LookupError) as error:
                 log.error("cannot go on with run %s, its ranks make a new one: %s", run, error)
 
@@ -309,7 +308,7 @@ class Collector:
             )
             self._meters.count(counts, time.monotonic())
 
-    def _measure_headroom(self, run: str, doublings: float) -> None:
+    def _gauge_headroom(self, run: str, doublings: float) -> None:
         if self._meters is not None:
             self._meters.headroom(run, doublings, time.monotonic())
 

@@ -54,7 +54,7 @@ class RecordWriter:
         wake: called in the writer's thread when ``stored`` has something new.
         limits: how much of each run is retained.
         begin_folder: yields a new folder for the record of a run that begins; renames it to the run's afterwards.
-        tell_headroom: called in the writer's thread with a run, and the least headroom of the batches that were just stored.
+        on_headroom: called in the writer's thread with a run, and the least headroom of the batches that were just stored.
         meta: the origin, written into every record.
     """
 
@@ -64,14 +64,14 @@ class RecordWriter:
         wake: Callable[[], None],
         limits: Limits,
         begin_folder: Callable[[str], AbstractContextManager[Path]],
-        tell_headroom: Callable[[str, float], None] = lambda run, doublings: None,
+        on_headroom: Callable[[str, float], None] = lambda run, doublings: None,
         **meta: str,
     ) -> None:
         self._folder = folder
         self._wake = wake
         self._limits = limits
         self._begin_folder = begin_folder
-        self._tell_headroom = tell_headroom
+        self._on_headroom = on_headroom
         self._meta = {"rankwatch": __version__, **meta}
         self._changed = threading.Condition()
         self._waiting: list[_Queued] = []
@@ -184,7 +184,7 @@ class RecordWriter:
         def write_to(store: Store) -> None:
             headroom = store.write(entries, time.time(), shown, run=run, **self._meta)
             if headroom is not None:
-                self._tell_headroom(run, headroom)
+                self._on_headroom(run, headroom)
 
         try:
             if run in self._stores:

@@ -269,7 +269,7 @@ def test_that_batches_come_too_fast_is_told_once_and_when_it_is_over(
     told = [record.getMessage() for record in caplog.records if record.name == backlog.log.name]
     assert told == [
         "batches come faster than they are handled: 0 MiB of them wait here, more in the ranks, and an abort may come late. Give "
-        "the collector a core of its own, or let ranks tell of fewer: rankwatch tune --every 2",
+        "the collector a core of its own, or let the ranks send fewer: rankwatch tune --every 2",
         "the collector keeps up again",
     ]
 

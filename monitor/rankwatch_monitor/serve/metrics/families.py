@@ -1,7 +1,7 @@
 """A readout of the collector's meters -> Prometheus metric families. Pure; each metric's name and help is here.
 
 The label ``run`` has few values (see meters.MAX_OVER). The label ``rank`` exists under --metrics-per-rank alone. When a run is
-over, metrics of what goes on have no samples of it, so that no alert stays on.
+over, its live metrics have no more samples, so that no alert stays on.
 """
 
 from __future__ import annotations

@@ -57,14 +57,14 @@ def opened() -> Iterator[Keyboard]:
     read, write = os.pipe()
     os.set_blocking(write, False)
 
-    def tell(number: int, frame: FrameType | None) -> None:
+    def wake(number: int, frame: FrameType | None) -> None:
         os.write(write, b"\0")
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     before = termios.tcgetattr(keyboard) if keyboard is not None else None
-    handlers = {number: signal.signal(number, by) for number, by in ((signal.SIGWINCH, tell), (signal.SIGTERM, end))}
+    handlers = {number: signal.signal(number, by) for number, by in ((signal.SIGWINCH, wake), (signal.SIGTERM, end))}
     try:
         if keyboard is not None:
             tty.setcbreak(keyboard)
