@@ -1,6 +1,6 @@
-"""rankwatch: finds the first inf/nan of a distributed PyTorch training, and why, and stops every rank.
+"""rankwatch: finds the first inf/nan of a distributed PyTorch training and its cause, and stops every rank.
 
-Importing this package pulls in neither torch nor zmq; the names below are loaded when they are first used.
+Importing this package imports neither torch nor zmq: each name below is loaded when it is first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``DebugUnderflowOverflow``: the Hugging Face class of that name, over our detector."""
+"""``DebugUnderflowOverflow``: the Hugging Face class of that name, with rankwatch's detector."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .watcher import Watch
 
 
 class DebugUnderflowOverflow(Watch):
-    """A drop-in for ``transformers.debug_utils.DebugUnderflowOverflow``: same arguments, same text, a ValueError at the end.
+    """A replacement for ``transformers.debug_utils.DebugUnderflowOverflow``: same arguments, same text, same ValueError.
 
-    Any non-finite parameter, input or output trips (policy ``strict``), every root forward counts as a batch, and traced
-    batches are printed but not judged, as there. With a collector configured, all ranks are watched as by ``watch``.
+    As there, any non-finite parameter, input or output trips (policy ``strict``), every root forward counts as a batch, and
+    traced batches are printed but not judged. With a collector configured, the verdict is over all ranks, as with ``watch``.
 
     Args:
         model: the model to watch.
@@ -58,7 +58,7 @@ class DebugUnderflowOverflow(Watch):
         emit(self._heading() + "".join(f"{_complaints(frame)}{format_frame(frame)}\n" for frame in frames))
 
     def _take_over(self, root: nn.Module) -> None:
-        # A second one on the same model is common there: the Trainer makes one for each train().
+        # Two of them on one model are common: the Trainer makes one for each train().
         for other in open_watches():
             if isinstance(other, DebugUnderflowOverflow) and other.root is root:
                 other.close()
@@ -69,15 +69,15 @@ class DebugUnderflowOverflow(Watch):
 
 
 def _complaints(frame: Frame) -> str:
-    """The lines about a traced frame's non-finite readings, which are printed before it."""
+    """The lines about a traced frame's non-finite readings, to be printed before the frame."""
     seen = [r for r in frame.readings if r.kind in (Kind.PARAMETER, Kind.INPUT, Kind.OUTPUT)]
     return "".join(describe_bad_reading(BadReading(r.label, r.state is State.NAN, r.state is State.INF)) for r in seen)
 
 
 def remove_their_detector(model: nn.Module) -> bool:
-    """Takes the hooks of ``transformers``' own detector off a model, and says whether there were any.
+    """Removes the hooks of ``transformers``' own detector from a model; returns whether there were any.
 
-    It would raise first, on one rank alone, and without a word to the others.
+    That detector would raise first, on one rank only, and the other ranks would not be stopped.
     """
     theirs = sys.modules.get("transformers.debug_utils")
     if theirs is None:

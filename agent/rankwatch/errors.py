@@ -1,4 +1,4 @@
-"""The exception tree. Every exception says what was wrong, where, and what to do; the tree maps to exit codes here alone."""
+"""The exceptions and their exit codes. Each exception says what was wrong, where, and what to do."""
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -6,13 +6,13 @@ EXIT_ABORTED = 77
 
 
 class RankwatchError(Exception):
-    """Anything rankwatch raises on purpose."""
+    """The base of all exceptions that rankwatch raises on purpose."""
 
     exit_code = EXIT_ERROR
 
 
 class UsageError(RankwatchError, ValueError):
-    """A bad option, address, folder or connection file: it stops before batch 0."""
+    """A bad option, address, folder or connection file, found before batch 0."""
 
     exit_code = EXIT_USAGE
 
@@ -22,21 +22,21 @@ class ConnectionFileError(UsageError):
 
 
 class AddressError(UsageError):
-    """An address that cannot be listened on: malformed, in use, or not of this machine."""
+    """The collector cannot listen on an address: it is malformed, in use, or not of this machine."""
 
 
 class ProtocolError(RankwatchError):
-    """The other side sent what the wire format does not allow, or refused us: use the same release on both sides."""
+    """The other side sent what the wire format does not allow, or refused this side: use the same release on both."""
 
 
 class TrainingAborted(RankwatchError):
-    """Raised in the training thread of every rank once the run is to stop; the text names the culprit."""
+    """Raised in the training thread of every rank when the run stops; the text names the culprit."""
 
     exit_code = EXIT_ABORTED
 
 
 class OverflowDetected(TrainingAborted, ValueError):
-    """Raised on the rank whose frame broke the policy (a ValueError, as the Hugging Face detector's is)."""
+    """Raised on the culprit rank. A ValueError, as in the Hugging Face detector."""
 
 
 class BatchLimitReached(TrainingAborted, ValueError):

@@ -1,8 +1,8 @@
-"""Which model to watch, in a script that says nothing of it: the outermost modules that it trains.
+"""Finds the model to watch in a script that does not call ``watch``: the outermost modules that it trains.
 
-The call of a module is looked at from its outside: nothing of ours is there while it runs, so that torch.compile finds torch
-as it is. Once the model has begun its third batch nobody looks any more, until another optimizer is made, and what remains are
-the watch's own hooks.
+The finder wraps ``nn.Module.__call__``, but only up to the call of an outermost module: while that runs, torch is unchanged,
+as torch.compile needs it. When the model begins its third batch, the finder stops, until another optimizer is made; only
+the watch's own hooks remain.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .watcher import Watch, watch
 log = logging.getLogger(__name__)
 
 LOOKED_AT = 3
-"""Batches of the first model found by which all others, of a GAN say, have shown up."""
+"""Batches of the first model, after which all others, of a GAN say, were called as well."""
 
 MAX_MODELS = 4
-"""Further ones, of a script that calls each layer by itself, are not watched."""
+"""Further models are not watched: the script calls each layer separately."""
 
 
 class Finder:
-    """Looks for models to watch until they are found."""
+    """Looks for models to watch, until they are found."""
 
     def __init__(self) -> None:
         self._call: Callable[..., Any] = nn.Module.__call__
@@ -54,7 +54,7 @@ class Finder:
         self._have_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def start(self) -> None:
-        """Looks, until the models are found, and again whenever an optimizer is made: another training may begin."""
+        """Looks until the models are found, and again when an optimizer is made: another training may begin."""
         self._look_again()
         Optimizer.__init__ = self._make_first_hook()  # type: ignore[method-assign]
 
@@ -64,7 +64,7 @@ class Finder:
         self._found = [ref for ref in self._found if ref() is not None]
         self._first, self._batches, self._is_crowded = None, 0, False
         self._is_looking = True
-        if nn.Module.__call__ is not self._call:  # the script has put its own round it, which stays
+        if nn.Module.__call__ is not self._call:  # the script has wrapped it; its wrapper stays
             self._call = nn.Module.__call__
             self._hook = self._make_hook()
         nn.Module.__call__ = self._hook  # type: ignore[method-assign]
@@ -79,7 +79,7 @@ class Finder:
             try:
                 init(optimizer, *args, **kwargs)
             except BaseException as error:
-                _leave_us_out(error)
+                _remove_our_frame(error)
                 raise
 
         return hook
@@ -96,7 +96,7 @@ class Finder:
         def hook(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not self._is_looking or self._is_inside or _is_compiling():
                 return call(module, *args, **kwargs)
-            is_on_top = nn.Module.__call__ is self._hook  # else the script has put its own round it, which stays
+            is_on_top = nn.Module.__call__ is self._hook  # else the script has wrapped it; its wrapper stays
             self._is_inside = True
             if is_on_top:
                 nn.Module.__call__ = call  # type: ignore[method-assign]
@@ -104,7 +104,7 @@ class Finder:
                 self._guarded(self._look_at, module)
                 return call(module, *args, **kwargs)
             except BaseException as error:
-                _leave_us_out(error)
+                _remove_our_frame(error)
                 raise
             finally:
                 self._is_inside = False
@@ -128,11 +128,11 @@ class Finder:
             return
         ours = [watch for ref in self._found if (watch := ref()) is not None]
         if any(watch not in ours for watch in open_watches()):
-            self.stop()  # the script sees to it by itself
+            self.stop()  # the script calls watch itself
             return
         root = unwrap(module)
         if self._first is None and any(root is watch.root for watch in ours):
-            self._first = weakref.ref(root)  # it is trained again
+            self._first = weakref.ref(root)  # the model is trained again
         if self._first is not None and root is self._first():
             self._batches += 1
             if self._batches == LOOKED_AT:
@@ -143,11 +143,11 @@ class Finder:
                         MAX_MODELS,
                     )
         elif _is_trained(root) and not any(_is_part(root, watch.root) for watch in ours):
-            self._let_go_of_parts(root, ours)
+            self._close_parts(root, ours)
             self._watch(module)
 
-    def _let_go_of_parts(self, root: nn.Module, ours: list[Watch]) -> None:
-        """A model may call its layers as it is made, to learn their shapes: then they came first."""
+    def _close_parts(self, root: nn.Module, ours: list[Watch]) -> None:
+        """Closes the watches of the root's parts: a model may call its layers while it is made, to learn their shapes."""
         parts = [watch for watch in ours if _is_part(watch.root, root)]
         for part in parts:
             part.close()
@@ -156,7 +156,7 @@ class Finder:
             self._first, self._is_crowded = None, False
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """A model that only a compiled function calls is never seen to be called: its optimizer shows it, a batch late."""
+        """Finds a model that only a compiled function calls, by its optimizer, one batch late: no call of it is seen."""
         if optimizer in self._have_stepped or self._found or any(open_watches()):
             return
         if "zero_grad" in vars(optimizer):  # the script's own
@@ -164,9 +164,9 @@ class Finder:
         self._have_stepped.add(optimizer)
         zero_grad = optimizer.zero_grad
 
-        # Here torch walks through the hooks of optimizers, to which a watch adds its own.
+        # Not here: torch iterates over the hooks of optimizers, and a watch adds its own.
         def hook(*args: Any, **kwargs: Any) -> None:
-            if vars(optimizer).get("zero_grad") is hook:  # the script may have kept it, or put its own round it
+            if vars(optimizer).get("zero_grad") is hook:  # if not, the script has stored or wrapped it
                 del optimizer.zero_grad
             self._guarded(self._look_for_model_of, optimizer)
             zero_grad(*args, **kwargs)
@@ -191,9 +191,9 @@ class Finder:
             log.warning("rankwatch: a scripted module takes no hooks and is not watched")
             return
         if len(self._found) == MAX_MODELS:
-            self._is_crowded = True  # it may still show up what these are parts of
+            self._is_crowded = True  # no warning yet: a model that contains these may follow
             return
-        # With the Trainer's --debug underflow_overflow ours is in the place of its detector, and as strict.
+        # With the Trainer's --debug underflow_overflow, ours replaces its detector, with the same policy.
         policy = Policy.STRICT if remove_their_detector(root) and "RANKWATCH_POLICY" not in os.environ else Policy.FIRST
         found = watch(calling_stage(module) or module, first_batch=first_batch, policy=policy)
         found.is_automatic = True
@@ -202,14 +202,14 @@ class Finder:
             self._first, self._batches = weakref.ref(root), 1
 
 
-def _leave_us_out(error: BaseException) -> None:
-    """The traceback of a script has no frame of ours in it; in Python 3.10, where ``raise`` restores it, it has one."""
+def _remove_our_frame(error: BaseException) -> None:
+    """Removes our frame from a traceback. (In Python 3.10 ``raise`` restores it.)"""
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
 
 
 def _is_compiling() -> bool:
-    """torch 2.4 runs a graph that it still works on as if it did not compile: there the context tells."""
+    """Whether torch compiles now. While torch 2.4 works on a graph, is_compiling() may be False: its context shows it."""
     return torch.compiler.is_compiling() or TracingContext.try_get() is not None
 
 

@@ -1,4 +1,4 @@
-"""``detect_overflow``: tensors that a user points at, inside or outside of a watched forward."""
+"""``detect_overflow``: tensors that the user marks, inside or outside of a watched forward."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ log = logging.getLogger(__name__)
 
 
 def detect_overflow(var: Tensor, ctx: str) -> bool:
-    """Says whether ``var`` holds an inf or nan, and prints which as ``<ctx> has infs``; usable anywhere.
+    """Returns whether ``var`` has an inf or nan, and prints ``<ctx> has infs`` or ``<ctx> has nans`` if so.
 
-    Inside a watched forward the tensor also becomes a frame labelled ``ctx``: it shows in traces and reports, and when it is
-    not finite it trips, under every policy but ``off``, at the next module's hook. With ``RANKWATCH_MODE=disabled`` it is not
-    looked at, and said to be finite.
+    It can be called anywhere. Inside a watched forward, the tensor also becomes a frame with the label ``ctx``, in traces
+    and reports; if it is not finite, it trips at the next module's hook (except with policy ``off``). With
+    ``RANKWATCH_MODE=disabled`` the tensor is not read, and the result is False.
 
     Args:
-        var: a tensor of any shape, dtype and device; one of another dtype than a float's is finite. Waits for its device.
-        ctx: what it is called in the line and in reports, such as ``"after layer_norm"``.
+        var: a tensor of any shape, dtype and device; tensors of integers are always finite. Waits for its device.
+        ctx: the tensor's name in the line and in reports, such as ``"after layer_norm"``.
 
     Returns:
-        True if it holds an inf or a nan.
+        True if ``var`` has an inf or a nan.
     """
     if is_disabled():
         return False
@@ -39,7 +39,7 @@ def detect_overflow(var: Tensor, ctx: str) -> bool:
 
 
 def describe_bad_reading(bad: BadReading) -> str:
-    """What the Hugging Face detector prints of a tensor that is not finite; nothing of one that is."""
+    """The lines that the Hugging Face detector prints for a non-finite tensor; empty for a finite one."""
     found = (("nans", bad.nans), ("infs", bad.infs))
     return "".join(f"{bad.label} has {what}\n" for what, count in found if count)
 
@@ -47,7 +47,7 @@ def describe_bad_reading(bad: BadReading) -> str:
 def emit(text: str) -> None:
     """Prints in one write, so that the texts of several ranks do not mix.
 
-    A stdout that is closed, or whose disk is full, is told and does not matter: what is found is found all the same.
+    If stdout is closed or its disk is full, this is logged, and the trip still counts.
     """
     try:
         sys.stdout.write(text)

@@ -1,4 +1,4 @@
-"""The watches of this process that are not closed, and how they end when nobody closes them."""
+"""The open watches of this process. They are closed when the process ends, normally or by an exception."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .errors import RankwatchError
 
 
 class Endable(Protocol):
-    """Something that ends with the process at the latest."""
+    """A watch, as far as its end is concerned."""
 
     def end(self) -> None: ...
     def end_by(self, error: BaseException) -> None: ...
 
 
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
-# Weak: a watch lives as long as its model, whose hooks hold it, and not longer.
+# Weak: a watch lives as long as its model, whose hooks refer to it.
 
 _previous_excepthook: Callable[..., Any] | None = None
 
 
 def prepare() -> None:
-    """Sees to it that exceptions that reach the top are told, and end the process with their own exit code."""
+    """Installs the hooks by which an uncaught exception is reported, and ends the process with its own exit code."""
     global _previous_excepthook
     if _previous_excepthook is None:
         _previous_excepthook = sys.excepthook
@@ -35,7 +35,7 @@ def prepare() -> None:
 
 
 def remember(watch: Endable) -> None:
-    """Ends ``watch`` with the process, unless it is forgotten before."""
+    """Ends ``watch`` with the process, unless ``forget`` is called before."""
     _open.add(watch)
 
 
@@ -44,7 +44,7 @@ def forget(watch: Endable) -> None:
 
 
 def open_watches() -> Iterator[Any]:
-    """The open watches; closing them while iterating is fine."""
+    """The open watches. They may be closed during the iteration."""
     yield from tuple(_open)
 
 
@@ -55,7 +55,7 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
     finally:
         (_previous_excepthook or sys.__excepthook__)(kind, error, trace)
     if isinstance(error, RankwatchError):
-        raise SystemExit(error.exit_code)  # which the interpreter takes from an excepthook, where it would end with 1
+        raise SystemExit(error.exit_code)  # the interpreter would end with 1; of an excepthook, it takes this code
 
 
 def _close_all() -> None:

@@ -1,4 +1,4 @@
-"""``watch``: a detector and its link to the collector, from the first hook to the last goodbye."""
+"""``watch``: a detector and its link to the collector, from the first hook to BYE."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .shared.text import describe_culprit, describe_rank, describe_trip, format_
 from .shared.tuning import Check
 from .tell.abort import Deadline, is_of_the_network, say, write_error_file
 
-if TYPE_CHECKING:  # loaded with the first connection: who watches alone, or not at all, needs no zmq
+if TYPE_CHECKING:  # imported with the first connection: without a collector, no zmq is needed
     from .shared import messages
     from .tell.link import Link
 
@@ -41,17 +41,17 @@ log = logging.getLogger(__name__)
 
 
 class Watch:
-    """A watched model; made by ``watch``. A context manager: leaving it closes it.
+    """A watched model; made by ``watch``. As a context manager, it is closed at the end of the block.
 
-    The training hears of a verdict by an exception, at the next forward or optimizer step: ``OverflowDetected`` on the rank
-    that is the culprit, ``TrainingAborted`` on the others.
+    After a verdict, an exception is raised in the training at the next forward or optimizer step: ``OverflowDetected`` on
+    the culprit rank, ``TrainingAborted`` on the others.
     """
 
     _counts_all = False
     _judges_traced = True
 
     is_automatic = False
-    """Whether nobody asked for it by name: an explicit watch of the same model takes over."""
+    """Whether ``finder`` made it: an explicit watch of the same model replaces it."""
 
     def __init__(self, model: nn.Module | PipelineStage, config: Config) -> None:
         model, self._stage = module_and_stage(model)
@@ -63,7 +63,7 @@ class Watch:
         )
         self._closed = False
         self._reason = ""
-        """Why the collector told this rank to stop; empty while it has not."""
+        """The reason in the collector's ABORT; empty before one came."""
         self._culprit_time = 0.0
         self._is_culprit = False
         self._last = LastBatch()
@@ -80,12 +80,12 @@ class Watch:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the collector is in reach just now."""
+        """Whether the collector answers now."""
         return self._link is not None and self._link.is_online
 
     @property
     def optimizer_step(self) -> int:
-        """The number of the optimizer step that comes next. Settable, where the training has its own: of a resumed one, say."""
+        """The number of the next optimizer step. Settable: a resumed training has its own count."""
         return self._detector.optimizer_step
 
     @optimizer_step.setter
@@ -95,23 +95,23 @@ class Watch:
         self._detector.optimizer_step = number
 
     def summaries(self) -> dict[str, float]:
-        """The readings of the last batch that was judged, for a logger: ``abs_max/MODULE/LABEL`` and ``abs_min/MODULE/LABEL``.
+        """This rank's readings of the last judged batch, for a logger: ``abs_max/MODULE/LABEL``, ``abs_min/MODULE/LABEL``.
 
-        This rank's, with the names that ``rankwatch export`` gives them; inf and nan as they are. Nothing is worked out before
-        it is asked for; with ``check="async"`` the batch may be the one before the last.
+        The names are those of ``rankwatch export``; inf and nan are included. The scalars are computed at the call, not
+        before. With ``check="async"`` the batch may be the one before the last.
         """
         return self._last.scalars()
 
     def close(self) -> None:
-        """Takes the hooks off the model and says goodbye to the collector. Closing twice does nothing."""
+        """Removes the hooks from the model, and ends the connection to the collector. A second call does nothing."""
         self._finish("aborted" if self._reason else "finished", self._detector.fault)
 
     def end(self) -> None:
-        """Closes, as the process ends without a word of how: sys.exit(1) looks no different from here than the last line."""
+        """Closes when the process ends. Whether it failed is unknown: sys.exit(1) looks like a normal end from here."""
         self._finish("aborted" if self._reason else "ended", self._detector.fault)
 
     def mark(self, tensor: Tensor, label: str) -> None:
-        """Records a tensor as ``detect_overflow`` does, if the calling thread is inside this watch's forward."""
+        """Records a tensor for ``detect_overflow``, if the calling thread is inside this watch's forward."""
         if self._detector.is_inside():
             self._detector.mark(tensor, label)
 
@@ -127,7 +127,7 @@ class Watch:
             self.end_by(error)
 
     def end_by(self, error: BaseException) -> None:
-        """Closes, as the training ends by this exception: says so, and why, before the traceback is printed."""
+        """Closes when an exception ends the training, and reports it before its traceback is printed."""
         error = _inner(error)
         if isinstance(error, BatchLimitReached):
             write_error_file(str(error), time.time(), is_culprit=True)
@@ -176,7 +176,7 @@ class Watch:
         return BatchLimitReached(f"stopped after batch {batch}, as abort_after_batch_num={batch} asked for")
 
     def _report_alone(self, trip: Trip, bad_readings: list[BadReading]) -> None:
-        """What a person sees of a trip when there is no collector to print the report."""
+        """Prints a trip if there is no collector, which would print the report."""
         cause, evidence = classify(trip)
         why = "no collector in reach" if self._link is not None else "no collector configured"
         fields = [
@@ -187,7 +187,7 @@ class Watch:
         emit(format_head("first overflow of this process", fields) + format_dump(trip.frames))
 
     def _compare_ranks(self) -> None:
-        """Warns, once, of a process group that came after the watch, which has told the collector who this is."""
+        """Warns, once, if the process group was made after the watch, which sent its rank to the collector before."""
         if self._has_compared:
             return
         self._has_compared = True
@@ -210,7 +210,7 @@ class Watch:
             return None
         from .tell.link import Link
 
-        me = weakref.ref(self)  # the thread must not keep a model alive that nobody trains any more
+        me = weakref.ref(self)  # the thread must not keep an unused model alive
 
         def progress() -> tuple[Position, str]:
             watch = me()
@@ -230,7 +230,7 @@ class Watch:
         connection = connections.read(source)
         fixed = connection.job if connection.for_job_alone else ""
         job = fixed or self._identity.job or connection.job or unnamed_job(self._identity)
-        # A further model of the same process is a run beside the first, on all ranks alike.
+        # A second model of the same process is a run of its own, with the same name on all ranks.
         nth = 1 + sum(1 for _ in open_watches())
         link = Link(
             connection,
@@ -271,7 +271,7 @@ class Watch:
     # --- the beginning and the end ------------------------------------------------------------------------------------
 
     def _take_over(self, root: nn.Module) -> None:
-        """Makes sure that nobody else watches this model."""
+        """Closes an automatic watch of this model; raises UsageError if there is another one."""
         for other in open_watches():
             if other.root is root and other.is_automatic:
                 log.info("rankwatch: watch() takes over the model that was found without it")
@@ -281,11 +281,11 @@ class Watch:
 
     @property
     def root(self) -> nn.Module:
-        """The watched module, out of its wrappers."""
+        """The watched module, without its wrappers."""
         return self._detector.root
 
     def _finish(self, outcome: str, text: str = "") -> None:
-        if self._closed or os.getpid() != self._identity.pid:  # a forked child has the object, but neither thread nor say
+        if self._closed or os.getpid() != self._identity.pid:  # a forked child has the object, but no thread
             return
         self._closed = True
         self._detector.remove()
@@ -295,7 +295,7 @@ class Watch:
 
 
 def _inner(error: BaseException) -> BaseException:
-    """Our own exception, where there is one inside of another: a pipeline's schedule wraps what a forward raises."""
+    """The TrainingAborted inside of another exception, if any: a pipeline's schedule wraps what a forward raises."""
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, TrainingAborted):
         inner = inner.__cause__
@@ -323,40 +323,41 @@ def watch(
 ) -> Watch:
     """Watches every forward of ``model`` for inf and nan, until the watch is closed.
 
-    An argument left at its default is taken from the environment where ``RANKWATCH_<NAME>`` is set, or from the TOML file
+    For an argument with its default value, the environment variable ``RANKWATCH_<NAME>`` is used if set, else the TOML file
     that ``RANKWATCH_CONFIG`` names. With ``RANKWATCH_MODE=disabled`` nothing is watched, and all methods do nothing.
 
     Args:
         model: the model, plain or wrapped in DDP, FSDP, a compiled or a checkpoint wrapper; or this rank's stage of a
-            ``torch.distributed.pipelining`` pipeline, whose every micro-batch is a batch.
+            ``torch.distributed.pipelining`` pipeline, where each micro-batch is a batch.
         max_frames_to_save: how many of the last frames a report shows.
-        trace_batch_nums: batches, counted from 0, of which every frame is printed, and recorded by the collector.
+        trace_batch_nums: batches, counted from 0, whose frames are all printed, and stored by the collector.
         abort_after_batch_num: stop every rank after this batch, before its backward.
-        policy: ``first`` (outputs, own parameters, marked tensors trip), ``strict`` (inputs too), ``off`` (nothing does).
+        policy: ``first``: outputs, own parameters and marked tensors trip; ``strict``: inputs trip, too; ``off``: nothing
+            trips.
         ignore: shell patterns of ``module`` or ``module:label`` that never trip: ``["*.rotary", "*:output[1]"]``.
-        check: when readings are judged. ``frame``: right after each module's forward (the default on CPU); ``batch``: before
-            the root's forward returns, so before backward (the default elsewhere, since it stops the device once a batch);
-            ``async``: without ever waiting for the device, before the next optimizer step where the numbers have come by
-            then, one batch later at most.
-        every: all modules are measured in every ``every``-th batch, the root's output alone in the others.
+        check: when readings are judged. ``frame``: right after each module's forward (the default on CPU). ``batch``: before
+            the root's forward returns, so before the backward (the default on other devices, which it stops once a batch).
+            ``async``: without ever waiting for the device; before the next optimizer step if the numbers have come by then,
+            at most one batch later.
+        every: every ``every``-th batch, all modules are measured; in the other batches, only the root's output.
         modules: shell patterns of the modules to watch, ``["encoder.*"]``; none: all. The root is always watched.
-        weights_every: batches from one measurement of a parameter to the next, since only the optimizer changes it; those
-            in a report are measured as it is made. 0: every batch, as policy ``strict`` does in any case.
-        gradients: watch the backward too: gradients of module outputs, inputs, and parameters.
-        loss_scale: a function that returns the dynamic loss scale in use, of DeepSpeed for one. ``torch.amp.GradScaler`` is
-            noticed without. While a scale is in use, gradients that are not finite are recorded and do not trip.
-        max_scale_shrinks: how often in a row the loss scale may shrink, until a gradient that is not finite trips after all.
-        first_batch: the number of the next batch: a resumed training goes on counting. See also ``Watch.optimizer_step``.
-        stop: called once, with the exception, in the place of raising it: for loops with a way of their own to stop, which
-            have the collector's grace for it. From then on nothing is judged, and optimizer steps find no gradients, so that
-            the weights stay as they are (one with a closure computes its gradients later: there, raise).
-        connection: the collector's connection file, or its content; none: this process watches alone.
+        weights_every: batches between two measurements of a parameter, since only the optimizer changes it; for a report,
+            parameters are measured anew. 0: every batch, as always with policy ``strict``.
+        gradients: also watch the backward: gradients of module outputs, inputs, and parameters.
+        loss_scale: a function that returns the dynamic loss scale in use, of DeepSpeed for example;
+            ``torch.amp.GradScaler`` needs none. While a scale is in use, non-finite gradients are measured, but do not trip.
+        max_scale_shrinks: after the loss scale has shrunk this often in a row, non-finite gradients trip.
+        first_batch: the number of the next batch, for a resumed training. See also ``Watch.optimizer_step``.
+        stop: called once with the exception, instead of raising it: for training loops that stop in a way of their own,
+            within the collector's grace. From then on nothing is judged, and optimizer steps find no gradients, so that the
+            weights do not change. (An optimizer with a closure computes its gradients later: raise there.)
+        connection: the collector's connection file, or its content; none: this process is watched without a collector.
 
     Returns:
-        The watch. ``with`` closes it, and tells the collector of an exception that ends the training.
+        The watch. As a context manager, it closes itself, and reports an exception that ends the training.
 
     Raises:
-        UsageError: no module, a bad option, or a model that is watched already.
+        UsageError: no module, a bad option, or a model that is already watched.
         ConnectionFileError: a connection file that cannot be used.
         ProtocolError: the collector refuses this rank.
     """
@@ -393,7 +394,7 @@ def asleep() -> Watch:
 
 
 def _group() -> tuple[int, int] | None:
-    """Rank and world size in torch.distributed, once its process group is there."""
+    """Rank and world size in torch.distributed, if there is a process group."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return None

@@ -1,1 +1,1 @@
-"""Where the model calls us: forward, backward, the optimizer, compiled graphs."""
+"""The hooks: forward, backward, the optimizer, compiled graphs."""

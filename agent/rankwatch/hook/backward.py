@@ -1,4 +1,4 @@
-"""The gradients of a module's call, as one frame of the backward phase, and those of parameters as they are accumulated."""
+"""The gradients of a module's call, as one frame of the backward; and the gradients of parameters, when accumulated."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def is_running() -> bool:
 
 
 def watch_call(args: Any, kwargs: Any, output: Any, take: Callable[[Tensor], Cell], emit: Emit) -> None:
-    """Has the gradients with respect to a call's outputs and inputs measured when they come, and emitted when all did.
+    """Measures the gradients with respect to a call's outputs and inputs, and emits them when all have come.
 
-    Hooks on tensors, not on modules: torch's module backward hooks wrap outputs in views, which forbid in-place changes.
+    The hooks are on tensors: torch's module backward hooks wrap outputs in views, which forbid in-place changes.
     """
     given = [(Kind.GRAD_OUTPUT, "output", output), *inputs(args, kwargs, Kind.GRAD_INPUT, Kind.GRAD_INPUT)]
     found = [
@@ -46,7 +46,7 @@ def watch_call(args: Any, kwargs: Any, output: Any, take: Callable[[Tensor], Cel
 
 
 class _Call:
-    """One call of a module whose backward is still to come. It is held by the graph, so it must hold no node of it."""
+    """A call of a module whose backward has yet to come. The graph refers to it, so it must not refer to the graph."""
 
     def __init__(self, take: Callable[[Tensor], Cell], emit: Emit) -> None:
         self._take = take
@@ -64,10 +64,10 @@ class _Call:
 
     def _arrived(self, index: int, gradient: Tensor) -> None:
         if not self._cells:
-            # An output may go unused, an input's gradient unasked for: at the end of the backward no more will come.
+            # Some gradients may never come: an output is unused, or an input's gradient not wanted. So finish at the end.
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self._cells[index] = self._take(gradient)
-        # Inputs come after all outputs that come at all.
+        # The gradients of inputs come after those of outputs.
         if self._inputs.issubset(self._cells) if self._inputs else len(self._cells) == len(self._rows):
             self._finish()
 
@@ -79,10 +79,10 @@ class _Call:
 
 
 class ParameterGradients:
-    """Has the gradients of parameters measured whenever a backward has added to them.
+    """Measures the gradients of parameters each time a backward has added to them.
 
     Args:
-        counts_zeros: whether to measure the share of exact zeros in them too, just now.
+        counts_zeros: tells whether to measure the share of exact zeros, too.
     """
 
     def __init__(self, take: Callable[[Tensor], Cell], emit: EmitFor, counts_zeros: Callable[[], bool]) -> None:
@@ -90,18 +90,18 @@ class ParameterGradients:
         self._counts_zeros = counts_zeros
         self._emit = emit
         self._hooked: dict[int, ReferenceType[Tensor]] = {}
-        self._seen: set[int] = set()  # whose gradients came since the last sweep
+        self._seen: set[int] = set()  # parameters whose gradients came since the last sweep
         self._handles: list[Any] = []
 
     def watch(self, named: NamedModule) -> None:
-        """Hooks the parameters of a module that are not hooked yet."""
+        """Puts hooks on the parameters of a module that have none yet."""
         for name, value in named.module._parameters.items():
             if value is not None and value.requires_grad and value.is_leaf and not self._is_hooked(value):
                 self._hooked[id(value)] = ref(value)
                 self._handles.append(value.register_post_accumulate_grad_hook(self._hook(named, *_rows(name, value))))
 
     def sweep(self, modules: Iterable[NamedModule]) -> None:
-        """Before an optimizer step: measures the gradients that no hook of ours heard of, such as FSDP's, of its shards."""
+        """Before an optimizer step: measures the gradients for which no hook was called, such as those of FSDP's shards."""
         for named in modules:
             for name, value in named.module._parameters.items():
                 if value is not None and value.grad is not None and id(value) not in self._seen:
@@ -142,7 +142,7 @@ def _rows(name: str, parameter: Tensor) -> tuple[ReadingSpec, ReadingSpec]:
 
 
 def mark_outputs(output: Any, reached: Callable[[], None]) -> None:
-    """Calls ``reached`` when a backward comes to a root's output: what it recomputes belongs to that root's batch."""
+    """Calls ``reached`` when a backward begins at a root's output: its frames belong to that forward's batch."""
     for _, value in leaves(output, "output"):
         if isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None:
             value.register_hook(lambda gradient: reached())

@@ -97,7 +97,7 @@ class Detector:
         self._off = False
         self._running = RunningRoots()
         self._batch = self._loose = BatchInProgress(self.position, 0, is_streamed=False)
-        self._in_batch = False  # whether frames belong to the batch, or are loose
+        self._in_batch = False  # whether frames belong to the batch; if not, they are loose
         self._backward_batch = self._batch  # the batch whose backward runs, or ran last
         self._open_backwards: list[BatchInProgress] = []  # batches whose backward has frames, and is not closed
         self._parameters = backward.ParameterGradients(
@@ -142,7 +142,7 @@ class Detector:
         self._steps.offset = number - self._steps.done
 
     def tune(self, tuning: Tuning) -> None:
-        """Changes options of the running watch, from the next forward on."""
+        """Changes options from the next forward on."""
         self._tunings.append(tuning)
 
     def remove(self) -> None:
@@ -166,11 +166,11 @@ class Detector:
         self._guarded(self._mark)(tensor, label, self._hooks.running())
 
     def _hook(self, body: Callable[..., None]) -> Callable[..., None]:
-        """``body`` as a hook: it raises a pending abort, does nothing once the detector is off, and fails open."""
+        """``body`` as a hook: it raises a pending abort first, and does nothing once the detector is off."""
         return self._guarded(body, obeys=True)
 
     def _guarded(self, body: Callable[..., None], obeys: bool = False) -> Callable[..., None]:
-        """``body``, failing open. ``obeys``: see ``_hook``; all in one function, which costs a call less per frame."""
+        """``body``, but an error in it only switches the detector off. ``obeys``: as ``_hook``; one call less per frame."""
 
         @wraps(body)
         def hook(*args: Any) -> None:
@@ -193,7 +193,7 @@ class Detector:
         return hook
 
     def _ask_to_stop(self, stop: Callable[[TrainingAborted], None], error: TrainingAborted) -> None:
-        """Asks the training to stop by its own means. That may take until the end of its step; nothing is judged till then."""
+        """Asks the training to stop by its own means. That may take until its step ends; nothing is judged till then."""
         if not self._is_stopping:
             self._off = self._is_stopping = True
             stop(error)
@@ -227,7 +227,7 @@ class Detector:
             self._leave_alone(named, args, kwargs, output)
 
     def _leave_alone(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
-        """A module was called on its own, between two batches."""
+        """A module was called directly, between two batches."""
         self._settler.raise_waiting()
         if self._count_all:
             self._open_batch(True)
@@ -397,7 +397,7 @@ class Detector:
             self._watch_gradients(named, args, kwargs, output, batch)
 
     def _record_backward(self, frame: PendingFrame) -> None:
-        """Adds a frame to the batch whose backward is running."""
+        """Adds a frame to the batch whose backward runs."""
         batch = self._backward_batch
         if batch not in self._open_backwards:
             batch.is_absorbed, batch.loss_scale = self._loss_scale.absorbs(), self._loss_scale.scale

@@ -1,4 +1,4 @@
-"""Hooks on the modules of a model, also on those added later, and the way off again."""
+"""Puts hooks on the modules of a model, also on modules added later, and removes them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from . import traced
 
 log = logging.getLogger(__name__)
 
-# Private, so looked up with care: without them a compiled model's hooks break its graph, and nothing else changes.
+# Private, so they may be missing: then a compiled model's hooks break its graph, and nothing else changes.
 _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 set_eval_frame: Callable[[Any], Any] = getattr(_eval_frame, "set_eval_frame", lambda callback: None)
 
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
-"""Makes a hook's body safe to run in somebody else's training."""
+"""Makes a hook that catches the errors of its body, so that they do not stop the training."""
 
 
 class Hooks:
-    """Calls ``enter`` and ``leave`` round forwards under ``model``, ``before_step`` and ``after_step`` round optimizer steps.
+    """Calls ``enter`` and ``leave`` around forwards of the model, ``before_step`` and ``after_step`` around optimizer steps.
 
-    ``enter(named, args, kwargs)`` and ``leave_root(named, args, kwargs, output)``, of the root, with output None when its
-    forward raised; ``leave(named, args, kwargs, output)``, of the other modules that ``select`` accepts by a name. In a
-    compiled model ``handed(named, what, numbers)`` is called in their place (see ``traced``). A deep copy or a pickle of the
-    model carries no hooks that do anything.
+    For the root: ``enter(named, args, kwargs)`` and ``leave_root(named, args, kwargs, output)``, with output None if its
+    forward raised. For each other module with a name that ``select`` accepts: ``leave(named, args, kwargs, output)``. In a
+    compiled model: ``handed(named, what, numbers)`` instead (see ``traced``). In a deep copy or pickle of the model, the
+    hooks do nothing.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Hooks:
         self._is_compiled = False
         self._known: dict[int, NamedModule] = {}
         self._handles: dict[int, list[RemovableHandle]] = {}
-        # torch holds these three for the whole process: through them a model that nobody else holds would never be freed.
+        # torch keeps these three for the whole process: with strong references, the model would never be freed.
         self._global = [guard(self._on_module_added), before_step, after_step]
         added, before, after = map(_weakly, self._global)
         self._global_handles = [
@@ -75,7 +75,7 @@ class Hooks:
         self._learn(named_modules(self.root))
 
     def select(self, select: Callable[[str], bool]) -> None:
-        """Watches the modules that ``select`` accepts by one of their names, and no others but the root."""
+        """Watches the root, and the modules with a name that ``select`` accepts."""
         self._select = select
         for key, named in self._known.items():
             self._attach(key, named)
@@ -88,11 +88,11 @@ class Hooks:
         return [named for key, named in self._known.items() if key in self._handles]
 
     def named(self, module: nn.Module) -> NamedModule | None:
-        """What is known of a module under the model."""
+        """The names of a module of the model; None if it is another model's."""
         return self._known.get(id(module))
 
     def running(self) -> NamedModule:
-        """The module under the model whose forward is innermost on the caller's stack; the root if there is none."""
+        """The module of the model whose forward is innermost on the caller's stack; the root if there is none."""
         frame = sys._getframe(1)
         while frame is not None and frame.f_back is not None:
             module = frame.f_locals.get("self")
@@ -133,7 +133,7 @@ class Hooks:
             _remove(self._handles.pop(key, []))
         elif key not in self._handles:
             leave = _Leave(named, self._leave_root if is_root else self._leave, self._handed)
-            # Only the root must hear of a forward that raised: it closes the batch.
+            # Only the root's hook is called after a forward that raised: it closes the batch.
             handles = [module.register_forward_hook(leave, with_kwargs=True, always_call=is_root)]
             if is_root:
                 enter = _Enter(named, self._enter, self._handed)
@@ -149,7 +149,7 @@ class Hooks:
 
 
 class _Hook:
-    """A hook that knows its module's names and stays behind when the module is copied or pickled."""
+    """A hook that knows its module's names, and is not copied or pickled with its module."""
 
     def __init__(self, named: NamedModule, call: Callable[..., None], handed: Callable[..., None]) -> None:
         self._named = named
@@ -158,10 +158,11 @@ class _Hook:
         self.key: Tensor = self._receiver.key
 
     def _call(self, *rest: Any) -> None:
-        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]  # what we compute would become a part of the graph
+        # In a trace, our operations would become part of the graph.
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return
-        # Between the graphs of a compiled model: what the hook calls is not to be compiled. This is what
-        # torch.compiler.disable comes down to, without its import of the whole compiler.
+        # The hook may run between the graphs of a compiled model, and must not be compiled. This has the effect of
+        # torch.compiler.disable, without its import of the whole compiler.
         before = set_eval_frame(None)
         try:
             if _modes_on():
@@ -175,7 +176,7 @@ class _Hook:
         return _inert
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return getattr, (nullcontext(), "__exit__")  # does nothing, and can be loaded where there is no rankwatch
+        return getattr, (nullcontext(), "__exit__")  # does nothing, and loads without rankwatch
 
 
 class _Enter(_Hook):
@@ -194,14 +195,14 @@ class _Leave(_Hook):
             self._call(args, kwargs, output)
 
 
-# Private, too: without it the modes see our operations.
+# Private, too: if it is missing, the modes see our operations.
 _modes_on: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 
 
 def _unseen(body: Callable[..., None], *args: Any) -> None:
-    """Calls ``body`` where modes are on that see every operation: profilers, memory estimators, selective checkpointing.
+    """Calls ``body`` while modes are on that see every operation: profilers, memory estimators, selective checkpointing.
 
-    They are to see the model's alone. Where its tensors are fake there is nothing to measure, and nothing is called.
+    They must see only the model's operations. If its tensors are fake, there is nothing to measure, and nothing is called.
     """
     from torch._subclasses import FakeTensorMode
     from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
@@ -213,7 +214,7 @@ def _unseen(body: Callable[..., None], *args: Any) -> None:
 
 
 def _never_compile(function: Callable[..., Any]) -> None:
-    """Called outside of a graph, ``function`` is not compiled as a graph of its own; inside of one it is traced all the same."""
+    """Prevents that ``function`` becomes a graph of its own. When called inside of a graph, it is still traced."""
     code = function.__code__
     skip_code = getattr(_eval_frame, "skip_code", None)
     if skip_code is not None:  # torch 2.4
@@ -229,21 +230,21 @@ for _call in (_Enter.__call__, _Leave.__call__, _Hook._call, _unseen):
 
 
 def _guard_hooks() -> None:
-    """Has graphs say whether the modules they were made of had hooks.
+    """Makes compiled graphs depend on whether their modules had hooks.
 
-    By default they do not, and serve any other model of the same class: one that is not watched would lend its graph, which
-    tells nothing, to one that is.
+    By default a graph also serves another model of the same class: a watched model would run the graph of an unwatched one,
+    which measures nothing.
     """
     try:
         import torch._dynamo.config
 
         torch._dynamo.config.skip_nnmodule_hook_guards = False
     except Exception as error:  # noqa: BLE001  private, and of no use where nothing is compiled
-        log.debug("cannot have compiled graphs tell models with hooks from those without: %s", error)
+        log.debug("cannot make compiled graphs depend on hooks: %s", error)
 
 
 def _forget_compiled() -> None:
-    """Graphs that were compiled before hooks came or went are compiled anew: dynamo does not notice by itself."""
+    """Lets dynamo compile anew the graphs from before a change of hooks, which it does not notice by itself."""
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
@@ -261,7 +262,7 @@ def _weakly(function: Callable[..., None]) -> Callable[..., None]:
 
 
 _abandoned: list[RemovableHandle] = []
-"""Of models that are gone, yet to be removed: a garbage collection may come while torch walks through what they are in."""
+"""Hooks of models that no longer exist. Not removed at once: a garbage collection may run while torch iterates over them."""
 
 
 def _remove(handles: list[RemovableHandle]) -> None:
@@ -270,4 +271,4 @@ def _remove(handles: list[RemovableHandle]) -> None:
 
 
 def _inert(*args: Any) -> None:
-    """What a copied model has in place of our hooks."""
+    """The hook in a copied model."""

@@ -1,4 +1,4 @@
-"""The root forwards that are running, and the one thread that runs them."""
+"""Which thread runs the root's forward, and how deep the root's calls are nested."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from . import backward
 
 
 class RunningRoots:
-    """The root forwards that are running now: more than one where the root calls itself, all of them in one thread.
+    """The root forwards that are running now, all in one thread: more than one if the root calls itself.
 
-    A root forward in another thread at the same time is not watched.
+    A root forward in a second thread at the same time is not watched.
     """
 
     def __init__(self) -> None:
@@ -42,11 +42,11 @@ class RunningRoots:
         return bool(self.depth) and self._thread == threading.get_ident()
 
     def is_elsewhere(self) -> bool:
-        """Whether a root forward is running in another thread. If not, the calling thread becomes the one that is watched."""
+        """Whether a root forward is running in another thread. If not, the calling thread becomes the watched one."""
         current = threading.get_ident()
         if current == self._thread:
             return False
-        if backward.is_running():  # in threads of torch's own, while the watched thread waits for them
+        if backward.is_running():  # in a thread of torch's, while the watched thread waits for it
             return False
         if self.depth:
             return True
@@ -58,5 +58,5 @@ class RunningRoots:
         return not self.depth and backward.is_running()
 
     def is_raising(self) -> bool:
-        """Whether an exception is under way that was not when the outermost forward began."""
+        """Whether an exception is being handled that came after the outermost forward began."""
         return sys.exc_info()[1] is not self._raised_before

@@ -1,4 +1,4 @@
-"""Dynamic loss scaling in use, seen from outside: while it is, an inf gradient is its way of finding the scale."""
+"""Observes dynamic loss scaling. Where it is in use, an inf gradient is normal: so the scaler finds the scale."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _listeners: weakref.WeakSet[ScalerWatch] = weakref.WeakSet()
 
 
 class ScalerWatch:
-    """Hears of every ``torch.amp.GradScaler`` of the process, from its first ``scale`` on.
+    """Observes every ``torch.amp.GradScaler`` of the process, from its first ``scale`` on.
 
     Args:
-        scaled: a loss is scaled by this scale, a tensor: a scaler is in use.
-        updated: a scaler has set its scale, a tensor, anew.
+        scaled: called with the scale, a tensor, when a loss is scaled: a scaler is in use.
+        updated: called with the scale, a tensor, when a scaler has updated it.
     """
 
     def __init__(self, scaled: Callable[[Tensor], None], updated: Callable[[Tensor], None]) -> None:
@@ -36,14 +36,14 @@ class ScalerWatch:
 
 
 class LossScale:
-    """The loss scale in use, and whether it can still be expected to deal with a gradient that is not finite.
+    """The loss scale in use, and whether a non-finite gradient may be its effect.
 
-    It can, until it has shrunk ``max_scale_shrinks`` times in a row: then it is not the scale that is wrong.
+    It may, until the scale has shrunk ``max_scale_shrinks`` times in a row: then the scale is not the cause.
     """
 
     def __init__(self, config: Config) -> None:
         self.scale = 0.0
-        """As last read; 0: none was seen in use."""
+        """As last read; 0: no scaler was seen."""
         self.shrinks = 0
         self._most = config.max_scale_shrinks
         self._read = config.loss_scale
@@ -52,12 +52,12 @@ class LossScale:
         self._watch = ScalerWatch(self._scaled, self._updated) if config.gradients else None
 
     def absorbs(self) -> bool:
-        """Whether a bad gradient that came just now is the scaler's business."""
+        """Whether the scaler is expected to deal with a non-finite gradient that came now."""
         self.poll()
         return self._in_use and self.shrinks < self._most
 
     def poll(self) -> None:
-        """Takes what the scaler has come to in the meantime. Waits for nothing."""
+        """Reads the scales whose copies have arrived. Waits for none."""
         if self._read is not None:
             self._saw(float(self._read()))
         while self._coming and (self._coming[0][1] is None or self._coming[0][1].query()):
@@ -70,7 +70,7 @@ class LossScale:
     def _scaled(self, scale: Tensor) -> None:
         if not self._in_use:
             self._in_use = True
-            self._updated(scale)  # what the first shrinking is measured from
+            self._updated(scale)  # the first shrinking is relative to this one
 
     def _updated(self, scale: Tensor) -> None:
         if scale.device.type == "cuda":
@@ -86,26 +86,26 @@ class LossScale:
         if self.scale and scale != self.scale:
             self.shrinks = self.shrinks + 1 if scale < self.scale else 0
         elif scale == self.scale and self._read is None:
-            self.shrinks = 0  # an update that left it alone: the step was taken
+            self.shrinks = 0  # an update without a change: the optimizer step was done
         self.scale = scale
 
 
 def _wrap() -> None:
-    """Puts our ears on the classes; they stay, and cost nothing to speak of while nobody listens."""
+    """Wraps methods of the scaler classes. The wrappers stay; without a listener they cost next to nothing."""
     sharded = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
     for scaler in (torch.amp.GradScaler, getattr(sharded, "ShardedGradScaler", None)):
-        for name, tell in (("scale", _on_scale), ("update", _on_update)):
+        for name, notify in (("scale", _on_scale), ("update", _on_update)):
             own = vars(scaler).get(name) if scaler is not None else None
             if own is not None and not hasattr(own, "_rankwatch"):
-                setattr(scaler, name, _heard(own, tell))
+                setattr(scaler, name, _observed(own, notify))
 
 
-def _heard(original: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
+def _observed(original: Callable[..., Any], notify: Callable[[Any], None]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         if self.is_enabled():
-            tell(self)
+            notify(self)
         return result
 
     method._rankwatch = True  # type: ignore[attr-defined]

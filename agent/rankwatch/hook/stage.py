@@ -1,4 +1,4 @@
-"""Stages of ``torch.distributed.pipelining``, known by their shape: nobody who does without pipelines is to import it."""
+"""Stages of ``torch.distributed.pipelining``, recognised by their attributes, so that the package need not be imported."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _MICRO_BATCH = "forward_one_chunk"
 
 @runtime_checkable
 class PipelineStage(Protocol):
-    """What ``watch`` needs of a stage: the part of the model that it runs, and its place in the pipeline."""
+    """The attributes of a stage that ``watch`` needs: its module, and its number in the pipeline."""
 
     submod: nn.Module
     stage_index: int
 
 
 def module_and_stage(model: Any) -> tuple[nn.Module, int]:
-    """The module to watch and its place in a pipeline, or NO_STAGE.
+    """The module to watch and its stage, or NO_STAGE.
 
     Raises:
-        UsageError: neither a module nor a stage.
+        UsageError: ``model`` is neither a module nor a stage.
     """
     if isinstance(model, nn.Module):
         return model, NO_STAGE
@@ -38,7 +38,7 @@ def module_and_stage(model: Any) -> tuple[nn.Module, int]:
 
 
 def calling_stage(module: nn.Module) -> PipelineStage | None:
-    """The stage that calls this module just now, if one does."""
+    """The stage that is calling this module, if one is."""
     if _PIPELINING not in sys.modules:
         return None
     frame: FrameType | None = sys._getframe(1)
@@ -51,9 +51,9 @@ def calling_stage(module: nn.Module) -> PipelineStage | None:
 
 
 def is_rehearsal() -> bool:
-    """Whether a pipeline runs this forward to learn shapes: before its first micro-batch, on whatever is in memory.
+    """Whether a pipeline runs this forward only to learn shapes: before its first micro-batch, on uninitialised memory.
 
-    torch 2.13 runs it with gradients on, so nothing but the caller tells it from a micro-batch.
+    torch 2.13 runs it with gradients on: only the caller distinguishes it from a micro-batch.
     """
     if _PIPELINING not in sys.modules:
         return False

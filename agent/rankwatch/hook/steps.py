@@ -1,4 +1,4 @@
-"""Optimizer steps, counted without the user's help."""
+"""Counts optimizer steps, without the user's help."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch.optim import Optimizer
 
 
 class OptimizerSteps:
-    """Counts the steps of the optimizers that hold a parameter of the model."""
+    """Counts the steps of the optimizers that have a parameter of the model."""
 
     def __init__(self, model: nn.Module) -> None:
         self.done = 0
-        """As counted."""
+        """The steps that were counted."""
         self.offset = 0
-        """What the steps are numbered from, where the training has a count of its own."""
+        """The number of the first counted step, where the training has a count of its own."""
         self._model = model
         self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
@@ -25,7 +25,7 @@ class OptimizerSteps:
         return self.done + self.offset
 
     def is_ours(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer holds a parameter of the model."""
+        """Whether an optimizer has a parameter of the model."""
         if optimizer in self._steps:
             return True
         ours = {id(parameter) for parameter in self._model.parameters()}
@@ -34,6 +34,6 @@ class OptimizerSteps:
     def count(self, optimizer: Optimizer) -> None:
         if not self.is_ours(optimizer):
             return
-        # Several optimizers may share out the parameters: one step of each of them is one step of the training.
+        # The parameters may be divided between several optimizers: one step of each is one step of the training.
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
         self.done = max(self.done, self._steps[optimizer])

@@ -1,9 +1,9 @@
-"""What a compiled model runs in place of a hook: tensor code that Inductor fuses, and one opaque call that hands it over.
+"""The hooks inside of a compiled model: tensor operations that Inductor fuses, and one opaque call with the numbers.
 
-Dynamo traces ``enter`` and ``leave`` into the user's graph. They measure with plain tensor operations; ``record``, which
-the compiler does not look into, takes the numbers to the watch at run time. It is said to change ``_ORDER``: so it is
-neither removed nor moved past another, and activation checkpointing does not repeat it. The hook is named by a tensor, not
-by a constant, so that blocks which share one graph (regional compilation) still tell their names.
+Dynamo traces ``enter`` and ``leave`` into the user's graph. They measure with plain tensor operations. The custom operator
+``record``, which is opaque to the compiler, takes the numbers to the watch at run time. It is declared to change ``_ORDER``:
+so the compiler neither removes nor reorders it, and activation checkpointing does not repeat it. The key of a hook is a
+tensor, not a constant, so that blocks that share one graph (regional compilation) still have different keys.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _receivers: WeakValueDictionary[int, Receiver] = WeakValueDictionary()
 
 
 class Receiver:
-    """Whom the numbers of a traced hook are for: ``receive(what, numbers)`` gets them in the training thread.
+    """The receiver of a traced hook's numbers: ``receive(what, numbers)`` is called in the training thread.
 
-    ``numbers``: abs min and abs max of each measured reading, on the host a tensor each, elsewhere as rows of one tensor.
+    ``numbers``: abs min and abs max of each measured reading; on the host one tensor each, elsewhere rows of one tensor.
     """
 
     def __init__(self, receive: Callable[[What, list[Tensor]], None]) -> None:
@@ -48,9 +48,9 @@ class Receiver:
 
 
 class What(NamedTuple):
-    """What numbers stand for: the readings, and those of their states that were known while tracing.
+    """The meaning of numbers: the readings, and for each the state, if it was known while tracing.
 
-    Those that were not, or are NOT_FLOAT, have numbers, in this order. ``event``: see the hooks below.
+    The readings with state None or NOT_FLOAT have numbers, in this order. ``event``: the first item of a hook's plan.
     """
 
     event: str
@@ -59,7 +59,7 @@ class What(NamedTuple):
 
 
 def enter(key: Tensor, is_training: bool, args: Any, kwargs: Any) -> None:
-    """The root begins a forward. Traced."""
+    """The root's forward begins. Traced."""
     numbers: list[Tensor] = []
     plan = ["train" if is_training and torch.is_grad_enabled() else "eval"]
     _inputs(args, kwargs, numbers, plan)
@@ -67,7 +67,7 @@ def enter(key: Tensor, is_training: bool, args: Any, kwargs: Any) -> None:
 
 
 def leave(key: Tensor, args: Any, kwargs: Any, output: Any) -> None:
-    """A module ends a forward. Traced."""
+    """A module's forward ends. Traced."""
     numbers: list[Tensor] = []
     plan = ["leave"]
     _inputs(args, kwargs, numbers, plan)
@@ -83,7 +83,7 @@ def _inputs(args: Any, kwargs: Any, numbers: list[Tensor], plan: list[str]) -> N
 
 
 def _reading(kind: str, label: str, value: Any, numbers: list[Tensor], plan: list[str]) -> None:
-    """Appends what is known of a reading while tracing to ``plan``, and its two numbers to ``numbers``."""
+    """Appends a reading's kind, label, dtype and state to ``plan``, as far as known, and its two numbers to ``numbers``."""
     if not isinstance(value, Tensor):
         plan.append(f"{kind}{_FIELD}{label}{_FIELD}{_FIELD}{_NONE if value is None else _NOT_A_TENSOR}")
         return
@@ -114,7 +114,7 @@ def _is_sharded(values: Tensor) -> bool:
 
 
 if torch.__version__.startswith("2.4.") and torch.distributed.is_available():
-    # Its Dynamo has no answer to hasattr() of a tensor. (Later ones have; there the import would take half a second.)
+    # Its Dynamo cannot trace hasattr() of a tensor. (Later ones can; for them the import would cost half a second.)
     _DTensor: Any = importlib.import_module("torch.distributed._tensor").DTensor
 
     def _is_sharded(values: Tensor) -> bool:
@@ -122,7 +122,7 @@ if torch.__version__.startswith("2.4.") and torch.distributed.is_available():
 
 
 def _gathered(numbers: list[Tensor]) -> list[Tensor]:
-    """On a device the numbers are gathered in the graph, where it costs no kernel of its own."""
+    """On a device, the numbers are joined into one tensor in the graph, where this needs no kernel of its own."""
     device = numbers[-1].device if len(numbers) else _ORDER.device
     if device.type == "cpu":
         return [number.cpu() for number in numbers]

@@ -1,4 +1,4 @@
-"""The frames of a batch -> the frame table and the summary of each of its parts."""
+"""The frames of a batch -> a frame table and a batch summary for each of its parts."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ..shared.bounded import BoundedDict
 from ..shared.frame import BatchSummary, FrameSpec, FrameTable, Position, pack
 
 MAX_TABLES = 64
-"""Tables remembered. A model whose every batch looks different hashes its table each time, but stays bounded."""
+"""Frame tables cached. If every batch differs, each table is hashed anew, but memory stays bounded."""
 
 
 class Tables:
-    """The frame tables of this process, so that a batch like the last ones costs one look-up."""
+    """Caches frame tables: a batch like an earlier one costs one look-up."""
 
     def __init__(self) -> None:
         self._tables = BoundedDict[tuple[int, ...], FrameTable](MAX_TABLES)
 
     def of(self, specs: list[FrameSpec]) -> FrameTable:
-        key = tuple(map(id, specs))  # specs are interned, and the table keeps them alive
+        key = tuple(map(id, specs))  # specs are interned, and the cached table keeps them alive
         table = self._tables.pop(key, None) or FrameTable(tuple(specs))
         self._tables[key] = table
         return table
 
 
 class BatchInProgress:
-    """One forward of the root and the backward that follows it, or frames outside of any.
+    """One forward of the root and the backward that follows; or frames outside of any batch.
 
-    ``position`` is the next frame's. ``root_inputs`` are the readings of what the root was called with.
+    ``position`` is the position of the next frame. ``root_inputs`` is a frame of the root's inputs.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class BatchInProgress:
         self.optimizer_step = optimizer_step
         self.traced = traced
         self.is_full = is_full and not is_rehearsal
-        """Whether all modules are recorded, or the root's output alone."""
+        """Whether all modules are measured, or only the root's output."""
         self.is_rehearsal = is_rehearsal
-        """Whether a pipeline runs it to learn shapes: nothing of it is recorded."""
+        """Whether a pipeline runs it only to learn shapes: nothing is measured."""
         self.is_streamed = is_streamed and position.eval == 0 and not is_rehearsal
-        """Whether it is streamed: an eval forward is judged, but it is no batch."""
+        """Whether its summaries are sent. An eval forward is judged, but is no batch."""
         self.is_compiled = False
         """Whether a compiled graph began it."""
         self.root_inputs: PendingFrame | None = None
         self.loss_scale = 0.0
-        """As its backward began."""
+        """The loss scale when its backward began."""
         self.is_absorbed = False
-        """Whether a loss scaler is expected to deal with a gradient of it that is not finite."""
+        """Whether a loss scaler is expected to deal with its non-finite gradients."""
         self.part = BatchPart(self)
 
     def add(self, frame: PendingFrame) -> None:
@@ -65,13 +65,13 @@ class BatchInProgress:
         self.position = Position(batch, evaluation, number + 1)
 
     def cut(self) -> BatchPart:
-        """What was recorded since the last cut."""
+        """The frames since the last cut."""
         part, self.part = self.part, BatchPart(self)
         return part
 
 
 class BatchPart:
-    """The frames of a batch that are judged and told together: those of its forward, or of its backward."""
+    """The frames of a batch that are judged and sent together: its forward's, or its backward's."""
 
     def __init__(self, batch: BatchInProgress) -> None:
         self.batch = batch
@@ -80,7 +80,7 @@ class BatchPart:
 
     @property
     def first(self) -> Position:
-        """That of its first frame, or where the batch stands while there is none."""
+        """The position of its first frame; without frames, the batch's."""
         frames = self.frames
         return frames[0].position if frames else self.batch.position
 

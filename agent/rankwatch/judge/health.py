@@ -1,4 +1,4 @@
-"""Parts of batches -> notices: underflow, gradients that turn to zeros, and outputs on their way to overflow."""
+"""Parts of batches -> notices: underflow, gradients that become zero, outputs that approach overflow."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ..shared.notice import ZEROS, Notice, NoticeKind
 from .batch import BatchPart
 
 EVERY = 8
-"""Batches between two looks, after the first EVERY of them: what is noticed here takes its time."""
+"""Only each EVERY-th batch is looked at, and each of the first EVERY: these changes are slow."""
 
 NEAR = 1 / 8
-"""The share of its dtype's max from which on an output is near overflow, grow it or not."""
+"""From this share of its dtype's max on, an output is near overflow, whether it grows or not."""
 
 FAR = 1 / 256
-"""The share under which an output is not said to be on its way there, however it grows: young trainings grow everywhere."""
+"""Below this share, no output gets a notice, however it grows: in young trainings everything grows."""
 
 HORIZON = 100
-"""Batches: an output that would reach its dtype's max within them at its present growth is on its way there."""
+"""Batches. An output gets a notice if, growing on as it does now, it reaches its dtype's max within them."""
 
 LOOKS = 3
-"""How many looks in a row must find growth before it is called so."""
+"""Looks in a row that must find an output larger before it counts as growing."""
 
 MAX_PAST = 1 << 16
-"""Readings remembered. A model whose every batch has labels of its own starts over now and then."""
+"""Readings remembered. If every batch has different labels, the oldest ones are dropped."""
 
 NOTICEABLE_ZEROS = 0.1
 ZEROS_GROWTH = 0.05
@@ -41,7 +41,7 @@ _Outputs = dict[tuple[str, str], tuple[FrameSpec, ReadingSpec, float]]
 
 @dataclass(slots=True)
 class _Past:
-    """What was seen of a reading: when first noticed, and how it grew from look to look."""
+    """The history of a reading: since which batch it gets notices, and its growth between looks."""
 
     since: int = -1
     batch: int = -1
@@ -56,13 +56,13 @@ def is_looked_at(batch: int) -> bool:
 
 
 class Health:
-    """Looks at the readings of one rank, batch by batch. Bounded by the number of different readings."""
+    """Looks at the readings of one rank, batch by batch."""
 
     def __init__(self) -> None:
         self._past = BoundedDict[tuple[NoticeKind, str, str], _Past](MAX_PAST)
 
     def look(self, part: BatchPart) -> list[Notice]:
-        """What there is to notice in a part whose numbers are there."""
+        """The notices of a part whose numbers have been read."""
         batch = part.first.batch
         if not is_looked_at(batch):
             return []
@@ -85,7 +85,7 @@ class Health:
                 past.since = batch if past.since < 0 else past.since
                 yield _notice(NoticeKind.UNDERFLOW, spec, row, past.since, batch, high, 0.0)
             elif row.kind is Kind.OUTPUT:
-                # Of a module that is called more than once the largest output counts.
+                # If a module is called more than once, its largest output counts.
                 largest = outputs.get((spec.module, row.label))
                 if largest is None or high > largest[2]:
                     outputs[spec.module, row.label] = spec, row, high

@@ -1,4 +1,4 @@
-"""Which readings of a frame trip."""
+"""Decides which readings of a frame trip."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_RULES = 4096
 
 
 class Judge:
-    """Says which readings of a frame trip under a policy; ``ignore``: shell patterns of ``module`` or ``module:label``."""
+    """Decides which readings of a frame trip. ``ignore``: shell patterns of ``module`` or ``module:label``."""
 
     def __init__(self, policy: Policy, ignore: Sequence[str] = ()) -> None:
         self._policy = policy
@@ -30,14 +30,14 @@ class Judge:
         self._rules = BoundedDict[FrameSpec, tuple[tuple[State, ...], ...]](MAX_RULES)
 
     def tripping(self, spec: FrameSpec, states: bytes) -> list[int]:
-        """The indices of the readings that trip, in order of the frame."""
-        # The hot path: nearly every frame is finite, and two searches in a few bytes say so.
+        """The indices of the readings that trip, in ascending order."""
+        # The hot path: nearly every frame is finite, which two searches in a few bytes find out.
         if State.INF not in states and State.NAN not in states:
             return []
         return [row for row, (rule, state) in enumerate(zip(self._rules_of(spec), states, strict=True)) if state in rule]
 
     def _rules_of(self, spec: FrameSpec) -> tuple[tuple[State, ...], ...]:
-        """The states in which each reading of the frame trips."""
+        """For each reading of the frame, the states in which it trips."""
         if spec not in self._rules:
             tripping = (_TRIPPING if spec.module else _TRIPPING_AT_ROOT)[self._policy]
             self._rules[spec] = tuple(
@@ -46,7 +46,7 @@ class Judge:
         return self._rules[spec]
 
     def _is_ignored(self, spec: FrameSpec, label: str) -> bool:
-        labels = {label, label.partition(SHARD)[0]}  # a pattern names a parameter, however it is sharded
+        labels = {label, label.partition(SHARD)[0]}  # a pattern without the shard suffix matches, too
         modules = (spec.module, *spec.aliases)
         names = [*modules, *(f"{module}:{one}" for module in modules for one in labels)]
         return any(fnmatchcase(name, pattern) for name in names for pattern in self._ignore)

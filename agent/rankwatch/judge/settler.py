@@ -1,7 +1,7 @@
-"""Records -> judgement: when their numbers are read, what trips, the ring of last frames, and who is told.
+"""Frames -> trips and batch summaries: decides when numbers are read and judged, and holds the ring of last frames.
 
-``check="frame"`` reads and judges each frame as it comes; ``"batch"`` all of a part at its end; ``"async"`` begins to read
-there and judges when the numbers have come, one part later at most.
+``check="frame"`` reads and judges each frame as it comes; ``"batch"`` all frames of a part at its end; ``"async"`` begins to
+read at the part's end, and judges when the numbers have come, at most one part later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class BadReading(NamedTuple):
-    """A tripping reading of a frame, counted (0 and 0: the tensor was gone)."""
+    """A reading that trips, with its numbers of nans and infs (0 and 0: the tensor no longer existed)."""
 
     label: str
     nans: int
@@ -36,9 +36,10 @@ class BadReading(NamedTuple):
 
 
 class Observer(Protocol):
-    """What is told, in the training thread. The exceptions that are returned are raised in the training.
+    """Receives batches, notices and trips, in the training thread.
 
-    A trip is first told by ``on_found``, before anything that shows this rank further on; ``on_trip`` then asks what to raise.
+    For a trip, ``on_found`` is called first, before anything that shows this rank at a later position. Then ``on_trip``
+    returns the exception that is raised in the training.
     """
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None: ...
@@ -59,10 +60,10 @@ class _ReadPart(NamedTuple):
 
 
 class Settler:
-    """Judges frames. ``waiting`` is a trip that was found and not raised yet.
+    """Judges frames. ``waiting`` is a trip that was found, and is not raised yet.
 
     Args:
-        steps: tells how many optimizer steps are done.
+        steps: returns the number of optimizer steps done.
     """
 
     def __init__(
@@ -88,13 +89,13 @@ class Settler:
         self._steps = steps
         self._tables = Tables()
         self._health = Health()
-        self._closed: deque[BatchPart] = deque()  # those whose frames are judged late, until they are
+        self._closed: deque[BatchPart] = deque()  # parts at their end, with frames that are not judged yet
         self._pending: deque[_ReadPart] = deque()
-        self._has_bad = False  # whether anything not finite was ever read: while not, nothing needs to be judged
+        self._has_bad = False  # whether any non-finite number was ever read: until then, nothing needs to be judged
 
     def unsettled(self, batches: Iterable[BatchInProgress]) -> Position | None:
-        """The position of the first frame that is not judged yet; None when all are. For any thread."""
-        # In this order: a part is among the closed ones before its batch lets go of it.
+        """The position of the first frame that is not judged yet; None if all are. For any thread."""
+        # In this order: a part is added to the closed ones before its batch drops it.
         late = [part.first for part in [batch.part for batch in batches] if part.frames and self._is_late(part)]
         late += [part.first for part in tuple(self._closed)]
         return min(late, default=None)
@@ -110,7 +111,7 @@ class Settler:
             return
         values = None
         if call is not None:
-            # Evidence is measured anew, without the cache: x.data.mul_() changes a tensor behind autograd's back.
+            # Evidence is measured anew, without the cache: x.data.mul_() changes a tensor without its version counter.
             self._recorder.forget()
             fresh, values = self._recorder.again(frame, *call)
             frame.cells[:] = fresh.cells
@@ -125,7 +126,7 @@ class Settler:
             raise self._observer.on_trip(*found)
 
     def close(self, batch: BatchInProgress) -> None:
-        """A part is whole: it is read, judged if its frames were not, and told; or will be, once its numbers are there."""
+        """A part ends: it is read, judged if it was not yet, and sent. With ``async``, all this when its numbers come."""
         part = self._cut(batch)
         if self.check is Check.ASYNC:
             self._pending.append(_ReadPart(self._tape.read_later(), part))
@@ -136,7 +137,7 @@ class Settler:
             self._settle(part)
 
     def poll(self, *, wait: bool = False) -> None:
-        """Judges what has come in the meantime; ``wait``: all that is on its way."""
+        """Judges the parts whose numbers have come; ``wait``: all parts, waiting for their numbers."""
         while self._pending and (wait or self._pending[0].reading.is_ready()):
             self._settle_first()
 
@@ -150,14 +151,14 @@ class Settler:
             self._closed.remove(part)
 
     def abandon(self, batch: BatchInProgress) -> None:
-        """The forward of a part raised: what ran of it is judged, but not told as a batch."""
+        """The forward of a part raised: its frames are judged, but not sent as a batch."""
         part = self._cut(batch)
         self._has_bad |= self._tape.read()
         found = self._judge_late(part)
         self._trace(part)
         found, self.waiting = self.waiting or found, None
         if found is not None and self._is_late(part):
-            self._observer.on_found(found.trip)  # the exception on its way is the user's; the verdict is ours all the same
+            self._observer.on_found(found.trip)  # the user's exception goes on; the trip still counts for the verdict
         self._judged(part)
 
     def raise_waiting(self) -> None:
@@ -166,7 +167,7 @@ class Settler:
             raise self._observer.on_trip(*found)
 
     def _is_late(self, part: BatchPart) -> bool:
-        """Whether the frames of a part are judged after it: a traced batch is traced to its end, and only then judged."""
+        """Whether the frames of a part are judged at its end; a traced batch's always are, so that it is printed in full."""
         return self.check is not Check.FRAME or part.batch.traced
 
     def _settle_first(self) -> None:
@@ -206,10 +207,10 @@ class Settler:
             self._observer.on_trace([frame.measured() for frame in part.frames])
 
     def _trip(self, frame: PendingFrame, part: BatchPart, values: list[Any] | None) -> FoundTrip | None:
-        """The trip of the last frame of the ring; None if a loss scaler absorbs it."""
+        """The trip of the ring's last frame; None if a loss scaler is expected to deal with it."""
         if frame.spec.phase is Phase.BACKWARD and part.batch.is_absorbed:
             return None
-        # Weights are measured at a cadence. Before the next optimizer step they are still what they were in these frames.
+        # Weights are measured only every few forwards. Until the next optimizer step, they are as they were in these frames.
         if frame.spec.phase is not Phase.BACKWARD:
             self._recorder.refresh([known for known in self._ring if known.step == self._steps()])
             self._tape.read()
@@ -239,7 +240,7 @@ def _counts(value: Any) -> NonFiniteCounts:
         return NonFiniteCounts((), 0, 0, 0)
     try:
         return count_non_finite(value)
-    except RuntimeError as error:  # out of memory, say: the trip counts for more than its counts
+    except RuntimeError as error:  # out of memory, say: the trip matters more than its counts
         log.debug("cannot count what is not finite: %s", error)
         return NonFiniteCounts(tuple(getattr(value, "shape", ())), 0, 0, 0)
 
@@ -248,4 +249,4 @@ _CAUSAL_ORDER = (
     Kind.PARAMETER, Kind.MARKED, Kind.OUTPUT, Kind.INPUT, Kind.KEYWORD, Kind.BUFFER,
     Kind.GRADIENT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT,
 )  # fmt: skip
-"""Of several tripping readings the first in this order is named: a bad weight explains a bad output."""
+"""If several readings trip, the first in this order is the culprit: a bad weight explains a bad output."""

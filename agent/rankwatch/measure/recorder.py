@@ -1,4 +1,4 @@
-"""A module call -> a frame: its spec, which is interned, and the cells of its readings. A tensor is measured once per batch."""
+"""A module call -> a frame: its spec (interned) and the cells of its readings. A tensor is measured once per batch."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What both sides speak: frames, causes, notices, messages and their codec, options, text. Free of torch."""
+"""Used by agent and monitor: frames, causes, notices, messages and their codec, options, text. Imports no torch."""

@@ -1,1 +1,1 @@
-"""What a rank says to the collector and hears from it; how it ends when it must."""
+"""The rank's connection to the collector, and how the rank ends after a verdict."""

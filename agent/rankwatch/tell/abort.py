@@ -1,4 +1,4 @@
-"""How a rank ends: torchelastic's error file, a line on stderr, and by force where its training thread never comes back."""
+"""How a rank ends after a verdict: torchelastic's error file, a line on stderr, and the end by force at the deadline."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from pathlib import Path
 from ..errors import EXIT_ABORTED
 
 FOLLOWER_DELAY = 60
-"""Seconds by which the error file of a rank that only follows is dated after the culprit's. torchrun shows the file with
-the smallest timestamp as Root Cause and dates a worker without a file by the moment it noticed: a follower comes after both."""
+"""Seconds added to the timestamp in the error file of a rank that is not the culprit. torchrun shows the file with the
+smallest timestamp as Root Cause; for a worker without a file it takes the time at which it noticed its end. This is later
+than both."""
 
 _STDERR = 2  # sys.stderr may have been replaced by something without a file descriptor
 
 BACKSTOP = 2.0
-"""Seconds after the deadline at which the process is ended from C, should no Python thread get to run any more."""
+"""Seconds after the deadline until the process is ended from C, in case no Python thread can run any more."""
 
 ERROR_FILE, SET_ASIDE = "TORCHELASTIC_ERROR_FILE", ".record"
-"""The variable that names the file, and what its value ends with once the file is written."""
+"""The variable with the file's path, and the suffix that the path gets once the file is written."""
 
 
 def write_error_file(reason: str, culprit_time: float, *, is_culprit: bool) -> None:
-    """Writes ``reason`` where torchrun looks for the cause of a worker's death (nothing, when torchrun did not start us)."""
+    """If torchrun started this process, writes ``reason`` to the file from which torchrun takes the cause of its end."""
     path = os.environ.get(ERROR_FILE, "").removesuffix(SET_ASIDE)
     if not path:
         return
     timestamp = int(culprit_time) if is_culprit else int(max(time.time(), culprit_time)) + FOLLOWER_DELAY
-    # torchrun prints the call stack field, under Root Cause for the first of them.
+    # torchrun prints the call stack field; the first one under Root Cause.
     shown = (
         reason if is_culprit else f"{reason}\n(this rank only followed; it is dated later so that torchrun shows the cause)"
     )
@@ -42,27 +43,27 @@ def write_error_file(reason: str, culprit_time: float, *, is_culprit: bool) -> N
     try:
         part.write_text(body)
         os.replace(part, path)  # torchrun may read it at any moment
-        # torch's own @record would write over it, and a SIGTERM of torchrun's meanwhile leave half a file: of that torchrun dies.
+        # torch's @record would overwrite the file, and torchrun's SIGTERM could leave half of it: torchrun crashes on that.
         os.environ[ERROR_FILE] = path + SET_ASIDE
     except OSError as error:
         say(f"cannot write torchelastic's error file {path}: {error.strerror}")
 
 
 def is_of_the_network(error: BaseException) -> bool:
-    """Whether an exception of the user's training tells of a broken collective: then another rank was first."""
+    """Whether an exception of the user's training comes from a broken collective: then another rank failed first."""
     text = str(error).lower()
     return "gloo" in text or "nccl" in text or "connection" in text or type(error).__module__.startswith("torch.distributed")
 
 
 def say(text: str) -> None:
-    """One line on stderr, in one write, so that the ranks' lines do not mix."""
+    """Writes one line to stderr, in one write, so that the ranks' lines do not mix."""
     with suppress(OSError, ValueError):  # stderr is closed, or its disk is full
         sys.stderr.write(f"rankwatch: {text}\n")
         sys.stderr.flush()
 
 
 class Deadline:
-    """Ends the process with exit code 77 when it is still there ``grace`` seconds after ``start``."""
+    """Ends the process with exit code 77 if it still runs ``grace`` seconds after ``start``."""
 
     def __init__(self, reason: str, grace: float) -> None:
         self._reason = reason
@@ -70,7 +71,7 @@ class Deadline:
 
     def start(self) -> None:
         threading.Thread(target=self._wait, name="rankwatch-deadline", daemon=True).start()
-        # Where a C extension holds the GIL for ever, or the interpreter hangs while it shuts down, no thread of ours runs.
+        # If a C extension never releases the GIL, or the interpreter hangs at its shutdown, no Python thread can run.
         faulthandler.dump_traceback_later(self._grace + BACKSTOP, exit=True, file=_STDERR)
 
     def _wait(self) -> None:
@@ -83,7 +84,7 @@ class Deadline:
 
 
 def _abort_process_groups() -> None:
-    """Lets go of collectives, so that peers see the end of the connection; bounded, since the groups may be what hangs."""
+    """Aborts collectives, so that peers see their connections end. Has a timeout: the groups may be what hangs."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return

@@ -1,7 +1,7 @@
-"""The background thread between a rank and the collector: heartbeats, reconnection; it receives ABORT and TUNE.
+"""The thread that connects a rank to the collector: it sends the spool and heartbeats, reconnects, receives ABORT and TUNE.
 
-The training thread only appends to the bounded spool. It waits for the collector in two places, each with a bound: at the
-start, and after its own trip.
+The training thread only appends to the bounded spool. It waits for the collector at the start and after its own trip, each
+time with a timeout.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ CONNECT_TIMEOUT = 3.0
 HELLO_INTERVAL = 0.5
 DEFAULT_HEARTBEAT = 1.0
 SILENT_HEARTBEATS = 3
-"""A collector that answers none of this many heartbeats is taken for gone."""
+"""After this many heartbeats without an answer, the rank reconnects."""
 
 PROBE_INTERVAL = 0.002
-"""Seconds between looks at the training thread while the collector waits for this rank to pass a position."""
+"""Seconds between checks of the training thread's position while the collector waits for this rank to pass one."""
 
 TABLES_SENT = 64
-"""Frame tables taken for known to the collector; beyond it all are sent again, for it keeps only the last ones it saw."""
+"""Frame tables that the collector is assumed to have. After more, all are sent again: it retains only the last ones."""
 
 FAREWELL_TIMEOUT = 4.0
-"""Seconds that an end waits for its last messages to be acknowledged; also while a collector that was there is away, for a moment
-perhaps: a rank that is not heard to end well is lost."""
+"""Seconds that ``close`` waits for the last messages to be acknowledged, even if the collector has just become unreachable:
+a rank whose BYE does not arrive counts as lost."""
 
 VERDICT_MARGIN = 1.0
 """Seconds on top of the decision window that a tripped rank waits for its verdict."""
@@ -57,10 +57,10 @@ class Link:
     Args:
         job: the name of the run's job.
         progress: position and phase of the training thread, callable from any thread.
-        on_abort: called once, in the link's thread, when the collector says ABORT.
-        on_tune: called, in the link's thread, with the run's tuning so far: before ``start`` returns when there is one, on
-            every change, and again after a reconnection.
-        stage, device, torch_version: what HELLO tells of this rank.
+        on_abort: called once, in the link's thread, when ABORT comes.
+        on_tune: called, in the link's thread, with all changes of options in the run so far: before ``start`` returns if
+            there are any, at every change, and again after a reconnection.
+        stage, device, torch_version: sent in HELLO.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Link:
         )
         self._who = f"rankwatch: rank {identity.rank}"
         self.refusal = ""
-        """Why the collector will not have this rank, once it has said so for good."""
+        """Why the collector has refused this rank for good; empty if it has not."""
 
         self._spool = Spool()
         self._welcome: messages.Welcome | None = None
@@ -123,7 +123,7 @@ class Link:
     # --- the training thread's side -----------------------------------------------------------------------------------
 
     def start(self) -> bool:
-        """Starts the thread; returns whether the collector welcomed this rank within CONNECT_TIMEOUT.
+        """Starts the thread; returns whether WELCOME came within CONNECT_TIMEOUT.
 
         Raises:
             ProtocolError: the collector refused this rank for good (another version of the protocol, say).
@@ -141,7 +141,7 @@ class Link:
 
     @property
     def run(self) -> str:
-        """The run's id as the collector named it; empty before it did."""
+        """The run's id, from WELCOME; empty before it."""
         return self._welcome.run if self._welcome else ""
 
     def send_batch(self, table: FrameTable, summary: BatchSummary) -> None:
@@ -154,13 +154,13 @@ class Link:
         self._append(lambda seq: messages.Noticed(seq, notice))
 
     def wait_for_verdict(self) -> bool:
-        """Waits for the run's verdict, within bounds; returns whether the collector has told this rank to abort."""
+        """Waits for the run's verdict, with a timeout; returns whether ABORT came."""
         if not self._online.wait(CONNECT_TIMEOUT) or self._welcome is None:
             return False
         return self._aborted.wait(self._welcome.decision_window + VERDICT_MARGIN)
 
     def close(self, outcome: str, text: str = "") -> None:
-        """Says goodbye, waits a little for it to be acknowledged, and ends the thread."""
+        """Sends BYE, waits up to FAREWELL_TIMEOUT for its acknowledgement, and ends the thread."""
         if os.getpid() != self._pid or self._stop:
             return
         self._append(lambda seq: messages.Bye(seq, outcome, text))
@@ -171,7 +171,7 @@ class Link:
         self._thread.join(FAREWELL_TIMEOUT)
 
     def release(self) -> None:
-        """Ends the link in its own time, from wherever a garbage collection may run: takes no lock, waits for nothing."""
+        """Ends the link later. Takes no lock and does not wait: a garbage collection may call it anywhere."""
         self._released = True
         self._wake()
 
@@ -183,7 +183,7 @@ class Link:
         try:
             self._wake_write.send(b"\0")
         except BlockingIOError:
-            pass  # the thread has plenty of wake-ups to come
+            pass  # the pipe is full of wake-ups already
         except OSError:
             log.debug("the link is closed")
 
@@ -214,7 +214,7 @@ class Link:
             self._online.clear()
         finally:
             self._settled.set()
-            socket.close(100)  # milliseconds for what is on its way out
+            socket.close(100)  # milliseconds to send what is queued
             context.term()
             self._wake_read.close()
             self._wake_write.close()
@@ -261,7 +261,7 @@ class Link:
     def _send(self, socket: zmq.Socket[bytes], message: messages.Message) -> bool:
         try:
             socket.send(wire.encode(message), zmq.NOBLOCK)
-        except zmq.Again:  # not connected, or the collector does not take any more just now
+        except zmq.Again:  # not connected, or the collector reads too slowly
             return False
         return True
 
@@ -280,7 +280,7 @@ class Link:
 
     def _send_beat(self, socket: zmq.Socket[bytes]) -> None:
         position, phase = self._progress()
-        # What is spooled must be on its way before a position that lies behind it is told.
+        # Spooled messages must be sent before a BEAT with a later position.
         queued, dropped, behind = len(self._spool), self._spool.dropped, self._spool.is_behind
         if behind:
             self._send_spool(socket)
@@ -304,7 +304,7 @@ class Link:
         if isinstance(message, messages.Welcome):
             self._go_online(message)
         elif isinstance(message, messages.Ack):
-            self._spool.let_go(message.seq)
+            self._spool.acknowledge(message.seq)
         elif isinstance(message, messages.Probe):
             self._probe = message.position
         elif isinstance(message, messages.Abort):
@@ -324,7 +324,7 @@ class Link:
             log.warning("%s: the collector is back", self._who)
         self._was_silent = False
         self._welcome = welcome
-        self._spool.let_go(welcome.seq)
+        self._spool.acknowledge(welcome.seq)
         self._spool.sent = welcome.seq
         self._tables_sent.clear()
         self._next_beat = 0.0
@@ -336,7 +336,7 @@ class Link:
             return
         try:
             self._on_tune(tuning)
-        except Exception:  # the abort must still come through
+        except Exception:  # an ABORT must still be received
             log.exception("%s: an error of ours while the options were changed; training goes on", self._who)
 
     def _refused(self, error: messages.Error) -> None:

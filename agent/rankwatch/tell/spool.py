@@ -1,4 +1,4 @@
-"""What a rank has to tell and the collector has not acknowledged yet: appended by the training thread, sent by the link's."""
+"""Messages that the collector has not acknowledged yet: appended by the training thread, sent by the link's thread."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ..shared.frame import FrameTable
 from ..shared.notice import Notice
 
 SPOOL_BATCHES = 1024
-"""Batch summaries that wait for an acknowledgement; beyond it the oldest are dropped and counted."""
+"""Unacknowledged batch summaries. Of more, the oldest are dropped and counted."""
 
 SPOOL_NOTICES = 256
-"""Notices that wait, of different readings; beyond it the oldest are dropped. A later one of the same reading replaces it."""
+"""Unacknowledged notices. A notice replaces the earlier one of its reading; of more, the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """A message and, for a batch, the frame table it needs."""
+    """A message, and the frame table that it needs if it is a batch summary."""
 
     message: messages.Sequenced
     table: FrameTable | None
 
 
 class Spool:
-    """A bounded queue of numbered messages; every method may be called from any thread."""
+    """A bounded queue of numbered messages. Any thread may call any method."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may close the watch in the middle of an append
@@ -37,9 +37,9 @@ class Spool:
         self._batches = 0
         self._notices = 0
         self.sent = 0
-        """The number of the last message that is on its way."""
+        """The sequence number of the last message that was sent."""
         self.dropped = 0
-        """Batches that were dropped before they were sent."""
+        """The number of batch summaries that were dropped before they were sent."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -50,11 +50,11 @@ class Spool:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is something to send."""
+        """Whether there are messages to send."""
         return self.sent < self._last
 
     def append(self, make: Callable[[int], messages.Sequenced], table: FrameTable | None = None) -> None:
-        """Numbers and keeps the message that ``make`` makes of its number."""
+        """Appends the message that ``make`` returns for its sequence number."""
         with self._lock:
             self._last += 1
             message = make(self._last)
@@ -66,12 +66,12 @@ class Spool:
             self._waiting.append(Spooled(message, table))
 
     def due(self) -> list[Spooled]:
-        """What has not been sent, in order."""
+        """The messages that were not sent yet, in order."""
         with self._lock:
             return [spooled for spooled in self._waiting if spooled.message.seq > self.sent]
 
-    def let_go(self, seq: int) -> None:
-        """All up to this number has been received."""
+    def acknowledge(self, seq: int) -> None:
+        """Removes all messages up to this number: the collector has received them."""
         with self._lock:
             while self._waiting and self._waiting[0].message.seq <= seq:
                 self._forget(self._waiting.popleft().message)
@@ -85,7 +85,7 @@ class Spool:
         self._batches += 1
         if self._batches > SPOOL_BATCHES:
             oldest = self._drop_first(lambda waiting: isinstance(waiting, messages.Batch))
-            self.dropped += oldest is not None and oldest.seq > self.sent  # else it has been sent, if not acknowledged
+            self.dropped += oldest is not None and oldest.seq > self.sent  # if not, it was sent, only not acknowledged
 
     def _make_room_for(self, notice: Notice) -> None:
         self._notices += 1

@@ -34,9 +34,9 @@ def test_what_is_due_is_what_has_not_been_sent() -> None:
     assert spool.is_behind
     spool.sent = 3
     assert (spool.due(), spool.is_behind, len(spool)) == ([], False, 3)
-    spool.let_go(2)
+    spool.acknowledge(2)
     assert (numbers(spool), spool.wait_until_empty(0)) == ([3], False)
-    spool.let_go(3)
+    spool.acknowledge(3)
     assert spool.wait_until_empty(0)
     add_batch(spool, 4)
     assert not spool.wait_until_empty(0)
@@ -82,7 +82,7 @@ def test_in_order_within_bounds_and_with_every_trip(steps: list[str], data: st.D
                 continue
             if step == "let go":
                 acknowledged = data.draw(st.integers(acknowledged, max(acknowledged, spool.sent)))
-                spool.let_go(acknowledged)
+                spool.acknowledge(acknowledged)
                 continue
             last += 1
             if step == "batch":
