@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
-from rankwatch.errors import UsageError
-
-from ..record.reader import RunRecord
-from ..record.schema import FILE, StoreError
 from ..views import diff
 from ..views.compare import compare
 from . import arguments as types
+from .records import open_records
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -30,17 +26,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     folders = [arguments.run, *([arguments.other] if arguments.other else [])]
-    with ExitStack() as stack:
-        records = [stack.enter_context(_open(folder)) for folder in folders]
+    with open_records(folders) as records:
         left, right = diff.sides(records, arguments.rank or [0], arguments.batch)
     found = compare(left.frames, right.frames)
     body = diff.to_json(found, left.name, right.name) if arguments.json else ""
     sys.stdout.write(body or diff.render(found, left.name, right.name, arguments.frames))
     return 0
-
-
-def _open(run: Path) -> RunRecord:
-    try:
-        return RunRecord(run / FILE)
-    except StoreError as error:
-        raise UsageError(f"{error}; is {run} a run's folder?") from None

@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rankwatch.errors import UsageError
-
-from ..record.reader import RunRecord
-from ..record.schema import FILE, StoreError
 from ..views import dump
 from . import arguments as types
+from .records import open_record
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -21,11 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    run = types.run_folder(arguments.run)
-    try:
-        with RunRecord(run / FILE) as record:
-            for line in dump.lines(record, frames=arguments.frames):
-                sys.stdout.write(line + "\n")
-    except StoreError as error:
-        raise UsageError(f"{error}; is {run} a run's folder?") from None
+    with open_record(types.run_folder(arguments.run)) as record:
+        for line in dump.lines(record, frames=arguments.frames):
+            sys.stdout.write(line + "\n")
     return 0

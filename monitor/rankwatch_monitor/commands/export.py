@@ -9,10 +9,10 @@ from pathlib import Path
 from rankwatch.errors import UsageError
 
 from ..record.reader import RunRecord
-from ..record.schema import FILE, StoreError
 from ..views.export.origin import origin_of
 from ..views.export.written import describe
 from . import arguments as types
+from .records import open_record
 
 WHAT = "summaries", "envelope", "digests"
 
@@ -41,10 +41,8 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.what == "envelope" and arguments.rank is not None:
         raise UsageError("--what envelope is over all ranks: leave out --rank, or export summaries")
     try:
-        with RunRecord(run / FILE) as record:
+        with open_record(run) as record:
             _export(record, arguments)
-    except StoreError as error:
-        raise UsageError(f"{error}; is {run} a run's folder?") from None
     except ModuleNotFoundError as error:
         library = (error.name or str(error)).partition(".")[0]
         raise UsageError(f"this needs {library}: pip install 'rankwatch[export]'") from None

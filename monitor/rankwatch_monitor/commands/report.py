@@ -18,6 +18,7 @@ from ..views import batch, closeup, rank, text
 from ..views.ui import single
 from ..views.ui.pages import RunPages
 from . import arguments as types
+from .records import open_record, readable
 
 FRAMES = 21
 """Frames shown by default, as in a report."""
@@ -51,21 +52,17 @@ def main(arguments: argparse.Namespace) -> int:
     if is_whole:
         sys.stdout.write(_written(run, as_json=arguments.json))
         return 0
-    try:
-        with RunRecord(run / FILE) as record:
-            sys.stdout.write(_closeup(record, arguments))
-    except StoreError as error:
-        raise UsageError(f"{error}; is {run} a run's folder?") from None
+    with open_record(run) as record:
+        sys.stdout.write(_closeup(record, arguments))
     return 0
 
 
 def _write_html(run: Path, path: Path) -> None:
-    try:
+    with readable():
         body = single.render(RunPages(run))
+    try:
         with path.open("x", encoding="utf-8") as file:
             file.write(body)
-    except StoreError as error:
-        raise UsageError(f"{error}; is {run} a run's folder?") from None
     except FileExistsError:
         raise UsageError(f"{path} is there already: remove it, or choose another name") from None
     except OSError as error:

@@ -60,7 +60,11 @@ CREATE TABLE summaries (
 
 
 class StoreError(Exception):
-    """A record cannot be read or written; the text says which and why."""
+    """A record cannot be read or written; the text says which and why. ``path``: its file, if there is one."""
+
+    def __init__(self, text: str, path: Path | None = None) -> None:
+        super().__init__(text)
+        self.path = path
 
 
 def is_new(database: sqlite3.Connection) -> bool:
@@ -93,4 +97,4 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError, ValueError, LookupError, TypeError, ProtocolError) as error:
-        raise StoreError(f"the record {path}: {error}") from error
+        raise StoreError(f"the record {path}: {error}", path) from error

@@ -247,7 +247,7 @@ class Store:
         try:
             yield
         except (sqlite3.Error, OSError, ValueError) as error:
-            raise StoreError(f"the record {self._path}: {error}") from error
+            raise StoreError(f"the record {self._path}: {error}", self._path) from error
 
 
 def _to_json(shown: Show) -> str:

@@ -184,6 +184,12 @@ def test_a_missing_connection_file_stops_a_rank_before_its_first_batch() -> None
         (["report", "/no/such/run"], "no report in /no/such/run"),
         (["report", "/no/such/run", "--rank", "0"], "is /no/such/run a run's folder?"),
         (["report", "/no/such/run", "--frames", "5"], "is /no/such/run a run's folder?"),
+        (["report", "/no/such/run", "--html", "a"], "is /no/such/run a run's folder?"),
+        (["dump", "/no/such/run"], "is /no/such/run a run's folder?"),
+        (
+            ["diff", "/no/such/run", "--rank", "0", "--rank", "1"],
+            "unable to open database file; is /no/such/run a run's folder?",
+        ),
         (["report", "--batch", "-1"], "expected a whole number N from 0 to"),
         (["report", "--frames", "0"], "'0': expected a whole number N from 1 to"),
         (["export", "/no/such/run"], "one of the arguments --parquet --tensorboard is required"),

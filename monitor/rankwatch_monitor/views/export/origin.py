@@ -32,6 +32,6 @@ def origin_of(record: RunRecord) -> Origin:
         elif isinstance(entry.fact, messages.Hello):
             hosts[entry.fact.rank] = entry.fact.host, entry.fact.local_rank
     if opened is None:
-        raise StoreError(f"the record {record.path}: it does not say whose it is")
+        raise StoreError(f"the record {record.path}: it does not say whose it is", record.path)
     name = record.meta().get("run", record.run)
     return Origin(name, opened.job, opened.restart, opened.world_size, hosts)

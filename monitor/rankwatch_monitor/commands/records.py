@@ -1,0 +1,36 @@
+"""The records that a command reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rankwatch.errors import UsageError
+
+from ..record.reader import RunRecord
+from ..record.schema import FILE, StoreError
+
+
+@contextmanager
+def open_record(run: Path) -> Iterator[RunRecord]:
+    """The record of the run in this folder. Raises UsageError, also for a record that turns out to be damaged."""
+    with open_records([run]) as (record,):
+        yield record
+
+
+@contextmanager
+def open_records(runs: list[Path]) -> Iterator[list[RunRecord]]:
+    """As ``open_record``, for more than one run."""
+    with readable(), ExitStack() as stack:
+        yield [stack.enter_context(RunRecord(run / FILE)) for run in runs]
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Raises UsageError where a record cannot be read."""
+    try:
+        yield
+    except StoreError as error:
+        where = error.path.parent if error.path is not None else "it"
+        raise UsageError(f"{error}; is {where} a run's folder?") from None
