@@ -1,4 +1,4 @@
-"""A real collector in a thread of the test's process, for tests of what speaks with it."""
+"""A real collector in a thread of the test's process, for tests of its clients."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rankwatch_monitor.serve.metrics.meters import Meters
 from rankwatch_monitor.serve.run_folder import RunsFolder
 
 SOON = 30
-"""Seconds within which what must happen has happened; only a failing test waits so long."""
+"""Seconds to wait for what must happen. Only a failing test waits this long."""
 
 
 class Running:
-    """A collector in a thread of its own."""
+    """A collector in its own thread."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Running:
         self._thread.join(SOON)
         if clean:
             self.collector.close()
-        else:  # as a SIGKILL would leave things: the files stay
+        else:  # as after a SIGKILL: the files stay
             self.collector._keys.release()
             self.collector._inbox.close()
             self.collector._writer.close()
@@ -57,7 +57,7 @@ class Running:
 
 
 def until(condition: Callable[[], object], within: int = SOON) -> None:
-    """Waits for a condition that no event tells of."""
+    """Waits for a condition that has no event."""
     pause = threading.Event()
     for _ in range(within * 200):
         if condition():

@@ -37,7 +37,7 @@ def assert_usage_error(done: subprocess.CompletedProcess[str], complaint: str) -
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
-def test_the_program_itself_loads_no_command(arguments: list[str]) -> None:
+def test_version_and_help_load_no_command(arguments: list[str]) -> None:
     loaded = loaded_by(*arguments)
     assert {name for name in loaded if name.startswith("rankwatch")} == {
         *("rankwatch", "rankwatch.errors", "rankwatch_monitor", "rankwatch_monitor.cli")
@@ -262,14 +262,14 @@ def test_the_daemon_ends_cleanly_by_sigterm(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_the_daemons_threads_zeromqs_goes_first_then_the_decisions_then_the_disk(tmp_path: Path) -> None:
+def test_the_daemons_threads_run_in_the_order_zeromq_decisions_disk(tmp_path: Path) -> None:
     command = [*RANKWATCH, "collector", "--listen", "tcp://127.0.0.1:0", "--runs-dir", str(tmp_path)]
     with subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL) as process:
         tasks = Path(f"/proc/{process.pid}/task")
         ours = os.getpriority(os.PRIO_PROCESS, 0)
 
         def niceness() -> list[int]:
-            """Of ZeroMQ's own thread, of the first one and of the nicest."""
+            """The niceness of ZeroMQ's thread, of the first thread and of the nicest one."""
             of = {task.name: os.getpriority(os.PRIO_PROCESS, int(task.name)) - ours for task in tasks.iterdir()}
             zeromq = [of[name] for name in of if (tasks / name / "comm").read_text().startswith("ZMQbg/IO")]
             return [*zeromq, of[str(process.pid)], max(of.values())]
@@ -320,7 +320,7 @@ def test_job_names(command: str, name: str) -> None:
     assert job_name(command.split()) == name
 
 
-def test_a_low_limit_of_open_files_is_told_at_the_start(tmp_path: Path) -> None:
+def test_a_low_limit_of_open_files_is_logged_at_the_start(tmp_path: Path) -> None:
     command = [*RANKWATCH, "collector", "--listen", "tcp://127.0.0.1:0", "--runs-dir", str(tmp_path)]
     with subprocess.Popen(
         ["bash", "-c", 'ulimit -n 1000 && exec "$@"', "bash", *command],

@@ -1,4 +1,4 @@
-"""``rankwatch tune``: a watched training changes its ways while it runs."""
+"""``rankwatch tune``: options of a watched training change while it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankwatch_monitor import cli
 
 
 class Training:
-    """A watched model, and the modules that each batch told of."""
+    """A watched model, and the modules in each batch that the collector received."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(0)
@@ -38,13 +38,13 @@ class Training:
         monkeypatch.setattr(self.watch, "on_batch", noted)
 
     def batch(self, value: float = 1.0) -> list[str]:
-        """Trains one batch; returns the modules that the last batch that was told of told of."""
+        """Trains one batch; returns the modules of the batch that was received last."""
         self.batches += 1
         self.model(torch.full((3, 4), value)).sum().backward()
         return self.told[max(self.told)]
 
     def until_told(self, modules: list[str]) -> None:
-        """Trains until a batch tells of just these modules."""
+        """Trains until a batch has these modules and no others."""
         until(lambda: self.batch() == modules)
 
 
@@ -100,7 +100,7 @@ def test_ignore_and_back(training: Training) -> None:
     training.batch()
     tune("--ignore", "*", "--every", "2")
     training.until_told([""])
-    for _ in range(2):  # one of them is looked at whole
+    for _ in range(2):  # one of the two is measured whole
         training.batch(math.nan)
     tune("--ignore", "", "--modules", "0", "--every", "1")
     training.until_told(["0", ""])
@@ -113,7 +113,7 @@ def test_trace_batch_nums(training: Training, capsys: pytest.CaptureFixture[str]
     training.batch()
     training.until_told([""])
     tune("--trace-batch-nums", ",".join(str(batch) for batch in range(0, 9000, 3)))
-    training.until_told(WHOLE)  # a traced batch is looked at whole, whatever --every says
+    training.until_told(WHOLE)  # a traced batch is measured whole, whatever --every says
     first = training.batches - 1
     for _ in range(6):
         training.batch()
@@ -143,7 +143,7 @@ def test_check(training: Training, check: str, reached: list[str]) -> None:
     assert came_by == reached
 
 
-def test_a_run_that_is_named_is_tuned_and_no_other(training: Training) -> None:
+def test_only_the_named_run_is_tuned(training: Training) -> None:
     training.batch()
     assert cli.main(["tune", "other-0", "--every", "2"]) == 2
     tune("train-0", "--modules", "0,2")

@@ -1,4 +1,4 @@
-"""A client that has the key and means no good, beside a healthy rank of another run: real sockets, a real collector."""
+"""A hostile client that has the key, beside a healthy rank of another run: real sockets, a real collector."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLAT = 24 * 1024 * 1024
 
 
 class Hostile:
-    """A client with the key that sends what it likes; what it is answered it reads, so that it can go on."""
+    """A client with the key that sends anything. It reads the answers, so that the collector can send more."""
 
     def __init__(self, running: Running) -> None:
         self._ledger = running.collector.ledger
@@ -48,7 +48,7 @@ class Hostile:
             self.answers += 1
 
     def send_refused(self, *messages: bytes) -> None:
-        """Sends what is to be refused, and waits until it was."""
+        """Sends messages that are to be refused, and waits until they are."""
         expected = self._ledger.refused + len(messages)
         self.send(*messages)
         until(lambda: self._ledger.refused == expected)
@@ -113,11 +113,11 @@ def test_a_client_that_lies_leaves_the_other_run_alone(collector: Running, hosti
     ledger = collector.collector.ledger
     run = ledger.runs["healthy-0"]
     tuning = run.tuning
-    lies = [data for data in READ if not isinstance(wire.decode(data), messages.Tune)]  # that is what the key is for
+    lies = [data for data in READ if not isinstance(wire.decode(data), messages.Tune)]  # a client with the key may tune
     for batch in range(3):
         healthy.send_batch(makers.table(), makers.summary(batch))
         hostile.send(*lies)
-        hostile.send_refused(b"")  # by then all before it has been handled
+        hostile.send_refused(b"")  # when this is refused, all messages before it were handled
         until(lambda: not healthy._spool)
     assert (run.ranks[0].last_batch, run.verdict, run.over, run.tuning) == (2, None, False, tuning)
     assert len(ledger.runs) > 1
@@ -127,7 +127,7 @@ def test_a_client_that_lies_leaves_the_other_run_alone(collector: Running, hosti
 
 
 def test_memory_stays_flat_over_thousands_of_bad_messages(collector: Running, hostile: Hostile) -> None:
-    for _ in range(3):  # what is loaded and kept once
+    for _ in range(3):  # loads and caches what is needed once
         hostile.send_refused(*REFUSED)
     before = resident()
     rounds = 5000 // len(REFUSED) + 1
@@ -156,7 +156,7 @@ def test_what_is_over_the_limit_costs_its_sender_the_connection(collector: Runni
     healthy.send_batch(makers.table(), makers.summary(0))
     until(lambda: not healthy._spool)
 
-    def is_heard() -> bool:  # over a new connection; what is sent before the old one is seen to break is lost with it
+    def is_heard() -> bool:  # over a new connection; messages of the old one are lost with it
         with suppress(zmq.Again):
             hostile.socket.send(b"\xc1", zmq.NOBLOCK)
         return collector.collector.ledger.refused > 1

@@ -1,4 +1,4 @@
-"""Who is admitted, and for whom a key speaks: a real collector, real sockets, real keys."""
+"""Which clients are admitted, and for which job a key is valid: a real collector, real sockets, real keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def collector(tmp_path: Path) -> Iterator[Running]:
 
 
 def answer_to(connection: Connection, message: messages.Message) -> messages.Message | None:
-    """What a client gets for a message; None when it does not even come in."""
+    """The answer to a client's message; None when the client is not admitted."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = dealer(context, connection)
     try:
@@ -46,17 +46,17 @@ def answer_to(connection: Connection, message: messages.Message) -> messages.Mes
         context.destroy(linger=0)
 
 
-def test_a_stranger_does_not_come_in(collector: Running) -> None:
+def test_a_client_without_a_key_is_not_admitted(collector: Running) -> None:
     keys = new_key_pair()
     stranger = replace(collector.collector.connection, client_public=keys.public, client_secret=keys.secret)
     assert answer_to(stranger, hello()) is None
     assert collector.collector.ledger.runs == {}
-    # One who stands in between, and takes what is meant for the collector, cannot read it: the ranks know its key.
+    # A man in the middle, who receives what is meant for the collector, cannot read it: the ranks know the collector's key.
     other = replace(collector.collector.connection, server_public=new_key_pair().public)
     assert answer_to(other, hello()) is None
 
 
-def test_an_invited_job_is_the_only_one_its_key_speaks_for(collector: Running) -> None:
+def test_the_key_of_an_invited_job_is_valid_for_that_job_alone(collector: Running) -> None:
     master = collector.collector.connection
     mine = control.invite(master, "mine")
     theirs = answer_to(master, hello(job="theirs"))
@@ -94,7 +94,7 @@ def test_a_job_is_invited_once(collector: Running) -> None:
     assert control.invite(master, "mine") == control.invite(master, "mine") != control.invite(master, "theirs")
 
 
-def test_an_invited_job_is_admitted_by_the_collector_that_comes_after(tmp_path: Path) -> None:
+def test_an_invited_job_is_admitted_by_the_next_collector(tmp_path: Path) -> None:
     first = Running(tmp_path)
     mine = control.invite(first.collector.connection, "mine")
     first.stop(clean=False)
@@ -131,7 +131,7 @@ def test_a_rank_that_speaks_for_another_job_stops_before_its_first_batch(collect
 
 
 def connections_text(connection: Connection) -> str:
-    """A connection as the environment carries it."""
+    """A connection as text, as in the environment."""
     return json.dumps({"rankwatch_connection": list(connections.FORMAT), **asdict(connection)})
 
 

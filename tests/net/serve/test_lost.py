@@ -20,7 +20,7 @@ watch = rankwatch.watch(model)
 model(torch.ones(1))
 print("ready", flush=True)
 while sys.stdin.readline():
-    ctypes.PyDLL(None).usleep(2_000_000)  # a call into C that keeps the interpreter lock: no Python thread runs
+    ctypes.PyDLL(None).usleep(2_000_000)  # a call into C that holds the interpreter lock: no Python thread runs
     print("back", flush=True)
 """
 
@@ -47,7 +47,7 @@ def rank(collector: Running, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_killed_rank_is_lost(collector: Running, rank: subprocess.Popen[str]) -> None:
     (run,) = collector.collector.ledger.runs.values()
-    until(lambda: run.ranks[0].last_batch == 0)  # it has told of its batch
+    until(lambda: run.ranks[0].last_batch == 0)  # its batch was received
     rank.kill()
     until(lambda: collector.reports)
     (report,) = collector.reports

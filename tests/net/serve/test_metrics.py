@@ -1,4 +1,4 @@
-"""Metrics over HTTP: how they are asked for, and what peers that ask badly may cost."""
+"""Metrics over HTTP: requests, and what clients that misbehave may cost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from standings import shown, standing
 
 HERE = ("127.0.0.1", 0)
 MANY = 16_384
-"""Ranks whose metrics do not find room in a socket's buffers."""
+"""Ranks whose metrics are larger than a socket's buffers."""
 
 
 @pytest.fixture
@@ -52,13 +52,13 @@ def connect(server: MetricsServer) -> socket.socket:
 
 
 def ask(server: MetricsServer) -> socket.socket:
-    """A peer that asks, and has not begun to read."""
+    """A client that has sent its request, and does not read."""
     peer = connect(server)
     peer.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
     return peer
 
 
-def test_both_formats_are_told(meters: Meters) -> None:
+def test_both_formats_are_served(meters: Meters) -> None:
     meters.show(shown(standing(batch=6), job='a "job"\\'), time.monotonic())
     with MetricsServer(HERE, meters) as server:
         for text, parser in (
@@ -74,7 +74,7 @@ def test_both_formats_are_told(meters: Meters) -> None:
         assert "rankwatch_batch" not in scrape(f"{server.url}?name[]=rankwatch_runs")
 
 
-def test_all_samples_of_many_ranks_are_told(meters: Meters) -> None:
+def test_all_samples_of_many_ranks_are_served(meters: Meters) -> None:
     meters.show(shown(*map(standing, range(1000))), time.monotonic())
     with MetricsServer(HERE, meters, per_rank=True) as server:
         families = {family.name: family.samples for family in parse(scrape(server.url))}

@@ -1,4 +1,4 @@
-"""``rankwatch export`` as a command: what it tells, and what it refuses."""
+"""``rankwatch export`` as a command: what it prints, and what it refuses."""
 
 from __future__ import annotations
 

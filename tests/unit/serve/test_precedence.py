@@ -1,4 +1,4 @@
-"""Which thread goes first: the calling thread alone becomes nicer."""
+"""Which thread runs first: only the calling thread becomes nicer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_calling_thread_alone_becomes_nicer() -> None:
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
-def test_where_it_is_forbidden_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_niceness_is_forbidden_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("not here")
 

@@ -42,7 +42,7 @@ def pipe() -> Iterator[Pipe]:
     pipe.close()
 
 
-def test_texts_wait_for_a_reader_and_nobody_waits_for_them(pipe: Pipe) -> None:
+def test_texts_wait_for_a_reader_and_their_writers_do_not(pipe: Pipe) -> None:
     texts = [f"{number}".rjust(1000) for number in range(50)]
     with Printer() as printer:
         for text in texts:
@@ -50,7 +50,7 @@ def test_texts_wait_for_a_reader_and_nobody_waits_for_them(pipe: Pipe) -> None:
         assert pipe.read(50_000) == "".join(texts)
 
 
-def test_the_logs_lines_are_among_them(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_of_the_log_are_written_too(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", pipe.writer)
     before = logging.getLogger().handlers
     with Printer() as printer:
@@ -60,7 +60,7 @@ def test_the_logs_lines_are_among_them(pipe: Pipe, monkeypatch: pytest.MonkeyPat
     assert logging.getLogger().handlers == before
 
 
-def test_of_too_many_texts_the_number_is_told(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_over_the_limit_are_dropped_and_counted(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(printers, "MAX_WAITING", 3)
     monkeypatch.setattr(sys, "stderr", pipe.writer)
     with Printer() as printer:
@@ -78,14 +78,14 @@ def test_of_too_many_texts_the_number_is_told(pipe: Pipe, monkeypatch: pytest.Mo
     assert "texts found no room here\n" in body
 
 
-def test_an_end_that_nobody_reads_is_not_waited_for_long(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_does_not_wait_long_for_a_reader(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(printers, "LAST_TEXTS", 0.01)
     with Printer() as printer:
         printer.print(pipe.writer, "x" * (2 * PAGE))
     assert pipe.read(PAGE) == "x" * PAGE
 
 
-def test_a_reader_that_is_gone_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reader_that_is_gone_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     pipe = Pipe()
     pipe.close()
     printers.write(pipe.writer, "report")

@@ -1,4 +1,4 @@
-"""What is written of a run."""
+"""The files of a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_backward_whose_forward_never_came_is_written_too(tmp_path: Path) -> N
     assert (tmp_path / "train-0" / "trace" / "batch-4.rank-0.txt").exists()
 
 
-def test_traces_are_bounded_and_that_is_told_once(
+def test_traces_are_bounded_and_that_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = frame(at=(4, 0, 0))

@@ -35,7 +35,7 @@ def nearest(tmp_path_factory: pytest.TempPathFactory) -> Headroom:
     return Follower(crowds.write(tmp_path_factory.mktemp("runs"), 2, 3)).look().headroom[0]
 
 
-def test_its_words(nearest: Headroom) -> None:
+def test_the_words_of_the_line(nearest: Headroom) -> None:
     run = shown(standing(0), standing(1, 8))
     full = "rankwatch: train-0  2/2 ranks running  batch 8  8.2 batches/s"
     assert describe(run, 8.2, nearest, WIDE) == f"{full}  nearest to overflow decoder.layers.11.feed_forward output x248"
@@ -53,7 +53,7 @@ def test_its_words(nearest: Headroom) -> None:
     assert describe(shown(*ranks), None, None, WIDE) == "rankwatch: train-0  2/3 ranks running  1 silent"
 
 
-def test_it_tells_of_the_newest_run_and_reads_its_record(tmp_path: Path) -> None:
+def test_the_newest_run_is_shown_and_its_record_is_read(tmp_path: Path) -> None:
     crowds.write(tmp_path, 2, 3)
     drawn: queue.SimpleQueue[str] = queue.SimpleQueue()
     status = Status(tmp_path, drawn.put)

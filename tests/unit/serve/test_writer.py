@@ -1,4 +1,4 @@
-"""The recorder's thread, on a real disk."""
+"""The writer's thread, on a real disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def trained(*batches: int) -> list[Entry]:
 
 
 class Bench:
-    """A recorder, and all that it told to be stored."""
+    """A writer, and all that it reported as stored."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,7 +66,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[threading.Event, threading.Event]]:
-    """Makes the disk hang: returns what tells that a write has begun, and what lets it go on."""
+    """Makes the disk hang. Returns an event that a write sets when it begins, and one that it then waits for."""
 
     def make() -> tuple[threading.Event, threading.Event]:
         begun, go_on, write = threading.Event(), threading.Event(), Store.write
@@ -82,7 +82,7 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[threading.Event,
     return make
 
 
-def test_what_is_told_to_be_stored_is_on_disk(bench: Bench) -> None:
+def test_what_is_reported_as_stored_is_on_disk(bench: Bench) -> None:
     bench.recorder.append("train-0", [OPENED])
     bench.recorder.append("train-1", [OPENED])
     bench.recorder.append("train-0", trained(0, 1))
@@ -93,7 +93,7 @@ def test_what_is_told_to_be_stored_is_on_disk(bench: Bench) -> None:
     assert is_unfinished(bench.folder / "train-0" / FILE, "ours") is False  # no rank is known
 
 
-def test_a_run_that_was_only_half_begun_when_the_collector_was_killed_is_no_run(
+def test_a_collector_that_is_killed_while_a_run_begins_leaves_no_half_run(
     tmp_path: Path, hold: Callable[[], tuple[threading.Event, threading.Event]]
 ) -> None:
     begun, go_on = hold()
@@ -125,7 +125,7 @@ def test_batches_wait_for_others_until_something_is_urgent(bench: Bench, monkeyp
     assert bench.recorded() == [0]
 
 
-def test_a_run_that_is_over_is_closed_and_may_go_on(bench: Bench) -> None:
+def test_the_record_of_a_run_that_is_over_is_closed_and_may_be_opened_again(bench: Bench) -> None:
     bench.recorder.append(
         "train-0", [OPENED, Entry(0.0, 0, makers.hello()), *trained(0), BYE, Entry(0.0, NO_RANK, Closed())]
     )
@@ -138,7 +138,7 @@ def test_a_run_that_is_over_is_closed_and_may_go_on(bench: Bench) -> None:
     assert is_unfinished(bench.folder / "train-0" / FILE, "ours")
 
 
-def test_what_cannot_be_recorded_is_told_once_and_counts_as_stored(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_recorded_is_logged_once_and_counts_as_stored(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     for batch in range(3):
         bench.recorder.append("no-such-folder", trained(batch))
         bench.await_stored("no-such-folder", batch + 1)
@@ -149,7 +149,7 @@ def test_what_cannot_be_recorded_is_told_once_and_counts_as_stored(bench: Bench,
     assert "no-such-folder/run.db: unable to open database file; run no-such-folder goes on without it" in line
 
 
-def test_an_error_of_ours_costs_its_run_the_record_and_no_more(
+def test_an_error_of_ours_ends_the_record_of_its_run_and_no_other(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -162,7 +162,7 @@ def test_an_error_of_ours_costs_its_run_the_record_and_no_more(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_of_a_disk_that_is_too_slow_batches_are_forgone_and_nothing_else(
+def test_a_disk_that_is_too_slow_loses_batches_and_nothing_else(
     bench: Bench,
     hold: Callable[[], tuple[threading.Event, threading.Event]],
     caplog: pytest.LogCaptureFixture,
@@ -183,10 +183,10 @@ def test_of_a_disk_that_is_too_slow_batches_are_forgone_and_nothing_else(
     assert line == "the disk is too slow: batches of run train-0 are missing in its record"
     bench.recorder.append("train-0", trained(50))
     bench.await_stored("train-0", 51)
-    assert bench.recorded()[-1] == 50  # it goes on as soon as there is room
+    assert bench.recorded()[-1] == 50  # batches are recorded again as soon as there is room
 
 
-def test_other_files_are_written_after_what_was_kept_before_also_when_one_of_them_fails(
+def test_other_files_are_written_after_the_entries_before_them_even_if_one_fails(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[list[int]] = []
@@ -207,7 +207,7 @@ def test_closing_writes_what_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch
     assert bench.recorded() == [0, 1, 2]
 
 
-def test_the_least_headroom_of_what_was_written_is_told(tmp_path: Path) -> None:
+def test_the_least_headroom_of_the_stored_batches_is_reported(tmp_path: Path) -> None:
     told = threading.Event()
     heard: list[tuple[str, float]] = []
 

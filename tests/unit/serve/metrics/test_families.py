@@ -1,4 +1,4 @@
-"""A readout of the meters -> what Prometheus reads."""
+"""A readout of the meters -> the samples that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_ranks_by_state() -> None:
     }
 
 
-def test_what_is_told_of_a_run() -> None:
+def test_the_metrics_of_a_run() -> None:
     ranks = (
         standing(0, batch=12, still=3.0, queued=2, dropped=1),
         standing(1, batch=9, still=40.0, quiet="silent, but still connected", queued=5),
@@ -74,15 +74,15 @@ def test_what_is_told_of_a_run() -> None:
 
 
 @pytest.mark.parametrize(("doublings", "ratio"), [(0.0, 1.0), (0.5, 2**0.5), (2000.0, math.inf), (math.inf, math.inf)])
-def test_headroom_is_told_as_a_ratio(doublings: float, ratio: float) -> None:
+def test_headroom_is_a_ratio(doublings: float, ratio: float) -> None:
     assert values(shown(standing()), headroom=doublings)["rankwatch_headroom_ratio{run=train-0}"] == pytest.approx(ratio)
 
 
-def test_a_headroom_that_is_not_known_is_not_told() -> None:
+def test_an_unknown_headroom_has_no_sample() -> None:
     assert "rankwatch_headroom_ratio{run=train-0}" not in values(shown(standing()))
 
 
-def test_nothing_that_goes_on_is_told_of_a_run_that_is_over() -> None:
+def test_a_run_that_is_over_has_no_samples_of_live_metrics() -> None:
     last = standing(0, batch=4, state=RankState.ABORTED)
     found = values(shown(last, over=True, outcome=Outcome.ABORTED, tripped=1, stalled=1), headroom=0.0)
     told = {name for name in found if name.endswith("{run=train-0}")}
@@ -112,7 +112,7 @@ def test_before_the_first_batch_and_the_first_rank() -> None:
     assert found["rankwatch_standstill_seconds{run=train-0}"] == 0
 
 
-def test_single_ranks_are_told_of_only_on_request() -> None:
+def test_single_ranks_have_metrics_only_on_request() -> None:
     ranks = (
         standing(0, batch=3, silent=0.5, still=1.5, dropped=2, queued=1),
         standing(7, batch=1, state=RankState.LOST),
@@ -136,7 +136,7 @@ def test_the_number_of_series_does_not_grow_with_the_world() -> None:
     assert few.keys() == many.keys()
 
 
-def test_the_collectors_own() -> None:
+def test_the_metrics_of_the_collector() -> None:
     found = parsed(Readout((), LoopCounts(5, 500, 1, 64, 32), {Outcome.LOST: 2}, 0.25))
     assert {name: value for name, value in found.items() if "build_info" not in name} == {
         "rankwatch_runs": 0,

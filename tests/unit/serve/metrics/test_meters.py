@@ -1,4 +1,4 @@
-"""What is kept of the runs for a reader, and for how long."""
+"""Which runs a reader of the meters gets, and for how long."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def told(meters: Meters, now: float) -> list[str]:
     return [gauged.shown.run for gauged in meters.read(now).runs]
 
 
-def test_a_run_is_told_of_as_it_was_last_shown() -> None:
+def test_a_run_is_read_as_it_was_last_shown() -> None:
     meters = Meters(0.0)
     meters.show(shown(standing(batch=1)), 10.0)
     meters.show(shown(standing(batch=2)), 11.0)
@@ -34,7 +34,7 @@ def test_a_run_is_told_of_as_it_was_last_shown() -> None:
     assert (gauged.shown.standings[0].batch, gauged.age, gauged.headroom) == (2, 0.5, None)
 
 
-def test_runs_that_are_over_are_told_of_for_a_while_and_so_are_only_the_last_few() -> None:
+def test_the_last_few_runs_that_are_over_are_read_for_a_while() -> None:
     meters = Meters(0.0)
     meters.show(shown(run="long"), 0.0)
     for number in range(MAX_OVER + 3):
@@ -46,7 +46,7 @@ def test_runs_that_are_over_are_told_of_for_a_while_and_so_are_only_the_last_few
     assert meters.read(last).ended == {Outcome.ABORTED: MAX_OVER + 3}
 
 
-def test_nothing_is_kept_of_runs_that_are_not_told_of_any_more() -> None:
+def test_runs_that_are_not_read_any_more_take_no_memory() -> None:
     meters = Meters(0.0)
     for number in range(3 * MAX_OVER):
         run = f"run-{number}"
@@ -70,14 +70,14 @@ def test_what_was_read_stays_as_it_was() -> None:
     assert not before.ended
 
 
-def test_the_age_is_that_of_the_loops_last_turn() -> None:
+def test_the_age_counts_from_the_last_turn_of_the_loop() -> None:
     meters = Meters(100.0)
     assert (meters.read(103.0).counts, meters.read(103.0).age) == (LoopCounts(), 3.0)
     meters.count(LoopCounts(messages=7, bytes=700), 105.0)
     assert (meters.read(105.25).counts.bytes, meters.read(105.25).age) == (700, 0.25)
 
 
-def test_the_worst_headroom_is_that_of_the_last_minute_or_else_the_last_one() -> None:
+def test_the_least_headroom_is_that_of_the_last_minute_or_else_of_the_last_step() -> None:
     meters = Meters(0.0)
     meters.show(shown(standing()), 0.0)
 

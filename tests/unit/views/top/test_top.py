@@ -104,27 +104,27 @@ def test_the_ranks_of_a_node_and_one_of_them(view: View) -> None:
     assert "no rank is on node nowhere; its nodes: gpu-a100-0025.cluster, " in shown(view, Focus("nowhere"))
 
 
-def test_whom_an_election_waits_for_is_shown(view: View) -> None:
+def test_the_ranks_that_an_election_waits_for_are_shown(view: View) -> None:
     assert view.standing is not None
     waiting = replace(view, standing=view.standing._replace(waiting="waiting for rank 3 to pass frame 7 of batch 3"))
     assert "waiting for rank 3 to pass frame 7 of batch 3" in shown(waiting)
     assert "waiting for" not in shown(replace(waiting, is_over=True))
 
 
-def test_a_collector_that_is_silent_and_a_run_that_stands(view: View) -> None:
+def test_a_silent_collector_and_a_run_without_progress(view: View) -> None:
     assert "the collector was last heard 40 s ago" in shown(view, after=40)
     assert "last heard" not in shown(replace(view, is_over=True), after=40)
     assert view.standing is not None
     slow = replace(view, standing=view.standing._replace(heartbeat=10.0))
-    assert "last heard" not in shown(slow, after=29)  # it speaks each 10 s
+    assert "last heard" not in shown(slow, after=29)  # three heartbeats are 30 s
     assert "the collector was last heard 31 s ago" in shown(slow, after=31)
     still = {rank: standing._replace(still=45.0, state=RankState.RUNNING) for rank, standing in view.standings.items()}
     text = shown(replace(view, standings=still))
     assert "no progress for 45 s" in text
-    assert "1 still, 1021 waiting" in text  # for the one that is behind them all
+    assert "1 still, 1021 waiting" in text  # for the rank that is furthest behind
 
 
-def test_a_verdict_has_the_room_it_needs(tmp_path: Path) -> None:
+def test_a_verdict_has_the_room_that_it_needs(tmp_path: Path) -> None:
     view = Follower(crowds.write(tmp_path, 16, 4, trouble=False, verdict=True)).look()
     lines = shown(view).splitlines()
     assert lines[1].startswith("aborted, its ranks are ending, after 0:00:0")
@@ -153,7 +153,7 @@ def test_no_rank_has_connected_and_nothing_is_recorded_yet(view: View) -> None:
     lines = shown(empty).splitlines()
     assert lines[1].endswith("no batch yet")
     assert lines[2] == "1024 missing"
-    assert lines[5].split()[:3] == [">", "0", "missing"]  # of one node, so to speak: its ranks are shown
+    assert lines[5].split()[:3] == [">", "0", "missing"]  # all ranks are on one unknown node, so ranks are shown
 
 
 def test_names_cannot_move_the_cursor(tmp_path: Path, view: View) -> None:
@@ -204,7 +204,7 @@ def test_the_cursor_is_in_the_window(index: int, expected: range) -> None:
     assert window(index, 100, 5) == expected
 
 
-def test_cells_are_cut_where_they_tell_least() -> None:
+def test_cells_are_cut_where_they_say_least() -> None:
     assert shorten("decoder.layers.11.wo", 10, keep_end=True) == "...s.11.wo"
     assert shorten("1 lost, 7 running", 10) == "1 lost,..."
     table = TextTable(
@@ -222,7 +222,7 @@ def test_cells_are_cut_where_they_tell_least() -> None:
     ]
 
 
-def test_lines_tell_what_is_new_and_nothing_twice(view: View) -> None:
+def test_lines_say_what_is_new_and_nothing_twice(view: View) -> None:
     changes = Changes(10.0)
     first = list(changes.lines(view, view.standings_at))
     assert first[0].startswith("crowd-0: noticed: ranks 0-3: next to overflow")
