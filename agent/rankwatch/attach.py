@@ -1,8 +1,8 @@
-"""Watching a training script as it is: ``torchrun ... -m rankwatch.attach train.py ARGS`` for ``torchrun ... train.py ARGS``.
+"""Watches a training script without a change to it: ``torchrun ... -m rankwatch.attach train.py ARGS``.
 
-``rankwatch run`` does the same to its command. The environment makes every Python that is started in it look for the model
-to watch (``startup/sitecustomize.py``, then ``finder.py``), also after a fork, a spawn or an exec. The script
-itself is started as without us, in the same process: its arguments, ``__main__``, tracebacks and exit code are its own.
+``rankwatch run`` does the same for its command. PYTHONPATH makes every Python process that inherits it search for the model
+to watch (``startup/sitecustomize.py``, then ``finder.py``), even after a fork, a spawn or an exec. The script then starts in
+this process as it would by itself: arguments, ``__main__``, tracebacks and exit code are its own.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ USAGE = "usage: torchrun ... -m rankwatch.attach [--rankwatch-config FILE] train
 OPTION = "--rankwatch-config"
 
 _OF_LAUNCHERS = ("--local-rank", "--local_rank")
-"""What torch.distributed.launch and DeepSpeed's launcher put before the arguments of the script, for the script."""
+"""Options that torch.distributed.launch and DeepSpeed's launcher put before the script's arguments. They are the script's."""
 
 
 def attached(environ: Mapping[str, str], config: str | None = None) -> dict[str, str]:
-    """The environment in which every Python looks for the model to watch.
+    """The environment that makes every Python process search for the model to watch.
 
     Args:
-        environ: the environment as it is; with ``RANKWATCH_ATTACH=0`` or ``RANKWATCH_MODE=disabled`` nobody looks.
-        config: a file of options, which stands over ``RANKWATCH_CONFIG``.
+        environ: the current environment; ``RANKWATCH_ATTACH=0`` or ``RANKWATCH_MODE=disabled`` turn the search off.
+        config: a file of options; it takes precedence over ``RANKWATCH_CONFIG``.
 
     Raises:
-        UsageError: an option of ``RANKWATCH_*`` or in the file is wrong, so that it is told before the job begins.
+        UsageError: an option in ``RANKWATCH_*`` or in the file is wrong. It is checked here, before the job begins.
     """
     env = dict(environ)
     if config is not None:
@@ -50,7 +50,7 @@ def attached(environ: Mapping[str, str], config: str | None = None) -> dict[str,
 
 
 def main() -> int:
-    """Starts the script, in this process; returns only when that is not possible."""
+    """Starts the script in this process; returns only on a usage error."""
     try:
         config, command = _parse(sys.argv[1:])
         env = attached(os.environ, config)
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def _flags(given: Sequence[str]) -> list[str]:
-    """What stands before ``-m rankwatch.attach``, such as -u or -X dev: it holds for the script too."""
+    """Python's own options before ``-m rankwatch.attach``, such as -u or -X dev: the script gets them too."""
     at = next(i for i, word in enumerate(given) if word.endswith("rankwatch.attach"))
     last = given[at].removesuffix("rankwatch.attach") or given[at - 1]  # -m, or -um
     before = given[1 : at if given[at].startswith("-") else at - 1]
@@ -69,7 +69,7 @@ def _flags(given: Sequence[str]) -> list[str]:
 
 
 def _parse(given: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The file of options, and what is to be started: all from the script's name, or the -m before it, on."""
+    """The file of options, and the command: the script's name, or -m and the module's, with all that follows."""
     config, passed, rest = None, [], list(given)
     while rest and rest[0].startswith("--"):
         option, equals, value = rest.pop(0).partition("=")

@@ -1,17 +1,16 @@
 """A training that overflows: two ranks, a tiny T5-like decoder in float16, and one planted bug.
 
-``rankwatch demo`` starts it under a collector; by hand: ``torchrun --standalone --nproc-per-node 2 -m rankwatch.demo``.
+``rankwatch demo`` starts it under a collector. Without one: ``torchrun --standalone --nproc-per-node 2 -m rankwatch.demo``.
 
-The model learns to predict the next byte of a text that ships with Python. Each rank reads its own stretch of lines,
-and every feed-forward layer is told the numbers of the lines it reads.
+The model learns to predict the next byte of a text that ships with Python. Each rank reads its own lines, and every
+feed-forward layer gets their line numbers as a second input.
 
-**The bug**: the line numbers go in as they are, 0 to 959, not as a share of the document, and they are added behind
-the layer norm, where nothing scales them down. Both factors of the gated product ``gelu(wi_0 x) * (wi_1 x)`` grow with
-the line number, so the product grows with its square. Rank 0 reads from line 0 on and is far from harm; rank 1 starts
-at line 480, where the product is large already, and it grows there by about 5% a batch. The dropout behind it
-multiplies what it keeps by 1 / 0.9, which is more: so there comes a batch whose product is still below float16's
-largest number, 65504, and the dropout lifts it over that. Nobody puts an inf there: with ``--dtype float32`` or
-``bfloat16`` the same training runs to its end.
+**The bug**: the line numbers are not normalized. They are 0 to 959 and are added after the layer norm, so nothing scales
+them down. Both factors of the gated product ``gelu(wi_0 x) * (wi_1 x)`` grow with the line number, so the product grows
+with its square. Rank 0 reads from line 0 and stays far below the limit. Rank 1 starts at line 480, where the product is
+already large and grows by about 5% per batch. The dropout after the product scales the elements that it does not drop by
+1 / 0.9, which is more than 5%: in one batch the product is still below float16's largest number, 65504, and the dropout's
+output is above it. No code sets an inf: with ``--dtype float32`` or ``bfloat16`` the same training runs to its end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What rankwatch has measured, in your own TensorBoard log: torchrun --nproc-per-node 2 log_tensorboard.py --logdir runs
+"""Logs the readings of rankwatch to your own TensorBoard: torchrun --nproc-per-node 2 log_tensorboard.py --logdir runs
 
 Rank 0 logs its readings every tenth batch. Then: tensorboard --logdir runs
 """

@@ -1,6 +1,6 @@
-"""What rankwatch has measured, in your own W&B run: torchrun --nproc-per-node 2 log_wandb.py --dir runs
+"""Logs the readings of rankwatch to your own W&B run: torchrun --nproc-per-node 2 log_wandb.py --dir runs
 
-Rank 0 logs its readings every tenth batch. It is an offline run, for `wandb sync`; without mode="offline" it is sent at once.
+Rank 0 logs its readings every tenth batch. The run is offline, for `wandb sync`; without mode="offline" W&B uploads it at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A complete DDP training under rankwatch: data per rank, checkpoints, going on after a requeue.
+"""A complete DDP training under rankwatch: data for each rank, checkpoints, and resuming after a requeue.
 
 On one machine: rankwatch run -- torchrun --nproc-per-node 2 train_ddp.py
-On a cluster: deploy/slurm/train.sbatch, or deploy/kubernetes/pytorchjob.yaml. With --lr 1e30 it goes wrong, to see a report.
+On a cluster: deploy/slurm/train.sbatch, or deploy/kubernetes/pytorchjob.yaml. With --lr 1e30 it goes wrong, and you see a report.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import rankwatch
 
 
 def dataset() -> TensorDataset:
-    """Something to learn: the largest of eight numbers. Yours comes here."""
+    """The largest of eight numbers, to be learned. Replace it by your dataset."""
     x = torch.randn(4096, 8, generator=torch.Generator().manual_seed(0))
     return TensorDataset(x, x.amax(dim=1, keepdim=True))
 
 
 def save(path: Path, **state: object) -> None:
-    """In one step: a job that is ended while it writes leaves the checkpoint before this one."""
+    """Replaces the checkpoint atomically: a job that is killed while it writes leaves the earlier one."""
     part = path.with_suffix(".part")
     torch.save(state, part)
     part.replace(path)
@@ -41,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
 
     on_gpus = torch.cuda.is_available()
-    if on_gpus:  # a task of SLURM may see its own GPU alone
+    if on_gpus:  # a SLURM task may see only its own GPU
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("nccl" if on_gpus else "gloo")
     device = torch.device("cuda" if on_gpus else "cpu")
@@ -55,7 +55,7 @@ def main() -> None:
         network.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         begin = state["epochs"]
-    dist.barrier()  # all have read it before anybody writes the next one
+    dist.barrier()  # all ranks have read the checkpoint before rank 0 writes the next one
 
     data = dataset()
     sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(data)

@@ -1,7 +1,7 @@
 """A complete FSDP training under rankwatch: a small decoder, sharded block by block, learns the next byte of a text.
 
 On one machine: rankwatch run -- torchrun --nproc-per-node 2 train_fsdp.py
-On a cluster: deploy/slurm/train.sbatch, or deploy/kubernetes/pytorchjob.yaml. With --lr 1e30 it goes wrong, to see a report.
+On a cluster: deploy/slurm/train.sbatch, or deploy/kubernetes/pytorchjob.yaml. With --lr 1e30 it goes wrong, and you see a report.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--text", type=Path, default=Path(__file__), help="what to learn by heart (default: this script)")
+    parser.add_argument("--text", type=Path, default=Path(__file__), help="the text to learn (default: this script)")
     options = parser.parse_args()
 
     on_gpus = torch.cuda.is_available()
-    if on_gpus:  # a task of SLURM may see its own GPU alone
+    if on_gpus:  # a SLURM task may see only its own GPU
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("nccl" if on_gpus else "gloo")
     device = torch.device("cuda" if on_gpus else "cpu")
@@ -61,7 +61,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
 
     text = torch.tensor(list(options.text.read_bytes()))
-    torch.manual_seed(dist.get_rank())  # each rank reads places of its own
+    torch.manual_seed(dist.get_rank())  # each rank reads other parts of the text
     with rankwatch.watch(model):  # the one line
         for step in range(options.steps):
             page = text[torch.randint(len(text) - LENGTH, (BATCH, 1)) + torch.arange(LENGTH + 1)].to(device)

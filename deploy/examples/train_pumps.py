@@ -3,8 +3,8 @@
     rankwatch run -- torchrun --standalone --nproc-per-node 2 train_pumps.py
     rankwatch run -- torchrun --standalone --nproc-per-node 2 train_pumps.py --bar
 
-Sensors of pumps, one plant per rank. Nobody plants an inf. The bug: the second plant writes its pressures in psi, which are 14.5
-times as large as those in bar; ``--bar`` is the repair.
+The data are sensors of pumps, one plant per rank. No code sets an inf. The bug: the second plant writes its pressures in psi,
+and a pressure in psi is 14.5 times its value in bar. ``--bar`` repairs it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Sequential(nn.Linear(4, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
-        self.encoder.requires_grad_(False)  # pretrained, as it were
+        self.encoder.requires_grad_(False)  # as if pretrained
         self.head = nn.Linear(WIDTH, 1)
 
     def forward(self, sensors: Tensor) -> Tensor:

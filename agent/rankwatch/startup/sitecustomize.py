@@ -1,7 +1,8 @@
-"""What Python runs as it starts in a command that is watched without a change to it: PYTHONPATH leads here (see attach.py).
+"""Python runs this file at its start when a command is watched without code: attach.py puts this folder on PYTHONPATH.
 
-It waits for torch, and then looks for the model to watch. All else is as without us: this folder is off ``sys.path``, and the
-``sitecustomize`` of the user's own has run. Every Python of the command starts like this, so nothing else is imported.
+Once torch is imported, the search for the model to watch begins. Nothing else changes for the command: this folder is taken
+off ``sys.path``, and the user's own ``sitecustomize`` runs. Every Python process of the command starts here, so this file
+imports only what Python itself has imported by then.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _AtImportOfTorch:
-    """Finds torch as the other finders do; once it is there, the look-out begins."""
+    """Finds torch by the other finders, and starts the search for models once torch is imported."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "torch":
             return None
-        # As Python does, this passes over those of scripts that can find nothing in this way.
+        # A finder without find_spec, which some scripts install, is skipped: so does Python.
         finds = [find for one in sys.meta_path if one is not self and (find := getattr(one, "find_spec", None))]
         spec = next((spec for find in finds if (spec := find(name, path, target)) is not None), None)
         if spec is not None and spec.loader is not None:
@@ -34,13 +35,13 @@ class _AtImportOfTorch:
                 run(module)
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)
-                    _look()
+                    _start_finder()
 
             spec.loader.exec_module = exec_module
         return spec
 
 
-def _look() -> None:
+def _start_finder() -> None:
     try:
         from rankwatch.finder import Finder
 
@@ -53,7 +54,7 @@ def _look() -> None:
         logging.getLogger("rankwatch").exception("rankwatch: this process is not watched, by an error of its own")
 
 
-def _run_the_users() -> None:
+def _run_users_sitecustomize() -> None:
     ours = sys.modules.pop("sitecustomize")
     try:
         __import__("sitecustomize")
@@ -61,10 +62,10 @@ def _run_the_users() -> None:
         if error.name != "sitecustomize":
             raise
     finally:
-        sys.modules.setdefault("sitecustomize", ours)  # Python's import looks for what it has begun with
+        sys.modules.setdefault("sitecustomize", ours)  # the import of this file, still under way, expects it there
 
 
-sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]
+sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
 if os.environ.get("RANKWATCH_ATTACH") == "1" and os.environ.get("RANKWATCH_MODE") != "disabled":
     sys.meta_path.insert(0, _AtImportOfTorch())
-_run_the_users()
+_run_users_sitecustomize()
