@@ -25,7 +25,7 @@ OPTIONS = (
 
 
 class Browser:
-    """One window. ``complaints`` are what the page has written to the console: a refused script, an exception."""
+    """One window. ``complaints``: the console's messages, such as a refused script or an exception."""
 
     def __init__(self, base: str) -> None:
         self.base = base
@@ -56,7 +56,7 @@ class Browser:
         return text
 
     def until(self, what: Callable[[], T]) -> T:
-        """Waits until it is so, and returns what it is."""
+        """Waits until ``what`` returns something true, and returns that."""
         deadline = time.monotonic() + SOON
         while not (found := what()):
             assert time.monotonic() < deadline, f"never so; the page says:\n{self.text()}\n{self.complaints()}"
@@ -67,7 +67,7 @@ class Browser:
         self.until(lambda: text in self.text(selector))
 
     def chart(self, index: int = 0) -> str:
-        """What a screen reader says of a chart, once it is drawn."""
+        """A chart's text for screen readers, once the chart is drawn."""
         ask = (
             "const box = document.querySelectorAll('.chart')[arguments[0]];"
             "return box && box.querySelector('canvas') && box.getAttribute('aria-label')"
@@ -93,7 +93,7 @@ needed = pytest.mark.skipif(not is_there(), reason="no Chromium: apt-get install
 
 @contextmanager
 def served(runs: Path) -> Iterator[str]:
-    """The URL that a real ``rankwatch ui`` prints."""
+    """The URL that a running ``rankwatch ui`` prints."""
     command = [*RANKWATCH, "ui", str(runs), "--port", "0"]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -109,7 +109,7 @@ def served(runs: Path) -> Iterator[str]:
 
 @contextmanager
 def browsing(runs: Path) -> Iterator[Browser]:
-    """A browser that knows the token."""
+    """A browser that has the token."""
     with served(runs) as url:
         browser = Browser(url.partition("/?")[0])
         try:

@@ -1,4 +1,4 @@
-"""What every test goes by."""
+"""Settings and the order of all tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIRST = [
     "e2e/test_status.py",
     "e2e/test_metrics.py",
 ]
-"""The files that take longest, longest first, for a worker has a file to itself: what is begun last should end soon."""
+"""The files that take longest, the longest first: each file runs on one worker, so a long file must not start last."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,13 +18,13 @@ from rankwatch_monitor.record.store import Store
 
 PER_NODE = 8
 LOST, SILENT, STILL = 203, 411, 100
-"""The ranks that something has come over."""
+"""The ranks in trouble."""
 
 GROWTH = 1.05
-"""Of the last module's output, a batch."""
+"""Growth of the last module's output per batch."""
 
 SECONDS = 0.5
-"""A batch."""
+"""Duration of a batch."""
 
 
 def host(rank: int) -> str:
@@ -47,7 +47,7 @@ def frames(batch: int, modules: int = 24) -> list[Frame]:
 
 
 def write(folder: Path, ranks: int = 1024, batches: int = 20, *, trouble: bool = True, verdict: bool = False) -> Path:
-    """The folder of the run, ``crowd-0``, which begins ``batches`` batches ago and goes on; returns it."""
+    """Writes a running run, ``crowd-0``, that started ``batches`` batches ago; returns its folder."""
     run = folder / "crowd-0"
     run.mkdir(parents=True)
     (folder / "latest").symlink_to(run.name)

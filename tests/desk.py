@@ -1,4 +1,4 @@
-"""A ledger on a fake clock, and everything it wanted done."""
+"""A ledger on a fake clock, and all the effects that it asked for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankwatch_monitor.record.facts import row_after
 from rankwatch_monitor.record.runs import RunRow
 
 DESKS: list[Desk] = []
-"""Those of the test that runs."""
+"""The desks of the running test."""
 
 
 def peer(rank: int) -> bytes:
@@ -30,7 +30,7 @@ def _each(effect: Effect) -> list[Effect]:
 
 @dataclass
 class Desk:
-    """A ledger, its clock, and everything it wanted done."""
+    """A ledger, its clock, and all the effects that it asked for."""
 
     options: Options = field(default_factory=Options)
     now: float = 0.0
@@ -46,7 +46,7 @@ class Desk:
             self.handle(Received(peer(rank), message))
 
     def handle(self, event: Event) -> list[Effect]:
-        """What the ledger wants done; what it wants kept is on record at once."""
+        """The effects of an event. Journal entries are recorded at once."""
         effects = [one for effect in self.ledger.handle(event, self.now) for one in _each(effect)]
         self.effects += effects
         for run, entries in self.ledger.take_journals():
@@ -61,7 +61,7 @@ class Desk:
             self.receive(rank, makers.hello(rank, world_size))
 
     def wait(self, seconds: float) -> None:
-        """Lets time pass, in the collector's steps."""
+        """Advances the clock in the collector's steps."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 0.05)
@@ -83,7 +83,7 @@ class Desk:
         ]
 
     def check_records(self) -> None:
-        """Each run's record, replayed, tells the same of it."""
+        """The replay of each run's record gives the same run."""
         for name, run in self.ledger.runs.items():
             again = Ledger(self.options).restore(name, self.records[name], [], self.now)
             assert again.verdict == run.verdict

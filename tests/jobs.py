@@ -1,4 +1,4 @@
-"""Real torchrun jobs under a real collector, and what came of them."""
+"""Real torchrun jobs under a real collector, and their results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SCRIPTS = Path(__file__).parent / "e2e" / "scripts"
 RANKWATCH = [sys.executable, "-m", "rankwatch_monitor"]
 ROOT = Path(__file__).parent.parent
 INTERPRETER = shlex.quote(sys.executable)
-"""This interpreter in a shell command: the path of the virtual environment may have spaces."""
+"""This interpreter, quoted for a shell: the path of the virtual environment may have spaces."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that has ended. ``run_dir`` is its newest run's folder."""
+    """A job that has ended. ``run_dir``: the folder of its newest run. ``left_behind``: its processes that still run."""
 
     code: int
     stdout: str
@@ -44,7 +44,7 @@ class Job:
 
     @property
     def root_cause(self) -> str:
-        """What torchrun's summary shows as root cause."""
+        """The root cause in torchrun's summary."""
         return self.stderr.rpartition("Root Cause (first observed failure):")[2]
 
     def state(self, rank: int) -> str:
@@ -85,7 +85,7 @@ def run_job(
 
 
 class Training:
-    """A job of two ranks that goes on until it is told to overflow."""
+    """A job of two ranks that trains until ``overflow`` is called."""
 
     def __init__(self, folder: Path) -> None:
         self.runs = folder / "runs"
@@ -101,7 +101,7 @@ class Training:
             try:
                 yield process
             finally:
-                self.overflow()  # whatever came of the test: nothing trains on
+                self.overflow()  # also after a failed test, so that no rank trains on
                 process.communicate()
 
     def overflow(self) -> None:
@@ -109,19 +109,19 @@ class Training:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment, fit for small jobs and for sources that are not installed."""
+    """This process's environment, without options of rankwatch, for small jobs from the sources."""
     path = os.pathsep.join([str(ROOT / "agent"), str(ROOT / "monitor"), os.environ.get("PYTHONPATH", "")])
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
 def is_ours(source: str | os.PathLike[str]) -> bool:
-    """Whether a frame's source file is the agent's. The repository's own folder may have any name."""
+    """Whether a source file belongs to the agent. The repository's folder may have any name."""
     return Path(source).resolve().is_relative_to((ROOT / "agent" / "rankwatch").resolve())
 
 
 def processes_of(marker: str) -> list[str]:
-    """The command lines of the processes that carry the marker in their environment (ours excepted)."""
+    """The command lines of the processes whose environment has the marker."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -129,7 +129,7 @@ def processes_of(marker: str) -> list[str]:
         try:
             if f"TEST_JOB_MARKER={marker}".encode() in (entry / "environ").read_bytes():
                 found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:  # it ended meanwhile, or is not ours to look at
+        except OSError:  # it has ended, or belongs to another user
             continue
     return found
 

@@ -1,4 +1,4 @@
-"""Records of large runs, made in seconds: digests, envelopes and summaries as a store has them after such a run."""
+"""Records of large runs, written in seconds: digests, envelopes and summaries as the store has them after such a run."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def table_of(modules: int) -> FrameTable:
 def generate(
     folder: Path, world_size: int, batches: int, *, modules: int = 100, kept: Sequence[int] = (), trips: bool = True
 ) -> Path:
-    """A run in which the output of one module grows on one rank, and at last trips there, or goes on.
+    """Writes a run in which the output of one module grows on one rank, until it trips there (with ``trips``).
 
     Args:
-        kept: the batches whose summaries are there, of each rank.
+        kept: the batches whose summaries are stored, for each rank.
     """
     folder.mkdir(parents=True)
     store, table = Store(folder / FILE, Limits(digests=1 << 40, envelopes=1 << 40, summaries=1 << 40)), table_of(modules)

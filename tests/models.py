@@ -1,4 +1,4 @@
-"""Modules that several tests are made of."""
+"""Modules that several tests use."""
 
 from __future__ import annotations
 

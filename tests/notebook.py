@@ -85,7 +85,7 @@ def watched(model: nn.Module, **options: Any) -> tuple[Detector, Notebook]:
 
 
 def unwatch() -> None:
-    """Takes the hooks of all that ``watched`` made off again."""
+    """Removes the hooks of all detectors that ``watched`` made."""
     while _detectors:
         _detectors.pop().remove()
 

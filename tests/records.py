@@ -1,4 +1,4 @@
-"""Records of made-up runs, for whatever reads them."""
+"""Records of invented runs, for tests of their readers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 
 def read(path: Path, what: Callable[[RunRecord], T]) -> T:
-    """What this reads of the record in this file."""
+    """The result of ``what`` for the record at ``path``."""
     with RunRecord(path) as record:
         return what(record)
 
 
 def part(rank: int, *frames: Frame, step: int = 0, seq: int = 1, ended: float = 11.0) -> Entry:
-    """These frames as a part of a batch, as the rank sends it."""
+    """A part of a batch with these frames, as the rank sends it."""
     table = FrameTable(tuple(frame.spec for frame in frames))
     batch, _, first = frames[0].position
     lows, highs = ([value for frame in frames for value in getattr(frame, name)] for name in ("abs_min", "abs_max"))
@@ -60,7 +60,7 @@ def frames(batch: int, high: float = 1.0, *, wide: bool = False) -> list[Frame]:
 
 
 def backward(batch: int, high: float = 1.0) -> list[Frame]:
-    """What follows ``frames``: a recomputed forward and two gradients."""
+    """The frames after ``frames``: a recomputed forward and two gradients."""
     return [
         makers.frame(makers.reading("output", 8.0), at=(batch, 0, 5), module="layer", phase=Phase.RECOMPUTE),
         makers.frame(makers.reading("grad_output", high), at=(batch, 0, 6), module="layer", phase=Phase.BACKWARD),
@@ -76,20 +76,20 @@ def write(
     limits: Limits = LIMITS,
     connected: Sequence[int] | None = None,
 ) -> Path:
-    """A run in ``folder`` that all its ranks, or these, have connected to; its folder."""
+    """Writes a run to which all ranks, or the given ones, have connected; returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     store = Store(folder / FILE, limits)
     beginning: list[tuple[int, Fact]] = [(NO_RANK, Opened(job, 1, world_size))]
     beginning += [(rank, makers.hello(rank, world_size)) for rank in (range(world_size) if connected is None else connected)]
     store.write([Entry(0.0, *fact) for fact in beginning], 100.0, run=f"{job}-1")
-    for entry in entries:  # each in a transaction of its own, as parts come
+    for entry in entries:  # one transaction each, as parts arrive
         store.write([entry], 100.0)
     store.close()
     return folder
 
 
 def tripped(rank: int, *frames: Frame, step: int = 0, reading: int = -1) -> Entry:
-    """That the rank tripped by a reading of the last of these frames."""
+    """The rank trips: a reading of the last of these frames."""
     last = frames[-1]
     index = reading % len(last.states)
     trip = Trip(Position(*last.position), index, frames, (), step, (2, 3), 6, 0, 1, 20.0)

@@ -1,4 +1,4 @@
-"""Real terminals for what is drawn on them: tmux for how it looks, a pseudo terminal for each byte of it."""
+"""Real terminals: tmux shows how a screen looks, a pseudo terminal receives each byte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jobs import environment
 
 
 class Tmux:
-    """A terminal of 80 x 24 with a command in it, that says ``ended CODE`` when it has."""
+    """A terminal of 80 x 24 that runs a command and then prints ``ended CODE``."""
 
     def __init__(self, command: Sequence[str], **env: str) -> None:
         if shutil.which("tmux") is None:
@@ -64,7 +64,7 @@ class Tmux:
 
 
 class Pty:
-    """A command with a pseudo terminal of 80 x 24 for its input, output and errors; all that came is in ``seen``."""
+    """A command on a pseudo terminal of 80 x 24. ``seen``: all bytes that it printed."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._ours, self._its = pty.openpty()
@@ -77,7 +77,7 @@ class Pty:
         )
 
     def attributes(self) -> list[Any]:
-        """How the terminal is set: whether it echoes, and so on."""
+        """The terminal's settings: whether it echoes, and so on."""
         return termios.tcgetattr(self._its)
 
     def press(self, keys: bytes) -> None:
@@ -89,7 +89,7 @@ class Pty:
                 raise AssertionError(f"{text!r} never came: {self.seen!r}")
 
     def end(self) -> int:
-        """The exit code, once the command has ended and all that it wrote is in ``seen``."""
+        """Waits for the end of the command and reads the rest of its output; returns the exit code."""
         while self.process.poll() is None:
             self._read(0.05)
         while self._read(0):
@@ -111,4 +111,4 @@ class Pty:
 
 
 def _as_on_a_terminal() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell has what it starts in the background ignore it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell makes its background processes ignore SIGINT

@@ -1,4 +1,4 @@
-"""Jobs that see the doctor: ranks forked from one process, on this machine or on hosts of a test network."""
+"""Jobs that run the doctor: ranks forked from one process, on this machine or on hosts of a test network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobs import SCRIPTS, environment
 
 @dataclass
 class Patient:
-    """A rank to start. ``host``: a network namespace; ``clock``: wrong by so many seconds; ``deaf``: it comes, and hangs."""
+    """A rank to start. ``host``: a network namespace; ``clock``: its error in seconds; ``deaf``: it connects and hangs."""
 
     rank: int
     env: Mapping[str, str] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Patient:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What came of it. A code is None for a rank that had to be killed."""
+    """The result. The code of a rank that had to be killed is None."""
 
     codes: list[int | None]
     out: str
@@ -39,7 +39,7 @@ class Diagnosis:
         return body
 
     def of(self, check: str, state: str) -> list[dict[str, Any]]:
-        """The findings of a check in a state."""
+        """The results of a check that have this state."""
         return [found for found in self.json["checks"] if (found["check"], found["state"]) == (check, state)]
 
     @property
@@ -56,7 +56,7 @@ class Clinic:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # torch's store looks up who connects: a name server that loses a question is not to cost five seconds.
+            # torch's store looks up each peer's name: a lost DNS query must not cost five seconds.
             env=environment(GLOO_SOCKET_IFNAME="", RES_OPTIONS="timeout:1 attempts:1"),
         )
 
@@ -69,7 +69,7 @@ class Clinic:
         master: str = "127.0.0.1",
         port: int = 0,
     ) -> Diagnosis:
-        """Runs a job of these ranks to its end; with ``--json``."""
+        """Runs a job of these ranks to its end, with ``--json``."""
         assert self._forge.stdin is not None
         assert self._forge.stdout is not None
         out, errors = folder / "out", folder / "errors"

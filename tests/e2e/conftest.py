@@ -1,4 +1,4 @@
-"""A collector and ranks that do what they are told, and jobs that have ended for tests to look at."""
+"""Fixtures: a collector with ranks that obey the test, and jobs that have ended."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Ended:
 
 @pytest.fixture(scope="session")
 def bad(ended: Ended) -> Job:
-    """Rank 1 overflowed in batch 5: run ``bad-0``."""
+    """Run ``bad-0``: rank 1 overflowed in batch 5."""
     return ended.job("bad", torchrun, "overflow")
 
 
 @pytest.fixture(scope="session")
 def good(ended: Ended) -> Job:
-    """It finished: run ``good-0``."""
+    """Run ``good-0``: it finished."""
     return ended.job("good", forked, "healthy")

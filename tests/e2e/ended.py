@@ -1,4 +1,4 @@
-"""Real torchrun jobs that have ended, for many tests to look at."""
+"""Real jobs that have ended, for many tests to look at."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from jobs import Job, run_job
 
 
 class Ended:
-    """Jobs of four ranks that have ended, their runs in one folder. Nobody writes to it: who wants to, copies it.
+    """Jobs of four ranks that have ended, with their runs in one folder. A test that changes a run copies it first.
 
-    Many tests look at the same two jobs, and a job costs ten seconds of a core: each runs once for all the workers of pytest.
+    A job costs ten CPU seconds, so each runs once for all workers of pytest.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -21,7 +21,7 @@ class Ended:
         self.runs = folder / "runs"
 
     def job(self, name: str, start: Callable[..., list[str]], scenario: str) -> Job:
-        """The first worker to want a job has it run, and the others wait."""
+        """The first worker that asks for a job runs it; the others wait for it."""
         told = self._folder / f"{name}.pickle"
         with open(self._folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

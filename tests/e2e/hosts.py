@@ -1,8 +1,8 @@
-"""Hosts on this machine: namespaces with a network, a name and an ``/etc/hosts`` of their own, and a switch between them whose
-cables can be pulled, slow or lossy. Processes and all other files are this machine's.
+"""Hosts on this machine: namespaces with their own network, name and ``/etc/hosts``, and a switch between them. Its cables can be
+cut, slow or lossy. Processes and all other files are this machine's.
 
-Linux, root and iproute2. The switch is a thread that passes frames between the namespaces' interfaces, so that nothing depends on
-what the kernel's traffic control can do, and nothing is added to this machine's own network but interfaces without an address.
+Needs Linux, root and iproute2. The switch is a thread that passes frames between the namespaces' interfaces. So nothing depends
+on the kernel's traffic control, and this machine's own network only gets interfaces without an address.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import NamedTuple
 import pytest
 
 _SOL_PACKET, _ADD_MEMBERSHIP, _VNET_HDR, _IGNORE_OUTGOING, _PROMISCUOUS, _ALL_PROTOCOLS = 263, 1, 15, 23, 1, 3
-"""From linux/if_packet.h and linux/if_ether.h; the standard library does not name them."""
+"""From linux/if_packet.h and linux/if_ether.h; the standard library has no names for them."""
 
 _VNET_HEADER, _ETHERNET_HEADER, _IPV4 = 10, 14, b"\x08\x00"
 _LARGEST_FRAME = 70_000
@@ -42,7 +42,7 @@ _NAMESPACES = ("--net", "--uts", "--mount")
 
 @dataclass
 class Cable:
-    """Between a host and the switch; the faults hold for both directions. ``delay`` is seconds, ``loss`` a share."""
+    """Between a host and the switch; faults hold for both directions. ``delay`` in seconds, ``loss`` as a share of the frames."""
 
     end: socket.socket
     is_cut: bool = False
@@ -61,20 +61,20 @@ class Packet(NamedTuple):
 
 @dataclass
 class Hosts:
-    """Some hosts and the switch between them; ``address`` of each is known to all."""
+    """Hosts and the switch between them; each host knows the ``address`` of all."""
 
     names: list[str]
     address: dict[str, str] = field(init=False)
     cables: dict[str, Cable] = field(default_factory=dict)
     blocked: Callable[[Packet], bool] | None = None
-    """The switch's firewall: packets that it says nothing of, and does not pass on."""
+    """The switch's firewall: it silently drops these packets."""
 
     def __post_init__(self) -> None:
         if reason := what_is_missing():
             pytest.skip(reason)
         self.address = {name: f"10.99.77.{number}" for number, name in enumerate(self.names, 1)}
         self._first: dict[str, subprocess.Popen[str]] = {}
-        """The process that keeps a host's namespaces."""
+        """The first process of each host: it holds the namespaces open."""
         self._folder = tempfile.TemporaryDirectory(prefix="rankwatch-hosts-")
         self._stop_read, self._stop_write = os.pipe()
         self._switch = threading.Thread(target=self._pass_frames, name="switch", daemon=True)
@@ -89,24 +89,24 @@ class Hosts:
         self._switch.start()
 
     def command(self, name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
-        """What to put before a command so that it runs on a host, in ``folder``."""
+        """The prefix that runs a command on a host, in ``folder``."""
         inside = ["nsenter", "--target", str(self._first[name].pid), *_NAMESPACES, "--"]
         return [*inside, "env", "--chdir", str(Path(folder).absolute())]
 
     def network(self, name: str) -> str:
-        """The file of a host's network namespace, for a process that is to go there by itself."""
+        """The file of a host's network namespace, for a process that enters it by itself."""
         return f"/proc/{self._first[name].pid}/ns/net"
 
     def running(self, name: str) -> list[str]:
-        """The command lines of what runs on a host."""
+        """The command lines of the processes on a host."""
         found = []
         for pid in _processes_of(self._first[name].pid):
-            with suppress(OSError):  # it ended meanwhile
+            with suppress(OSError):  # it has ended
                 found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
         return found
 
     def crash(self, name: str) -> None:
-        """Power failure: the cable first, so that nobody hears of it, then every process."""
+        """Power failure: first cuts the cable, so that no peer receives a close, then kills every process."""
         self.cables[name].is_cut = True
         self.kill_all(name)
 
@@ -134,7 +134,7 @@ class Hosts:
         self.cables[name] = Cable(_port(port))
 
     def kill_all(self, name: str) -> None:
-        """Kills what runs on the host, over and over, for what is killed may have started more; its first process stays."""
+        """Kills the processes on the host until none is left, since they may start others; the first process stays."""
         first = self._first[name].pid
         while pids := [pid for pid in _processes_of(first) if pid != first]:
             for pid in pids:
@@ -144,14 +144,14 @@ class Hosts:
     def _delete(self) -> None:
         for cable in self.cables.values():
             cable.end.close()
-        for name, first in self._first.items():  # its interface goes with it, and the other end with that
+        for name, first in self._first.items():  # its network interface goes with it, and so does the other end
             self.kill_all(name)
             first.kill()
             first.communicate()
         self._folder.cleanup()
 
     def _pass_frames(self) -> None:
-        """The switch: what comes in on one cable goes out on all others, some time later, if it is not lost."""
+        """The switch: a frame from one cable goes out on all others, after a delay, unless it is lost."""
         under_way: list[tuple[float, int, Cable, bytes]] = []
         order = itertools.count()
         by_end = {cable.end.fileno(): cable for cable in self.cables.values()}
@@ -172,12 +172,12 @@ class Hosts:
             while under_way and under_way[0][0] <= time.monotonic():
                 _, _, target, frame = heapq.heappop(under_way)
                 if not target.is_cut:
-                    with suppress(OSError):  # no room, or no host any more: the frame is lost, as on a wire
+                    with suppress(OSError):  # no room, or the host is gone: the frame is lost, as on a wire
                         target.end.send(frame)
 
 
 def _packet(frame: bytes) -> Packet | None:
-    """The TCP packet in a frame, behind its virtual header and Ethernet's; None if there is none."""
+    """The TCP packet in a frame, after its virtual header and its Ethernet header; None if there is none."""
     ip = frame[_VNET_HEADER + _ETHERNET_HEADER :]
     if frame[_VNET_HEADER + _ETHERNET_HEADER - 2 :][:2] != _IPV4 or ip[9] != socket.IPPROTO_TCP:
         return None
@@ -190,7 +190,7 @@ def _is_lost(cable: Cable) -> bool:
 
 
 def _port(interface: str) -> socket.socket:
-    """The switch's end of a cable. Frames keep the header that says which checksums the sender left to its card."""
+    """The switch's end of a cable. Frames keep the header that says which checksums the sender left to its network card."""
     end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     end.setsockopt(_SOL_PACKET, _VNET_HDR, 1)
     end.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
@@ -203,17 +203,17 @@ def _port(interface: str) -> socket.socket:
 
 
 def _processes_of(first: int) -> list[int]:
-    """The processes, zombies aside, with the same host name's namespace."""
+    """The processes, except zombies, in the same host name namespace."""
     found, space = [], os.readlink(f"/proc/{first}/ns/uts")
     for entry in Path("/proc").iterdir():
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # it has ended
             if entry.name.isdigit() and os.readlink(entry / "ns" / "uts") == space:
                 found.append(int(entry.name))
     return found
 
 
 def what_is_missing() -> str:
-    """Why there can be no hosts here; empty where there can."""
+    """Why this machine cannot have hosts; empty where it can."""
     if os.geteuid() != 0:
         return "hosts need root"
     if missing := [tool for tool in ("ip", "nsenter", "unshare", "setpriv", "hostname") if shutil.which(tool) is None]:

@@ -1,7 +1,7 @@
-"""Where faults are tried: a real collector, and ranks that do what they are told.
+"""A real collector and ranks that obey the test, to try faults on.
 
-The ranks are processes that train word by word (see ``scripts/fault_rank.py``), so that each fault comes at a moment of the
-test's choosing. The collector is the command line's, which notes beside its work what it was told.
+The ranks train command by command (see ``scripts/fault_rank.py``), so the test chooses the moment of each fault. The collector is
+``rankwatch collector``; ``scripts/fault_collector.py`` makes it write down the messages that it receives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMMAND = [sys.executable, str(SCRIPTS / "fault_collector.py")]
 
 
 class Forge:
-    """The process that ranks are forked from; ``host`` is what to put before a command to run it somewhere else."""
+    """The process that ranks are forked from. ``host``: a prefix that runs a command on another host."""
 
     def __init__(self, host: Sequence[str] = ()) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -48,7 +48,7 @@ class Forge:
 
 
 class Rank:
-    """A rank that does what it is told. ``code``, once it has ended, is its exit code."""
+    """A rank that obeys the test. ``code``: its exit code, once it has ended."""
 
     def __init__(self, forge: Forge, errors: Path, env: dict[str, str], stdout: str) -> None:
         self._forge = forge
@@ -77,10 +77,10 @@ class Rank:
         os.kill(self.pid, number)
 
     def wait(self) -> int:
-        """Waits for its end; its exit code, or minus the signal that ended it."""
+        """Waits for the end of the process; its exit code, or minus the signal that ended it."""
         if self.code is None:
-            with contextlib.suppress(ConnectionError):  # ended before it had read all it was told
-                self._answers.read()  # to the end, which is the process's
+            with contextlib.suppress(ConnectionError):  # it ended before it read all commands
+                self._answers.read()  # until the process closes it by ending
             self.code = self._forge.ask("wait", self.pid)
         return self.code
 
@@ -94,11 +94,11 @@ class Rank:
 
 
 class Site:
-    """A collector and its ranks in one folder; a collector that is started again finds the connection file of the first.
+    """A collector and its ranks in one folder. A collector that is started again finds the connection file of the first.
 
     Args:
-        forges: the ranks come from them in turn.
-        listen, host: where the collector listens, and what to put before its command.
+        forges: they fork the ranks, in turn.
+        listen, host: where the collector listens, and a prefix for its command.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Site:
         return self.collectors[-1]
 
     def start(self, ranks: int, *, stdout: str = os.devnull, **options: str) -> list[Rank]:
-        """Starts all the ranks of a job, and waits until each has its watch."""
+        """Starts all ranks of a job, and waits until each is watched."""
         for rank in range(ranks):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "RANKWATCH_JOB": "train"}
             error_file = str(self.folder / f"error-{rank}.json")
@@ -135,7 +135,7 @@ class Site:
         return self.ranks
 
     def end(self) -> int:
-        """Ends the collector with SIGTERM; its exit code."""
+        """Ends the collector by SIGTERM; returns its exit code."""
         self.collectors[-1].terminate()
         return self.collectors[-1].wait(30)
 
@@ -154,7 +154,7 @@ class Site:
 
     @property
     def log(self) -> str:
-        """What the collectors said on stderr."""
+        """The stderr of the collectors."""
         path = self.folder / "log"
         return path.read_text() if path.exists() else ""
 
@@ -163,17 +163,17 @@ class Site:
         return (self.folder / "out").read_text()
 
     def notes(self, kind: str, collector: subprocess.Popen[bytes] | None = None) -> list[tuple[Any, ...]]:
-        """What the collectors, or this one, noted of this kind; see ``scripts/fault_collector.py``."""
+        """The messages of this kind that the collectors, or the given one, wrote down; see ``scripts/fault_collector.py``."""
         path = self.folder / "notes"
         notes = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [tuple(fact) for what, pid, *fact in notes if what == kind and collector in (None, self._by_pid.get(pid))]
 
     def greeted(self, collector: subprocess.Popen[bytes] | None = None) -> list[int]:
-        """The ranks that said HELLO to it, each as often as it did."""
+        """The ranks that sent HELLO, once for each HELLO."""
         return sorted(rank for _, rank, _ in self.notes("hello", collector))
 
     def recorded(self, run: str = "train-0") -> Counter[tuple[int, int]]:
-        """How often each (rank, batch) stands in the run's record."""
+        """How often the run's record has each (rank, batch)."""
         with RunRecord(self.runs / run / "run.db") as record:
             digests = record.digests()
         return Counter(zip(digests["rank"].tolist(), digests["batch"].tolist(), strict=True))
@@ -188,12 +188,12 @@ class Site:
 
 
 def trained(*batches: int) -> Counter[tuple[int, int]]:
-    """What is recorded of ranks that have trained so many batches each: every (rank, batch) once."""
+    """The record of ranks that have trained this many batches each: every (rank, batch) once."""
     return Counter((rank, batch) for rank, count in enumerate(batches) for batch in range(count))
 
 
 def trip_stops_all(site: Site, culprit: int) -> None:
-    """One rank trips while the others train: each ends as aborted, and names the culprit."""
+    """One rank trips while the others train: all are aborted, and each names the culprit."""
     others = [rank for index, rank in enumerate(site.ranks) if index != culprit]
     for other in others:
         other.tell("train")

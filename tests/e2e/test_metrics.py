@@ -164,6 +164,7 @@ def alerts(address: str) -> set[tuple[str, str]]:
 # --- round one command ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_run_serves_metrics_too(tmp_path: Path) -> None:
     job = run_job(tmp_path, forked("train.py", "overflow"), "--metrics", ":0")
     assert job.code == 77

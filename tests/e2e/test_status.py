@@ -37,7 +37,8 @@ def test_run_shows_a_line_and_leaves_a_clean_terminal(training: Training) -> Non
     assert " ranks  batch" not in after
 
 
-@pytest.mark.parametrize("how", ["option", *(pytest.param(how, marks=pytest.mark.slow) for how in ("environment", "dumb"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["option", "environment", "dumb"])
 def test_run_shows_no_line_where_none_is_wanted(training: Training, how: str) -> None:
     env = {**training.env, **({"RANKWATCH_STATUS": "0"} if how == "environment" else {})}
     env_command = ["env", "TERM=dumb"] if how == "dumb" else []

@@ -1,4 +1,4 @@
-"""Detectors do not outlive their test."""
+"""Removes the detectors of each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds at the end of every test of the ledger."""
+"""A check at the end of every test of the ledger."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from desk import DESKS
 
 
 @pytest.fixture(autouse=True)
-def records_tell_the_same() -> Iterator[None]:
+def replays_give_the_same_runs() -> Iterator[None]:
     DESKS.clear()
     yield
     for desk in DESKS:

@@ -23,10 +23,10 @@ from e2e.hosts import Hosts, what_is_missing
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED"}
 LONG = 90
-"""Seconds within which a job has begun or ended, where several of them share two cores."""
+"""Seconds in which a job starts or ends at the latest, when several jobs share two cores."""
 
 GPUS = 2
-"""Of each node, and none of them real."""
+"""GPUs that each node claims to have."""
 
 CONFIG = """\
 ClusterName=test
@@ -57,10 +57,10 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 class Slurm:
-    """The cluster, up. ``env`` is what its commands, and so its jobs, are started with."""
+    """The running cluster. ``env``: the environment of its commands, and so of its jobs."""
 
     def __init__(self, hosts: Hosts, nodes: Sequence[str], env: Mapping[str, str]) -> None:
-        # Not below pytest's folder: munged wants every folder above its socket to be open to all.
+        # Not in pytest's folder: munged requires that all users can enter every folder above its socket.
         self._folder = tempfile.TemporaryDirectory(prefix="rankwatch-slurm-")
         self.folder = Path(self._folder.name)
         self.folder.chmod(0o755)
@@ -76,7 +76,7 @@ class Slurm:
             raise
 
     def run(self, *command: str, folder: str | os.PathLike[str] = "/", **env: str) -> str:
-        """What a command on the head says."""
+        """The output of a command on the head."""
         words = [*self._hosts.command("head", folder), *command]
         done = subprocess.run(words, env={**self._env, **env}, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, (command, done.stdout, done.stderr)

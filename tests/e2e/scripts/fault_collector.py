@@ -1,4 +1,4 @@
-"""``rankwatch``, which also notes in the file ``FAULT_NOTES`` each HELLO and BEAT that comes."""
+"""``rankwatch``, which also writes each HELLO and BEAT that it receives to the file ``FAULT_NOTES``."""
 
 from __future__ import annotations
 

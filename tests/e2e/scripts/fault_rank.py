@@ -1,4 +1,4 @@
-"""Ranks that train word by word, as a test tells them, each a process forked from this one, which has torch loaded already.
+"""Ranks that train command by command. Each is forked from this process, which has imported torch.
 
 The socket whose descriptor is the argument takes requests: ``["start", environment]`` with the descriptors of the rank's
 control socket, stdout and stderr, answered by its process id, and ``["wait", pid]``, answered by its exit code.
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch._dynamo.config  # which a watch needs and each rank would import for itself
+import torch._dynamo.config  # a watch needs it, and each rank would import it by itself
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -30,7 +30,7 @@ HOUR = 3600
 
 
 class Control:
-    """A rank's line to its test."""
+    """A rank's connection to its test."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -40,7 +40,7 @@ class Control:
         return (json.loads(line) for line in self._lines)
 
     def next_word(self) -> None:
-        """Waits for a word and does not care which."""
+        """Waits for any command."""
         self._lines.readline()
 
     def say(self, answer: object) -> None:
@@ -56,7 +56,7 @@ class Control:
 
 
 class Gate(nn.Module):
-    """x -> gain * x, once the gate is open. Frame 1 of each batch."""
+    """x -> gain * x, as soon as the gate is open. Frame 1 of each batch."""
 
     def __init__(self, control: Control) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Model(nn.Module):
 
 
 class Samples(Dataset[tuple[Tensor, int]]):
-    """Samples that a worker makes by itself or with the model; which worker made each."""
+    """Samples that a worker makes, without or with the model; each with the worker's process id."""
 
     def __init__(self, model: Model | None) -> None:
         self.model = model
@@ -114,7 +114,7 @@ class Rank:
                     break
                 self.control.say(getattr(self, name)(*arguments))
 
-    # --- what a test may say ------------------------------------------------------------------------------------------
+    # --- the commands of a test ------------------------------------------------------------------------------------------
 
     def batches(self, count: int) -> int:
         for _ in range(count):
@@ -122,14 +122,14 @@ class Rank:
         return self.done
 
     def train(self) -> int:
-        """Trains until the next word comes."""
+        """Trains until the next command comes."""
         while not self.control.has_word():
             self.batches(1)
         self.control.next_word()
         return self.done
 
     def hold(self) -> int:
-        """Says ``holding`` in the middle of a forward, which goes on with the next word."""
+        """Answers ``holding`` in the middle of a forward, and continues it with the next command."""
         self.model.gate.is_open = False
         try:
             return self.batches(1)
@@ -144,7 +144,7 @@ class Rank:
         return self.watch.is_connected
 
     def settle(self) -> bool:
-        """Waits until the collector has acknowledged all that was told."""
+        """Waits until the collector has acknowledged all messages."""
         assert self.watch._link is not None
         return self.watch._link._spool.wait_until_empty(30)
 
@@ -157,7 +157,7 @@ class Rank:
         time.time = lambda: true_time() + hours * HOUR
 
     def load(self, with_model: bool) -> dict[str, Any]:
-        """Trains on what two forked workers load; tells what they were, and how they ended."""
+        """Trains on samples of two forked workers; returns how many made samples, and their exit codes."""
         samples = Samples(self.model if with_model else None)
         loader = DataLoader(samples, batch_size=None, num_workers=2, multiprocessing_context="fork")
         makers: set[int] = set()
@@ -171,7 +171,7 @@ class Rank:
         return {"makers": len(makers - {os.getpid()}), "exit_codes": [worker.exitcode for worker in workers]}
 
     def leave_child(self) -> int:
-        """Forks a process that does nothing, until somebody kills it; tells its process id."""
+        """Forks a process that does nothing until it is killed; returns its process id."""
         child = os.fork()
         if child == 0:
             self.control.close()
@@ -191,7 +191,7 @@ def _broken(*arguments: object) -> Any:
 
 
 def serve(requests: socket.socket) -> Control | None:
-    """Forks ranks: in each it returns the rank's control socket, and in this process None, when there are no more to come."""
+    """Forks ranks. Returns the control socket in each rank, and None in this process, once the test has ended."""
     while True:
         request, descriptors, _, _ = socket.recv_fds(requests, 1 << 16, 3)
         if not request:
@@ -214,7 +214,7 @@ def serve(requests: socket.socket) -> Control | None:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what the ranks share is not looked through at the end of each
+    gc.freeze()  # the ranks do not search the shared objects for garbage when they end
     control = serve(socket.socket(fileno=int(sys.argv[1])))
     if control is not None:
         Rank(control).run()

@@ -1,6 +1,6 @@
-"""Runs a script as torchrun does on one node, ``forked.py RANKS SCRIPT ...``, but loads torch once: the ranks are forked.
+"""Runs a script as torchrun does on one node, ``forked.py RANKS SCRIPT ...``, but imports torch once: the ranks are forked.
 
-That costs a third of what torchrun does, and is for tests of what does not depend on torchrun.
+This costs a third of torchrun's time. For tests that do not depend on torchrun.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401  which each rank would load with its first optimizer
+import torch._dynamo  # noqa: F401  each rank would import it with its first optimizer
 
 import rankwatch.watcher  # noqa: F401
 
@@ -32,7 +32,7 @@ def start(rank: int, world_size: int, port: int) -> int:
 
 
 def main() -> int:
-    """As torchrun: once a rank fails the others are terminated, and the code is 1."""
+    """As torchrun does: when a rank fails, the others are terminated, and the exit code is 1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -50,5 +50,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what the ranks share is not looked through in each
+    gc.freeze()  # the ranks do not search the shared objects for garbage
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""A DDP training under faults: ``soak_rank.py FOLDER``. What happens is written to FOLDER by each rank itself.
+"""A DDP training under faults: ``soak_rank.py FOLDER``. Each rank writes to FOLDER what happens.
 
 Rank 0 reads ``FOLDER/command`` before each batch and tells the others: ``finish``, or ``trip R B``: rank R overflows in batch B.
 Each rank appends to ``FOLDER/rank-R``, line by line: its process id, ``begun B`` and ``done B`` for each batch, ``trip B`` before
@@ -64,7 +64,7 @@ def train(folder: Path, log: Path) -> None:
                     told.write(f"trip {batch}\n")
                 told.write(f"begun {batch}\n")
                 loss = model(torch.randn(4, 8)).square().mean()
-                told.write(f"done {batch}\n")  # its forward: that is what a batch is
+                told.write(f"done {batch}\n")  # a batch is its forward
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()

@@ -1,7 +1,7 @@
-"""A DDP training that goes on until it is told: ``told.py FOLDER``, by files in a folder that all hosts share.
+"""A DDP training that files in a shared folder control: ``told.py FOLDER``.
 
-``stop``: all ranks end after the same batch. ``overflow-R``: rank R overflows in its next batch. It tells of itself by files as
-well: ``trained-R``, once rank R has trained some batches, with where it runs; ``ended``, with how many batches there were.
+``stop``: all ranks end after the same batch. ``overflow-R``: rank R overflows in its next batch. The ranks write files as well:
+``trained-R``, once rank R has trained some batches, with its host; ``ended``, with the number of batches.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 
 def is_told_to_stop(folder: Path) -> bool:
-    """Rank 0 looks, so that all ranks end with the same batch."""
+    """Rank 0 looks for the file, so that all ranks end with the same batch."""
     told = torch.tensor(float((folder / "stop").exists()))
     dist.broadcast(told, 0)
     return bool(told)
@@ -65,7 +65,7 @@ def main(folder: Path) -> None:
             batch += 1
             if batch == SOME:
                 (folder / f"trained-{rank}").write_text(f"{socket.gethostname()} {os.environ.get('SLURM_RESTART_COUNT', 0)}")
-            time.sleep(PAUSE)  # two cores have many ranks to run
+            time.sleep(PAUSE)  # many ranks share two cores
     if rank == 0:
         (folder / "ended").write_text(str(batch))
     dist.destroy_process_group()

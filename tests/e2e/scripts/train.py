@@ -87,7 +87,7 @@ class Job:
             self.overflow_in(block=2)
 
     def overflow_when_told(self, batch: int) -> None:
-        """Trains on until there is the file that FAULT_FILE names."""
+        """Trains until the file exists that FAULT_FILE names."""
         if batch != FAULT_AT:
             return
         told = torch.zeros(1)
@@ -132,7 +132,7 @@ class Job:
             raise KeyError("a bug of the user's own")
 
     def bare(self, batch: int) -> None:
-        """Without rankwatch: what an ordinary exception costs."""
+        """Without rankwatch: the time an ordinary exception takes."""
         if batch == FAULT_AT and self.rank == FAULTY_RANK:
             Path(os.environ["FAULT_TIME_FILE"]).write_text(str(time.time()))
             raise KeyError("a bug of the user's own")
@@ -142,7 +142,7 @@ class Job:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def others_in_eval(self, batch: int) -> None:
-        """The others evaluate, without a collective, until they are told to stop."""
+        """The others evaluate, without a collective, until they are aborted."""
         if batch != FAULT_AT:
             return
         if self.rank == FAULTY_RANK:
@@ -155,7 +155,7 @@ class Job:
                 self.model(torch.randn(4, 8))
 
     def stuck(self, batch: int) -> None:
-        """Ranks 0 and 1 never come back: 0 waits in a collective with 1, which waits for nothing at all."""
+        """Ranks 0 and 1 never return: rank 0 waits in a collective for rank 1, and rank 1 hangs."""
         if batch != FAULT_AT:
             return
         if self.rank == 3:
