@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import makers
+from invariants import CheckedLedger
 from rankwatch.shared import messages
 from rankwatch_monitor.decide.effects import Effect, Publish, Send, SendAll
 from rankwatch_monitor.decide.journal import Entry, JobEnded, Trained
@@ -38,7 +39,7 @@ class Desk:
     records: dict[str, list[Entry]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(self.options)
+        self.ledger = CheckedLedger(self.options)
         DESKS.append(self)
 
     def receive(self, rank: int, *messages: messages.Message) -> None:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable
 
 import makers
+from invariants import CheckedLedger
 from rankwatch.errors import ProtocolError
 from rankwatch.shared import messages, wire
 from rankwatch_monitor.decide.effects import Effect, Publish, Send
@@ -29,7 +30,7 @@ HEALTHY, KNOWN, UNKNOWN = b"healthy", b"known", b"unknown"
 
 def one_input(data: bytes) -> None:
     """Raises where the collector would stumble over ``data``."""
-    ledger = Ledger(Options())
+    ledger = CheckedLedger(Options())
     _do(ledger, Received(HEALTHY, makers.hello(job="healthy", incarnation="healthy")))
     _do(ledger, Received(KNOWN, makers.hello(1, 2)))
     _do(ledger, Received(KNOWN, messages.Table(makers.table())))

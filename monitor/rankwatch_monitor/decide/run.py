@@ -101,6 +101,7 @@ class Run:
         if rank is None:
             self._note_down(now, hello, hello.rank)
             rank = self.ranks[hello.rank] = Rank(hello, peer, now, now)
+            self._note_answer(rank)  # of a later stage: it can only be waiting for the batch that tripped
         elif rank.state is RankState.LOST:
             self._note_down(now, hello, hello.rank)
             rank.state = RankState.RUNNING

@@ -6,10 +6,11 @@ import pytest
 
 import makers
 from desk import Desk
+from invariants import CheckedLedger
 from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable
 from rankwatch_monitor.decide.effects import Note, RecordTrace, Send
-from rankwatch_monitor.decide.ledger import Ledger, Malformed, Received
+from rankwatch_monitor.decide.ledger import Malformed, Received
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.run import MAX_TABLES
 
@@ -63,7 +64,7 @@ def test_of_many_tables_the_one_in_use_is_kept() -> None:
 
 
 def test_malformed_messages_are_counted_and_answered() -> None:
-    ledger = Ledger(Options())
+    ledger = CheckedLedger(Options())
     assert ledger.handle(Malformed(b"x", "HELLO.rank: no"), 0.0) == [
         Note("refused a message: HELLO.rank: no"),
         Send(b"x", messages.Error("HELLO.rank: no", "none")),
@@ -72,7 +73,7 @@ def test_malformed_messages_are_counted_and_answered() -> None:
 
 
 def test_a_peer_that_sends_nonsense_for_ever_does_not_fill_the_log() -> None:
-    ledger = Ledger(Options())
+    ledger = CheckedLedger(Options())
     told = [effect for _ in range(5000) for effect in ledger.handle(Malformed(b"x", "no"), 0.0) if isinstance(effect, Note)]
     assert len(told) == 1003
     assert told[-1] == Note("refused a message: no (4096 refusals by now)")

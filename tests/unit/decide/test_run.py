@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 import makers
 from desk import Desk, peer
+from invariants import CheckedLedger
 from rankwatch.shared import messages
 from rankwatch_monitor.decide.effects import Note, Send
 from rankwatch_monitor.decide.journal import JobEnded, JobInterrupted
-from rankwatch_monitor.decide.ledger import Ledger, Received
+from rankwatch_monitor.decide.ledger import Received
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Outcome, RankState
 from rankwatch_monitor.decide.verdict import Certainty
@@ -243,7 +244,7 @@ def test_the_same_job_started_again_is_a_run_of_its_own() -> None:
 
 
 def test_names_in_use_on_disk_are_not_used_again() -> None:
-    ledger = Ledger(Options(), is_free=lambda name: name not in {"train-0", "train-0.2"})
+    ledger = CheckedLedger(Options(), is_free=lambda name: name not in {"train-0", "train-0.2"})
     ledger.handle(Received(b"a", makers.hello()), 0.0)
     assert list(ledger.runs) == ["train-0.3"]
 

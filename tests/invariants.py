@@ -1,0 +1,69 @@
+"""A ledger that checks, after every event, what must hold of each of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rankwatch_monitor.decide.effects import Effect
+from rankwatch_monitor.decide.ending import Situation
+from rankwatch_monitor.decide.ledger import Event, Ledger
+from rankwatch_monitor.decide.report import RankState
+from rankwatch_monitor.decide.run import Run
+from rankwatch_monitor.decide.verdict import is_waited_for
+
+
+def _waited_for(run: Run) -> set[int]:
+    """The ranks that an election must wait for, found by asking each that it is not sure of."""
+    election = run._election
+    assert election.target is not None
+    return {
+        number
+        for number in election._unsure
+        if number not in run.ranks or is_waited_for(run.ranks[number].witness(), election.target)
+    }
+
+
+INVARIANTS: dict[str, Callable[[Run], bool]] = {
+    "ranks are known by their numbers, which lie in the world": lambda run: (
+        all(rank.number == number for number, rank in run.ranks.items()) and run.ranks.keys() <= set(range(run.world_size))
+    ),
+    "the running ranks are those in that state": lambda run: (
+        run._running == {number for number, rank in run.ranks.items() if rank.state is RankState.RUNNING}
+    ),
+    "an abort is unacknowledged by the running ranks that have not acknowledged it": lambda run: (
+        run._abort.unacknowledged == {number for number in run._running if run.ranks[number].acknowledged_at is None}
+    ),
+    "a run that is over has an outcome": lambda run: not run.over or run._ending.outcome is not None,
+    "a report is published of a run that has an outcome": lambda run: not run._published or run._ending.outcome is not None,
+    "ranks are sent an abort when one was decided": lambda run: (run._abort.message is not None) == run._ending.aborts,
+    "an abort that was decided leaves an outcome": lambda run: not run._ending.aborts or run._ending.outcome is not None,
+    "an election is held when a rank has tripped": lambda run: (
+        (run._election.target is not None) == run._ending.is_tripped and (not run._ending.is_tripped or run._trips > 0)
+    ),
+    "a verdict names a rank that tripped, and aborts": lambda run: (
+        run.verdict is None
+        or (run.ranks[run.verdict.rank].trip is not None and run._abort.message is not None and run._ending.is_tripped)
+    ),
+    "the ranks that tripped are counted": lambda run: run._trips == sum(r.trip is not None for r in run.ranks.values()),
+    "an election waits for the ranks that may still trip earlier": lambda run: (
+        run._ending.situation is not Situation.ELECTION or run._election._waited_for == _waited_for(run)
+    ),
+    "no failure is waived where the others are stopped": lambda run: (
+        run._ending.waived is None or not run.options.abort_on_lost
+    ),
+    "no message is in the record before it was taken": lambda run: all(r.stored <= r.seq for r in run.ranks.values()),
+    "a stall is of ranks that connected": lambda run: run._stall is None or set(run._stall.ranks) <= run.ranks.keys(),
+}
+
+
+def check_invariants(run: Run) -> None:
+    for name, holds in INVARIANTS.items():
+        assert holds(run), f"run {run.id}: {name}"
+
+
+class CheckedLedger(Ledger):
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        effects = super().handle(event, now)
+        for run in self.runs.values():
+            check_invariants(run)
+        return effects
