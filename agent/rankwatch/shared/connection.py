@@ -116,8 +116,8 @@ def _parse(text: str, where: str) -> Connection:
     try:
         body = json.loads(text)
         major = body["rankwatch_connection"][0]
-        fields = [body[name] for name in ("address", "server_public", "client_public", "client_secret", "job")]
-        for_job_alone = body["for_job_alone"]
+        fields = [body.get(name) for name in ("address", "server_public", "client_public", "client_secret", "job")]
+        for_job_alone = body.get("for_job_alone")
     except (ValueError, KeyError, IndexError, TypeError):
         raise ConnectionFileError(f"{where} is malformed: write it anew with `rankwatch collector`") from None
     if major != FORMAT[0]:
