@@ -27,6 +27,8 @@ from rankwatch.shared import connection, wire
 from rankwatch.shared.config import _FURTHER, FUNCTIONS, Config, resolve
 from rankwatch.shared.notice import Notice, NoticeKind, describe_notice
 from rankwatch_monitor.cli import COMMANDS, main
+from rankwatch_monitor.record import schema
+from rankwatch_monitor.views import as_json
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -300,11 +302,14 @@ def test_the_float32_recipe_mends_an_overflow() -> None:
 
 
 def test_the_versions_of_the_formats() -> None:
-    for name, (major, minor) in (
-        ("protocol between ranks and collector", wire.VERSION),
-        ("connection file", connection.FORMAT),
+    protocol, file = (".".join(map(str, version)) for version in (wire.VERSION, connection.FORMAT))
+    for row in (
+        f"| protocol between ranks and collector | {protocol} |",
+        f"| connection file | {file} |",
+        f"| record, `run.db` | {schema.SCHEMA} |",
+        f"| `report.json`, field `schema` | {as_json.SCHEMA} |",
     ):
-        assert f"| {name} | {major}.{minor} |" in PAGES["versions.md"]
+        assert row in PAGES["versions.md"]
 
 
 def test_the_lowest_versions_are_the_floors() -> None:
