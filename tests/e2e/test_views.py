@@ -62,7 +62,7 @@ def test_a_list_of_runs_and_the_report_of_one_whose_report_is_gone(ended: Ended,
     runs = tmp_path / "runs"
     shutil.copytree(ended.runs, runs, symlinks=True)
     lines = rankwatch("list", str(runs)).splitlines()
-    assert lines[0].split() == ["run", "ended", "ranks", "batches", "why"]
+    assert lines[0].split() == ["run", "state", "ranks", "batches", "why"]
     assert [line.split()[:4] for line in lines[1:]] == [["bad-0", "aborted", "4", "6"], ["good-0", "finished", "4", "12"]]
     assert "rank 1 of 4" in lines[1]
     told = json.loads(rankwatch("list", str(runs), "--json"))
