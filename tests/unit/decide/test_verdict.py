@@ -296,6 +296,15 @@ def test_equal_positions_are_all_named_lowest_rank_first() -> None:
     assert desk.verdict.certainty is Certainty.COMPLETE
 
 
+def test_a_rank_that_finished_before_the_trips_batch_has_answered() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(1, makers.beat(0, 0, 1), messages.Bye(1, "finished", ""))
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(5, 0, 0))))
+    assert desk.verdict is not None
+    assert (desk.verdict.certainty, desk.verdict.missing) == (Certainty.COMPLETE, ())
+
+
 def test_no_verdict_before_the_others_have_passed_and_they_are_asked_to_tell() -> None:
     desk = Desk()
     desk.connect(2)
