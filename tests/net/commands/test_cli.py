@@ -25,7 +25,7 @@ from rankwatch_monitor.serve.precedence import DECIDING, RECORDING
 HEAVY = {"numpy", "zmq", "torch", "asyncio", "http", "rich", "prometheus_client", "starlette"}
 """Libraries that take much longer to import than Python takes to start."""
 
-_FIELDS = ("address", "server_public", "client_public", "client_secret", "job")
+_FIELDS = ("address", "server_public", "client_public", "client_secret", "job", "for_job_alone")
 _VERSION_7 = json.dumps({"rankwatch_connection": [7, 0]} | dict.fromkeys(_FIELDS, ""))
 
 
