@@ -338,6 +338,11 @@ FINISHED, FAILED = Decided(Outcome.FINISHED, "", False), Decided(Outcome.FAILED,
             [(0, TRIPPED), (0, Left(RankState.LOST)), (NO_RANK, FINISHED), (NO_RANK, END), (0, HELLO)],
             RunRow("", batches=7, outcome="finished", is_over=True, is_final=True),
         ),
+        # A trip after the decision begins no election.
+        (
+            [(NO_RANK, FINISHED), (0, TRIPPED), (0, Left(RankState.LOST)), (NO_RANK, END), (0, HELLO)],
+            RunRow("", batches=7),
+        ),
         ([(NO_RANK, Reached((0, 1), ((-1, 0, 0), (4, 0, 3)), (-1, 4)))], RunRow("", batches=5)),
     ],
 )
@@ -345,7 +350,7 @@ def test_a_list_shows_what_a_replay_gives(tmp_path: Path, facts: list[tuple[int,
     run = tmp_path / "train-1"
     run.mkdir()
     opened(run / FILE).close()
-    for entry in [*entries([(0, HELLO), (1, makers.hello(1, 2))]), trained(0, 2), *entries(facts)]:
+    for entry in [*entries([(0, HELLO), (1, makers.hello(1, 2))]), trained(0, 2), trained(1, 1), *entries(facts)]:
         Store(run / FILE).write([entry], 200.0)  # no close(): so a collector that is killed leaves it
     assert read_row(run) == row._replace(run="train-1", began=100.0, job="train", world_size=2)
     report, is_over = records.read(run / FILE, replay.take)
