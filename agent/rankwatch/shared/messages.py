@@ -1,4 +1,4 @@
-"""What ranks, control clients and the collector say to each other. ``wire`` has the bytes of it."""
+"""The messages between ranks, control clients and the collector. ``wire.py`` encodes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tuning import NO_CHANGE, Tuning
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Rank to collector, first on every connection. ``incarnation``, drawn once per process, tells a reconnect from a restart.
+    """Rank to collector, first on every connection. ``incarnation``, random per process, tells a reconnect from a restart.
 
     ``stage`` is the rank's stage in a pipeline, from 0 on; NO_STAGE without a pipeline.
     """
@@ -35,7 +35,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Collector to rank: the run it belongs to, what holds in it (seconds), and the last sequence number received."""
+    """Collector to rank: its run, the run's intervals in seconds, and the last sequence number that is in the record."""
 
     run: str
     heartbeat: float
@@ -79,14 +79,14 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Collector to rank: send a BEAT as soon as you are past this position (now, if you are)."""
+    """Collector to rank: send a BEAT as soon as you have passed this position, or now if you have."""
 
     position: Position
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Collector to rank, repeated until acknowledged: stop. ``rank`` is the culprit (-1: none), ``time`` that of its trip."""
+    """Collector to rank, repeated until acknowledged: stop. ``rank`` is the culprit (-1: none), ``time`` when it tripped."""
 
     reason: str
     rank: int
@@ -96,7 +96,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Collector to rank: all up to ``seq`` was received. Rank to collector, with ``abort``: the ABORT was received."""
+    """Collector to rank: all messages up to ``seq`` are in the record. Rank to collector (``abort``): the ABORT arrived."""
 
     seq: int
     abort: bool
@@ -104,7 +104,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """Rank to collector, last. See OUTCOMES; ``text`` is the exception of ``failed``, the reason of ``limit``."""
+    """Rank to collector, last. See OUTCOMES; ``text`` is the exception of ``failed`` and the reason of ``limit``."""
 
     seq: int
     outcome: str
@@ -113,7 +113,7 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Collector to rank: a message was refused. ``remedy``: ``none``, ``hello`` (say it again), ``stop`` (it is no use)."""
+    """Collector to rank: a message was refused. ``remedy``: ``none``, ``hello`` (send HELLO again), ``stop`` (give up)."""
 
     text: str
     remedy: str
@@ -121,8 +121,10 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Tune:
-    """Options changed while the training runs. Control client to collector: for the run of this name, or for all that are
-    under way where ``run`` is empty; answered by TUNED or ERROR. Collector to rank: all that was changed in its run so far.
+    """Options that change while the training runs.
+
+    Control client to collector: for the run of this name, or for all runs under way where ``run`` is empty; answered by TUNED or
+    ERROR. Collector to rank: all changes in its run so far.
     """
 
     run: str = ""
@@ -131,7 +133,7 @@ class Tune:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """Collector to control client: which runs were tuned, and how many ranks of theirs were told at once."""
+    """Collector to control client: the runs that were tuned, and how many of their ranks were sent the change at once."""
 
     runs: tuple[str, ...]
     ranks: int
@@ -139,14 +141,14 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """Control client to collector: asks for keys that speak for this job alone; answered by INVITED or ERROR."""
+    """Control client to collector: asks for the keys of this job; answered by INVITED or ERROR."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
 class Invited:
-    """Collector to control client: the keys of the job's ranks (CURVE, Z85). Links are encrypted."""
+    """Collector to control client: the keys for the job's ranks (CURVE, Z85). The link is encrypted."""
 
     job: str
     client_public: str
@@ -155,7 +157,7 @@ class Invited:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A kind of a newer minor version: decoded to its name, to be ignored."""
+    """A message of a kind that a newer minor version added: only its name is decoded, and it is ignored."""
 
     kind: str
 
@@ -180,9 +182,9 @@ Message: TypeAlias = (
     | Unknown
 )
 Sequenced: TypeAlias = Batch | Tripped | Noticed | Bye
-"""What is numbered by the rank, and kept by it until it is acknowledged."""
+"""Messages with a sequence number: they stay in the rank's spool until they are acknowledged."""
 
-# How a rank ends: closed; its process at its end without close(); by an exception; told to; after the batch it was told to.
+# How a rank ended: close(); the process without close(); an exception; an abort; after the batch that was asked for.
 OUTCOMES = frozenset({"finished", "ended", "failed", "aborted", "limit"})
 REMEDIES = frozenset({"none", "hello", "stop"})
 PHASES = frozenset({"idle", "forward", "backward", "optimizer"})

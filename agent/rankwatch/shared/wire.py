@@ -66,10 +66,10 @@ VERSION = (1, 0)
 
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 SHORT_BYTES, REMEMBERED_BYTES = 16, 1024 * 1024
-"""Of any message, and of a frame table, up to which it is decoded but once."""
+"""Messages up to SHORT_BYTES and frame tables up to REMEMBERED_BYTES are decoded once and cached."""
 
 SHORT_ARRAY = 64
-"""Claims to so many items cost next to nothing, whether they are there or not."""
+"""An array header that claims so many items costs next to nothing, even if the items are missing."""
 
 MAX_ROWS = 1_000_000
 MAX_FRAMES = 200_000
@@ -144,9 +144,9 @@ def _decode(data: bytes | memoryview) -> Message:
     return message
 
 
-# Thousands of ranks send the same frame table within seconds, and one takes milliseconds to decode.
+# Thousands of ranks send the same frame table within seconds, and decoding one takes milliseconds.
 _decode_once = lru_cache(maxsize=8)(_decode)
-# To an abort all of them answer at once, and in the same few bytes.
+# All ranks acknowledge an abort at once, in the same few bytes.
 _decode_short = lru_cache(maxsize=64)(_decode)
 _TABLE_HEAD, _BATCH_HEAD, _BEAT_HEAD, _ACK_HEAD = map(msgpack.packb, ("TABLE", "BATCH", "BEAT", "ACK"))
 
@@ -163,10 +163,10 @@ _STRICT: dict[str, Any] = {"raw": False, "strict_map_key": True, "max_ext_len": 
 
 
 def _check_claims(data: bytes | memoryview) -> None:
-    """Raises what msgpack raises where a header claims more than stands behind it.
+    """Raises what msgpack raises where a header claims more items than follow.
 
-    Unpacking makes room for what a header claims before it sees that it is not there: 10 KB of nested claims to long arrays
-    cost 80 MB, which msgpack 1.1 and older never give back. Skipping makes room for nothing.
+    Unpacking allocates what a header claims before it sees that the items are missing: 10 KB of nested headers of long
+    arrays cost 80 MB, which msgpack 1.1 and older never free. Skipping allocates nothing.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
@@ -215,12 +215,12 @@ def _check_str(value: Any, limit: int) -> str:
 
 
 def _str(limit: int = MAX_NAME) -> _Field:
-    # Ours are cut to the limit on their way out: a long name must cost a few letters, not the message.
+    # Sent text is cut to the limit: a long name must cost a few letters, not the message.
     return _Field(lambda value: _text(value, limit), lambda value: _check_str(value, limit))
 
 
 def _text(value: str, limit: int = MAX_NAME) -> str:
-    # A file name that is no UTF-8 comes as lone surrogates, in exceptions for one.
+    # A file name that is not UTF-8 has lone surrogates; exceptions may quote it.
     return value.encode("utf-8", "replace").decode()[:limit]
 
 
@@ -315,7 +315,7 @@ def _write_summary(s: BatchSummary) -> list[Any]:
 
 def _read_summary(value: Any) -> BatchSummary:
     summary = BatchSummary._make(_check_list(value, 10, 10))
-    # One look at all types: of these there come thousands a second, and of other messages few.
+    # All types are compared at once: thousands of batches come each second, and few other messages.
     if tuple(map(type, summary)) != _SUMMARY_TYPES:
         index = next(i for i, (part, kind) in enumerate(zip(summary, _SUMMARY_TYPES, strict=True)) if type(part) is not kind)
         raise ValueError(f"{summary._fields[index]}: expected {_SUMMARY_TYPES[index].__name__}")
@@ -327,7 +327,7 @@ def _read_summary(value: Any) -> BatchSummary:
     if len(table_id) > MAX_TABLE_ID:
         raise ValueError(f"table_id: expected text of at most {MAX_TABLE_ID} characters")
     _check_states(states)
-    # Whether they fit the table is known only to who has the table; that they fit each other is checked here.
+    # Only the receiver has the table that the columns must fit; that the columns fit each other is checked here.
     if len(lows) != len(highs) or len(lows) not in (4 * len(states), 8 * len(states)):
         raise ValueError(f"columns of {len(lows)}, {len(highs)}, {len(states)} bytes do not fit each other")
     return summary

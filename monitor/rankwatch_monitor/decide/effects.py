@@ -1,4 +1,4 @@
-"""What the ledger wants done: the only words between the decisions and the input and output around them."""
+"""What the ledger wants done: all that the deciding side says to the sockets, files and screens around it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class RecordTrace:
-    """Keep the frames of a traced batch."""
+    """Write the frames of a traced batch to its file."""
 
     run: str
     rank: int
@@ -45,7 +45,7 @@ class RecordTrace:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Write the report; show it to people too when it is ``news``."""
+    """Write the report; if it is ``news``, print it too."""
 
     report: Report
     news: bool
@@ -53,7 +53,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """Where a run is, for whoever watches, and those of its ranks that have connected, by rank. Each replaces the one before."""
+    """Where a run and its connected ranks (in order) are now, for live views. Each one replaces the one before."""
 
     run: str
     standings: tuple[RankStanding, ...]

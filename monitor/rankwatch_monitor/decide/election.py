@@ -36,7 +36,7 @@ class Election:
             self._began_at = now
         self.target = target
         at, stage, after = target.position, target.stage, (target.batch, target.eval + 1)
-        # The abort waits for this loop: most of thousands of ranks are past the target in any stage, and need no closer look.
+        # The abort waits for this: most of thousands of ranks are past the target in any stage and need no closer look.
         unsure = [r for r in ranks.values() if r.progress <= at or (r.progress < after and r.hello.stage != stage)]
         asked = [rank for rank in unsure if is_waited_for(rank.witness(), target)]
         missing = set(range(self.world_size)) - ranks.keys()

@@ -1,6 +1,7 @@
-"""What is put on record of a run: every fact its decisions rest on, in the order in which they came.
+"""The journal of a run: every fact that its decisions rest on, in the order in which the facts came.
 
-Batches are on record too, each once; beats only where an election rests on them. ``Run.replay`` makes a run from its entries.
+Each batch is recorded once. Beats are not recorded: where an election rests on them, ``Reached`` is. ``Run.replay`` makes a
+run from its entries.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Opened:
 
 
 class Trained(NamedTuple):
-    """A part of a batch, with the frame table that its columns fit, and its number among its rank's messages."""
+    """A part of a batch with its frame table; ``seq`` is the sequence number of the message."""
 
     seq: int
     summary: BatchSummary
@@ -35,17 +36,16 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The collector counts a rank out that did not say goodbye."""
+    """The collector counts this rank out: it ended without a BYE."""
 
     state: RankState
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The positions that ranks had reached when one of them tripped, or when they answered the election.
+    """The positions of the ranks when one of them tripped, or of one rank when it answered the election.
 
-    An election rests on them, and beats are not recorded. ``reported`` is each rank's last batch whose whole forward it had
-    reported.
+    ``reported`` is each rank's last batch whose whole forward it had reported.
     """
 
     ranks: tuple[int, ...]
@@ -55,21 +55,21 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """Time has passed, and something was decided by it."""
+    """Time has passed, and the passing of time decided something."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobInterrupted:
-    """Somebody is ending the job's command by this signal: ranks that fail or vanish from now on do so because of it."""
+    """This signal is ending the job's command: ranks that fail or are lost from now on do so because of it."""
 
     signal: str
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The command that the collector was started for has ended; None: the collector itself is to end.
+    """The command that the collector was started for has ended; exit code None: the collector is being ended.
 
-    ``interrupted`` names the signal that somebody ended it by.
+    ``interrupted`` names the signal that ended the command.
     """
 
     exit_code: int | None
@@ -78,7 +78,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """How the run ends, and whether its ranks are told to abort. A later decision replaces an earlier one."""
+    """How the run ends, and whether its ranks are sent an abort. A later decision replaces an earlier one."""
 
     outcome: Outcome
     reason: str
@@ -95,7 +95,7 @@ Fact: TypeAlias = messages.Message | OwnEvent | Trained
 
 
 class Entry(NamedTuple):
-    """A fact; ``now`` is seconds of the collector's clock, ``rank`` the one it is about or comes from, or NO_RANK."""
+    """A fact; ``now`` is in seconds of the collector's clock, ``rank`` the rank that it concerns, or NO_RANK."""
 
     now: float
     rank: int
@@ -103,7 +103,7 @@ class Entry(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What a run that goes on needs to know of a part of a batch: so many frames of it, in that message of its rank."""
+    """What a restored run needs to know of a part of a batch: its number of frames, and the message it came in."""
 
     rank: int
     seq: int

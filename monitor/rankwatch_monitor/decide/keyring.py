@@ -1,4 +1,4 @@
-"""The client keys that a collector admits, and whose runs each may speak for."""
+"""The client keys that a collector admits, and the job that each key speaks for."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from rankwatch.shared.connection import KeyPair
 ANY_JOB = ""
 
 MAX_JOBS = 4096
-"""Invited jobs. A collector that lives for years is started anew, with a new connection file, now and then."""
+"""Invited jobs. A collector that runs for years needs a restart with a new connection file now and then."""
 
 
 class Keyring:
-    """The key of the connection file, which opens runs of any job and may change them, and those of invited jobs.
+    """The key of the connection file speaks for any job and may change options; the key of an invited job speaks for that
+    job.
 
-    May be asked from any thread.
+    Methods that only read may be called from any thread.
     """
 
     def __init__(self, master: KeyPair) -> None:
@@ -32,11 +33,11 @@ class Keyring:
         return public in self._jobs
 
     def job_of(self, public: str) -> str | None:
-        """The only job that a client with this key may speak for; ANY_JOB; None for a key that is not admitted."""
+        """The job that a client with this key speaks for, or ANY_JOB; None: the key is not admitted."""
         return self._jobs.get(public)
 
     def invited(self, job: str) -> KeyPair | None:
-        """The key of a job that was invited before."""
+        """The keys of a job; None: it was not invited."""
         return self._invited.get(job)
 
     def invite(self, job: str, keys: KeyPair) -> str:
@@ -46,13 +47,13 @@ class Keyring:
         return json.dumps([job, keys.public, keys.secret])
 
     def recall(self, lines: Iterable[str]) -> None:
-        """Admits what an earlier collector has invited. Raises ValueError: a line is malformed."""
+        """Admits the keys that an earlier collector issued. Raises ValueError: a line is malformed."""
         for line in lines:
             job, public, secret = json.loads(line)
             self.invite(job, KeyPair(public, secret))
 
 
 def belongs_to(job: str, invited: str) -> bool:
-    """Whether a run's job is the invited one; a further model of its processes has a number behind the name."""
+    """Whether a run's job is the invited one; the run of a further model in its processes has a number behind the name."""
     name, _, number = job.rpartition(".")
     return job == invited or (name == invited and number.isdecimal())

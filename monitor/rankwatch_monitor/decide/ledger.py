@@ -1,4 +1,4 @@
-"""Every decision of the collector: events in, effects out, through one door. No input, no output, no clock of its own."""
+"""Every decision of the collector: events in, effects out, through ``Ledger.handle``. No sockets, no files, no clock."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .options import Options
 from .run import Run
 
 KEPT_RUNS = 16
-"""Runs that are over and still answered for; their record is on disk."""
+"""Runs that are over and stay in memory, to answer ranks that come back; their records are on disk."""
 
 MAX_RUNS = 1024
-"""Runs under way; more are refused."""
+"""Runs under way. More are refused."""
 
 REFUSALS_TOLD = 1000
-"""Refusals that the log tells one by one; beyond it the 1024th, the 2048th, and so on."""
+"""Refusals that are logged one by one; after these the 1024th, the 2048th, and so on."""
 
 
 class Received(NamedTuple):
-    """A peer sent a well-formed message. ``job``: the only one that its key speaks for, if there is such a limit."""
+    """A peer sent a well-formed message. ``job``: the job that its key speaks for, or ANY_JOB."""
 
     peer: bytes
     message: messages.Message
@@ -43,7 +43,7 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What was to be kept of a run is on record: for each of these ranks all up to its message of this number."""
+    """The record of a run has all messages of these ranks up to these sequence numbers."""
 
     run: str
     seqs: Mapping[int, int]
@@ -51,7 +51,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """A peer's connection has ended: its process has, or the network between."""
+    """A peer's connection has ended, with its process or by the network."""
 
     peer: bytes
 
@@ -68,15 +68,15 @@ class Ledger:
     """The runs of one collector.
 
     Args:
-        options: what holds in every run.
-        is_free: whether a run may be called so; False when there is a folder of that name, say.
+        options: the options of every run.
+        is_free: whether a run may have this name; False, for one, where a folder of that name exists.
     """
 
     def __init__(self, options: Options, is_free: Callable[[str], bool] = lambda name: True) -> None:
         self.runs: dict[str, Run] = {}
         """The runs under way and the last ones that are over, by id, in the order of their first HELLO."""
         self.refused = 0
-        """Messages that were none."""
+        """How many messages were malformed."""
         self._refusals = 0
         self._options = options
         self._is_free = is_free
@@ -84,7 +84,7 @@ class Ledger:
         self._peers: dict[bytes, tuple[Run, int]] = {}
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Takes one event at ``now`` (seconds of any clock that does not run backwards) and says what is to be done."""
+        """The effects of one event at ``now``, in seconds of any clock that does not run backwards."""
         if isinstance(event, Received):
             return list(self._receive(event.peer, event.message, event.job, now))
         if isinstance(event, Stored):
@@ -113,7 +113,7 @@ class Ledger:
         return effects
 
     def take_journals(self) -> list[tuple[str, list[Entry]]]:
-        """By run, what is to be put on record since the last call; ``Stored`` is to tell when it is. Old runs are let go then."""
+        """By run, the entries since the last call, to be recorded; ``Stored`` says when they are. Forgets old runs."""
         taken = []
         for name, run in self.runs.items():
             if run.journal:
@@ -123,10 +123,10 @@ class Ledger:
         return taken
 
     def restore(self, name: str, entries: Sequence[Entry], progress: Iterable[Progress], now: float) -> Run:
-        """Takes over a run from its record, as another collector left it; its entries lie before ``now``.
+        """Takes over a run that another collector recorded; its entries lie before ``now``.
 
         Raises:
-            ValueError: it is no record of a run.
+            ValueError: these are not the entries of a run.
         """
         if not entries or not isinstance(opened := entries[0].fact, Opened):
             raise ValueError("it does not begin with a run's beginning")
@@ -140,9 +140,9 @@ class Ledger:
         over = [name for name, run in self.runs.items() if run.over]
         for name in over[:-KEPT_RUNS]:
             run = self.runs.pop(name)
-            for record in run.ranks.values():
-                if self._peers.get(record.peer, (None,))[0] is run:
-                    del self._peers[record.peer]
+            for rank in run.ranks.values():
+                if self._peers.get(rank.peer, (None,))[0] is run:
+                    del self._peers[rank.peer]
             if self._current.get((run.job, run.restart, run.world_size)) is run:
                 del self._current[run.job, run.restart, run.world_size]
 
@@ -163,18 +163,18 @@ class Ledger:
             return self._tune(peer, message, bound, now)
         if isinstance(message, messages.Invite):
             return self._invite(peer, message.job, bound)
-        # A collector that was restarted knows nobody.
+        # A collector that was restarted knows no peers.
         return (Send(peer, messages.Error("you are not known here: say HELLO", "hello")),)
 
     def _note_refusal(self, text: str) -> Iterator[Effect]:
-        """The log has all of few refusals and some of many: a peer that goes on and on does not fill a disk with it."""
+        """Logs all of a few refusals and some of many: a peer that never stops must not fill the disk."""
         self._refusals += 1
         if self._refusals <= REFUSALS_TOLD or self._refusals.bit_count() == 1:
             more = f" ({self._refusals} refusals by now)" if self._refusals > REFUSALS_TOLD else ""
             yield Note(text + more)
 
     def _invite(self, peer: bytes, job: str, bound: str) -> Iterator[Effect]:
-        """A control client asks for keys that speak for one job."""
+        """A control client asks for the keys of one job."""
         if not job:
             yield Send(peer, messages.Error("a job needs a name", "none"))
         elif bound:
@@ -184,20 +184,20 @@ class Ledger:
             yield IssueKey(peer, job)
 
     def _tune(self, peer: bytes, tune: messages.Tune, bound: str, now: float) -> Iterator[Effect]:
-        """A control client, which is no rank, changes options of the ranks."""
+        """A control client, not a rank, changes options of the ranks."""
         live = {name: run for name, run in self.runs.items() if not run.over and (not bound or belongs_to(run.job, bound))}
         chosen = [run for name, run in live.items() if tune.run in ("", name)]
         if not chosen:
             under_way = f"under way here: {', '.join(live)}" if live else "no run is under way here"
             yield Send(peer, messages.Error(f"no run {tune.run}; {under_way}" if tune.run else under_way, "none"))
             return
-        told = 0
+        ranks = 0
         for run in chosen:
             send = run.tune(tune.tuning, now)
-            told += len(send.peers)
+            ranks += len(send.peers)
             yield send
             yield Note(f"run {run.id}: options changed: {tune.tuning.describe()}")
-        yield Send(peer, messages.Tuned(tuple(run.id for run in chosen), told))
+        yield Send(peer, messages.Tuned(tuple(run.id for run in chosen), ranks))
 
     def _hello(self, peer: bytes, hello: messages.Hello, bound: str, now: float) -> Iterator[Effect]:
         complaint = _complaint(hello, bound)
@@ -218,7 +218,7 @@ class Ledger:
                 )
         held = run.ranks.get(hello.rank)
         if held is not None and held.hello.incarnation != hello.incarnation:
-            # The agent goes on asking: should the other process be dead, its place is free once it counts as lost.
+            # The agent asks again: if the other process is dead, this one can connect once that one counts as lost.
             text = f"rank {hello.rank} of run {run.id} is held by process {held.hello.pid} on {held.hello.host}"
             rival = f"process {hello.pid} on {hello.host}"
             if held.rival != rival:
@@ -226,34 +226,34 @@ class Ledger:
                 yield Note(f"refused {rival}: {text}")
             yield Send(peer, messages.Error(text, "none"))
             return
-        self._seat(peer, run, hello.rank, now)
+        self._assign(peer, run, hello.rank, now)
         yield from run.welcome(hello, peer, now)
 
-    def _seat(self, peer: bytes, run: Run, rank: int, now: float) -> None:
-        """From now on this peer speaks for this rank, it alone, and for no other."""
+    def _assign(self, peer: bytes, run: Run, rank: int, now: float) -> None:
+        """From now on this peer alone speaks for this rank, and for no other rank."""
         before = self._peers.pop(peer, None)
         if before is not None and (before[0] is not run or before[1] != rank):
-            before[0].disconnected(before[1], peer, now)  # nothing else would ever tell that it has left that place
+            before[0].disconnected(before[1], peer, now)  # no other event would ever say so
         held = run.ranks.get(rank)
         if held is not None and held.peer in self._peers:
             its_run, its_rank = self._peers[held.peer]
-            if its_run is run and its_rank == rank:  # else that peer has another place by now
+            if its_run is run and its_rank == rank:  # else that peer speaks for another rank by now
                 del self._peers[held.peer]
         self._peers[peer] = run, rank
 
     def _run_of(self, hello: messages.Hello) -> Run | None:
-        """The run this rank belongs to; None when it begins a new one."""
+        """The run this rank belongs to; None: it begins a new one."""
         for known in self.runs.values():
-            record = known.ranks.get(hello.rank)
+            rank = known.ranks.get(hello.rank)
             is_same_start = (known.job, known.restart) == (hello.job, hello.restart)
-            if is_same_start and record is not None and record.hello.incarnation == hello.incarnation:
-                return known  # even when it is over: a process that was stopped for a while is still to be aborted
+            if is_same_start and rank is not None and rank.hello.incarnation == hello.incarnation:
+                return known  # even when it is over: a process that was stopped for a while must still be aborted
         run = self._current.get((hello.job, hello.restart, hello.world_size))
         if run is None or run.over:
             return None
-        record = run.ranks.get(hello.rank)
-        # A rank that has ended does not come back: the same job was started again.
-        return None if record is not None and not record.is_running else run
+        rank = run.ranks.get(hello.rank)
+        # A rank that has ended does not come back: the same job was started anew.
+        return None if rank is not None and not rank.is_running else run
 
     def _open(self, hello: messages.Hello) -> Run:
         base = f"{safe_name(hello.job)}-{hello.restart}"
@@ -270,7 +270,7 @@ class Ledger:
 
 
 def _complaint(hello: messages.Hello, bound: str) -> str:
-    """Why a rank cannot be taken at all; empty when it can. ``bound``: the only job that its key speaks for."""
+    """Why a rank is refused for good; empty: it is not. ``bound``: the job that its key speaks for, or ANY_JOB."""
     if bound and not belongs_to(hello.job, bound):
         return f"its connection file speaks for job {bound} alone, not for {hello.job}"
     if hello.major != wire.VERSION[0]:

@@ -1,4 +1,4 @@
-"""The notices of one run: the last one of each rank and reading, bounded."""
+"""The notices of one run: the last one of each rank and reading, up to a limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rankwatch.shared.notice import Notice, NoticeKind
 from .report import RankNotice
 
 MAX_NOTICES = 256
-"""Notices kept per run; those of further ranks and readings are only counted."""
+"""Notices retained per run; those of further ranks and readings are only counted."""
 
 
 class Notices:
@@ -15,10 +15,10 @@ class Notices:
         self._kept: dict[tuple[NoticeKind, str, str], dict[int, Notice]] = {}
         self._count = 0
         self.unkept = 0
-        """How many came that found no room."""
+        """How many notices found no room."""
 
     def take(self, rank: int, notice: Notice) -> bool:
-        """Keeps a notice in place of the rank's earlier one of the same reading; returns whether the reading is a new one."""
+        """Replaces the rank's earlier notice of the same reading; returns whether this is the reading's first notice."""
         of_ranks = self._kept.get(notice.key, {})
         if rank not in of_ranks:
             if self._count == MAX_NOTICES:

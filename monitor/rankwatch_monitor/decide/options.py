@@ -1,4 +1,4 @@
-"""What can be set of a collector."""
+"""The options of a collector."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MAX_ANSWERS = 4096
 class Options:
     """The collector's options, in seconds.
 
-    ``cut_off_after``: ranks that all fell silent at once, before their connections ended, are lost only after so long, and
-    have ``return_window`` to come back once the first is heard again.
-    ``abort_on_lost``: whether a lost or failed rank stops the others; ``abort_on_stall``: whether one does that made no
-    progress for ``stall_after`` (0: never asked). ``job_end_is_told``: whether somebody will say how the
-    job's command ended; until then no run is over. ``every``: ranks look at each batch of this many (None: as they were told).
-    ``room``: how many ranks can connect. Very large worlds beat more slowly, and have longer to answer (see ``Run``).
+    ``cut_off_after``: ranks that all fell silent at once, before their connections ended, are lost only after this time.
+    Once the first of them is heard again, the others have ``return_window`` to reconnect. ``abort_on_lost``: whether a lost
+    or failed rank stops the others. ``abort_on_stall``: whether a stalled rank does, one that made no progress for
+    ``stall_after`` (0: stalls are not looked for). ``job_end_is_told``: an event will say how the job's command ended, and
+    no run is over before. ``every``: ranks measure one batch of this many (None: as each rank was told). ``room``: how many
+    ranks can connect.
     """
 
     heartbeat: float = 1.0

@@ -22,8 +22,8 @@ _LIVE, _GONE, _DONE = Liveness.LIVE, Liveness.GONE, Liveness.DONE
 class Rank:
     """A rank that has connected.
 
-    ``full_batch`` is the last batch of which the rank reported more than the root. ``forward_frames`` counts the frames of its
-    forward, ``frames`` those of its forward and backward so far, ``frames_before`` those of the full batch before.
+    ``full_batch`` is the last batch of which the rank reported more than the root. ``forward_frames`` counts the frames of
+    its forward, ``frames`` those of its forward and backward so far, ``frames_before`` those of the full batch before.
     """
 
     hello: messages.Hello

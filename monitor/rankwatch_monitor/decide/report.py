@@ -1,4 +1,4 @@
-"""What a report says of a run, whatever it is printed as."""
+"""What reports and live views say of a run, in whatever form they are shown."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Outcome(StrEnum):
     FINISHED = "finished"
     """Every rank ended cleanly."""
     ABORTED = "aborted"
-    """Stopped by a verdict, or after the batch that was asked for."""
+    """Stopped by a verdict or a signal, or after the batch that was asked for."""
     FAILED = "failed"
-    """A rank ended by an exception of its own."""
+    """A rank, or the job's command, ended by an error of its own."""
     LOST = "lost"
     """A rank went silent."""
     STALLED = "stalled"
-    """A rank made no progress any more, and the others were stopped for it."""
+    """A rank made no more progress, and the others were stopped because of it."""
 
 
 class RankState(StrEnum):
@@ -33,7 +33,7 @@ class RankState(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     ENDED = "ended"
-    """Its process ended without ``close()`` and without an exception that reached the top: well, or by sys.exit(1)."""
+    """Its process ended without ``close()`` and without an uncaught exception: normally, or by sys.exit(1)."""
     ABORTED = "aborted"
     FAILED = "failed"
     LOST = "lost"
@@ -43,9 +43,8 @@ class RankState(StrEnum):
 class RankRow:
     """A rank in the report.
 
-    ``last_batch`` is -1 before the first; ``farewell`` is the exception it ended by, if any; ``dropped`` batches found no room
-    in its spool; ``rival`` is the last other process that wanted to be this rank while it was there; ``stage`` is its place in
-    a pipeline.
+    ``last_batch`` is -1 before the first; ``farewell`` is the exception that ended the rank, if one did; ``dropped`` batches
+    found no room in its spool; ``rival`` is the last other process that tried to connect as this rank.
     """
 
     rank: int
@@ -62,9 +61,9 @@ class RankRow:
 
 
 class RankStanding(NamedTuple):
-    """Where a rank is while its run goes on; ``silent`` and ``still`` are seconds since it was heard and since it moved.
+    """Where a rank is now; ``silent`` and ``still`` are seconds since it was last heard and since it last moved.
 
-    ``quiet`` says how it is silent, where that is longer than it should be; ``queued`` messages wait in it to be sent, and
+    ``quiet`` says in what way it is silent, if it is silent for too long; ``queued`` messages wait in its spool, and
     ``dropped`` batches found no room there.
     """
 
@@ -82,10 +81,10 @@ class RankStanding(NamedTuple):
 
 
 class RunStanding(NamedTuple):
-    """Where a run is while it goes on, and how it ended once it is ``over``; ``tripped`` and ``stalled`` are numbers of ranks.
+    """Where a run is now, and how it ended once it is ``over``; ``tripped`` and ``stalled`` count ranks.
 
-    ``heartbeat`` is in seconds: ranks report this often, and standings are written this often. ``waiting`` names the ranks
-    that an election waits for; empty while there is no election.
+    Ranks send a beat, and standings are written, every ``heartbeat`` seconds. ``waiting`` says which ranks an election waits
+    for; it is empty outside an election.
     """
 
     job: str
@@ -106,9 +105,9 @@ class RankNotice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A run, as far as it is known. ``acknowledged_in`` is seconds from ABORT to the last acknowledgement so far.
+    """A run so far, or when it is over. ``acknowledged_in``: seconds from the abort to the last acknowledgement so far.
 
-    ``notices`` are in the order to show them in; ``notices_unkept`` came when there was no more room.
+    ``notices``: the most urgent first; ``notices_unkept`` more found no room.
     """
 
     run: str
@@ -124,7 +123,7 @@ class Report:
     notices: tuple[RankNotice, ...] = ()
     notices_unkept: int = 0
     stalled: str = ""
-    """The ranks that stood still at the end, and who waited for them."""
+    """The ranks that were stalled at the end, and which ranks waited for them."""
 
     @property
     def batches(self) -> int:

@@ -1,8 +1,8 @@
 """One run, from its first HELLO to the end of its last rank: a state machine without input or output, the clock passed in.
 
 A rank is lost when its connection has ended and it was silent for ``lost_after`` seconds. A trip begins an election
-(``election.py``). ``ending.py`` decides how the run ends. An abort that was decided is sent to every rank, and sent again until
-the rank acknowledges it or is gone.
+(``election.py``). ``ending.py`` decides how the run ends. An abort that was decided is sent to every rank, and sent again
+until the rank acknowledges it or is gone.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Run:
     _noted_waiting: str = ""
     """``waiting`` as it was last noted."""
     _running: set[int] = field(default_factory=set)
-    """Updated message by message, as the abort's unacknowledged ranks are: a message costs the same at 16 ranks and at 16,384."""
+    """Updated message by message, so that a message costs the same at 16 ranks and at 16,384."""
 
     def __post_init__(self) -> None:
         self.options = self.options.for_world(self.world_size)

@@ -1,4 +1,4 @@
-"""Ranks that stand still: which of them the others wait for. A pure decision over the ranks' records."""
+"""Stalled ranks: which rank makes no progress while the others wait for it. A pure decision over the ranks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rankwatch.shared.text import name_spans
 from .rank import Rank
 
 PHASE_ORDER = {"forward": 0, "backward": 1, "optimizer": 2, "idle": 3}
-"""The phases of a batch as they follow each other."""
+"""The phases of a batch, in their order."""
 
 
 class Stall(NamedTuple):
-    """The ranks that stand still and are furthest behind, those that wait for them, and the whole in a sentence."""
+    """The stalled ranks, the ranks that wait for them, and both in a sentence."""
 
     ranks: list[int]
     waiting: list[int]
@@ -23,21 +23,21 @@ class Stall(NamedTuple):
 
 
 def find_stall(running: Collection[Rank], now: float, after: float) -> Stall | None:
-    """The stall at ``now``, if there is one: a rank that made no progress for ``after`` seconds, and no other is behind it.
+    """The ranks that made no progress for ``after`` seconds while no other rank is behind them; None: there are none.
 
-    Ranks that wait in a collective stand still too, but further on. One that is behind all others and moves is slow, and no
-    stall.
+    Ranks that wait in a collective make no progress either, but they are further on. A rank that is behind all others and
+    still moves is slow, not stalled.
     """
-    standing = [record for record in running if now - record.moved_at > after]
-    if not standing:
+    still = [rank for rank in running if now - rank.moved_at > after]
+    if not still:
         return None
-    last = min(map(_place, running))
-    stalled = [record for record in standing if _place(record) == last]
+    last = min(map(_reached, running))
+    stalled = [rank for rank in still if _reached(rank) == last]
     if not stalled:
         return None
-    # They came to a halt after the first did: how long after depends on what they still had to do.
-    waiting = [record for record in running if _place(record) > last and now - record.moved_at > after / 2]
-    first = min(stalled, key=lambda record: record.hello.rank)
+    # They stopped later than the stalled ranks: how much later depends on what they still had to do.
+    waiting = [rank for rank in running if _reached(rank) > last and now - rank.moved_at > after / 2]
+    first = min(stalled, key=lambda rank: rank.number)
     who = first.name if len(stalled) == 1 else name_spans(_ranks(stalled))
     text = f"{who} stalled: no progress for {after:g} s, {_life(stalled, now)}; {first.last_seen}"
     if waiting:
@@ -47,23 +47,23 @@ def find_stall(running: Collection[Rank], now: float, after: float) -> Stall | N
     return Stall(_ranks(stalled), _ranks(waiting), text)
 
 
-def _place(record: Rank) -> tuple[Position, int]:
-    return record.progress, PHASE_ORDER.get(record.phase, 0)
+def _reached(rank: Rank) -> tuple[Position, int]:
+    return rank.progress, PHASE_ORDER.get(rank.phase, 0)
 
 
-def _ranks(records: Iterable[Rank]) -> list[int]:
-    return sorted(record.hello.rank for record in records)
+def _ranks(ranks: Iterable[Rank]) -> list[int]:
+    return sorted(rank.number for rank in ranks)
 
 
 def _life(stalled: list[Rank], now: float) -> str:
-    silent = [record for record in stalled if record.quiet]
+    silent = [rank for rank in stalled if rank.quiet]
     if not silent:
         return "though its heartbeat comes" if len(stalled) == 1 else "though their heartbeats come"
-    longest = max(now - record.heard_at for record in silent)
+    longest = max(now - rank.heard_at for rank in silent)
     which = "and" if len(silent) == len(stalled) else f"and of {name_spans(_ranks(silent))}"
     return f"{which} no heartbeat for {longest:.0f} s (its process is stopped, or busy outside of Python)"
 
 
 def _nearest(waiting: list[Rank]) -> str:
-    nearest = min(waiting, key=_place)
+    nearest = min(waiting, key=_reached)
     return f"batch {nearest.progress.batch}, frame {nearest.progress.frame}, phase {nearest.phase}"

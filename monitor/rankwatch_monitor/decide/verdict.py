@@ -1,8 +1,8 @@
-"""Trips by rank -> the verdict: pure, the clock passed in.
+"""From the trips of the ranks to the verdict: pure, the clock passed in.
 
-Ranks of a data-parallel job run the same program, so (batch, eval, frame) orders them where clocks cannot; the stages of a
-pipeline hand each micro-batch on, so there (batch, eval, stage, frame) does. The smallest tripped place is the culprit's,
-once every rank that still can has passed it or tripped itself, or the window is over.
+The ranks of a data-parallel job run the same program, so (batch, eval, frame) orders them where clocks cannot. The stages of
+a pipeline hand each micro-batch on, so (batch, eval, stage, frame) orders them. The culprit is the earliest trip in this
+logical time, once every rank that can still report has passed that time or has tripped itself, or the window is over.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Liveness(enum.Enum):
     """What a rank can still contribute to the verdict."""
 
     LIVE = "live"
-    """Running, or not yet connected: it is waited for."""
+    """Running, or not yet connected: the election waits for it."""
     GONE = "gone"
-    """Dead or failed: what it did not tell before, it will never tell."""
+    """Dead or failed: it will report no more."""
     DONE = "done"
-    """Ended cleanly: all that it ran was finite."""
+    """Ended cleanly: all its readings were finite."""
 
 
 class Certainty(StrEnum):
@@ -35,10 +35,10 @@ class Certainty(StrEnum):
 
 
 class LogicalTime(NamedTuple):
-    """Where in the logical order of all ranks a rank tripped; ordered.
+    """When a rank tripped, in the order that all ranks share.
 
-    All stages run a micro-batch's forward, one after the other, before the last of them begins its backward, which then
-    goes through them the other way round: ``turn`` is the stage, negated in backward. ``stage`` follows from the rest.
+    The stages of a pipeline run a micro-batch's forward one after the other; its backward then goes through the stages the
+    other way round: ``turn`` is the stage, negated in backward. ``stage`` follows from the other fields.
     """
 
     batch: int
@@ -54,14 +54,14 @@ class LogicalTime(NamedTuple):
 
 
 def logical_time_of(trip: Trip, stage: int) -> LogicalTime:
-    """The place of a rank's trip. Without a pipeline the frame alone says what is of the backward: it is counted on."""
+    """The logical time of a rank's trip. Without a pipeline the frame is enough: backward frames are counted on."""
     batch, evaluation, frame = trip.position
     is_backward = stage != NO_STAGE and trip.frame.spec.phase is not Phase.FORWARD
     return LogicalTime(batch, evaluation, is_backward, -stage if is_backward else stage, frame, stage)
 
 
 class Witness(NamedTuple):
-    """A rank as the election sees it. ``reported_batch`` is the last batch whose whole forward it has reported."""
+    """A rank as the election sees it. ``reported_batch``: the last batch whose whole forward it has reported."""
 
     liveness: Liveness
     progress: Position
@@ -72,7 +72,7 @@ class Witness(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The culprit over all ranks. ``also``: the other ranks that tripped, in logical order. ``missing``: never answered."""
+    """The culprit over all ranks. ``also``: the others that tripped, in logical order. ``missing``: who did not answer."""
 
     rank: int
     trip: Trip
@@ -96,20 +96,20 @@ def elect(
     window: float,
     unsure: Collection[int] | None = None,
 ) -> tuple[Verdict | None, str]:
-    """The verdict, or None while a rank may still tell of an earlier trip; and why, in words.
+    """The verdict, or None while a rank may still report an earlier trip; and why, in words.
 
     Args:
-        witnesses: the ranks that ever connected, by rank; at least one of them has tripped.
-        since_first_trip: seconds since the collector heard of the first trip.
-        window: seconds it waits for the ranks that have not answered.
-        unsure: the only ranks that may not have answered, where that is known: then ``witnesses`` may leave out all others that
-            have not tripped.
+        witnesses: the ranks that ever connected, by number; at least one of them has tripped.
+        since_first_trip: seconds since the collector received the first trip.
+        window: seconds to wait for the ranks that have not answered.
+        unsure: the ranks that may not have answered; None: any. ``witnesses`` may leave out a rank that is neither among
+            these nor tripped.
     """
     trips = {rank: witness.trip for rank, witness in witnesses.items() if witness.trip is not None}
-    places = {rank: logical_time_of(trip, witnesses[rank].stage) for rank, trip in trips.items()}
-    order = sorted(trips, key=lambda rank: (places[rank], rank))
+    times = {rank: logical_time_of(trip, witnesses[rank].stage) for rank, trip in trips.items()}
+    order = sorted(trips, key=lambda rank: (times[rank], rank))
     first = order[0]
-    target = places[first]
+    target = times[first]
     unsure = range(world_size) if unsure is None else sorted(unsure)
     silent = [rank for rank in unsure if rank not in witnesses or not _has_answered(witnesses[rank], target)]
     waited_for = [rank for rank in silent if rank not in witnesses or witnesses[rank].liveness is Liveness.LIVE]
@@ -137,7 +137,7 @@ def elect(
 
 
 def is_waited_for(witness: Witness, target: LogicalTime) -> bool:
-    """Whether this rank should be asked to tell when it passes ``target``."""
+    """Whether this rank may still report a trip before ``target``."""
     return witness.liveness is Liveness.LIVE and not _has_answered(witness, target)
 
 
@@ -153,9 +153,10 @@ def _has_answered(witness: Witness, target: LogicalTime) -> bool:
 def _has_passed(witness: Witness, target: LogicalTime) -> bool:
     """Whether all that the rank runs before ``target`` was finite.
 
-    A rank of another stage never comes to this frame. One of an earlier stage is past it with its own forward of the batch,
-    one of a later stage with that of the batch before, since it waits for this batch in vain. Of backwards only those of
-    the same stage are waited for: where they overlap, each rank tells of them when its next forward or its optimizer comes.
+    A rank of another stage never comes to the target's frame. A rank of an earlier stage has passed with its own forward of
+    the batch; a rank of a later stage with its forward of the batch before, since it waits for this batch in vain. For a
+    backward, only ranks of the same stage are waited for: backwards overlap, and a rank reports them with its next forward
+    or optimizer.
     """
     if witness.stage == target.stage:
         return witness.progress > (target.batch, target.eval, target.frame)
