@@ -24,7 +24,7 @@ from ..shared.frame import Kind, ReadingSpec, State
 _ORDER = torch.zeros(1)
 _NAMES = {value: dtype_name(value) for name in dir(torch) if isinstance(value := getattr(torch, name), torch.dtype)}
 _FIELD, _ROW = "\x1f", "\x1e"
-# Kinds and states as text: dynamo traces no enums.
+# Kinds and states as text, made outside of what dynamo traces.
 _INPUT, _OUTPUT, _KEYWORD = (str(int(kind)) for kind in (Kind.INPUT, Kind.OUTPUT, Kind.KEYWORD))
 _NONE, _NOT_A_TENSOR, _EMPTY, _NOT_FLOAT, _UNMATERIALISED = (
     str(int(state)) for state in (State.NONE, State.NOT_A_TENSOR, State.EMPTY, State.NOT_FLOAT, State.UNMATERIALISED)

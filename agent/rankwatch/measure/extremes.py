@@ -12,8 +12,8 @@ from ..shared.bounded import BoundedDict
 from . import kernel
 
 SCRATCH_BYTES = 512 * 1024
-"""Per thread, for at least two threads. A tensor is measured in pieces of this size, so that |x| of a piece stays in the
-second-level cache while it is reduced."""
+"""The scratch buffer's size per thread, for at least two threads. Larger tensors are measured in pieces, so that a thread's
+|x| stays in the second-level cache while it is reduced."""
 
 MAX_VIEWS = 512
 """Shapes whose view of the scratch buffer is remembered."""

@@ -41,7 +41,7 @@ PROBE_INTERVAL = 0.002
 """Seconds between checks of the training thread's position while the collector waits for this rank to pass one."""
 
 TABLES_SENT = 64
-"""Frame tables that the collector is assumed to have. After more, all are sent again: it retains only the last ones."""
+"""After this many frame tables, each is sent again when it is used: the collector retains only the last ones."""
 
 FAREWELL_TIMEOUT = 4.0
 """Seconds that ``close`` waits for the last messages to be acknowledged, even if the collector has just become unreachable:

@@ -12,10 +12,10 @@ from ..shared.frame import FrameTable
 from ..shared.notice import Notice
 
 SPOOL_BATCHES = 1024
-"""Unacknowledged batch summaries. Of more, the oldest are dropped and counted."""
+"""Most unacknowledged batch summaries; beyond it, the oldest are dropped and counted."""
 
 SPOOL_NOTICES = 256
-"""Unacknowledged notices. A notice replaces the earlier one of its reading; of more, the oldest are dropped."""
+"""Most unacknowledged notices; beyond it, the oldest are dropped. A notice replaces the earlier one of its reading."""
 
 
 @dataclass(frozen=True, slots=True)
