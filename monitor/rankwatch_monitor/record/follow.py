@@ -166,7 +166,7 @@ def newest_digests(record: RunRecord, world_size: int) -> Array:
 
 
 def _with_frames(run: Run, digests: Array) -> Report:
-    """The report of a run's events, with the number of frames in the culprit's batch, which only batches tell."""
+    """The report of a run's events, with the number of frames in the culprit's batch, which is known only from batches."""
     report = run.report()
     if report.verdict is None:
         return report

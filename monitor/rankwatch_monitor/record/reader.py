@@ -99,7 +99,7 @@ class RunRecord:
         return [entry for _, entry in self.events()]
 
     def events(self, *kinds: str) -> Iterator[tuple[float, Entry]]:
-        """The entries, or those of these kinds, each with the Unix time at which it was stored."""
+        """The entries, or only entries of these kinds, each with the Unix time at which it was stored."""
         where = f"WHERE kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
         query = f"SELECT time, now, rank, kind, body FROM events {where} ORDER BY id"
         with self._explained():
@@ -269,7 +269,7 @@ class RunRecord:
             return Envelope.unpack(ranks, body, self._columns(key.table))
 
     def envelopes(self, batch: int | None = None) -> Iterator[EnvelopePart]:
-        """The envelopes in the order of the batches, or those of one batch."""
+        """The envelopes in the order of the batches, or only the envelopes of one batch."""
         where, values = ("", ()) if batch is None else ("WHERE batch = ?", (batch,))
         query = f"SELECT batch, first_frame, tbl, ranks, body FROM envelopes {where} ORDER BY batch, first_frame, tbl"
         with self._explained():

@@ -48,14 +48,14 @@ CREATE TABLE summaries (
 
     meta       who wrote the record: name and value
     run        one row: what a list of runs shows (runs.py)
-    standing   one row: where the ranks are while the run goes on, as JSON
+    standing   one row: where the run and its ranks are while it is running, as JSON
     events     every fact except batches (decide/journal.py), in the order of arrival; a replay of them gives the verdict
     tables     the frame tables, numbered from 1
     digests    segments of digests, in the order in which the parts came
     envelopes  one for each part of a batch and frame table
     summaries  parts of batches as the ranks sent them
 
-``layout.py`` has the bytes of every ``body``, ``facts.py`` those of the events.
+``facts.py`` has the bodies of the events, ``layout.py`` the bytes of all other bodies.
 """
 
 

@@ -94,7 +94,7 @@ class Store:
             self._segment: Array = unpack_digests(last[1]) if last else np.zeros(0, DIGEST)
 
     def write(self, entries: Sequence[Entry], time: float, shown: Show | None = None, **meta: str) -> float | None:
-        """Stores entries, all or none, and the standings in place of those before.
+        """Stores all entries or none, and replaces the standings.
 
         Args:
             time: Unix seconds.

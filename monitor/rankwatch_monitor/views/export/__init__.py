@@ -1,1 +1,1 @@
-"""The record of a run for other programs: what is kept, batch after batch, so that memory does not grow with the record."""
+"""The record of a run for other programs, written batch by batch, so that memory does not grow with the record."""

@@ -181,14 +181,14 @@ class RunPages:
         lines = []
         tables = record.tables()
         columns = _columns_of(tables)
-        places = [(number, row) for number, table in tables.items() for row in _rows_of(table, module, label, phase)]
-        if not places:
+        rows = [(number, row) for number, table in tables.items() for row in _rows_of(table, module, label, phase)]
+        if not rows:
             raise LookupError(f"no module {module or '(root)'} has a reading {label} in its {phase} here")
         for rank in ranks:
-            points = [point for number, row in places for point in record.series(rank, columns[number], row, batches)]
+            points = [point for number, row in rows for point in record.series(rank, columns[number], row, batches)]
             points.sort(key=lambda point: point.batch)
             lines.append({"rank": rank, "points": [reports.point(*point) for point in grids.thinned(points)]})
-        dtype = _dtype_of(tables[places[0][0]], places[0][1])
+        dtype = _dtype_of(tables[rows[0][0]], rows[0][1])
         return {"dtype": dtype, "limit": DTYPE_MAX.get(dtype), "lines": lines}
 
     def culprit(self, record: RunRecord) -> dict[str, Any] | None:
@@ -226,7 +226,7 @@ class RunPages:
 
 
 def _trips(report: Report) -> list[tuple[int, Trip]]:
-    """The culprit's trip, then those beside it."""
+    """The culprit and its trip, then the other ranks that tripped."""
     return [] if report.verdict is None else [(report.verdict.rank, report.verdict.trip), *report.verdict.also]
 
 
