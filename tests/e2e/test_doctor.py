@@ -145,7 +145,7 @@ def test_a_rank_that_never_comes_is_named(clinic: Clinic, tmp_path: Path) -> Non
     assert diagnosis.of("all_reduce", "ok")[0]["ranks"] == [0, 1, 3]
 
 
-def test_rank_0_that_never_comes_is_told_by_each(clinic: Clinic, tmp_path: Path) -> None:
+def test_rank_0_that_never_comes_is_reported_by_each(clinic: Clinic, tmp_path: Path) -> None:
     diagnosis = clinic.see(tmp_path, 3, [Patient(1), Patient(2)], "--timeout", "0.5")
     assert diagnosis.codes == [1, 1]
     assert diagnosis.out == ""
@@ -167,7 +167,7 @@ def test_a_rank_that_hangs_is_named_and_the_others_are_tried(clinic: Clinic, tmp
     assert diagnosis.of("all_reduce", "ok")[0]["ranks"] == [0, 1]
 
 
-def test_rank_0_that_hangs_is_told_by_each(clinic: Clinic, tmp_path: Path) -> None:
+def test_rank_0_that_hangs_is_reported_by_each(clinic: Clinic, tmp_path: Path) -> None:
     patients = [Patient(0, deaf=True), Patient(1), Patient(2)]
     diagnosis = clinic.see(tmp_path, 3, patients, "--timeout", "4", "--check-timeout", "0.1")
     assert diagnosis.codes == [None, 1, 1]

@@ -102,11 +102,11 @@ def interface(master: tuple[str, int], nodes: int, backend: str, env: Mapping[st
     if backend != "gloo":
         return ok("interface", f"{route}; {variable} {wanted or 'not set'}")
     if wanted:
-        return gloo_as_told(wanted.split(","), addresses, route, nodes)
-    return gloo_by_itself(socket.gethostname(), _resolved(), addresses, route, nodes)
+        return gloo_with_names(wanted.split(","), addresses, route, nodes)
+    return gloo_by_default(socket.gethostname(), _resolved(), addresses, route, nodes)
 
 
-def gloo_as_told(wanted: list[str], addresses: Mapping[str, str], route: str, nodes: int) -> CheckResult:
+def gloo_with_names(wanted: list[str], addresses: Mapping[str, str], route: str, nodes: int) -> CheckResult:
     """Where gloo listens when GLOO_SOCKET_IFNAME names interfaces."""
     missing = [name for name in wanted if name not in addresses]
     if missing:
@@ -120,7 +120,7 @@ def gloo_as_told(wanted: list[str], addresses: Mapping[str, str], route: str, no
     return ok("interface", f"gloo listens on {chosen}, as told; {route}")
 
 
-def gloo_by_itself(host: str, resolved: list[str], addresses: Mapping[str, str], route: str, nodes: int) -> CheckResult:
+def gloo_by_default(host: str, resolved: list[str], addresses: Mapping[str, str], route: str, nodes: int) -> CheckResult:
     """Where gloo listens by default: on the address of the host's name, or on loopback if that is no address of this host."""
     here = [address for address in resolved if is_loopback(address) or address in addresses.values()]
     chosen = here[0] if here else ""

@@ -1,7 +1,7 @@
 """Which units are tested against each other, and which unit or pair is to blame for a failure. Pure.
 
 Units are numbered from 0: the nodes, or on a single node its ranks. The first round tests every unit once, the second mixes
-those that failed with those that did not, the third tests the other pairs. A round is a list of waves. A unit is in at most one
+failed units with healthy ones, the third tests the other pairs. A round is a list of waves. A unit is in at most one
 pair of a wave, so all pairs of a wave run at the same time, and a pair that hangs delays no other.
 """
 

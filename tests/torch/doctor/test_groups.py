@@ -1,4 +1,4 @@
-"""The doctor's collectives, on real gloo groups: two threads in the place of two ranks."""
+"""The doctor's collectives, on real gloo groups: two threads stand for two ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_right_answer_and_a_wrong_one(work: Work) -> None:
     assert any(isinstance(outcome, WrongAnswer) for outcome in together(work, lie=1))
 
 
-def test_a_wrong_answer_is_told_with_its_place() -> None:
+def test_a_wrong_answer_names_its_element() -> None:
     outcome, _ = together(Group.all_reduce, lie=4)
     assert str(outcome) == "wrong answer for 1 elements: 5 instead of 1 at element 0"
 

@@ -39,7 +39,7 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "g
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "70003", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
 
 
-def test_nodes_are_told_apart_by_the_launcher() -> None:
+def test_nodes_differ_by_what_the_launcher_says() -> None:
     assert find_placement({**TORCHRUN, "GROUP_RANK": "2"}).node == "2"
     assert find_placement({**SRUN, "SLURM_NODEID": "3"}).node == "3"
     by_hand = find_placement(TORCHRUN)
@@ -144,10 +144,10 @@ def test_keys_do_not_leave_the_rank() -> None:
         "NCCL_IB_HCA": "mlx5",
         "TORCHELASTIC_RUN_ID": "1",
     }
-    kept = environment_of(env)
-    assert set(kept) == {"RANKWATCH_CONNECTION", "NCCL_IB_HCA"}
-    assert "abc" not in kept["RANKWATCH_CONNECTION"]
-    assert kept != environment_of({**env, "RANKWATCH_CONNECTION": '{"client_secret": "abd"}'})
+    shared = environment_of(env)
+    assert set(shared) == {"RANKWATCH_CONNECTION", "NCCL_IB_HCA"}
+    assert "abc" not in shared["RANKWATCH_CONNECTION"]
+    assert shared != environment_of({**env, "RANKWATCH_CONNECTION": '{"client_secret": "abd"}'})
 
 
 @given(st.sets(st.integers(0, 30), min_size=1))
@@ -225,7 +225,7 @@ ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.3", "ib0": "10.1.0.3"}
     ],
 )
 def test_the_address_that_gloo_takes_by_itself(resolved: list[str], nodes: int, state: CheckState, found: str) -> None:
-    result = machine.gloo_by_itself("gpu3", resolved, ADDRESSES, "to gpu1 by eth0", nodes)
+    result = machine.gloo_by_default("gpu3", resolved, ADDRESSES, "to gpu1 by eth0", nodes)
     assert result.state is state
     assert result.found.startswith(found)
     assert ("export GLOO_SOCKET_IFNAME=eth0" in result.advice) is (state is CheckState.WARN)
@@ -240,8 +240,8 @@ def test_the_address_that_gloo_takes_by_itself(resolved: list[str], nodes: int, 
         (["lo"], 1, CheckState.OK, "gloo listens on lo (127.0.0.1), as told"),
     ],
 )
-def test_the_interface_that_gloo_is_told(wanted: list[str], nodes: int, state: CheckState, found: str) -> None:
-    result = machine.gloo_as_told(wanted, ADDRESSES, "to gpu1 by eth0", nodes)
+def test_the_interface_that_gloo_is_given(wanted: list[str], nodes: int, state: CheckState, found: str) -> None:
+    result = machine.gloo_with_names(wanted, ADDRESSES, "to gpu1 by eth0", nodes)
     assert result.state is state
     assert result.found.startswith(found)
 
@@ -262,18 +262,18 @@ gpu1:11:40 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.0.
 
 
 def test_the_log_in_words() -> None:
-    told = explain(LOG.splitlines())
-    assert [one.meaning for one in told if one.is_trouble] == [
+    explained = explain(LOG.splitlines())
+    assert [one.meaning for one in explained if one.is_trouble] == [
         "NCCL sees no InfiniBand or RoCE card and takes TCP, which is far slower",
         "NCCL could not reach another rank by TCP",
     ]
-    assert [one.meaning for one in told if not one.is_trouble] == [
+    assert [one.meaning for one in explained if not one.is_trouble] == [
         "the interface by which NCCL's ranks find each other",
         "no network plugin: NCCL uses its own, which is fine",
         "NCCL's version",
         "data between nodes goes over plain TCP",
     ]
-    assert "10.0.0.2<43211>" in told[1].as_result().found
+    assert "10.0.0.2<43211>" in explained[1].as_result().found
 
 
 @pytest.mark.parametrize(
@@ -293,16 +293,16 @@ def test_the_log_in_words() -> None:
     ],
 )
 def test_troubles(line: str, words: str) -> None:
-    (told,) = explain([f"gpu1:1:2 [0] {line}"])
-    assert told.is_trouble
-    assert words in told.meaning
-    assert told.advice
+    (explained,) = explain([f"gpu1:1:2 [0] {line}"])
+    assert explained.is_trouble
+    assert words in explained.meaning
+    assert explained.advice
 
 
-def test_a_warning_that_nobody_knows_is_told_as_it_is() -> None:
-    (told,) = explain(["gpu1:1:2 [0] x.cc:1 NCCL WARN the moon is full", "gpu1:1:2 [0] NCCL INFO comm 0x1 rank 0"])
-    assert told.as_result().found == "the moon is full"
-    assert told.is_trouble
+def test_a_warning_that_nobody_knows_is_shown_unchanged() -> None:
+    (explained,) = explain(["gpu1:1:2 [0] x.cc:1 NCCL WARN the moon is full", "gpu1:1:2 [0] NCCL INFO comm 0x1 rank 0"])
+    assert explained.as_result().found == "the moon is full"
+    assert explained.is_trouble
 
 
 def test_all_that_does_well_and_many_times_stays_short() -> None:
@@ -397,14 +397,14 @@ def test_a_slow_pair_is_named() -> None:
     speeds = {(0, 1): 9e9, (2, 3): 1e9, (1, 2): 8e9, (0, 3): 10e9}
     report.pair_results = [PairResult(1, left, right, "", 1e-4, speed) for (left, right), speed in speeds.items()]
     judge_pairs(report, Blame(), dict.fromkeys(speeds, True))
-    slow, well = (told.result for told in report.rows)
+    slow, well = (row.result for row in report.rows)
     assert slow.state is CheckState.WARN
     assert slow.found == "gpu2 and gpu3 are slow: 1.00 GB/s, the others' median is 9.00 GB/s"
     assert well.found == "4 pairs well: round trip at most 0.10 ms, bandwidth at least 1.00 GB/s"
     assert not report.failed
 
 
-def test_an_ill_node_is_named_with_whom_it_met() -> None:
+def test_a_broken_node_is_named_with_its_partners() -> None:
     report = DoctorReport(3, "gloo", {rank: placement(rank, f"gpu{rank}", str(rank)) for rank in range(3)})
     report.units = units_of(report.placements)
     outcomes = {(0, 1): False, (0, 2): True, (1, 2): False}
@@ -413,18 +413,18 @@ def test_an_ill_node_is_named_with_whom_it_met() -> None:
         for pair, well in outcomes.items()
     ]
     judge_pairs(report, Blame(units=(1,)), outcomes)
-    (told,) = [told for told in report.rows if told.result.state is CheckState.FAIL]
-    assert told.ranks == (1,)
-    assert told.result.found == "gpu1 speaks with none it met, gpu0 and gpu2: timed out"
+    (row,) = [row for row in report.rows if row.result.state is CheckState.FAIL]
+    assert row.ranks == (1,)
+    assert row.result.found == "gpu1 speaks with none it met, gpu0 and gpu2: timed out"
 
 
-def test_a_node_that_listens_on_loopback_is_told_how_to_mend_it() -> None:
+def test_a_node_that_listens_on_loopback_gets_advice() -> None:
     report = DoctorReport(3, "gloo", {rank: placement(rank, f"gpu{rank}", str(rank)) for rank in range(3)})
     report.units = units_of(report.placements)
     report.add([1], warn("interface", "gpu1 is 127.0.1.1", "export GLOO_SOCKET_IFNAME=eth0"))
     outcomes = {(0, 1): False, (0, 2): False, (1, 2): False}
     report.pair_results = [PairResult(1, left, right, "timed out", None, None) for left, right in outcomes]
     judge_pairs(report, Blame(units=(1,), pairs=((0, 2),)), outcomes)
-    advice = [told.result.advice for told in report.rows if told.result.check == "pairs"]
+    advice = [row.result.advice for row in report.rows if row.result.check == "pairs"]
     assert advice[0] == "start without gpu1 meanwhile; on it: export GLOO_SOCKET_IFNAME=eth0"
     assert "between just these two" in advice[1]
