@@ -157,7 +157,7 @@ def test_several_nodes_and_their_tuning(tmp_path: Path) -> None:
         "trace batches 5000, 5001",
         "every 1; modules all; ignore nothing",
     ]
-    answered = [re.sub(r"^[1-4] ranks? of ", "4 ranks of ", line) for line in answers]
+    answered = [re.sub(r"\b[1-4] ranks? of ", "4 ranks of ", line) for line in answers]
     assert [line.endswith(f": {change}\n") for line, change in zip(answered, changes, strict=True)] == [True] * 4
     assert re.findall(r"options changed: (.*)", log) == changes
     assert f"`{answered[0].strip()}`" in PAGES["guide.md"]
