@@ -29,7 +29,7 @@ HEALTHY, KNOWN, UNKNOWN = b"healthy", b"known", b"unknown"
 
 
 def one_input(data: bytes) -> None:
-    """Raises where the collector would stumble over ``data``."""
+    """Raises where ``data`` would break the collector."""
     ledger = CheckedLedger(Options())
     _do(ledger, Received(HEALTHY, makers.hello(job="healthy", incarnation="healthy")))
     _do(ledger, Received(KNOWN, makers.hello(1, 2)))
@@ -67,7 +67,7 @@ def _do(ledger: Ledger, event: Event, now: float = 0.0) -> None:
 
 
 def perform(effects: Iterable[Effect]) -> None:
-    """What the collector does with effects, without a socket or a disk."""
+    """Carries out effects as the collector does, without sockets and files."""
     for effect in effects:
         if isinstance(effect, Send):
             wire.decode(wire.encode(effect.message))

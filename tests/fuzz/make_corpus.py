@@ -1,4 +1,4 @@
-"""Writes the corpus beside it: hostile and broken messages, one a file, named after what is wrong with it.
+"""Writes the corpus beside this file: hostile and broken messages, one per file, named after their fault.
 
 ``refused`` holds what ``wire.decode`` must refuse, ``read`` what it reads although nobody means well. Run it after the wire
 format has changed:
@@ -52,21 +52,21 @@ PARTS = {
     "NOTICE": ["kind", "module", "module_class", "label", "dtype", "since", "batch", "value", "growth"],
     "TUNE": ["every", "modules", "ignore", "trace_batch_nums", "check"],
 }  # fmt: skip
-"""What the field that a message of the kind is about consists of."""
+"""The parts of the one large field of these kinds."""
 
 Breakage = tuple[str, Any, tuple[int, ...]]
-"""What it is called, the wrong value, and where it goes."""
+"""A name, a wrong value, and the path of the part that it replaces."""
 
 INT64 = 2**63 - 1
 
 
 def array(*items: bytes) -> bytes:
-    """A short msgpack array of items that are packed already, well or badly."""
+    """A short msgpack array of items that are already packed, correctly or not."""
     return bytes([0x90 + len(items)]) + b"".join(items)
 
 
 def claim(header: int, length: int, rest: bytes = b"") -> bytes:
-    """A header with four bytes of length, and less behind it."""
+    """A header with a length of four bytes, and fewer bytes than it claims."""
     return struct.pack(">BI", header, length) + rest
 
 
@@ -88,7 +88,7 @@ def parts_of(message: messages.Message) -> list[Any]:
 
 
 def wrong_ones(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a field that has this value can never be, by name."""
+    """Values that a field with this value can never have, by name."""
     if type(value) is bool:
         yield "is-a-number", 1
     elif type(value) is int:
@@ -105,7 +105,7 @@ def wrong_ones(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def broken(parts: list[Any], value: Any, *path: int) -> bytes:
-    """The message with one field replaced; bytes in place of text come as text that is no UTF-8."""
+    """The message with one field replaced; bytes that replace text become text that is not UTF-8."""
     if type(value) is not bytes:
         packed: bytes = msgpack.packb(put(parts, value, *path))
         return packed
@@ -114,7 +114,7 @@ def broken(parts: list[Any], value: Any, *path: int) -> bytes:
 
 
 def fields_broken() -> Iterator[tuple[str, bytes]]:
-    """Every message with one field mutated, every part of the big fields too."""
+    """Every message with one field mutated; of the large fields, with each part mutated."""
     for message in ONE_OF_EACH:
         parts = parts_of(message)
         kind = parts[0]
@@ -129,7 +129,7 @@ def fields_broken() -> Iterator[tuple[str, bytes]]:
 
 
 def deep_parts_broken() -> Iterator[tuple[str, bytes]]:
-    """What lies deeper: specs, rows, frames, readings, columns."""
+    """Faults deeper inside: specs, rows, frames, readings, columns."""
     table, batch, trip = (parts_of(message) for message in (ONE_OF_EACH[2], ONE_OF_EACH[3], ONE_OF_EACH[4]))
     of_table: list[Breakage] = [
         ("spec-is-short", ["layer"], (1, 0)),
@@ -181,7 +181,7 @@ def deep_parts_broken() -> Iterator[tuple[str, bytes]]:
 
 
 def no_messages() -> Iterator[tuple[str, bytes]]:
-    """What is no array that begins with a kind, and claims that nothing stands behind."""
+    """Data that is no array with a kind in front, and headers that claim more than follows."""
     ack = wire.encode(messages.Ack(9, abort=True))
     yield "nothing", b""
     yield "zeros", b"\0" * 64
@@ -210,7 +210,7 @@ def no_messages() -> Iterator[tuple[str, bytes]]:
         yield f"claims-4-gib-{name}", claim(header, 2**32 - 1)
         yield f"claims-4-gib-{name}-as-field", array(b"\xa3ACK", claim(header, 2**32 - 1))
     yield "claims-as-many-items-as-bytes", claim(0xDD, 2000, b"\xc0" * 1990)
-    # Each claim is small enough to be believed, until the next is seen to eat it up.
+    # Each claim is small enough to be believed; only all of them together are not.
     yield "claims-nested-and-each-believable", claim(0xDD, 4000) * 800
     yield "deep-nesting-500", b"\x91" * 500 + b"\xc0"
     yield "deep-nesting-5000", b"\x91" * 5000 + b"\xc0"
@@ -219,7 +219,7 @@ def no_messages() -> Iterator[tuple[str, bytes]]:
 
 
 def read_all_the_same() -> Iterator[tuple[str, bytes]]:
-    """Well-formed, and said by somebody who means no good."""
+    """Well-formed messages with malicious content."""
     for message in ONE_OF_EACH:
         yield f"{type(message).__name__.lower()}.plain", wire.encode(message)
         yield f"{type(message).__name__.lower()}.more-fields-than-known", msgpack.packb([*parts_of(message), {}, [[[]]], -1])
@@ -298,7 +298,7 @@ def trips_that_are_read() -> Iterator[tuple[str, bytes]]:
 
 
 def entries() -> dict[str, bytes]:
-    """The whole corpus: path below its folder, and content."""
+    """The whole corpus: content by path below its folder."""
     refused = [*no_messages(), *fields_broken(), *deep_parts_broken()]
     found = [(f"refused/{name}.bin", data) for name, data in refused]
     found += [(f"read/{name}.bin", data) for name, data in read_all_the_same()]

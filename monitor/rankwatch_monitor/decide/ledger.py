@@ -21,7 +21,7 @@ KEPT_RUNS = 16
 MAX_RUNS = 1024
 """Runs under way. More are refused."""
 
-REFUSALS_TOLD = 1000
+LOGGED_REFUSALS = 1000
 """Refusals that are logged one by one; after these the 1024th, the 2048th, and so on."""
 
 
@@ -169,8 +169,8 @@ class Ledger:
     def _note_refusal(self, text: str) -> Iterator[Effect]:
         """Logs all of a few refusals and some of many: a peer that never stops must not fill the disk."""
         self._refusals += 1
-        if self._refusals <= REFUSALS_TOLD or self._refusals.bit_count() == 1:
-            more = f" ({self._refusals} refusals by now)" if self._refusals > REFUSALS_TOLD else ""
+        if self._refusals <= LOGGED_REFUSALS or self._refusals.bit_count() == 1:
+            more = f" ({self._refusals} refusals by now)" if self._refusals > LOGGED_REFUSALS else ""
             yield Note(text + more)
 
     def _invite(self, peer: bytes, job: str, bound: str) -> Iterator[Effect]:

@@ -23,7 +23,7 @@ class Options:
     ``cut_off_after``: ranks that all fell silent at once, before their connections ended, are lost only after this time.
     Once the first of them is heard again, the others have ``return_window`` to reconnect. ``abort_on_lost``: whether a lost
     or failed rank stops the others. ``abort_on_stall``: whether a stalled rank does, one that made no progress for
-    ``stall_after`` (0: stalls are not looked for). ``job_end_is_told``: an event will say how the job's command ended, and
+    ``stall_after`` (0: stalls are not looked for). ``expects_job_end``: an event will say how the command of the job ended, and
     no run is over before. ``every``: ranks measure one batch of this many (None: as each rank was told). ``room``: how many
     ranks can connect.
     """
@@ -38,7 +38,7 @@ class Options:
     return_window: float = 10.0
     stall_after: float = 300.0
     abort_on_stall: bool = False
-    job_end_is_told: bool = False
+    expects_job_end: bool = False
     every: int | None = None
     room: int = wire.MAX_RANKS
 

@@ -457,7 +457,7 @@ class Run:
         return self._have_all_ended(now) if self._abort.message is None else self._abort.is_answered(now)
 
     def _have_all_ended(self, now: float) -> bool:
-        if self._running or self.options.job_end_is_told:
+        if self._running or self.options.expects_job_end:
             self._all_ended_at = None
             return False
         if self._all_ended_at is None:

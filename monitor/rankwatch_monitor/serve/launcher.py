@@ -68,7 +68,7 @@ def run_command(
             address=address,
             connection_file=path,
             runs=RunsFolder(runs_dir),
-            options=replace(options, job_end_is_told=True),
+            options=replace(options, expects_job_end=True),
             show=lambda report, news: reports.update({report.run: report}),
             show_ranks=line.show if is_shown else lambda shown: None,
             job=job or env.get("RANKWATCH_JOB") or job_name(command),

@@ -1,4 +1,4 @@
-"""An election looks closely at few of many ranks, and elects as if it had looked at all."""
+"""An election looks closely at only a few of many ranks, with the same result as if it looked at all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ positions = st.builds(Position, st.integers(0, 1), st.integers(0, 1), st.integer
 
 @st.composite
 def worlds(draw: st.DrawFn) -> dict[int, Rank]:
-    """Ranks by number, at least one of which has tripped; some may never have connected."""
+    """Ranks by number. At least one has tripped; some ranks of the world have never connected."""
     has_stages = draw(st.booleans())
     ranks = draw(st.sets(st.integers(0, WORLD - 1), min_size=2))
     tripped = draw(st.sets(st.sampled_from(sorted(ranks)), min_size=1, max_size=2))
@@ -44,7 +44,7 @@ def test_it_elects_as_if_it_had_looked_at_all(ranks: dict[int, Rank], data: st.D
     target = min(logical_time_of(record.trip, record.hello.stage) for record in ranks.values() if record.trip is not None)
     asked = election.aim(target, ranks, 0.0)
     assert asked == [record for record in ranks.values() if is_waited_for(record.witness(), target)]
-    for rank, record in ranks.items():  # what they tell meanwhile
+    for rank, record in ranks.items():  # what they report meanwhile
         if record.progress > NOWHERE and data.draw(st.booleans()):
             ranks[rank] = replace(record, progress=max(record.progress, data.draw(positions)))
     for now in (0.0, 2.0):
@@ -52,7 +52,7 @@ def test_it_elects_as_if_it_had_looked_at_all(ranks: dict[int, Rank], data: st.D
         assert election.hold(ranks, now, final=False) == elect(witnesses, WORLD, now, 2.0)
 
 
-def test_a_rank_of_an_earlier_stage_is_asked_until_it_has_told_of_the_batch() -> None:
+def test_a_rank_of_an_earlier_stage_is_asked_until_it_has_reported_the_batch() -> None:
     trip = makers.trip(at=(3, 0, 5))
     tripped = Rank(makers.hello(0, 2, stage=1), b"0", 0.0, trip=trip, progress=trip.position)
     further = Rank(makers.hello(1, 2, stage=0), b"1", 0.0, progress=Position(3, 0, 6), reported_batch=2)

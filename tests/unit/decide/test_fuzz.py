@@ -1,4 +1,4 @@
-"""Hostile input: what ``wire`` lets through, and what the ledger makes of it, whoever says it and in whatever order."""
+"""Hostile input: what ``wire`` accepts, and what the ledger makes of it, from any peer and in any order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REFUSED, READ = make_corpus.read("refused"), make_corpus.read("read")
 NOT_HELLO = [message for message in map(wire.decode, READ.values()) if not isinstance(message, messages.Hello)]
 
 MEMORY_PER_BYTE = 160
-"""The most that decoding may hold for each byte it was given: what is smallest on the wire, an empty array, is 80 bytes here."""
+"""Bytes that decoding may hold for each byte of a message: an empty array is one byte on the wire and 80 bytes in memory."""
 
 MEMORY_AT_LEAST = 128 * 1024
 
@@ -83,9 +83,9 @@ def test_the_fuzz_target_runs_over_the_corpus_without_atheris(name: str) -> None
 
 
 def read_and_written(message: messages.Message) -> None:
-    """A message that was read is written as something that reads the same; what holds a nan is compared as it is written."""
+    """A message survives encoding and decoding; messages with a nan are compared by their bytes."""
     if isinstance(message, messages.Unknown):
-        return  # to be ignored, never to be sent
+        return  # ignored, and never sent
     written = wire.encode(message)
     again = wire.decode(written)
     assert wire.encode(again) == written
@@ -101,7 +101,7 @@ def decode_or_refuse(data: bytes) -> None:
 
 
 def decode_in_bounds(data: bytes) -> None:
-    """Decodes with a look at the memory it holds meanwhile, which bounds the time too: what is not there is not walked."""
+    """Decodes and measures the memory held meanwhile. That bounds the time too: items that are missing cost none."""
     tracemalloc.start()
     try:
         decode_or_refuse(data)
@@ -113,7 +113,7 @@ def decode_in_bounds(data: bytes) -> None:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """An entry of the corpus with bytes changed, cut out, put in twice, or swapped for those of another."""
+    """An entry of the corpus with bytes changed, removed, doubled, or replaced by bytes of another entry."""
     one, other = (draw(st.sampled_from([*READ.values(), *REFUSED.values()])) for _ in range(2))
     data = bytearray(one[:2000])
     for _ in range(draw(st.integers(1, 4))):
@@ -159,7 +159,7 @@ HEADERS = {
 claims = st.tuples(st.sampled_from(sorted(HEADERS)), st.integers(0, 2**32 - 1) | st.integers(0, 20_000))
 
 
-@settings(bounded, phases=[Phase.explicit, Phase.generate])  # one that fails is slow, and plain enough as it is
+@settings(bounded, phases=[Phase.explicit, Phase.generate])  # shrinking a failure is slow, and failures here are plain
 @given(claimed=st.lists(claims, min_size=1, max_size=5), times=st.integers(1, 300), rest=st.integers(0, 20_000))
 @example(claimed=[(0xDD, 9_999)], times=1000, rest=6_000)
 @example(
@@ -201,7 +201,7 @@ PEERS = [b"peer-%d" % number for number in range(5)]
 JOBS = ("train", "gan")
 TABLES = [makers.table(), *(FrameTable((makers.frame(module=f"m{number}").spec,)) for number in range(5))]
 SMALL = {"tables": 3, "notices": 4, "runs": 2}
-"""Limits that a short test reaches."""
+"""Limits small enough for a short test to reach."""
 
 positions = st.builds(Position, st.integers(-1, 4), st.integers(0, 1), st.integers(0, 4))
 seqs = st.integers(1, 9)
@@ -242,11 +242,11 @@ words: st.SearchStrategy[messages.Message] = st.one_of(
     ),
     st.sampled_from(NOT_HELLO),
 )
-"""Whatever a peer may say but HELLO."""
+"""Any message but HELLO."""
 
 
 def state_of(run: Run) -> tuple[str, object]:
-    """All that a run knows, and what it tells of it."""
+    """All that a run knows, and its report."""
     return repr(run), run.report()
 
 
@@ -264,7 +264,7 @@ def small_limits() -> Iterator[None]:
 
 
 class Peers(RuleBasedStateMachine):
-    """Several peers that say what they like, to a ledger of several runs."""
+    """Several peers that send what they like to a ledger of several runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,16 +274,16 @@ class Peers(RuleBasedStateMachine):
         self.now = 0.0
         self.said = 0
         self.places: dict[bytes, tuple[str, int]] = {}
-        """Which rank of which run each peer was welcomed as, last."""
+        """The run and rank that each peer was last welcomed as."""
         self.verdicts: dict[str, tuple[Run, object]] = {}
 
     def teardown(self) -> None:
-        """Once everybody is gone, every run ends, and is forgotten but for the last ones."""
+        """Once all peers are gone, every run ends, and all but the last ones are forgotten."""
         try:
             for peer in PEERS:
                 self.handle(Disconnected(peer))
             for _ in range(4):
-                self.pass_time(400.0)  # also those that were cut off, not ended
+                self.pass_time(400.0)  # ranks that were cut off are lost only after this
             assert [run.id for run in self.ledger.runs.values() if not run.over] == []
         finally:
             self._limits.__exit__(None, None, None)
@@ -302,7 +302,7 @@ class Peers(RuleBasedStateMachine):
         return effects
 
     def changed_by(self, event: Event) -> tuple[set[str], list[Effect]]:
-        """The runs that an event changed; new ones are not among them."""
+        """The runs that an event changed, without new ones."""
         before = {name: state_of(run) for name, run in self.ledger.runs.items()}
         effects = self.handle(event)
         after = {name: state_of(run) for name, run in self.ledger.runs.items()}
@@ -323,7 +323,7 @@ class Peers(RuleBasedStateMachine):
             self.places[peer] = place
             assert self.ledger.runs[welcome.run].ranks[hello.rank].hello.incarnation == hello.incarnation
         if not welcomes:
-            assert changed <= named  # at most, who else wanted the rank is noted
+            assert changed <= named  # at most, the run notes who else tried to be this rank
 
     @rule(peer=st.sampled_from(PEERS), message=words)
     def say(self, peer: bytes, message: messages.Message) -> None:
@@ -334,7 +334,7 @@ class Peers(RuleBasedStateMachine):
         elif isinstance(message, messages.Tune):
             assert changed <= {name for name in tunings if message.run in ("", name)}
             for name in changed:
-                self.ledger.runs[name].tuning = tunings[name]  # a control client changes this and nothing else
+                self.ledger.runs[name].tuning = tunings[name]  # a control client changes nothing else
         else:
             assert changed == set()
             assert isinstance(message, messages.Unknown | messages.Invite) or [type(effect) for effect in effects] == [Send]
@@ -397,7 +397,7 @@ class Peers(RuleBasedStateMachine):
 
 
 TestPeers = Peers.TestCase
-# Shrinking takes minutes here: put it in, Phase.shrink, once one has failed.
+# Shrinking takes minutes here: add Phase.shrink when a run has failed.
 TestPeers.settings = settings(bounded, max_examples=80, stateful_step_count=30, phases=[Phase.generate])
 
 
@@ -419,7 +419,7 @@ def say(ledger: Ledger, peer: bytes, *messages: messages.Message, now: float = 0
 @bounded
 @given(said=st.lists(sequenced, max_size=9), data=st.data())
 def test_what_is_said_again_is_taken_once(said: list[messages.Sequenced], data: st.DataObject) -> None:
-    """Numbered in their order, with any of what was said before said again in between, messages come to the same."""
+    """Messages that are sent again, in between others, change nothing."""
     numbered = [replace(message, seq=seq) for seq, message in enumerate(said, 1)]
     told: list[Any] = []
     for is_replayed in (False, True):
@@ -467,7 +467,7 @@ def test_nobody_speaks_for_a_rank_that_a_live_process_holds(hello: messages.Hell
     effects = say(ledger, b"impostor", hello)
     assert [effect for effect in effects if isinstance(effect, Send) and effect.peer != b"impostor"] == []
     say(ledger, b"impostor", *(message for message in said if not isinstance(message, messages.Tune)))
-    run.ranks[0].rival = ""  # that, and by whom, it was tried is told in the report
+    run.ranks[0].rival = ""  # the report names the process that tried
     assert state_of(run) == before
 
 

@@ -1,4 +1,4 @@
-"""Each invariant of a run can fail: what the other tests check after every event is no tautology."""
+"""Each invariant of a run can fail, so checking the invariants after every event is worth something."""
 
 from __future__ import annotations
 

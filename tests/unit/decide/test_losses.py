@@ -48,7 +48,7 @@ def test_a_disconnected_rank_is_lost_after_three_silent_heartbeats() -> None:
 
 
 def test_of_ranks_that_died_one_after_another_the_first_is_named_whoever_was_heard_last() -> None:
-    """As torchrun has it: one dies, and it ends the others."""
+    """As under torchrun: one rank dies, and torchrun ends the others."""
     desk = Desk()
     desk.connect(2)
     desk.wait(0.4)
@@ -159,14 +159,14 @@ def test_a_lost_rank_does_not_hold_up_a_verdict() -> None:
 def test_ranks_that_are_all_cut_off_at_once_are_not_lost() -> None:
     desk = Desk()
     desk.connect(2)
-    desk.wait(5)  # silent, connections standing
+    desk.wait(5)  # silent, but connected
     desk.disconnect(0)
     desk.disconnect(1)
     desk.wait(60)
     (run,) = desk.ledger.runs.values()
     assert {record.state for record in run.ranks.values()} == {RankState.RUNNING}
     desk.handle(Received(b"again", makers.hello(0, 2)))
-    for second in range(5):  # the other one comes back later
+    for second in range(5):  # the other rank reconnects later
         if second == 4:
             desk.receive(1, makers.beat(0, 0, 4))
         desk.handle(Received(b"again", makers.beat(0, 0, second)))

@@ -1,4 +1,4 @@
-"""Notices in the ledger: counted once, and bounded."""
+"""Notices in the ledger: each is counted once, and their number is bounded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_notices_are_bounded_and_further_ones_are_counted() -> None:
     desk.connect(2)
     for number in range(MAX_NOTICES + 3):
         desk.receive(number % 2, noticed(number + 1, module=f"m{number}"))
-    desk.receive(0, noticed(9999, module="m0", value=77.0))  # one that is kept is still brought up to date
+    desk.receive(0, noticed(9999, module="m0", value=77.0))  # a notice that found room is still updated
     desk.end()
     report = desk.reports[-1]
     assert (len(report.notices), report.notices_unkept) == (MAX_NOTICES, 3)

@@ -1,4 +1,4 @@
-"""How runs end, and runs beside each other, over a fake clock."""
+"""How runs begin and end, and several runs at a time, over a fake clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_run_whose_ranks_all_end_well_is_finished() -> None:
 
 
 def test_a_command_that_fails_without_a_word_of_its_ranks_is_failed() -> None:
-    desk = Desk(Options(job_end_is_told=True))
+    desk = Desk(Options(expects_job_end=True))
     desk.connect(1)
     desk.receive(0, messages.Bye(1, "ended", ""))
     assert desk.reports == []
@@ -41,7 +41,7 @@ def test_a_command_that_fails_without_a_word_of_its_ranks_is_failed() -> None:
 
 @pytest.mark.parametrize(("bye", "code"), [("ended", 0), ("finished", 9)])
 def test_a_rank_that_ended_is_believed_when_the_command_ended_well_or_it_said_so_itself(bye: str, code: int) -> None:
-    desk = Desk(Options(job_end_is_told=True))
+    desk = Desk(Options(expects_job_end=True))
     desk.connect(1)
     desk.receive(0, messages.Bye(1, bye, ""))
     desk.end(exit_code=code)
@@ -76,7 +76,7 @@ def test_the_last_rank_of_a_node_that_was_cut_off_is_lost_though_nobody_else_is_
 
 
 def test_what_becomes_of_ranks_whose_job_is_being_ended_is_no_failure() -> None:
-    desk = Desk(Options(job_end_is_told=True))
+    desk = Desk(Options(expects_job_end=True))
     desk.connect(3)
     desk.handle(JobInterrupted("SIGINT"))
     desk.receive(1, messages.Bye(1, "failed", "RuntimeError: connection closed by peer"))
@@ -89,7 +89,7 @@ def test_what_becomes_of_ranks_whose_job_is_being_ended_is_no_failure() -> None:
 
 
 def test_of_ranks_that_ended_without_a_word_the_first_whose_connection_ended_is_named() -> None:
-    desk = Desk(Options(job_end_is_told=True))
+    desk = Desk(Options(expects_job_end=True))
     desk.connect(3)
     desk.wait(1)
     desk.disconnect(1)
@@ -103,7 +103,7 @@ def test_of_ranks_that_ended_without_a_word_the_first_whose_connection_ended_is_
 
 @given(batches=st.lists(st.lists(st.sampled_from(["beat", "part"]), max_size=4), max_size=5), data=st.data())
 def test_a_beat_tells_as_much_before_the_batches_that_it_came_after(batches: list[list[str]], data: st.DataObject) -> None:
-    """The collector puts batches off, and no beat with them."""
+    """The collector takes batches later than other messages; a beat must mean the same before and after them."""
     table, said = makers.table(), list[messages.Message]()
     for batch, sends in enumerate(batches):
         frame = 0
@@ -128,7 +128,7 @@ def test_a_beat_tells_as_much_before_the_batches_that_it_came_after(batches: lis
 
 @pytest.mark.parametrize(("seconds", "outcome"), [(1, Outcome.ABORTED), (3, Outcome.LOST)])
 def test_a_rank_that_failed_just_before_the_job_was_ended_did_so_by_the_same_signal(seconds: int, outcome: Outcome) -> None:
-    desk = Desk(Options(job_end_is_told=True))
+    desk = Desk(Options(expects_job_end=True))
     desk.connect(3)
     desk.receive(1, messages.Bye(1, "failed", "RuntimeError: connection closed by peer"))
     failure = "rank 1 of 3 (node0, local rank 1) failed: RuntimeError: connection closed by peer"
@@ -143,7 +143,7 @@ def test_a_rank_that_failed_just_before_the_job_was_ended_did_so_by_the_same_sig
 
 
 def test_a_verdict_stands_though_the_job_is_ended_upon_it() -> None:
-    desk = Desk(Options(job_end_is_told=True))
+    desk = Desk(Options(expects_job_end=True))
     desk.connect(1)
     desk.receive(0, messages.Tripped(1, makers.trip(at=(5, 0, 3))))
     desk.handle(JobInterrupted("SIGTERM"))
@@ -153,7 +153,7 @@ def test_a_verdict_stands_though_the_job_is_ended_upon_it() -> None:
 
 
 def test_a_signal_is_named_as_the_reason_and_the_ranks_are_not_lost() -> None:
-    desk = Desk(Options(job_end_is_told=True))
+    desk = Desk(Options(expects_job_end=True))
     desk.connect(1)
     desk.handle(JobEnded(1, "SIGTERM"))
     report = desk.reports[-1]
@@ -268,7 +268,7 @@ def test_a_second_process_does_not_take_a_live_ranks_place() -> None:
     assert desk.handle(impostor) == [
         Note(f"refused process 666 on node0: {held}"), Send(b"impostor", messages.Error(held, "none")),
     ]  # fmt: skip
-    assert desk.handle(impostor) == [Send(b"impostor", messages.Error(held, "none"))]  # it goes on asking
+    assert desk.handle(impostor) == [Send(b"impostor", messages.Error(held, "none"))]  # the agent asks again
     assert desk.ledger.runs["train-0"].report().ranks[0].rival == "process 666 on node0"
     assert desk.handle(Received(b"impostor", makers.beat(0, 0, 0))) == [
         Send(b"impostor", messages.Error("you are not known here: say HELLO", "hello"))

@@ -1,4 +1,4 @@
-"""What the ledger shows of a run to those who look on."""
+"""The standings of a run that the ledger sends to live views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that stand still, over a fake clock."""
+"""Stalled ranks, over a fake clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def desk(world_size: int, **options: object) -> Desk:
 
 
 def keep_beating(at: Desk, seconds: float, *beats: messages.Beat | None) -> None:
-    """Each rank says the same at every heartbeat; None: nothing at all."""
+    """Each rank sends the same beat at every heartbeat; None: it sends nothing."""
     end = at.now + seconds
     while at.now < end:
         for rank, beat in enumerate(beats):
@@ -44,7 +44,7 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_frame_and_phase() -
         "last seen in batch 7, frame 9, phase forward; ranks 0-1, 3 wait, from batch 7, frame 12, phase backward on"
     ]
     keep_beating(at, STALL, ahead, ahead, behind, ahead)
-    assert notes(at) == []  # said once
+    assert notes(at) == []  # noted once
     keep_beating(at, 1, ahead, ahead, makers.beat(7, 0, 10), ahead)
     assert notes(at) == ["run train-0: rank 2 went on"]
 
@@ -63,7 +63,7 @@ def test_a_rank_whose_process_is_stopped_is_told_from_one_that_hangs() -> None:
 def test_a_slow_rank_is_no_stall() -> None:
     at = desk(2)
     at.take()
-    for frame in range(6):  # the other one waits for it at the end of each batch
+    for frame in range(6):  # rank 0 waits for rank 1 at the end of each batch
         keep_beating(at, STALL - 1, makers.beat(1, 0, 100), makers.beat(1, 0, frame + 1))
     assert notes(at) == []
 

@@ -12,7 +12,7 @@ from rankwatch_monitor.decide.options import Options
 
 
 def tuned(desk: Desk, tune: messages.Tune) -> list[messages.Message]:
-    """What a control client is answered."""
+    """The answer to a control client."""
     effects = desk.handle(Received(b"control", tune))
     return [effect.message for effect in effects if isinstance(effect, Send) and effect.peer == b"control"]
 
@@ -29,7 +29,7 @@ def test_a_tuning_reaches_the_ranks_that_are_there_and_those_that_come() -> None
     desk.connect(3, ranks=[2, 1])
     for rank in (1, 2):
         sent = [effect.message for effect in desk.effects if isinstance(effect, Send) and effect.peer == peer(rank)]
-        assert sent[0] == merged  # before WELCOME, so that it holds from the first batch on
+        assert sent[0] == merged  # before WELCOME: the first batch obeys it
         assert isinstance(sent[1], messages.Welcome)
     notes = tuning_notes(desk, messages.Tune(tuning=Tuning(every=10)))
     assert "run train-0: options changed: every 10" in [note.text for note in notes]

@@ -1,4 +1,4 @@
-"""The election over a fake clock: who is the culprit, whatever the order in which messages arrive."""
+"""The election over a fake clock: the culprit is the same in whatever order messages arrive."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ POSITIONS = [Position(batch, 0, frame) for batch in range(3) for frame in range(
 TABLE = FrameTable(tuple(makers.frame().spec for _ in range(FORWARD)))
 BACKWARD_TABLE = FrameTable((makers.frame(makers.reading("grad_input"), phase=Phase.BACKWARD).spec,) * (FRAMES - FORWARD))
 LAST = 99
-"""The sequence number of what a rank says last."""
+"""The sequence number of a rank's last message."""
 
 lives = st.builds(
     Life,
@@ -68,12 +68,12 @@ def told_by(life: Life, *, beats: bool) -> list[messages.Message]:
 
 
 def what_is_told(steps: int, *, beats: bool) -> int:
-    """How many of the steps that a rank has taken it tells of: without beats only whole parts of a batch."""
+    """How many of its steps a rank has reported: without beats, only whole parts of a batch."""
     return steps if beats else max(step for step in range(steps + 1) if step % FRAMES in (0, FORWARD))
 
 
 def what_is_true(worlds: Sequence[Life], *, beats: bool) -> tuple[int, Position, set[int]] | None:
-    """The culprit, where, and the ranks that can never answer for it, from a view of everything at once."""
+    """The culprit, its position, and the ranks that can never answer, worked out from the whole world."""
     trips = []
     for rank, life in enumerate(worlds):
         reached = len(POSITIONS) if life.dies_at is None else life.dies_at
@@ -93,8 +93,8 @@ def what_is_true(worlds: Sequence[Life], *, beats: bool) -> tuple[int, Position,
 
 
 def check_culprit(worlds: list[Life], beats: bool, data: st.DataObject) -> None:
-    """Whatever the order in which messages arrive, the culprit is the one seen from a view of everything at once."""
-    # Losses are only recorded here (abort_on_lost would rightly end the run before a later trip is heard of).
+    """In whatever order messages arrive, the culprit is the one worked out from the whole world."""
+    # Losses only count here: with abort_on_lost a loss would end the run, rightly, before a later trip arrives.
     desk = Desk(Options(heartbeat=100, decision_window=100, abort_on_lost=False))
     queues = {rank: [makers.hello(rank, len(worlds)), *told_by(life, beats=beats)] for rank, life in enumerate(worlds)}
     while any(queues.values()):
@@ -135,7 +135,7 @@ STAGES = (4, 1, 2)
 
 
 def told_by_stage(stage: int, life: Life) -> list[messages.Message]:
-    """All that a rank of a stage sends of its forwards, after HELLO: micro-batch after micro-batch."""
+    """All that a rank of a stage sends after HELLO about its forwards, one micro-batch after the other."""
     table = FrameTable((TABLE.specs[0],) * STAGES[stage])
     said: list[messages.Message] = []
     for step, position in enumerate(positions_of(stage)):
@@ -154,7 +154,7 @@ def positions_of(stage: int) -> list[Position]:
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> list[tuple[int, Life]]:
-    """Ranks with their stages: one or two of each."""
+    """Ranks with their stages: one or two ranks for each stage."""
     world = []
     for stage in range(len(STAGES)):
         places = positions_of(stage)
@@ -189,7 +189,7 @@ def check_culprit_of_pipeline(world: list[tuple[int, Life]], data: st.DataObject
         for rank, (own, life) in enumerate(world)
         if life.dies_at is not None
         and rank not in reached
-        and life.dies_at // STAGES[own] < batch + (own <= stage)  # so many micro-batches it has told of
+        and life.dies_at // STAGES[own] < batch + (own <= stage)  # the micro-batches that it has reported
     }
     assert set(desk.verdict.missing) == silent
 
@@ -233,15 +233,15 @@ def test_a_pipeline_is_ordered_by_stage_within_a_batch_and_its_backward_by_stage
 @pytest.mark.parametrize(
     ("phase", "stage", "at", "told", "passed"),
     [
-        (Phase.FORWARD, 0, (3, 0, 9), 3, True),  # it handed this batch on
-        (Phase.FORWARD, 0, (3, 0, 9), 2, False),  # and may yet trip in it, for all that is known
+        (Phase.FORWARD, 0, (3, 0, 9), 3, True),  # it has handed this batch on
+        (Phase.FORWARD, 0, (3, 0, 9), 2, False),  # it may still trip in this batch
         (Phase.FORWARD, 0, (4, 0, 0), 2, True),
         (Phase.FORWARD, 1, (3, 0, 6), 2, True),
         (Phase.FORWARD, 1, (3, 0, 5), 2, False),
         (Phase.FORWARD, 2, (2, 0, 4), 2, True),  # it waits for this batch
         (Phase.FORWARD, 2, (3, 0, 0), 2, True),
-        (Phase.FORWARD, 2, (2, 0, 4), 1, False),  # the batch before is still on its way there
-        (Phase.FORWARD, 2, (2, 1, 4), 2, False),  # in an eval after it
+        (Phase.FORWARD, 2, (2, 0, 4), 1, False),  # the batch before is still on its way to that stage
+        (Phase.FORWARD, 2, (2, 1, 4), 2, False),  # in an eval after that batch
         (Phase.BACKWARD, 2, (2, 0, 4), 2, False),
         (Phase.BACKWARD, 2, (3, 0, 4), 3, True),
         (Phase.BACKWARD, 0, (3, 0, 4), 3, True),
@@ -311,12 +311,12 @@ def test_no_verdict_before_the_others_have_passed_and_they_are_asked_to_tell() -
     desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
     assert desk.verdict is None
     assert desk.sent(1, messages.Probe) == [messages.Probe(Position(3, 0, 5))]
-    desk.receive(1, makers.beat(3, 0, 5))  # it runs that frame just now
+    desk.receive(1, makers.beat(3, 0, 5))  # it is running that frame
     assert desk.verdict is None
     assert len(desk.sent(1, messages.Ack)) == 1
     desk.receive(1, makers.beat(3, 0, 6))
     assert desk.verdict is not None
-    assert len(desk.sent(1, messages.Ack)) == 1  # what it hears instead is how the election ends
+    assert len(desk.sent(1, messages.Ack)) == 1  # instead it hears how the election ends
     assert len(desk.sent(1, messages.Abort)) == 1
 
 
@@ -365,7 +365,12 @@ ROOT_ALONE = FrameTable((makers.frame(module="").spec,))
     [
         ((2, 0, 1), "layer", Phase.FORWARD, 2),
         ((3, 0, 0), "layer", Phase.FORWARD, 2),
-        ((3, 0, 0), "", Phase.FORWARD, 1),  # the root is the last of its forward, in a batch that told of nothing else too
+        (
+            (3, 0, 0),
+            "",
+            Phase.FORWARD,
+            1,
+        ),  # the root's frame is the last of a forward, also where only the root was reported
         ((2, 0, 3), "layer", Phase.BACKWARD, 4),
         ((2, 0, 9), "layer", Phase.BACKWARD, None),
         ((3, 0, 1), "", Phase.BACKWARD, None),

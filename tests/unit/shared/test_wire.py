@@ -1,4 +1,4 @@
-"""The wire format: golden bytes, every message there and back, and nothing but ProtocolError for what is not one."""
+"""The wire format: golden bytes, every message encoded and decoded, and ProtocolError for everything else."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MESSAGES: list[messages.Message] = [
 
 # fmt: off
 def test_golden_bytes() -> None:
-    """What these bytes say may never change within a major version."""
+    """The meaning of these bytes may never change within a major version."""
     assert wire.encode(messages.Ack(9, abort=True)).hex() == "93a341434b09c3"
     assert wire.encode(makers.beat(3, 0, 17)).hex() == "96a44245415493030011a7666f72776172640000cb408f400000000000"
     batch = wire.encode(messages.Batch(4, makers.summary(149)))
@@ -124,7 +124,7 @@ def test_a_newer_minor_version_may_add_fields_and_kinds() -> None:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_every_field_is_checked(message: messages.Message) -> None:
-    """Each field of each message, replaced by what it cannot be, is named in the refusal."""
+    """A wrong value in any field of any message is refused, and the refusal names the message."""
     wrong_for_all: tuple[Any, ...] = (None, {}, [None] * 99, -(2**40), b"\xff", makers.NAN)
     kind, *values = msgpack.unpackb(wire.encode(message))
     for index in range(len(dataclasses.fields(message))):
