@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,19 @@ def test_it_is_replayed_once_and_goes_on_with_what_is_new(tmp_path: Path, monkey
     assert (last.is_over, last.report.outcome, last.report.reason, last.last) == (True, Outcome.ABORTED, "because", 201.0)
     assert last.report == records.read(run / FILE, replay.take).report == Follower(run).look().report
     assert asked[:2] == [9, 10]
+    store.close()
+
+
+def test_a_look_leaves_no_transaction_open(tmp_path: Path) -> None:
+    run = crowds.write(tmp_path, 2, 3, trouble=False)
+    follower, store = Follower(run), Store(run / FILE)
+    for batch in (3, 4):
+        view = follower.look()
+        store.write(list(crowds.trained(2, batch, 0.0)), 3.0)
+    with closing(sqlite3.connect(run / FILE)) as database:
+        is_busy, *_ = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    assert not is_busy  # else the log could only grow while somebody looks on
+    assert view.batches == {0: 3, 1: 3}
     store.close()
 
 
