@@ -1,4 +1,4 @@
-"""A detector whose observer writes everything down, and models for it."""
+"""A detector whose observer stores everything in lists, and models for it."""
 
 from __future__ import annotations
 

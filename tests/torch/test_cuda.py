@@ -1,4 +1,4 @@
-"""What a GPU is needed for: never waiting for it, and the same verdicts."""
+"""On a GPU: the host never waits for the device, and verdicts are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bugs of the Hugging Face detector that ours does not have; each test shows first that theirs has it."""
+"""Bugs of the Hugging Face detector that rankwatch's does not have; each test first shows that theirs has it."""
 
 from __future__ import annotations
 

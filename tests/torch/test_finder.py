@@ -1,4 +1,4 @@
-"""Which modules of a script are found, and that looking leaves torch as it was."""
+"""Which modules of a script the finder watches, and that it leaves torch unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watch on a zoo of transformers models: a healthy training goes on untouched, and a module that turns bad is named."""
+"""Many transformers models: a healthy training is unchanged, and a module that becomes non-finite is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When readings are read and judged, of which modules and batches, and how often weights are measured."""
+"""When readings are judged, which modules and batches are measured, and how often weights are measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled models: the graphs a watch adds nothing to but tensor code, and verdicts as in eager."""
+"""Compiled models: a watch adds only tensor code to their graphs, and the verdicts are the same as in eager mode."""
 
 from __future__ import annotations
 

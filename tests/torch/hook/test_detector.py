@@ -1,4 +1,4 @@
-"""Batches, frames, trips and aborts as the hooks see them."""
+"""Batches, frames, trips and aborts, as the detector's hooks make them."""
 
 from __future__ import annotations
 

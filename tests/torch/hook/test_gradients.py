@@ -1,4 +1,4 @@
-"""The backward under watch: whose gradients, of which batch, when they trip, and that the training stays what it was."""
+"""Watching the backward: which gradients belong to which batch, when they trip, and that the training is unchanged."""
 
 from __future__ import annotations
 

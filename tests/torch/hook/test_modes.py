@@ -1,4 +1,4 @@
-"""Modes that see every operation of torch: they see the model's, not ours."""
+"""Modes that see every operation of torch: they see the model's operations, and none of rankwatch's."""
 
 from __future__ import annotations
 

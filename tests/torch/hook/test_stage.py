@@ -1,4 +1,4 @@
-"""Stages of a pipeline: what of them is watched, under which names, and which of their forwards count."""
+"""Stages of a pipeline: which modules are watched, under which names, and which of their forwards are batches."""
 
 from __future__ import annotations
 

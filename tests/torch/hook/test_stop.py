@@ -1,4 +1,4 @@
-"""``stop``: a trip is told to the training, which ends by its own means, and leaves the weights alone until it has."""
+"""``stop``: a trip is reported to the training, which ends by its own means; its weights do not change until then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames, batches and steps, however a model is built, called and trained."""
+"""Frames, batches and steps, for models that are built, called and trained in many ways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is noticed before anything overflows: underflow, gradients that turn to zeros, and outputs that near their limit."""
+"""Notices: underflow, gradients that become zero, and outputs that approach their dtype's largest number."""
 
 from __future__ import annotations
 

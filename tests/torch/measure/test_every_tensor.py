@@ -1,4 +1,4 @@
-"""Whatever tensor comes by, a watched forward goes on: its numbers are right, or its state says that there are none."""
+"""Any tensor: the watched forward goes on, and its numbers are right, or its state says that it has none."""
 
 from __future__ import annotations
 

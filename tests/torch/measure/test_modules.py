@@ -1,4 +1,4 @@
-"""Names as the user wrote them, whatever the model is wrapped in."""
+"""The names of modules are the user's, whatever wraps the model."""
 
 from __future__ import annotations
 

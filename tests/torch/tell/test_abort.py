@@ -1,4 +1,4 @@
-"""torchrun's error file: what rankwatch says of a worker's death stays what torchrun reads."""
+"""torchrun's error file: torchrun reads what rankwatch writes about a worker's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trips under which policy, and the cause class with its evidence."""
+"""Which readings trip under which policy, and the cause with its evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options: argument, then environment, then default; and what is no option is named with its source."""
+"""Options: argument, then environment, then file, then default; an unknown option is named with its source."""
 
 from __future__ import annotations
 

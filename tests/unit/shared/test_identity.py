@@ -1,4 +1,4 @@
-"""Who am I: torchrun, SLURM, or alone."""
+"""Rank and job from torchrun, SLURM, or a single process."""
 
 from __future__ import annotations
 

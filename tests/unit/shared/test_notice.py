@@ -1,4 +1,4 @@
-"""Notices: how long there is headroom, what is told first, and in which words."""
+"""Notices: the batches left, the order in which they are shown, and their words."""
 
 from __future__ import annotations
 

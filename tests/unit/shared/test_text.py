@@ -1,4 +1,4 @@
-"""Frames as text where they are no plain forward (the parity tests hold what a forward looks like), and tunings in words."""
+"""Frames as text in phases other than forward (the parity tests cover the forward), and tunings in words."""
 
 from __future__ import annotations
 

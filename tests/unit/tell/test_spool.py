@@ -1,4 +1,4 @@
-"""The spool: bounded, in order, and never without what matters."""
+"""The spool: bounded, in order, and it never drops a trip or a BYE."""
 
 from __future__ import annotations
 

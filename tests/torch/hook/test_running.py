@@ -1,0 +1,46 @@
+"""Root forwards that run: their nesting, their thread, and how one ends."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from rankwatch.hook.running import RunningRoots
+
+
+def test_only_the_outermost_forward_begins_and_ends_a_batch() -> None:
+    roots = RunningRoots()
+    assert [roots.enter(), roots.enter(), roots.enter()] == [True, False, False]
+    assert [roots.leave(), roots.leave(), roots.leave()] == [False, False, True]
+    assert not roots.is_here()
+
+
+def test_a_second_thread_is_not_watched_while_a_forward_runs() -> None:
+    roots = RunningRoots()
+    assert roots.enter()
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(roots.enter).result() is None
+        assert other.submit(roots.is_elsewhere).result()
+        assert not other.submit(roots.is_here).result()
+        assert roots.is_here()
+        assert roots.leave()
+        assert other.submit(roots.enter).result()
+        assert roots.is_elsewhere()
+
+
+def test_a_forward_that_ends_without_a_beginning_is_no_outermost_one() -> None:
+    roots = RunningRoots()
+    assert not roots.leave()
+    assert roots.enter()
+
+
+def test_only_an_exception_that_came_during_the_forward_counts() -> None:
+    roots = RunningRoots()
+    try:
+        raise ValueError("before")
+    except ValueError:
+        roots.enter()
+        assert not roots.is_raising()
+        try:
+            raise KeyError("during")
+        except KeyError:
+            assert roots.is_raising()
