@@ -289,6 +289,7 @@ def test_equal_positions_are_all_named_lowest_rank_first() -> None:
     desk.connect(3)
     desk.receive(2, messages.Tripped(1, makers.trip(at=(4, 0, 1))))
     desk.receive(1, messages.Tripped(1, makers.trip(at=(4, 0, 1))))
+    assert len(desk.sent(0, messages.Probe)) == 1  # the second trip is no earlier: it asks nobody again
     desk.receive(0, makers.beat(4, 0, 2))
     assert desk.verdict is not None
     assert desk.verdict.rank == 1
