@@ -30,6 +30,18 @@ def test_abort_goes_to_every_rank_and_is_repeated_until_it_is_acknowledged() -> 
     assert desk.sent(1, messages.Abort) == []
 
 
+def test_an_acknowledgement_of_messages_is_none_of_the_abort() -> None:
+    desk = Desk(Options(abort_repeat=0.5))
+    desk.connect(1)
+    desk.receive(0, messages.Tripped(1, makers.trip()), messages.Ack(1, abort=False))
+    assert desk.reports == []
+    desk.take()
+    desk.wait(0.6)
+    assert len(desk.sent(0, messages.Abort)) == 1  # still to be acknowledged
+    desk.receive(0, messages.Ack(1, abort=True))
+    assert len(desk.reports) == 1
+
+
 def test_a_rank_that_comes_late_is_told_at_once() -> None:
     desk = Desk(Options(decision_window=0.1))
     desk.connect(2, ranks=[0])
