@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +20,8 @@ def render(runs: Sequence[RunRow]) -> str:
 
 def to_json(runs: Sequence[RunRow]) -> str:
     """As JSON; ``outcome`` is null until the run is over."""
+    import json  # here, so that a list as text starts faster
+
     return json.dumps([to_dict(run) for run in runs], indent=2) + "\n"
 
 
