@@ -1,14 +1,14 @@
-"""How long from the bad value to the end: real torchrun jobs with an overflow on one rank, timed from outside.
+"""Time from the bad value to the end of the job: real torchrun jobs with an overflow on one rank, timed from outside.
 
     python tests/benchmarks/abort.py [--runs 5] [--json FILE]
 
-Prints medians (and the range) over the runs, in milliseconds, of
+Prints medians (and the range) over the runs, in milliseconds:
   TRIP to ABORT       in the collector, from TRIP received to the first ABORT sent
-  bad value to ABORT  from the guilty frame on the rank to the first ABORT sent
-  bad value to ACKs   to the last rank's acknowledgement
-  bad value to exit   to the end of the last rank's process, the interpreters' own shutdown included
-for ranks that run on ("overflow") and for ranks that sit in a collective which never finishes ("stuck"). "bare" is the same
-training without rankwatch in which one rank raises an exception: what torchrun and the interpreters take by themselves.
+  bad value to ABORT  from the tripping frame on the rank to the first ABORT sent
+  bad value to ACKs   from the same frame to the last rank's acknowledgement
+  bad value to exit   from the same frame to the end of the last rank's process, interpreter shutdown included
+"overflow": the other ranks keep running. "stuck": the other ranks wait in a collective that never finishes. "bare": the same
+training without rankwatch, where one rank raises an exception; this is the time of torchrun and the interpreters alone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Times:
 
 
 class Watched(Collector):
-    """The collector, with the moments noted at which things happen."""
+    """The collector; it notes when each event happens."""
 
     times = Times()
 
@@ -71,7 +71,7 @@ class Watched(Collector):
 
 
 def ranks_alive(marker: str) -> int:
-    """How many processes of the job are ranks (torchrun gives them RANK) and not yet dead."""
+    """The number of live processes of the job that are ranks (torchrun sets RANK for them)."""
     alive = 0
     for entry in Path("/proc").iterdir():
         try:

@@ -1,24 +1,24 @@
-"""What one collector bears: a real ``rankwatch collector`` on one core, and simulated ranks over real sockets on the others.
+"""The load that one collector can take: a real ``rankwatch collector`` on one core, simulated ranks on the others.
 
     python tests/benchmarks/load.py [--ranks 64,1024,4096,16384] [--seconds 60] [--trips 10] [--json FILE]
 
-Every rank is a DEALER with keys of its own connection that says HELLO, sends its frame table, and then each second one batch
-(1,000 readings) and each heartbeat a BEAT, as an agent does; some processes hold them all. Beside them
-  - a probe rank (a run of its own) asks for a receipt every 50 ms: "latency" is how long its BEAT waits for its ACK;
-  - small runs of 8 ranks trip one after another: "small: TRIP to ABORT" and "to last ACK" are what the tripping rank and the
-    last rank see.
-For each size it prints messages per second, the collector's CPU (100 % is one core, its I/O thread included), its memory
-when the load began, in the middle and at the end, and those latencies. "behind" counts sends that found no room.
+Every rank is a DEALER with its own keys. It sends HELLO and its frame table, then one batch (1,000 readings) each second and
+a BEAT each heartbeat, as an agent does. A few processes hold all the ranks. Beside these ranks
+  - a probe rank (in its own run) asks for an ACK every 50 ms: "latency" is the time from its BEAT to the ACK;
+  - small runs of 8 ranks trip one after another: "small: TRIP to ABORT" and "to last ACK" are the times that the tripping
+    rank and the last rank see.
+For each size it prints messages per second, the collector's CPU (100 % is one core, its I/O thread included), the collector's
+memory at the start, middle and end of the load, and these latencies. "behind" counts sends that found the queue full.
 
-Then the large run itself trips, again and again: as restart 1, 2, 3, ... of its job all of its ranks connect and train as
-before, and while they do rank 0 trips. "TRIP to ABORT" is what that rank sees; "all told" is when the last rank has its ABORT,
-and "TRIP to last ACK" when the collector has the last rank's ACK: the first figure and the report's ``acknowledged_in``, which
-counts from the decision, so together a little more than it took. All ranks are known to be past the batch that trips; in "asked"
-they are still to come to it, and each has to answer before it is decided. "bare" is a ROUTER that tells as many ranks, with no
-load and nothing else to do, and takes their answers.
+Then the large run itself trips repeatedly: for restarts 1, 2, 3, ... of its job all ranks connect and train as before, and
+meanwhile rank 0 trips. "TRIP to ABORT" is the time that rank 0 sees; "all told" is when the last rank has its ABORT, and
+"TRIP to last ACK" when the collector has the last rank's ACK. This last figure is the first one plus the report's
+``acknowledged_in``, which counts from the decision, so the sum is slightly too large. The collector knows that all ranks are
+past the batch that trips; in "asked" the ranks have not reached that batch, and each must answer before the verdict. "bare" is
+a ROUTER without load that sends to the same number of ranks and receives their answers.
 
-"flood" is the same batches sent as fast as they are taken, by the same processes to the collector and then to a bare ROUTER
-(CURVE as well, messages received and dropped): the rate of the one by that of the other.
+"flood": the same processes send the same batches as fast as they are accepted, first to the collector and then to a bare
+ROUTER (also CURVE; it receives and drops messages). The figure is the collector's rate divided by the ROUTER's rate.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from rankwatch_monitor.serve.collector import TO_PEER, raise_descriptor_limit
 
 ROWS = 1000
 VARIANTS = 8
-"""Different readings among the ranks; a rank's messages differ from those of another in nothing else."""
+"""Different sets of readings among the ranks; the ranks' messages differ in nothing else."""
 
 MODULES = [
     FrameSpec(f"layers.{index}", "Linear", tuple(ReadingSpec(kind, label, "float32") for kind, label in rows))
@@ -71,14 +71,14 @@ TRIPS = 100
 TRIP_RANKS = 8
 RANKS_A_PROCESS = 4096
 LONGEST = 30
-"""Batches until a run of which a rank trips would end by itself."""
+"""Batches until a tripping run would end by itself."""
 
 TRIP_AFTER = 4.0
-"""Seconds after which it trips."""
+"""Seconds until rank 0 of the large run trips."""
 
 PROBE_PAUSE = 0.05
 SIMULATION_NICE = 10
-"""What the simulated ranks' processes are put behind the one that takes the latencies by: it is not to wait for them."""
+"""The nice value of the processes that simulate ranks: the process that measures latencies must not wait for them."""
 
 TOLD_WITHIN = 30_000
 """Milliseconds that a rank waits for its ABORT."""
@@ -91,7 +91,7 @@ PACE = 0.005
 
 
 def batch_messages(batch: int) -> list[bytes]:
-    """A batch of every variant of ranks."""
+    """One batch message for each variant of rank."""
     made = []
     for variant in range(VARIANTS):
         column = pack("f", [1.0 + (row * (variant + 1) + batch) % 97 for row in range(ROWS)])
@@ -119,7 +119,7 @@ class Ranks:
             socket.setsockopt(zmq.RCVTIMEO, TOLD_WITHIN)
 
     def connect(self, restart: int = 0) -> None:
-        """Returns when all are welcome and have sent their frame table."""
+        """Returns when every rank has its WELCOME and has sent its frame table."""
         self._asked, self._told = set(), {}
         hellos = [
             wire.encode(
@@ -165,10 +165,10 @@ class Ranks:
                 return
 
     def train(self, begin: float, batches: int) -> list[float]:
-        """One batch a second from ``begin`` (Unix seconds) on, the ranks evenly spread over the second, and their beats.
+        """Sends one batch a second from ``begin`` (Unix seconds), the ranks evenly spread over the second, and their beats.
 
-        A rank answers when it is asked, and ends when it is told to. Returns when the first and the last rank here were told
-        to; nothing when they have trained to the end.
+        A rank answers when asked, and ends on ABORT. Returns the times of the first and the last ABORT here; an empty list if
+        the ranks trained to the end.
         """
         count = len(self.sockets)
         beats_per_batch = 1.0 / self.heartbeat
@@ -178,7 +178,7 @@ class Ranks:
             beat = wire.encode(messages.Beat(Position(batch, 0, len(MODULES)), "backward", 1, 0, time.time()))
             done = 0
             while done < count:
-                # All are asked, or told, in this order: to look at all of them again and again would take longer.
+                # The collector asks or aborts the ranks in this order: polling all of them repeatedly would take longer.
                 next_asked = self._heed_from(next_asked, self._asked)
                 next_told = self._heed_from(next_told, self._told)
                 if len(self._told) == count:
@@ -195,16 +195,16 @@ class Ranks:
         return []
 
     def _heed_from(self, index: int, heeded: Collection[int]) -> int:
-        """Heeds what came for this rank and those after it, up to the first for which nothing came; returns that one."""
+        """Handles the messages of this rank and the next ones, up to the first rank without any; returns that rank."""
         while index < len(self.sockets) and (index in heeded or self._heed(index)):
             index += 1
         return index
 
     def _heed(self, index: int) -> bool:
-        """Does what a rank is asked or told to, if it is."""
+        """Answers the PROBEs and ABORTs that came for a rank; returns whether one came."""
         heeded = False
         for data in self._receive(index):
-            if data[1:5] == ACK_HEAD:  # of what is on record; to decode all of them would take as long as all else here
+            if data[1:5] == ACK_HEAD:  # an ACK of stored messages; decoding all ACKs would double the work here
                 continue
             message = wire.decode(data)
             if isinstance(message, messages.Probe):
@@ -218,10 +218,10 @@ class Ranks:
         return heeded
 
     def await_abort(self, index: int) -> float:
-        """Acknowledges the ABORT of a rank; returns when it was told (Unix seconds).
+        """Acknowledges the ABORT of a rank; returns when the ABORT came (Unix seconds).
 
         Raises:
-            zmq.Again: it was not.
+            zmq.Again: no ABORT came.
         """
         while not isinstance(wire.decode(self.sockets[index].recv()), messages.Abort):
             pass
@@ -234,7 +234,7 @@ class Ranks:
             socket.send(ABORT_ACK)
 
     def answer(self) -> float:
-        """Every rank is told something, and answers; returns when the last was told (Unix seconds)."""
+        """Every rank receives one message and answers it; returns when the last rank received its message (Unix seconds)."""
         for socket in self.sockets:
             socket.recv()
             socket.send(ABORT_ACK)
@@ -246,7 +246,7 @@ class Ranks:
             self.send(index, bye)
 
     def flood(self, seconds: float) -> int:
-        """Sends batches as fast as they are taken; returns how many."""
+        """Sends batches as fast as they are accepted; returns their number."""
         sent, end = 0, time.time() + seconds
         while time.time() < end:
             before = sent
@@ -263,9 +263,9 @@ class Ranks:
 
 
 def simulate(pipe: Pipe, path: str, job: str, world_size: int, numbers: range) -> None:
-    """The body of a process that holds ranks: does what the pipe tells, one call after another."""
+    """The body of a process that holds ranks: runs the calls that come through the pipe, one after another."""
     if job == "flood":
-        sockets.SEND_HIGH_WATER = 4  # so that what is sent is what is taken
+        sockets.SEND_HIGH_WATER = 4  # so that messages sent are messages accepted
     ranks = Ranks(connections.read(Path(path)), job, world_size, numbers)
     while (call := pipe.recv()) is not None:
         name, *arguments = call
@@ -275,7 +275,7 @@ def simulate(pipe: Pipe, path: str, job: str, world_size: int, numbers: range) -
 
 
 class Crowd:
-    """Processes that hold ranks of one run: these."""
+    """The processes that hold the ranks of one run."""
 
     def __init__(self, path: Path, job: str, world_size: int, ranks: range, cores: list[int]) -> None:
         count = max(min(len(cores), len(ranks)), -(-len(ranks) // RANKS_A_PROCESS))
@@ -310,7 +310,7 @@ class Crowd:
 
 @dataclass
 class Usage:
-    """A process as /proc shows it."""
+    """CPU time and memory of a process, from /proc."""
 
     pid: int
 
@@ -319,7 +319,7 @@ class Usage:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def rest(self) -> None:
-        """Returns when it has nothing to do: what was sent has been handled, and written."""
+        """Returns when the process is idle: all messages are handled and written."""
         before = self.cpu()
         while True:
             time.sleep(0.5)
@@ -335,7 +335,7 @@ class Usage:
 
 @dataclass
 class Latencies:
-    """Measured beside the load, in a thread of its own; milliseconds."""
+    """Latencies in milliseconds, measured during the load in a separate thread."""
 
     connection: Connection
     begin: float
@@ -366,7 +366,7 @@ class Latencies:
     def trip(self, job: str) -> None:
         ranks = Ranks(self.connection, job, TRIP_RANKS, range(TRIP_RANKS))
         ranks.connect()
-        for index in range(1, TRIP_RANKS):  # so that all are known to be past it
+        for index in range(1, TRIP_RANKS):  # so that the collector knows that all are past it
             ranks.send(index, wire.encode(makers.beat(1, 0, 0)))
         ranks.sockets[1].poll(10_000)
         begun = time.time()
@@ -380,7 +380,7 @@ class Latencies:
 
 @dataclass
 class Aborts:
-    """Of a run that is the load; milliseconds. Infinite: an ACK was missing when the report was written."""
+    """Abort times of the large run, in milliseconds. Infinite: an ACK was missing when the report was written."""
 
     to_first: list[float] = field(default_factory=list)
     to_all: list[float] = field(default_factory=list)
@@ -389,7 +389,7 @@ class Aborts:
 
 @dataclass
 class LargeRun:
-    """The run that is the load, all of it but its rank 0, and that one."""
+    """The run that makes the load: its rank 0, and all other ranks."""
 
     crowd: Crowd
     first: Ranks
@@ -397,14 +397,14 @@ class LargeRun:
     runs: Path
 
     def trip(self, restart: int, batch: int, aborts: Aborts) -> None:
-        """As this restart of the job all train, until ``batch`` of rank 0 trips."""
+        """All ranks train as this restart of the job, until ``batch`` of rank 0 trips."""
         self.crowd.begin("connect", restart)
         self.first.connect(restart)
         self.crowd.finish()
         self.collector.rest()
         begin = time.time() + 0.5
         self.crowd.begin("train", begin, LONGEST)
-        time.sleep(begin + TRIP_AFTER + 0.37 * restart % 1 - time.time())  # anywhere between two batches of a rank
+        time.sleep(begin + TRIP_AFTER + 0.37 * restart % 1 - time.time())  # at any moment between two batches of a rank
         begun = time.time()
         self.first.send(0, wire.encode(messages.Tripped(1, makers.trip(at=(batch, 0, 0)))))
         told = self.first.await_abort(0)
@@ -418,7 +418,7 @@ class LargeRun:
         self.first.leave()
 
     def _report(self, restart: int) -> dict[str, Any]:
-        """Published once the last rank has acknowledged."""
+        """The report, which is published once the last rank has acknowledged."""
         path = self.runs / f"load-{restart}" / "report.json"
         _until(path.exists)
         report: dict[str, Any] = json.loads(path.read_text())
@@ -445,7 +445,7 @@ def collector(folder: Path, core: int, log: Path) -> Iterator[tuple[Usage, Path]
 
 
 def bare_router(pipe: Pipe, path: str, core: int) -> None:
-    """The body of a process with a ROUTER, its CURVE as the collector's. Tells as many ranks as the pipe says; 0: drops all."""
+    """A process with a ROUTER, with CURVE as in the collector. The pipe gives the number of ranks to abort; 0: drops all."""
     os.sched_setaffinity(0, {core})
     raise_descriptor_limit()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -473,7 +473,7 @@ def bare_router(pipe: Pipe, path: str, core: int) -> None:
 
 @contextmanager
 def bare(folder: Path, core: int) -> Iterator[tuple[Pipe, Path]]:
-    """A ``bare_router`` in a process of its own."""
+    """A ``bare_router`` in a separate process."""
     spawn = multiprocessing.get_context("spawn")
     path = folder / "bare.json"
     ours, theirs = spawn.Pipe()
@@ -488,7 +488,7 @@ def bare(folder: Path, core: int) -> Iterator[tuple[Pipe, Path]]:
 
 
 def bare_aborts(world_size: int, times: int, cores: list[int], folder: Path) -> Aborts:
-    """What a ROUTER takes to tell ranks that do nothing but wait for it, and to have their answers."""
+    """The times for a ROUTER to send to idle, waiting ranks and to receive their answers."""
     aborts = Aborts()
     with bare(folder, cores[0]) as (pipe, path):
         crowd = Crowd(path, "bare", world_size, range(world_size), cores[1:] or cores)
@@ -498,7 +498,7 @@ def bare_aborts(world_size: int, times: int, cores: list[int], folder: Path) -> 
                 pipe.send(world_size)
                 pipe.recv()
                 crowd.begin("answer")
-                time.sleep(0.5)  # in which they come to wait; one that does not yet only finds it there
+                time.sleep(0.5)  # the ranks begin to wait; a late rank finds its message already there
                 pipe.send("tell")
                 begun, ended = pipe.recv()
                 aborts.to_all.append(1000 * (max(crowd.finish()) - begun))
@@ -598,7 +598,7 @@ def flood(world_size: int, seconds: float, cores: list[int], folder: Path) -> di
         try:
             if greeted:
                 crowd.call("connect")
-            crowd.call("flood", seconds / 4)  # until all that can fill up is full
+            crowd.call("flood", seconds / 4)  # until all queues are full
             sent: list[int] = crowd.call("flood", seconds)
             return sum(sent) / seconds
         finally:
@@ -648,7 +648,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[1:] or cores)  # the collector has the first for itself
+    os.sched_setaffinity(0, cores[1:] or cores)  # the first core is the collector's alone
     print(f"{len(cores)} cores, the collector on one of them; {ROWS} readings a batch, {len(batch_messages(0)[0])} bytes\n")
     result: dict[str, Any] = {"load": [], "flood": []}
     for world_size in arguments.ranks:

@@ -1,4 +1,4 @@
-"""What overhead.py trains: models of well-known shapes with random weights, and the modes in which they are watched."""
+"""The models that overhead.py trains, of well-known shapes with random weights, and the modes of watching."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import rankwatch
 transformers.logging.set_verbosity_error()
 
 SIZES = ("small", "cpu", "cuda")
-"""That of a smoke test, one for steps of a second or two on two cores, and one that keeps a GPU busy."""
+"""For a smoke test, for steps of a second or two on two cores, and for a busy GPU."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MODES: dict[str, dict[str, Any] | None] = {
     "bare": None,
@@ -35,14 +35,14 @@ MODES: dict[str, dict[str, Any] | None] = {
     "async": {"check": "async"},
     "every=10": {"every": 10},
 }
-"""With the arguments of watch(), where it is rankwatch that watches."""
+"""Each mode, with the arguments of watch() where rankwatch watches."""
 WATCH_PARAMETERS = inspect.signature(rankwatch.watch).parameters
 WEIGHTS_EVERY: int = WATCH_PARAMETERS["weights_every"].default if "weights_every" in WATCH_PARAMETERS else 1
 
 
 @dataclass(frozen=True)
 class Workload:
-    """How to make a model and the batch it is called with; calling it gives the loss, or an output that has one."""
+    """Makes a model and its input batch; the model returns the loss, or an output that has one."""
 
     title: str
     build: Callable[[], nn.Module]
@@ -161,12 +161,12 @@ class ResNet(nn.Module):
 
 
 class NotAvailable(Exception):
-    """A mode that cannot be had here; the text says why."""
+    """This mode is not available on this machine; the text says why."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the modes are compared in."""
+    """The setting in which the modes are compared."""
 
     model: str
     size: str
@@ -183,16 +183,16 @@ class Setting:
 
 
 class Trainee:
-    """The model of one mode in training, and what its steps took.
+    """The model of one mode in training, and the times of its steps.
 
-    Warm up when all models are made, and close when all are done: a watch that is opened or closed has torch.compile forget
-    what it compiled, of any model.
+    Warm up after all models are made, and close after all are done: opening or closing a watch makes torch.compile forget
+    what it compiled, for every model.
     """
 
     def __init__(self, setting: Setting, mode: str) -> None:
         self.mode = mode
         self.period = (MODES[mode] or {}).get("every", WEIGHTS_EVERY)
-        """After how many steps watching costs the same again, near enough."""
+        """The number of steps after which the cost of watching repeats, near enough."""
         self.seconds: list[float] = []
         self.peak = 0  # bytes, on CUDA
         self.graphs = self.syncs = 0
@@ -208,7 +208,7 @@ class Trainee:
         self._optimizer = torch.optim.AdamW(self._parameters, lr=1e-5)
         self._guard = open_guard(model, setting, mode)
         self._call = compiled(model) if setting.compiled else model
-        self._warm_ups = self.period + 2 if setting.compiled else 3  # what is compiled now and then has been so by then
+        self._warm_ups = self.period + 2 if setting.compiled else 3  # by then rarely compiled code is compiled too
         self._held = self._allocated() - before
 
     def warm_up(self) -> None:
@@ -235,7 +235,7 @@ class Trainee:
             self.peak = max(self.peak, torch.cuda.max_memory_allocated() - before + self._held)
 
     def count_syncs(self) -> None:
-        """How often a step waits for the GPU. (Told to raise instead, a watch would catch the error and switch itself off.)"""
+        """Counts how often a step waits for the GPU. (If torch raised instead, a watch would catch it and switch itself off.)"""
         torch.cuda.set_sync_debug_mode("warn")
         try:
             with warnings.catch_warnings(record=True) as caught:
@@ -246,7 +246,7 @@ class Trainee:
         self.syncs = sum("synchronizing" in str(warning.message) for warning in caught)
 
     def try_out(self) -> None:
-        """Puts nan into the weights: a mode that watches must raise, and no other. The last training that is done."""
+        """Puts nan into the weights: a watching mode must raise, any other must not. This is the last training."""
         with torch.no_grad():
             self._parameters[0].fill_(torch.nan)
         watches = self._guard is not None
@@ -267,7 +267,7 @@ class Trainee:
 
 
 def open_guard(model: nn.Module, setting: Setting, mode: str) -> Any:
-    """What watches the model in this mode: a watch, the Hugging Face detector, or nothing."""
+    """The model's guard in this mode: a watch, the Hugging Face detector, or nothing."""
     arguments = MODES[mode]
     if mode == "hugging face":
         if setting.compiled:
@@ -282,7 +282,7 @@ def open_guard(model: nn.Module, setting: Setting, mode: str) -> Any:
 
 
 def compiled(model: nn.Module) -> Any:
-    """The compiled model. What is compiled for one mode must not serve another: by default no guard looks at the hooks."""
+    """The compiled model. Code compiled for one mode must not serve another: by default no guard checks the hooks."""
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         isolated: dict[str, Any] = {"isolate_recompiles": True}
         return torch.compile(model, **isolated)
@@ -292,13 +292,13 @@ def compiled(model: nn.Module) -> Any:
 
 
 def graphs_made() -> int:
-    """How many graphs torch.compile has made in this process."""
+    """The number of graphs that torch.compile has made in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo.counters["stats"]["unique_graphs"] if dynamo else 0
 
 
 def time_of(action: Callable[[], object], is_cuda: bool, repeats: int = 1) -> float:
-    """Seconds that it takes once."""
+    """Seconds per call of ``action``."""
     if is_cuda:
         torch.cuda.synchronize()
     start = time.perf_counter()

@@ -1,14 +1,13 @@
-"""Whether the network can delay a training: steps with a collector that is well, absent, stopped, and drowning.
+"""Whether the network can delay a training: steps with a collector that is healthy, absent, stopped or drowning.
 
     python tests/benchmarks/network.py [--rounds 300] [--flooding-ranks 64] [--json FILE]
 
-In one process each of five models (a bare one among them) does one training step in every round, in an order shuffled anew.
-The watched ones each have a collector of their own, on another core: "healthy" answers; "absent" was never there, its
-connection file is all there is; "stopped" gets SIGSTOP once the training runs, so that its connection stands and takes
-nothing; "drowning" is sent batches by 64 simulated ranks faster than it takes them. "ratio" is the median over the rounds
-of a step's time by that of the bare model in the same round; "p99" is the 99th percentile of the steps by that of the bare
-model's; "longest" is in milliseconds. What watching itself costs is in all four (and is high: the model is small, so that a
-delay would show); they must not differ.
+In one process, each of five models (one of them bare) does one training step in every round, in a shuffled order. Each watched
+model has its own collector on another core: "healthy" answers; "absent" never ran, only its connection file exists; "stopped"
+gets SIGSTOP once the training runs, so that its connection is open and accepts nothing; "drowning" gets batches from 64
+simulated ranks faster than it accepts them. "ratio" is a step's time divided by the bare model's in the same round, the median
+over the rounds; "p99" is the 99th percentile of the steps divided by the bare model's; "longest" is in milliseconds. The cost
+of watching is in all four (and is high: the model is small, so that a delay would show); the four must not differ.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def absent_collector(folder: Path) -> Path:
 
 
 def flood(path: Path, ranks: int, core: int, stop: threading.Event) -> None:
-    """Keeps a collector busier than it can be."""
+    """Sends more batches than the collector can handle."""
     crowd = Crowd(path, "flood", ranks, range(ranks), [core])
     crowd.call("connect")
     while not stop.is_set():

@@ -1,22 +1,21 @@
-"""What watching costs: whole training steps with and without it, side by side in one process.
+"""The cost of watching: whole training steps with and without it, side by side in one process.
 
     python tests/benchmarks/overhead.py [--small] [--json FILE] [--models t5,gpt2] [--modes bare,frame] [...]
 
 Three tables:
-  steps    The time of a training step (forward, backward, AdamW, zero_grad) by the time of the same step of the bare model.
-           Each mode has a model of its own from the same seed, watched from its first step to its last. In every round each
-           mode does one step, in an order shuffled anew; a ratio is of two steps of one round. Watching comes in cycles: the
-           weights are measured by turns in 16 batches, and with every=N all else in one of N. The figure is the mean over the
-           places of a cycle of the median at each place: a plain median would not see what a step in 16 costs. ("+-" is its
-           standard error, q1 and q3 are the quartiles of all ratios.) "bare (again)" is a second bare model: what it differs
-           from 1 by is the noise. Cyclic garbage is collected between the steps, never in them. At the end each model gets a
-           nan, which its mode must detect, or its row is marked BLIND. "graphs" is how many torch.compile made; "syncs" how
-           often the host waits for CUDA in a step, as far as torch notices.
-  memory   The peak of a process (CPU, eager only) or of the allocator (CUDA) in the same training, by that of the bare one.
-  measure  rankwatch's measuring of one tensor by torch.aminmax of it.
+  steps    The time of a training step (forward, backward, AdamW, zero_grad) divided by the bare model's.
+           Each mode has its own model from the same seed, watched from its first step to its last. In every round each mode
+           does one step, in a shuffled order; a ratio compares two steps of one round. Watching has a cycle: the weights are
+           measured in turn over 16 batches, and with every=N all else in one batch of N. The figure is the median at each
+           step of the cycle, averaged over the cycle: a plain median would not see the cost of one step in 16. ("+-" is the
+           standard error of the figure, q1 and q3 are the quartiles of all ratios.) "bare (again)" is a second bare model: its
+           distance from 1 is the noise. Cyclic garbage is collected between the steps, never in them. At the end each model
+           gets a nan, which its mode must detect, or its row is marked BLIND. "graphs" is the number of graphs that
+           torch.compile made; "syncs" how often the host waits for CUDA in a step, as far as torch notices.
+  memory   The peak of a process (CPU, eager only) or of the allocator (CUDA) in the same training, divided by the bare peak.
+  measure  The time of rankwatch's measurement of one tensor, divided by the time of torch.aminmax.
 
-On a machine that does anything else at the time the figures mean nothing, least of all with as many threads as cores: look at
-the noise first.
+The figures mean nothing on a machine with other work, above all with one thread per core: look at the noise first.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ KIBI_ELEMENTS = (64, 256, 1024, 4096, 16384)
 
 
 def target(setting: Setting, mode: str) -> float | None:
-    """What the ratio of step times should not exceed."""
+    """The upper limit for the ratio of step times."""
     if MODES[mode] is None:
         return None
     if mode == "every=10":
@@ -113,11 +112,11 @@ def table_of_steps(setting: Setting, modes: list[str], rounds: int) -> list[Line
 
 
 def take_turns(trainees: list[Trainee], rounds: int) -> None:
-    """One step of each in every round, in an order that changes from round to round."""
+    """Each model does one step in every round, in an order that changes from round to round."""
     shuffle = random.Random(0).shuffle
     order = list(trainees)
     gc.collect()
-    gc.freeze()  # or the collection before a step would look at all models each time
+    gc.freeze()  # else the collection before each step would scan all models
     gc.disable()
     try:
         for _ in range(rounds):
@@ -139,7 +138,7 @@ def step_row(setting: Setting, trainee: Trainee, bare: Trainee) -> Line:
         "mode": trainee.mode,
         "ms": 1000 * statistics.median(trainee.seconds),
         "ratio": ratio,
-        "error": 0.93 * (q3 - q1) / len(ratios) ** 0.5,  # that of the median of a normal distribution
+        "error": 0.93 * (q3 - q1) / len(ratios) ** 0.5,  # standard error of the median of a normal distribution
         "q1": q1,
         "q3": q3,
         "graphs": trainee.graphs,
@@ -152,7 +151,7 @@ def step_row(setting: Setting, trainee: Trainee, bare: Trainee) -> Line:
 
 
 def table_of_memory(setting: Setting, peaks: dict[str, int]) -> list[Line]:
-    """``peaks``: bytes by mode, 0 where the mode cannot be had."""
+    """``peaks``: bytes by mode, 0 where the mode is not available."""
     print(f"  {'memory':<14}{'MiB':>9}{'ratio':>9}{'more':>8}", flush=True)
     rows = []
     for mode, peak in peaks.items():
@@ -168,7 +167,7 @@ def table_of_memory(setting: Setting, peaks: dict[str, int]) -> list[Line]:
 
 
 def peak_of_process(setting: Setting, mode: str, threads: int) -> int:
-    """The peak of a process of its own that trains for some steps in this mode; 0 if it cannot."""
+    """The peak of a separate process that trains for some steps in this mode; 0 if it cannot."""
     command = [sys.executable, __file__, "--peak-of", mode, "--models", setting.model, "--dtypes", setting.dtype]
     command += ["--threads", str(threads), "--device", "cpu", *["--small"] * (setting.size == "small")]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -176,7 +175,7 @@ def peak_of_process(setting: Setting, mode: str, threads: int) -> int:
 
 
 def train_and_tell_peak(setting: Setting, mode: str) -> None:
-    """What such a process does. Not ru_maxrss: a process takes that over from its parent, which is the larger one here."""
+    """The body of this process. It does not use ru_maxrss: a process inherits ru_maxrss from its parent, here the larger."""
     try:
         trainee = Trainee(setting, mode)
     except NotAvailable:
@@ -215,7 +214,7 @@ ROWS: dict[tuple[torch.device, Layout], TapeRow] = {}
 
 
 def measure_once(values: Tensor) -> None:
-    """Abs min and abs max of ``values``, as a hook has them measured; no read-back."""
+    """Measures abs min and abs max of ``values`` as a hook does, without the read-back."""
     layout = layout_of(values)
     row = ROWS.get((values.device, layout))
     if row is None:
@@ -265,13 +264,13 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     for variable in [name for name in os.environ if name.startswith(("RANKWATCH_", "TORCHELASTIC_"))]:
-        del os.environ[variable]  # a mode is what its arguments say
+        del os.environ[variable]  # only its arguments define a mode
     torch.set_num_threads(arguments.threads)
     device, size = arguments.device, "small" if arguments.small else arguments.device
     if arguments.peak_of:
         train_and_tell_peak(Setting(arguments.models[0], size, device, arguments.dtypes[0], False), arguments.peak_of)
         return
-    if device == "cuda":  # what the first of all models would allocate for those after it
+    if device == "cuda":  # allocates now what the first model would allocate for all later ones
         Trainee(Setting(arguments.models[0], "small", device, "bfloat16", False), "bare").warm_up()
     name = torch.cuda.get_device_name() if device == "cuda" else f"threads: {arguments.threads}"
     load = os.getloadavg()[0]

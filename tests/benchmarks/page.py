@@ -1,4 +1,4 @@
-"""How long the page takes to open a large run in a real Chromium, from a server that has not read it yet.
+"""How long the page takes to open a large run in a real Chromium, from a server that has not yet read the run.
 
     python tests/benchmarks/page.py [--ranks 1024] [--batches 10000]
 

@@ -1,4 +1,4 @@
-"""The benchmarks of the collector and of the network run, and measure what they say."""
+"""The benchmarks of the collector and of the network run, and measure what they claim."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_load(tmp_path: Path) -> None:
         tmp_path, "load.py", "--ranks", "16", "--seconds", "3", "--trips", "2", "--flood", "4", "--flood-seconds", "1"
     )
     (load,) = figures["load"]
-    assert load["messages/s"] == pytest.approx(2 * 15, rel=0.2)  # rank 0 is there for the trips alone
+    assert load["messages/s"] == pytest.approx(2 * 15, rel=0.2)  # rank 0 only trips
     assert load["behind"] == 0
     assert load["small trips"] > 0
     assert 0 < load["small: TRIP to ABORT p50"] <= load["small: TRIP to last ACK p99"]

@@ -1,4 +1,4 @@
-"""The benchmark of the overhead runs, finds what each mode has to find, and writes its tables. Its figures are not looked at."""
+"""The overhead benchmark runs, each mode finds its nan, and the tables are written. Its figures are not checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 def test_the_benchmark_runs(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the benchmark's models are those of transformers")
     script, tables = Path(__file__).with_name("overhead.py"), tmp_path / "tables.json"
-    # Not the table of memory: each of its rows is a process of its own.
+    # Without the table of memory: each row starts a process.
     options = [
         "--small",
         "--tables",
