@@ -80,3 +80,22 @@ def test_the_heartbeat_that_is_shown_is_that_of_the_run() -> None:
     desk.connect(1)
     desk.wait(0.1)
     assert last_shown(desk).standing.heartbeat == 10.0
+
+
+def test_a_lost_rank_that_returns_during_an_election_is_waited_for_again() -> None:
+    desk = Desk(Options(heartbeat=1.0, decision_window=60.0, abort_on_lost=False))
+    desk.connect(3)
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 7))))
+    desk.disconnect(2)
+    for _ in range(4):
+        desk.wait(1)
+        for rank in (0, 1):
+            desk.receive(rank, makers.beat(3, 0, 7))
+    assert last_shown(desk).standing.waiting == "waiting for rank 1 to pass frame 7 of batch 3"
+    desk.connect(3, ranks=[2])
+    desk.wait(1)
+    assert last_shown(desk).standing.waiting == "waiting for ranks 1, 2 to pass frame 7 of batch 3"
+    for rank in (1, 2):
+        desk.receive(rank, makers.beat(3, 0, 8))
+    assert desk.verdict is not None
+    assert desk.verdict.missing == ()
