@@ -142,6 +142,9 @@ def test_a_mask_that_did_no_harm_before_is_not_the_cause() -> None:
     harmless = frame(*masked, reading("output"), module="layer.0")
     cause, _ = classify(trip(*masked, reading("output", INF), at=(0, 0, 1), before=(harmless,), root_inputs=masked[:1]))
     assert cause is Cause.OVERFLOW
+    harmed = frame(*masked, reading("output", INF), module="layer.0")
+    cause, _ = classify(trip(*masked, reading("output", INF), at=(0, 0, 1), before=(harmed,), root_inputs=masked[:1]))
+    assert cause is Cause.DATA
 
 
 def test_under_strict_a_bad_input_is_its_own_culprit() -> None:
