@@ -1,4 +1,4 @@
-"""A real Chromium, driven by selenium, and a real ``rankwatch ui`` for it to look at."""
+"""A real Chromium, driven by selenium, and a real ``rankwatch ui`` for it to open."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def printed(*arguments: str) -> str:
-    """What a command prints that ends well."""
+    """The output of a command, which must succeed."""
     done = run(*arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,4 +1,4 @@
-"""A ledger on a fake clock, and all the effects that it asked for."""
+"""A ledger on a fake clock, for tests."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Desk:
         ]
 
     def check_records(self) -> None:
-        """The replay of each run's record gives the same run."""
+        """Asserts that replaying each run's record gives the same run."""
         for name, run in self.ledger.runs.items():
             again = Ledger(self.options).restore(name, self.records[name], [], self.now)
             assert again.verdict == run.verdict
@@ -95,7 +95,7 @@ class Desk:
             row = RunRow("")
             for entry in self.records[name]:
                 row = row_after(row, entry.fact)
-            assert (row.is_over, row.reason) == (run.over, told.reason)  # what a list shows, without a replay
+            assert (row.is_over, row.reason) == (run.over, told.reason)  # a list of runs shows these without a replay
             assert row.outcome == told.outcome or not run.over
 
     @property

@@ -1,7 +1,7 @@
-"""The Hugging Face detector as an oracle: both detectors over the same training, and the comparison of what they print.
+"""The Hugging Face detector as an oracle: both detectors over the same training, and the comparison of their output.
 
-Ours may print more than theirs, in three ways and in no other: keyword inputs, the parts of a container that theirs
-calls ``not a tensor``, and floating buffers. Whatever else differs is an AssertionError.
+Ours may print three things that theirs does not: keyword inputs, the parts of a container that theirs calls
+``not a tensor``, and floating buffers. Any other difference is an AssertionError.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def train(detector: Detector, model: nn.Module, step: Step, batches: int = 5, **
 
 
 def run(detector: Detector, model: nn.Module, use: Callable[[Any], object], **options: Any) -> Outcome:
-    """What a detector makes of one use of the model."""
+    """A detector's output for one use of the model."""
     error = None
     with redirect_stdout(io.StringIO()) as out, closed_at_end(detector(model, **options)):
         try:
@@ -97,7 +97,7 @@ def closed_at_end(detector: Any) -> AbstractContextManager[Any]:
 
 
 def check_parity(theirs: str, ours: str, model: nn.Module) -> Extras:
-    """Asserts that ``ours`` is ``theirs`` line by line, but for the three extras, which it returns."""
+    """Asserts that ``ours`` equals ``theirs`` line by line, except for the three extras; returns them."""
     left, right = parse(theirs), parse(ours)
     skeletons = list(map(_skeleton, left)), list(map(_skeleton, right))
     assert skeletons[0] == skeletons[1], "\n".join(unified_diff(*skeletons, "theirs", "ours", lineterm=""))

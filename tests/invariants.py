@@ -1,4 +1,4 @@
-"""A ledger that checks, after every event, what must hold of each of its runs."""
+"""A ledger that checks the invariants of each of its runs after every event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankwatch_monitor.decide.verdict import is_waited_for
 
 
 def _waited_for(run: Run) -> set[int]:
-    """The ranks that an election must wait for, found by asking each that it is not sure of."""
+    """The ranks that an election must wait for, computed rank by rank."""
     election = run._election
     assert election.target is not None
     return {

@@ -101,7 +101,7 @@ class Training:
             try:
                 yield process
             finally:
-                self.overflow()  # also after a failed test, so that no rank trains on
+                self.overflow()  # also after a failed test, so that no rank continues to train
                 process.communicate()
 
     def overflow(self) -> None:

@@ -1,4 +1,4 @@
-"""Records of large runs, written in seconds: digests, envelopes and summaries as the store has them after such a run."""
+"""Records of large runs, written in seconds: digests, envelopes and summaries as the store has them after a real large run."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def trip(
     phase: Phase = Phase.FORWARD,
     loss_scale: float = 0.0,
 ) -> Trip:
-    """A trip at the first non-finite of ``readings`` that is no input, else at the first non-finite one."""
+    """A trip at the first non-finite non-input of ``readings``, else at the first non-finite input."""
     rows = readings or (reading("input[0]"), reading("output", INF))
     bad = [index for index, row in enumerate(rows) if row.state in (State.INF, State.NAN)]
     own = [index for index in bad if rows[index].kind is not Kind.INPUT]

@@ -17,7 +17,7 @@ from rankwatch.shared.notice import Notice
 
 
 class Notebook:
-    """An observer that writes everything down."""
+    """An observer that stores everything."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[FrameTable, BatchSummary]] = []

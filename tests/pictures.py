@@ -69,7 +69,8 @@ def _picture_top(run: Path) -> None:
         console = Console(record=True, width=80, file=nowhere, force_terminal=True)
         console.print(Text.from_ansi(shown.stdout.rstrip("\n")))
         picture = console.export_svg(title="rankwatch top")
-    picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)  # which would be fetched from elsewhere
+    # A browser would fetch these fonts from another site.
+    picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
     (PICTURES / "top.svg").write_text(picture)
 
 

@@ -24,7 +24,7 @@ def standing(rank: int = 0, **changes: object) -> RankStanding:
 
 
 def shown(*standings: RankStanding, run: str = "train-0", **changes: object) -> Show:
-    """A run whose ranks have all connected, unless ``world_size`` says that there are more."""
+    """A run whose ranks have all connected, unless ``world_size`` is larger."""
     fields: dict[str, object] = {
         "job": "train",
         "restart": 0,

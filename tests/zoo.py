@@ -1,4 +1,4 @@
-"""A zoo of transformers models: one of each kind people train, tiny and random. Nothing is downloaded."""
+"""A zoo of transformers models: one of each common kind, tiny and with random weights. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Batch = dict[str, Any]
 class Species:
     """An architecture: ``build`` and ``batch`` draw from the generators that ``make`` and ``feed`` have seeded.
 
-    ``family`` says what it stands for. A batch is what the model is called with, and the output has a ``loss``.
+    ``family``: the kind of model it represents. A batch holds the model's arguments; the output has a ``loss``.
     """
 
     name: str
@@ -47,14 +47,14 @@ class Species:
 
     def feed(self, number: int) -> Batch:
         """Batch ``number``, the same at each call; leaves the generators seeded for what the model draws (dropout)."""
-        transformers.set_seed(1 + number)  # numpy's too, from which Wav2Vec2 draws its masks
+        transformers.set_seed(1 + number)  # seeds numpy too: Wav2Vec2 draws its masks from it
         return self.batch()
 
 
 def model(name: str, config: Any) -> Any:
     """A model with random weights.
 
-    The class is looked up here and not where the zoo is listed: a transformers without it fails the test of one species.
+    The class is looked up here, not in the list: a transformers version without the class fails only this species' test.
     """
     return getattr(transformers, name)(config)
 
@@ -63,7 +63,7 @@ def model(name: str, config: Any) -> Any:
 
 
 def text() -> Batch:
-    """Tokens, padded at the end of the second row, and nothing to predict there: each family of masks is at work."""
+    """Tokens, padded at the end of the second row, with nothing to predict there: this uses each family of masks."""
     tokens = torch.randint(3, IMAGE_TOKEN, (2, LENGTH))
     mask = torch.ones_like(tokens)
     mask[1, -2:] = 0
@@ -99,14 +99,14 @@ def captions() -> Batch:
 
 
 def pairs() -> Batch:
-    """The same for a model that learns which of them go together: it has no labels."""
+    """Images and texts for a model that learns which of them match: there are no labels."""
     pixels, tokens = images()["pixel_values"], text()
     tokens.pop("labels")
     return {"pixel_values": pixels, **tokens, "return_loss": True}
 
 
 def illustrated() -> Batch:
-    """A text in which an image stands at the beginning."""
+    """A text that begins with an image."""
     patches = torch.full((2, (PIXELS // PATCH) ** 2), IMAGE_TOKEN)
     tokens = text()
     return {
@@ -168,7 +168,7 @@ def modernbert() -> Any:
 def gpt2() -> Any:
     sizes = {"n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": VOCABULARY}
     net = model("GPT2LMHeadModel", transformers.GPT2Config(**sizes, **SPECIAL))
-    net.loss_type = "ForCausalLM"  # which it takes anyhow, but with a warning at which no compiler gets past
+    net.loss_type = "ForCausalLM"  # also the default, but the default warns, and that breaks compilation
     return net
 
 
@@ -226,7 +226,7 @@ def jamba() -> Any:
 
 
 def zamba2() -> Any:
-    """State spaces, and one block of attention that they share, at two places."""
+    """State spaces, and one shared attention block, called in two layers."""
     layers = {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "num_mem_blocks": 1, "adapter_rank": 4}
     state = {"mamba_d_state": 4, "n_mamba_heads": 4, "mamba_ngroups": 1, "chunk_size": 4}
     sizes = {**DECODER, "num_hidden_layers": 4, "num_key_value_heads": 2}
@@ -234,7 +234,7 @@ def zamba2() -> Any:
 
 
 def qwen3_next() -> Any:
-    """Linear attention with a gate, plain attention, and experts of which one is always asked."""
+    """Linear attention with a gate, plain attention, and experts with one that is always active."""
     linear = {"linear_key_head_dim": 4, "linear_value_head_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
     experts = {"num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
     layers = {"layer_types": ["linear_attention", "full_attention"]}

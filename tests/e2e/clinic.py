@@ -16,7 +16,7 @@ from jobs import SCRIPTS, environment
 
 @dataclass
 class Patient:
-    """A rank to start. ``host``: a network namespace; ``clock``: its error in seconds; ``deaf``: it connects and hangs."""
+    """A rank to start. ``host``: a network namespace; ``clock``: its error in seconds; ``deaf``: connects, then hangs."""
 
     rank: int
     env: Mapping[str, str] = field(default_factory=dict)

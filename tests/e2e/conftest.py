@@ -1,4 +1,4 @@
-"""Fixtures: a collector with ranks that obey the test, and jobs that have ended."""
+"""Fixtures: a collector with ranks that a test controls, and jobs that have ended."""
 
 from __future__ import annotations
 

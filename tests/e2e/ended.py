@@ -1,4 +1,4 @@
-"""Real jobs that have ended, for many tests to look at."""
+"""Real jobs that have ended, shared by many tests."""
 
 from __future__ import annotations
 

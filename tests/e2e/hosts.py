@@ -1,8 +1,8 @@
 """Hosts on this machine: namespaces with their own network, name and ``/etc/hosts``, and a switch between them. Its cables can be
-cut, slow or lossy. Processes and all other files are this machine's.
+cut, slow or lossy. Processes and all other files are shared with this machine.
 
 Needs Linux, root and iproute2. The switch is a thread that passes frames between the namespaces' interfaces. So nothing depends
-on the kernel's traffic control, and this machine's own network only gets interfaces without an address.
+on the kernel's traffic control, and the machine's own network only gains interfaces without an address.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NAMESPACES = ("--net", "--uts", "--mount")
 
 @dataclass
 class Cable:
-    """Between a host and the switch; faults hold for both directions. ``delay`` in seconds, ``loss`` as a share of the frames."""
+    """From a host to the switch; faults affect both directions. ``delay``: in seconds; ``loss``: a share of the frames."""
 
     end: socket.socket
     is_cut: bool = False
@@ -89,12 +89,12 @@ class Hosts:
         self._switch.start()
 
     def command(self, name: str, folder: str | os.PathLike[str] = ".") -> list[str]:
-        """The prefix that runs a command on a host, in ``folder``."""
+        """The command prefix that runs a command on a host, in ``folder``."""
         inside = ["nsenter", "--target", str(self._first[name].pid), *_NAMESPACES, "--"]
         return [*inside, "env", "--chdir", str(Path(folder).absolute())]
 
     def network(self, name: str) -> str:
-        """The file of a host's network namespace, for a process that enters it by itself."""
+        """The file of a host's network namespace, for a process that enters the namespace by itself."""
         return f"/proc/{self._first[name].pid}/ns/net"
 
     def running(self, name: str) -> list[str]:
@@ -134,7 +134,7 @@ class Hosts:
         self.cables[name] = Cable(_port(port))
 
     def kill_all(self, name: str) -> None:
-        """Kills the processes on the host until none is left, since they may start others; the first process stays."""
+        """Kills the processes on the host until none is left, since they may start others; leaves the first process."""
         first = self._first[name].pid
         while pids := [pid for pid in _processes_of(first) if pid != first]:
             for pid in pids:
@@ -144,7 +144,8 @@ class Hosts:
     def _delete(self) -> None:
         for cable in self.cables.values():
             cable.end.close()
-        for name, first in self._first.items():  # its network interface goes with it, and so does the other end
+        # When a host ends, the kernel removes its network interface, and the switch's end with it.
+        for name, first in self._first.items():
             self.kill_all(name)
             first.kill()
             first.communicate()

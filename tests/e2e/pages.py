@@ -1,4 +1,4 @@
-"""The README and the pages of ``docs/``, and a folder of a user in which their commands run."""
+"""The README and the pages of ``docs/``, and a user's folder in which their commands run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def commands(page: str) -> list[str]:
 
 
 def python_of(page: str, first_line: str) -> str:
-    """The one piece of Python that begins so."""
+    """The only Python block that begins with this line."""
     (found,) = (block for block in blocks(PAGES[page], "python") if block.startswith(first_line))
     return found
 

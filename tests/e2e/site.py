@@ -1,7 +1,7 @@
-"""A real collector and ranks that obey the test, to try faults on.
+"""A real collector, and ranks that a test controls, for tests of faults.
 
 The ranks train command by command (see ``scripts/fault_rank.py``), so the test chooses the moment of each fault. The collector is
-``rankwatch collector``; ``scripts/fault_collector.py`` makes it write down the messages that it receives.
+``rankwatch collector``; ``scripts/fault_collector.py`` makes the collector write down the messages that it receives.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Forge:
 
 
 class Rank:
-    """A rank that obeys the test. ``code``: its exit code, once it has ended."""
+    """A rank that the test controls. ``code``: its exit code, once it has ended."""
 
     def __init__(self, forge: Forge, errors: Path, env: dict[str, str], stdout: str) -> None:
         self._forge = forge
@@ -79,8 +79,8 @@ class Rank:
     def wait(self) -> int:
         """Waits for the end of the process; its exit code, or minus the signal that ended it."""
         if self.code is None:
-            with contextlib.suppress(ConnectionError):  # it ended before it read all commands
-                self._answers.read()  # until the process closes it by ending
+            with contextlib.suppress(ConnectionError):  # the rank ended before it read all commands
+                self._answers.read()  # until the process ends, which closes the socket
             self.code = self._forge.ask("wait", self.pid)
         return self.code
 
@@ -94,7 +94,7 @@ class Rank:
 
 
 class Site:
-    """A collector and its ranks in one folder. A collector that is started again finds the connection file of the first.
+    """A collector and its ranks in one folder. A restarted collector finds the first one's connection file.
 
     Args:
         forges: they fork the ranks, in turn.
@@ -169,11 +169,11 @@ class Site:
         return [tuple(fact) for what, pid, *fact in notes if what == kind and collector in (None, self._by_pid.get(pid))]
 
     def greeted(self, collector: subprocess.Popen[bytes] | None = None) -> list[int]:
-        """The ranks that sent HELLO, once for each HELLO."""
+        """The rank of each HELLO that was received."""
         return sorted(rank for _, rank, _ in self.notes("hello", collector))
 
     def recorded(self, run: str = "train-0") -> Counter[tuple[int, int]]:
-        """How often the run's record has each (rank, batch)."""
+        """How often each (rank, batch) is in the run's record."""
         with RunRecord(self.runs / run / "run.db") as record:
             digests = record.digests()
         return Counter(zip(digests["rank"].tolist(), digests["batch"].tolist(), strict=True))
@@ -188,7 +188,7 @@ class Site:
 
 
 def trained(*batches: int) -> Counter[tuple[int, int]]:
-    """The record of ranks that have trained this many batches each: every (rank, batch) once."""
+    """What ``recorded`` returns when each rank has trained this many batches: every (rank, batch) once."""
     return Counter((rank, batch) for rank, count in enumerate(batches) for batch in range(count))
 
 

@@ -1,4 +1,4 @@
-"""Zero code: scripts that know nothing of rankwatch are watched, and run as they do without it."""
+"""Zero code: scripts without any rankwatch code are watched, and behave as they do without rankwatch."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SCRIPT = str(SCRIPTS / "plain.py")
         pytest.param(torchrun("plain.py", "ddp"), id="ddp"),
         pytest.param(forked("plain.py", "fsdp1"), id="fsdp1", marks=pytest.mark.slow),
         pytest.param([*TORCHRUN, "-m", "rankwatch.attach", "-m", "plain", "fsdp2"], id="fsdp2", marks=pytest.mark.slow),
-        # Its ranks have no RANK in their environment.
+        # The ranks of `spawn` have no RANK in their environment.
         pytest.param([sys.executable, SCRIPT, "spawn"], id="spawn", marks=pytest.mark.slow),
     ],
 )
-def test_the_model_is_found_and_named_as_its_user_wrote_it(command: list[str], tmp_path: Path) -> None:
+def test_the_model_is_found_and_named_as_the_user_wrote_it(command: list[str], tmp_path: Path) -> None:
     if "fsdp2" in command and not hasattr(torch.distributed.fsdp, "fully_shard"):
         pytest.skip("torch.distributed.fsdp.fully_shard came with torch 2.6")
     (tmp_path / "options.toml").write_text("max_frames_to_save = 4\n")
@@ -52,13 +52,13 @@ def test_the_model_is_found_and_named_as_its_user_wrote_it(command: list[str], t
 
 @pytest.fixture
 def others(tmp_path: Path) -> str:
-    """A PYTHONPATH with a sitecustomize of the user's."""
+    """A PYTHONPATH with a sitecustomize of the user."""
     (tmp_path / "sitecustomize.py").write_text("WHO = 'the sitecustomize of the user'\n")
     return os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
 
 
 @pytest.mark.parametrize("how", ["0", "5", "raise", "kill", "exec"])
-def test_strange_scripts_run_as_without_us(how: str, others: str) -> None:
+def test_strange_scripts_run_as_without_rankwatch(how: str, others: str) -> None:
     script = str(SCRIPTS / "strange.py")
     arguments = ["--an-option", "-m", "x y", how]
     env = environment(PYTHONPATH=others)
@@ -95,7 +95,7 @@ model(torch.ones(3))
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="in Python 3.10 what is raised again has the traceback it had")
-def test_the_tracebacks_of_a_training_have_no_frame_of_ours(tmp_path: Path) -> None:
+def test_tracebacks_of_a_training_contain_no_rankwatch_frame(tmp_path: Path) -> None:
     script = tmp_path / "raising.py"
     script.write_text(RAISING)
     bare, attached = (
@@ -104,12 +104,12 @@ def test_the_tracebacks_of_a_training_have_no_frame_of_ours(tmp_path: Path) -> N
     )
     assert attached.returncode == bare.returncode == 1
     expected, found = ([block.splitlines() for block in done.stderr.split("Traceback")[1:]] for done in (bare, attached))
-    assert len(expected) == len(found) == 2  # the first in the forward by which the model was found
+    assert len(expected) == len(found) == 2  # the first one is from the forward in which the model was found
     sources = re.findall(r'File "(.+)", line', attached.stderr)
     assert sources
     assert not [source for source in sources if is_ours(source)]
     assert "rankwatch" not in re.sub(r'File ".+", line', "", attached.stderr)
-    for one, other in zip(expected, found, strict=True):  # between them torch goes another way to a module with hooks
+    for one, other in zip(expected, found, strict=True):  # torch calls a module with hooks through other frames
         assert (one[:3], one[-3:]) == (other[:3], other[-3:])
 
 
@@ -125,7 +125,7 @@ print(len(model._forward_hooks), len(model._forward_pre_hooks))
 """
 
 
-def test_disabled_nothing_is_watched_and_zmq_not_loaded(tmp_path: Path) -> None:
+def test_when_disabled_nothing_is_watched_and_zmq_is_not_loaded(tmp_path: Path) -> None:
     script = tmp_path / "training.py"
     script.write_text(TRAINING)
     run = [sys.executable, "-m", "rankwatch_monitor", "run", "--runs-dir", str(tmp_path / "runs"), "--"]
@@ -152,7 +152,7 @@ def test_disabled_nothing_is_watched_and_zmq_not_loaded(tmp_path: Path) -> None:
         (["train.py"], {"RANKWATCH_MODE": "off"}, "RANKWATCH_MODE='off': expected enabled or disabled"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_told_before_the_script_begins(
+def test_an_impossible_setup_is_reported_before_the_script_begins(
     arguments: list[str], env: dict[str, str], complaint: str, tmp_path: Path
 ) -> None:
     (tmp_path / "bad.toml").write_text("trace_batches = [3]\n")
@@ -164,7 +164,7 @@ def test_what_cannot_be_is_told_before_the_script_begins(
     assert "Traceback" not in done.stderr
 
 
-def test_a_python_without_rankwatch_says_so_where_torch_is_used_and_goes_on(tmp_path: Path) -> None:
+def test_a_python_without_rankwatch_warns_where_torch_is_used_and_continues(tmp_path: Path) -> None:
     bare = f"{sys.base_prefix}/bin/python3"
     (tmp_path / "torch.py").write_text("print('torch')")
     code = "import sys; print(sys.argv); import torch"
@@ -177,14 +177,14 @@ def test_a_python_without_rankwatch_says_so_where_torch_is_used_and_goes_on(tmp_
 
 
 @pytest.mark.parametrize("command", [["tell.py", "a"], ["-m", "tell", "a"]])
-def test_what_a_launcher_adds_for_the_script_goes_to_the_script(command: list[str], tmp_path: Path) -> None:
+def test_arguments_that_a_launcher_adds_reach_the_script(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "tell.py").write_text("import sys; print(sys.argv[1:])")
     launched = [sys.executable, "-m", "rankwatch.attach", "--local-rank=1", *command]
     done = subprocess.run(launched, env=environment(), cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("['--local-rank=1', 'a']\n", "")
 
 
-def test_finders_of_modules_that_python_passes_over_are_passed_over(tmp_path: Path) -> None:
+def test_module_finders_that_python_skips_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("print('torch')")
     code = "import sys; sys.meta_path.insert(1, type('Old', (), {'find_module': lambda *names: None})()); import torch"
     command = [f"{sys.base_prefix}/bin/python3", "-W", "ignore", "-c", code]

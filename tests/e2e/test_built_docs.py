@@ -1,4 +1,4 @@
-"""The site as ``mkdocs build`` writes it, in a real Chromium that opens it as files."""
+"""The site that ``mkdocs build`` writes, opened as files in a real Chromium."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_NETWORK = ["unshare", "--map-root-user", "--net"]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built with warnings as errors and, where the machine lets us, without a network."""
+    """The site, built with warnings as errors and, where the machine allows it, without a network."""
     folder = tmp_path_factory.mktemp("site")
     cut = shutil.which("unshare") and subprocess.run([*NO_NETWORK, "true"], check=False, capture_output=True).returncode == 0
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "docs" / "mkdocs.yml"), "-d", str(folder)]
@@ -33,7 +33,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def text_of(page: Path) -> str:
-    """A page as it is read: without tags."""
+    """A page's text, without tags."""
     return re.sub(r"<[^>]+>", "", page.read_text()).replace("&lt;", "<").replace("&quot;", '"')
 
 
@@ -46,7 +46,7 @@ def test_no_marker_of_a_snippet_is_left(built: Path) -> None:
     assert "srun --kill-on-bad-exit=1 torchrun" in text_of(built / "cluster.html")
 
 
-def test_the_reference_has_all_that_is_public(built: Path) -> None:
+def test_the_reference_contains_the_whole_public_api(built: Path) -> None:
     import rankwatch
 
     reference = "".join(text_of(page) for page in (built / "reference").glob("*.html"))

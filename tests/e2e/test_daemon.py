@@ -1,4 +1,4 @@
-"""The long-lived collector with real jobs: several at once, and none in the way of another."""
+"""The long-lived collector with real jobs: several at once, independent of each other."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def test_two_jobs_at_once(tmp_path: Path) -> None:
     reports = {name: json.loads((runs / f"{name}-0" / "report.json").read_text()) for name in jobs}
     assert {name: report["outcome"] for name, report in reports.items()} == {"bad": "aborted", "good": "finished"}
     assert reports["bad"]["verdict"]["module"] == "blocks.2.square"
-    # The daemon's stdout is the reports.
+    # The daemon's stdout consists of the reports.
     assert (runs / "bad-0" / "report.txt").read_text() in out
     assert (runs / "good-0" / "report.txt").read_text() in out
     assert not (runs / "connection.json").exists()
 
 
 @pytest.mark.slow
-def test_a_training_goes_on_without_its_collector(tmp_path: Path) -> None:
-    """The connection file is there, the collector is not: one warning, and a local report should a frame go bad."""
+def test_a_training_continues_without_its_collector(tmp_path: Path) -> None:
+    """A connection file without a collector: one warning, and a local report when a frame trips."""
     runs = tmp_path / "runs"
     with subprocess.Popen(
         [*RANKWATCH, "collector", "--listen", "tcp://127.0.0.1:0", "--runs-dir", str(runs)],

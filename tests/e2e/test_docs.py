@@ -1,4 +1,4 @@
-"""The pages of docs/: their commands run, what they show is what is printed, and what they name exists."""
+"""The pages of docs/: their commands run, their quoted output is the real one, and the names in them exist."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ NOT_RUN = {
 
 
 def test_every_command_runs_in_a_test() -> None:
-    """The README has its own test; the tutorial's commands run one after the other."""
+    """Another test runs the README's commands; the tutorial's run one after the other."""
     shown = {command for page in PAGES if page not in ("README.md", "tutorial.md") for command in commands(page)}
     ours = {ONE_NODE, UI, COLLECTOR, ONE_OF_TWO_NODES, *TUNE, *OF_A_RUN, *(each for some in JOBS.values() for each in some)}
     assert {command.split()[0] for command in shown - ours} == NOT_RUN.keys()
@@ -66,7 +66,7 @@ def test_every_command_runs_in_a_test() -> None:
 
 @pytest.fixture(scope="module")
 def user(bad: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder with one run in it, which has ended with a verdict."""
+    """A user's folder with one run that ended with a verdict."""
     folder = tmp_path_factory.mktemp("user")
     shutil.copytree(bad.run_dir.parent / "bad-0", folder / "rankwatch-runs" / "bad-0")
     (folder / "rankwatch-runs" / "latest").symlink_to("bad-0")
@@ -100,12 +100,12 @@ def test_the_page(user: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("about", JOBS)
-def test_the_commands_with_ranks(about: str, tmp_path: Path) -> None:
+def test_the_commands_that_start_ranks(about: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(python_of("guide.md", "# train.py"))
     (tmp_path / "rankwatch.toml").write_text(blocks(PAGES["zero-code.md"], "toml")[0])
     for command in JOBS[about]:
         done = run(command.replace("9464", "0"), tmp_path)  # another process may use this port
-        # The run that stops after a batch fails, and two traces differ.
+        # The run that stops after a batch fails, and the diff of two traces exits with 1.
         assert done.returncode == (1 if about == "trace" else 0), (command, done.stdout, done.stderr)
 
 
@@ -122,7 +122,7 @@ def goes_on():  # rank 0 looks for the file, so that all ranks end with the same
 
 @pytest.mark.slow
 def test_several_nodes_and_their_tuning(tmp_path: Path) -> None:
-    """Two nodes on this machine find a collector by its file, and are tuned while they train."""
+    """Two nodes on this machine find a collector by its connection file, and are tuned while they train."""
     script = python_of("guide.md", "# train.py")
     assert script.count("for batch in range(20):") == 1
     (tmp_path / "train.py").write_text(UNTIL_STOPPED + script.replace("for batch in range(20):", "while goes_on():"))
@@ -164,7 +164,7 @@ def test_several_nodes_and_their_tuning(tmp_path: Path) -> None:
 
 
 def shaped(line: str) -> str:
-    """A line without what differs from machine to machine: numbers, and what is cut out of a table by their width."""
+    """A line without what differs between machines: numbers, and table cells that are cut because of their width."""
     line = re.sub(r"\(vm, |\([\w.-]+, (?=local rank)", "(HOST, ", line)
     line = re.sub(r"in under \S+ s|in \d+\.\d+ s", "in TIME", line)
     return " ".join(re.sub(r"(?<![\w.\[(])x?\d[\d.]*(e[+-]\d+)?(?![\w\]])", "N", line).split())
@@ -172,7 +172,7 @@ def shaped(line: str) -> str:
 
 @pytest.mark.slow
 def test_the_tutorial(tmp_path: Path) -> None:
-    """Each command runs, and each line that is shown after it is printed by it, but for numbers."""
+    """Each command runs and prints the lines that the page shows after it, except for numbers."""
     (tmp_path / "train_pumps.py").write_text((ROOT / "deploy" / "examples" / "train_pumps.py").read_text())
     parts = re.split(r"```bash\n(.*?)\n```", PAGES["tutorial.md"], flags=re.DOTALL)
     codes, steps = [], parts[1::2]
@@ -187,21 +187,21 @@ def test_the_tutorial(tmp_path: Path) -> None:
     assert [command for command in steps if "torchrun" in command] == [steps[0], steps[1], steps[-1]]
 
 
-def test_the_numbers_that_the_tutorial_rests_on() -> None:
+def test_the_numbers_that_the_tutorial_quotes() -> None:
     """The text beside the output quotes them."""
     text = PAGES["tutorial.md"]
     for number in ("by a factor of 1.41", "grows by x1.41 a batch", "4.34e+00 input[0]", "3.42e+00 and 1.49e+01", "73.7"):
         assert number in text
 
 
-def test_the_notices_shown_are_as_they_are_printed() -> None:
+def test_the_quoted_notices_match_the_printed_ones() -> None:
     overflow = Notice(NoticeKind.HEADROOM, "blocks.1.up", "Linear", "output", "float16", 3, 40, 511.0, 0.26)
     underflow = Notice(NoticeKind.UNDERFLOW, "blocks.0", "Block", "grad_output", "float16", 0, 40, 1.25e-6, 0.0)
     shown = f"  noticed    rank 1: {describe_notice(overflow)}\n{'':13}ranks 0-1: {describe_notice(underflow)}\n"
     assert shown in PAGES["report.md"]
 
 
-def test_toml_that_is_shown_is_taken(tmp_path: Path) -> None:
+def test_the_quoted_toml_is_accepted(tmp_path: Path) -> None:
     rows = re.findall(r"^\| `(\w+)` \|.*\| `(\w+ = .*)` \|$", PAGES["options.md"], re.MULTILINE)
     assert {name for name, _ in rows} == {field.name for field in fields(Config)} - FUNCTIONS
     for name, text in rows:
@@ -213,7 +213,7 @@ def test_toml_that_is_shown_is_taken(tmp_path: Path) -> None:
         assert resolve({"RANKWATCH_CONFIG": str(path)}) != Config()
 
 
-def test_every_variable_is_shown_and_is_taken() -> None:
+def test_every_variable_is_documented_and_accepted() -> None:
     page = PAGES["options.md"]
     known = {*_FURTHER, *(field.name.upper() for field in fields(Config) if field.name not in FUNCTIONS)}
     assert set(re.findall(r"RANKWATCH_([A-Z_]+[A-Z])\b", page)) == known
@@ -224,7 +224,7 @@ def test_every_variable_is_shown_and_is_taken() -> None:
 
 def test_variables_named_elsewhere_exist() -> None:
     known = {f"RANKWATCH_{name}" for name in (*_FURTHER, *(field.name.upper() for field in fields(Config)))}
-    meant = {"RANKWATCH_GRADIENT"}  # which is shown as a mistake
+    meant = {"RANKWATCH_GRADIENT"}  # the page shows it as a mistake
     assert set(re.findall(r"RANKWATCH_[A-Z_]+[A-Z]\b", ALL)) - known <= meant
 
 
@@ -237,7 +237,7 @@ def test_every_command_has_its_help() -> None:
         assert f"usage: rankwatch {command} " in page
 
 
-def test_files_and_tests_that_are_named_exist() -> None:
+def test_the_named_files_and_tests_exist() -> None:
     for path in re.findall(r"`((?:deploy|docs|tests)/[\w./-]+)`", ALL):
         assert (ROOT / path).exists(), path
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::|`, `)?(test_\w+)?", ALL)
@@ -246,10 +246,10 @@ def test_files_and_tests_that_are_named_exist() -> None:
         assert f"def {function}" in (ROOT / path).read_text(), (path, function)
 
 
-def test_nothing_is_said_twice() -> None:
-    """No sentence of more than eight words, and no row of a table, is in two pages."""
+def test_no_sentence_is_repeated() -> None:
+    """No sentence of more than eight words, and no row of a table, occurs in two pages."""
     text = re.sub(r"^```.*?^```$", "", ALL, flags=re.MULTILINE | re.DOTALL)
-    rows = re.findall(r"^\| (?!---).*\|$(?!\n\| ---)", text, re.MULTILINE)  # without their heads
+    rows = re.findall(r"^\| (?!---).*\|$(?!\n\| ---)", text, re.MULTILINE)  # without the tables' heads
     prose = re.sub(r"^\|.*\|$|^#.*$", "", text, flags=re.MULTILINE)
     sentences = [" ".join(each.split()) for each in re.split(r"(?<=[.:;])\s|\n\n|^- ", prose, flags=re.MULTILINE)]
     said = [each for each in sentences if len(each.split()) > 8] + [row for row in rows if len(row.split()) > 8]
@@ -257,8 +257,8 @@ def test_nothing_is_said_twice() -> None:
     assert not [each for each in set(said) if said.count(each) > 1]
 
 
-def test_what_troubleshooting_quotes_is_said() -> None:
-    """Each message in the first column, cut at what is filled in, is in the source."""
+def test_messages_quoted_in_troubleshooting_exist() -> None:
+    """The source contains each message of the first column, split at its placeholders."""
     source = " ".join(path.read_text() for folder in ("agent", "monitor") for path in (ROOT / folder).rglob("*.py"))
     said = plain(source)
     for quote in quoted():
@@ -274,13 +274,13 @@ def quoted() -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Only the words, so that a literal of several lines, or with a placeholder, is one text."""
+    """Only the words: so a literal of several lines, or with a placeholder, becomes one text."""
     return " ".join(re.findall(r"[A-Za-z]+", re.sub(r'"\s*(#.*)?\n\s*f?"', "", text)))
 
 
 @pytest.mark.parametrize("block", [block for block in blocks(ALL, "python") if not block.startswith("--8<--")])
-def test_the_python_is_python(block: str) -> None:
-    # ``continue`` belongs to the training loop round it.
+def test_the_python_blocks_compile(block: str) -> None:
+    # ``continue`` belongs to the surrounding training loop.
     ast.parse(block.replace("continue", "pass"))
 
 
@@ -312,7 +312,7 @@ def test_the_versions_of_the_formats() -> None:
         assert row in PAGES["versions.md"]
 
 
-def test_the_lowest_versions_are_the_floors() -> None:
+def test_the_documented_lowest_versions_are_the_required_ones() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     floors = dict(

@@ -1,4 +1,4 @@
-"""The doctor: real torchrun jobs, ranks that are missing, deaf or unlike the others, collectors, and hosts with bad cables."""
+"""The doctor: real torchrun jobs, ranks that are missing, hang or differ, collectors, and hosts with bad cables."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def doctor(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment(**env), timeout=120, check=False)
 
 
-# --- a job of two ranks, started as people start it -----------------------------------------------------------------------
+# --- a job of two ranks, started as users start it ------------------------------------------------------------------------
 
 
-def test_two_ranks_are_well() -> None:
+def test_two_healthy_ranks() -> None:
     done = doctor(*TORCHRUN, "-m", "rankwatch.doctor")
     assert done.returncode == 0, done.stderr
     host = os.uname().nodename
@@ -90,7 +90,7 @@ def test_two_ranks_are_well() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_starts_ranks_of_its_own() -> None:
+def test_the_command_starts_its_own_ranks() -> None:
     done = doctor(*RANKWATCH, "doctor", "--nproc", "2", "--json", "--nccl-debug")
     assert done.returncode == 0, done.stderr
     body = json.loads(done.stdout)
@@ -101,7 +101,7 @@ def test_the_command_starts_ranks_of_its_own() -> None:
     assert pair["bytes_per_second"] > 0
 
 
-def test_a_reader_that_has_seen_enough() -> None:
+def test_a_reader_that_closes_the_pipe_early() -> None:
     done = doctor("bash", "-c", f"{INTERPRETER} -m rankwatch.doctor | head -1")
     assert done.stdout == f"[{os.uname().nodename}-0] is OK (global rank: 0/1)\n"
     assert done.stderr == ""
@@ -131,21 +131,21 @@ def test_without_torch_the_rest_is_checked(tmp_path: Path) -> None:
     assert "pip install 'rankwatch[agent]'" in several.stderr
 
 
-# --- ranks that are not as the others -------------------------------------------------------------------------------------
+# --- ranks that differ from the others ------------------------------------------------------------------------------------
 
 
-def test_a_rank_that_never_comes_is_named(clinic: Clinic, tmp_path: Path) -> None:
+def test_a_rank_that_never_starts_is_named(clinic: Clinic, tmp_path: Path) -> None:
     diagnosis = clinic.see(tmp_path, 4, [Patient(rank) for rank in (0, 1, 3)], "--timeout", "4")
     assert diagnosis.codes == [1, 1, 1]
     assert diagnosis.json["missing"] == [2]
     (found,) = diagnosis.of("rendezvous", "fail")
     assert "rank 2 of 4 did not come to 127.0.0.1:" in found["found"]
     assert diagnosis.failed == {"rendezvous"}
-    assert all(rank["ok"] for rank in diagnosis.json["ranks"])  # those that came are well
+    assert all(rank["ok"] for rank in diagnosis.json["ranks"])  # the ranks that started are healthy
     assert diagnosis.of("all_reduce", "ok")[0]["ranks"] == [0, 1, 3]
 
 
-def test_rank_0_that_never_comes_is_reported_by_each(clinic: Clinic, tmp_path: Path) -> None:
+def test_a_rank_0_that_never_starts_is_reported_by_each_rank(clinic: Clinic, tmp_path: Path) -> None:
     diagnosis = clinic.see(tmp_path, 3, [Patient(1), Patient(2)], "--timeout", "0.5")
     assert diagnosis.codes == [1, 1]
     assert diagnosis.out == ""
@@ -156,7 +156,7 @@ def test_rank_0_that_never_comes_is_reported_by_each(clinic: Clinic, tmp_path: P
     assert all("has rank 0 started there" in line for line in lines)
 
 
-def test_a_rank_that_hangs_is_named_and_the_others_are_tried(clinic: Clinic, tmp_path: Path) -> None:
+def test_a_rank_that_hangs_is_named_and_the_others_are_checked(clinic: Clinic, tmp_path: Path) -> None:
     patients = [Patient(0), Patient(1), Patient(2, deaf=True)]
     diagnosis = clinic.see(tmp_path, 3, patients, "--check-timeout", "2")
     assert diagnosis.codes == [1, 1, None]
@@ -167,7 +167,7 @@ def test_a_rank_that_hangs_is_named_and_the_others_are_tried(clinic: Clinic, tmp
     assert diagnosis.of("all_reduce", "ok")[0]["ranks"] == [0, 1]
 
 
-def test_rank_0_that_hangs_is_reported_by_each(clinic: Clinic, tmp_path: Path) -> None:
+def test_a_rank_0_that_hangs_is_reported_by_each_rank(clinic: Clinic, tmp_path: Path) -> None:
     patients = [Patient(0, deaf=True), Patient(1), Patient(2)]
     diagnosis = clinic.see(tmp_path, 3, patients, "--timeout", "4", "--check-timeout", "0.1")
     assert diagnosis.codes == [None, 1, 1]
@@ -177,7 +177,7 @@ def test_rank_0_that_hangs_is_reported_by_each(clinic: Clinic, tmp_path: Path) -
     ]
 
 
-def test_what_differs_between_ranks_is_named(clinic: Clinic, tmp_path: Path) -> None:
+def test_differences_between_ranks_are_named(clinic: Clinic, tmp_path: Path) -> None:
     patients = [Patient(rank, {"NCCL_ALGO": "Tree" if rank == 2 else "Ring"}, clock=7.0 * (rank == 1)) for rank in range(3)]
     for patient in patients:
         patient.env = {**patient.env, "GROUP_RANK": str(patient.rank)}
@@ -256,11 +256,11 @@ def test_a_connection_file_that_others_can_read(clinic: Clinic, tmp_path: Path) 
     assert "has mode 0644: others can read the keys in it" in diagnosis.of("collector", "fail")[0]["found"]
 
 
-# --- four nodes, and what is between them ---------------------------------------------------------------------------------
+# --- four nodes, and the network between them -----------------------------------------------------------------------------
 
 
 def see_nodes(clinic: Clinic, hosts: Hosts, folder: Path, *options: str, interface: str = "eth0") -> Diagnosis:
-    """A job of a rank on each host."""
+    """A job with one rank on each host."""
     patients = [
         Patient(rank, {"GROUP_RANK": str(rank), "GLOO_SOCKET_IFNAME": interface}, hosts.network(name))
         for rank, name in enumerate(NODES)
@@ -276,7 +276,7 @@ def node(number: int) -> str:
 
 
 @pytest.mark.slow
-def test_four_nodes_that_are_well(clinic: Clinic, network: Hosts, tmp_path: Path) -> None:
+def test_four_healthy_nodes(clinic: Clinic, network: Hosts, tmp_path: Path) -> None:
     diagnosis = see_nodes(clinic, network, tmp_path)
     assert diagnosis.codes == [0] * 4, diagnosis.out
     assert len(diagnosis.json["pairs"]) == 6
@@ -286,7 +286,7 @@ def test_four_nodes_that_are_well(clinic: Clinic, network: Hosts, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [(0, 1), (0, 2)], ids=["met in the first round", "met by no two rounds"])
-def test_two_nodes_that_cannot_speak_with_each_other(
+def test_two_nodes_that_cannot_reach_each_other(
     clinic: Clinic, network: Hosts, tmp_path: Path, cut: tuple[int, int]
 ) -> None:
     """A firewall between just these two; the master's port is open."""
@@ -302,8 +302,8 @@ def test_two_nodes_that_cannot_speak_with_each_other(
 
 
 @pytest.mark.slow
-def test_a_node_that_reaches_the_master_alone(clinic: Clinic, network: Hosts, tmp_path: Path) -> None:
-    """A firewall that lets through only the port that is in every manual."""
+def test_a_node_that_reaches_only_the_master(clinic: Clinic, network: Hosts, tmp_path: Path) -> None:
+    """A firewall that lets through only the master's port, the one that every manual names."""
     address = network.address["node2"]
     network.blocked = lambda packet: address in packet[:2] and PORT not in packet[2:]
     diagnosis = see_nodes(clinic, network, tmp_path, *QUICK)

@@ -1,4 +1,4 @@
-"""The examples of ``deploy/examples``: complete, short, and they train, go on and go wrong as they say."""
+"""The examples of ``deploy/examples``: complete and short; they train, resume and fail as they say."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ def log(tmp_path: Path, name: str, option: str) -> Job:
 
 
 @pytest.mark.parametrize("name", [*NAMES, *LOGGING])
-def test_it_is_short(name: str) -> None:
+def test_each_example_is_short(name: str) -> None:
     assert len((EXAMPLES / name).read_text().splitlines()) < 80
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_learns(tmp_path: Path, name: str) -> None:
+def test_each_example_learns(tmp_path: Path, name: str) -> None:
     job = train(tmp_path, torchrun, name)
     assert job.code == 0, job.stderr
     assert job.report["outcome"] == "finished"
     first, *_, last = losses(job)
     assert last < 0.75 * first
-    if name == "train_ddp.py":  # started again it goes on where its checkpoint is
+    if name == "train_ddp.py":  # a restart resumes from its checkpoint
         again = train(tmp_path, forked, name, "--epochs", "4")
         assert re.findall(r"^epoch (\d)", again.stdout, re.MULTILINE) == ["3"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_goes_wrong_as_its_first_lines_say(tmp_path: Path, name: str) -> None:
+def test_each_example_fails_as_its_first_lines_say(tmp_path: Path, name: str) -> None:
     assert "With --lr 1e30 it goes wrong" in (EXAMPLES / name).read_text()
     job = train(tmp_path, forked, name, "--lr", "1e30")
     assert job.code == 77, job.stderr
@@ -82,4 +82,4 @@ def test_wandb_has_what_was_measured(tmp_path: Path) -> None:
     kept = run.read_bytes()
     for name in (b"loss", b"abs_max/0/weight", b"abs_min/2/output", b"abs_max/(root)/grad_output"):
         assert kept.count(name) >= 3
-    assert re.search(r"abs_max/\(root\)/output \d\.\d+", job.stderr)  # its summary, of the last batch that was logged
+    assert re.search(r"abs_max/\(root\)/output \d\.\d+", job.stderr)  # wandb's summary, from the last logged batch

@@ -1,4 +1,4 @@
-"""The record of a real job, read by the programs it is exported for, is what ``rankwatch dump`` says it is."""
+"""Exports of a real job's record: pyarrow, polars, duckdb and TensorBoard read what ``rankwatch dump`` prints."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ MEASURED_STATES = {state.name.lower() for state in MEASURED}
 
 @pytest.fixture(scope="module")
 def dumped(bad: Job) -> set[Row]:
-    """Every reading that the record has of a batch."""
+    """Every reading of a batch in the record."""
     lines = [json.loads(line) for line in rankwatch("dump", str(bad.run_dir), "--frames").splitlines()]
     frames = [(line["rank"], line["frame"]) for line in lines if line["what"] == "frame"]
     for line in lines:
-        if line.get("kind") == "tripped":  # the last batch of this rank is told with its trip alone
+        if line.get("kind") == "tripped":  # only the trip contains this rank's last batch
             position = line["fact"]["trip"]["position"]
             frames += [
                 (line["rank"], frame)
@@ -64,7 +64,7 @@ def _rows(rank: int, frame: dict[str, Any]) -> Iterator[Row]:
 
 
 def comparable(rows: list[Row]) -> set[Row]:
-    """As JSON has them: what is inf or nan is null."""
+    """The rows as JSON writes them: inf and nan are null."""
     found = {tuple(None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in row) for row in rows}
     assert len(found) == len(rows)
     return found
@@ -77,19 +77,19 @@ def parquet(bad: Job, tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
-def test_pyarrow_reads_what_dump_says(dumped: set[Row], parquet: str) -> None:
+def test_pyarrow_reads_the_same_as_dump_prints(dumped: set[Row], parquet: str) -> None:
     table = pq.read_table(parquet)
     assert comparable([tuple(row[name] for name in COLUMNS) for row in table.to_pylist()]) == dumped
     assert set(table.column("optimizer_step").to_pylist()) == set(range(6))
     assert set(table.column("local_rank").to_pylist()) == {0, 1, 2, 3}
 
 
-def test_polars_reads_what_dump_says(dumped: set[Row], parquet: str) -> None:
+def test_polars_reads_the_same_as_dump_prints(dumped: set[Row], parquet: str) -> None:
     polars = pytest.importorskip("polars", reason="polars is not installed")
     assert comparable(polars.read_parquet(parquet).select(COLUMNS).rows()) == dumped
 
 
-def test_duckdb_reads_what_dump_says(dumped: set[Row], parquet: str) -> None:
+def test_duckdb_reads_the_same_as_dump_prints(dumped: set[Row], parquet: str) -> None:
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
     assert comparable(duckdb.sql(f"SELECT {', '.join(COLUMNS)} FROM '{parquet}'").fetchall()) == dumped
     culprit = duckdb.sql(f"SELECT rank, batch, module, label, abs_max FROM '{parquet}' WHERE state = 'inf'").fetchall()

@@ -1,6 +1,6 @@
 """The failure matrix with real processes and real signals: what a fault may cost, and what it must not.
 
-See ``site.py`` for who takes part.
+See ``site.py`` for the collector and the ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.e2e
 # --- the collector --------------------------------------------------------------------------------------------------------
 
 
-def test_a_collector_that_comes_after_the_training_began_gets_the_last_summaries(site: Site) -> None:
+def test_a_collector_that_starts_after_the_training_gets_the_last_summaries(site: Site) -> None:
     site.collect().kill()
     (rank,) = site.start(1)
     assert rank.ask("batches", SPOOL + 6) == SPOOL + 6
@@ -44,7 +44,7 @@ def test_a_collector_that_comes_after_the_training_began_gets_the_last_summaries
     assert (row["dropped"], row["last_batch"], row["state"]) == (6, SPOOL + 5, "finished")
 
 
-def test_a_collector_that_was_killed_and_is_started_again_misses_nothing_and_stops_all_ranks(site: Site) -> None:
+def test_a_collector_killed_and_restarted_misses_nothing_and_stops_all_ranks(site: Site) -> None:
     first = site.collect()
     ranks = site.start(2)
     for rank in ranks:
@@ -63,7 +63,7 @@ def test_a_collector_that_was_killed_and_is_started_again_misses_nothing_and_sto
     assert site.recorded() == trained(20, 20)
 
 
-def test_a_collector_that_was_ended_and_started_again_with_its_keys_kept_is_the_one_that_ranks_know(site: Site) -> None:
+def test_ranks_reconnect_to_a_collector_that_is_restarted_with_its_keys(site: Site) -> None:
     site.collect("--keep-keys")
     ranks = site.start(2)
     for rank in ranks:
@@ -78,7 +78,7 @@ def test_a_collector_that_was_ended_and_started_again_with_its_keys_kept_is_the_
     assert site.connection.exists()
 
 
-def test_a_run_is_one_record_also_when_its_collector_was_killed_and_started_again(site: Site) -> None:
+def test_a_run_has_one_record_although_its_collector_was_killed_and_restarted(site: Site) -> None:
     first = site.collect()
     (rank,) = site.start(1)
     rank.ask("batches", 3)
@@ -92,7 +92,7 @@ def test_a_run_is_one_record_also_when_its_collector_was_killed_and_started_agai
     assert site.recorded() == trained(3)
 
 
-def test_an_abort_that_was_decided_is_carried_out_by_the_collector_that_comes_back(site: Site) -> None:
+def test_a_restarted_collector_carries_out_the_abort_that_was_decided_before(site: Site) -> None:
     first = site.collect("--decision-window", "0.1")
     ranks = site.start(2)
     for rank in ranks:
@@ -105,11 +105,11 @@ def test_an_abort_that_was_decided_is_carried_out_by_the_collector_that_comes_ba
     second = site.collect()
     ranks[0].kill(signal.SIGCONT)
     until(lambda: site.greeted(second))
-    ranks[0].tell("train")  # until it hears of the abort
+    ranks[0].tell("train")  # until the rank receives the abort
     assert ranks[0].wait() == ABORTED
 
 
-def test_a_collector_that_is_stopped_for_a_while_delays_nobody_and_counts_nothing_twice(site: Site) -> None:
+def test_a_suspended_collector_delays_no_rank_and_counts_nothing_twice(site: Site) -> None:
     collector = site.collect()
     ranks = site.start(2)
     for rank in ranks:
@@ -154,7 +154,7 @@ def test_a_killed_rank_is_named_with_its_last_frame_and_the_others_are_stopped(s
     assert [row["state"] for row in report["ranks"]] == ["aborted", "lost"]
 
 
-def test_with_on_lost_wait_the_others_go_on_without_a_killed_rank(site: Site) -> None:
+def test_with_on_lost_wait_the_others_continue_without_a_killed_rank(site: Site) -> None:
     site.collect("--on-lost", "wait")
     survivor, victim = site.start(2)
     for rank in (survivor, victim):
@@ -168,8 +168,8 @@ def test_with_on_lost_wait_the_others_go_on_without_a_killed_rank(site: Site) ->
     assert [(row["state"], row["last_batch"]) for row in site.report()["ranks"]] == [("finished", 7), ("lost", 2)]
 
 
-def test_a_killed_rank_is_lost_although_a_process_that_it_forked_lives_on(site: Site) -> None:
-    """The child of a data loader has its parent's connections open."""
+def test_a_killed_rank_is_lost_although_its_child_process_lives_on(site: Site) -> None:
+    """The child process of a data loader keeps its parent's connections open."""
     site.collect()
     survivor, victim = site.start(2)
     child = victim.ask("leave_child")
@@ -183,11 +183,12 @@ def test_a_killed_rank_is_lost_although_a_process_that_it_forked_lives_on(site: 
     assert "rank 1 of 2" in survivor.errors
 
 
-def test_a_rank_that_is_stopped_for_a_moment_is_named_and_goes_on(site: Site) -> None:
+def test_a_rank_that_is_suspended_briefly_is_named_and_continues(site: Site) -> None:
     site.collect()
     other, stopped = site.start(2)
     assert stopped.ask("batches", 3) == 3
-    until(lambda: any(batch == 2 for batch, *_ in site.notes("beat")))  # else it may be stopped before it has told of it
+    # Without this wait the rank may be suspended before it has reported batch 2.
+    until(lambda: any(batch == 2 for batch, *_ in site.notes("beat")))
     stopped.kill(signal.SIGSTOP)
     until(lambda: "is silent, but still connected; last seen in batch 2" in site.log)
     assert other.ask("batches", 5) == 5
@@ -198,7 +199,7 @@ def test_a_rank_that_is_stopped_for_a_moment_is_named_and_goes_on(site: Site) ->
     assert site.recorded() == trained(5, 5)
 
 
-def test_a_rank_that_is_stopped_for_long_is_named_as_stalled_with_its_frame_and_the_ranks_that_wait_for_it(
+def test_a_rank_that_is_suspended_for_long_is_named_as_stalled_with_its_frame_and_the_waiting_ranks(
     site: Site,
 ) -> None:
     site.collect("--stall-after", "1")
@@ -214,7 +215,7 @@ def test_a_rank_that_is_stopped_for_long_is_named_as_stalled_with_its_frame_and_
     assert "last seen in batch 3, frame 1, phase forward; rank 0 waits, from batch 3" in line
 
 
-def test_with_on_stall_abort_the_others_are_stopped_and_a_stopped_rank_when_it_goes_on(site: Site) -> None:
+def test_with_on_stall_abort_the_others_are_aborted_and_the_suspended_rank_when_it_resumes(site: Site) -> None:
     site.collect("--stall-after", "1", "--on-stall", "abort", "--abort-grace", "30")
     other, stopped = site.start(2)
     stopped.ask("batches", 3)
@@ -232,7 +233,7 @@ def test_with_on_stall_abort_the_others_are_stopped_and_a_stopped_rank_when_it_g
 
 @pytest.fixture
 def small_disk(site: Site) -> Iterator[Path]:
-    """A file system of its own under the runs' folder."""
+    """A separate file system in the runs' folder."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a file system")
     site.runs.mkdir()
@@ -259,7 +260,7 @@ def test_a_full_disk_costs_the_record_and_nothing_else(site: Site, small_disk: P
         assert rank.ask("batches", 3) == 3
         assert rank.ask("settle")
     assert "run.db: database or disk is full; run train-0 goes on without it" in site.log
-    fill(small_disk)  # also what the database has left
+    fill(small_disk)  # also the space that the database has reserved
     trip_stops_all(site, culprit=1)
     until(lambda: "rankwatch: first overflow in run train-0\n  culprit    rank 1 of 2" in site.out)
     assert site.end() == 0
@@ -270,7 +271,7 @@ def test_a_full_disk_costs_the_record_and_nothing_else(site: Site, small_disk: P
     assert not (small_disk / "train-0" / "report.json").exists()
 
 
-def test_a_run_that_begins_on_a_read_only_disk_is_judged_without_a_folder(site: Site, small_disk: Path) -> None:
+def test_a_run_that_begins_on_a_read_only_disk_gets_a_verdict_without_a_folder(site: Site, small_disk: Path) -> None:
     site.collect()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     ranks = site.start(2, RANKWATCH_TRACE_BATCH_NUMS="1,2")
@@ -284,7 +285,7 @@ def test_a_run_that_begins_on_a_read_only_disk_is_judged_without_a_folder(site: 
     assert "Traceback" not in site.log
 
 
-def test_a_record_that_cannot_be_read_any_more_costs_a_collector_that_comes_back_no_verdict(site: Site) -> None:
+def test_a_restarted_collector_reaches_a_verdict_although_the_record_is_unreadable(site: Site) -> None:
     first = site.collect()
     ranks = site.start(2)
     for rank in ranks:
@@ -307,7 +308,7 @@ def test_a_record_that_cannot_be_read_any_more_costs_a_collector_that_comes_back
     assert "Traceback" not in site.log
 
 
-def test_a_runs_folder_that_is_deleted_in_mid_run_costs_no_verdict(site: Site) -> None:
+def test_a_run_folder_deleted_in_mid_run_costs_no_verdict(site: Site) -> None:
     site.collect()
     ranks = site.start(2)
     for rank in ranks:
@@ -317,10 +318,10 @@ def test_a_runs_folder_that_is_deleted_in_mid_run_costs_no_verdict(site: Site) -
     trip_stops_all(site, culprit=0)
     until(lambda: "rankwatch: first overflow in run train-0" in site.out)
     assert site.end() == 0
-    assert site.report("train-0")["verdict"]["rank"] == 0  # it is made anew
+    assert site.report("train-0")["verdict"]["rank"] == 0  # the folder is created again
 
 
-def test_output_that_nobody_can_take_costs_neither_the_verdict_nor_the_exit_code(site: Site) -> None:
+def test_output_that_cannot_be_written_costs_neither_the_verdict_nor_the_exit_code(site: Site) -> None:
     site.collect(stdout="/dev/full")
     site.start(2)
     trip_stops_all(site, culprit=1)
@@ -329,7 +330,7 @@ def test_output_that_nobody_can_take_costs_neither_the_verdict_nor_the_exit_code
     assert site.end() == 0
 
 
-def test_a_report_that_nobody_reads_keeps_no_rank_waiting(site: Site) -> None:
+def test_a_report_that_nobody_reads_delays_no_rank(site: Site) -> None:
     pipe = site.folder / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
@@ -345,7 +346,7 @@ def test_a_report_that_nobody_reads_keeps_no_rank_waiting(site: Site) -> None:
     os.close(reader)
 
 
-def test_a_rank_whose_own_output_is_full_trips_all_the_same(site: Site) -> None:
+def test_a_rank_whose_output_is_full_still_trips(site: Site) -> None:
     site.collect()
     ranks = site.start(2, stdout="/dev/full", RANKWATCH_TRACE_BATCH_NUMS="1")
     for rank in ranks:
@@ -355,7 +356,7 @@ def test_a_rank_whose_own_output_is_full_trips_all_the_same(site: Site) -> None:
     until(lambda: "rankwatch: first overflow in run train-0\n  culprit    rank 1 of 2" in site.out)
 
 
-def test_a_rank_alone_whose_output_is_full_trips_all_the_same(site: Site) -> None:
+def test_a_single_rank_whose_output_is_full_still_trips(site: Site) -> None:
     (rank,) = site.start(1, stdout="/dev/full", RANKWATCH_CONNECTION="")
     assert rank.ask("batches", 3) == 3
     rank.tell("trip")
@@ -364,10 +365,10 @@ def test_a_rank_alone_whose_output_is_full_trips_all_the_same(site: Site) -> Non
     assert "gate (Gate), output: inf" in rank.errors
 
 
-# --- ourselves ------------------------------------------------------------------------------------------------------------
+# --- internal errors ------------------------------------------------------------------------------------------------------
 
 
-def test_an_error_of_our_own_in_a_hook_is_logged_once_and_reported_and_the_training_goes_on(site: Site) -> None:
+def test_an_internal_error_in_a_hook_is_logged_once_and_reported_and_the_training_continues(site: Site) -> None:
     site.collect()
     healthy, broken = site.start(2)
     broken.ask("batches", 2)
@@ -391,14 +392,14 @@ def test_a_rank_whose_hooks_broke_is_still_stopped_by_the_verdict_of_another(sit
     assert broken.ask("batches", 2) == 2
     trip_stops_all(site, culprit=0)
     until(lambda: "first overflow in run train-0" in site.out)
-    assert site.report()["verdict"]["missing_ranks"] == [1]  # which looked no more, and does not say that it was finite
+    assert site.report()["verdict"]["missing_ranks"] == [1]  # its broken hooks cannot report a finite frame
 
 
 # --- forks, restarts, clocks ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("with_model", [False, True], ids=["plain", "that_call_the_model"])
-def test_data_workers_forked_from_a_watched_rank_are_no_ranks(site: Site, with_model: bool) -> None:
+def test_data_workers_forked_from_a_watched_rank_are_not_ranks(site: Site, with_model: bool) -> None:
     site.collect(heartbeat=1)
     rank, _ = site.start(2)
     loaded = rank.ask("load", with_model)
@@ -406,7 +407,7 @@ def test_data_workers_forked_from_a_watched_rank_are_no_ranks(site: Site, with_m
     assert rank.ask("batches", 4) == 10
     assert rank.ask("settle")
     assert site.recorded() == trained(10)
-    greeted = {(number, peer) for _, number, peer in site.notes("hello")}  # each says it until there is an answer
+    greeted = {(number, peer) for _, number, peer in site.notes("hello")}  # each rank repeats HELLO until it is answered
     assert sorted(number for number, _ in greeted) == [0, 1]
     assert "rankwatch:" not in rank.errors
     assert "Traceback" not in rank.errors
@@ -414,7 +415,7 @@ def test_data_workers_forked_from_a_watched_rank_are_no_ranks(site: Site, with_m
 
 
 @pytest.mark.slow
-def test_a_restart_by_torchrun_is_a_run_of_its_own_with_batches_from_zero(site: Site) -> None:
+def test_a_restart_by_torchrun_is_a_separate_run_with_batches_from_zero(site: Site) -> None:
     command = torchrun("fault_restarted.py")
     command.insert(command.index("--standalone"), "--max-restarts=1")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Frameworks with their real libraries, two ranks each: an overflow on rank 1, and what the verdict says of it."""
+"""Frameworks with their real libraries, two ranks each: an overflow on rank 1, and its verdict."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def check(job: Job, *, batch: int, step: int, module: str = "block.gain") -> Non
 
 def test_the_hugging_face_trainer(tmp_path: Path) -> None:
     job = train(tmp_path, "transformers", "trainer")
-    # Resumed at step 4, of which one is in the second epoch: 5 micro-batches of the first, 2 of the second; eval is none.
+    # Resumed at step 4, after 5 micro-batches of the first epoch and 2 of the second (one step); eval is no batch.
     check(job, batch=8, step=4)
     assert job.report["frames"][0]["batch"] == 7
-    # The step was finished and counted, but left the weights alone and was not saved, and all heard of the end.
+    # The step was finished and counted, but did not change the weights and was not saved; all were notified of the end.
     for rank in (0, 1):
         assert f"rank {rank}: on_train_end at step 4, weights changed" in job.stdout
         assert f"rank {rank}: on_train_end at step 5, weights kept" in job.stdout
@@ -52,7 +52,7 @@ def test_lightning(tmp_path: Path) -> None:
     assert "batch 11: net.block.gain (Gain), output: inf" in job.root_cause
 
 
-def test_the_hugging_face_trainer_by_zero_code_is_watched_in_the_place_of_its_own_detector(tmp_path: Path) -> None:
+def test_the_hugging_face_trainer_by_zero_code_is_watched_instead_of_by_its_own_detector(tmp_path: Path) -> None:
     job = train(tmp_path, "transformers", "trainer", "plain")
     check(job, batch=3, step=1)  # two micro-batches a step
     assert "DebugUnderflowOverflow" not in job.stderr
@@ -67,7 +67,7 @@ def test_lightning_by_zero_code_has_the_callback(tmp_path: Path) -> None:
 def test_accelerate_prepares_a_model_that_is_watched_before_or_after(tmp_path: Path, order: str) -> None:
     job = train(tmp_path, "accelerate", "accelerate", order)
     check(job, batch=2, step=2)
-    assert job.verdict["dtype"] == "bfloat16"  # as prepare() has it compute
+    assert job.verdict["dtype"] == "bfloat16"  # prepare() makes the model compute in it
 
 
 @pytest.mark.parametrize("stage", ["1", "2"])

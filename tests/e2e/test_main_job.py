@@ -1,4 +1,4 @@
-"""The main job with real processes: a fault on one rank of a torchrun training, and what becomes of the run."""
+"""The main job with real processes: a fault on one rank of a torchrun training, and how the run ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_overflow_on_one_rank(bad: Job) -> None:
         "abs_min": pytest.approx(0, abs=1e39), "abs_max": None, "state": "inf",
     }  # fmt: skip
     assert job.left_behind == []
-    # The report is what a person reads last, and torchrun's summary names the culprit.
+    # The report is the last text on the screen, and torchrun's summary names the culprit.
     assert "rankwatch: first overflow in run bad-0\n  culprit    rank 1 of 4" in job.stdout
     assert "4 of 4 ranks answered; the other 3 were finite here" in job.stdout
     assert "rank      : 1 (local_rank: 1)" in job.root_cause, job.stderr
@@ -45,7 +45,7 @@ def test_overflow_on_one_rank(bad: Job) -> None:
 def test_the_report_is_printed_again(tmp_path: Path) -> None:
     job = run_job(tmp_path, forked("train.py", "overflow_at_once"))
     assert (job.verdict["batch"], job.verdict["optimizer_step"], job.verdict["frame"]) == (0, 0, 1)
-    assert job.verdict["frames_in_batch"] in (None, 14)  # rank 0 may have come to the end of the batch, or not yet
+    assert job.verdict["frames_in_batch"] in (None, 14)  # rank 0 may or may not have reached the end of the batch
     for option, name in (([], "report.txt"), (["--json"], "report.json")):
         assert rankwatch("report", str(job.run_dir), *option) == (job.run_dir / name).read_text()
     assert (job.run_dir / "report.txt").read_text() in job.stdout
@@ -57,7 +57,7 @@ def test_two_ranks_in_one_batch_the_earlier_frame_wins(tmp_path: Path) -> None:
     assert job.code == ABORTED
     assert (job.verdict["rank"], job.verdict["module"]) == (3, "blocks.1.square")
     also = [(other["rank"], other["batch"], other["module"], other["state"]) for other in job.verdict["also"]]
-    # Rank 1 may tell that it is past the frame, which is all that is asked of it, before it trips further on.
+    # The collector only asks whether rank 1 is past the frame: it may report that before it trips at a later frame.
     assert also in ([], [(1, 5, "blocks.2.square", "inf")])
     assert job.verdict["certainty"] == "complete"
 
@@ -84,7 +84,7 @@ def test_a_poisoned_weight(tmp_path: Path) -> None:
 def test_the_others_wait_in_all_reduce(tmp_path: Path) -> None:
     job = run_job(tmp_path, torchrun("train.py", "others_in_all_reduce"), "--decision-window", "0.5")
     assert job.code == ABORTED
-    assert job.run_dir.name == "train-0"  # as the script is
+    assert job.run_dir.name == "train-0"  # named after the script
     assert (job.verdict["rank"], job.verdict["batch"], job.verdict["module"]) == (1, 5, "blocks.0.square")
     # Rank 0 never reaches this batch: the verdict says so instead of guessing.
     assert (job.verdict["certainty"], job.verdict["missing_ranks"]) == ("partial", [0])
@@ -128,7 +128,7 @@ def test_abort_after_stops_every_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_users_own_exception_is_not_ours(tmp_path: Path) -> None:
+def test_a_users_own_exception_is_not_reported_as_a_trip(tmp_path: Path) -> None:
     job = run_job(tmp_path, torchrun("train.py", "user_error"))
     assert job.code == 1
     assert (job.report["outcome"], job.report["verdict"]) == ("failed", None)
@@ -159,7 +159,7 @@ def test_the_culprit_is_the_root_cause_under_record_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ranks_that_never_come_back_end_by_the_deadline(tmp_path: Path) -> None:
-    """Two nodes: the culprit's torchrun ends by itself, the other one has only ranks that hang."""
+    """Two nodes: the culprit's torchrun ends by itself, the other torchrun has only ranks that hang."""
     job = run_job(tmp_path, [sys.executable, str(SCRIPTS / "two_nodes.py"), "stuck"], "--abort-grace", "2")
     assert job.code == ABORTED
     assert (job.verdict["rank"], job.verdict["module"]) == (3, "blocks.1.square")

@@ -1,4 +1,4 @@
-"""A real collector with real ranks, as Prometheus sees them."""
+"""The metrics of a real collector with real ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def text_of(url: str, accept: str = "text/plain") -> str:
 
 
 def scrape(site: Site) -> dict[str, float]:
-    """Each sample's value, by its name and the values of its labels, in the order of the labels' names."""
+    """Each sample's value, keyed by its name and its label values, in the order of the labels' names."""
     return {
         " ".join([sample.name, *(value for _, value in sorted(sample.labels.items()))]): sample.value
         for family in parse(text_of(url_of(site)))
@@ -85,11 +85,11 @@ def test_a_rank_that_is_killed_is_counted_as_lost(site: Site) -> None:
     assert scrape(site)["rankwatch_rank_state 1 train-0 lost"] == 1
 
 
-def test_what_is_told_is_well_formed_and_has_all_that_the_dashboard_asks_for(site: Site) -> None:
+def test_the_metrics_are_well_formed_and_contain_all_that_the_dashboard_queries(site: Site) -> None:
     site.collect("--metrics", "127.0.0.1:0", "--metrics-per-rank")
     (rank,) = site.start(1)
     rank.ask("batches", 2)
-    until(lambda: "rankwatch_headroom_ratio train-0" in scrape(site))  # the last to be there: it comes from the record
+    until(lambda: "rankwatch_headroom_ratio train-0" in scrape(site))  # the last to appear: it comes from the record
     text = text_of(url_of(site))
     families = list(parse_openmetrics(text_of(url_of(site), "application/openmetrics-text; version=1.0.0")))
     assert {"rankwatch_ranks", "rankwatch_batches", "process_cpu_seconds"} <= {family.name for family in families}
@@ -109,7 +109,7 @@ def test_what_is_told_is_well_formed_and_has_all_that_the_dashboard_asks_for(sit
 
 @contextmanager
 def prometheus(folder: Path, target: str) -> Iterator[str]:
-    """The real one with our config, made to look each second at ``target``; its address."""
+    """Runs Prometheus with our config, scraping ``target`` each second; yields its address."""
     config = (ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text()
     for ours, here in (("127.0.0.1:9464", target), ("_interval: 15s", "_interval: 1s")):
         assert ours in config
@@ -150,7 +150,7 @@ def test_a_real_prometheus_scrapes_the_collector_and_its_alerts_fire(site: Site,
 
         until(lambda: value('rankwatch_ranks{state="running"}') == [str(RANKS)])
         assert value("rankwatch_run_info * on (instance, run) group_left (state) (rankwatch_run_state == 1)") == ["1"]
-        until(lambda: not alerts(address))  # at first there was no scrape yet
+        until(lambda: not alerts(address))  # before the first scrape the alert for a missing collector fires
         trip_stops_all(site, culprit=0)
         until(lambda: alerts(address) == {("RankwatchOverflow", "firing")})
         site.end()
@@ -161,7 +161,7 @@ def alerts(address: str) -> set[tuple[str, str]]:
     return {(each["labels"]["alertname"], each["state"]) for each in asked(address, "alerts")["alerts"]}
 
 
-# --- round one command ----------------------------------------------------------------------------------------------------
+# --- with `rankwatch run` -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

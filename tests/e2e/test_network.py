@@ -48,7 +48,7 @@ def test_ranks_on_other_hosts_are_stopped_by_a_trip(site: Site) -> None:
     trip_stops_all(site, culprit=1)
 
 
-def test_a_network_that_is_cut_and_healed_loses_no_batch_and_no_rank(site: Site, hosts: Hosts) -> None:
+def test_a_network_that_is_cut_and_repaired_loses_no_batch_and_no_rank(site: Site, hosts: Hosts) -> None:
     site.collect()
     ranks = site.start(2)
     for rank in ranks:
@@ -57,7 +57,7 @@ def test_a_network_that_is_cut_and_healed_loses_no_batch_and_no_rank(site: Site,
     hosts.cables["head"].is_cut = True
     for rank in ranks:
         assert rank.ask("batches", 3) == 6
-    until(lambda: "silent and cut off, as are all others" in site.log)  # the kernel has given the connections up
+    until(lambda: "silent and cut off, as are all others" in site.log)  # the kernel has closed the connections
     for rank in ranks:
         assert rank.ask("batches", 3) == 9
     hosts.cables["head"].is_cut = False
@@ -84,10 +84,10 @@ def test_a_node_that_is_cut_off_alone_is_lost_and_the_others_are_stopped(site: S
     assert [row["state"] for row in site.report()["ranks"]] == ["aborted", "lost"]
     hosts.cables["node1"].is_cut = False
     cut.tell("train")
-    assert cut.wait() == ABORTED  # it hears of it as soon as it is back
+    assert cut.wait() == ABORTED  # it receives the abort as soon as it is connected again
 
 
-def test_a_node_that_is_cut_off_may_come_back_where_the_policy_is_to_wait(site: Site, hosts: Hosts) -> None:
+def test_with_on_lost_wait_a_node_that_is_cut_off_may_return(site: Site, hosts: Hosts) -> None:
     site.collect("--on-lost", "wait")
     left, cut = site.start(2)
     for rank in (left, cut):
@@ -106,7 +106,7 @@ def test_a_node_that_is_cut_off_may_come_back_where_the_policy_is_to_wait(site: 
     assert site.recorded() == trained(6, 6)
 
 
-def test_slow_and_lossy_cables_cost_nothing_but_time(site: Site, hosts: Hosts) -> None:
+def test_slow_and_lossy_cables_only_cost_time(site: Site, hosts: Hosts) -> None:
     site.collect(heartbeat=1.0)
     for name in NODES:
         hosts.cables[name].delay, hosts.cables[name].loss = 0.05, 0.05

@@ -40,7 +40,7 @@ def window(runs: Path) -> Iterator[Browser]:
 @pytest.fixture
 def browser(window: Browser) -> Iterator[Browser]:
     yield window
-    assert not window.complaints()  # nothing was refused or went wrong
+    assert not window.complaints()  # no refused script, no exception
     window.size(1280, 900)
 
 
@@ -76,7 +76,7 @@ def test_each_view_of_a_run_that_finished_has_its_own_address(browser: Browser) 
     browser.shows("the run is over")
     browser.open("/run/none-0")
     browser.shows("there is no run none-0 here", "#trouble")
-    assert len(browser.complaints()) >= 1  # the 404s that were asked for
+    assert len(browser.complaints()) >= 1  # the 404s that the test provoked
 
 
 def test_a_chart_is_read_and_opened_by_keyboard(browser: Browser) -> None:
@@ -164,7 +164,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
         assert not browser.run("return document.querySelector('main script, main img')")
 
 
-def test_a_single_file_has_all_of_it(runs: Path, tmp_path: Path) -> None:
+def test_a_single_file_contains_every_view(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "run.html").write_text(single.render(RunPages(runs / "bad-0")))
     with browsing(tmp_path) as browser:
         browser.driver.get((tmp_path / "run.html").as_uri())

@@ -1,4 +1,4 @@
-"""The verdict on models that are cut over four ranks, in the user's own names, and what their weights' readings are of."""
+"""Models sharded over four ranks: the verdict uses the user's own names, and weight readings cover the right shard."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def weights(job: Job) -> dict[str, float]:
 
 
 def largest(whole: dict[str, Tensor], how: str, rank: int) -> dict[str, float]:
-    """What this rank is to read of each parameter. In a forward FSDP has put the shards of its dimension together, but for a
-    module that is a unit of FSDP2 alone: its shards are apart again before anybody sees its output."""
+    """The abs max that this rank should read for each parameter. During a forward, FSDP has gathered the shards of its
+    dimension, except in a module that is an FSDP2 unit by itself: FSDP2 reshards it before its output is seen."""
     tensor_ranks = {"tp": 4, "fsdp2+tp": 2}.get(how, 1)
     expected = {}
     for name, values in whole.items():
@@ -96,7 +96,7 @@ def largest(whole: dict[str, Tensor], how: str, rank: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("how", ["gpipe", pytest.param("1f1b", marks=pytest.mark.slow)])
 def test_overflow_in_a_pipeline(tmp_path: Path, how: str) -> None:
-    """Two stages go bad in a micro-batch. The later one comes first by its frame and by the clock, but not by the order."""
+    """Two stages trip in one micro-batch. The later stage is first by frame and by clock, but not in the pipeline's order."""
     job = job_of(tmp_path, "pipeline.py", how)
     verdict = job.verdict
     assert (verdict["rank"], verdict["stage"], verdict["batch"], verdict["frame"]) == (1, 1, 6, 4)

@@ -1,4 +1,4 @@
-"""The README: one page, and what it shows and promises is so."""
+"""The README: one page, and its output and promises are true."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_it_is_one_page() -> None:
     assert len(README.encode()) <= 8192
 
 
-def test_its_links_lead_somewhere() -> None:
+def test_its_links_resolve() -> None:
     links = re.findall(r"\]\(([^)#]+)", README)
     assert len(links) > 20
     assert not [link for link in links if not (ROOT / link).is_file()]
@@ -40,8 +40,8 @@ def test_ci_runs_its_two_commands() -> None:
     assert 'cd "$folder/rankwatch"' in lines  # the name that `git clone` gives the folder
 
 
-def test_the_guide_has_its_other_commands() -> None:
-    """There they run; on a node, the guide gives the variables and torchrun in one line."""
+def test_the_guide_contains_its_other_commands() -> None:
+    """The guide's tests run them; the guide writes the variables and torchrun of a node in one line."""
     assert {ONE_NODE, COLLECTOR, f"{EXPORT.removeprefix('export ')} {TORCHRUN}"} <= set(commands("guide.md"))
 
 
@@ -62,7 +62,7 @@ def test_the_demo_prints_the_report_on_top(tmp_path: Path) -> None:
     verdict = json.loads((tmp_path / "rankwatch-runs" / "latest" / "report.json").read_text())["verdict"]
     assert (verdict["rank"], verdict["cause"], verdict["dtype"]) == (1, "overflow", "float16")
     assert verdict["module"] == "decoder.block.1.layer.1.DenseReluDense.dropout"
-    # But for this machine's name, what was left out, and what differs from run to run.
+    # Equal except for this machine's name, omitted lines, and values that differ between runs.
     for line in blocks(README, "")[0].split("\nDetected")[0].splitlines():
         for fixed in re.split(r"\(vm,|batch \d+.*|abs max .*|acknowledged in.*", line):
             assert fixed in done.stdout

@@ -1,4 +1,4 @@
-"""Real torchrun jobs over two hosts, and the collector on a third: a routable address, encrypted links, names of hosts."""
+"""Real torchrun jobs over two hosts, and the collector on a third: a routable address, encrypted links, host names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 class Job:
-    """One torchrun on each node, two ranks under each, which do what files tell them; see ``scripts/told.py``."""
+    """One torchrun on each node, with two ranks each; files control them, see ``scripts/told.py``."""
 
     def __init__(self, hosts: Hosts, site: Site) -> None:
         self.folder = site.folder / "words"
@@ -90,18 +90,18 @@ def test_a_node_that_is_cut_off_is_named_as_lost(hosts: Hosts, site: Site) -> No
     assert job.nodes[0].wait(60) == 1
     states = [("node0", "aborted")] * 2 + [("node1", "lost")] * 2
     report = site.runs / "latest" / "report.json"
-    # Its ranks say goodbye after torchrun has ended, too.
+    # The ranks may send BYE after torchrun has ended.
     until(lambda: report.exists() and [(row["host"], row["state"]) for row in site.report()["ranks"]] == states)
     assert site.report()["outcome"] == "lost"
     hosts.cables["node1"].is_cut = False
-    assert job.nodes[1].wait(60) == 1  # it hears of it as soon as it is back
+    assert job.nodes[1].wait(60) == 1  # it receives the abort as soon as it is connected again
 
 
 def test_a_node_that_is_cut_off_and_comes_back_leaves_no_gap(hosts: Hosts, site: Site) -> None:
     site.collect("--on-lost", "wait")
     job = Job(hosts, site)
     hosts.cables["node1"].is_cut = True
-    # In one moment or in two: they were last heard a part of a heartbeat apart.
+    # In one line or in two: the ranks were last heard a fraction of a heartbeat apart.
     lost = re.compile(r"(?:rank (?=\d of 4 \(node1, .* was lost)|after it rank )(\d)")
     until(lambda: set(lost.findall(site.log)) == {"2", "3"})
     hosts.cables["node1"].is_cut = False

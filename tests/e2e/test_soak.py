@@ -1,8 +1,8 @@
-"""Ten minutes of jobs of eight ranks under random faults (``pytest -m soak``), judged by what the ranks wrote down themselves.
+"""Ten minutes of jobs of eight ranks under random faults (``pytest -m soak``), checked against the ranks' own logs.
 
-Each job trains while its collector is killed and started again or stopped, and its ranks are stopped; then it ends: well, by an
-overflow, by an overflow while the collector is away, or by a killed rank. Prints what was done and found. RANKWATCH_SOAK_SECONDS
-and RANKWATCH_SOAK_SEED make another one of it.
+Each job trains while its collector is killed and restarted or suspended, and its ranks are suspended; then it ends: cleanly, by
+an overflow, by an overflow while the collector is away, or by a killed rank. Prints what was done and found.
+RANKWATCH_SOAK_SECONDS and RANKWATCH_SOAK_SEED change the length and the faults.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HEARTBEAT = 0.5
 
 @dataclass
 class Truth:
-    """What a rank says of itself."""
+    """What a rank logged about itself."""
 
     pid: int = 0
     begun: list[int] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Truth:
 
 
 class Soak:
-    """The collector, one job after another, and what is found of each."""
+    """The collector, one job after another, and the findings for each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -93,7 +93,7 @@ class Soak:
         try:
             job.start()
             for _ in range(self.random.randint(*FAULTS)):
-                time.sleep(self.random.uniform(*PAUSES))  # a fault may come at any moment: nothing is waited for
+                time.sleep(self.random.uniform(*PAUSES))  # a fault may come at any moment, so there is no event to wait for
                 fault = self.random.choice([job.collector_killed, job.collector_stopped, job.rank_stopped])
                 self.counts[fault.__name__.replace("_", " ")] += 1
                 fault()
@@ -186,7 +186,7 @@ class Job:
         self.expect = expect
 
     def trip_without_collector(self) -> None:
-        """The rank acts alone: nothing waits for a collector that is not there."""
+        """The rank acts alone: it does not wait for an absent collector."""
         self.soak.kill_collector()
         culprit = self._plant()
         assert self._wait() != 0
@@ -222,7 +222,7 @@ class Job:
         return self.process.wait(120)
 
     def _await_connected(self) -> None:
-        """Waits until each rank has been heard by the collector that is there now."""
+        """Waits until the current collector has heard each rank."""
         run = self.soak.runs / f"{self.name}-0" / "run.db"
         before = {truth.pid: truth.done[-1] for truth in self.truths()}
         until(lambda: set(self._last_recorded(run)) == set(range(RANKS)))
@@ -234,7 +234,7 @@ class Job:
             digests = record.digests()
         return dict(zip(digests["rank"].tolist(), digests["batch"].tolist(), strict=True))
 
-    # --- what came of it ------------------------------------------------------------------------------------------------------
+    # --- checks of results ----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         run = self.soak.runs / f"{self.name}-0"

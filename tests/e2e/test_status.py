@@ -1,4 +1,4 @@
-"""The line of ``rankwatch run``, on real terminals."""
+"""The status line of ``rankwatch run``, on real terminals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_run_shows_a_line_and_leaves_a_clean_terminal(training: Training) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["option", "environment", "dumb"])
-def test_run_shows_no_line_where_none_is_wanted(training: Training, how: str) -> None:
+def test_run_shows_no_line_where_it_is_disabled(training: Training, how: str) -> None:
     env = {**training.env, **({"RANKWATCH_STATUS": "0"} if how == "environment" else {})}
     env_command = ["env", "TERM=dumb"] if how == "dumb" else []
     options = ["--no-status"] if how == "option" else []

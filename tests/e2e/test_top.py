@@ -1,4 +1,4 @@
-"""``rankwatch top``: real jobs and a large record, looked at on real terminals."""
+"""``rankwatch top``: real jobs and a large record, shown on real terminals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_on_a_terminal(training: Training) -> None:
         assert "inf output" in screen  # the culprit's frame
         terminal.press("q")
         screen = terminal.await_text("ended 0")
-        assert "first overflow" not in screen  # the screen is as it was before
+        assert "first overflow" not in screen  # the earlier screen is restored
         terminal.await_text(" icanon")
         terminal.await_text(" echo ")
 
@@ -90,8 +90,8 @@ def test_the_terminal_is_restored_however_it_ends(tmp_path: Path, how: str) -> N
             terminal.process.send_signal(signal.Signals[how])
         assert terminal.end() == {"q": 0, "SIGTERM": 143, "SIGINT": 130}[how]
         assert terminal.attributes() == terminal.before
-        assert terminal.seen.rindex(b"\x1b[?1049l") > terminal.seen.rindex(b"\x1b[?1049h")  # the other screen is left
-        assert terminal.seen.rindex(b"\x1b[?25h") > terminal.seen.rindex(b"\x1b[?25l")  # and the cursor is back
+        assert terminal.seen.rindex(b"\x1b[?1049l") > terminal.seen.rindex(b"\x1b[?1049h")  # the alternate screen is closed
+        assert terminal.seen.rindex(b"\x1b[?25h") > terminal.seen.rindex(b"\x1b[?25l")  # and the cursor is visible again
         assert b"Traceback" not in terminal.seen
 
 

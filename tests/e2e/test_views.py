@@ -1,4 +1,4 @@
-"""What people look at, of real runs."""
+"""The views of real runs."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_one_rank_and_one_batch_from_near(bad: Job) -> None:
     assert "*** Starting batch number=3 ***" in rankwatch("report", run, "--batch", "3", "--rank", "0")
     assert len(asked("--batch", "3", "--frames", "2")["frames"]) == 2
 
-    culprit = asked("--batch", "5")  # of the culprit, which never sent this batch, but told of it as it tripped
+    culprit = asked("--batch", "5")  # the culprit never sent this batch; its trip contains the batch
     assert (culprit["rank"], culprit["digests"]) == (1, [])
     assert culprit["frames"][-1]["readings"][-1]["state"] == "inf"
     assert culprit["frames"] == [frame for frame in asked()["frames"] if frame["batch"] == 5]

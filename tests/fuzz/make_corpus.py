@@ -1,7 +1,7 @@
 """Writes the corpus beside this file: hostile and broken messages, one per file, named after their fault.
 
-``refused`` holds what ``wire.decode`` must refuse, ``read`` what it reads although nobody means well. Run it after the wire
-format has changed:
+``refused`` holds what ``wire.decode`` must refuse, ``read`` what it must read although the content is malicious.
+Run this script after the wire format has changed:
 
     PYTHONPATH=agent:tests python tests/fuzz/make_corpus.py
 """

@@ -1,6 +1,6 @@
 """A real SLURM on hosts of this machine: slurmctld on the head, a slurmd on each node, all in the foreground and in one folder.
 
-Debian: ``apt-get install slurmctld slurmd slurm-client munge``. Nothing of the machine's own configuration is read or changed.
+Debian: ``apt-get install slurmctld slurmd slurm-client munge``. The machine's own configuration is neither read nor changed.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Slurm:
         for daemon in reversed(self._daemons):
             daemon.kill()
             daemon.wait()
-        for name in self._hosts.names:  # what slurmd had started
+        for name in self._hosts.names:  # the jobs that slurmd started
             self._hosts.kill_all(name)
         with contextlib.suppress(OSError):
             self._folder.cleanup()
@@ -119,13 +119,13 @@ class Slurm:
     def _configure(self) -> None:
         for name in ("state", *(f"spool-{node}" for node in self._nodes)):
             (self.folder / name).mkdir()
-        # More CPUs than there are is fine (config_overrides), and GPUs want device files: copies of /dev/null do.
+        # config_overrides allows more CPUs than the machine has. GPUs need device files: copies of /dev/null are enough.
         places = [f"NodeName={node} NodeAddr={self._hosts.address[node]} CPUs=8 Gres=gpu:{GPUS}\n" for node in self._nodes]
         (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder) + "".join(places))
         for number in range(GPUS):
             os.mknod(self.folder / f"gpu{number}", 0o020666, os.makedev(1, 3))
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
-        # slurmd loads a cgroup plugin although nothing here needs one, and v2 wants systemd; 24.05 can do without.
+        # slurmd loads a cgroup plugin although nothing here needs one, and v2 requires systemd; 24.05 works without one.
         version = re.findall(r"\d+", subprocess.check_output(["slurmctld", "-V"], text=True))[:2]
         plugin = "disabled" if (int(version[0]), int(version[1])) >= (24, 5) else "cgroup/v1"
         (self.folder / "cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")

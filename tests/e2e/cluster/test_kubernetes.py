@@ -1,4 +1,4 @@
-"""``deploy/kubernetes``: the manifests fit their schemas and each other, and the keys in a Secret do what they are for."""
+"""``deploy/kubernetes``: the manifests fit their schemas and each other, and the keys in a Secret work."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def environment_of_ranks() -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("kind", RESOURCES)
-def test_it_fits_its_schema(kind: str) -> None:
+def test_each_manifest_fits_its_schema(kind: str) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate").validate
     validate(RESOURCES[kind], "1.29", strict=True)
 
@@ -60,7 +60,7 @@ def test_the_pods_of_jobs_fit_their_schema() -> None:
         validate(pod, "1.29", strict=True)
 
 
-def test_what_is_named_is_there() -> None:
+def test_references_between_manifests_resolve() -> None:
     labels = RESOURCES["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert RESOURCES["Service"]["spec"]["selector"] == labels
     assert RESOURCES["Deployment"]["spec"]["selector"]["matchLabels"] == labels
@@ -74,13 +74,13 @@ def test_what_is_named_is_there() -> None:
     assert volumes["data"]["persistentVolumeClaim"]["claimName"] == RESOURCES["PersistentVolumeClaim"]["metadata"]["name"]
 
 
-def test_the_ranks_have_the_connection_and_not_the_collectors_own_key() -> None:
+def test_the_ranks_get_the_connection_but_not_the_collectors_own_key() -> None:
     for env in environment_of_ranks():
         (reference,) = [entry["valueFrom"]["secretKeyRef"] for entry in env if entry["name"] == "RANKWATCH_CONNECTION"]
         assert reference["key"] in SECRETS[reference["name"]] == ["connection.json"]
 
 
-def test_the_service_sets_no_option_of_ours() -> None:
+def test_the_service_sets_no_rankwatch_option() -> None:
     """Kubernetes gives each pod NAME_PORT and NAME_SERVICE_HOST of each service, and RANKWATCH_PORT is an option."""
     assert not RESOURCES["Service"]["metadata"]["name"].startswith("rankwatch")
 
@@ -101,7 +101,7 @@ class Collector:
 
 
 def test_the_keys_in_a_secret_outlive_the_pod(tmp_path: Path) -> None:
-    """Made once, by the command that is written there; then two pods after each other, and ranks with the Secret's text."""
+    """The documented command makes the keys once; then two pods run one after the other, and ranks use the Secret's text."""
     secret, keys, data = (tmp_path / name for name in ("secret", "keys", "data"))
     secret.mkdir()
     text = (KUBERNETES / "kustomization.yaml").read_text().replace("\\\n#", " ")
@@ -112,7 +112,7 @@ def test_the_keys_in_a_secret_outlive_the_pod(tmp_path: Path) -> None:
     first.end(signal.SIGINT)
     assert sorted(path.name for path in secret.iterdir()) == sorted(SECRETS["rankwatch-keys"])
     for path in secret.iterdir():
-        path.chmod(0o440)  # as an fsGroup makes them
+        path.chmod(0o440)  # the mode that an fsGroup sets
     connection = (secret / "connection.json").read_text()
     for attempt in range(2):
         keys.mkdir()

@@ -50,7 +50,7 @@ def slurm(hosts: Hosts, tools: dict[str, str]) -> Iterator[Slurm]:
 
 
 class Submitted:
-    """A job of the training that does what files tell it (``scripts/told.py``), under a recipe."""
+    """A job that a recipe starts; files control its training (``scripts/told.py``)."""
 
     def __init__(self, slurm: Slurm, folder: Path, recipe: str, *options: str, **env: str) -> None:
         self.slurm = slurm
@@ -91,7 +91,7 @@ class Submitted:
 
 
 def quick(folder: Path, **settings: str) -> str:
-    """The recipe without its doctor, for tests of what comes after; ``settings`` are its own, set to something else."""
+    """The recipe without its doctor, for tests of what follows; ``settings`` replace the recipe's own."""
     text = (RECIPES / "train.sbatch").read_text()
     changes = {f"\n{name}=no ": f"\n{name}={value} " for name, value in settings.items()}
     for ours, here in {'\n    "${each[@]}" "${start[@]}" -m rankwatch.doctor\n': "\n    true\n", **changes}.items():
@@ -151,14 +151,14 @@ def test_scancel(slurm: Slurm, tmp_path: Path) -> None:
     until(lambda: f"run train-{job.id}-0 aborted\n  reason     stopped by SIGTERM" in job.output)
 
 
-def test_a_time_limit_that_is_near_then_a_requeue_and_a_clean_run(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_job_near_its_time_limit_is_requeued_and_then_finishes(slurm: Slurm, tmp_path: Path) -> None:
     job = Submitted(slurm, tmp_path, quick(tmp_path, requeue="yes")).train()
-    slurm.run("scancel", "--batch", "--signal=USR1", job.id)  # as SLURM itself does, two minutes before the limit
+    slurm.run("scancel", "--batch", "--signal=USR1", job.id)  # SLURM itself does this two minutes before the limit
     until(lambda: slurm.state(job.id) == "PENDING", LONG)
     assert job.report()["reason"] == "stopped by SIGINT"
     for path in job.words.iterdir():
         path.unlink()
-    # Else it is held for two minutes; in the second that it was requeued, the nodes still have it for dead.
+    # Without this SLURM holds the job for two minutes: in the second of the requeue, the nodes still count it as dead.
     slurm.run("scontrol", "update", f"job={job.id}", "StartTime=now+2seconds")
     job.train().tell("stop")
     assert job.wait() == ("COMPLETED", "0:0")
@@ -192,7 +192,7 @@ def test_a_collector_on_the_head_node(slurm: Slurm, hosts: Hosts, tools: dict[st
             assert "collecting on tcp://head:27077" in collector.stderr.readline()
             job = Submitted(slurm, tmp_path, "shared-collector.sbatch", **env).train()
             job.tell("overflow-3")
-            # torchrun's own code, or that of one which srun terminated as the other node's had ended.
+            # The code of torchrun, or of a torchrun that srun terminated because the other node's had ended.
             assert job.wait() in (("FAILED", "1:0"), ("FAILED", "143:0"))
         finally:
             collector.terminate()

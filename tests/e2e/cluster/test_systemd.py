@@ -1,4 +1,4 @@
-"""``deploy/systemd``: the unit is a valid one, hardened, and what it starts serves, ends by SIGTERM, and keeps its keys."""
+"""``deploy/systemd``: the unit is valid and hardened; its collector serves, ends by SIGTERM, and retains its keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXPOSURE = 20
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    """The unit, with a rankwatch that is there."""
+    """The unit, with the path of an installed rankwatch."""
     program = tmp_path / "rankwatch"
     program.write_text(f'#!/bin/sh\nexec {INTERPRETER} -m rankwatch_monitor "$@"\n')
     program.chmod(0o755)
@@ -36,7 +36,7 @@ def analyze(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["systemd-analyze", *words], capture_output=True, text=True, check=False)
 
 
-def test_the_unit_is_clean(unit: Path) -> None:
+def test_the_unit_is_valid(unit: Path) -> None:
     done = analyze("verify", "--man=no", str(unit))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -48,7 +48,7 @@ def test_the_unit_is_hardened(unit: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_what_the_unit_starts(unit: Path, tmp_path: Path) -> None:
+def test_the_unit_starts_a_collector_that_serves(unit: Path, tmp_path: Path) -> None:
     text = unit.read_text().replace("/var/lib/rankwatch", str(tmp_path)).replace(":27077", ":0")
     env = dict(line.split("=", 1) for line in re.findall(r"^Environment=(.*)", text, re.MULTILINE))
     (command,) = re.findall(r"^ExecStart=(.*)", text, re.MULTILINE)

@@ -1,8 +1,8 @@
-"""Forks ranks that see the doctor, each on a host of the test's choosing, so that torch is imported but once.
+"""Forks ranks that run the doctor, each on a host that the test chooses. torch is imported only once.
 
 A line on the standard input starts a rank: ``{"host": the file of a network namespace or "", "env", "options", "out", "errors":
-paths, "jump": seconds by which its clock is wrong, "deaf": whether it comes and then hangs}``. A blank line ends a job, and is
-answered with the exit codes; those that are deaf are killed.
+paths, "jump": seconds by which its clock is wrong, "deaf": whether it connects and then hangs}``. A blank line ends a job:
+the answer is the exit codes; deaf ranks are killed.
 """
 
 from __future__ import annotations

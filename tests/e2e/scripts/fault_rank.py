@@ -1,8 +1,8 @@
 """Ranks that train command by command. Each is forked from this process, which has imported torch.
 
 The socket whose descriptor is the argument takes requests: ``["start", environment]`` with the descriptors of the rank's
-control socket, stdout and stderr, answered by its process id, and ``["wait", pid]``, answered by its exit code.
-A rank takes ``[method, arguments...]`` of ``Rank`` from its control socket, line by line, and answers with what it returns.
+control socket, stdout and stderr (the answer is its process id), and ``["wait", pid]`` (the answer is its exit code).
+A rank takes ``[method, arguments...]`` of ``Rank`` from its control socket, line by line, and answers with the method's result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch._dynamo.config  # a watch needs it, and each rank would import it by itself
+import torch._dynamo.config  # watch() needs this module, and each rank would import it by itself
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -129,7 +129,7 @@ class Rank:
         return self.done
 
     def hold(self) -> int:
-        """Answers ``holding`` in the middle of a forward, and continues it with the next command."""
+        """Answers ``holding`` in the middle of a forward; the next command continues the forward."""
         self.model.gate.is_open = False
         try:
             return self.batches(1)

@@ -1,5 +1,5 @@
-"""A training for ``torchrun --max-restarts 1``: in the first attempt rank 1 dies once both have told all, and all end well in the
-second."""
+"""A training for ``torchrun --max-restarts 1``: in the first attempt rank 1 dies once all messages of both are
+acknowledged; in the second all finish."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main() -> None:
                 while not (told / "told-0").exists():
                     time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
-            signal.pause()  # torchrun ends this one
+            signal.pause()  # torchrun ends this rank
 
 
 if __name__ == "__main__":

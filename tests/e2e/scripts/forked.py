@@ -1,6 +1,6 @@
 """Runs a script as torchrun does on one node, ``forked.py RANKS SCRIPT ...``, but imports torch once: the ranks are forked.
 
-This costs a third of torchrun's time. For tests that do not depend on torchrun.
+This takes a third of torchrun's time, for tests that do not depend on torchrun.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import rankwatch.watcher  # noqa: F401
 
 
 def start(rank: int, world_size: int, port: int) -> int:
-    """Forks a rank; in its process this does not return."""
+    """Forks a rank; does not return in the rank's process."""
     child = os.fork()
     if child:
         return child
@@ -32,7 +32,7 @@ def start(rank: int, world_size: int, port: int) -> int:
 
 
 def main() -> int:
-    """As torchrun does: when a rank fails, the others are terminated, and the exit code is 1."""
+    """When a rank fails, terminates the others and returns 1, like torchrun."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

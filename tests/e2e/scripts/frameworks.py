@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Overflows in its forward number ``fault_at`` (of those in training mode, from 0); -1: never."""
+    """Overflows in forward number ``fault_at`` (forwards in training mode, from 0); -1: never."""
 
     def __init__(self, fault_at: int = -1) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 def trainer(folder: Path) -> None:
-    """Five micro-batches an epoch, two a step: steps of 2, 2 and 1. Trained to step 4, then resumed there, and goes wrong."""
+    """Five micro-batches an epoch, two a step: steps of 2, 2 and 1. Trains to step 4, resumes there, then overflows."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Witness(TrainerCallback):  # type: ignore[misc]
@@ -175,7 +175,7 @@ def accelerate(folder: Path) -> None:
 
 
 def deepspeed(folder: Path) -> None:
-    """ZeRO. Its optimizer holds copies, not the model's parameters, so that the engine has to tell of its steps."""
+    """ZeRO. Its optimizer holds copies, not the model's parameters, so only the engine knows when a step was made."""
     import deepspeed as ds
 
     dist.init_process_group("gloo")

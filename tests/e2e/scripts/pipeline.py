@@ -1,7 +1,7 @@
-"""A pipeline of as many stages as ranks, ``pipeline.py gpipe|1f1b|backward``, four micro-batches a step.
+"""A pipeline of one stage per rank, ``pipeline.py gpipe|1f1b|backward``, four micro-batches a step.
 
-``gpipe`` and ``1f1b``: stage 1 overflows in the forward of one micro-batch and notices only after it has handed it on, as
-``check="async"`` allows; stage 2 stumbles over what it was handed at once. ``backward``: stage 2 overflows in a backward.
+``gpipe`` and ``1f1b``: stage 1 overflows in the forward of one micro-batch and notices only after it has sent the output on,
+as ``check="async"`` allows; stage 2 trips at once over its input. ``backward``: stage 2 overflows in a backward.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FAULT_AT, FAULTY_LAYER = 6, {"gpipe": "3", "1f1b": "3", "backward": "5"}
 
 
 class Scale(torch.autograd.Function):
-    """Times one gain, its gradient times another."""
+    """Multiplies the input by one gain, and its gradient by another."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: float, gradient_gain: float) -> Tensor:
@@ -48,7 +48,7 @@ class Gain(nn.Module):
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        # The first call, of any stage but the first, is the schedule's own: it learns shapes, on uninitialised memory.
+        # Except on stage 0, the schedule itself makes the first call: it infers shapes, on uninitialised memory.
         self.calls += 1
         if self.calls == 1:
             return x * float("nan")
@@ -69,7 +69,7 @@ class Layer(nn.Module):
 
 
 class Part(nn.Module):
-    """The model, of which this stage has its layers only."""
+    """The model, with only this stage's layers."""
 
     def __init__(self, how: str, stage: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Part(nn.Module):
 
 
 def await_the_others(part: nn.Module, given: Any) -> None:
-    """Before stage 1 notices: until the collector has heard of stage 2."""
+    """Delays stage 1's check until the collector has received stage 2's trip."""
     calls = next(gain.calls for gain in part.modules() if isinstance(gain, Gain))
     while calls - 2 == FAULT_AT and not has_tripped(2):
         time.sleep(0.01)

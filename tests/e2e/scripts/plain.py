@@ -1,4 +1,4 @@
-"""A training that knows nothing of a monitor: ``plain.py ddp | fsdp1 | fsdp2 | spawn``. Rank 1's data overflow in batch 3."""
+"""A training without any monitoring code: ``plain.py ddp | fsdp1 | fsdp2 | spawn``. Rank 1's data overflow in batch 3."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def wrapped(model: nn.Module, how: str) -> nn.Module:
 
 def train(how: str) -> None:
     torch.manual_seed(0)
-    teacher = nn.Linear(8, 8).requires_grad_(False)  # neither it nor the loss is what is trained
+    teacher = nn.Linear(8, 8).requires_grad_(False)  # neither the teacher nor the loss is the trained model
     loss_of = nn.MSELoss()
     model = wrapped(Model(), how)
     model.eval()

@@ -1,6 +1,6 @@
-"""A sharded training, ``sharded.py fsdp1|fsdp2|tp|fsdp2+tp``: rank 2 overflows in one batch, where the others wait for it.
+"""A sharded training, ``sharded.py fsdp1|fsdp2|tp|fsdp2+tp``: rank 2 overflows in one batch, while the others wait for it.
 
-Before that, rank 0 saves the whole weights, which are to be found again in the report.
+Before that, rank 0 saves the whole weights; the test compares the report with them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def shard_flat(model: Model) -> nn.Module:
 
 
 def save_weights(model: nn.Module) -> None:
-    """The whole weights as they are now, in the user's names: a collective of all ranks."""
+    """Saves the current whole weights under the user's names: a collective of all ranks."""
     if isinstance(model, FullyShardedDataParallel):
         with FullyShardedDataParallel.summon_full_params(model, writeback=False):
             whole = {name.replace("_fsdp_wrapped_module.", ""): p.detach().clone() for name, p in model.named_parameters()}

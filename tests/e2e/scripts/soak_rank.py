@@ -1,6 +1,6 @@
-"""A DDP training under faults: ``soak_rank.py FOLDER``. Each rank writes to FOLDER what happens.
+"""A DDP training under faults: ``soak_rank.py FOLDER``. Each rank logs its events to FOLDER.
 
-Rank 0 reads ``FOLDER/command`` before each batch and tells the others: ``finish``, or ``trip R B``: rank R overflows in batch B.
+Rank 0 reads ``FOLDER/command`` before each batch and broadcasts it: ``finish``, or ``trip R B``: rank R overflows in batch B.
 Each rank appends to ``FOLDER/rank-R``, line by line: its process id, ``begun B`` and ``done B`` for each batch, ``trip B`` before
 it overflows, and how it ended.
 """

@@ -1,4 +1,4 @@
-"""What scripts do that a wrapper might disturb, in one line of output each: ``strange.py HOW_TO_END``. It needs no torch."""
+"""Things that a wrapper might disturb, one line of output for each: ``strange.py HOW_TO_END``. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 
 class Mine:
-    """What is pickled as a class of ``__main__``."""
+    """A class that is pickled as a class of ``__main__``."""
 
 
 def tell(what: object) -> None:

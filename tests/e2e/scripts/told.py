@@ -1,7 +1,7 @@
 """A DDP training that files in a shared folder control: ``told.py FOLDER``.
 
-``stop``: all ranks end after the same batch. ``overflow-R``: rank R overflows in its next batch. The ranks write files as well:
-``trained-R``, once rank R has trained some batches, with its host; ``ended``, with the number of batches.
+``stop``: all ranks end after the same batch. ``overflow-R``: rank R overflows in its next batch. The ranks also write files:
+``trained-R``, once rank R has trained some batches, holds its host; ``ended`` holds the number of batches.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 
 def is_told_to_stop(folder: Path) -> bool:
-    """Rank 0 looks for the file, so that all ranks end with the same batch."""
+    """Only rank 0 looks for the file, so all ranks end with the same batch."""
     told = torch.tensor(float((folder / "stop").exists()))
     dist.broadcast(told, 0)
     return bool(told)

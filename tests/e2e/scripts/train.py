@@ -1,4 +1,4 @@
-"""A small DDP training with a planted fault: ``train.py SCENARIO``. The model is four blocks that square."""
+"""A small DDP training with a planted fault: ``train.py SCENARIO``. The model is four blocks that square their input."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Job:
             self.overflow_in(block=2)
 
     def overflow_when_told(self, batch: int) -> None:
-        """Trains until the file exists that FAULT_FILE names."""
+        """Trains until the file that FAULT_FILE names exists, then overflows."""
         if batch != FAULT_AT:
             return
         told = torch.zeros(1)
@@ -132,7 +132,7 @@ class Job:
             raise KeyError("a bug of the user's own")
 
     def bare(self, batch: int) -> None:
-        """Without rankwatch: the time an ordinary exception takes."""
+        """Without rankwatch: to measure how long an ordinary exception takes."""
         if batch == FAULT_AT and self.rank == FAULTY_RANK:
             Path(os.environ["FAULT_TIME_FILE"]).write_text(str(time.time()))
             raise KeyError("a bug of the user's own")

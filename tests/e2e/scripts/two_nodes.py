@@ -1,4 +1,4 @@
-"""Starts ``train.py`` as a job of two nodes with two ranks each, both on this machine; exits as the first to fail."""
+"""Starts ``train.py`` as a job of two nodes with two ranks each, both on this machine; exits like the first to fail."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_a_probe_is_answered_when_the_position_is_passed(collector: Running, ran
     assert run.verdict.missing == ()
 
 
-def test_a_clean_end_is_told(collector: Running, ranks: Callable[..., Rank]) -> None:
+def test_a_clean_end_is_reported(collector: Running, ranks: Callable[..., Rank]) -> None:
     rank = ranks()
     assert rank.link.start()
     rank.link.close("failed", "KeyError: 'x'")
@@ -149,7 +149,7 @@ def test_without_a_collector_the_spool_is_bounded_and_nothing_waits(
 ) -> None:
     monkeypatch.setattr(link_module, "CONNECT_TIMEOUT", 0.1)
     monkeypatch.setattr(spool_module, "SPOOL_BATCHES", 10)
-    # Nobody listens at this address: port 1 is reserved.
+    # No process listens at this address: port 1 is reserved.
     rank = Rank(replace(collector.collector.connection, address="tcp://127.0.0.1:1"))
     assert not rank.link.start()
     for batch in range(25):
@@ -162,7 +162,7 @@ def test_without_a_collector_the_spool_is_bounded_and_nothing_waits(
     rank.link.close("aborted")
 
 
-def test_a_collector_that_comes_back_is_found_and_told_what_it_missed(folder: Path) -> None:
+def test_a_restarted_collector_is_found_and_receives_what_it_missed(folder: Path) -> None:
     first = Running(folder)
     rank = Rank(first.collector.connection)
     assert rank.link.start()
@@ -170,7 +170,7 @@ def test_a_collector_that_comes_back_is_found_and_told_what_it_missed(folder: Pa
     until(lambda: not rank.link._spool)
     first.stop(clean=False)
     rank.link.send_batch(makers.table(), makers.summary(1))
-    second = Running(folder, listen=None)  # takes address and keys over from the connection file
+    second = Running(folder, listen=None)  # takes its address and keys from the connection file
     assert second.collector.connection == first.collector.connection
     until(lambda: second.collector.ledger.runs and not rank.link._spool)
     (run,) = second.collector.ledger.runs.values()
@@ -179,7 +179,7 @@ def test_a_collector_that_comes_back_is_found_and_told_what_it_missed(folder: Pa
     second.stop()
 
 
-def test_an_end_is_told_also_while_the_collector_is_away_for_a_moment(folder: Path) -> None:
+def test_an_end_is_reported_although_the_collector_is_briefly_away(folder: Path) -> None:
     first = Running(folder)
     rank = Rank(first.collector.connection)
     assert rank.link.start()
@@ -194,7 +194,7 @@ def test_an_end_is_told_also_while_the_collector_is_away_for_a_moment(folder: Pa
     second.stop()
 
 
-def test_an_error_of_ours_keeps_no_other_effect_back(
+def test_an_internal_error_holds_back_no_other_effect(
     collector: Running, ranks: Callable[..., Rank], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = ranks()
@@ -207,7 +207,7 @@ def test_an_error_of_ours_keeps_no_other_effect_back(
 
 
 def idle_collector(folder: Path) -> Collector:
-    """One that does not serve: the test does its turns."""
+    """A collector that does not serve: the test runs its turns."""
     return Collector(
         listen="tcp://127.0.0.1:0",
         connection_file=folder / "connection.json",
@@ -217,7 +217,7 @@ def idle_collector(folder: Path) -> Collector:
     )
 
 
-def test_batches_are_put_off_while_there_is_anything_else_and_of_a_peers_messages_only_beats_and_acks_come_before_them(
+def test_batches_wait_for_all_else_but_only_a_peers_beats_and_acks_overtake_its_batches(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = idle_collector(folder)
@@ -253,7 +253,7 @@ def test_batches_are_put_off_while_there_is_anything_else_and_of_a_peers_message
     collector.close()
 
 
-def test_that_batches_come_too_fast_is_told_once_and_when_it_is_over(
+def test_too_many_batches_are_reported_once_and_again_when_it_is_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -277,7 +277,7 @@ def test_that_batches_come_too_fast_is_told_once_and_when_it_is_over(
 # --- options changed at run time ------------------------------------------------------------------------------------------
 
 
-def test_a_tuning_is_told_to_every_rank_and_to_the_client_that_asked(collector: Running, ranks: Callable[..., Rank]) -> None:
+def test_a_tuning_is_sent_to_every_rank_and_to_the_client_that_asked(collector: Running, ranks: Callable[..., Rank]) -> None:
     connected = [ranks(0, 3), ranks(1, 3)]
     assert all([rank.link.start() for rank in connected])
     connection = collector.collector.connection
@@ -287,20 +287,20 @@ def test_a_tuning_is_told_to_every_rank_and_to_the_client_that_asked(collector: 
     until(lambda: all(rank.tunings == [messages.Tune("train-0", Tuning(every=10)), merged] for rank in connected))
     late = ranks(2, 3)
     assert late.link.start()
-    assert late.tunings == [merged]  # when start() returns it holds already
+    assert late.tunings == [merged]  # it already applies when start() returns
 
 
-def test_a_tuning_is_told_again_after_the_connection_broke(collector: Running, ranks: Callable[..., Rank]) -> None:
+def test_a_tuning_is_sent_again_after_the_connection_broke(collector: Running, ranks: Callable[..., Rank]) -> None:
     rank = ranks()
     assert rank.link.start()
     control.tune(collector.collector.connection, messages.Tune(tuning=Tuning(every=10)))
     until(lambda: len(rank.tunings) == 1)
-    rank.link._online.clear()  # as after a silence: it says HELLO anew
+    rank.link._online.clear()  # as after a silence: the link sends HELLO again
     until(lambda: rank.link.is_online and len(rank.tunings) == 2)
     assert rank.tunings[0] == rank.tunings[1]
 
 
-def test_a_tuning_that_goes_wrong_does_not_cost_the_abort(
+def test_a_tuning_that_fails_does_not_cost_the_abort(
     collector: Running, ranks: Callable[..., Rank], caplog: pytest.LogCaptureFixture
 ) -> None:
     rank = ranks()
@@ -312,7 +312,7 @@ def test_a_tuning_that_goes_wrong_does_not_cost_the_abort(
         assert rank.link.wait_for_verdict()
 
 
-def test_a_collector_that_refuses_or_is_not_there_is_told_clearly(collector: Running) -> None:
+def test_a_collector_that_refuses_or_is_absent_is_reported_clearly(collector: Running) -> None:
     connection = collector.collector.connection
     with pytest.raises(UsageError, match="refused: no run train-7; no run is under way here"):
         control.tune(connection, messages.Tune("train-7", Tuning(every=1)))
@@ -324,9 +324,7 @@ def test_a_collector_that_refuses_or_is_not_there_is_told_clearly(collector: Run
             control.tune(unreachable, messages.Tune(tuning=Tuning(every=1)), timeout=0.3)
 
 
-def test_a_key_of_somebody_else_is_not_let_in(
-    collector: Running, ranks: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_foreign_key_is_refused(collector: Running, ranks: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "CONNECT_TIMEOUT", 0.5)
     stranger = sockets.new_key_pair()
     known = collector.collector.connection

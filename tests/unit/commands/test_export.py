@@ -1,4 +1,4 @@
-"""``rankwatch export`` as a command: what it prints, and what it refuses."""
+"""``rankwatch export`` as a command: its output, and its refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> Path:
     return records.write(tmp_path / "run", *(records.part(rank, *records.frames(0)) for rank in (0, 1)))
 
 
-def test_files_are_written_and_it_is_told_what(
+def test_files_are_written_and_their_names_printed(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -39,7 +39,7 @@ def test_files_are_written_and_it_is_told_what(
             assert str(pq.read_metadata(options[1]).num_rows) == told.split()[0]
 
 
-def test_batches_that_are_missing_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_batches_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = records.write(tmp_path / "run", *(records.part(0, *records.frames(batch)) for batch in range(4)))
     with closing(sqlite3.connect(run / "run.db")) as database, database:
         database.execute("DELETE FROM summaries WHERE batch < 2")

@@ -1,4 +1,4 @@
-"""What the doctor makes of what it sees: placements, differences, clocks, interfaces, NCCL's log, the report."""
+"""The doctor's conclusions: locations of ranks, differences, clocks, interfaces, NCCL's log, the report."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "g
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "70003", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
 
 
-def test_nodes_differ_by_what_the_launcher_says() -> None:
+def test_nodes_differ_by_the_launchers_variables() -> None:
     assert find_placement({**TORCHRUN, "GROUP_RANK": "2"}).node == "2"
     assert find_placement({**SRUN, "SLURM_NODEID": "3"}).node == "3"
     by_hand = find_placement(TORCHRUN)
     assert by_hand.node == by_hand.host
 
 
-def test_ranks_meet_at_the_launchers_store() -> None:
+def test_ranks_rendezvous_at_the_launchers_store() -> None:
     agent = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}
     assert find_store(agent, find_placement({**agent, "RANK": "0"})) == StoreAddress("gpu1", 29500, is_opened_here=False)
     assert find_store(TORCHRUN, find_placement({**TORCHRUN, "RANK": "0"})).is_opened_here
     assert not find_store(TORCHRUN, find_placement(TORCHRUN)).is_opened_here
 
 
-def test_ranks_of_srun_meet_on_the_first_node_at_a_port_of_the_job() -> None:
+def test_ranks_of_srun_rendezvous_on_the_first_node_at_a_port_of_the_job() -> None:
     env = {**SRUN, "SLURM_STEP_NODELIST": "gpu[07-09],gpu20"}
     assert find_store(env, find_placement(env)) == StoreAddress("gpu07", 20003, is_opened_here=False)
 
 
-def test_a_process_of_no_job_meets_itself() -> None:
+def test_a_process_without_a_job_rendezvouses_with_itself() -> None:
     assert find_store({}, find_placement({})) == StoreAddress("127.0.0.1", 0, is_opened_here=True)
 
 
 @pytest.mark.parametrize("lacking", ["MASTER_ADDR", "MASTER_PORT"])
-def test_ranks_without_a_place_to_meet(lacking: str) -> None:
+def test_ranks_without_a_rendezvous_address(lacking: str) -> None:
     env = {name: value for name, value in TORCHRUN.items() if name != lacking}
     with pytest.raises(UsageError, match="no place to meet"):
         find_store(env, find_placement(env))
@@ -102,12 +102,12 @@ def test_a_check_that_raises_is_a_result_in_one_line() -> None:
     assert describe(KeyError()) == "KeyError"
 
 
-def test_after_a_step_that_failed_the_others_are_not_tried() -> None:
+def test_after_a_failed_step_the_later_ones_are_skipped() -> None:
     steps = [("a", lambda: ok("a", "")), ("b", lambda: fail("b", "no")), ("c", lambda: ok("c", ""))]
     assert [result.state for result in in_turn(steps, 30)] == [CheckState.OK, CheckState.FAIL, CheckState.SKIP]
 
 
-def test_what_nobody_renews_in_time_ends_the_process() -> None:
+def test_a_deadline_that_nobody_renews_ends_the_process() -> None:
     code = (
         "import threading\nfrom rankwatch.doctor.bounded import Watchdog\n"
         "last = Watchdog('[gpu1-0]')\nlast.renew(0.01, 'a')\nlast.renew(0.2, 'pair')\nthreading.Event().wait()"
@@ -119,13 +119,13 @@ def test_what_nobody_renews_in_time_ends_the_process() -> None:
 # --- differences ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_differs_is_named_with_the_fewest_first() -> None:
+def test_differences_name_the_fewest_ranks_first() -> None:
     facts = {rank: {"NCCL_ALGO": "Tree" if rank == 3 else "Ring", "OMP_NUM_THREADS": "1"} for rank in range(6)}
     (found,) = compare("environment", facts, is_fatal=False, advice="mend it")
     assert found == warn("environment", "NCCL_ALGO: Tree on rank 3; Ring on ranks 0-2, 4-5", "mend it")
 
 
-def test_what_is_set_on_some_alone() -> None:
+def test_a_variable_that_only_some_ranks_have() -> None:
     (found,) = compare("environment", {0: {}, 1: {"NCCL_DEBUG": "INFO"}}, is_fatal=True, advice="")
     assert found.state is CheckState.FAIL
     assert found.found == "NCCL_DEBUG: not set on rank 0; INFO on rank 1"
@@ -137,7 +137,7 @@ def test_equal_ranks_do_not_differ(facts: dict[str, str], ranks: int) -> None:
     assert found.state is CheckState.OK
 
 
-def test_keys_do_not_leave_the_rank() -> None:
+def test_secret_keys_do_not_leave_the_rank() -> None:
     env = {
         "RANKWATCH_CONNECTION": '{"client_secret": "abc"}',
         "HOME": "/root",
@@ -151,7 +151,7 @@ def test_keys_do_not_leave_the_rank() -> None:
 
 
 @given(st.sets(st.integers(0, 30), min_size=1))
-def test_ranks_in_words_are_all_of_them(ranks: set[int]) -> None:
+def test_ranks_in_words_are_complete(ranks: set[int]) -> None:
     _, text = name_spans(ranks, most=None).split(" ", 1)
     spans = [list(map(int, span.split("-"))) for span in text.split(", ")]
     assert {rank for span in spans for rank in range(span[0], span[-1] + 1)} == ranks
@@ -224,7 +224,7 @@ ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.3", "ib0": "10.1.0.3"}
         (["127.0.1.1"], 1, CheckState.OK, "gloo listens on loopback (gpu3 is 127.0.1.1): fine on one node"),
     ],
 )
-def test_the_address_that_gloo_takes_by_itself(resolved: list[str], nodes: int, state: CheckState, found: str) -> None:
+def test_the_address_that_gloo_chooses_by_default(resolved: list[str], nodes: int, state: CheckState, found: str) -> None:
     result = machine.gloo_by_default("gpu3", resolved, ADDRESSES, "to gpu1 by eth0", nodes)
     assert result.state is state
     assert result.found.startswith(found)
@@ -240,7 +240,7 @@ def test_the_address_that_gloo_takes_by_itself(resolved: list[str], nodes: int, 
         (["lo"], 1, CheckState.OK, "gloo listens on lo (127.0.0.1), as told"),
     ],
 )
-def test_the_interface_that_gloo_is_given(wanted: list[str], nodes: int, state: CheckState, found: str) -> None:
+def test_the_interface_that_gloo_is_configured_with(wanted: list[str], nodes: int, state: CheckState, found: str) -> None:
     result = machine.gloo_with_names(wanted, ADDRESSES, "to gpu1 by eth0", nodes)
     assert result.state is state
     assert result.found.startswith(found)
@@ -299,20 +299,20 @@ def test_troubles(line: str, words: str) -> None:
     assert explained.advice
 
 
-def test_a_warning_that_nobody_knows_is_shown_unchanged() -> None:
+def test_an_unknown_warning_is_shown_unchanged() -> None:
     (explained,) = explain(["gpu1:1:2 [0] x.cc:1 NCCL WARN the moon is full", "gpu1:1:2 [0] NCCL INFO comm 0x1 rank 0"])
     assert explained.as_result().found == "the moon is full"
     assert explained.is_trouble
 
 
-def test_all_that_does_well_and_many_times_stays_short() -> None:
+def test_many_healthy_results_stay_short() -> None:
     assert len(explain(f"x NCCL WARN trouble {number}" for number in range(1000))) == 20
 
 
 # --- the report -----------------------------------------------------------------------------------------------------------
 
 
-def test_units_are_nodes_or_the_ranks_of_the_only_node() -> None:
+def test_units_are_nodes_or_the_ranks_of_a_single_node() -> None:
     one = units_of({rank: placement(rank) for rank in range(2)})
     assert [(unit.name, unit.leader, unit.ranks) for unit in one] == [("rank 0", 0, (0,)), ("rank 1", 1, (1,))]
     hosts = {0: placement(0, "a", "0"), 1: placement(1, "a", "0"), 2: placement(2, "b", "1")}
@@ -321,7 +321,7 @@ def test_units_are_nodes_or_the_ranks_of_the_only_node() -> None:
     assert [unit.name for unit in units_of(alike)] == ["node 0 (vm)", "node 1 (vm)"]
 
 
-def test_who_is_missing_and_which_hosts() -> None:
+def test_missing_ranks_and_hosts_are_named() -> None:
     placements = {0: placement(0, "gpu1.site"), 1: placement(1, "gpu1.site")}
     found = judge_attendance(4, placements, [2, 3], ["gpu1", "gpu2"], "gpu1:29500", 30.0)
     assert found.found == (

@@ -1,4 +1,4 @@
-"""Who meets whom, and who is to blame."""
+"""Which units meet in which wave, and which unit is at fault."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Link = Callable[[Pair], bool]
 
 
 def meet(units: int, link: Link, *, all_pairs: bool = True) -> tuple[list[list[Wave]], dict[Pair, bool]]:
-    """All rounds, where ``link`` says whether two can speak with each other."""
+    """Runs all rounds; ``link`` decides whether two units can reach each other."""
     outcomes: dict[Pair, bool] = {}
     rounds = [first_round(units)]
     outcomes |= {pair: link(pair) for wave in rounds[0] for pair in wave}
@@ -94,7 +94,7 @@ def test_ill_units_are_found_and_no_other_is_accused(units: int, data: st.DataOb
 
 
 @given(networks())
-def test_those_left_over_can_all_speak_with_each_other(network: tuple[int, Link]) -> None:
+def test_the_remaining_units_can_all_reach_each_other(network: tuple[int, Link]) -> None:
     units, link = network
     _, outcomes = meet(units, link)
     fit = without_blamed(units, blame(outcomes))
@@ -102,7 +102,7 @@ def test_those_left_over_can_all_speak_with_each_other(network: tuple[int, Link]
 
 
 @given(networks())
-def test_who_speaks_with_anybody_is_no_ill_unit_and_each_failure_is_explained(network: tuple[int, Link]) -> None:
+def test_a_unit_that_reaches_any_other_is_not_ill_and_each_failure_is_explained(network: tuple[int, Link]) -> None:
     units, link = network
     _, outcomes = meet(units, link)
     blamed = blame(outcomes)
@@ -119,12 +119,12 @@ def test_the_second_round_mixes_suspects_with_good_ones() -> None:
     assert wave == [(0, 2), (1, 3)]
 
 
-def test_two_alone_cannot_say_which_of_them_it_is() -> None:
+def test_between_two_units_the_ill_one_is_unknown() -> None:
     _, outcomes = meet(2, ill(1))
     assert blame(outcomes) == Blame(unclear=((0, 1),))
 
 
-def test_where_nobody_speaks_with_anybody_all_is_unclear() -> None:
+def test_when_no_unit_reaches_another_the_cause_is_unclear() -> None:
     _, outcomes = meet(4, lambda pair: False)
     assert len(outcomes) == 6
     assert len(blame(outcomes).unclear) == 6
@@ -134,7 +134,7 @@ def test_where_nobody_speaks_with_anybody_all_is_unclear() -> None:
 @pytest.mark.parametrize(
     ("bandwidth", "slow"),
     [
-        ({(0, 1): 10.0, (2, 3): 1.0}, []),  # two cannot say which of them is the exception
+        ({(0, 1): 10.0, (2, 3): 1.0}, []),  # between two pairs, the exception is unknown
         ({(0, 1): 10.0, (2, 3): 2.6, (1, 2): 11.0}, []),
         ({(0, 1): 10.0, (2, 3): 2.4, (1, 2): 11.0}, [(2, 3)]),
     ],

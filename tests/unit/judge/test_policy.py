@@ -60,7 +60,7 @@ def test_policies_for_gradients(policy: Policy, module: str, expected: list[str]
     assert tripping(policy, judged, "*:grad_*", "*:weight.grad") == []
 
 
-def test_a_root_has_its_own_rules_for_gradients_alone() -> None:
+def test_a_root_has_its_own_rules_only_for_gradients() -> None:
     assert tripping(Policy.FIRST, frame(*EVERY_KIND.readings, module="")) == tripping(Policy.FIRST, EVERY_KIND)
 
 
@@ -79,20 +79,20 @@ def test_a_pattern_names_a_parameter_however_it_is_sharded(pattern: str) -> None
     assert tripping(Policy.FIRST, cut, pattern) == ["bias (shard)"]
 
 
-def test_overflow_says_how_near_the_inputs_were() -> None:
+def test_overflow_reports_how_near_the_inputs_were() -> None:
     cause, evidence = classify(trip(reading("input[0]", 6.27e4, dtype="float16"), reading("output", INF, dtype="float16")))
     assert cause is Cause.OVERFLOW
     assert evidence == "inputs and weights were finite; input abs max 6.27e+04 is 96% of float16's max 6.55e+04"
 
 
-def test_an_input_that_does_not_fit_what_the_module_computes_in_is_an_overflow() -> None:
-    """Under autocast a float32 input is cast to float16 inside of the module: inf there, and inf - inf is nan."""
+def test_an_input_that_does_not_fit_the_modules_compute_dtype_is_an_overflow() -> None:
+    """Under autocast the module casts its float32 input to float16: it becomes inf, and inf - inf is nan."""
     cause, evidence = classify(trip(reading("weight"), reading("input[0]", 1.01e5), reading("output", NAN, dtype="float16")))
     assert cause is Cause.OVERFLOW
     assert evidence == "inputs and weights were finite; input abs max 1.01e+05 is 154% of float16's max 6.55e+04"
 
 
-def test_the_largest_ingredient_is_named_weights_too() -> None:
+def test_the_largest_ingredient_is_named_even_a_weight() -> None:
     _, evidence = classify(trip(reading("weight", 9.5e37), reading("input[0]"), reading("output", INF)))
     assert evidence == "inputs and weights were finite; weight abs max 9.50e+37 is 28% of float32's max 3.40e+38"
 
@@ -137,7 +137,7 @@ def test_born_between_modules_names_the_last_finite_frame() -> None:
     )
 
 
-def test_a_mask_that_did_no_harm_before_is_not_the_cause() -> None:
+def test_a_mask_that_was_harmless_before_is_not_the_cause() -> None:
     masked = (reading("input[mask]", INF), reading("input[0]"))
     harmless = frame(*masked, reading("output"), module="layer.0")
     cause, _ = classify(trip(*masked, reading("output", INF), at=(0, 0, 1), before=(harmless,), root_inputs=masked[:1]))
@@ -158,7 +158,7 @@ def test_a_mark_points_between_modules() -> None:
     assert evidence == "born between layer (Linear), the last finite frame, and this mark"
 
 
-def test_a_nan_buffer_is_told() -> None:
+def test_a_nan_buffer_is_named() -> None:
     bad = trip(reading("running_var", NAN, kind=Kind.BUFFER), reading("input[0]"), reading("output", NAN))
     cause, evidence = classify(makers.trip(*bad.frame.readings))
     assert (cause, "running_var is nan" in evidence) == (Cause.WEIGHT, True)
@@ -208,12 +208,12 @@ def test_a_parameters_gradient_that_comes_before_its_call_was_born_after_the_las
     assert "the weight.grad is inf: born between the loss and layer (Linear, backward)" in backward(bad)[1]
 
 
-def test_a_gradient_without_a_known_range_is_finite_all_the_same() -> None:
+def test_a_gradient_without_a_known_range_is_still_finite() -> None:
     complex_one = reading("grad_output", dtype="complex64")
     assert "that came in was finite, the grad_input[0] is nan" in backward(complex_one, reading("grad_input[0]", NAN))[1]
 
 
-def test_a_gradient_that_was_bad_as_it_arrived_was_born_between_two_modules() -> None:
+def test_a_gradient_that_arrived_bad_was_born_between_two_modules() -> None:
     finite, bad = reading("grad_output"), reading("grad_output", INF)
     before = (
         frame(at=(4, 0, 0), module="forward_is_not_meant"),
@@ -250,7 +250,7 @@ def test_a_bad_weight_explains_a_bad_gradient() -> None:
     assert evidence.startswith("weight was already nan before this backward: look at the last optimizer step, number 2")
 
 
-def test_what_a_recomputed_forward_inherits_is_looked_for_in_recomputed_frames() -> None:
+def test_the_origin_of_a_recomputed_input_is_searched_in_recomputed_frames() -> None:
     before = (
         frame(at=(4, 0, 0), module="norm", phase=Phase.RECOMPUTE),
         frame(reading("grad_output"), at=(4, 0, 1), module="head", phase=Phase.BACKWARD),
@@ -262,7 +262,7 @@ def test_what_a_recomputed_forward_inherits_is_looked_for_in_recomputed_frames()
     assert (cause, evidence.rpartition("before it is ")[2]) == (Cause.UPSTREAM, "norm (Linear, recomputed)")
 
 
-def test_where_the_root_alone_was_measured_what_it_was_fed_decides() -> None:
+def test_when_only_the_root_was_measured_its_inputs_decide() -> None:
     bad, good = reading("input[0]", NAN), reading("input[0]", 3.0)
     assert classify(trip(reading("output", NAN), module="", root_inputs=(bad,))) == (
         Cause.DATA,

@@ -1,4 +1,4 @@
-"""Digests and envelopes against what plain Python makes of the same readings."""
+"""Digests and envelopes against a plain Python computation over the same readings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WEIGHT = {State.NAN: 3, State.INF: 2, State.FINITE: 1}
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[FrameTable, list[RankSummary], list[list[tuple[float, float, State]]]]:
-    """A frame table, the parts of some ranks, and their readings in plain numbers."""
+    """A frame table, parts of some ranks, and the same readings as plain numbers."""
     dtypes = draw(st.lists(st.sampled_from(DTYPES), min_size=0, max_size=6))
     kinds = [draw(st.sampled_from(Kind)) for _ in dtypes]
     rows_of = zip(kinds, dtypes, strict=True)
@@ -59,7 +59,7 @@ def test_a_digest_names_the_reading_that_is_nearest_to_its_limit_and_the_first_b
     table, parts, readings = batch
     columns = Columns(5, table)
     digests = summarise(parts, columns, Envelope(columns))
-    # Masks are large on purpose, and come by keyword or in a buffer.
+    # Masks are large on purpose, and are passed by keyword or in a buffer.
     dtypes = ["" if row.kind in (Kind.KEYWORD, Kind.BUFFER) else row.dtype for spec in table.specs for row in spec.readings]
     for part, rows, found in zip(parts, readings, digests, strict=True):
         assert (found["rank"], found["batch"], found["seq"], found["table"]) == (part.rank, 7, 11, 5)
@@ -71,7 +71,7 @@ def test_a_digest_names_the_reading_that_is_nearest_to_its_limit_and_the_first_b
             for (_, high, state), dtype in zip(rows, dtypes, strict=True)
         ]
         least = min(headroom, default=math.inf)
-        if 190 < least < math.inf:  # of so little the share of float32's largest number is no normal number of float32
+        if 190 < least < math.inf:  # below this, value / float32's largest number is not a normal float32
             assert found["headroom"] > 189
             continue
         assert found["headroom"] == pytest.approx(least, abs=1e-3)
@@ -85,7 +85,7 @@ def test_an_envelope_has_each_rows_extremes_and_who_has_them(
     table, parts, readings = batch
     columns = Columns(1, table)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digest, "STACKED", stacked)  # pieces that are merged tell the same
+        patch.setattr(digest, "STACKED", stacked)  # merged pieces give the same result
         envelope = Envelope(columns)
         summarise(parts[:1], columns, envelope)
         envelope = Envelope.unpack(envelope.ranks, envelope.pack(), columns)
@@ -134,7 +134,7 @@ def test_packed_digests_are_the_same_unpacked_whole_or_in_part(made: Array) -> N
 
 
 @given(digests(), st.data())
-def test_digests_that_are_damaged_are_told_or_read_but_never_crash(made: Array, data: st.DataObject) -> None:
+def test_damaged_digests_are_refused_or_read_but_never_crash(made: Array, data: st.DataObject) -> None:
     body = bytearray(pack_digests(made))
     for _ in range(3):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -142,7 +142,7 @@ def test_digests_that_are_damaged_are_told_or_read_but_never_crash(made: Array, 
         unpack_digests(bytes(body[: data.draw(st.integers(0, len(body)))]))
 
 
-def test_digests_take_little_room() -> None:
+def test_packed_digests_are_small() -> None:
     made = np.zeros(4096, DIGEST)
     made["rank"], made["batch"] = np.arange(4096) % 1024, 1000 + np.arange(4096) // 1024
     made["seq"], made["headroom"] = made["batch"] + 1, np.linspace(1, 90, 4096)
@@ -150,7 +150,7 @@ def test_digests_take_little_room() -> None:
     assert len(pack_digests(made)) < 18 * 4096
 
 
-def test_digests_and_envelopes_that_are_cut_short_are_told() -> None:
+def test_truncated_digests_and_envelopes_are_refused() -> None:
     table = FrameTable((FrameSpec("a", "A", (ReadingSpec(Kind.OUTPUT, "output", "float32"),)),))
     with pytest.raises(ValueError, match="digests of 7 bytes"):
         unpack_digests(bytes(7))

@@ -1,4 +1,4 @@
-"""A record that grows while it is followed; each look is what a fresh one would be."""
+"""A record that grows while it is followed; each look equals the look of a new follower."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankwatch_monitor.record.schema import FILE, StoreError
 from rankwatch_monitor.record.store import Store
 
 
-def test_it_is_replayed_once_and_goes_on_with_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_is_replayed_once_and_then_only_its_new_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = crowds.write(tmp_path, 4, 3, trouble=False)
     follower = Follower(run)
     first = follower.look()
@@ -55,7 +55,7 @@ def test_a_look_leaves_no_transaction_open(tmp_path: Path) -> None:
         store.write(list(crowds.trained(2, batch, 0.0)), 3.0)
     with closing(sqlite3.connect(run / FILE)) as database:
         is_busy, *_ = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    assert not is_busy  # else the log could only grow while somebody looks on
+    assert not is_busy  # an open transaction would make the database's log grow without end
     assert view.batches == {0: 3, 1: 3}
     store.close()
 
@@ -93,14 +93,14 @@ def test_the_newest_run_is_followed(tmp_path: Path) -> None:
         newest.look()
     store = Store(tmp_path / "crowd-1" / FILE)
     with pytest.raises(StoreError, match=r"no run in .*crowd-1 yet"):
-        newest.look()  # a record without an entry
+        newest.look()  # a record without entries
     store.write([Entry(0.0, NO_RANK, Opened("crowd", 1, 2))], 1.0)
     store.close()
     assert newest.look().report.run == Newest(tmp_path).look().report.run == "crowd-1"
     assert newest.look().headroom == []
 
 
-def test_a_record_that_makes_no_sense_is_told_of_and_nothing_more(tmp_path: Path) -> None:
+def test_an_inconsistent_record_raises_only_a_store_error(tmp_path: Path) -> None:
     store = Store(tmp_path / FILE)
     store.write([Entry(0.0, NO_RANK, Opened("job", 0, 2)), Entry(1.0, 1, messages.Noticed(1, makers.notice()))], 1.0)
     store.close()

@@ -1,4 +1,4 @@
-"""How far modules are from their dtype's largest number, from the envelopes of a record and by hand."""
+"""The headroom of modules, from the envelopes of a record and from arrays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def envelope(*highs: float, states: bytes = bytes(7), rank: int = 3) -> Envelope
     return made
 
 
-def test_of_each_module_what_it_made_that_is_nearest() -> None:
+def test_each_module_has_its_output_with_the_least_headroom() -> None:
     now = envelope(2.0, 655.04, 65504.0, 1.0, 6.5504, 9e9, 60000.0)
     a, b = READINGS.nearest(7, now, None, 10)
     assert (a.module, a.label, a.rank, a.batch, a.growth) == ("a", "output", 3, 7, None)
@@ -57,7 +57,7 @@ def test_an_inf_comes_first() -> None:
     assert second.module == "a"
 
 
-def test_the_batch_that_is_chosen_was_told_of_by_all_ranks() -> None:
+def test_the_chosen_batch_was_reported_by_all_ranks() -> None:
     places = [EnvelopeKey(batch, 0, 1, 2 if batch == 40 else 8) for batch in range(40, -1, -1)]
     root = [EnvelopeKey(40, 0, 2, 8)]
     assert choose([*root, *places]) == [(root[0], None), (EnvelopeKey(39, 0, 1, 8), EnvelopeKey(23, 0, 1, 8))]
@@ -71,11 +71,11 @@ def test_of_a_module_in_many_tables_the_newest_counts() -> None:
     assert merge([newer, one, other], 1) == [other]
 
 
-def test_the_pace_is_that_of_the_furthest_rank() -> None:
+def test_the_pace_comes_from_the_furthest_rank() -> None:
     digests = np.zeros(44, DIGEST)
     digests["rank"] = [0, 1] * 22
     digests["batch"] = np.arange(44) // 2 - (digests["rank"] == 1)
-    digests["ended"] = 1e9 + digests["batch"] * 0.5 + 7000.0 * digests["rank"]  # clocks of other hosts are not compared
+    digests["ended"] = 1e9 + digests["batch"] * 0.5 + 7000.0 * digests["rank"]  # clocks of different hosts are not compared
     assert pace_of(digests) == pytest.approx(2.0)
     assert last_batches(digests[:20]) == {0: 9, 1: 8}
     assert pace_of(digests[:1]) is None

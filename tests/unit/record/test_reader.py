@@ -1,4 +1,4 @@
-"""One reading, one rank, one batch of a record: each is what the ranks sent."""
+"""The reader returns the readings that the ranks sent: by reading, by rank, by batch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_last_digests_of_a_rank_come_in_order_over_segments(tmp_path: Path, 
         assert [number for number, _ in record.segments(("batch",), batches=(2, 3))] == [3, 4]
 
 
-def test_a_record_is_of_the_moment_at_which_it_was_opened(run: Path) -> None:
+def test_a_reader_sees_the_record_as_it_was_opened(run: Path) -> None:
     with RunRecord(run) as record:
         before = record.mark()
         writer = store.Store(run)

@@ -1,4 +1,4 @@
-"""Records on a real disk: what was written is read again, within the limits."""
+"""Records on a real disk: written data is read back, within the limits."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_every_fact_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert records.read(tmp_path / FILE, RunRecord.entries) == entries(EVENTS)
 
 
-def test_where_the_ranks_are_is_what_was_last_written(tmp_path: Path) -> None:
+def test_the_standings_are_the_last_written_ones(tmp_path: Path) -> None:
     begun = opened(tmp_path / FILE)
     assert records.read(tmp_path / FILE, RunRecord.standings) == (0.0, None, [])
     for batch in (3, 4):
@@ -111,7 +111,7 @@ def test_where_the_ranks_are_is_what_was_last_written(tmp_path: Path) -> None:
     begun.close()
 
 
-def test_a_dump_is_strict_json_and_has_all_of_it(tmp_path: Path) -> None:
+def test_a_dump_is_complete_and_strict_json(tmp_path: Path) -> None:
     begun = Store(tmp_path / FILE)
     begun.write([*entries(EVENTS), trained(0, 0), trained(1, 0)], 100.0, run="train-1")
     begun.close()
@@ -124,7 +124,7 @@ def test_a_dump_is_strict_json_and_has_all_of_it(tmp_path: Path) -> None:
     assert by_what["envelope"]["ranks"] == 2
     assert by_what["envelope"]["rows"][0] == [1.0, 0, 1.0, 0, "finite", 0]
     tripped = next(line for line in lines if line.get("kind") == "tripped")
-    assert tripped["fact"]["trip"]["frames"][-1]["abs_max"][1] is None  # it is inf
+    assert tripped["fact"]["trip"]["frames"][-1]["abs_max"][1] is None  # null stands for inf
     assert len(dumped(tmp_path / FILE, frames=False)) == len(lines) - 2 * len(TABLE.specs)
 
 
@@ -135,7 +135,7 @@ def test_a_record_is_read_while_it_is_written(tmp_path: Path) -> None:
         reader.execute("BEGIN")
         assert reader.execute("SELECT COUNT(*) FROM digests").fetchone() == (1,)
         begun.write([trained(0, 1), *entries([(0, makers.hello(0, 2))])], 100.0)
-        assert reader.execute("SELECT SUM(count) FROM digests").fetchone() == (1,)  # as it was when reading began
+        assert reader.execute("SELECT SUM(count) FROM digests").fetchone() == (1,)  # the state when reading began
     assert records.read(tmp_path / FILE, RunRecord.digests)["batch"].tolist() == [0, 1]
     begun.close()
 
@@ -150,20 +150,20 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
     assert len(records.read(tmp_path / FILE, RunRecord.entries)) == 1
 
 
-def test_a_record_that_was_left_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abandoned_record_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "SEGMENT", 3)
     for batch in range(5):
         begun = Store(tmp_path / FILE) if batch else opened(tmp_path / FILE)
         for rank in (0, 1):
             begun.write([trained(rank, batch), *entries([(rank, makers.hello(rank, 2))])], 100.0)
-        # No close(): so a collector that is killed leaves it.
+        # No close(), as when a collector is killed.
         del begun
     digests = records.read(tmp_path / FILE, RunRecord.digests)
     assert list(zip(digests["rank"], digests["batch"], strict=True)) == [
         (rank, batch) for batch in range(5) for rank in (0, 1)
     ]
     assert query(tmp_path / FILE, "SELECT count FROM digests") == [3, 3, 3, 1]
-    assert query(tmp_path / FILE, "SELECT ranks FROM envelopes") == [2] * 5  # merged over two transactions
+    assert query(tmp_path / FILE, "SELECT ranks FROM envelopes") == [2] * 5  # merged from two transactions
     assert query(tmp_path / FILE, "SELECT COUNT(*) FROM tables") == [1]
     last = [Progress(rank, batch + 1, batch, 0, len(TABLE.specs)) for rank in (0, 1) for batch in range(1, 5)]
     assert records.read(tmp_path / FILE, RunRecord.progress) == last
@@ -196,7 +196,7 @@ def test_summaries_are_what_the_ranks_sent(tmp_path: Path) -> None:
     assert query(tmp_path / FILE, "SELECT body FROM tables") == [wire.encode(messages.Table(TABLE))]
 
 
-def test_of_a_large_world_the_summaries_of_some_batches_are_kept_and_of_traced_ones(tmp_path: Path) -> None:
+def test_a_large_world_stores_the_summaries_of_some_batches_and_of_every_traced_one(tmp_path: Path) -> None:
     begun = opened(tmp_path / FILE, world_size=100, batch=30 * SUMMARY_BYTES)  # a fourth would do, and so does 1 in 4
     begun.write([trained(0, batch, traced=batch == 6) for batch in range(10)], 100.0)
     assert query(tmp_path / FILE, "SELECT batch FROM summaries") == [0, 4, 6, 8]
@@ -216,7 +216,7 @@ def test_old_summaries_go_first_and_traced_ones_last(tmp_path: Path) -> None:
         assert len(query(tmp_path / FILE, "SELECT batch FROM summaries")) <= 10
 
 
-def test_old_envelopes_are_kept_at_a_growing_distance(tmp_path: Path) -> None:
+def test_old_envelopes_are_retained_at_growing_distances(tmp_path: Path) -> None:
     begun = opened(tmp_path / FILE)
     begun.write([trained(0, 0)], 100.0)
     (size,) = query(tmp_path / FILE, "SELECT LENGTH(body) FROM envelopes")
@@ -231,7 +231,7 @@ def test_old_envelopes_are_kept_at_a_growing_distance(tmp_path: Path) -> None:
     assert min(gaps[:5]) >= 4 * max(gaps[-10:])
 
 
-def test_one_envelope_that_is_over_the_limit_is_forgone(tmp_path: Path) -> None:
+def test_an_envelope_over_the_limit_is_dropped(tmp_path: Path) -> None:
     begun = opened(tmp_path / FILE, envelopes=1)
     begun.write([trained(0, 7)], 100.0)
     assert query(tmp_path / FILE, "SELECT batch FROM envelopes") == []
@@ -264,7 +264,7 @@ def test_notices_beyond_the_limit_are_not_recorded_and_all_else_is(tmp_path: Pat
 def test_unfinished_are_the_runs_of_this_collector_that_are_not_closed(tmp_path: Path) -> None:
     begun = opened(tmp_path / FILE)
     for facts, unfinished in (
-        ([], False),  # a run of which no rank is known is none to come back to
+        ([], False),  # a run without known ranks cannot be continued
         ([(0, makers.hello())], True),
         ([(NO_RANK, Closed())], False),
         ([(0, makers.hello())], True),  # it came back
@@ -275,7 +275,7 @@ def test_unfinished_are_the_runs_of_this_collector_that_are_not_closed(tmp_path:
 
 
 @pytest.mark.parametrize("body", [b"", b"no database", b"SQLite format 3\0" + bytes(5000)])
-def test_what_is_no_record_is_told(tmp_path: Path, body: bytes) -> None:
+def test_a_file_that_is_no_record_is_refused(tmp_path: Path, body: bytes) -> None:
     path = tmp_path / FILE
     path.write_bytes(body)
     with pytest.raises(StoreError, match=r"the record .*run\.db: "):
@@ -284,7 +284,7 @@ def test_what_is_no_record_is_told(tmp_path: Path, body: bytes) -> None:
         is_unfinished(path, "ours")
 
 
-def test_a_record_that_is_broken_in_the_middle_is_told(tmp_path: Path) -> None:
+def test_a_record_with_a_broken_middle_is_refused(tmp_path: Path) -> None:
     begun = opened(tmp_path / FILE)
     begun.write([trained(0, 0), *entries([(0, makers.hello())])], 100.0)
     begun.close()
@@ -328,7 +328,7 @@ FINISHED, FAILED = Decided(Outcome.FINISHED, "", False), Decided(Outcome.FAILED,
             [(0, Left(RankState.LOST)), (NO_RANK, FINISHED), (NO_RANK, END)],
             RunRow("", batches=3, outcome="finished", is_over=True),
         ),
-        # A lost rank comes back: the run goes on, unless an abort was decided or a rank tripped.
+        # A lost rank returns: the run continues, unless an abort was decided or a rank tripped.
         ([(0, Left(RankState.LOST)), (NO_RANK, FINISHED), (NO_RANK, END), (0, HELLO)], RunRow("", batches=3)),
         (
             [(NO_RANK, FAILED), (0, Left(RankState.LOST)), (NO_RANK, END), (0, HELLO)],
@@ -351,7 +351,7 @@ def test_a_list_shows_what_a_replay_gives(tmp_path: Path, facts: list[tuple[int,
     run.mkdir()
     opened(run / FILE).close()
     for entry in [*entries([(0, HELLO), (1, makers.hello(1, 2))]), trained(0, 2), trained(1, 1), *entries(facts)]:
-        Store(run / FILE).write([entry], 200.0)  # no close(): so a collector that is killed leaves it
+        Store(run / FILE).write([entry], 200.0)  # no close(), as when a collector is killed
     assert read_row(run) == row._replace(run="train-1", began=100.0, job="train", world_size=2)
     report, is_over = records.read(run / FILE, replay.take)
     found = read_row(run)

@@ -10,7 +10,7 @@ import pytest
 from rankwatch_monitor.serve import precedence
 
 
-def test_the_calling_thread_alone_becomes_nicer() -> None:
+def test_only_the_calling_thread_becomes_nicer() -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0)
     seen: list[int] = []
 

@@ -18,7 +18,7 @@ PAGE = 4096
 
 
 class Pipe:
-    """A small pipe; what is written to it waits until it is read."""
+    """A small pipe; a writer blocks until the test reads."""
 
     def __init__(self) -> None:
         self._read, write = os.pipe()

@@ -17,7 +17,7 @@ def test_a_trace_that_comes_in_parts_is_one_file(tmp_path: Path) -> None:
     folder = RunsFolder(tmp_path)
     forward = (frame(at=(4, 0, 0), module="a"), frame(at=(4, 0, 1), module=""))
     backward = (frame(reading("grad_input"), at=(4, 0, 2), module="a", phase=Phase.BACKWARD),)
-    for _ in range(2):  # a forward begins the file anew
+    for _ in range(2):  # each forward starts the file again
         folder.record_trace("train-0", 1, 4, forward)
         folder.record_trace("train-0", 1, 4, backward)
     written = (tmp_path / "train-0" / "trace" / "batch-4.rank-1.txt").read_text()

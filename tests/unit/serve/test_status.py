@@ -1,4 +1,4 @@
-"""The line of ``rankwatch run``: its words, and the terminal that it is drawn on."""
+"""The line of ``rankwatch run``: its words, and how it is drawn on a terminal."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_newest_run_is_shown_and_its_record_is_read(tmp_path: Path) -> None:
     status = Status(tmp_path, drawn.put)
     status.show(shown(standing(0), run="unknown-0"))
     status.show(shown(standing(0), standing(1), run="crowd-0"))
-    status.show(shown(standing(0, 99), run="unknown-0"))  # it began before the other
+    status.show(shown(standing(0, 99), run="unknown-0"))  # this run began before the other
     with status:
         line = drawn.get()
     assert line.startswith("rankwatch: crowd-0  2/2 ranks")

@@ -1,4 +1,4 @@
-"""The writer's thread, on a real disk."""
+"""The thread that writes records, on a real disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def trained(*batches: int) -> list[Entry]:
 
 
 class Bench:
-    """A writer, and all that it reported as stored."""
+    """A writer, and the entries that it reported as stored."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,7 +66,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[threading.Event, threading.Event]]:
-    """Makes the disk hang. Returns an event that a write sets when it begins, and one that it then waits for."""
+    """Makes the disk hang. Returns an event that a write sets when it begins, and an event that the write then waits for."""
 
     def make() -> tuple[threading.Event, threading.Event]:
         begun, go_on, write = threading.Event(), threading.Event(), Store.write
@@ -82,7 +82,7 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[threading.Event,
     return make
 
 
-def test_what_is_reported_as_stored_is_on_disk(bench: Bench) -> None:
+def test_entries_reported_as_stored_are_on_disk(bench: Bench) -> None:
     bench.recorder.append("train-0", [OPENED])
     bench.recorder.append("train-1", [OPENED])
     bench.recorder.append("train-0", trained(0, 1))
@@ -106,7 +106,7 @@ def test_a_collector_that_is_killed_while_a_run_begins_leaves_no_half_run(
     assert folders(tmp_path) == [tmp_path / "train-0"]
 
     left = tmp_path / "left-behind"
-    assert list(left.iterdir())  # there is something
+    assert list(left.iterdir())  # the killed collector left files
     runs = RunsFolder(left)
     assert (folders(left), runs.unfinished("ours"), runs.is_free("train-0")) == ([], [], True)
     again = Bench(left)
@@ -138,7 +138,7 @@ def test_the_record_of_a_run_that_is_over_is_closed_and_may_be_opened_again(benc
     assert is_unfinished(bench.folder / "train-0" / FILE, "ours")
 
 
-def test_what_cannot_be_recorded_is_logged_once_and_counts_as_stored(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_unwritable_entries_are_logged_once_and_count_as_stored(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     for batch in range(3):
         bench.recorder.append("no-such-folder", trained(batch))
         bench.await_stored("no-such-folder", batch + 1)
@@ -149,7 +149,7 @@ def test_what_cannot_be_recorded_is_logged_once_and_counts_as_stored(bench: Benc
     assert "no-such-folder/run.db: unable to open database file; run no-such-folder goes on without it" in line
 
 
-def test_an_error_of_ours_ends_the_record_of_its_run_and_no_other(
+def test_an_internal_error_ends_only_the_record_of_its_run(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -162,7 +162,7 @@ def test_an_error_of_ours_ends_the_record_of_its_run_and_no_other(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_disk_that_is_too_slow_loses_batches_and_nothing_else(
+def test_a_disk_that_is_too_slow_loses_only_batches(
     bench: Bench,
     hold: Callable[[], tuple[threading.Event, threading.Event]],
     caplog: pytest.LogCaptureFixture,
@@ -200,7 +200,7 @@ def test_other_files_are_written_after_the_entries_before_them_even_if_one_fails
     assert "an error of ours while a file was written; the collector goes on" in caplog.text
 
 
-def test_closing_writes_what_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_writes_the_queued_entries(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorders, "COMMIT_INTERVAL", 1e6)
     bench.recorder.append("train-0", [OPENED, *trained(0, 1, 2)])
     bench.recorder.close()

@@ -57,7 +57,7 @@ def test_a_bad_file_of_options(text: str, complaint: str, tmp_path: Path) -> Non
         resolve({"RANKWATCH_CONFIG": str(path)})
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_missing_file_of_options() -> None:
     with pytest.raises(UsageError, match="cannot read the options in /no/such/file"):
         resolve({"RANKWATCH_CONFIG": "/no/such/file"})
 
@@ -69,7 +69,7 @@ def test_modes() -> None:
         is_disabled({"RANKWATCH_MODE": "off"})
 
 
-def test_no_option_of_the_command_line_is_called_unknown(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_command_line_option_is_reported_as_unknown(caplog: pytest.LogCaptureFixture) -> None:
     sources = "".join(path.read_text() for path in (ROOT / "monitor").rglob("*.py"))
     names = re.findall(r'types\.env\("([a-z_-]+)"', sources)
     assert len(names) > 5
@@ -95,7 +95,7 @@ def test_bad_arguments(option: str, value: object, complaint: str) -> None:
         resolve({}, **{option: value})
 
 
-def test_a_mistyped_variable_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mistyped_variable_causes_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert resolve({"RANKWATCH_TRACE_BATCHES": "1", "RANKWATCH_JOB": "x"}) == Config()
     assert [record.getMessage() for record in caplog.records] == [
         "rankwatch: RANKWATCH_TRACE_BATCHES is no option and does nothing; did you mean RANKWATCH_TRACE_BATCH_NUMS?"

@@ -17,7 +17,7 @@ KEY = "k" * 40
 CONNECTION = Connection("tcp://127.0.0.1:27077", KEY, KEY, KEY, "train")
 
 
-def test_there_and_back_private(tmp_path: Path) -> None:
+def test_a_private_file_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "connection.json"
     os.umask(0)
     try:
@@ -29,7 +29,7 @@ def test_there_and_back_private(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_its_folder_is_not_made_up(tmp_path: Path) -> None:
+def test_a_missing_folder_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(ConnectionFileError, match=r"its folder .*/mistyped does not exist"):
         write(CONNECTION, tmp_path / "mistyped" / "connection.json")
 

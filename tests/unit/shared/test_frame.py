@@ -16,7 +16,7 @@ def test_positions_are_ordered_by_batch_then_eval_then_frame() -> None:
 
 
 @given(st.lists(st.floats(width=32)), st.sampled_from("fd"))
-def test_columns_there_and_back(values: list[float], typecode: str) -> None:
+def test_columns_round_trip(values: list[float], typecode: str) -> None:
     assert str(list(unpack(typecode, pack(typecode, values)))) == str(values)
 
 
@@ -25,7 +25,7 @@ def test_half_an_item_is_refused() -> None:
         unpack("f", b"12345")
 
 
-def test_a_table_is_named_by_its_content() -> None:
+def test_a_tables_name_depends_on_its_content() -> None:
     one = makers.frame(module="a.b").spec
     other = makers.frame(module="a").spec
     assert FrameTable((one,)).id == FrameTable((makers.frame(module="a.b").spec,)).id
@@ -52,7 +52,7 @@ def test_a_summary_gives_its_frames_back() -> None:
     ]
 
 
-def test_the_frames_of_a_later_part_go_on_counting() -> None:
+def test_the_frames_of_a_later_part_continue_the_count() -> None:
     assert [frame.position for frame in makers.summary(7, first=40).frames(makers.table())] == [(7, 0, 40), (7, 0, 41)]
 
 

@@ -25,7 +25,7 @@ SRUN = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_J
         (SRUN, ("77", 0, 3, 4, 1)),
         ({**SRUN, **TORCHRUN, "SLURM_RESTART_COUNT": "1"}, ("77", 1, 5, 8, 1)),
         ({**TORCHRUN, "RANKWATCH_JOB": "mine", "TORCHELASTIC_RUN_ID": "exp"}, ("mine", 0, 5, 8, 1)),
-        # The batch script itself is one process, however many tasks the job asked for.
+        # The batch script itself is one process, whatever number of tasks the job requested.
         ({"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, ("77", 0, 0, 1, 0)),
     ],
 )
@@ -39,9 +39,9 @@ def test_place(environ: dict[str, str], expected: tuple[str, int, int, int, int]
         ({}, (3, 4), ("", 0, 3, 4, 3)),
         ({"LOCAL_RANK": "1"}, (3, 4), ("", 0, 3, 4, 1)),
         (TORCHRUN, (5, 8), ("", 0, 5, 8, 1)),
-        # Each node of its own process group, or each process: torchrun's word tells ranks apart that share one.
+        # Each node or process has its own process group: torchrun's variables distinguish ranks that share one.
         (TORCHRUN, (1, 4), ("", 0, 5, 8, 1)),
-        # One process was launched on each of two nodes, and has spawned the ranks of its node.
+        # The launcher started one process on each of two nodes; each spawned its node's ranks.
         ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, (13, 16), ("", 0, 13, 16, 13)),
     ],
 )

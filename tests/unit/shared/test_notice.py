@@ -1,4 +1,4 @@
-"""Notices: the batches left, the order in which they are shown, and their words."""
+"""Notices: the batches left, the display order, and the text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_batches_left_follow_the_growth() -> None:
         assert endless.batches_left == math.inf
 
 
-def test_what_nears_overflow_is_the_most_urgent() -> None:
+def test_approaching_overflow_is_the_most_urgent() -> None:
     far, near = notice(growth=0.1), notice(growth=1.0)
     early, late = notice(NoticeKind.ZEROS, since=3, value=0.1), notice(NoticeKind.UNDERFLOW, since=9)
     assert sorted([late, far, early, near], key=lambda one: one.urgency) == [near, far, early, late]

@@ -31,7 +31,7 @@ def test_each_measured_reading_has_its_extremes() -> None:
     assert math.isnan(found["abs_max/up.0/output"])
 
 
-def test_the_backward_joins_its_own_forward_alone() -> None:
+def test_the_backward_joins_only_its_own_forward() -> None:
     last = LastBatch()
     assert last.scalars() == {}
     last.add(*part(frame(reading("output", 1.0)), batch=3))
@@ -44,6 +44,6 @@ def test_the_backward_joins_its_own_forward_alone() -> None:
     }
 
 
-def test_calls_and_recomputations_are_told_apart() -> None:
+def test_calls_and_recomputations_are_distinguished() -> None:
     one, again = frame(reading("output")).spec, frame(reading("output"), phase=Phase.RECOMPUTE).spec
     assert name_rows([one, one, again]) == ["layer/output", "layer (call 2)/output", "layer (recomputed)/output"]

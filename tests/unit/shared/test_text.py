@@ -18,7 +18,7 @@ from rankwatch.shared.tuning import Check, Tuning
         (Phase.BACKWARD, "                  model.layer Linear (backward)"),
     ],
 )
-def test_a_frame_that_is_no_plain_forward_is_marked(phase: Phase, heading: str) -> None:
+def test_a_frame_of_another_phase_than_forward_is_marked(phase: Phase, heading: str) -> None:
     text = format_frame(frame(reading("output", 2.0), at=(3, 0, 7), module="model.layer", phase=phase))
     assert text == f"{heading}\n5.00e-01 2.00e+00 output"
 
@@ -29,7 +29,7 @@ def test_a_dump_with_backward_frames_does_not_call_them_forward() -> None:
     assert "\nLast 2 frames:\n" in format_dump([plain, gradients])
 
 
-def test_the_culprits_phase_is_told() -> None:
+def test_the_culprits_phase_is_named() -> None:
     culprit = trip(reading("grad_output"), reading("weight.grad", INF), phase=Phase.BACKWARD)
     assert describe_trip("rank 0", culprit).endswith("layer (Linear, backward), weight.grad: inf")
 

@@ -1,4 +1,4 @@
-"""The wire format: golden bytes, every message encoded and decoded, and ProtocolError for everything else."""
+"""The wire format: golden bytes, every message round-trips, and all other data raises ProtocolError."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def test_golden_bytes() -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_there_and_back(message: messages.Message) -> None:
+def test_every_message_round_trips(message: messages.Message) -> None:
     assert wire.decode(wire.encode(message)) == message
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_the_kinds_that_are_told_before_a_message_is_read(message: messages.Message) -> None:
+def test_the_kind_is_known_before_a_message_is_decoded(message: messages.Message) -> None:
     data = memoryview(wire.encode(message))
     told = wire.is_batch(data), wire.is_beat(data), wire.is_ack(data)
     assert told == (
@@ -105,13 +105,13 @@ def test_float64_values_keep_their_range() -> None:
     assert received.trip.frame.readings[0] == big
 
 
-def test_names_are_cut_to_the_limit_on_their_way_out() -> None:
+def test_names_are_cut_to_the_limit_when_encoded() -> None:
     cut = wire.decode(wire.encode(messages.Bye(1, "failed", "x" * (wire.MAX_TEXT + 1))))
     assert isinstance(cut, messages.Bye)
     assert len(cut.text) == wire.MAX_TEXT
 
 
-def test_what_is_no_utf8_is_replaced_on_its_way_out() -> None:
+def test_invalid_utf8_is_replaced_when_encoded() -> None:
     received = wire.decode(wire.encode(messages.Bye(1, "failed", "no such file: data-\udcff.bin")))
     assert received == messages.Bye(1, "failed", "no such file: data-?.bin")
 
@@ -171,14 +171,14 @@ def test_every_part_of_a_field_is_checked(message: messages.Message) -> None:
             wire.decode(msgpack.packb([kind, seq, wrong_length]))
 
 
-def test_a_phase_that_is_none_is_refused() -> None:
+def test_an_unknown_phase_is_refused() -> None:
     kind, (spec,) = msgpack.unpackb(wire.encode(messages.Table(FrameTable((makers.frame().spec,)))))
     for wrong in (len(Phase), -1, None, True):
         with pytest.raises(ProtocolError, match=r"TABLE\.table: expected a whole number from 0 to 2"):
             wire.decode(msgpack.packb([kind, [[*spec[:4], wrong]]]))
 
 
-def test_a_loss_scale_may_be_inf_but_a_share_not_over_one() -> None:
+def test_a_loss_scale_may_be_inf_but_no_share_exceeds_one() -> None:
     infinite = messages.Tripped(5, makers.trip(loss_scale=makers.INF))
     assert wire.decode(wire.encode(infinite)) == infinite
     for notice in (makers.notice(NoticeKind.ZEROS, value=1.01), makers.notice(value=makers.INF)):
@@ -192,7 +192,7 @@ def test_a_loss_scale_may_be_inf_but_a_share_not_over_one() -> None:
     value=st.floats(0, 1e308) | st.floats(0, 1),
     growth=st.floats(allow_nan=False, allow_infinity=False),
 )
-def test_whatever_notice_comes_through_can_be_told(kind: NoticeKind, dtype: str, value: float, growth: float) -> None:
+def test_every_notice_that_is_decoded_can_be_printed(kind: NoticeKind, dtype: str, value: float, growth: float) -> None:
     sent = messages.Noticed(1, makers.notice(kind, dtype=dtype, value=value, growth=growth))
     try:
         received = wire.decode(wire.encode(sent))
@@ -217,7 +217,7 @@ tunings = st.builds(
 
 
 @given(tunings, tunings, tunings)
-def test_tunings_lie_over_each_other(one: Tuning, two: Tuning, three: Tuning) -> None:
+def test_merging_tunings_is_associative(one: Tuning, two: Tuning, three: Tuning) -> None:
     assert one.then(NO_CHANGE) == NO_CHANGE.then(one) == one
     assert one.then(two).then(three) == one.then(two.then(three))
     for name in (field.name for field in dataclasses.fields(Tuning)):
@@ -226,7 +226,7 @@ def test_tunings_lie_over_each_other(one: Tuning, two: Tuning, three: Tuning) ->
 
 
 @given(tunings)
-def test_a_tuning_passes_the_wire(tuning: Tuning) -> None:
+def test_a_tuning_round_trips(tuning: Tuning) -> None:
     received = wire.decode(wire.encode(messages.Tune("train-0", tuning)))
     assert isinstance(received, messages.Tune)
     assert received == messages.Tune("train-0", tuning)
@@ -245,7 +245,7 @@ def test_a_tuning_passes_the_wire(tuning: Tuning) -> None:
         ([1, None, None, None], "expected an array of 5"),
     ],
 )
-def test_an_option_that_does_not_fit_is_refused_by_its_name(options: list[Any], fault: str) -> None:
+def test_a_refused_option_is_named(options: list[Any], fault: str) -> None:
     with pytest.raises(ProtocolError, match=f"TUNE.tuning: {fault}"):
         wire.decode(msgpack.packb(["TUNE", "train-0", options]))
 

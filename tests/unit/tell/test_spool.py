@@ -25,7 +25,7 @@ def numbers(spool: Spool) -> list[int]:
     return [spooled.message.seq for spooled in spool]
 
 
-def test_what_is_due_is_what_has_not_been_sent() -> None:
+def test_due_messages_are_the_unsent_ones() -> None:
     spool = Spool()
     for batch in range(3):
         add_batch(spool, batch)

@@ -1,4 +1,4 @@
-"""One rank or one batch of a run: what is found of it in the record, and how it is told."""
+"""One rank or one batch of a run: what the record has about it, as text and JSON."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_batch_as_its_rank_sent_it(tmp_path: Path) -> None:
     assert [of["index"] for of in told["frames"]] == [1, 2]
 
 
-def test_without_a_rank_it_is_the_culprit_whose_batch_is_told(tmp_path: Path) -> None:
+def test_without_a_rank_the_culprits_batch_is_shown(tmp_path: Path) -> None:
     run = records.write(
         tmp_path / "train-1",
         *(records.part(rank, *two(4)) for rank in (0, 1)),
@@ -116,7 +116,7 @@ def test_without_a_rank_it_is_the_culprit_whose_batch_is_told(tmp_path: Path) ->
     assert "all 3, as the rank sent them; the last 1 came with its trip" in of_batch(run, 5, 0)[0]
 
 
-def test_a_batch_that_is_not_kept_as_sent(tmp_path: Path) -> None:
+def test_a_batch_without_a_stored_summary(tmp_path: Path) -> None:
     sent = [records.part(0, *two(number)) for number in range(8)]
     other = records.part(
         1, *two(5, NAN), frame(reading("output", INF, low=0.25), reading("none"), at=(5, 0, 2), module="wide")
@@ -160,7 +160,7 @@ def test_a_batch_that_is_not_kept_as_sent(tmp_path: Path) -> None:
     assert told["envelope"] == []
 
 
-def test_a_batch_of_which_nothing_is_known(tmp_path: Path) -> None:
+def test_an_unknown_batch(tmp_path: Path) -> None:
     run = records.write(tmp_path / "train-1", records.part(0, *two(0)), records.part(0, *two(1)), *OVER, world_size=2)
     forget(run, "summaries", "batch = 0")
     for of, number, complaint in (
@@ -226,7 +226,7 @@ def test_a_culprit_and_one_that_was_not_the_first(tmp_path: Path) -> None:
     assert "  cause" not in other
 
 
-def test_a_rank_while_it_runs_and_one_that_never_came(tmp_path: Path) -> None:
+def test_a_running_rank_and_one_that_never_connected(tmp_path: Path) -> None:
     run = records.write(tmp_path / "train-1", records.part(0, *two(3)), world_size=1)
     standing = RankStanding(0, RankState.RUNNING, 4, 0, 7, "backward", 0.5, 1.5, "", 3, 0)
     store = Store(run / FILE)
@@ -243,7 +243,7 @@ def test_a_rank_while_it_runs_and_one_that_never_came(tmp_path: Path) -> None:
         of_batch(lonely, 0, 1)
 
 
-def test_digests_whose_table_is_not_kept(tmp_path: Path) -> None:
+def test_digests_whose_table_was_dropped(tmp_path: Path) -> None:
     run = records.write(tmp_path / "train-1", records.part(0, *two(3)), *OVER, limits=replace(Limits(), tables=1))
     text, told = of_batch(run, 3)
     assert "  headroom   x6.55e+04 in a reading whose frame table is not stored\n" in text

@@ -24,7 +24,7 @@ from rankwatch_monitor.views.diff import Side
 
 
 def batch(*values: float, phase: Phase = Phase.FORWARD) -> list[Frame]:
-    """One frame of each value's abs max, of the modules a, b, c, ..."""
+    """One frame for each value (its abs max), in modules a, b, c, ..."""
     return [
         frame(reading("output", value), at=(0, 0, index), module="abcdefgh"[index], phase=phase)
         for index, value in enumerate(values)
@@ -43,7 +43,7 @@ def test_the_first_difference_is_the_first_in_order_and_the_largest_comes_next()
     ("left", "right", "ratio"),
     [(1.0, INF, math.inf), (NAN, INF, math.inf), (NAN, NAN, 1.0), (INF, INF, 1.0), (0.0, 0.0, 1.0), (0.0, 1e-30, math.inf)],
 )
-def test_what_is_no_ratio_of_numbers(left: float, right: float, ratio: float) -> None:
+def test_ratios_with_inf_nan_and_zero(left: float, right: float, ratio: float) -> None:
     (pair,) = compare(batch(left), batch(right)).pairs
     assert pair.ratio == ratio
 
@@ -60,7 +60,7 @@ def test_frames_are_aligned_by_module_phase_and_call() -> None:
     assert found.first is None
 
 
-def test_a_reading_that_one_side_lacks_is_no_difference_of_numbers() -> None:
+def test_a_reading_that_one_side_lacks_is_not_a_difference_of_numbers() -> None:
     found = compare([frame(reading("output"), reading("bias", 5.0))], [frame(reading("output"))])
     assert [(pair.label, pair.right is None, pair.ratio) for pair in found.pairs] == [
         ("output", False, 1.0),
@@ -81,7 +81,7 @@ def test_as_text() -> None:
     )
 
 
-def test_as_json_it_is_strict() -> None:
+def test_the_json_is_strict() -> None:
     body = json.loads(diff.to_json(compare(batch(1.0), batch(NAN)), "x", "y"), parse_constant=pytest.fail)
     assert body["first"]["right"] == {"abs_min": None, "abs_max": None, "state": "nan"}
     assert body["first"]["ratio"] is None
@@ -139,15 +139,16 @@ def test_two_batches_and_two_runs(run: Path) -> None:
         ([0, 7], [], "no batch is kept whole of both rank 0 of .* and rank 7"),
     ],
 )
-def test_what_cannot_be_compared_is_told(run: Path, ranks: list[int], batches: list[int], complaint: str) -> None:
+def test_an_impossible_comparison_is_refused(run: Path, ranks: list[int], batches: list[int], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         sides([run], ranks, batches)
 
 
-def test_a_batch_that_is_dropped_meanwhile_is_compared_whole(run: Path) -> None:
+def test_a_batch_that_is_dropped_meanwhile_is_still_compared_whole(run: Path) -> None:
     with RunRecord(run / FILE) as record:
         assert record.sent_batches(0) == [0, 1, 2, 3]
-        Store(run / FILE, Limits(summaries=0)).write([], 1.0)  # lists, then the collector trims, then reads
+        # The collector drops summaries between the listing and the reading.
+        Store(run / FILE, Limits(summaries=0)).write([], 1.0)
         left, right = diff.sides([record], [0, 1], [])
     assert [side.frames[0].abs_max for side in (left, right)] == [(3.0,), (4.0,)]
     with pytest.raises(UsageError, match="no batch is kept whole of both"):

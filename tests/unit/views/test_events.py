@@ -45,7 +45,7 @@ def test_each_of_the_collectors_own_events_has_words() -> None:
     assert set(typing.get_args(journal.OwnEvent)) <= {type(fact) for fact, _ in TOLD}
 
 
-def test_what_is_of_the_whole_run_has_no_rank() -> None:
+def test_an_event_of_the_whole_run_has_no_rank() -> None:
     reached = journal.Reached((0, 1), ((1, 0, 3), (1, 0, 0)), (0, 0))
     assert events.describe(Entry(0.0, NO_RANK, reached)) == "where the 2 ranks were when one of them tripped"
     told = events.to_dict(100.0, Entry(0.0, NO_RANK, journal.Closed()))

@@ -18,14 +18,14 @@ def test_the_value_is_followed_from_output_to_input() -> None:
     assert path_to(frames) == [0, 1, 3]
 
 
-def test_an_input_that_no_frame_made_ends_it() -> None:
+def test_an_input_that_no_frame_made_ends_the_path() -> None:
     frames = [frame(reading("output", 5.0)), frame(reading("input[0]", 6.0), reading("output", INF))]
     assert path_to(frames) == [1]
     assert path_to([]) == []
     assert path_to([frame(reading("output", INF))]) == [0]
 
 
-def test_the_last_of_several_equal_outputs_is_meant_and_nan_is_followed_too() -> None:
+def test_the_last_of_several_equal_outputs_counts_and_nan_is_followed_too() -> None:
     frames = [
         frame(reading("output", NAN, low=NAN), module="a"),
         frame(reading("input[0]", NAN, low=NAN), reading("output", NAN, low=NAN), module="b"),

@@ -84,7 +84,7 @@ def test_other_trips_and_missing_ranks_are_named() -> None:
     assert "partial: 7 of 8 ranks answered; 5 of them were finite here; not heard: rank 7" in text
 
 
-def test_the_stages_of_a_pipeline_are_told() -> None:
+def test_the_stages_of_a_pipeline_are_named() -> None:
     witnesses = {rank: Witness(Liveness.LIVE, Position(149, 0, 999), None, rank, 149) for rank in range(8)}
     witnesses[5] = witnesses[5]._replace(trip=CULPRIT)
     witnesses[6] = witnesses[6]._replace(trip=trip(at=(149, 0, 2)))
@@ -148,7 +148,7 @@ def test_runs_without_a_verdict() -> None:
     assert makers.INF not in as_json.to_dict(finished).values()
 
 
-def test_what_is_not_on_record_and_who_was_refused_are_told() -> None:
+def test_unrecorded_batches_and_refused_peers_are_reported() -> None:
     whole = report(None, Outcome.FINISHED)
     rows = list(whole.ranks)
     rows[3] = replace(rows[3], dropped=5)
@@ -168,7 +168,7 @@ NOTICES = tuple(
 )
 
 
-def test_what_was_noticed_comes_after_the_cause_one_line_for_each_reading() -> None:
+def test_notices_follow_the_cause_with_one_line_for_each_reading() -> None:
     text = as_text.render(report(verdict(), notices=NOTICES))
     assert (
         "the last finite frame before it is decoder.wo (Linear)\n"
@@ -182,7 +182,7 @@ def test_what_was_noticed_comes_after_the_cause_one_line_for_each_reading() -> N
     ) in text
 
 
-def test_a_run_without_a_verdict_tells_what_was_noticed_too() -> None:
+def test_a_run_without_a_verdict_shows_its_notices_too() -> None:
     finished = as_text.render(report(None, Outcome.FINISHED, notices=NOTICES[4:5]))
     assert finished == (
         "rankwatch: run train-0 finished: 8 ranks, 150 batches, no inf or nan\n"
@@ -192,7 +192,7 @@ def test_a_run_without_a_verdict_tells_what_was_noticed_too() -> None:
     assert "  noticed    rank 7: next" in as_text.render(report(None, Outcome.FAILED, notices=NOTICES[4:5]))
 
 
-def test_notices_that_are_not_shown_are_counted_and_stand_in_the_json() -> None:
+def test_hidden_notices_are_counted_and_are_in_the_json() -> None:
     many = tuple(RankNotice(rank % 8, notice(module=f"m{rank // 8}")) for rank in range(8 * 11))
     told = report(None, Outcome.FINISHED, notices=many, notices_unkept=5)
     lines = as_text.render(told).splitlines()

@@ -1,4 +1,4 @@
-"""Which runs a reader of the meters gets, and for how long."""
+"""Which runs a reader of the meters receives, and for how long."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def test_the_last_few_runs_that_are_over_are_read_for_a_while() -> None:
     assert meters.read(last).ended == {Outcome.ABORTED: MAX_OVER + 3}
 
 
-def test_runs_that_are_not_read_any_more_take_no_memory() -> None:
+def test_runs_that_are_no_longer_read_take_no_memory() -> None:
     meters = Meters(0.0)
     for number in range(3 * MAX_OVER):
         run = f"run-{number}"
         meters.show(shown(run=run), number)
         meters.headroom(run, 1.0, number)
         meters.show(shown(run=run, over=True), number)
-    meters.headroom("run-0", 1.0, 100.0)  # the disk was slow
+    meters.headroom("run-0", 1.0, 100.0)  # a slow disk reports it late
     assert len(meters._shown) == len(meters._lows) == MAX_OVER
     meters.show(shown(run="late", over=True), 2 * SHOWN_FOR)
     assert list(meters._shown) == ["late"]
     assert meters._lows == {}
 
 
-def test_what_was_read_stays_as_it_was() -> None:
+def test_a_readout_does_not_change_later() -> None:
     meters = Meters(0.0)
     meters.show(shown(run="one"), 0.0)
     before = meters.read(0.0)
@@ -77,7 +77,7 @@ def test_the_age_counts_from_the_last_turn_of_the_loop() -> None:
     assert (meters.read(105.25).counts.bytes, meters.read(105.25).age) == (700, 0.25)
 
 
-def test_the_least_headroom_is_that_of_the_last_minute_or_else_of_the_last_step() -> None:
+def test_the_least_headroom_is_from_the_last_minute_or_else_from_the_last_step() -> None:
     meters = Meters(0.0)
     meters.show(shown(standing()), 0.0)
 

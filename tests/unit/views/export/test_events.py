@@ -1,4 +1,4 @@
-"""Records as TensorBoard's event files, read back by TensorBoard itself, else by their format."""
+"""Records as TensorBoard's event files, read back by TensorBoard, or by a parser of the format."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Scalars = dict[str, dict[int, float]]
 
 
 def scalars(folder: Path) -> Scalars:
-    """By tag and step."""
+    """The scalars by tag and step."""
     found: Scalars = {}
     for event in _events(folder):
         for value in event.summary.value:
@@ -62,7 +62,7 @@ def exported(tmp_path: Path, *entries: Any, rank: int | None = None) -> Scalars:
     return found
 
 
-def test_the_scalars_are_over_all_ranks_and_of_each_batch(tmp_path: Path) -> None:
+def test_the_scalars_cover_all_ranks_and_each_batch(tmp_path: Path) -> None:
     entries = [records.part(rank, *records.frames(batch, 2.0**batch + rank)) for batch in range(3) for rank in (0, 1)]
     found = exported(tmp_path, *entries)
     assert found["abs_max/embed/output"] == {0: 2.0, 1: 3.0, 2: 5.0}
@@ -96,7 +96,7 @@ def test_inf_and_nan_are_shown_as_they_are(tmp_path: Path, rank: int | None) -> 
     assert found["abs_max/embed/output"][0] == INF
     assert found["headroom/embed"][0] == 0.0
     assert math.isnan(found["abs_max/embed/output"][1])
-    assert 1 in found["headroom/embed"]  # that of its weight
+    assert 1 in found["headroom/embed"]  # the headroom of its weight
 
 
 def test_finite_numbers_that_tensorboard_cannot_hold_stay_finite(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_tags() -> None:
     assert [tags.modules[of] for of in tags.of_module] == ["a"] * 5 + ["(root)"]
 
 
-def test_what_is_in_the_folder_stays_but_for_our_own(tmp_path: Path) -> None:
+def test_only_our_own_files_in_the_folder_are_replaced(tmp_path: Path) -> None:
     run = records.write(tmp_path / "run", records.part(0, *records.frames(0)))
     board = tmp_path / "board"
     write(run, board, None, overwrite=False)
@@ -165,7 +165,7 @@ def test_what_is_in_the_folder_stays_but_for_our_own(tmp_path: Path) -> None:
         write(run, tmp_path / "file", None, overwrite=True)
 
 
-def test_an_export_that_breaks_off_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_fails_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = records.write(tmp_path / "run", records.part(0, *records.frames(0)), records.part(0, *records.frames(1)))
     board = tmp_path / "board"
     write(run, board, None, overwrite=False)
@@ -199,7 +199,7 @@ def test_tensorboard_reads_it(tmp_path: Path) -> None:
         np.testing.assert_equal([event.value for event in read.Scalars(tag)], list(by_step.values()))
 
 
-def test_torch_is_not_imported_for_it() -> None:
+def test_the_export_does_not_import_torch() -> None:
     code = (
         "import sys; from rankwatch_monitor.views.export import events, parquet, target; "
         "assert 'torch' not in sys.modules; import torch; print(torch.ones(1).item())"

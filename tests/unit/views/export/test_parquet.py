@@ -1,4 +1,4 @@
-"""Records as Parquet: what is read back is what the ranks sent, whatever states, dtypes and parts there are."""
+"""Records as Parquet: the rows read back equal what the ranks sent, for all states, dtypes and parts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def expected(rank: int, frames: Iterable[Frame], step: int | None) -> Iterator[R
 
 
 def plain(rows: Iterable[Row]) -> list[Row]:
-    """With a nan that equals itself."""
+    """The rows, with nan replaced by a value that equals itself."""
     return [{name: "nan" if value != value else value for name, value in row.items()} for row in rows]
 
 
@@ -80,7 +80,7 @@ def test_summaries_are_what_the_ranks_sent(tmp_path: Path) -> None:
     assert plain(of_rank) == plain(row for row in rows if row["rank"] == 1)
 
 
-def test_groups_of_rows_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_row_groups_makes_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = records.write(tmp_path, *(records.part(rank, *records.frames(b), step=b) for b in range(9) for rank in (0, 1)))
     whole, _ = exported(run)
     for name, value in (("ROW_GROUP", 30), ("PARTS", 2)):
@@ -90,7 +90,7 @@ def test_groups_of_rows_make_no_difference(tmp_path: Path, monkeypatch: pytest.M
     assert [row["optimizer_step"] for row in whole] == [row["batch"] for row in whole]
 
 
-def test_what_a_rank_told_as_it_tripped_is_there_once(tmp_path: Path) -> None:
+def test_the_frames_of_a_trip_appear_once(tmp_path: Path) -> None:
     ring = [records.frames(4)[-1], *records.frames(5, INF)[:2]]
     run = records.write(
         tmp_path,
@@ -99,7 +99,7 @@ def test_what_a_rank_told_as_it_tripped_is_there_once(tmp_path: Path) -> None:
         records.part(0, *records.frames(5), step=2),
         records.part(0, *records.frames(6)),
         records.tripped(1, *ring, step=3, reading=0),
-        # This one was judged late, when the batch had been sent already.
+        # This frame was judged late, after its batch had been sent.
         records.tripped(0, *records.frames(5), *records.backward(5, NAN)[:2], step=2),
     )
     rows, _ = exported(run)
@@ -110,7 +110,7 @@ def test_what_a_rank_told_as_it_tripped_is_there_once(tmp_path: Path) -> None:
     assert [row["batch"] for row in rows] == sorted(row["batch"] for row in rows)
 
 
-def test_where_the_digest_is_gone_the_step_is_not_known(tmp_path: Path) -> None:
+def test_without_its_digest_a_batchs_step_is_unknown(tmp_path: Path) -> None:
     run = records.write(tmp_path, records.part(0, *records.frames(3), step=7))
     with closing(sqlite3.connect(run / FILE)) as database, database:
         database.execute("DELETE FROM digests")
@@ -160,14 +160,14 @@ def test_digests_name_the_readings(tmp_path: Path) -> None:
     assert [row["rank"] for row in exported(run, "digests", rank=1)[0]] == [1]
 
 
-def test_digests_of_tables_that_are_not_kept_have_no_names(tmp_path: Path) -> None:
+def test_digests_of_dropped_tables_have_no_names(tmp_path: Path) -> None:
     run = records.write(tmp_path, records.part(0, *records.frames(2)), limits=replace(Limits(), tables=1))
     (row,) = exported(run, "digests")[0]
     assert (row["batch"], row["module"], row["frame"], row["frames"]) == (2, None, None, 5)
 
 
 @pytest.mark.parametrize("what", SCHEMAS)
-def test_an_empty_record_has_the_schema_and_says_whose_it_is(tmp_path: Path, what: str) -> None:
+def test_an_export_of_an_empty_record_has_the_schema_and_names_its_run(tmp_path: Path, what: str) -> None:
     run = records.write(tmp_path)
     file = io.BytesIO()
     assert records.read(run / FILE, lambda record: write(record, origin_of(record), what, file)) == Written()
@@ -178,7 +178,7 @@ def test_an_empty_record_has_the_schema_and_says_whose_it_is(tmp_path: Path, wha
     assert about[b"rankwatch.version"]
 
 
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_missing_data_is_reported(tmp_path: Path) -> None:
     entries: list[Entry] = [records.part(0, *records.frames(batch)) for batch in range(20)]
     size = 9 * sum(len(frame.states) for frame in records.frames(0))
     run = records.write(tmp_path, *entries, limits=replace(Limits(), summaries=6 * size))
@@ -191,7 +191,7 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
     assert describe(Written(5, 0, 1, 2), "rows", "a", "b", 2) == "5 rows of run a written to b: batch 0 to 1"
 
 
-def test_a_part_that_does_not_fit_its_table_is_told(tmp_path: Path) -> None:
+def test_a_part_that_does_not_fit_its_table_is_reported(tmp_path: Path) -> None:
     run = records.write(tmp_path, records.part(0, *records.frames(3)))
     with closing(sqlite3.connect(run / FILE)) as database, database:
         database.execute("UPDATE summaries SET body = x'0000'")
@@ -199,7 +199,7 @@ def test_a_part_that_does_not_fit_its_table_is_told(tmp_path: Path) -> None:
         exported(run)
 
 
-def test_an_export_tells_of_the_moment_it_began(tmp_path: Path) -> None:
+def test_an_export_shows_the_moment_it_began(tmp_path: Path) -> None:
     run = records.write(tmp_path, records.part(0, *records.frames(0)))
     store = Store(run / FILE)
     with RunRecord(run / FILE) as record:
@@ -252,5 +252,5 @@ def test_memory_does_not_grow_with_the_record(tmp_path: Path) -> None:
         return kib * 1024
 
     small, large = grown(150), grown(1200)
-    # 3,150,000 rows more, which were 380 MB when all were held.
+    # 3,150,000 more rows; they took 380 MB when all were held in memory.
     assert large - small < 60e6

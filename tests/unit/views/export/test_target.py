@@ -1,4 +1,4 @@
-"""Where exports go: whole files, on any file system, and never over what is there."""
+"""Export targets: complete files, on any file system, and no existing file is overwritten."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankwatch_monitor.views.export.target import whole
 
 @pytest.fixture(params=["local", "file://", "memory://"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A file to write, on each of three file systems; none of the others in its folder."""
+    """A file to write, on each of three file systems, in an empty folder."""
     if request.param == "memory://":
         fsspec.filesystem("memory").makedirs(str(tmp_path))
     return f"{'' if request.param == 'local' else request.param}{tmp_path}/out.parquet"
@@ -30,7 +30,7 @@ def beside(url: str) -> list[str]:
     return [Path(name).name for name in file_system.ls(str(Path(path).parent), detail=False)]
 
 
-def test_a_file_is_there_once_it_is_whole(url: str) -> None:
+def test_a_file_appears_once_it_is_complete(url: str) -> None:
     with whole(url, overwrite=False) as file:
         file.write(b"first")
         assert "out.parquet" not in beside(url)
@@ -38,7 +38,7 @@ def test_a_file_is_there_once_it_is_whole(url: str) -> None:
     assert beside(url) == ["out.parquet"]
 
 
-def test_what_is_there_is_replaced_only_if_asked(url: str) -> None:
+def test_an_existing_file_is_replaced_only_on_request(url: str) -> None:
     with whole(url, overwrite=True) as file:
         file.write(b"first")
     complaint = r"out\.parquet exists: name another file, or replace it by --overwrite"
@@ -58,7 +58,7 @@ def break_off(url: str, error: type[BaseException]) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-def test_an_export_that_breaks_off_leaves_what_was_there(url: str, error: type[BaseException]) -> None:
+def test_an_export_that_fails_leaves_the_old_files(url: str, error: type[BaseException]) -> None:
     for before in ([], ["out.parquet"]):
         assert beside(url) == before
         with pytest.raises(error):
@@ -69,7 +69,7 @@ def test_an_export_that_breaks_off_leaves_what_was_there(url: str, error: type[B
     assert content(url) == b"first"
 
 
-def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_target_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for url, complaint in (
         (f"{tmp_path}", "it is a folder; name a file"),
@@ -82,7 +82,7 @@ def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
             pytest.fail("it cannot be written")
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     def fill() -> None:
         with whole(f"{tmp_path}/out", overwrite=False) as file, open("/dev/full", "wb", buffering=0) as full:
             file.write(b"half")

@@ -1,4 +1,4 @@
-"""What ``rankwatch top`` shows: views of generated records laid out, and what keys do; nothing is drawn here."""
+"""What ``rankwatch top`` shows: the layout of generated records, and the effect of keys; nothing is drawn here."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_run_of_1024_ranks_in_24_lines(view: View) -> None:
 
 @pytest.mark.parametrize("size", [Size(80, 24), Size(80, 10), Size(120, 50), Size(80, 1000), Size(62, 15)])
 @pytest.mark.parametrize("focus", [Focus(), Focus(NODE), Focus(rank=crowds.SILENT), Focus(rank=4711), Focus("nowhere")])
-def test_it_fits_every_terminal(view: View, size: Size, focus: Focus) -> None:
+def test_every_view_fits_every_terminal(view: View, size: Size, focus: Focus) -> None:
     shown(view, focus, size)
     shown(replace(view, is_over=True), focus, size)
 
@@ -121,10 +121,10 @@ def test_a_silent_collector_and_a_run_without_progress(view: View) -> None:
     still = {rank: standing._replace(still=45.0, state=RankState.RUNNING) for rank, standing in view.standings.items()}
     text = shown(replace(view, standings=still))
     assert "no progress for 45 s" in text
-    assert "1 still, 1021 waiting" in text  # for the rank that is furthest behind
+    assert "1 still, 1021 waiting" in text  # they wait for the rank that is furthest behind
 
 
-def test_a_verdict_has_the_room_that_it_needs(tmp_path: Path) -> None:
+def test_a_verdict_gets_the_rows_that_it_needs(tmp_path: Path) -> None:
     view = Follower(crowds.write(tmp_path, 16, 4, trouble=False, verdict=True)).look()
     lines = shown(view).splitlines()
     assert lines[1].startswith("aborted, its ranks are ending, after 0:00:0")
@@ -132,7 +132,7 @@ def test_a_verdict_has_the_room_that_it_needs(tmp_path: Path) -> None:
     assert lines[5].startswith("  culprit    rank 7 of 16 (gpu-a100-0000.cluster, local rank 7), batch 4")
     text = "\n".join(lines)
     assert "cause      overflow: inputs and weights were finite" in text
-    assert "     inf output" in text  # the culprit's frame, which is the last
+    assert "     inf output" in text  # the culprit's frame, the last one shown
     assert len([line for line in lines if "gpu-a100-000" in line and "running" in line]) == 2
     everything = shown(view, size=Size(80, 1000), keys=False)
     assert "Last 21 forward frames:" in everything
@@ -222,7 +222,7 @@ def test_cells_are_cut_where_they_say_least() -> None:
     ]
 
 
-def test_lines_say_what_is_new_and_nothing_twice(view: View) -> None:
+def test_lines_report_each_change_once(view: View) -> None:
     changes = Changes(10.0)
     first = list(changes.lines(view, view.standings_at))
     assert first[0].startswith("crowd-0: noticed: ranks 0-3: next to overflow")

@@ -1,4 +1,4 @@
-"""Cells against what plain Python makes of the same readings."""
+"""Cells against a plain Python computation over the same readings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def digests(*parts: tuple[int, int, float, int]) -> Array:
         max_size=4,
     ),
 )
-def test_a_cell_holds_the_worst_of_the_ranks_and_batches_it_stands_for(
+def test_a_cell_holds_the_worst_of_the_ranks_and_batches_that_it_covers(
     world_size: int, pieces: list[list[tuple[int, int, float, int]]]
 ) -> None:
     made = RankGrid(world_size, rows=4, columns=8)
@@ -60,7 +60,7 @@ def test_rows_are_called_after_their_ranks() -> None:
     assert RankGrid(1000).grid().rows[-1] == "992-999"
 
 
-def test_what_was_marked_is_bad() -> None:
+def test_marked_frames_are_bad() -> None:
     made = RankGrid(2)
     made.add(digests((0, 5, 3.0, 0), (1, 5, 4.0, 0)))
     made.mark(1, 6)
@@ -120,7 +120,7 @@ def test_few_columns_few_rows_and_a_choice_of_modules(monkeypatch: pytest.Monkey
     assert (wide.rows, wide.cells) == ([], [])
 
 
-def test_batches_that_are_kept_wide_apart_leave_no_stripes() -> None:
+def test_batches_retained_far_apart_leave_no_stripes() -> None:
     parts = [rows(batch, [1, 1, 1, 1], [FINE, FINE, WHOLE, FINE]) for batch in (0, 8, 16)]
     assert [len(row) for row in module_grid(TABLES, OF, parts, [0, 8, 16]).cells] == [3, 3, 3]
 

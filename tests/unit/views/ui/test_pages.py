@@ -1,4 +1,4 @@
-"""What a view of the page shows, read from a record."""
+"""The data of the page's views, read from a record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_collector_is_silent_after_three_heartbeats(tmp_path: Path, heartbea
         assert RunPages(run).overview(record)["silent_collector"] is is_silent
 
 
-def test_what_is_new_is_added_to_what_was_read_before(tmp_path: Path) -> None:
+def test_new_batches_are_added_to_the_earlier_ones(tmp_path: Path) -> None:
     run = records.write(tmp_path / "train-0", records.part(0, *records.frames(0)))
     pages = RunPages(run)
     with pages.open() as before:
@@ -35,7 +35,7 @@ def test_what_is_new_is_added_to_what_was_read_before(tmp_path: Path) -> None:
             assert pages.overview(after)["report"]["batches"] == 2
             grid = pages.ranks(after)
         assert [[cell is None for cell in row] for row in grid.cells] == [[False, True], [True, False]]
-        assert pages.overview(before)["report"]["batches"] == 1  # its record is of an earlier moment
+        assert pages.overview(before)["report"]["batches"] == 1  # its record was opened at an earlier moment
         store.close()
     with pages.open() as after:
         assert pages.overview(after)["report"]["batches"] == 2
