@@ -36,7 +36,7 @@ def on_gpu(**options: object) -> tuple[nn.Sequential, Detector, Notebook]:
 @pytest.mark.parametrize("gradients", [False, True])
 def test_async_never_waits_for_the_device(gradients: bool) -> None:
     model, detector, notebook = on_gpu(check="async", gradients=gradients)
-    train(model, 2)  # in which buffers are made and kernels are built
+    train(model, 2)  # makes the buffers and builds the kernels
     torch.cuda.set_sync_debug_mode("error")
     try:
         train(model, 20)

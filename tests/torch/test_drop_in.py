@@ -68,7 +68,7 @@ def is_traced_as(line: str, value: Any) -> bool:
 
 
 def frames_in_dump(outcome: Outcome) -> int:
-    """How many frames a detection shows, which is as many as it says it shows."""
+    """The number of frames that a detection shows; it must equal the number in the header."""
     dump = outcome.text[outcome.text.index("\nDetected inf/nan") :]
     found = re.search(r"^Last (\d+) forward frames:$", dump, re.MULTILINE)
     assert found
@@ -137,7 +137,7 @@ def test_smallest_integer_has_an_absolute_value() -> None:
     assert is_traced_as("1.00e+00 1.28e+02", smallest)
 
 
-# --- what theirs does not look into -----------------------------------------------------------------------------------
+# --- containers that theirs does not open-------------------------------------------------------------------------------
 
 
 def assert_only_ours_sees(build: Callable[[], nn.Module], label: str, what: str = "nan") -> None:
@@ -305,7 +305,7 @@ def test_training_can_go_on_after_a_detection() -> None:
 
 
 def state(model: nn.Module) -> list[dict[str, Any]]:
-    """Everything that a module holds, its hooks among it, and the hooks of all modules and optimizers."""
+    """Everything that a module holds, its hooks included, and the hooks of all modules and optimizers."""
     everywhere = [
         {name: dict(value) for name, value in vars(module).items() if "_hooks" in name and isinstance(value, dict)}
         for module in map(import_module, ("torch.nn.modules.module", "torch.optim.optimizer"))
@@ -415,7 +415,7 @@ def test_report_names_a_shared_module_by_all_its_names(capsys: pytest.CaptureFix
 
 
 def test_drop_in_names_a_shared_module_by_all_its_names() -> None:
-    """Its frames are theirs to the letter, so it is the exception that has room for the other names."""
+    """The drop-in's frames equal theirs to the letter, so only the exception has room for the other names."""
     outcome = ours(shared(), lambda model: model(X * NAN))
 
     assert "encoder Linear" in outcome.text

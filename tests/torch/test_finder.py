@@ -66,7 +66,7 @@ def test_the_outermost_module_that_trains_is_watched_from_its_first_batch_on() -
     assert nn.Module.__call__ is CALL
 
 
-def test_what_does_not_train_is_passed_over() -> None:
+def test_modules_that_do_not_train_are_not_watched() -> None:
     model = Net()
     model.eval()(torch.ones(2))
     model.train()
@@ -107,7 +107,7 @@ def test_a_second_training_of_the_process_is_watched_too() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="in Python 3.10 what is raised again has the traceback it had")
-def test_a_mistake_with_an_optimizer_is_told_without_us() -> None:
+def test_the_traceback_of_a_wrong_optimizer_does_not_show_rankwatch() -> None:
     with pytest.raises(ValueError, match="empty parameter list") as raised:
         torch.optim.SGD([], lr=0.1)
     assert not [entry for entry in raised.traceback if is_ours(entry.path)]
@@ -143,7 +143,7 @@ def test_a_script_that_calls_each_layer_by_itself_is_given_up(caplog: pytest.Log
     assert f"more than {MAX_MODELS} models are trained in this process" in caplog.text
 
 
-def test_a_script_that_watches_by_itself_is_left_to_it() -> None:
+def test_automatic_discovery_is_off_in_a_script_that_calls_watch() -> None:
     mine, other = Net(), Net()
     with rankwatch.watch(mine):
         other(torch.ones(2))
@@ -167,7 +167,7 @@ def test_wrong_options_stop_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> 
         Net()(torch.ones(2))
 
 
-def test_an_error_of_ours_is_told_and_the_script_goes_on(
+def test_an_error_of_ours_is_logged_and_the_script_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rankwatch.finder.watch", lambda module: 1 / 0)
@@ -198,7 +198,7 @@ def test_modules_that_raise_leave_the_look_out_in_place() -> None:
     ]
 
 
-def test_what_a_script_puts_round_the_call_of_modules_stays() -> None:
+def test_a_scripts_own_wrapper_of_module_calls_stays() -> None:
     calls, around = [], nn.Module.__call__
 
     def counted(module: nn.Module, *args: Any) -> Any:
@@ -218,7 +218,7 @@ def test_what_a_script_puts_round_the_call_of_modules_stays() -> None:
 
 
 class Augmented(Dataset[Tensor]):
-    """A data set whose items a module makes, in the workers."""
+    """A data set with items that a module computes in the workers."""
 
     def __init__(self) -> None:
         self.net = Net()
@@ -295,7 +295,7 @@ def test_an_optimizer_of_no_model_is_left_as_it_is_and_the_look_out_goes_on() ->
     optimizer = torch.optim.SGD([tensor], lr=0.1)
     tensor.sum().backward()
     optimizer.step()
-    zero_grad = optimizer.zero_grad  # kept by the script, such as by a scheduler of its own
+    zero_grad = optimizer.zero_grad  # held by the script, for example by its own scheduler
     for _ in range(2):
         tensor.sum().backward()
         zero_grad()

@@ -23,7 +23,7 @@ ONES = {"x": torch.ones(4), "labels": torch.zeros(1)}
 
 
 class Model(nn.Module):
-    """Its ``faulty`` batch, counted from 0, overflows."""
+    """A model that overflows in batch ``faulty``, counted from 0."""
 
     def __init__(self, faulty: int = -1) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def hugging_face(folder: Path, model: nn.Module, callbacks: list[Any], data: Any
     return transformers.Trainer(model, arguments, train_dataset=data or Data(), callbacks=callbacks)
 
 
-def test_train_raises_after_all_other_callbacks_have_heard_of_its_end(tmp_path: Path) -> None:
+def test_train_raises_after_all_other_callbacks_saw_its_end(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from transformers import TrainerCallback
 
@@ -102,7 +102,7 @@ def test_a_training_without_a_length_counts_whole_steps(tmp_path: Path) -> None:
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
-def test_the_trainers_filter_is_told_where_it_is_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_trainers_nan_filter_is_reported_when_it_is_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("transformers")
     from rankwatch.integrations.transformers import RankwatchCallback
 
@@ -218,7 +218,7 @@ def test_lightning_on_one_device(tmp_path: Path, library: str) -> None:
     assert not {"training_step", "validation_step", "forward"} & module.__dict__.keys()  # as it was
     module.net.faulty = -1
     again = RankwatchCallback()
-    trainer = fit(pl, tmp_path, module, [again])  # in the place of the watch that the exception has left open
+    trainer = fit(pl, tmp_path, module, [again])  # replaces the watch that the exception left open
     assert trainer.global_step == 9
     assert again.watch is None
     assert not {"training_step", "validation_step", "forward"} & module.__dict__.keys()

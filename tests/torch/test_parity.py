@@ -175,7 +175,7 @@ def test_trace(build: Callable[[], nn.Module], step: Step) -> None:
 
 
 def test_trace_shows_what_theirs_does_not() -> None:
-    """All the differences, so that the allowances of the comparison are known to be used, and by what."""
+    """All the differences: they show that each allowance of the comparison is used, and where."""
     _, ours, extras = both(buffered, buffered_step, trace_batch_nums=[0], batches=1)
 
     assert extras.buffers == [("norm", "running_mean"), ("norm", "running_var"), ("", "shift")]
@@ -196,7 +196,7 @@ def fill(parameter: str, value: float) -> Callable[[nn.Module], None]:
 
 
 def gain(parameter: str) -> Callable[[nn.Module], None]:
-    """Scales a weight of about one hugely: it stays finite, and what it multiplies does not."""
+    """Scales a weight of about one hugely: the weight stays finite, its product does not."""
 
     def spoil(model: nn.Module) -> None:
         weight = model.get_parameter(parameter).data
@@ -271,7 +271,7 @@ def test_detection(
 
 
 def test_detection_that_shows_the_end_of_the_batch_before() -> None:
-    """The ring reaches back over the start of a batch: its header stands before the batch's first frame."""
+    """The ring reaches back over the start of a batch: the batch's header comes before its first frame."""
 
     def step(model: Any, number: int) -> Tensor:
         if number == 1:
@@ -327,7 +327,7 @@ def test_abort_after_batch_comes_before_its_backward() -> None:
 
 
 class Chain(nn.Module):
-    """Modules called one after the other; what the last returns stays inside."""
+    """Modules called one after the other; the last result stays inside."""
 
     def __init__(self, *calls: Callable[..., Any]) -> None:
         super().__init__()
@@ -440,7 +440,7 @@ def test_inference_and_eval_are_batches() -> None:
 
 
 def test_submodule_called_on_its_own() -> None:
-    """``generate`` calls the encoder of a T5 so: theirs counts such frames to the batch that comes next."""
+    """``generate`` calls a T5's encoder in this way: theirs counts these frames as part of the next batch."""
 
     def use(model: Any) -> None:
         model.parts[0](X)

@@ -100,7 +100,7 @@ def test_a_watched_model_is_not_watched_twice() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_group_that_comes_after_the_watch_is_told(tmp_path: Path) -> None:
+def test_a_process_group_made_after_the_watch_is_warned_about(tmp_path: Path) -> None:
     script = """
 import sys, rankwatch, torch
 import torch.distributed as dist

@@ -31,7 +31,7 @@ CULPRIT = re.compile(
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Threads have nothing to share out of tensors so small, and wait for each other where the cores are busy."""
+    """Tensors this small give threads no work to share, and on busy cores the threads wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -55,7 +55,7 @@ def replaced(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a module turns bad: one element of one of the floating tensors that it returns."""
+    """The element that turns bad: one element of one floating tensor that a module returns."""
 
     module: str
     tensor: int
@@ -84,7 +84,7 @@ def spots(species: Species) -> list[Spot]:
 
 
 class Poison:
-    """A forward hook that turns an output bad, from when it is armed on."""
+    """A forward hook that, once armed, turns an output bad."""
 
     def __init__(self, spot: Spot, value: float) -> None:
         self.armed = False
@@ -107,7 +107,7 @@ class Poison:
 
 
 def train(model: nn.Module, species: Species) -> Iterator[float]:
-    """Trains without end, a batch at each ``next``, and tells the losses."""
+    """Trains without end, one batch at each ``next``, and yields the losses."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for number in count():
         loss = model(**species.feed(number)).loss
@@ -148,7 +148,7 @@ def test_a_module_that_turns_bad_is_named(species: Species, seed: int, caplog: p
     value = draw.choice([math.inf, -math.inf, math.nan])
     model, unwatched = species.make(), species.make()
     poison = Poison(spot, value)
-    model.get_submodule(spot.module).register_forward_hook(poison)  # before ours, which are to see what it returns
+    model.get_submodule(spot.module).register_forward_hook(poison)  # before our hooks, which must see the poisoned output
     losses, expected = train(model, species), train(unwatched, species)
 
     with rankwatch.watch(model):
@@ -164,13 +164,13 @@ def test_a_module_that_turns_bad_is_named(species: Species, seed: int, caplog: p
 # --- compiled ---------------------------------------------------------------------------------------------------------
 
 COMPILED = ["modernbert", "llama", "bart", "mixtral", "mamba2", "jamba", "vit", "whisper", "llava"]
-"""One of each family: to compile them all takes minutes."""
+"""One model of each family: compiling all models takes minutes."""
 
 
 class TracedPoison:
     """A forward hook that adds ``flag`` to all that a module returns: 0, until it is filled with something bad.
 
-    A hook that asked a Python flag instead would be compiled into the healthy batch, and make a graph of its own of the bad.
+    A hook with a Python flag would be compiled into the healthy batch, and the bad batch would need a second graph.
     """
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 def _skip_if_never_compiled(species: Species) -> None:
-    """Skips a model that no one graph can be made of without a watch either."""
+    """Skips a model that does not compile to a single graph even without a watch."""
     torch._dynamo.reset()
     try:
         next(train(compiled(warmed_up(species)), species))

@@ -1,4 +1,4 @@
-"""The doctor's collectives, on real gloo groups: two threads stand for two ranks."""
+"""The doctor's collectives, on real gloo groups: two threads act as two ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Work = Callable[[Group], object]
 
 
 def together(work: Work, lie: int = 0) -> list[object]:
-    """What came of it for both; the second rank takes itself for one that is higher by ``lie``."""
+    """The outcome on both ranks; the second rank believes its number is higher by ``lie``."""
     store = dist.HashStore()  # type: ignore[attr-defined]
 
     def rank(number: int) -> object:
@@ -47,14 +47,14 @@ def test_a_wrong_answer_names_its_element() -> None:
 
 
 @pytest.mark.parametrize("budget", [20.0, 0.0], ids=["much", "little"])
-def test_two_that_meet_say_how_fast_they_are(budget: float) -> None:
+def test_a_pair_of_ranks_reports_its_round_trip_and_bandwidth(budget: float) -> None:
     for result in together(lambda group: measure_pair(group, budget)):
         assert result.state is CheckState.OK  # type: ignore[attr-defined]
         assert set(result.figures) == {"round_trip", "bandwidth"}  # type: ignore[attr-defined]
 
 
-def test_bytes_that_change_on_the_way_are_noticed() -> None:
-    outcomes = together(lambda group: group.echo(1000, group.rank))  # the second sends back what it did not expect
+def test_bytes_changed_in_transit_are_noticed() -> None:
+    outcomes = together(lambda group: group.echo(1000, group.rank))  # the second rank sends back unexpected bytes
     assert [type(outcome) for outcome in outcomes] == [float, WrongAnswer]
 
 

@@ -65,7 +65,7 @@ def only(trips: list[Trip]) -> Trip:
         ("async", ["0", "1", "2", "returned", "backward"]),
     ],
 )
-def test_how_far_the_training_comes_after_a_bad_module_and_no_weight_is_changed(check: str, reached: list[str]) -> None:
+def test_a_bad_module_ends_the_training_before_a_weight_changes(check: str, reached: list[str]) -> None:
     model = model_of(nn.Linear(4, 4), Gain(math.inf), nn.Linear(4, 2))
     optimizer = sgd(model)
     came_by: list[str] = []
@@ -88,7 +88,7 @@ def test_how_far_the_training_comes_after_a_bad_module_and_no_weight_is_changed(
     assert only(notebook.trips).position == Position(0, 0, 1)
 
 
-def test_without_an_optimizer_the_next_forward_tells_what_is_on_its_way() -> None:
+def test_without_an_optimizer_the_next_forward_reports_pending_trips() -> None:
     model = model_of(nn.Linear(4, 4), Gain(math.inf))
     _, notebook = watched(model, check="async")
     ran: list[int] = []
@@ -100,7 +100,7 @@ def test_without_an_optimizer_the_next_forward_tells_what_is_on_its_way() -> Non
     assert only(notebook.trips).position == Position(0, 0, 1)
 
 
-def test_numbers_that_are_slow_to_come_are_waited_for_one_batch_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_batch_waits_for_late_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "rankwatch.measure.tape.PendingRead.is_ready", lambda reading: False
     )  # as on a device that is far behind
@@ -113,7 +113,7 @@ def test_numbers_that_are_slow_to_come_are_waited_for_one_batch_later(monkeypatc
     assert only(notebook.trips).position == Position(0, 0, 1)
 
 
-def test_an_eval_forward_tells_it_as_well() -> None:
+def test_an_eval_forward_reports_pending_trips_too() -> None:
     model = model_of(nn.Linear(4, 4), Gain(math.inf))
     _, notebook = watched(model, check="async")
     model(ones())
@@ -144,14 +144,14 @@ def test_after_a_caught_trip_a_clean_batch_is_clean_in_the_late_checks_too(check
         with suppress(OverflowDetected):
             model(ones())
     detector.remove()
-    # With "async" the forward in which the trip of the last one is told never began.
+    # With "async" the forward that reports the previous batch's trip never began.
     assert [trip.position.batch for trip in notebook.trips] == ([0, 2] if check == "batch" else [0, 1])
 
 
-# --- what is on its way at the end ----------------------------------------------------------------------------------------
+# --- pending numbers at the end -------------------------------------------------------------------------------------------
 
 
-def test_closing_tells_what_is_on_its_way() -> None:
+def test_closing_reports_pending_numbers() -> None:
     model = model_of(nn.Linear(4, 4), Gain(math.inf))
     detector, notebook = watched(model, check="async")
     model(ones())
@@ -162,7 +162,7 @@ def test_closing_tells_what_is_on_its_way() -> None:
 
 
 @pytest.mark.parametrize("check", ["batch", "async"])
-def test_closing_tells_of_modules_that_were_called_outside_of_the_root(check: str) -> None:
+def test_closing_reports_modules_called_outside_of_the_root(check: str) -> None:
     model = model_of(nn.Linear(4, 4), Gain())
     detector, notebook = watched(model, check=check)
     model(ones())
@@ -172,7 +172,7 @@ def test_closing_tells_of_modules_that_were_called_outside_of_the_root(check: st
 
 
 @every_check
-def test_a_bad_module_is_told_when_the_user_raises_after_it(check: str) -> None:
+def test_a_bad_module_is_reported_when_the_user_raises_after_it(check: str) -> None:
     class Asserts(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             assert x.isfinite().all(), "the user's own check"
@@ -221,7 +221,7 @@ def test_only_a_frame_judged_at_once_still_has_its_tensor_to_be_counted() -> Non
 
 
 @every_check
-def test_what_is_ignored_does_not_hide_what_is_not(check: str) -> None:
+def test_an_ignored_module_does_not_hide_the_others(check: str) -> None:
     model = model_of(Gain(math.inf), Gain(), Gain())
     detector, notebook = watched(model, check=check, ignore=["0", "1:output"])
     with suppress(OverflowDetected):
@@ -230,7 +230,7 @@ def test_what_is_ignored_does_not_hide_what_is_not(check: str) -> None:
     assert only(notebook.trips).frame.spec.module == "2"
 
 
-# --- how far a rank says it is --------------------------------------------------------------------------------------------
+# --- the progress of a rank -----------------------------------------------------------------------------------------------
 
 
 class Reddens(torch.autograd.Function):
@@ -253,7 +253,7 @@ class BadBackward(Gain):
 
 @contextmanager
 def looking_at(detector: Detector, notebook: Notebook) -> Iterator[list[Position]]:
-    """The progress that another thread may see: as it is whenever a function is called or returns, until a trip is told."""
+    """The progress that another thread may see: at every function call or return, until a trip is reported."""
     seen: list[Position] = []
 
     def look(frame: Any, event: str, arg: Any) -> None:
@@ -269,7 +269,7 @@ def looking_at(detector: Detector, notebook: Notebook) -> Iterator[list[Position
 
 @every_check
 @pytest.mark.parametrize("traced", [[], [1]])
-def test_progress_never_passes_a_trip_of_the_forward_that_is_not_judged(check: str, traced: list[int]) -> None:
+def test_progress_never_passes_an_unjudged_trip_of_the_forward(check: str, traced: list[int]) -> None:
     model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
     optimizer = sgd(model)
     detector, notebook = watched(model, check=check, trace_batch_nums=traced)
@@ -285,7 +285,7 @@ def test_progress_never_passes_a_trip_of_the_forward_that_is_not_judged(check: s
 
 
 @every_check
-def test_progress_never_passes_a_trip_of_the_backward_that_is_not_judged(check: str) -> None:
+def test_progress_never_passes_an_unjudged_trip_of_the_backward(check: str) -> None:
     model = model_of(nn.Linear(4, 4), Gain(), BadBackward(), nn.Linear(4, 2))
     detector, notebook = watched(model, check=check, gradients=True)
     optimizer = sgd(model)
@@ -297,7 +297,7 @@ def test_progress_never_passes_a_trip_of_the_backward_that_is_not_judged(check: 
 
 
 @every_check
-def test_progress_never_passes_a_trip_outside_of_the_root_that_is_not_judged(check: str) -> None:
+def test_progress_never_passes_an_unjudged_trip_outside_of_the_root(check: str) -> None:
     model = model_of(nn.Linear(4, 4), Gain())
     detector, notebook = watched(model, check=check)
     model(ones())
@@ -376,7 +376,7 @@ def test_all_modules_every_third_batch_and_the_roots_output_in_the_others(check:
 
 
 @every_check
-def test_between_two_whole_batches_a_trip_is_told_at_the_root(check: str) -> None:
+def test_a_trip_between_two_whole_batches_is_reported_at_the_root(check: str) -> None:
     model = model_of()
     detector, notebook = watched(model, check=check, every=10)
     model(ones())
@@ -399,7 +399,7 @@ def test_bad_data_is_still_known_as_the_cause_between_two_whole_batches() -> Non
     assert [(reading.label, reading.state) for reading in trip.root_inputs] == [("input[0]", State.NAN)]
 
 
-def test_traced_batches_and_eval_forwards_are_looked_at_whole_all_the_same() -> None:
+def test_every_does_not_thin_out_traced_batches_and_eval_forwards() -> None:
     model = model_of()
     detector, notebook = watched(model, every=10, trace_batch_nums=[2])
     for _ in range(3):
@@ -438,7 +438,7 @@ def test_only_the_chosen_modules_and_the_root_are_watched(check: str) -> None:
     assert modules_of(notebook.frames()) == ["0.1", "1.0", "1.1", ""]
 
 
-def test_what_a_module_that_is_not_watched_breaks_is_told_by_the_next_that_is() -> None:
+def test_the_next_watched_module_reports_the_overflow_of_an_unwatched_one() -> None:
     model = model_of(Gain(), Gain(math.inf), Gain(), Gain())
     _, notebook = watched(model, modules=["0", "3"])
     with pytest.raises(OverflowDetected):
@@ -457,7 +457,7 @@ def test_a_module_that_is_added_later_is_watched_if_it_is_chosen() -> None:
     assert modules_of(notebook.frames()) == ["late.0", "late.1", ""]
 
 
-def test_a_compiled_model_is_looked_at_anew_when_other_modules_are_chosen() -> None:
+def test_a_compiled_model_is_measured_anew_when_the_choice_of_modules_changes() -> None:
     model = model_of()
     detector, notebook = watched(model)
     compiled = torch.compile(model, backend="eager")
@@ -466,7 +466,7 @@ def test_a_compiled_model_is_looked_at_anew_when_other_modules_are_chosen() -> N
         compiled(ones())
         compiled(ones())
     told = [modules_of(notebook.frames(batch)) for batch in range(8)]
-    # The forward in which it is changed may have begun already.
+    # The first forward after a change may have begun already.
     assert told[1::2] == [["0", "1", "2", ""], ["0", ""], ["1", "2", ""], ["0", "1", "2", ""]]
     assert detector.fault == ""
 
@@ -477,7 +477,7 @@ LAYERS = 6
 
 
 def weights_shown(batches: int, *, steps: bool = True, **options: Any) -> list[list[float]]:
-    """For each batch what is told of each layer's weight, whose elements are all the number of the batch."""
+    """For each batch, the reported weight of each layer; all elements of a weight equal the batch number."""
     model = model_of(*[nn.Linear(4, 4) for _ in range(LAYERS)])
     optimizer = sgd(model)
     _, notebook = watched(model, **options)
@@ -492,7 +492,7 @@ def weights_shown(batches: int, *, steps: bool = True, **options: Any) -> list[l
 
 
 @pytest.mark.parametrize("every", [2, 4, 6])
-def test_what_the_optimizer_changed_is_shown_after_so_many_batches(every: int) -> None:
+def test_a_changed_weight_is_reported_after_its_cadence_of_batches(every: int) -> None:
     shown = weights_shown(20, weights_every=every)
     assert shown[0] == [0] * LAYERS
     assert all(batch - every < number <= batch for batch, numbers in enumerate(shown) for number in numbers)
@@ -544,7 +544,7 @@ def test_the_ring_shows_weights_as_they_were_in_its_frames(check: str) -> None:
             model(ones())
     detector.remove()
     linear = [frame for frame in only(notebook.trips).frames if frame.spec.module == "0"]
-    # They were not due: the last two are measured for the report, and the first, from before the step, cannot be any more.
+    # No weight was due: the last two are measured for the report; the first can no longer be (the step changed it).
     assert [(frame.position.batch, numbers_of(frame)["weight"]) for frame in linear] == [(0, 1.0), (1, 5.0), (2, 5.0)]
     assert numbers_of(notebook.frames(1)[0])["weight"] == 1.0
 
@@ -591,12 +591,12 @@ def test_a_tensor_is_measured_once_per_batch_in_every_check(check: str, monkeypa
         written = 0
         model(ones())
         counts.append(written)
-    # The root's input and three outputs: each further input, and the root's output, was met before. Weights: in the first.
+    # The root's input and three outputs; the other inputs and the root's output are known. Weights: in the first batch.
     assert counts == [8, 4, 4]
 
 
 def objects_left_by(sizes: Iterable[int], model: nn.Module, notebook: Notebook) -> int:
-    """How many objects there are after a training with batches of these sizes."""
+    """The number of objects after a training with batches of these sizes."""
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     for size in sizes:
         model(torch.ones(1 + size, 1 + size % 3, 4)).sum().backward()
@@ -617,7 +617,7 @@ def test_nothing_grows_with_the_number_of_batches(check: str, gradients: bool) -
     assert detector.fault == ""
 
 
-def test_shapes_without_end_are_forgotten_again() -> None:
+def test_an_endless_stream_of_shapes_is_bounded() -> None:
     model = model_of(nn.Linear(4, 4), nn.ReLU())
     detector, notebook = watched(model)
     before = objects_left_by(range(200), model, notebook)

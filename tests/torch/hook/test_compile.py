@@ -98,7 +98,7 @@ def test_a_watch_adds_no_graph_and_names_the_module(compiled: Any, checkpointed:
     graphs = []
     for is_watched in (False, True):
         torch._dynamo.reset()
-        # More blocks than dynamo would compile anew for each: they have to share a graph.
+        # More blocks than dynamo's recompile limit: the blocks must share a graph.
         model = Net(12 if compiled is by_block else 3, checkpointed=checkpointed)
         counter = CompileCounterWithBackend("aot_eager")
         if is_watched:
@@ -116,7 +116,7 @@ def test_a_watch_adds_no_graph_and_names_the_module(compiled: Any, checkpointed:
     assert graphs[0] == graphs[1]
 
 
-def test_a_graph_of_a_model_that_is_not_watched_is_not_lent_to_one_that_is() -> None:
+def test_a_watched_model_does_not_reuse_the_graph_of_an_unwatched_one() -> None:
     bare, model = Net(), Net()
     with rankwatch.watch(model):
         train(torch.compile(bare, backend="aot_eager"), bare)
@@ -129,7 +129,7 @@ def test_a_graph_of_a_model_that_is_not_watched_is_not_lent_to_one_that_is() -> 
 
 
 class Fuse(nn.Module):
-    """The identity, an operation of the graph that fails once it is blown."""
+    """The identity as an operation of the graph; it fails once the fuse is blown."""
 
     blown = False
 

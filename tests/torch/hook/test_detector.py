@@ -226,7 +226,7 @@ def test_checkpointed_forwards_do_not_start_batches(use_reentrant: bool) -> None
         (0, 0, 5), (0, 5, len(parts[1][2])), (1, 0, 5), (1, 5, len(parts[3][2])),
     ]  # fmt: skip
     assert {frame.spec.phase for frame in parts[0][2]} == {Phase.FORWARD}
-    # Without reentrance the recomputation stops once it has what the backward needs.
+    # Without reentrance the recomputation stops once the backward has its tensors.
     assert [(f.spec.module, f.spec.phase) for f in parts[1][2]][:2] == [
         ("block.0", Phase.RECOMPUTE), ("block.1", Phase.RECOMPUTE),
     ]  # fmt: skip
@@ -249,7 +249,7 @@ def test_a_tensor_is_measured_once_per_batch(monkeypatch: pytest.MonkeyPatch) ->
     model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
     watched(model)
     model(ones())
-    # The root's input, two weights, two biases, three outputs: each input is an output met before.
+    # The root's input, two weights, two biases, three outputs: every other input is a known output.
     assert len(written) == 8
 
 
@@ -325,7 +325,7 @@ def test_an_inf_mask_trips_only_under_strict() -> None:
 
 
 @pytest.mark.parametrize("options", [{"policy": "off"}, {"ignore": ["1"]}, {"ignore": ["1:output"]}])
-def test_what_is_not_to_trip_is_recorded(options: dict[str, Any]) -> None:
+def test_a_bad_frame_that_may_not_trip_is_reported(options: dict[str, Any]) -> None:
     model = model_of(nn.Linear(4, 4), Gain(math.inf))
     options = {**options, "ignore": [*options.get("ignore", ()), ""]}
     _, notebook = watched(model, **options)
@@ -340,11 +340,11 @@ def test_a_traced_batch_is_traced_to_its_end_before_it_trips() -> None:
         model(ones())
     assert [frame.spec.module for frame in notebook.traces[0]] == ["0", "1", "2", ""]
     assert (notebook.trips[0].frame.spec.module, notebook.batches[0][1].traced) == ("0", True)
-    # Told before the summary, which shows this rank past its own trip.
+    # The trip is reported before the summary, which shows this rank past its own trip.
     assert notebook.found == [(Position(0, 0, 0), 0)]
 
 
-def test_a_trip_of_a_traced_batch_is_told_when_the_user_raises_first() -> None:
+def test_a_trip_of_a_traced_batch_is_reported_when_the_user_raises_first() -> None:
     class Asserts(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             assert x.isfinite().all(), "the user's own check"
@@ -451,7 +451,7 @@ def test_a_copy_is_not_watched(duplicate: Any) -> None:
     assert len(notebook.batches) == 1
 
 
-def test_what_is_pickled_can_be_loaded_where_there_is_no_rankwatch() -> None:
+def test_a_pickled_model_loads_without_rankwatch() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     watched(model)
     assert b"rankwatch" not in pickle.dumps(model)
@@ -483,7 +483,7 @@ def test_a_watched_model_that_goes_while_torch_walks_through_its_hooks_disturbs_
     assert gone == [True]
     before = len(_global_module_registration_hooks)
     watched(model_of())[0].remove()
-    assert len(_global_module_registration_hooks) == before - 1  # that of the model that is gone
+    assert len(_global_module_registration_hooks) == before - 1  # the hook of the deleted model
 
 
 def test_modules_added_later_are_watched_under_all_their_names() -> None:

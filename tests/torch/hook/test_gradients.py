@@ -39,7 +39,7 @@ class Multiplied(torch.autograd.Function):
 
 
 class BackwardGain(Gain):
-    """x -> x, and on the way back gain * gradient."""
+    """The identity, whose backward returns gain * gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = Multiplied.apply(x, self.gain)
@@ -68,7 +68,7 @@ def frames_of(notebook: Notebook, batch: int, phase: Phase = Phase.BACKWARD) -> 
 
 
 def gradients_of(notebook: Notebook, batch: int) -> dict[str, float]:
-    """The abs max of each gradient, as ``module:label``; how many zeros are in it is test_health's."""
+    """The abs max of each gradient, as ``module:label``; test_health tests the share of zeros."""
     return {
         f"{frame.spec.module}:{reading.label}": reading.abs_max
         for frame in frames_of(notebook, batch)
@@ -82,11 +82,11 @@ def only(trips: list[Trip]) -> Trip:
     return trip
 
 
-# --- what is recorded -----------------------------------------------------------------------------------------------------
+# --- what is reported -----------------------------------------------------------------------------------------------------
 
 
 @every_check
-def test_every_gradient_is_recorded_in_the_batch_of_its_forward(check: str) -> None:
+def test_every_gradient_is_reported_in_the_batch_of_its_forward(check: str) -> None:
     model = model_of(nn.Linear(4, 4), Gain(3.0), nn.Linear(4, 2))
     optimizer = sgd(model)
     detector, notebook = watched(model, check=check, gradients=True)
@@ -166,7 +166,7 @@ def test_under_checkpointing_gradients_belong_to_the_batch_of_their_forward(use_
 
 
 @both_checkpoints
-def test_what_is_recomputed_belongs_to_the_batch_whose_backward_runs(use_reentrant: bool) -> None:
+def test_recomputed_gradients_belong_to_the_batch_whose_backward_runs(use_reentrant: bool) -> None:
     model = Checkpointed(use_reentrant)
     detector, notebook = watched(model)
     losses = [model(ones() * 10**batch).sum() for batch in range(2)]
@@ -199,7 +199,7 @@ def test_under_gradient_accumulation_each_micro_batch_has_its_own(use_reentrant:
 
 
 @every_check
-def test_two_forwards_that_are_propagated_back_together_have_their_gradients_both(check: str) -> None:
+def test_one_backward_through_two_forwards_reports_the_gradients_of_both(check: str) -> None:
     model = model_of()
     detector, notebook = watched(model, check=check, gradients=True)
     (model(ones()).sum() + 2 * model(ones()).sum()).backward()
@@ -230,9 +230,7 @@ def test_a_bad_gradient_of_either_of_two_forwards_trips(check: str, bad: int) ->
 
 @every_check
 @pytest.mark.parametrize(("factor", "state"), [(math.inf, State.INF), (math.nan, State.NAN)])
-def test_a_bad_gradient_is_named_where_it_was_born_before_a_weight_is_changed(
-    check: str, factor: float, state: State
-) -> None:
+def test_a_bad_gradient_is_named_at_its_origin_before_a_weight_changes(check: str, factor: float, state: State) -> None:
     model = model_of(nn.Linear(4, 4), BackwardGain(factor), nn.Linear(4, 2))
     optimizer = sgd(model)
     before = [parameter.clone() for parameter in model.parameters()]
@@ -291,7 +289,7 @@ def test_gradients_are_not_watched_unless_asked_for() -> None:
     assert [frames_of(notebook, 0), notebook.trips] == [[], []]
 
 
-def test_after_the_watch_is_closed_no_gradient_is_recorded() -> None:
+def test_after_the_watch_is_closed_no_gradient_is_reported() -> None:
     model = model_of()
     detector, notebook = watched(model, gradients=True)
     loss = model(ones()).sum()
@@ -313,7 +311,7 @@ def test_frozen_parameters_have_none() -> None:
     assert gradients_of(notebook, 0).keys() == {":grad_output", "2:grad_output", "2:weight.grad", "2:bias.grad"}
 
 
-def test_a_parameter_that_thaws_is_recorded_from_then_on() -> None:
+def test_a_parameter_that_thaws_is_reported_from_then_on() -> None:
     model = model_of()
     model[0].requires_grad_(False)
     detector, notebook = watched(model, gradients=True)
@@ -384,7 +382,7 @@ def test_a_part_that_is_detached_has_none() -> None:
 
 
 class Token:
-    """Held by the graph behind a tensor: gone when that graph is."""
+    """The graph behind a tensor holds this object: both are freed together."""
 
     def __call__(self, gradient: Tensor) -> None: ...
 
@@ -396,7 +394,7 @@ class Token:
 
 
 @pytest.mark.parametrize("back", [True, False])
-def test_what_was_propagated_back_or_never_is_set_free(back: bool) -> None:
+def test_a_graph_is_freed_after_its_backward_or_without_one(back: bool) -> None:
     model = model_of(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     watched(model, gradients=True)
     activations = []
@@ -493,7 +491,7 @@ def test_a_watched_training_is_the_same_bit_for_bit(build: Callable[[], nn.Modul
 
 
 class ScaledTraining:
-    """A training with a real scaler, in which the gradients of a batch are bad or not as the test says."""
+    """A training with a real scaler; the test chooses the batches with bad gradients."""
 
     def __init__(self, *, init_scale: float = 1024.0, **options: Any) -> None:
         self.model = model_of()
@@ -501,7 +499,7 @@ class ScaledTraining:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
         self.detector, self.notebook = watched(self.model, gradients=True, **options)
         self.scales: list[float] = []
-        """The scale with which each batch was propagated back."""
+        """The loss scale of each batch's backward."""
 
     def batch(self, *, bad: bool) -> None:
         loss = self.model(ones()).sum() * (math.inf if bad else 1.0)
@@ -513,7 +511,7 @@ class ScaledTraining:
 
 
 @every_check
-def test_an_inf_gradient_that_the_scaler_deals_with_is_recorded_and_does_not_trip(check: str) -> None:
+def test_an_inf_gradient_that_the_scaler_handles_is_reported_and_does_not_trip(check: str) -> None:
     training = ScaledTraining(init_scale=2.0**127, check=check)
     for _ in range(5):
         training.batch(bad=False)
@@ -549,7 +547,7 @@ def test_a_low_precision_training_finds_its_scale(dtype: torch.dtype) -> None:
     assert (finite[0], finite[-1]) == (False, True)
 
 
-def test_it_trips_once_the_scale_has_shrunk_so_many_times_in_a_row() -> None:
+def test_it_trips_once_the_scale_has_shrunk_too_often_in_a_row() -> None:
     training = ScaledTraining(max_scale_shrinks=3)
     for _ in range(3):
         training.batch(bad=True)
@@ -603,7 +601,7 @@ def test_a_bad_forward_is_no_business_of_the_scaler() -> None:
 
 @pytest.fixture
 def scale() -> list[float]:
-    """The loss scale of an engine that keeps it to itself, as DeepSpeed does."""
+    """The loss scale of an engine with an internal scaler, as in DeepSpeed."""
     return [256.0]
 
 
@@ -630,7 +628,7 @@ def test_the_scale_of_an_engine_that_grows_again_resets_the_count(scale: list[fl
     assert notebook.trips == []
 
 
-def test_an_engine_that_cannot_tell_its_scale_does_not_stop_the_training(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_whose_scale_cannot_be_read_does_not_stop_the_training(caplog: pytest.LogCaptureFixture) -> None:
     model = model_of()
     detector, _ = watched(model, gradients=True, loss_scale=lambda: [][1])
     with caplog.at_level("CRITICAL"):
@@ -638,13 +636,13 @@ def test_an_engine_that_cannot_tell_its_scale_does_not_stop_the_training(caplog:
     assert "IndexError" in detector.fault
 
 
-def test_gradients_that_no_hook_heard_of_are_measured_before_the_step() -> None:
+def test_gradients_that_no_hook_saw_are_measured_before_the_step() -> None:
     model = model_of()
     optimizer = sgd(model)
     detector, notebook = watched(model, gradients=True)
     before = first_weight(model).clone()
     model(ones())
-    for parameter in model.parameters():  # FSDP puts the gradients of its shards there so
+    for parameter in model.parameters():  # FSDP sets the gradients of its shards in this way
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     assert gradients_of(notebook, 0) == {"0:weight.grad": 1, "0:bias.grad": 1, "2:weight.grad": 1, "2:bias.grad": 1}

@@ -18,7 +18,7 @@ from rankwatch.shared.frame import Phase
 
 
 class Log(TorchDispatchMode):
-    """Writes down what runs."""
+    """Lists the operations that run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
@@ -64,7 +64,7 @@ def test_a_forward_that_is_traced_for_a_script_is_no_batch() -> None:
 
 
 class Selective(nn.Module):
-    """Keeps the results of matrix products, and makes the others anew in the backward."""
+    """Saves the results of matrix products, and recomputes all others in the backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Selective(nn.Module):
 
 
 @pytest.mark.skipif(not hasattr(checkpoints, "CheckpointPolicy"), reason="selective checkpointing came with torch 2.5")
-def test_selective_checkpointing_saves_what_it_does_without_a_watch() -> None:
+def test_selective_checkpointing_saves_the_same_tensors_as_without_a_watch() -> None:
     gradients = []
     for is_watched in (False, True):
         torch.manual_seed(0)

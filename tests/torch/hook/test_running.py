@@ -33,7 +33,7 @@ def test_a_forward_that_ends_without_a_beginning_is_no_outermost_one() -> None:
     assert roots.enter()
 
 
-def test_only_an_exception_that_came_during_the_forward_counts() -> None:
+def test_only_an_exception_raised_during_the_forward_counts() -> None:
     roots = RunningRoots()
     try:
         raise ValueError("before")

@@ -40,7 +40,7 @@ class Layers(nn.Module):
 
 
 class Learns(Layers):
-    """Knows what the schedule runs to learn shapes from what it is fed: makes a nan of it."""
+    """Recognizes the schedule's shape inference by its input, and turns that input into nan."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def test_a_stage_is_watched_as_the_part_that_it_runs() -> None:
 
 @pytest.mark.usefixtures("_one_rank")
 @pytest.mark.parametrize("gradients", [False, True])
-def test_each_micro_batch_is_a_batch_and_what_teaches_a_schedule_shapes_is_none(gradients: bool) -> None:
+def test_each_micro_batch_is_a_batch_and_shape_inference_is_none(gradients: bool) -> None:
     model = Learns()
     schedule = pipelining.ScheduleGPipe(stage_of(model), 4, loss_fn=nn.functional.mse_loss)
     detector, notebook = watched(model, gradients=gradients)
@@ -114,7 +114,7 @@ def test_a_stage_that_torch_cut_has_the_users_names() -> None:
 
 
 @pytest.mark.usefixtures("_one_rank")
-def test_what_stops_a_rank_is_seen_through_the_schedules_own_exception(
+def test_the_abort_of_a_rank_is_seen_through_the_schedules_own_exception(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = Running(tmp_path)

@@ -35,7 +35,7 @@ def make() -> tuple[nn.Sequential, Gain, torch.optim.Optimizer]:
 
 
 @every_check
-def test_it_is_called_once_in_the_place_of_raising(check: str) -> None:
+def test_stop_is_called_once_instead_of_raising(check: str) -> None:
     model, gain, optimizer = make()
     told: list[tuple[TrainingAborted, threading.Thread]] = []
     _, notebook = watched(model, check=check, stop=lambda error: told.append((error, threading.current_thread())))
@@ -45,7 +45,7 @@ def test_it_is_called_once_in_the_place_of_raising(check: str) -> None:
     gain.gain = math.inf
     step(model, optimizer)  # the step is finished
     if check == "async":
-        # Its numbers may come in the next batch only: then the step was taken, as where it raises.
+        # The numbers may come only in the next batch: then the step was taken, as without ``stop``.
         before = first_weight(model).clone()
         step(model, optimizer)
     step(model, optimizer)
@@ -58,7 +58,7 @@ def test_it_is_called_once_in_the_place_of_raising(check: str) -> None:
         assert torch.equal(first_weight(model), before)
 
 
-def test_the_gradients_of_others_are_left_to_their_optimizers() -> None:
+def test_gradients_of_other_models_are_left_to_their_optimizers() -> None:
     model, gain, _ = make()
     other = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
@@ -71,7 +71,7 @@ def test_the_gradients_of_others_are_left_to_their_optimizers() -> None:
     assert not torch.equal(other.weight, before)
 
 
-def test_an_abort_from_outside_is_told_at_the_next_hook_and_keeps_the_weights() -> None:
+def test_an_abort_from_outside_calls_stop_at_the_next_hook_and_keeps_the_weights() -> None:
     model, _, optimizer = make()
     told: list[TrainingAborted] = []
     detector, _ = watched(model, stop=told.append)
@@ -85,7 +85,7 @@ def test_an_abort_from_outside_is_told_at_the_next_hook_and_keeps_the_weights() 
     assert torch.equal(first_weight(model), before)
 
 
-def test_a_stop_that_raises_is_heard() -> None:
+def test_an_exception_of_stop_reaches_the_training() -> None:
     model, gain, _ = make()
 
     def stop(error: TrainingAborted) -> None:
@@ -97,7 +97,7 @@ def test_a_stop_that_raises_is_heard() -> None:
         model(ones())
 
 
-def test_a_gradient_that_trips_is_told_too() -> None:
+def test_a_gradient_that_trips_calls_stop() -> None:
     model, _, optimizer = make()
     told: list[TrainingAborted] = []
     watched(model, stop=told.append, gradients=True)
@@ -108,7 +108,7 @@ def test_a_gradient_that_trips_is_told_too() -> None:
     assert torch.equal(first_weight(model), before)
 
 
-def test_the_batch_limit_is_told_too() -> None:
+def test_the_batch_limit_calls_stop() -> None:
     model, _, optimizer = make()
     told: list[TrainingAborted] = []
     watched(model, stop=told.append, abort_after_batch_num=1)
@@ -117,7 +117,7 @@ def test_the_batch_limit_is_told_too() -> None:
     assert [type(error) for error in told] == [BatchLimitReached]
 
 
-def test_after_close_nobody_is_told() -> None:
+def test_stop_is_not_called_after_close() -> None:
     model, gain, _ = make()
     told: list[TrainingAborted] = []
     detector, notebook = watched(model, stop=told.append, check="async")
@@ -129,7 +129,7 @@ def test_after_close_nobody_is_told() -> None:
 
 
 @every_check
-def test_batches_and_steps_go_on_where_a_training_was_resumed(check: str) -> None:
+def test_batches_and_steps_continue_in_a_resumed_training(check: str) -> None:
     model, gain, optimizer = make()
     detector, notebook = watched(model, check=check, first_batch=40, trace_batch_nums=[41])
     detector.optimizer_step = 20
@@ -145,7 +145,7 @@ def test_batches_and_steps_go_on_where_a_training_was_resumed(check: str) -> Non
     assert (notebook.trips[0].position.batch, notebook.trips[0].optimizer_step) == (43, 31)
 
 
-def test_what_is_no_number_of_a_batch_or_step() -> None:
+def test_a_wrong_batch_or_step_number_is_refused() -> None:
     with pytest.raises(UsageError, match="first_batch=-1: expected a whole number of at least 0"):
         rankwatch.watch(nn.Linear(2, 2), first_batch=-1)
     with pytest.raises(UsageError, match="stop='now': expected a function that is given the exception"):

@@ -44,7 +44,7 @@ class Opaque:
 
 
 class Keyed(Opaque):
-    """Another, that tells the names of its parts."""
+    """An ``Opaque`` whose parts have names."""
 
 
 def _with_names(value: Keyed) -> tuple[list[tuple[Any, Any]], None]:
@@ -65,12 +65,12 @@ def modules(frames: list[Frame]) -> list[str]:
 
 
 def batches(notebook: Notebook) -> list[tuple[int, int]]:
-    """The batches told, with the optimizer steps done before each."""
+    """The reported batches, each with the number of optimizer steps before it."""
     return [(summary.batch, summary.optimizer_step) for _, summary in notebook.batches]
 
 
 def parts(notebook: Notebook) -> list[tuple[int, Phase, list[str]]]:
-    """What was told: of which batch, in which phase, of which modules."""
+    """The reported parts: batch, phase and modules of each."""
     found = []
     for index, (_, summary) in enumerate(notebook.batches):
         frames = notebook.frames(index)
@@ -81,7 +81,7 @@ def parts(notebook: Notebook) -> list[tuple[int, Phase, list[str]]]:
 
 
 def judged(model: nn.Module, detector: Detector, *args: Any) -> None:
-    """Calls the model, and judges what there is to judge under any check."""
+    """Calls the model, and judges all pending numbers under any check."""
     model(*args)
     detector._settler.poll(wait=True)
 
@@ -287,7 +287,7 @@ def test_an_average_of_the_weights_is_no_part_of_the_training(average: Callable[
 
 
 class Fragile(nn.Module):
-    """Calls itself, and raises at the bottom if told so."""
+    """Calls itself, and raises in the innermost call on request."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ def test_a_nested_root_forward_that_raises_and_is_caught_leaves_the_outer_one_it
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_after_forwards_that_raise_batches_go_on_being_told_and_judged(check: str) -> None:
+def test_batches_are_still_reported_and_judged_after_forwards_that_raise(check: str) -> None:
     model = model_of(gain := Gain(), fragile := Fragile(depth=0))
     detector, notebook = watched(model, check=check)
     for number in range(4):
@@ -376,7 +376,7 @@ class Gan:
         self._steps = [torch.optim.SGD(model.parameters(), 0.01) for model in (self.generator, self.discriminator)]
 
     def train(self) -> None:
-        """Two steps of the discriminator, one of the generator: 3 batches of that, 5 of the discriminator."""
+        """Two steps of the discriminator, one of the generator: 5 batches of the discriminator, 3 of the generator."""
         for _ in range(2):
             fake = self.generator(ones()).detach()
             (self.discriminator(fake) - self.discriminator(ones())).mean().backward()
@@ -456,7 +456,7 @@ class Midway(Gain):
 
 
 class Opened(dict[str, Any]):
-    """Runs ``then`` once, when it is looked into, as the watch does to an input."""
+    """Runs ``then`` once, when somebody reads an item, as the watch does with an input."""
 
     def __init__(self, then: Callable[[], object]) -> None:
         super().__init__(x=ONE)
@@ -482,7 +482,7 @@ def test_a_training_that_moves_from_thread_to_thread_is_one_training(check: str)
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_of_two_threads_in_one_model_the_first_is_watched_and_nothing_is_mixed(check: str) -> None:
+def test_the_first_of_two_threads_in_one_model_is_watched_and_nothing_is_mixed(check: str) -> None:
     model = model_of(Gain(2.0), midway := Midway(), Gain(3.0))
     detector, notebook = watched(model, check=check)
     midway.then = lambda: in_a_thread(lambda: model(ones() * 100))
@@ -558,7 +558,7 @@ def test_two_threads_that_enter_a_model_at_once_do_not_blind_the_watch(check: st
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_of_replicas_in_threads_one_is_watched(check: str) -> None:
+def test_one_of_several_replicas_in_threads_is_watched(check: str) -> None:
     """DataParallel's replicas are shallow copies, whose modules share the hooks of the watched ones."""
     others: list[Callable[[], Any]] = []
 
@@ -626,7 +626,7 @@ def test_recomputed_frames_belong_to_the_batch_whose_backward_runs(
     assert [(batch, names) for batch, phase, names in told if phase is Phase.FORWARD] == [(n, FORWARD) for n in range(4)]
     again = [(batch, names) for batch, phase, names in told if phase is not Phase.FORWARD]
     assert [batch for batch, _ in again] == [order[0], order[1], order[0] + 2, order[1] + 2]
-    # Without reentrance the recomputation stops once it has what the backward needs.
+    # Without reentrance the recomputation stops once the backward has its tensors.
     assert all(
         names == (["block.0", "gain", "block.2", "block"] if use_reentrant else ["block.0", "gain"]) for _, names in again
     )
@@ -684,7 +684,7 @@ def test_a_whole_model_that_is_checkpointed() -> None:
 # --- eval, generation and accumulation -----------------------------------------------------------------------------------
 
 
-def test_micro_batches_and_eval_forwards_are_told_apart_and_steps_are_counted() -> None:
+def test_micro_batches_eval_forwards_and_steps_are_counted_separately() -> None:
     model = model_of(nn.Linear(4, 4), Gain())
     detector, notebook = watched(model)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -697,7 +697,7 @@ def test_micro_batches_and_eval_forwards_are_told_apart_and_steps_are_counted() 
         scheduler.step()
         model.eval()
         for _ in range(2):
-            model(ones())  # with gradients: the mode alone says that it is an eval
+            model(ones())  # with gradients: only the mode makes this forward an eval
             evals.append(detector.position)
         model.train()
     assert batches(notebook) == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1)]

@@ -28,7 +28,7 @@ Row = tuple[str, ReadingSpec, float]
 
 
 def part_of(batch: int, rows: Sequence[Row], phase: Phase = Phase.FORWARD) -> BatchPart:
-    """A part of a batch whose numbers are there, one frame for each row."""
+    """A part of a batch with all numbers read, one frame for each row."""
     part = BatchInProgress(Position(batch, 0, 0), batch).part
     for frame, (module, reading, high) in enumerate(rows):
         cell = Cell()
@@ -45,7 +45,7 @@ def looked(batch: int, *rows: Row, health: Health | None = None, phase: Phase = 
 
 
 def followed(reading: ReadingSpec, values: dict[int, float]) -> list[list[Notice]]:
-    """What is noticed when a reading takes these values, by batch."""
+    """The notices for a reading with these values, by batch."""
     health = Health()
     return [looked(batch, ("layer", reading, value), health=health) for batch, value in values.items()]
 
@@ -53,7 +53,7 @@ def followed(reading: ReadingSpec, values: dict[int, float]) -> list[list[Notice
 # --- when it looks --------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_batches_are_looked_at_and_then_every_eighth() -> None:
+def test_the_first_batches_and_then_every_eighth_are_checked() -> None:
     health = Health()
     noticed = [batch for batch in range(40) if looked(batch, ("layer", OUTPUT, LIMIT / 2), health=health)]
     assert noticed == [*range(EVERY), 8, 16, 24, 32]
@@ -66,13 +66,13 @@ def test_a_recomputed_frame_says_nothing_new() -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.PARAMETER, Kind.BUFFER, Kind.INPUT, Kind.KEYWORD])
-def test_only_what_is_made_is_looked_at(kind: Kind) -> None:
+def test_only_outputs_and_gradients_are_checked(kind: Kind) -> None:
     assert looked(0, ("layer", ReadingSpec(kind, "x", "float16"), TINY / 2)) == []
     assert looked(0, ("layer", ReadingSpec(kind, "x", "float16"), LIMIT / 2)) == []
 
 
 @pytest.mark.parametrize("high", [math.inf, math.nan, 0.0])
-def test_what_is_not_finite_or_zero_throughout_is_not_noticed(high: float) -> None:
+def test_readings_that_are_not_finite_or_all_zero_are_not_noticed(high: float) -> None:
     for kind in (Kind.OUTPUT, Kind.GRAD_INPUT, Kind.GRADIENT):
         assert looked(0, ("layer", ReadingSpec(kind, "x", "float16"), high)) == []
 
@@ -118,14 +118,14 @@ def test_underflow_says_since_when() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_an_output_near_its_largest_number_is_noticed_grow_it_or_not(dtype: str) -> None:
+def test_an_output_near_its_largest_number_is_noticed_with_or_without_growth(dtype: str) -> None:
     reading, most = ReadingSpec(Kind.OUTPUT, "output", dtype), DTYPE_MAX[dtype]
     assert looked(0, ("layer", reading, 0.99 * NEAR * most)) == []
     (notice,) = looked(0, ("layer", reading, 1.01 * NEAR * most))
     assert (notice.kind, notice.since, notice.growth, notice.batches_left) == (NoticeKind.HEADROOM, 0, 0.0, math.inf)
 
 
-def test_an_output_that_stands_near_its_limit_is_described_as_one_that_does_not_grow() -> None:
+def test_an_output_that_stays_near_its_limit_is_described_without_growth() -> None:
     *_, (notice,) = followed(OUTPUT, dict.fromkeys(range(6), 32752.0))
     assert describe_notice(notice) == (
         "next to overflow: layer (Linear), output: abs max 3.28e+04 in batch 5 is 50% of float16's largest number "
@@ -185,10 +185,10 @@ def test_the_module_that_overflows_next_is_the_most_urgent() -> None:
     assert [notice.module for notice in sorted(noticed, key=lambda one: one.urgency)] == ["next", "slow", "still", "lost"]
 
 
-def test_of_several_calls_of_a_module_the_largest_output_counts() -> None:
+def test_the_largest_output_of_a_modules_calls_counts() -> None:
     health = Health()
     for batch in range(5):
-        # What is largest grows; the smaller call before it leaps up and down.
+        # The largest output grows; the smaller output before it jumps up and down.
         calls = [("layer", OUTPUT, value) for value in (1.0 + batch % 2, 100 * 1.5**batch, 3.0)]
         noticed = looked(batch, *calls, health=health)
     assert [(notice.since, notice.value, round(2**notice.growth, 3)) for notice in noticed] == [(3, 506.25, 1.5)]
@@ -224,7 +224,7 @@ def test_a_growing_share_of_zeros_is_noticed() -> None:
         [0.1, 0.3, 0.2, 0.4, 0.3],  # up and down
     ],
 )
-def test_zeros_that_are_there_as_before_are_not_noticed(shares: list[float]) -> None:
+def test_a_share_of_zeros_that_does_not_grow_is_not_noticed(shares: list[float]) -> None:
     assert not any(followed(ZEROS, dict(enumerate(shares))))
 
 

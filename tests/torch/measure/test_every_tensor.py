@@ -1,4 +1,4 @@
-"""Any tensor: the watched forward goes on, and its numbers are right, or its state says that it has none."""
+"""For any tensor the watched forward continues; the numbers are right, or the state says that there are none."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimen
 
 
 class Echo(nn.Module):
-    """Returns what it is given."""
+    """Returns its input."""
 
     def forward(self, value: Any) -> Any:
         return value
 
 
 class Around(nn.Module):
-    """Hands its input to ``inner``, and returns nothing of it."""
+    """Passes its input to ``inner``, and drops the result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Around(nn.Module):
 
 
 def readings(value: Any, **options: Any) -> list[Reading]:
-    """What a watched module's frame tells of ``value``, as its input and as its output."""
+    """The readings of ``value`` in a watched module's frame, as input and as output."""
     detector, notebook = watched(model := Around(), **options)
     model(value)
     assert detector.fault == ""
@@ -67,7 +67,7 @@ def culprit(value: Any) -> State:
 
 
 def dtypes(*names: str) -> list[torch.dtype]:
-    """Those of them that this torch has."""
+    """The named dtypes that this version of torch has."""
     return [getattr(torch, name) for name in names if hasattr(torch, name)]
 
 
@@ -125,7 +125,7 @@ def test_a_nan_trips_in_every_floating_dtype(dtype: torch.dtype) -> None:
     assert culprit(torch.tensor([1.0, math.nan]).to(dtype)) is State.NAN
 
 
-def test_what_only_float64_can_hold_survives_its_summary() -> None:
+def test_a_number_that_needs_float64_survives_its_summary() -> None:
     detector, notebook = watched(model := Around())
     model((ones(), torch.tensor([1e300, -1e-300], dtype=torch.float64), ones().half() * 2))
     assert detector.fault == ""
@@ -197,7 +197,7 @@ def test_a_layout_that_cannot_be_measured_says_so(make: Callable[[], Tensor]) ->
 
 
 @pytest.mark.parametrize("when", ["frame", "batch", "async"])
-def test_what_cannot_be_measured_hides_nothing_of_what_can(when: str) -> None:
+def test_a_tensor_that_cannot_be_measured_hides_no_other(when: str) -> None:
     detector, notebook = watched(model := Around(), check=when)
     bad = [torch.ones(3, device="meta"), torch.eye(2).to_sparse(), torch.tensor([math.nan])]
     if when != "async":
@@ -205,7 +205,7 @@ def test_what_cannot_be_measured_hides_nothing_of_what_can(when: str) -> None:
             model(bad)
     else:
         model(bad)
-        detector.remove()  # which judges what is on its way, and raises no more
+        detector.remove()  # judges the pending numbers, and no longer raises
     ((position, _),) = notebook.found
     assert position == Position(0, 0, 0)
     assert notebook.trips[0].culprit.label == "output[2]"
@@ -232,7 +232,7 @@ def _one_rank(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def _first_of_two_ranks() -> Iterator[None]:
-    """The other one does not exist: its part of a tensor cannot be read."""
+    """The other rank does not exist: its shard of a tensor cannot be read."""
     fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     dist.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=2)
     yield
@@ -240,7 +240,7 @@ def _first_of_two_ranks() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_first_of_two_ranks")
-def test_of_a_distributed_tensor_the_shard_of_this_rank_is_measured() -> None:
+def test_only_this_ranks_shard_of_a_distributed_tensor_is_measured() -> None:
     public = hasattr(importlib.import_module("torch.distributed.tensor"), "DTensor")  # since torch 2.5
     tensor = importlib.import_module("torch.distributed.tensor" if public else "torch.distributed._tensor")
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
@@ -250,7 +250,7 @@ def test_of_a_distributed_tensor_the_shard_of_this_rank_is_measured() -> None:
 
 
 @pytest.mark.usefixtures("_first_of_two_ranks")
-def test_a_parameter_of_which_a_part_lies_here_says_so() -> None:
+def test_the_label_of_a_sharded_parameter_says_so() -> None:
     distributed = importlib.import_module("torch.distributed.tensor")
     if not hasattr(distributed, "distribute_tensor"):
         pytest.skip("torch.distributed.tensor is public since torch 2.5")
@@ -265,7 +265,7 @@ def test_a_parameter_of_which_a_part_lies_here_says_so() -> None:
 
 
 def test_memory_that_one_storage_gave_back_to_another_is_measured_anew() -> None:
-    """As FSDP does with the weights of one unit after the other."""
+    """FSDP reuses memory in this way for the weights of one unit after another."""
     memory = bytearray(16)
     model = model_of(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
 

@@ -66,7 +66,7 @@ def check(values: Tensor) -> None:
 
 
 def patterns(dtype: torch.dtype, size: int, seed: int = 0) -> Tensor:
-    """Random bits of a dtype: about as many denormals, zeros, infs and nans as it has room for."""
+    """Random bits of a dtype, with denormals, zeros, infs and nans in about their natural share."""
     integer = INTEGERS[kernel._ITEM[dtype]]
     limits = torch.iinfo(integer)
     generator = torch.Generator().manual_seed(seed)
@@ -274,7 +274,7 @@ for dtype, item in kernel._ITEM.items():
 
 @needs_triton
 def test_one_program_per_dtype_with_wide_loads(tmp_path: Path) -> None:
-    """What the interpreter does not see: that it compiles, for Hopper, whatever the size and the alignment; no GPU needed."""
+    """The kernel compiles for Hopper, for any size and alignment; the interpreter cannot show this. No GPU needed."""
     assert run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path)).splitlines() == ["2 3 0"] * len(DTYPES)
 
 

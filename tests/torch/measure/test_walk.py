@@ -21,7 +21,7 @@ class Record:
 
 @dataclasses.dataclass
 class ModelOutput(OrderedDict[str, Any]):
-    """As transformers' class of that name: a mapping and a dataclass, of which the mapping holds what is set."""
+    """Like transformers' ModelOutput: a dataclass and a mapping; the mapping holds only the fields that are set."""
 
     logits: Any = None
     loss: Any = None
