@@ -40,6 +40,8 @@ class Rank:
 
     def __init__(self, connection: Connection, rank: int = 0, world_size: int = 1) -> None:
         self.position = Position(-1, 0, 0)
+        self.looks = 0
+        """How often the link has asked for the position."""
         self.aborted = threading.Event()
         self.abort: messages.Abort | None = None
         self.tunings: list[messages.Tune] = []
@@ -47,12 +49,16 @@ class Rank:
             connection,
             Identity("train", 0, rank, world_size, rank, "host", 100 + rank),
             job="train",
-            progress=lambda: (self.position, "forward"),
+            progress=self._progress,
             on_abort=self._on_abort,
             device="cpu",
             torch_version="2.13.0",
             on_tune=self.tunings.append,
         )
+
+    def _progress(self) -> tuple[Position, str]:
+        self.looks += 1
+        return self.position, "forward"
 
     def _on_abort(self, abort: messages.Abort) -> None:
         self.abort = abort
@@ -128,8 +134,13 @@ def test_a_probe_is_answered_when_the_position_is_passed(collector: Running, ran
     culprit, other = ranks(0, 2), ranks(1, 2)
     assert culprit.link.start()
     assert other.link.start()
-    threading.Timer(0.05, lambda: setattr(other, "position", Position(3, 0, 6))).start()
+    other.position = Position(3, 0, 5)  # in the frame, and not past it
     culprit.link.send_trip(makers.trip(at=(3, 0, 5)))
+    until(lambda: other.link._probe is not None)
+    looks = other.looks
+    until(lambda: other.looks > looks + 1)
+    assert other.link._probe == other.position
+    other.position = Position(3, 0, 6)
     assert culprit.link.wait_for_verdict()
     (run,) = collector.collector.ledger.runs.values()
     assert run.verdict is not None

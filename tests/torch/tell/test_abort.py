@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from rankwatch.tell.abort import ERROR_FILE, write_error_file
+from rankwatch.tell.abort import ERROR_FILE, FOLLOWER_DELAY, write_error_file
 
 
 def fail() -> None:
@@ -31,3 +31,10 @@ def test_without_us_torchs_record_writes_it(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(RuntimeError):
         record(fail)()
     assert json.loads(path.read_text())["message"]["message"] == "RuntimeError: what followed from it"
+
+
+def test_a_follower_is_dated_after_the_culprit_whose_clock_is_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv(ERROR_FILE, str(path))
+    write_error_file("followed", 4e9, is_culprit=False)
+    assert json.loads(path.read_text())["message"]["extraInfo"]["timestamp"] == str(4_000_000_000 + FOLLOWER_DELAY)
