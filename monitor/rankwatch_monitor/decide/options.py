@@ -47,7 +47,7 @@ class Options:
         return 3 * self.heartbeat
 
     def for_world(self, size: int) -> Options:
-        """The options of a run of so many ranks: very many beat more slowly, and have longer to answer."""
+        """The options of a run of ``size`` ranks: very many ranks beat more slowly and have longer to answer."""
         return replace(
             self,
             heartbeat=max(self.heartbeat, size / MAX_BEATS),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 import makers
 from desk import Desk
 from rankwatch.shared import messages
+from rankwatch_monitor.decide.abort import AbortDelivery
 from rankwatch_monitor.decide.effects import Publish
 from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.decide.rank import Rank
 from rankwatch_monitor.decide.report import Outcome, RankState
 
 
@@ -76,3 +80,21 @@ def test_the_report_does_not_wait_for_ever_for_an_acknowledgement() -> None:
     desk.wait(1.1)
     assert len(desk.reports) == 1
     assert not desk.reports[0].ranks[0].acknowledged
+
+
+def test_the_culprit_is_the_first_to_get_the_abort() -> None:
+    ranks = {number: Rank(makers.hello(number, 4), b"%d" % number, 0.0, 0.0) for number in range(4)}
+    delivery = AbortDelivery(repeat=0.5, window=3.0, unacknowledged={0, 1, 2, 3})
+    delivery.begin(messages.Abort("inf", 2, 0.0, 10.0), now=0.0)
+    assert [int(peer) for peer in delivery.send(ranks, now=0.0).peers] == [2, 0, 1, 3]
+    delivery.unacknowledged.discard(2)
+    assert [int(peer) for peer in delivery.send(ranks, now=0.5).peers] == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds"),
+    [(2, (1.0, 2.0, 3.0, 0.5)), (8192, (4.0, 2.0, 3.0, 1.0)), (16384, (8.0, 4.0, 4.0, 2.0))],
+)
+def test_very_many_ranks_beat_more_slowly_and_have_longer_to_answer(size: int, seconds: tuple[float, ...]) -> None:
+    options = Options().for_world(size)
+    assert (options.heartbeat, options.decision_window, options.acknowledge_window, options.abort_repeat) == seconds

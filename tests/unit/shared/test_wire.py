@@ -140,6 +140,9 @@ def test_columns_must_fit_each_other_and_their_specs() -> None:
     kind, seq, summary = msgpack.unpackb(wire.encode(messages.Batch(4, makers.summary(1))))
     with pytest.raises(ProtocolError, match="do not fit each other"):
         wire.decode(msgpack.packb([kind, seq, [*summary[:7], summary[7][:-1], *summary[8:]]]))
+    halves = [column[: len(column) // 2] for column in summary[7:9]]
+    with pytest.raises(ProtocolError, match="do not fit each other"):  # neither four bytes a number nor eight
+        wire.decode(msgpack.packb([kind, seq, [*summary[:7], *halves, summary[9]]]))
     with pytest.raises(ProtocolError, match="is no state"):
         wire.decode(msgpack.packb([kind, seq, [*summary[:9], b"\xff\x00\x00"]]))
     kind, seq, trip = msgpack.unpackb(wire.encode(messages.Tripped(4, makers.trip())))
