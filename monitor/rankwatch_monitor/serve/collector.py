@@ -266,9 +266,9 @@ class Collector:
                     self._meters.show(effect, time.monotonic())
                 self._show_ranks(effect)
             elif isinstance(effect, RecordTrace):
-                self._writer.do(partial(self._runs.record_trace, effect.run, effect.rank, effect.batch, effect.frames))
+                self._write(partial(self._runs.record_trace, effect.run, effect.rank, effect.batch, effect.frames))
             elif isinstance(effect, Publish):
-                self._writer.do(partial(self._runs.publish, effect.report))
+                self._write(partial(self._runs.publish, effect.report))
                 self._show(effect.report, effect.news)
 
     def _send(self, peers: Iterable[bytes], message: messages.Message) -> None:
@@ -289,12 +289,20 @@ class Collector:
 
     def _record(self) -> None:
         """Hands new entries to the writer, and tells the ledger what is stored by now."""
-        for run, entries in self.ledger.take_journals():
-            self._writer.append(run, entries)
+        self._hand_over_entries()
         with suppress(BlockingIOError):
             self._wake_read.recv(4096)
         for run, seqs in self._writer.stored().items():
             self._perform(Stored(run, seqs))
+
+    def _write(self, action: Callable[[], None]) -> None:
+        """Has the writer write a file of a run, after the run's first entry: the entry makes the run's folder."""
+        self._hand_over_entries()
+        self._writer.do(action)
+
+    def _hand_over_entries(self) -> None:
+        for run, entries in self.ledger.take_journals():
+            self._writer.append(run, entries)
 
     def _wake(self) -> None:
         """Ends the loop's poll. Callable from any thread."""

@@ -24,7 +24,7 @@ from rankwatch.tell import link as link_module
 from rankwatch.tell import spool as spool_module
 from rankwatch.tell.link import Link
 from rankwatch_monitor.decide.journal import Closed
-from rankwatch_monitor.decide.ledger import Disconnected
+from rankwatch_monitor.decide.ledger import Disconnected, Received
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
@@ -226,6 +226,17 @@ def idle_collector(folder: Path) -> Collector:
         options=Options(),
         show=lambda report, news: None,
     )
+
+
+def test_a_run_that_begins_and_ends_in_one_turn_of_the_collector_has_a_record(folder: Path) -> None:
+    collector = idle_collector(folder)
+    run = folder / "runs" / "train-0"
+    for message in (makers.hello(), messages.Bye(1, "finished", "")):
+        collector._perform(Received(b"a", message))
+    until((run / "report.json").exists)  # by the writer, before this turn's end hands over the entries
+    collector._record()
+    collector.close()
+    assert records.read(run / FILE, RunRecord.entries)[-1].fact == Closed()
 
 
 def test_batches_wait_for_all_else_but_only_a_peers_beats_and_acks_overtake_its_batches(
