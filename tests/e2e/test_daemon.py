@@ -14,6 +14,7 @@ from jobs import RANKWATCH, environment, forked, torchrun
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.slow
 def test_two_jobs_at_once(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     with subprocess.Popen(

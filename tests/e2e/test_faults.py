@@ -63,6 +63,7 @@ def test_a_collector_killed_and_restarted_misses_nothing_and_stops_all_ranks(sit
     assert site.recorded() == trained(20, 20)
 
 
+@pytest.mark.slow
 def test_ranks_reconnect_to_a_collector_that_is_restarted_with_its_keys(site: Site) -> None:
     site.collect("--keep-keys")
     ranks = site.start(2)
@@ -78,6 +79,7 @@ def test_ranks_reconnect_to_a_collector_that_is_restarted_with_its_keys(site: Si
     assert site.connection.exists()
 
 
+@pytest.mark.slow
 def test_a_run_has_one_record_although_its_collector_was_killed_and_restarted(site: Site) -> None:
     first = site.collect()
     (rank,) = site.start(1)
@@ -168,6 +170,7 @@ def test_with_on_lost_wait_the_others_continue_without_a_killed_rank(site: Site)
     assert [(row["state"], row["last_batch"]) for row in site.report()["ranks"]] == [("finished", 7), ("lost", 2)]
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_lost_although_its_child_process_lives_on(site: Site) -> None:
     """The child process of a data loader keeps its parent's connections open."""
     site.collect()
@@ -183,6 +186,7 @@ def test_a_killed_rank_is_lost_although_its_child_process_lives_on(site: Site) -
     assert "rank 1 of 2" in survivor.errors
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_suspended_briefly_is_named_and_continues(site: Site) -> None:
     site.collect()
     other, stopped = site.start(2)
@@ -215,6 +219,7 @@ def test_a_rank_that_is_suspended_for_long_is_named_as_stalled_with_its_frame_an
     assert "last seen in batch 3, frame 1, phase forward; rank 0 waits, from batch 3" in line
 
 
+@pytest.mark.slow
 def test_with_on_stall_abort_the_others_are_aborted_and_the_suspended_rank_when_it_resumes(site: Site) -> None:
     site.collect("--stall-after", "1", "--on-stall", "abort", "--abort-grace", "30")
     other, stopped = site.start(2)
@@ -271,6 +276,7 @@ def test_a_full_disk_costs_the_record_and_nothing_else(site: Site, small_disk: P
     assert not (small_disk / "train-0" / "report.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_on_a_read_only_disk_gets_a_verdict_without_a_folder(site: Site, small_disk: Path) -> None:
     site.collect()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
@@ -308,6 +314,7 @@ def test_a_restarted_collector_reaches_a_verdict_although_the_record_is_unreadab
     assert "Traceback" not in site.log
 
 
+@pytest.mark.slow
 def test_a_run_folder_deleted_in_mid_run_costs_no_verdict(site: Site) -> None:
     site.collect()
     ranks = site.start(2)
@@ -330,6 +337,7 @@ def test_output_that_cannot_be_written_costs_neither_the_verdict_nor_the_exit_co
     assert site.end() == 0
 
 
+@pytest.mark.slow
 def test_a_report_that_nobody_reads_delays_no_rank(site: Site) -> None:
     pipe = site.folder / "pipe"
     os.mkfifo(pipe)
@@ -346,6 +354,7 @@ def test_a_report_that_nobody_reads_delays_no_rank(site: Site) -> None:
     os.close(reader)
 
 
+@pytest.mark.slow
 def test_a_rank_whose_output_is_full_still_trips(site: Site) -> None:
     site.collect()
     ranks = site.start(2, stdout="/dev/full", RANKWATCH_TRACE_BATCH_NUMS="1")
@@ -356,6 +365,7 @@ def test_a_rank_whose_output_is_full_still_trips(site: Site) -> None:
     until(lambda: "rankwatch: first overflow in run train-0\n  culprit    rank 1 of 2" in site.out)
 
 
+@pytest.mark.slow
 def test_a_single_rank_whose_output_is_full_still_trips(site: Site) -> None:
     (rank,) = site.start(1, stdout="/dev/full", RANKWATCH_CONNECTION="")
     assert rank.ask("batches", 3) == 3
@@ -398,6 +408,7 @@ def test_a_rank_whose_hooks_broke_is_still_stopped_by_the_verdict_of_another(sit
 # --- forks, restarts, clocks ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_model", [False, True], ids=["plain", "that_call_the_model"])
 def test_data_workers_forked_from_a_watched_rank_are_not_ranks(site: Site, with_model: bool) -> None:
     site.collect(heartbeat=1)
@@ -434,6 +445,7 @@ def test_a_restart_by_torchrun_is_a_separate_run_with_batches_from_zero(site: Si
     assert processes_of(str(site.folder)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hours", [-5, 5])
 def test_a_clock_that_jumps_changes_no_verdict(site: Site, hours: float) -> None:
     site.collect()
