@@ -302,11 +302,13 @@ class Peers(RuleBasedStateMachine):
         return effects
 
     def changed_by(self, event: Event) -> tuple[set[str], list[Effect]]:
-        """The runs that an event changed, without new ones."""
+        """The runs that an event changed, without new ones. A run that was over is not changed when it is forgotten."""
         before = {name: state_of(run) for name, run in self.ledger.runs.items()}
+        over = {name for name, run in self.ledger.runs.items() if run.over}
         effects = self.handle(event)
         after = {name: state_of(run) for name, run in self.ledger.runs.items()}
-        return {name for name, state in before.items() if after.get(name) != state}, effects
+        forgotten = over - after.keys()
+        return {name for name, state in before.items() if after.get(name) != state} - forgotten, effects
 
     @rule(peer=st.sampled_from(PEERS), hello=hellos)
     def say_hello(self, peer: bytes, hello: messages.Hello) -> None:
