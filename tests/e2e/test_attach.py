@@ -21,14 +21,15 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 SCRIPT = str(SCRIPTS / "plain.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
         pytest.param(torchrun("plain.py", "ddp"), id="ddp"),
-        pytest.param(forked("plain.py", "fsdp1"), id="fsdp1", marks=pytest.mark.slow),
-        pytest.param([*TORCHRUN, "-m", "rankwatch.attach", "-m", "plain", "fsdp2"], id="fsdp2", marks=pytest.mark.slow),
+        pytest.param(forked("plain.py", "fsdp1"), id="fsdp1"),
+        pytest.param([*TORCHRUN, "-m", "rankwatch.attach", "-m", "plain", "fsdp2"], id="fsdp2"),
         # The ranks of `spawn` have no RANK in their environment.
-        pytest.param([sys.executable, SCRIPT, "spawn"], id="spawn", marks=pytest.mark.slow),
+        pytest.param([sys.executable, SCRIPT, "spawn"], id="spawn"),
     ],
 )
 def test_the_model_is_found_and_named_as_the_user_wrote_it(command: list[str], tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def largest(whole: dict[str, Tensor], how: str, rank: int) -> dict[str, float]:
     return expected
 
 
-@pytest.mark.parametrize("how", ["gpipe", pytest.param("1f1b", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["gpipe", "1f1b"])
 def test_overflow_in_a_pipeline(tmp_path: Path, how: str) -> None:
     """Two stages trip in one micro-batch. The later stage is first by frame and by clock, but not in the pipeline's order."""
     job = job_of(tmp_path, "pipeline.py", how)

@@ -270,6 +270,7 @@ def test_compiled_models_are_found_and_no_graph_breaks(how: str) -> None:
         call(torch.ones(2) * torch.inf)
 
 
+@pytest.mark.slow
 def test_a_model_that_only_a_compiled_function_calls_is_found_by_its_optimizer() -> None:
     torch.compiler.reset()
     model = Net()

@@ -457,6 +457,7 @@ def test_a_module_that_is_added_later_is_watched_if_it_is_chosen() -> None:
     assert modules_of(notebook.frames()) == ["late.0", "late.1", ""]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_measured_anew_when_the_choice_of_modules_changes() -> None:
     model = model_of()
     detector, notebook = watched(model)

@@ -116,6 +116,7 @@ def test_a_watch_adds_no_graph_and_names_the_module(compiled: Any, checkpointed:
     assert graphs[0] == graphs[1]
 
 
+@pytest.mark.slow
 def test_a_watched_model_does_not_reuse_the_graph_of_an_unwatched_one() -> None:
     bare, model = Net(), Net()
     with rankwatch.watch(model):
