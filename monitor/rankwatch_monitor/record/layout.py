@@ -57,6 +57,8 @@ RAW = 255
 _WIDTHS = 0, 1, 2, 4
 _COUNT, _HEAD = struct.Struct("<I"), struct.Struct("<qB")
 _TIMES = "started", "ended"
+MOST_DIGESTS = 1 << 16
+"""In one blob. Columns of equal values take no bytes, so the size of a damaged blob does not bound its number of digests."""
 _LATEST = 4e12
 """Seconds up to which a time is stored to the microsecond."""
 
@@ -170,7 +172,9 @@ def unpack_digests(body: bytes, names: Sequence[str] = _COLUMNS) -> Array:
     start = _COUNT.size + len(_COLUMNS) * _HEAD.size
     if unknown := {width for _, width in heads} - {RAW, *_WIDTHS}:
         raise ValueError(f"digests with a column of {min(unknown)} bytes")
-    if count * sum(width for _, width in heads if width < RAW) > len(body):  # before memory is allocated for them
+    if count > MOST_DIGESTS or count * sum(width for _, width in heads if width < RAW) > len(
+        body
+    ):  # before memory is allocated for them
         raise ValueError(f"digests of {len(body)} bytes are no {count}")
     digests = np.zeros(count, [(name, DIGEST[name]) for name in names])
     for name, (least, width) in zip(_COLUMNS, heads, strict=True):

@@ -142,6 +142,12 @@ def test_damaged_digests_are_refused_or_read_but_never_crash(made: Array, data: 
         unpack_digests(bytes(body[: data.draw(st.integers(0, len(body)))]))
 
 
+def test_a_damaged_count_of_equal_digests_is_refused_before_memory_is_allocated() -> None:
+    body = pack_digests(np.zeros(1, DIGEST))
+    with pytest.raises(ValueError, match="are no 16777217"):
+        unpack_digests(body[:3] + b"\x01" + body[4:])
+
+
 def test_packed_digests_are_small() -> None:
     made = np.zeros(4096, DIGEST)
     made["rank"], made["batch"] = np.arange(4096) % 1024, 1000 + np.arange(4096) // 1024
