@@ -56,11 +56,8 @@ class Running:
             self.collector._context.destroy(linger=0)
 
 
-def until(condition: Callable[[], object], within: int = SOON) -> None:
-    """Waits for a condition that has no event."""
+def until(condition: Callable[[], object]) -> None:
+    """Waits for a condition that has no event. Only the test's own timeout ends the wait: a busy machine is no failure."""
     pause = threading.Event()
-    for _ in range(within * 200):
-        if condition():
-            return
+    while not condition():
         pause.wait(0.005)
-    raise AssertionError("it never came true")

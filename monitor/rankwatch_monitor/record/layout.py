@@ -172,9 +172,8 @@ def unpack_digests(body: bytes, names: Sequence[str] = _COLUMNS) -> Array:
     start = _COUNT.size + len(_COLUMNS) * _HEAD.size
     if unknown := {width for _, width in heads} - {RAW, *_WIDTHS}:
         raise ValueError(f"digests with a column of {min(unknown)} bytes")
-    if count > MOST_DIGESTS or count * sum(width for _, width in heads if width < RAW) > len(
-        body
-    ):  # before memory is allocated for them
+    # Before memory is allocated for them.
+    if count > MOST_DIGESTS or count * sum(width for _, width in heads if width < RAW) > len(body):
         raise ValueError(f"digests of {len(body)} bytes are no {count}")
     digests = np.zeros(count, [(name, DIGEST[name]) for name in names])
     for name, (least, width) in zip(_COLUMNS, heads, strict=True):

@@ -22,9 +22,6 @@ from e2e.hosts import Hosts, what_is_missing
 
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED"}
-LONG = 90
-"""Seconds in which a job starts or ends at the latest, when several jobs share two cores."""
-
 GPUS = 2
 """GPUs that each node claims to have."""
 
@@ -91,7 +88,7 @@ class Slurm:
 
     def wait(self, job: str) -> tuple[str, str]:
         """The state that a job ended in, and its exit code as SLURM writes it, such as ``1:0``."""
-        until(lambda: self.state(job) in ENDED, LONG)
+        until(lambda: self.state(job) in ENDED)
         return self.state(job), self._fact(job, "ExitCode")
 
     def boot(self, node: str) -> None:
@@ -100,7 +97,7 @@ class Slurm:
         self._start(node, "slurmd", "-D", "-N", node)
 
     def until_idle(self) -> None:
-        until(lambda: self._idle() == len(self._nodes), LONG)
+        until(lambda: self._idle() == len(self._nodes))
 
     def close(self) -> None:
         for daemon in reversed(self._daemons):

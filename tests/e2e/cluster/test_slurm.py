@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from collectors import until
-from e2e.cluster.slurm import ENDED, LONG, Slurm, skip_without_slurm
+from e2e.cluster.slurm import ENDED, Slurm, skip_without_slurm
 from e2e.hosts import Hosts
 from jobs import INTERPRETER, ROOT, SCRIPTS, environment
 
@@ -63,7 +63,7 @@ class Submitted:
 
     def train(self) -> Submitted:
         """Waits until all ranks have trained some batches."""
-        until(lambda: self.has_trained or self.slurm.state(self.id) in ENDED, LONG)
+        until(lambda: self.has_trained or self.slurm.state(self.id) in ENDED)
         assert self.has_trained, self.output
         return self
 
@@ -154,7 +154,7 @@ def test_scancel(slurm: Slurm, tmp_path: Path) -> None:
 def test_a_job_near_its_time_limit_is_requeued_and_then_finishes(slurm: Slurm, tmp_path: Path) -> None:
     job = Submitted(slurm, tmp_path, quick(tmp_path, requeue="yes")).train()
     slurm.run("scancel", "--batch", "--signal=USR1", job.id)  # SLURM itself does this two minutes before the limit
-    until(lambda: slurm.state(job.id) == "PENDING", LONG)
+    until(lambda: slurm.state(job.id) == "PENDING")
     assert job.report()["reason"] == "stopped by SIGINT"
     for path in job.words.iterdir():
         path.unlink()
