@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rankwatch.shared import messages, wire
-from rankwatch.shared.cause import Trip
+from rankwatch.shared.cause import BadWeight, Operator, Trip
 from rankwatch.shared.frame import (
     NO_STAGE,
     BatchSummary,
@@ -68,6 +70,14 @@ def trip(
     own = [index for index in bad if rows[index].kind is not Kind.INPUT]
     last = frame(*rows, at=at, module=module, phase=phase)
     return Trip(Position(*at), (own or bad)[0], (*before, last), root_inputs, step, (2, 3), 6, 0, 1, 1000.0, loss_scale)
+
+
+def evidenced_trip() -> Trip:
+    """A trip with all evidence that a rank can send."""
+    operator = Operator("aten.exp.default", (reading("input[0]", 1e3),), reading("output", INF))
+    weight = BadWeight("layer", "Linear", reading("bias", INF), 3, is_here=False)
+    evidence = {"weights": (weight,), "harmless": ("input[mask]",), "collective": "all_reduce", "bad_since": 2}
+    return replace(trip(), operator=operator, **evidence)  # type: ignore[arg-type]
 
 
 def hello(rank: int = 0, world_size: int = 1, **changes: object) -> messages.Hello:

@@ -24,11 +24,46 @@ class Cause(StrEnum):
     """The frame's input was non-finite, and no watched module computed it: it arose between modules."""
     GRADIENT = "gradient"
     """The forward was finite, a gradient is not: it arose in the backward."""
+    SINGULAR = "singular"
+    """Inputs and weights were finite, and an operator had no finite value there: 1/0, log 0, 0 to a negative power."""
+    REDUCTION = "reduction"
+    """Each rank's part was finite, and the collective that reduced them made an inf."""
+    DIVERGENCE = "divergence"
+    """The loss left its range on all ranks alike, batches before: no single rank is the culprit."""
+    UNEXPLAINED = "unexplained"
+    """Inputs and weights were finite, their products cannot reach the dtype's end, and a repeated forward was finite."""
 
 
 _NON_FINITE = (State.INF, State.NAN)
 _INPUTS = (Kind.INPUT, Kind.KEYWORD)
 _GRADIENTS = (Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRADIENT)
+
+
+@dataclass(frozen=True, slots=True)
+class BadWeight:
+    """A parameter or buffer that was not finite when a frame tripped.
+
+    ``finite_in`` is the last batch in which it was seen finite; -1: none. ``is_here`` tells whether its bad values are in
+    this rank's own shard, or it has none.
+    """
+
+    module: str
+    module_class: str
+    reading: Reading
+    finite_in: int
+    is_here: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """The first operator in a repeated forward of the culprit's module with finite inputs and a bad output.
+
+    ``name`` is torch's, such as ``aten.exp.default``.
+    """
+
+    name: str
+    inputs: tuple[Reading, ...]
+    output: Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +75,11 @@ class Trip:
     ``inf_count`` of its elements are not finite. ``numel`` is 0 if the tensor no longer existed when its reading was judged.
     ``time`` is Unix seconds of the rank's clock; it orders only torchelastic's error files. ``loss_scale`` is the loss scale
     of a gradient's batch (0: none was seen).
+
+    ``weights`` are the bad weights of the culprit's module, of the modules below it, and of the modules around it.
+    ``harmless`` are the labels of root inputs that were not finite in good batches either, such as a mask of -inf.
+    ``collective`` is the last one that ran inside of the culprit's module, such as ``all_reduce``; empty: none.
+    ``bad_since`` is the first of the batches in a row whose bad gradients a loss scaler had absorbed before; -1: none.
     """
 
     position: Position
@@ -53,6 +93,11 @@ class Trip:
     inf_count: int
     time: float
     loss_scale: float = 0.0
+    weights: tuple[BadWeight, ...] = ()
+    operator: Operator | None = None
+    harmless: tuple[str, ...] = ()
+    collective: str = ""
+    bad_since: int = -1
 
     @property
     def frame(self) -> Frame:

@@ -33,6 +33,8 @@ class Kind(enum.IntEnum):
     """The gradient with respect to a module's input: the result of its backward."""
     GRADIENT = 8
     """The gradient of a parameter, accumulated so far."""
+    LOSS = 9
+    """What was handed to ``backward()``, without a loss scale: a frame of its own, of the root, with the label ``loss``."""
 
 
 class Phase(enum.IntEnum):
@@ -88,6 +90,9 @@ DTYPE_TINY = {
 
 SHARD = " (shard"
 """Label suffix: only this rank's shard was measured, as in ``weight (shard of 4)``."""
+
+REDUCED = " (reduced)"
+"""Label suffix: a gradient after it was reduced over the ranks, as in ``weight.grad (reduced)``."""
 
 WIDE_DTYPES = frozenset({"float64", "complex64", "complex128", "float"})
 """Dtypes whose values do not fit into float32: a column with one of them is packed as float64."""

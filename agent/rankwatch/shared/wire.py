@@ -19,7 +19,7 @@ from typing import Any
 import msgpack
 
 from ..errors import ProtocolError
-from .cause import Trip
+from .cause import BadWeight, Operator, Trip
 from .frame import (
     NO_STAGE,
     BatchSummary,
@@ -377,17 +377,52 @@ def _read_reading(value: Any) -> Reading:
     )
 
 
+def _write_weight(weight: BadWeight) -> list[Any]:
+    names = [_text(weight.module), _text(weight.module_class)]
+    return [*names, _write_reading(weight.reading), weight.finite_in, weight.is_here]
+
+
+def _read_weight(value: Any) -> BadWeight:
+    module, module_class, reading, finite_in, is_here = _check_list(value, 5, 5)
+    return BadWeight(
+        _check_str(module, MAX_NAME),
+        _check_str(module_class, MAX_NAME),
+        _read_reading(reading),
+        _BATCH.decode(finite_in),
+        _check_bool(is_here),
+    )
+
+
+def _write_operator(operator: Operator | None) -> list[Any] | None:
+    if operator is None:
+        return None
+    inputs = [_write_reading(reading) for reading in operator.inputs[:MAX_RING]]
+    return [_text(operator.name), inputs, _write_reading(operator.output)]
+
+
+def _read_operator(value: Any) -> Operator | None:
+    if value is None:
+        return None
+    name, inputs, output = _check_list(value, 3, 3)
+    return Operator(
+        _check_str(name, MAX_NAME), tuple(map(_read_reading, _check_list(inputs, 0, MAX_RING))), _read_reading(output)
+    )
+
+
 def _write_trip(t: Trip) -> list[Any]:
     frames = [_write_frame(frame) for frame in t.frames[-MAX_RING:]]
     roots = [_write_reading(reading) for reading in t.root_inputs[:MAX_RING]]
     return [
         list(t.position), t.reading, frames, roots, t.optimizer_step,
         list(t.shape), t.numel, t.nan_count, t.inf_count, t.time, t.loss_scale,
+        [_write_weight(weight) for weight in t.weights[:MAX_RING]], _write_operator(t.operator),
+        [_text(label) for label in t.harmless[:MAX_RING]], _text(t.collective), t.bad_since,
     ]  # fmt: skip
 
 
 def _read_trip(value: Any) -> Trip:
-    position, reading, frames, roots, step, shape, numel, nans, infs, time, scale = _check_list(value, 11, 11)
+    position, reading, frames, roots, step, shape, numel, nans, infs, time, scale, *evidence = _check_list(value, 16, 16)
+    weights, operator, harmless, collective, bad_since = evidence
     trip = Trip(
         position=_check_position(position),
         reading=_int(0, MAX_ROWS).decode(reading),
@@ -400,6 +435,11 @@ def _read_trip(value: Any) -> Trip:
         inf_count=_COUNT.decode(infs),
         time=_SECONDS.decode(time),
         loss_scale=_float(0.0, math.inf).decode(scale),
+        weights=tuple(map(_read_weight, _check_list(weights, 0, MAX_RING))),
+        operator=_read_operator(operator),
+        harmless=tuple(_check_str(label, MAX_NAME) for label in _check_list(harmless, 0, MAX_RING)),
+        collective=_check_str(collective, MAX_NAME),
+        bad_since=_BATCH.decode(bad_since),
     )
     if trip.frame.position != trip.position or trip.reading >= len(trip.frame.spec.readings):
         raise ValueError("the last frame of the ring is not the one that tripped")

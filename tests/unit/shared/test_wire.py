@@ -28,6 +28,7 @@ MESSAGES: list[messages.Message] = [
     messages.Tripped(
         5, makers.trip(makers.reading("grad_output"), makers.reading("weight.grad", makers.INF), loss_scale=2.0**90)
     ),
+    messages.Tripped(5, makers.evidenced_trip()),
     messages.Noticed(6, makers.notice(growth=-0.25)),
     messages.Noticed(7, makers.notice(NoticeKind.ZEROS, value=1.0, dtype="float32")),
     makers.beat(3, 0, 17, phase="backward"),
@@ -68,7 +69,7 @@ def test_golden_bytes() -> None:
         "a970726f636573732d33" "02"
     )
     trip = wire.encode(messages.Tripped(1, makers.trip(loss_scale=1024.0)))
-    assert trip.hex().endswith("9202030600" "01" "cb408f400000000000" "cb4090000000000000")
+    assert trip.hex().endswith("9202030600" "01" "cb408f400000000000" "cb4090000000000000" "90" "c0" "90" "a0" "ff")
 
 
 # fmt: on
@@ -167,6 +168,8 @@ def test_every_part_of_a_field_is_checked(message: messages.Message) -> None:
         for wrong in (None, {}, "x" * (wire.MAX_NAME + 1), -(2**40), b"\xff", makers.NAN):
             if isinstance(message, messages.Noticed) and index == 8 and isinstance(wrong, int):
                 continue  # growth may be negative
+            if isinstance(message, messages.Tripped) and index == 12 and wrong is None:
+                continue  # a trip may be without an operator
             with pytest.raises(ProtocolError, match=kind):
                 wire.decode(msgpack.packb([kind, seq, [*parts[:index], wrong, *parts[index + 1 :]]]))
     for wrong_length in (parts[:-1], [*parts, 0]):
