@@ -148,6 +148,14 @@ def test_a_damaged_count_of_equal_digests_is_refused_before_memory_is_allocated(
         unpack_digests(body[:3] + b"\x01" + body[4:])
 
 
+@pytest.mark.parametrize("count", [1, 5])
+def test_digests_with_a_byte_too_many_are_refused(count: int) -> None:
+    made = np.zeros(count, DIGEST)
+    made["batch"] = np.arange(count)
+    with pytest.raises(ValueError, match=r"instead of \d+"):
+        unpack_digests(pack_digests(made) + b"\x00")
+
+
 def test_packed_digests_are_small() -> None:
     made = np.zeros(4096, DIGEST)
     made["rank"], made["batch"] = np.arange(4096) % 1024, 1000 + np.arange(4096) // 1024
