@@ -1,4 +1,4 @@
-"""Hooks -> batches of frames: which forward is a batch, and which batch a frame belongs to. The hot path.
+"""Hooks -> frames, and when batches begin and end. ``batches`` has which batch a frame belongs to. The hot path.
 
 An error in here is logged once and switches the detector off: it never stops a healthy training.
 """
@@ -23,23 +23,20 @@ from ..judge.health import is_looked_at
 from ..judge.policy import Judge
 from ..judge.settler import Observer, Settler
 from ..measure.modules import NamedModule
-from ..measure.recorder import Call, PendingFrame, Recorder
+from ..measure.recorder import Recorder
 from ..measure.tape import Cell, Tape
 from ..shared.config import Config, Policy
-from ..shared.frame import NOWHERE, Kind, Phase, Position, ReadingSpec
+from ..shared.frame import Kind, Phase, Position, ReadingSpec
 from ..shared.tuning import NO_CHANGE, Check, Tuning
 from . import backward
+from .batches import Batches
 from .hooks import Hooks
 from .running import RunningRoots
 from .scaler import LossScale
-from .stage import is_rehearsal
 from .steps import OptimizerSteps
 from .traced import What
 
 log = logging.getLogger(__name__)
-
-LOOSE_FRAMES = 256
-"""Frames outside of any batch are judged together when this many have come, unless each is judged as it comes."""
 
 
 class DetectorObserver(Observer, Protocol):
@@ -64,9 +61,6 @@ class Detector:
         count_all: bool = False,
         judge_traced: bool = True,
     ) -> None:
-        self.position = NOWHERE._replace(batch=config.first_batch - 1)
-        """The position of the next frame."""
-        self.phase = "idle"
         self.abort: Callable[[], TrainingAborted] | None = None
         """Set from outside to stop the training: the next hook raises the exception that it returns."""
         self.fault = ""
@@ -77,8 +71,6 @@ class Detector:
         self._config = config
         self._observer = observer
         self._count_all = count_all
-        self._every = config.every
-        self._trace_batch_nums = config.trace_batch_nums
         self._tunings: deque[Tuning] = deque()
         self._steps = OptimizerSteps(model)
         self._loss_scale = LossScale(config)
@@ -96,12 +88,11 @@ class Detector:
         )
         self._off = False
         self._running = RunningRoots()
-        self._batch = self._loose = BatchInProgress(self.position, 0, is_streamed=False)
-        self._in_batch = False  # whether frames belong to the batch; if not, they are loose
-        self._backward_batch = self._batch  # the batch whose backward runs, or ran last
-        self._open_backwards: list[BatchInProgress] = []  # batches whose backward has frames, and is not closed
+        self._batches = Batches(config, self._settler, self._recorder, self._loss_scale, self._steps)
         self._parameters = backward.ParameterGradients(
-            self._recorder.cell, self._hook(self._gradients), lambda: is_looked_at(self._backward_batch.position.batch)
+            self._recorder.cell,
+            self._hook(self._gradients),
+            lambda: is_looked_at(self._batches.of_backward.position.batch),
         )
         self._call_gradients = self._hook(self._gradients_of_call)
         self._return_root = self._hook(self._root_returned)
@@ -124,13 +115,18 @@ class Detector:
         return self._hooks.root
 
     @property
+    def position(self) -> Position:
+        """The position of the next frame."""
+        return self._batches.position
+
+    @property
+    def phase(self) -> str:
+        return self._batches.phase
+
+    @property
     def progress(self) -> Position:
         """The position before which this rank is known to have no trip."""
-        position = self.position  # read first: the training thread moves it on
-        waiting = self._settler.waiting
-        if waiting is not None:
-            return waiting.trip.position
-        return self._settler.unsettled((self._batch, self._loose, *self._open_backwards)) or position
+        return self._batches.progress
 
     @property
     def optimizer_step(self) -> int:
@@ -153,7 +149,7 @@ class Detector:
         self._loss_scale.close()
         if not self.fault:
             try:
-                self._guarded(self._close_rest)()
+                self._guarded(partial(self._batches.settle, wait=True))()
             except TrainingAborted:
                 log.debug("a trip was found as the watch was closed")
 
@@ -187,7 +183,7 @@ class Detector:
                 self._ask_to_stop(self._stop, error)
             except Exception as error:
                 self._off = True
-                self.fault = f"switched itself off in batch {self.position.batch} by an error of its own: {error!r}"
+                self.fault = f"switched itself off in batch {self._batches.position.batch} by an error of its own: {error!r}"
                 log.exception("rankwatch: %s", self.fault)
 
         return hook
@@ -209,21 +205,21 @@ class Detector:
         if is_outermost:
             self._open_batch(self._count_all or (self.root.training and torch.is_grad_enabled()))
             # The root's inputs are evidence, and the root's own frame is the last one of the batch: too late.
-            self._batch.root_inputs = self._recorder.inputs(self.position, named, args, kwargs)
+            self._batches.current.root_inputs = self._recorder.inputs(self._batches.position, named, args, kwargs)
         self._settler.raise_waiting()
 
     def _leave(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         if self._running.is_elsewhere():
             return
         if self._running.depth:
-            if self._batch.is_full:
+            if self._batches.current.is_full:
                 if self._settler.waiting is not None:
                     self._settler.raise_waiting()
                 self._call(named, args, kwargs, output)
         elif backward.is_running():
-            if self._backward_batch.is_full:
+            if self._batches.of_backward.is_full:
                 self._recompute(named, args, kwargs, output)
-        elif self._batch.is_full:
+        elif self._batches.current.is_full:
             self._leave_alone(named, args, kwargs, output)
 
     def _leave_alone(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
@@ -249,13 +245,13 @@ class Detector:
             self._recompute(named, args, kwargs, output)
             return
         self._settler.raise_waiting()
-        if not self._batch.is_full:
+        if not self._batches.current.is_full:
             args, kwargs = (), {}
         with self._leaving_root() as ends_batch:
             self._call(named, args, kwargs, output)
             if ends_batch:
-                if self._batch.is_streamed and torch.is_grad_enabled():
-                    backward.mark_outputs(output, partial(self._begin_backward, self._batch))
+                if self._batches.current.is_streamed and torch.is_grad_enabled():
+                    backward.mark_outputs(output, partial(self._batches.begin_backward, self._batches.current))
                 self._end_batch()
 
     @contextmanager
@@ -268,118 +264,74 @@ class Detector:
             if not self._running.depth:
                 self._recorder.forget()
             if is_outermost:
-                self._in_batch = False
+                self._batches.is_open = False
 
     def _handed(self, named: NamedModule, what: What, numbers: list[Tensor]) -> None:
         """A compiled graph hands over numbers: it does what ``_enter``, ``_leave`` and ``_leave_root`` do."""
         if self._running.is_elsewhere():
             return
         if what.event != "leave":
-            if self._running.depth and self._batch.is_compiled:
+            if self._running.depth and self._batches.current.is_compiled:
                 self._raised()  # no hook is called when a graph raises: the next graph that begins shows it
             if self._running.enter():
                 self._open_batch(self._count_all or what.event == "train")
-                cells = self._recorder.handed(numbers, what.states)
-                self._batch.root_inputs = self._recorder.cells(self.position, named, Phase.FORWARD, what.rows, cells)
-                self._batch.is_compiled = True
+                batch, cells = self._batches.current, self._recorder.handed(numbers, what.states)
+                batch.root_inputs = self._recorder.cells(batch.position, named, Phase.FORWARD, what.rows, cells)
+                batch.is_compiled = True
         elif named.module is self._hooks.root:
             with self._leaving_root() as ends_batch:
                 self._traced(named, what, numbers)
                 if ends_batch:
                     self._end_batch()
-        elif self._batch.is_full:
+        elif self._batches.current.is_full:
             self._traced(named, what, numbers)
 
     def _call(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
-        frame = self._recorder.call(self.position, named, Phase.FORWARD, args, kwargs, output)
-        self._record(frame, (args, kwargs, output))
+        frame = self._recorder.call(self._batches.position, named, Phase.FORWARD, args, kwargs, output)
+        self._batches.add(frame, (args, kwargs, output))
         if self._config.gradients:
-            self._watch_gradients(named, args, kwargs, output, self._batch)
+            self._watch_gradients(named, args, kwargs, output, self._batches.current)
 
     def _traced(self, named: NamedModule, what: What, numbers: list[Tensor]) -> None:
         cells = self._recorder.handed(numbers, what.states)
-        self._record(self._recorder.traced(self.position, named, what.rows, cells), None)
-        if self._config.gradients and self._batch.is_streamed and torch.is_grad_enabled():
+        self._batches.add(self._recorder.traced(self._batches.position, named, what.rows, cells), None)
+        if self._config.gradients and self._batches.current.is_streamed and torch.is_grad_enabled():
             self._parameters.watch(named)
 
     def _mark(self, tensor: Tensor, label: str, named: NamedModule) -> None:
-        frame = self._recorder.values(self.position, named, [(Kind.MARKED, label, tensor)])
-        self._record(frame, ((), {}, tensor))
-
-    def _record(self, frame: PendingFrame, call: Call | None) -> None:
-        into = self._batch if self._in_batch else self._loose
-        if into.is_rehearsal:
-            return
-        into.add(frame)
-        self._settler.add(frame, into.part, call)
-        self.position = into.position
-        if into is self._loose and len(into.part.frames) >= LOOSE_FRAMES:
-            self._settle_loose()
+        frame = self._recorder.values(self._batches.position, named, [(Kind.MARKED, label, tensor)])
+        self._batches.add(frame, ((), {}, tensor))
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def _open_batch(self, is_training: bool) -> None:
-        if self._in_batch:
+        if self._batches.is_open:
             return
-        self._close_backwards()
-        self._settle_loose()
-        self._settler.poll()
+        self._batches.settle()
         self._loss_scale.poll()
         self._tune()
-        self._batch = self._next_batch(is_training)
-        if is_training or self._batch.is_rehearsal:
-            self._backward_batch = self._batch
-        self._in_batch = True
-        self.phase = "forward"
-        self._recorder.begin(self._steps.done)
-
-    def _next_batch(self, is_training: bool) -> BatchInProgress:
-        if is_rehearsal():
-            return BatchInProgress(self.position, self._steps.number, is_rehearsal=True)
-        batch, evaluation, _ = self.position
-        self.position = Position(batch + 1, 0, 0) if is_training else Position(batch, evaluation + 1, 0)
-        traced = is_training and self.position.batch in self._trace_batch_nums
-        is_full = traced or not is_training or self.position.batch % self._every == 0
-        return BatchInProgress(self.position, self._steps.number, traced=traced, is_full=is_full)
+        self._batches.open(is_training)
 
     def _end_batch(self) -> None:
-        batch = self._batch
-        self.phase = "backward" if batch.is_streamed else "idle"
-        self._settler.close(batch)
+        self._batches.end()
         limit = self._config.abort_after_batch_num
-        if limit is not None and batch.is_streamed and self.position.batch >= limit:
+        if limit is not None and self._batches.current.is_streamed and self._batches.position.batch >= limit:
             self._settler.poll(wait=True)
-            raise self._observer.on_limit(self.position.batch)
+            raise self._observer.on_limit(self._batches.position.batch)
 
     def _raised(self) -> None:
         """A root forward raised. If it is the outermost one, the frames that ran are judged, and the batch is over."""
-        if not self._running.leave():
-            return
-        self._in_batch = False
-        self._recorder.forget()
-        self.phase = "idle"
-        if not self._off:
-            self._settler.abandon(self._batch)
-
-    def _settle_loose(self) -> None:
-        loose = self._loose
-        if loose.part.frames:
-            self._settler.close(loose)
-        self._loose = BatchInProgress(self.position, self._steps.number, is_streamed=False)
-
-    def _close_rest(self) -> None:
-        self._close_backwards()
-        self._settle_loose()
-        self._settler.poll(wait=True)
+        if self._running.leave():
+            self._batches.abandon(is_judged=not self._off)
 
     def _tune(self) -> None:
         tuning = NO_CHANGE
         while self._tunings:
             tuning = tuning.then(self._tunings.popleft())
         if tuning.every is not None:
-            self._every = tuning.every
+            self._batches.every = tuning.every
         if tuning.trace_batch_nums is not None:
-            self._trace_batch_nums = frozenset(tuning.trace_batch_nums)
+            self._batches.trace_batch_nums = frozenset(tuning.trace_batch_nums)
         if tuning.check is not None:
             self._settler.poll(wait=True)
             self._settler.check = tuning.check
@@ -391,24 +343,10 @@ class Detector:
     # --- backward and the optimizer -----------------------------------------------------------------------------------
 
     def _recompute(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
-        batch = self._backward_batch
-        self._record_backward(self._recorder.call(batch.position, named, Phase.RECOMPUTE, args, kwargs, output))
+        batch = self._batches.of_backward
+        self._batches.add_backward(self._recorder.call(batch.position, named, Phase.RECOMPUTE, args, kwargs, output))
         if self._config.gradients:
             self._watch_gradients(named, args, kwargs, output, batch)
-
-    def _record_backward(self, frame: PendingFrame) -> None:
-        """Adds a frame to the batch whose backward runs."""
-        batch = self._backward_batch
-        if batch not in self._open_backwards:
-            batch.is_absorbed, batch.loss_scale = self._loss_scale.absorbs(), self._loss_scale.scale
-            self._open_backwards.append(batch)
-        batch.add(frame)
-        self._settler.add(frame, batch.part, None)
-        if batch.position[:2] == self.position[:2]:
-            self.position = batch.position
-
-    def _begin_backward(self, batch: BatchInProgress) -> None:
-        self._backward_batch = batch
 
     def _watch_gradients(self, named: NamedModule, args: Any, kwargs: Any, output: Any, batch: BatchInProgress) -> None:
         if torch.is_grad_enabled() and batch.is_streamed:
@@ -418,24 +356,13 @@ class Detector:
     def _gradients_of_call(
         self, batch: BatchInProgress, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]
     ) -> None:
-        self._backward_batch = batch
+        self._batches.begin_backward(batch)
         self._gradients(named, rows, cells)
 
     def _gradients(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
-        batch = self._backward_batch
+        batch = self._batches.of_backward
         if batch.is_full:
-            self._record_backward(self._recorder.cells(batch.position, named, Phase.BACKWARD, rows, cells))
-
-    def _close_backwards(self) -> None:
-        """An optimizer step or the next forward begins: the backward of the last batch, or batches, is over."""
-        self._recorder.forget()
-        while self._open_backwards:
-            batch = self._open_backwards[0]
-            try:
-                if batch.part.frames:
-                    self._settler.close(batch)
-            finally:
-                self._open_backwards.remove(batch)
+            self._batches.add_backward(self._recorder.cells(batch.position, named, Phase.BACKWARD, rows, cells))
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._judge_before_step(optimizer)
@@ -445,15 +372,13 @@ class Detector:
     def _judge_step(self, optimizer: Optimizer) -> None:
         if not self._steps.is_ours(optimizer):
             return
-        self.phase = "optimizer"
-        if self._config.gradients and self._backward_batch.is_streamed and self._backward_batch.is_full:
+        self._batches.phase = "optimizer"
+        if self._config.gradients and self._batches.of_backward.is_streamed and self._batches.of_backward.is_full:
             self._parameters.sweep(self._hooks.watched)
-        self._close_backwards()
-        self._settle_loose()
-        self._settler.poll()
+        self._batches.settle()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.phase = "idle"
+        self._batches.phase = "idle"
         self._steps.count(optimizer)
 
 
