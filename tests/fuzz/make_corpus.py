@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 
 import makers
-from rankwatch.shared import messages, wire
+from rankwatch.shared import fields, messages, wire
 from rankwatch.shared.frame import FrameTable, Position, pack
 from rankwatch.shared.notice import NoticeKind
 from rankwatch.shared.tuning import Check, Tuning
@@ -133,7 +133,7 @@ def deep_parts_broken() -> Iterator[tuple[str, bytes]]:
     table, batch, trip = (parts_of(message) for message in (ONE_OF_EACH[2], ONE_OF_EACH[3], ONE_OF_EACH[4]))
     of_table: list[Breakage] = [
         ("spec-is-short", ["layer"], (1, 0)),
-        ("spec.module-is-too-long", "x" * (wire.MAX_NAME + 1), (1, 0, 0)),
+        ("spec.module-is-too-long", "x" * (fields.MAX_NAME + 1), (1, 0, 0)),
         ("spec.phase-is-none", 99, (1, 0, 4)),
         ("row.kind-is-none", 99, (1, 0, 2, 0, 0)),
         ("row.kind-is-true", True, (1, 0, 2, 0, 0)),

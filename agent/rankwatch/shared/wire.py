@@ -11,8 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +18,23 @@ import msgpack
 
 from ..errors import ProtocolError
 from .cause import BadWeight, Operator, Trip
+from .fields import (
+    MAX_INT,
+    MAX_NAME,
+    Field,
+    check_bool,
+    check_bytes,
+    check_list,
+    check_str,
+    cut,
+    integer,
+    list_of,
+    number,
+    one_of,
+    optional,
+    same,
+    string,
+)
 from .frame import (
     NO_STAGE,
     BatchSummary,
@@ -74,14 +89,12 @@ SHORT_ARRAY = 64
 MAX_ROWS = 1_000_000
 MAX_FRAMES = 200_000
 MAX_RING = 10_000
-MAX_NAME = 1024
 MAX_TEXT = 16 * 1024
 MAX_RANKS = 65_536
 MAX_DIMS = 64
 MAX_PATTERNS = 256
 MAX_TRACED = 10_000
 MAX_EVERY = 1 << 31
-_INT64 = 2**63 - 1
 
 
 def encode(message: Message) -> bytes:
@@ -173,134 +186,49 @@ def _check_claims(data: bytes | memoryview) -> None:
     unpacker.skip()
 
 
-# --- field types: how each is written, and how it is read and checked -------------------------------------------------
+# --- the data types in messages: how each is written, and how it is read and checked ----------------------------------
 
 
-@dataclass(frozen=True)
-class _Field:
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _int(low: int = 0, high: int = _INT64) -> _Field:
-    def check(value: Any) -> int:
-        if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"expected a whole number from {low} to {high}")
-        return value
-
-    return _Field(_same, check)
-
-
-def _float(low: float = 0.0, high: float = 1e18) -> _Field:
-    def check(value: Any) -> float:
-        if type(value) not in (int, float) or not low <= value <= high:  # a nan fails the comparison
-            raise ValueError(f"expected a number from {low:g} to {high:g}")
-        return float(value)
-
-    return _Field(_same, check)
-
-
-_COUNT, _BATCH, _SECONDS = _int(), _int(-1), _float()
+_COUNT, _BATCH, _SECONDS = integer(), integer(-1), number()
 _STATES = bytes(State)
 
 
-def _check_str(value: Any, limit: int) -> str:
-    if type(value) is not str or len(value) > limit:
-        raise ValueError(f"expected text of at most {limit} characters")
-    return value
-
-
-def _str(limit: int = MAX_NAME) -> _Field:
-    # Sent text is cut to the limit: a long name must cost a few letters, not the message.
-    return _Field(lambda value: _text(value, limit), lambda value: _check_str(value, limit))
-
-
-def _text(value: str, limit: int = MAX_NAME) -> str:
-    # A file name that is not UTF-8 has lone surrogates; exceptions may quote it.
-    return value.encode("utf-8", "replace").decode()[:limit]
-
-
-def _one_of(words: frozenset[str]) -> _Field:
-    def check(value: Any) -> str:
-        if type(value) is not str or value not in words:
-            raise ValueError(f"expected one of {', '.join(sorted(words))}")
-        return value
-
-    return _Field(_same, check)
-
-
-def _check_bool(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError("expected true or false")
-    return value
-
-
-def _check_bytes(value: Any) -> bytes:
-    if type(value) is not bytes:
-        raise ValueError("expected bytes")
-    return value
-
-
-def _check_list(value: Any, least: int, most: int) -> list[Any]:
-    if type(value) is not list or not least <= len(value) <= most:
-        raise ValueError(f"expected an array of {least} to {most} items")
-    return value
-
-
-def _list(item: _Field, most: int) -> _Field:
-    return _Field(
-        lambda values: [item.encode(value) for value in values[:most]],
-        lambda value: tuple(item.decode(part) for part in _check_list(value, 0, most)),
-    )
-
-
-def _optional(field: _Field) -> _Field:
-    return _Field(
-        lambda value: None if value is None else field.encode(value),
-        lambda value: None if value is None else field.decode(value),
-    )
-
-
 def _check_position(value: Any) -> Position:
-    batch, evaluation, frame = _check_list(value, 3, 3)
+    batch, evaluation, frame = check_list(value, 3, 3)
     return Position(_BATCH.decode(batch), _COUNT.decode(evaluation), _COUNT.decode(frame))
 
 
 def _check_states(value: Any) -> bytes:
-    states = _check_bytes(value)
+    states = check_bytes(value)
     if states != bytes(len(states)) and (unknown := states.translate(None, _STATES)):
         raise ValueError(f"{max(unknown)} is no state")
     return states
 
 
 def _write_spec(spec: FrameSpec) -> list[Any]:
-    rows = [[int(row.kind), _text(row.label), row.dtype] for row in spec.readings]
-    aliases = [_text(alias) for alias in spec.aliases[:16]]
-    return [_text(spec.module), _text(spec.module_class), rows, aliases, int(spec.phase)]
+    rows = [[int(row.kind), cut(row.label), row.dtype] for row in spec.readings]
+    aliases = [cut(alias) for alias in spec.aliases[:16]]
+    return [cut(spec.module), cut(spec.module_class), rows, aliases, int(spec.phase)]
 
 
 def _read_spec(value: Any) -> FrameSpec:
-    module, module_class, rows, aliases, phase = _check_list(value, 5, 5)
+    module, module_class, rows, aliases, phase = check_list(value, 5, 5)
     return FrameSpec(
-        _check_str(module, MAX_NAME),
-        _check_str(module_class, MAX_NAME),
-        tuple(_read_row(row) for row in _check_list(rows, 0, MAX_ROWS)),
-        tuple(_check_str(alias, MAX_NAME) for alias in _check_list(aliases, 0, 16)),
-        Phase(_int(0, len(Phase) - 1).decode(phase)),
+        check_str(module, MAX_NAME),
+        check_str(module_class, MAX_NAME),
+        tuple(_read_row(row) for row in check_list(rows, 0, MAX_ROWS)),
+        tuple(check_str(alias, MAX_NAME) for alias in check_list(aliases, 0, 16)),
+        Phase(integer(0, len(Phase) - 1).decode(phase)),
     )
 
 
 def _read_row(value: Any) -> ReadingSpec:
-    kind, label, dtype = _check_list(value, 3, 3)
-    return ReadingSpec(Kind(_int(0, len(Kind) - 1).decode(kind)), _check_str(label, MAX_NAME), _check_str(dtype, 64))
+    kind, label, dtype = check_list(value, 3, 3)
+    return ReadingSpec(Kind(integer(0, len(Kind) - 1).decode(kind)), check_str(label, MAX_NAME), check_str(dtype, 64))
 
 
 def _read_table(value: Any) -> FrameTable:
-    table = FrameTable(tuple(map(_read_spec, _check_list(value, 0, MAX_FRAMES))))
+    table = FrameTable(tuple(map(_read_spec, check_list(value, 0, MAX_FRAMES))))
     if table.rows > MAX_ROWS:
         raise ValueError(f"{table.rows} rows are over the limit of {MAX_ROWS}")
     return table
@@ -314,14 +242,14 @@ def _write_summary(s: BatchSummary) -> list[Any]:
 
 
 def _read_summary(value: Any) -> BatchSummary:
-    summary = BatchSummary._make(_check_list(value, 10, 10))
+    summary = BatchSummary._make(check_list(value, 10, 10))
     # All types are compared at once: thousands of batches come each second, and few other messages.
     if tuple(map(type, summary)) != _SUMMARY_TYPES:
         index = next(i for i, (part, kind) in enumerate(zip(summary, _SUMMARY_TYPES, strict=True)) if type(part) is not kind)
         raise ValueError(f"{summary._fields[index]}: expected {_SUMMARY_TYPES[index].__name__}")
     batch, first, step, started, ended, _, table_id, lows, highs, states = summary
-    if min(batch, first, step) < 0 or max(batch, first, step) > _INT64:
-        raise ValueError(f"batch, first_frame, optimizer_step: expected whole numbers from 0 to {_INT64}")
+    if min(batch, first, step) < 0 or max(batch, first, step) > MAX_INT:
+        raise ValueError(f"batch, first_frame, optimizer_step: expected whole numbers from 0 to {MAX_INT}")
     if not (0 <= started <= _LATEST and 0 <= ended <= _LATEST):  # a nan fails the comparison
         raise ValueError(f"started_at, ended_at: expected seconds from 0 to {_LATEST:g}")
     if len(table_id) > MAX_TABLE_ID:
@@ -345,13 +273,13 @@ def _write_frame(frame: Frame) -> list[Any]:
 
 
 def _read_frame(value: Any) -> Frame:
-    position, spec_value, lows, highs, states = _check_list(value, 5, 5)
+    position, spec_value, lows, highs, states = check_list(value, 5, 5)
     spec = _read_spec(spec_value)
     frame = Frame(
         _check_position(position),
         spec,
-        unpack(spec.typecode, _check_bytes(lows)),
-        unpack(spec.typecode, _check_bytes(highs)),
+        unpack(spec.typecode, check_bytes(lows)),
+        unpack(spec.typecode, check_bytes(highs)),
         _check_states(states),
     )
     if not len(frame.abs_min) == len(frame.abs_max) == len(frame.states) == len(spec.readings):
@@ -361,35 +289,35 @@ def _read_frame(value: Any) -> Frame:
 
 def _write_reading(reading: Reading) -> list[Any]:
     low, high = pack("d", [reading.abs_min]), pack("d", [reading.abs_max])
-    return [_text(reading.label), int(reading.kind), reading.dtype, low, high, int(reading.state)]
+    return [cut(reading.label), int(reading.kind), reading.dtype, low, high, int(reading.state)]
 
 
 def _read_reading(value: Any) -> Reading:
-    label, kind, dtype, low, high, state = _check_list(value, 6, 6)
-    (abs_min,), (abs_max,) = unpack("d", _check_bytes(low)), unpack("d", _check_bytes(high))
+    label, kind, dtype, low, high, state = check_list(value, 6, 6)
+    (abs_min,), (abs_max,) = unpack("d", check_bytes(low)), unpack("d", check_bytes(high))
     return Reading(
-        _check_str(label, MAX_NAME),
-        Kind(_int(0, len(Kind) - 1).decode(kind)),
-        _check_str(dtype, 64),
+        check_str(label, MAX_NAME),
+        Kind(integer(0, len(Kind) - 1).decode(kind)),
+        check_str(dtype, 64),
         abs_min,
         abs_max,
-        State(_int(0, len(State) - 1).decode(state)),
+        State(integer(0, len(State) - 1).decode(state)),
     )
 
 
 def _write_weight(weight: BadWeight) -> list[Any]:
-    names = [_text(weight.module), _text(weight.module_class)]
+    names = [cut(weight.module), cut(weight.module_class)]
     return [*names, _write_reading(weight.reading), weight.finite_in, weight.is_here]
 
 
 def _read_weight(value: Any) -> BadWeight:
-    module, module_class, reading, finite_in, is_here = _check_list(value, 5, 5)
+    module, module_class, reading, finite_in, is_here = check_list(value, 5, 5)
     return BadWeight(
-        _check_str(module, MAX_NAME),
-        _check_str(module_class, MAX_NAME),
+        check_str(module, MAX_NAME),
+        check_str(module_class, MAX_NAME),
         _read_reading(reading),
         _BATCH.decode(finite_in),
-        _check_bool(is_here),
+        check_bool(is_here),
     )
 
 
@@ -397,15 +325,15 @@ def _write_operator(operator: Operator | None) -> list[Any] | None:
     if operator is None:
         return None
     inputs = [_write_reading(reading) for reading in operator.inputs[:MAX_RING]]
-    return [_text(operator.name), inputs, _write_reading(operator.output)]
+    return [cut(operator.name), inputs, _write_reading(operator.output)]
 
 
 def _read_operator(value: Any) -> Operator | None:
     if value is None:
         return None
-    name, inputs, output = _check_list(value, 3, 3)
+    name, inputs, output = check_list(value, 3, 3)
     return Operator(
-        _check_str(name, MAX_NAME), tuple(map(_read_reading, _check_list(inputs, 0, MAX_RING))), _read_reading(output)
+        check_str(name, MAX_NAME), tuple(map(_read_reading, check_list(inputs, 0, MAX_RING))), _read_reading(output)
     )
 
 
@@ -416,29 +344,29 @@ def _write_trip(t: Trip) -> list[Any]:
         list(t.position), t.reading, frames, roots, t.optimizer_step,
         list(t.shape), t.numel, t.nan_count, t.inf_count, t.time, t.loss_scale,
         [_write_weight(weight) for weight in t.weights[:MAX_RING]], _write_operator(t.operator),
-        [_text(label) for label in t.harmless[:MAX_RING]], _text(t.collective), t.bad_since,
+        [cut(label) for label in t.harmless[:MAX_RING]], cut(t.collective), t.bad_since,
     ]  # fmt: skip
 
 
 def _read_trip(value: Any) -> Trip:
-    position, reading, frames, roots, step, shape, numel, nans, infs, time, scale, *evidence = _check_list(value, 16, 16)
+    position, reading, frames, roots, step, shape, numel, nans, infs, time, scale, *evidence = check_list(value, 16, 16)
     weights, operator, harmless, collective, bad_since = evidence
     trip = Trip(
         position=_check_position(position),
-        reading=_int(0, MAX_ROWS).decode(reading),
-        frames=tuple(map(_read_frame, _check_list(frames, 1, MAX_RING))),
-        root_inputs=tuple(map(_read_reading, _check_list(roots, 0, MAX_RING))),
+        reading=integer(0, MAX_ROWS).decode(reading),
+        frames=tuple(map(_read_frame, check_list(frames, 1, MAX_RING))),
+        root_inputs=tuple(map(_read_reading, check_list(roots, 0, MAX_RING))),
         optimizer_step=_COUNT.decode(step),
-        shape=tuple(_COUNT.decode(size) for size in _check_list(shape, 0, MAX_DIMS)),
+        shape=tuple(_COUNT.decode(size) for size in check_list(shape, 0, MAX_DIMS)),
         numel=_COUNT.decode(numel),
         nan_count=_COUNT.decode(nans),
         inf_count=_COUNT.decode(infs),
         time=_SECONDS.decode(time),
-        loss_scale=_float(0.0, math.inf).decode(scale),
-        weights=tuple(map(_read_weight, _check_list(weights, 0, MAX_RING))),
+        loss_scale=number(0.0, math.inf).decode(scale),
+        weights=tuple(map(_read_weight, check_list(weights, 0, MAX_RING))),
         operator=_read_operator(operator),
-        harmless=tuple(_check_str(label, MAX_NAME) for label in _check_list(harmless, 0, MAX_RING)),
-        collective=_check_str(collective, MAX_NAME),
+        harmless=tuple(check_str(label, MAX_NAME) for label in check_list(harmless, 0, MAX_RING)),
+        collective=check_str(collective, MAX_NAME),
         bad_since=_BATCH.decode(bad_since),
     )
     if trip.frame.position != trip.position or trip.reading >= len(trip.frame.spec.readings):
@@ -447,38 +375,38 @@ def _read_trip(value: Any) -> Trip:
 
 
 def _write_notice(n: Notice) -> list[Any]:
-    names = [_text(n.module), _text(n.module_class), _text(n.label), n.dtype]
+    names = [cut(n.module), cut(n.module_class), cut(n.label), n.dtype]
     return [int(n.kind), *names, n.since, n.batch, n.value, n.growth]
 
 
 def _read_notice(value: Any) -> Notice:
-    kind_value, module, module_class, label, dtype, since, batch, number, growth = _check_list(value, 9, 9)
-    kind = NoticeKind(_int(0, len(NoticeKind) - 1).decode(kind_value))
+    kind_value, module, module_class, label, dtype, since, batch, size, growth = check_list(value, 9, 9)
+    kind = NoticeKind(integer(0, len(NoticeKind) - 1).decode(kind_value))
     largest = 1.0 if kind is NoticeKind.ZEROS else sys.float_info.max
     return Notice(
         kind=kind,
-        module=_check_str(module, MAX_NAME),
-        module_class=_check_str(module_class, MAX_NAME),
-        label=_check_str(label, MAX_NAME),
-        dtype=_check_str(dtype, 64),
+        module=check_str(module, MAX_NAME),
+        module_class=check_str(module_class, MAX_NAME),
+        label=check_str(label, MAX_NAME),
+        dtype=check_str(dtype, 64),
         since=_BATCH.decode(since),
         batch=_BATCH.decode(batch),
-        value=_float(0.0, largest).decode(number),
-        growth=_float(-sys.float_info.max, sys.float_info.max).decode(growth),
+        value=number(0.0, largest).decode(size),
+        growth=number(-sys.float_info.max, sys.float_info.max).decode(growth),
     )
 
 
-_SEQ, _TEXT = _int(), _str(MAX_TEXT)
-_POSITION = _Field(list, _check_position)
-_BOOL = _Field(_same, _check_bool)
-_PATTERNS = _optional(_list(_str(), MAX_PATTERNS))
-_CHECKS = _one_of(frozenset(Check))
+_SEQ, _TEXT = integer(), string(MAX_TEXT)
+_POSITION = Field(list, _check_position)
+_BOOL = Field(same, check_bool)
+_PATTERNS = optional(list_of(string(), MAX_PATTERNS))
+_CHECKS = one_of(frozenset(Check))
 _TUNING = {
-    "every": _optional(_int(1, MAX_EVERY)),
+    "every": optional(integer(1, MAX_EVERY)),
     "modules": _PATTERNS,
     "ignore": _PATTERNS,
-    "trace_batch_nums": _optional(_list(_int(), MAX_TRACED)),
-    "check": _optional(_Field(str, lambda value: Check(_CHECKS.decode(value)))),
+    "trace_batch_nums": optional(list_of(integer(), MAX_TRACED)),
+    "check": optional(Field(str, lambda value: Check(_CHECKS.decode(value)))),
 }
 
 
@@ -487,7 +415,7 @@ def _write_tuning(tuning: Tuning) -> list[Any]:
 
 
 def _read_tuning(value: Any) -> Tuning:
-    values = _check_list(value, len(_TUNING), SHORT_ARRAY)  # a newer minor version may append options
+    values = check_list(value, len(_TUNING), SHORT_ARRAY)  # a newer minor version may append options
     options: dict[str, Any] = {}
     for (name, field), option in zip(_TUNING.items(), values, strict=False):
         try:
@@ -497,37 +425,38 @@ def _read_tuning(value: Any) -> Tuning:
     return Tuning(**options)
 
 
-_LAYOUTS: dict[str, tuple[type[Any], dict[str, _Field]]] = {
+_LAYOUTS: dict[str, tuple[type[Any], dict[str, Field]]] = {
     "HELLO": (
         Hello,
         {
-            "major": _int(0, 1 << 16), "minor": _int(0, 1 << 16),
-            "job": _str(), "restart": _int(0, 1 << 31), "rank": _int(0, MAX_RANKS - 1), "world_size": _int(1, MAX_RANKS),
-            "local_rank": _int(0, MAX_RANKS), "host": _str(), "pid": _int(), "device": _str(), "torch": _str(),
-            "incarnation": _str(64), "stage": _int(NO_STAGE, MAX_RANKS),
+            "major": integer(0, 1 << 16), "minor": integer(0, 1 << 16),
+            "job": string(), "restart": integer(0, 1 << 31),
+            "rank": integer(0, MAX_RANKS - 1), "world_size": integer(1, MAX_RANKS),
+            "local_rank": integer(0, MAX_RANKS), "host": string(), "pid": integer(), "device": string(), "torch": string(),
+            "incarnation": string(64), "stage": integer(NO_STAGE, MAX_RANKS),
         },
     ),
     "WELCOME": (
         Welcome,
-        {"run": _str(), "heartbeat": _float(0.01, 3600), "decision_window": _float(0, 3600), "seq": _SEQ},
+        {"run": string(), "heartbeat": number(0.01, 3600), "decision_window": number(0, 3600), "seq": _SEQ},
     ),
-    "TABLE": (Table, {"table": _Field(lambda table: [_write_spec(spec) for spec in table.specs], _read_table)}),
-    "BATCH": (Batch, {"seq": _SEQ, "summary": _Field(_write_summary, _read_summary)}),
-    "TRIP": (Tripped, {"seq": _SEQ, "trip": _Field(_write_trip, _read_trip)}),
+    "TABLE": (Table, {"table": Field(lambda table: [_write_spec(spec) for spec in table.specs], _read_table)}),
+    "BATCH": (Batch, {"seq": _SEQ, "summary": Field(_write_summary, _read_summary)}),
+    "TRIP": (Tripped, {"seq": _SEQ, "trip": Field(_write_trip, _read_trip)}),
     "BEAT": (
         Beat,
-        {"position": _POSITION, "phase": _one_of(PHASES), "queued": _COUNT, "dropped": _COUNT, "time": _SECONDS},
+        {"position": _POSITION, "phase": one_of(PHASES), "queued": _COUNT, "dropped": _COUNT, "time": _SECONDS},
     ),
     "PROBE": (Probe, {"position": _POSITION}),
-    "ABORT": (Abort, {"reason": _TEXT, "rank": _int(-1, MAX_RANKS), "time": _SECONDS, "grace": _float(0, 86400)}),
+    "ABORT": (Abort, {"reason": _TEXT, "rank": integer(-1, MAX_RANKS), "time": _SECONDS, "grace": number(0, 86400)}),
     "ACK": (Ack, {"seq": _SEQ, "abort": _BOOL}),
-    "BYE": (Bye, {"seq": _SEQ, "outcome": _one_of(OUTCOMES), "text": _TEXT}),
-    "ERROR": (Error, {"text": _TEXT, "remedy": _one_of(REMEDIES)}),
-    "NOTICE": (Noticed, {"seq": _SEQ, "notice": _Field(_write_notice, _read_notice)}),
-    "TUNE": (Tune, {"run": _str(), "tuning": _Field(_write_tuning, _read_tuning)}),
-    "TUNED": (Tuned, {"runs": _list(_str(), MAX_PATTERNS), "ranks": _COUNT}),
-    "INVITE": (Invite, {"job": _str()}),
-    "INVITED": (Invited, {"job": _str(), "client_public": _str(40), "client_secret": _str(40)}),
+    "BYE": (Bye, {"seq": _SEQ, "outcome": one_of(OUTCOMES), "text": _TEXT}),
+    "ERROR": (Error, {"text": _TEXT, "remedy": one_of(REMEDIES)}),
+    "NOTICE": (Noticed, {"seq": _SEQ, "notice": Field(_write_notice, _read_notice)}),
+    "TUNE": (Tune, {"run": string(), "tuning": Field(_write_tuning, _read_tuning)}),
+    "TUNED": (Tuned, {"runs": list_of(string(), MAX_PATTERNS), "ranks": _COUNT}),
+    "INVITE": (Invite, {"job": string()}),
+    "INVITED": (Invited, {"job": string(), "client_public": string(40), "client_secret": string(40)}),
 }  # fmt: skip
 
 _READERS = {
@@ -535,7 +464,7 @@ _READERS = {
 }
 _LAYOUT_OF = {cls: (kind, tuple(fields.items())) for kind, (cls, fields) in _LAYOUTS.items()}
 
-_CHECKED: list[tuple[type[Any], dict[str, _Field]]] = [*_LAYOUTS.values(), (Tuning, _TUNING)]
+_CHECKED: list[tuple[type[Any], dict[str, Field]]] = [*_LAYOUTS.values(), (Tuning, _TUNING)]
 for _cls, _fields in _CHECKED:
     if [field.name for field in dataclasses.fields(_cls)] != list(_fields):
         raise AssertionError(f"the layout of {_cls.__name__} does not follow its fields")

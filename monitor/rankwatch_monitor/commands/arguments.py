@@ -42,11 +42,11 @@ def whole(name: str, least: int, most: int) -> Callable[[str], int]:
 
 
 def patterns(text: str) -> tuple[str, ...]:
-    from rankwatch.shared import wire  # here, so that commands without patterns start faster
+    from rankwatch.shared import fields, wire  # here, so that commands without patterns start faster
 
     parts = _split(text, wire.MAX_PATTERNS)
-    if any(len(part) > wire.MAX_NAME for part in parts):
-        raise argparse.ArgumentTypeError(f"expected patterns of at most {wire.MAX_NAME} characters")
+    if any(len(part) > fields.MAX_NAME for part in parts):
+        raise argparse.ArgumentTypeError(f"expected patterns of at most {fields.MAX_NAME} characters")
     return parts
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import makers
 from rankwatch.errors import ProtocolError
-from rankwatch.shared import messages, wire
+from rankwatch.shared import fields, messages, wire
 from rankwatch.shared.frame import FrameTable, Phase, Position
 from rankwatch.shared.notice import NoticeKind, describe_notice
 from rankwatch.shared.tuning import NO_CHANGE, Check, Tuning
@@ -165,7 +165,7 @@ def test_every_part_of_a_field_is_checked(message: messages.Message) -> None:
     kind, seq, parts = msgpack.unpackb(wire.encode(message))
     for index in range(len(parts)):
         wrong: Any
-        for wrong in (None, {}, "x" * (wire.MAX_NAME + 1), -(2**40), b"\xff", makers.NAN):
+        for wrong in (None, {}, "x" * (fields.MAX_NAME + 1), -(2**40), b"\xff", makers.NAN):
             if isinstance(message, messages.Noticed) and index == 8 and isinstance(wrong, int):
                 continue  # growth may be negative
             if isinstance(message, messages.Tripped) and index == 12 and wrong is None:
