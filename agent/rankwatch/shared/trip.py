@@ -1,0 +1,76 @@
+"""A trip: a frame that broke the policy, with the evidence of its cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .frame import Frame, Position, Reading
+
+
+@dataclass(frozen=True, slots=True)
+class BadWeight:
+    """A parameter or buffer that was not finite when a frame tripped.
+
+    ``finite_in`` is the last batch in which it was seen finite; -1: none. ``is_here`` tells whether its bad values are in
+    this rank's own shard, or it has none.
+    """
+
+    module: str
+    module_class: str
+    reading: Reading
+    finite_in: int
+    is_here: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """The first operator in a repeated forward of the culprit's module with finite inputs and a bad output.
+
+    ``name`` is torch's, such as ``aten.exp.default``.
+    """
+
+    name: str
+    inputs: tuple[Reading, ...]
+    output: Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """A frame that broke the policy, with the evidence.
+
+    ``frames`` are the last frames, the tripped one last; ``reading`` is an index into its readings. ``root_inputs`` are the
+    readings of the root module's inputs in this batch. ``shape`` and ``numel`` are the tensor's; ``nan_count`` and
+    ``inf_count`` of its elements are not finite. ``numel`` is 0 if the tensor no longer existed when its reading was judged.
+    ``time`` is Unix seconds of the rank's clock; it orders only torchelastic's error files. ``loss_scale`` is the loss scale
+    of a gradient's batch (0: none was seen).
+
+    ``weights`` are the bad weights of the culprit's module, of the modules below it, and of the modules around it.
+    ``harmless`` are the labels of root inputs that were not finite in good batches either, such as a mask of -inf.
+    ``collective`` is the last one that ran inside of the culprit's module, such as ``all_reduce``; empty: none.
+    ``bad_since`` is the first of the batches in a row whose bad gradients a loss scaler had absorbed before; -1: none.
+    """
+
+    position: Position
+    reading: int
+    frames: tuple[Frame, ...]
+    root_inputs: tuple[Reading, ...]
+    optimizer_step: int
+    shape: tuple[int, ...]
+    numel: int
+    nan_count: int
+    inf_count: int
+    time: float
+    loss_scale: float = 0.0
+    weights: tuple[BadWeight, ...] = ()
+    operator: Operator | None = None
+    harmless: tuple[str, ...] = ()
+    collective: str = ""
+    bad_since: int = -1
+
+    @property
+    def frame(self) -> Frame:
+        return self.frames[-1]
+
+    @property
+    def culprit(self) -> Reading:
+        return self.frame.readings[self.reading]
