@@ -41,6 +41,7 @@ order of the floats, with nan above inf; and integers are reduced up to twice as
 bits)."""
 
 
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _AS_FLOAT64 = (torch.float64, torch.complex64, torch.complex128)
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
@@ -59,10 +60,35 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The values on this rank, without autograd history: a DTensor's shard, else the tensor itself."""
+    """The values on this rank, without autograd history: a DTensor's shard, else the tensor itself.
+
+    Of a nested or sparse tensor: the values that it stores.
+
+    Raises:
+        Unmeasurable: a nested tensor on a device stores more than its values; to find them, the host would wait for it.
+    """
     detached = tensor.detach()
     to_local = getattr(detached, "to_local", None)
-    return to_local().detach() if to_local is not None else detached
+    if to_local is not None:
+        return to_local().detach()  # type: ignore[no-any-return]
+    return _stored(detached) if is_stored_apart(detached) else detached
+
+
+def is_stored_apart(tensor: Tensor) -> bool:
+    """Whether the values of a tensor are in another one: it is nested or sparse."""
+    return tensor.is_nested or tensor.layout in _SPARSE
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    if tensor.layout is torch.sparse_coo:
+        return tensor._values()
+    # Between the rows of a jagged tensor with lengths is memory that is not part of it.
+    lengths = getattr(tensor, "lengths", lambda: None)() if tensor.is_nested else None
+    if lengths is None:
+        return tensor.values()
+    if not tensor.is_cpu:
+        raise Unmeasurable("a jagged tensor with lengths, on a device")
+    return torch.cat([row.reshape(-1) for row in tensor.unbind()])
 
 
 def layout_of(values: Tensor) -> Layout:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Hashable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ..shared.bounded import BoundedDict
 from ..shared.frame import SHARD, Frame, FrameSpec, Kind, Phase, Position, ReadingSpec, State
-from .extremes import Unmeasurable, dtype_name, local
+from .extremes import Unmeasurable, dtype_name, is_stored_apart, local
 from .modules import NamedModule, class_name
 from .tape import Cell, Tape
 from .walk import flatten, inputs, leaves
@@ -199,6 +200,9 @@ class Recorder:
                 return _EMPTY
             cell = self._tape.write(values.detach() if values.requires_grad else values, self._name_and_state(value)[1])
         except (Unmeasurable, RuntimeError, TypeError) as error:
+            if is_stored_apart(value):  # asked here and not before, as hardly any tensor is
+                with suppress(Unmeasurable, RuntimeError):
+                    return self.cell(local(value))
             # RuntimeError: out of memory, or an exotic layout. The reading's state is then UNMATERIALISED.
             log.debug("cannot measure a %s tensor: %s", value.dtype, error)
             return _UNMATERIALISED

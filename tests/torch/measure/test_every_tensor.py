@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.masked import masked_tensor
 
 from notebook import Notebook, model_of, ones, unwatch, watched
 from rankwatch.errors import OverflowDetected
@@ -177,12 +178,8 @@ def test_an_inf_in_a_lazily_negated_tensor_trips() -> None:
     "make",
     [
         pytest.param(lambda: torch.ones(3, device="meta"), id="meta"),
-        pytest.param(lambda: torch.eye(4).to_sparse(), id="coo"),
-        pytest.param(lambda: torch.eye(4).to_sparse_csr(), id="csr"),
-        pytest.param(lambda: torch.eye(4).to_sparse_csc(), id="csc"),
-        pytest.param(lambda: torch.eye(4).to_sparse_bsr((2, 2)), id="bsr"),
-        pytest.param(lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), id="nested"),
-        pytest.param(lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), id="jagged"),
+        pytest.param(lambda: masked_tensor(torch.ones(2), torch.tensor([True, False])), id="masked"),
+        pytest.param(lambda: torch.ones(2).to_mkldnn(), id="mkldnn"),
         pytest.param(lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), id="quantised"),
         pytest.param(
             lambda: torch.quantize_per_channel(torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, torch.quint8),
@@ -190,16 +187,50 @@ def test_an_inf_in_a_lazily_negated_tensor_trips() -> None:
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta", "ignore:The PyTorch API of nested tensors")
 @pytest.mark.filterwarnings("ignore:.*quant.*:UserWarning", "ignore:.*quant.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
 def test_a_layout_that_cannot_be_measured_says_so(make: Callable[[], Tensor]) -> None:
     check(make(), State.UNMATERIALISED)
+
+
+def jagged_with_lengths(rows: Tensor) -> Tensor:
+    """The first row whole, and two numbers of the second: what follows them is in its memory, and not in the tensor."""
+    return torch.nested.narrow(rows, 1, torch.tensor([0, 0]), torch.tensor([3, 2]), layout=torch.jagged)
+
+
+STORED_APART = [
+    pytest.param(lambda rows: rows.to_sparse(), id="coo"),
+    pytest.param(lambda rows: rows.to_sparse_csr(), id="csr"),
+    pytest.param(lambda rows: rows.to_sparse_csc(), id="csc"),
+    pytest.param(lambda rows: rows.to_sparse_bsr((1, 1)), id="bsr"),
+    pytest.param(lambda rows: torch.nested.nested_tensor([rows[0], rows[1, :2]]), id="nested"),
+    pytest.param(lambda rows: torch.nested.nested_tensor([rows[0], rows[1, :2]], layout=torch.jagged), id="jagged"),
+    pytest.param(jagged_with_lengths, id="jagged-with-lengths"),
+]
+beta = pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta", "ignore:The PyTorch API of nested tensors")
+
+
+@beta
+@pytest.mark.parametrize("make", STORED_APART)
+def test_the_values_of_a_nested_or_sparse_tensor_are_measured(make: Callable[[Tensor], Tensor]) -> None:
+    check(make(torch.tensor([[1.0, -5.0, 2.0], [3.0, 0.5, 0.0]])), State.FINITE, 0.5, 5.0)
+
+
+@beta
+@pytest.mark.parametrize("make", STORED_APART)
+def test_a_nan_in_a_nested_or_sparse_tensor_trips(make: Callable[[Tensor], Tensor]) -> None:
+    assert culprit(make(torch.tensor([[1.0, -5.0, 2.0], [3.0, math.nan, 0.0]]))) is State.NAN
+
+
+@beta
+def test_memory_that_is_no_part_of_a_jagged_tensor_does_not_trip() -> None:
+    check(jagged_with_lengths(torch.tensor([[1.0, 2.0, 4.0], [3.0, 2.0, math.nan]])), State.FINITE, 1.0, 4.0)
 
 
 @pytest.mark.parametrize("when", ["frame", "batch", "async"])
 def test_a_tensor_that_cannot_be_measured_hides_no_other(when: str) -> None:
     detector, notebook = watched(model := Around(), check=when)
-    bad = [torch.ones(3, device="meta"), torch.eye(2).to_sparse(), torch.tensor([math.nan])]
+    bad = [torch.ones(3, device="meta"), torch.ones(2).to_mkldnn(), torch.tensor([math.nan])]
     if when != "async":
         with pytest.raises(OverflowDetected):
             model(bad)
