@@ -42,7 +42,7 @@ INVARIANTS: dict[str, Callable[[Run], bool]] = {
     ),
     "a verdict names a rank that tripped, and aborts": lambda run: (
         run.verdict is None
-        or (run.ranks[run.verdict.rank].trip is not None and run._abort.message is not None and run._ending.is_tripped)
+        or (run.ranks[run.verdict.tripped].trip is not None and run._abort.message is not None and run._ending.is_tripped)
     ),
     "the ranks that tripped are counted": lambda run: run._trips == sum(r.trip is not None for r in run.ranks.values()),
     "an election waits for the ranks that may still trip earlier": lambda run: (

@@ -184,7 +184,7 @@ class Watch:
             ("cause", f"{cause.value}: {evidence}"),
             ("certainty", f"this rank alone: {why}"),
         ]
-        emit(format_head("first overflow of this process", fields) + format_dump(trip.frames))
+        emit(format_head(f"first {trip.culprit.state.name.lower()} of this process", fields) + format_dump(trip.frames))
 
     def _compare_ranks(self) -> None:
         """Warns, once, if the process group was made after the watch, which sent its rank to the collector before."""

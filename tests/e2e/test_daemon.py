@@ -76,6 +76,6 @@ def test_a_training_continues_without_its_collector(tmp_path: Path) -> None:
         check=False,
     )
     assert bad.returncode == 1
-    assert "rankwatch: first overflow of this process\n  culprit    rank 1 of 2" in bad.stdout
+    assert "rankwatch: first inf of this process\n  culprit    rank 1 of 2" in bad.stdout
     assert "certainty  this rank alone: no collector in reach" in bad.stdout
     assert "blocks.2.square (Square), output: inf" in bad.stderr.rpartition("Root Cause")[2]

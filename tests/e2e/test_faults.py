@@ -267,7 +267,7 @@ def test_a_full_disk_costs_the_record_and_nothing_else(site: Site, small_disk: P
     assert "run.db: database or disk is full; run train-0 goes on without it" in site.log
     fill(small_disk)  # also the space that the database has reserved
     trip_stops_all(site, culprit=1)
-    until(lambda: "rankwatch: first overflow in run train-0\n  culprit    rank 1 of 2" in site.out)
+    until(lambda: "rankwatch: first inf in run train-0\n  culprit    rank 1 of 2" in site.out)
     assert site.end() == 0
     said = [line for line in site.log.splitlines() if "No space left on device" in line]
     for name in ("trace", "report.txt", "report.json"):
@@ -285,7 +285,7 @@ def test_a_run_that_begins_on_a_read_only_disk_gets_a_verdict_without_a_folder(s
         assert rank.ask("batches", 3) == 3
         assert rank.ask("settle")
     trip_stops_all(site, culprit=0)
-    until(lambda: "rankwatch: first overflow in run train-0\n  culprit    rank 0 of 2" in site.out)
+    until(lambda: "rankwatch: first inf in run train-0\n  culprit    rank 0 of 2" in site.out)
     assert site.end() == 0
     assert "cannot make the folder of run train-0: Read-only file system; the run goes on without it" in site.log
     assert "Traceback" not in site.log
@@ -308,7 +308,7 @@ def test_a_restarted_collector_reaches_a_verdict_although_the_record_is_unreadab
         assert rank.ask("settle")
     assert "train-0/run.db: file is not a database" in site.log
     trip_stops_all(site, culprit=1)
-    until(lambda: "first overflow in run train-0.2" in site.out)
+    until(lambda: "first inf in run train-0.2" in site.out)
     assert site.recorded("train-0.2") >= trained(5, 5) - trained(3, 3)
     assert max(site.recorded("train-0.2").values()) == 1
     assert "Traceback" not in site.log
@@ -323,7 +323,7 @@ def test_a_run_folder_deleted_in_mid_run_costs_no_verdict(site: Site) -> None:
         assert rank.ask("settle")
     shutil.rmtree(site.runs)
     trip_stops_all(site, culprit=0)
-    until(lambda: "rankwatch: first overflow in run train-0" in site.out)
+    until(lambda: "rankwatch: first inf in run train-0" in site.out)
     assert site.end() == 0
     assert site.report("train-0")["verdict"]["rank"] == 0  # the folder is created again
 
@@ -362,7 +362,7 @@ def test_a_rank_whose_output_is_full_still_trips(site: Site) -> None:
         assert rank.ask("batches", 3) == 3
         assert "Traceback" not in rank.errors
     trip_stops_all(site, culprit=1)
-    until(lambda: "rankwatch: first overflow in run train-0\n  culprit    rank 1 of 2" in site.out)
+    until(lambda: "rankwatch: first inf in run train-0\n  culprit    rank 1 of 2" in site.out)
 
 
 @pytest.mark.slow
@@ -401,7 +401,7 @@ def test_a_rank_whose_hooks_broke_is_still_stopped_by_the_verdict_of_another(sit
     broken.ask("break_hooks")
     assert broken.ask("batches", 2) == 2
     trip_stops_all(site, culprit=0)
-    until(lambda: "first overflow in run train-0" in site.out)
+    until(lambda: "first inf in run train-0" in site.out)
     assert site.report()["verdict"]["missing_ranks"] == [1]  # its broken hooks cannot report a finite frame
 
 
@@ -456,7 +456,7 @@ def test_a_clock_that_jumps_changes_no_verdict(site: Site, hours: float) -> None
     for rank in ranks:
         assert rank.ask("batches", 2) == 4
     trip_stops_all(site, culprit=1)
-    until(lambda: "first overflow in run train-0" in site.out)
+    until(lambda: "first inf in run train-0" in site.out)
     verdict = site.report()["verdict"]
     assert (verdict["rank"], verdict["batch"], verdict["certainty"]) == (1, 4, "complete")
     # torchrun shows the error file with the smallest timestamp.

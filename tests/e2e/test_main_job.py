@@ -34,7 +34,7 @@ def test_overflow_on_one_rank(bad: Job) -> None:
     }  # fmt: skip
     assert job.left_behind == []
     # The report is the last text on the screen, and torchrun's summary names the culprit.
-    assert "rankwatch: first overflow in run bad-0\n  culprit    rank 1 of 4" in job.stdout
+    assert "rankwatch: first inf in run bad-0\n  culprit    rank 1 of 4" in job.stdout
     assert "4 of 4 ranks answered; the other 3 were finite here" in job.stdout
     assert "rank      : 1 (local_rank: 1)" in job.root_cause, job.stderr
     assert "exitcode  : 77" in job.root_cause

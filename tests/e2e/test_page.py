@@ -126,7 +126,7 @@ def test_a_run_grows_while_the_page_is_open(site: Site) -> None:
         browser.shows("5\nbatches", ".tiles")
         browser.shows("running", ".badge")
         ranks[1].tell("trip")
-        browser.shows("First overflow")
+        browser.shows("First inf")
         browser.until(lambda: "inf or nan" in browser.chart())
         assert "rank 1 of 2" in browser.text(".panel")
 
@@ -149,7 +149,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     (tmp_path / "single.html").write_text(single.render(RunPages(tmp_path / "hostile-0")))
     with browsing(tmp_path) as browser:
         for view, text in (
-            ("", "First overflow"), ("/verdict", "← culprit"), ("/events", "tripped"), ("/modules", "all ranks"),
+            ("", "First inf"), ("/verdict", "← culprit"), ("/events", "tripped"), ("/modules", "all ranks"),
             (f"/chart?module={HOSTILE}", "over the batches"),
         ):  # fmt: skip
             browser.open(f"/run/hostile-0{view}")
@@ -168,7 +168,7 @@ def test_a_single_file_contains_every_view(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "run.html").write_text(single.render(RunPages(runs / "bad-0")))
     with browsing(tmp_path) as browser:
         browser.driver.get((tmp_path / "run.html").as_uri())
-        browser.shows("First overflow")
+        browser.shows("First inf")
         browser.shows("← culprit")
         assert "all ranks, rank 1: " in browser.chart(0)
         assert "Worst: rank 1, batch 5: inf or nan." in browser.chart(1)

@@ -46,7 +46,7 @@ def test_on_a_terminal(training: Training) -> None:
             terminal.await_text("q: quit")
             terminal.resize(80, 24)
             training.overflow()
-            terminal.await_text("first overflow in run train-0")
+            terminal.await_text("first inf in run train-0")
         assert process.returncode == 77
         screen = terminal.await_text("aborted after")
         assert "rank 1 of 2 (" in screen
@@ -55,7 +55,7 @@ def test_on_a_terminal(training: Training) -> None:
         assert "inf output" in screen  # the culprit's frame
         terminal.press("q")
         screen = terminal.await_text("ended 0")
-        assert "first overflow" not in screen  # the earlier screen is restored
+        assert "first inf" not in screen  # the earlier screen is restored
         terminal.await_text(" icanon")
         terminal.await_text(" echo ")
 
@@ -72,7 +72,7 @@ def test_as_lines(training: Training) -> None:
             rest = viewer.stdout.read()
     assert viewer.returncode == 0
     assert "train-0: aborted: rank 1 of 2 (" in rest
-    assert "rankwatch: first overflow in run train-0" in rest
+    assert "rankwatch: first inf in run train-0" in rest
     assert "frame 7 of 14" in rest
     assert rest.endswith("     inf output\n")
     assert "\x1b" not in rest

@@ -75,7 +75,7 @@ def test_a_list_of_runs_and_the_report_of_one_whose_report_is_gone(ended: Ended,
         (runs / "bad-0" / name).unlink()
     again = json.loads(rankwatch("report", str(runs / "bad-0"), "--json"))  # from the record
     assert again["verdict"] == json.loads(written)["verdict"]
-    assert "first overflow in run bad-0" in rankwatch("report", str(runs / "bad-0"))
+    assert "first inf in run bad-0" in rankwatch("report", str(runs / "bad-0"))
 
 
 def test_one_rank_and_one_batch_from_near(bad: Job) -> None:
@@ -129,7 +129,7 @@ def test_every_view_of_a_run_of_four_ranks(bad: Job, tmp_path: Path) -> None:
     assert {line["rank"] for line in dumped if line["what"] == "batch"} == {0, 1, 2, 3}
     shown = rankwatch("top", run, "--once")
     assert "4 ranks on 1 node" in shown
-    assert "first overflow in run bad-0" in shown
+    assert "first inf in run bad-0" in shown
     rankwatch("export", run, "--parquet", str(tmp_path / "readings.parquet"))
     rankwatch("export", run, "--tensorboard", str(tmp_path / "scalars"))
     assert (tmp_path / "readings.parquet").stat().st_size > 1000

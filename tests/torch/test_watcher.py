@@ -36,7 +36,7 @@ def test_the_local_report(capsys: pytest.CaptureFixture[str]) -> None:
     with rankwatch.watch(model), pytest.raises(rankwatch.OverflowDetected, match=r"batch 0: 0 \(Linear\), output: inf"):
         model(torch.full((1, 4), 1e20))
     out = capsys.readouterr().out
-    assert out.startswith("rankwatch: first overflow of this process\n  culprit    rank 0 of 1 (")
+    assert out.startswith("rankwatch: first inf of this process\n  culprit    rank 0 of 1 (")
     assert "certainty  this rank alone: no collector configured" in out
     assert "Detected inf/nan during batch_number=0\nLast 1 forward frames:\nabs min  abs max  metadata\n" in out
 

@@ -160,7 +160,7 @@ def count_frames(verdict: Verdict | None, ranks: Mapping[int, Rank]) -> int | No
     """The frames of the culprit's batch, as the culprit counted them in a batch before, or else a rank of its stage."""
     if verdict is None:
         return None
-    culprit = ranks[verdict.rank]
+    culprit = ranks[verdict.tripped]
     peers = (rank for rank in ranks.values() if rank.hello.stage == culprit.hello.stage)
     counts = (rank.frames_around(verdict.trip) for rank in (culprit, *peers))
     return next((frames for frames in counts if frames), None)

@@ -43,7 +43,7 @@ from .rank import Rank, count_frames, describe_first_lost, rows_of
 from .report import Outcome, RankState, Report, RunStanding
 from .silence import CUT_OFF, Silence
 from .stall import Stall, find_stall
-from .verdict import Verdict, logical_time_of
+from .verdict import NO_SINGLE_RANK, Verdict, logical_time_of
 
 NOBODY = b""
 """The peer of a rank that has yet to connect to this collector."""
@@ -411,10 +411,12 @@ class Run:
             return
         if not ended:
             self._note_down(now, Waited())
-        culprit = self.ranks[self.verdict.rank]
-        text = f"{describe_culprit(culprit.name, self.verdict.trip)} ({self.verdict.cause.value}: {self.verdict.evidence})"
-        yield Note(f"run {self.id}: first overflow: {text}; {reason}")
-        yield from self._abort_upon(Incident.ELECTED, text, now, culprit.number, self.verdict.trip.time)
+        verdict, trip = self.verdict, self.verdict.trip
+        who = NO_SINGLE_RANK if verdict.rank is None else self.ranks[verdict.rank].name
+        text = f"{describe_culprit(who, trip)} ({verdict.cause.value}: {verdict.evidence})"
+        yield Note(f"run {self.id}: first {trip.culprit.state.name.lower()}: {text}; {reason}")
+        culprit = NO_RANK if verdict.rank is None else verdict.rank
+        yield from self._abort_upon(Incident.ELECTED, text, now, culprit, trip.time)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

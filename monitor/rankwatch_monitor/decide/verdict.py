@@ -17,6 +17,9 @@ from rankwatch.shared.frame import NO_STAGE, Phase, Position
 from rankwatch.shared.str_enum import StrEnum
 from rankwatch.shared.text import name_ranks
 
+NO_SINGLE_RANK = "no single rank"
+"""Who the culprit is where ranks went bad alike."""
+
 
 class Liveness(enum.Enum):
     """What a rank can still contribute to the verdict."""
@@ -72,9 +75,12 @@ class Witness(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The culprit over all ranks. ``also``: the others that tripped, in logical order. ``missing``: who did not answer."""
+    """The first trip over all ranks.
 
-    rank: int
+    ``tripped`` is the rank of ``trip``, and ``also`` the others that tripped, in logical order. ``missing``: who did not answer.
+    """
+
+    tripped: int
     trip: Trip
     cause: Cause
     evidence: str
@@ -83,6 +89,16 @@ class Verdict:
     also: tuple[tuple[int, Trip], ...]
     world_size: int
     reason: str
+
+    @property
+    def rank(self) -> int | None:
+        """The culprit; None where no single rank is one."""
+        return None if self.cause is Cause.DIVERGENCE else self.tripped
+
+    @property
+    def all_tripped(self) -> tuple[tuple[int, Trip], ...]:
+        """Every rank that tripped with its trip, in logical order."""
+        return ((self.tripped, self.trip), *self.also)
 
     @property
     def answered(self) -> int:
@@ -123,7 +139,7 @@ def elect(
         reason = f"{name_ranks(silent)} ended without an answer"
     cause, evidence = classify(trips[first])
     verdict = Verdict(
-        rank=first,
+        tripped=first,
         trip=trips[first],
         cause=cause,
         evidence=evidence,

@@ -170,7 +170,7 @@ def _with_frames(run: Run, digests: Array) -> Report:
     report = run.report()
     if report.verdict is None:
         return report
-    culprit = replace(run.ranks[report.verdict.rank])  # a copy: the run itself is replayed from events only
-    for part in digests[digests["rank"] == report.verdict.rank]:
+    culprit = replace(run.ranks[report.verdict.tripped])  # a copy: the run itself is replayed from events only
+    for part in digests[digests["rank"] == report.verdict.tripped]:
         culprit.take(int(part["batch"]), int(part["first_frame"]), int(part["frames"]))
     return replace(report, frames_in_batch=culprit.frames_around(report.verdict.trip))

@@ -40,13 +40,13 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
     trip = verdict.trip
-    row = report.ranks[verdict.rank]
+    row = None if verdict.rank is None else report.ranks[verdict.rank]
     counted = trip.numel > 0  # else the tensor was freed before its reading was judged
     return {
         "rank": verdict.rank,
-        "local_rank": row.local_rank,
-        "host": row.host,
-        "stage": _stage(row),
+        "local_rank": None if row is None else row.local_rank,
+        "host": None if row is None else row.host,
+        "stage": None if row is None else _stage(row),
         "batch": trip.position.batch,
         "eval": trip.position.eval,
         "optimizer_step": trip.optimizer_step,
@@ -80,7 +80,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
                 "reading": other.culprit.label,
                 "state": other.culprit.state.name.lower(),
             }
-            for rank, other in verdict.also
+            for rank, other in (verdict.also if row is not None else verdict.all_tripped)
         ],
         "reason": verdict.reason,
     }

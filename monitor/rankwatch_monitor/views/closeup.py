@@ -121,7 +121,7 @@ def of_batch(record: RunRecord, batch: int, rank: int | None) -> BatchCloseup:
     """
     report, _ = replay.take(record)
     if rank is None:
-        rank = report.verdict.rank if report.verdict else 0
+        rank = report.verdict.tripped if report.verdict else 0
     row = _row(report, rank)
     frames = record.frames(rank, batch)
     by_trip = [frame for part in record.tripped(rank) if part.batch == batch for frame in part.frames()]

@@ -1,4 +1,4 @@
-"""The report for people: the first overflow, who and why, and the culprit's last frames."""
+"""The report for people: the first inf or nan, who and why, and the culprit's last frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankwatch.shared.notice import NoticeKind, describe_notice
 from rankwatch.shared.text import describe_rank, describe_trip, format_dump, format_head, name_ranks, name_spans
 
 from ..decide.report import Outcome, RankNotice, RankRow, RankState, Report
-from ..decide.verdict import Certainty, Verdict
+from ..decide.verdict import NO_SINGLE_RANK, Certainty, Verdict
 
 NoticeKey: TypeAlias = tuple[NoticeKind, str, str]
 
@@ -29,7 +29,8 @@ def render_head(report: Report) -> str:
     if report.verdict is None:
         return _render_ending(report)
     verdict = report.verdict
-    culprit = describe_trip(_name(report, verdict.rank), verdict.trip, report.frames_in_batch)
+    who = NO_SINGLE_RANK if verdict.rank is None else _name(report, verdict.rank)
+    culprit = describe_trip(who, verdict.trip, report.frames_in_batch)
     fields = [
         ("culprit", culprit),
         ("cause", f"{verdict.cause.value}: {verdict.evidence}"),
@@ -39,7 +40,7 @@ def render_head(report: Report) -> str:
         ("abort", _acknowledgements(report)),
         *_lapses(report),
     ]
-    return format_head(f"first overflow in run {report.run}", fields)
+    return format_head(f"first {verdict.trip.culprit.state.name.lower()} in run {report.run}", fields)
 
 
 def render_so_far(report: Report) -> str:
@@ -73,17 +74,18 @@ def _render_ending(report: Report) -> str:
 
 def _also(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
     lines = []
-    for rank, trip in verdict.also[:MAX_LINES]:
+    also = verdict.all_tripped if verdict.rank is None else verdict.also
+    for rank, trip in also[:MAX_LINES]:
         stage = report.ranks[rank].stage
-        is_same = stage == report.ranks[verdict.rank].stage and trip.position == verdict.trip.position
+        is_same = stage == report.ranks[verdict.tripped].stage and trip.position == verdict.trip.position
         where = "the same frame" if is_same else f"frame {trip.position.frame}"
         if trip.position[:2] != verdict.trip.position[:2]:
             where += f" of batch {trip.position.batch}"
         part = f" (stage {stage})" if stage != NO_STAGE else ""
         what = f"{describe_module(trip.frame.spec)}, {trip.culprit.label}: {trip.culprit.state.name.lower()}"
         lines.append(f"rank {rank}{part} at {where}: {what}")
-    if len(verdict.also) > MAX_LINES:
-        lines.append(f"and {len(verdict.also) - MAX_LINES} more ranks")
+    if len(also) > MAX_LINES:
+        lines.append(f"and {len(also) - MAX_LINES} more ranks")
     return [("also", "\n".join(lines))] if lines else []
 
 
@@ -133,7 +135,7 @@ def _certainty(report: Report, verdict: Verdict) -> str:
     text = f"{verdict.certainty.value}: {verdict.answered} of {verdict.world_size} ranks answered"
     finite = verdict.answered - 1 - sum(trip.position == verdict.trip.position for _, trip in verdict.also)
     # The other stages of a pipeline do not have this frame, and later stages never ran this batch.
-    here = "here" if report.ranks[verdict.rank].stage == NO_STAGE else "before it"
+    here = "here" if report.ranks[verdict.tripped].stage == NO_STAGE else "before it"
     if finite and verdict.certainty is Certainty.COMPLETE and not verdict.also:
         text += f"; the other {finite} were finite {here}" if finite > 1 else f"; the other one was finite {here}"
     elif finite:

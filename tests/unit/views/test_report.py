@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import makers
 from makers import INF, NAN, frame, notice, reading, trip
+from rankwatch.shared.cause import Cause
 from rankwatch.shared.frame import Phase, Position
 from rankwatch.shared.notice import NoticeKind
 from rankwatch.shared.text import name_spans
@@ -58,7 +59,7 @@ def report(of: Verdict | None, outcome: Outcome = Outcome.ABORTED, **changes: ob
 
 def test_the_first_overflow_report() -> None:
     assert as_text.render(report(verdict())) == (
-        "rankwatch: first overflow in run train-0\n"
+        "rankwatch: first inf in run train-0\n"
         "  culprit    rank 5 of 8 (node1, local rank 1), batch 149 (optimizer step 37), frame 412 of 618\n"
         "             decoder.block.2.dropout (Linear), output: inf\n"
         "  cause      upstream: input[mask] was inf and no watched module made it: it was born between modules; "
@@ -82,6 +83,18 @@ def test_other_trips_and_missing_ranks_are_named() -> None:
     text = as_text.render(report(verdict(6, missing=1)))
     assert "  also       rank 6 at the same frame: decoder.block.2.dropout (Linear), output: inf\n" in text
     assert "partial: 7 of 8 ranks answered; 5 of them were finite here; not heard: rank 7" in text
+
+
+def test_ranks_that_diverge_alike_have_no_culprit() -> None:
+    alike = report(replace(verdict(6), cause=Cause.DIVERGENCE, evidence="the loss left its range on all ranks"))
+    text = as_text.render(alike)
+    assert "  culprit    no single rank, batch 149 (optimizer step 37), frame 412 of 618\n" in text
+    assert "  cause      divergence: the loss left its range on all ranks\n" in text
+    assert "  also       rank 5 at the same frame: " in text
+    assert "             rank 6 at the same frame: " in text
+    parsed = as_json.to_dict(alike)["verdict"]
+    assert [parsed[name] for name in ("rank", "local_rank", "host", "stage")] == [None] * 4
+    assert [other["rank"] for other in parsed["also"]] == [5, 6]
 
 
 def test_the_stages_of_a_pipeline_are_named() -> None:

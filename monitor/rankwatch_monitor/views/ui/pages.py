@@ -226,8 +226,8 @@ class RunPages:
 
 
 def _trips(report: Report) -> list[tuple[int, Trip]]:
-    """The culprit and its trip, then the other ranks that tripped."""
-    return [] if report.verdict is None else [(report.verdict.rank, report.verdict.trip), *report.verdict.also]
+    """Every rank that tripped with its trip, the culprit first."""
+    return [] if report.verdict is None else list(report.verdict.all_tripped)
 
 
 def _are_stale(standings: Standings) -> bool:

@@ -50,14 +50,15 @@ const Views = (() => {
     const found = report.verdict;
     if (!found) return null;
     const batch = found.eval ? `eval ${found.eval} after batch ${found.batch}` : `batch ${found.batch}`;
+    const who = found.rank === null ? "no single rank" : `rank ${found.rank} of ${report.run.world_size} (${found.host}, local rank ${found.local_rank})`;
     return h("section", { class: "panel is-bad", "aria-label": "Verdict" },
-      h("h2", { style: null }, "First overflow"),
+      h("h2", { style: null }, `First ${found.state}`),
       facts([
-        ["culprit", `rank ${found.rank} of ${report.run.world_size} (${found.host}, local rank ${found.local_rank}), ${batch}, optimizer step ${found.optimizer_step}, frame ${found.frame}${found.frames_in_batch ? ` of ${found.frames_in_batch}` : ""}`],
+        ["culprit", `${who}, ${batch}, optimizer step ${found.optimizer_step}, frame ${found.frame}${found.frames_in_batch ? ` of ${found.frames_in_batch}` : ""}`],
         ["module", `${module(found.module)} (${found.module_class})${found.phase === "forward" ? "" : `, ${found.phase}`}`],
         ["reading", `${found.reading}: ${found.state}, ${found.dtype}${found.shape.length ? `, shape ${found.shape.join(" x ")}` : ""}`],
         ["cause", `${found.cause}: ${found.evidence}`],
-        ["certainty", `${found.certainty}${found.missing_ranks.length ? `; not heard: ranks ${spans(found.missing_ranks)}` : ""}`],
+        ["certainty", `${found.certainty}${found.certainty === "complete" ? "" : `: ${found.reason}`}`],
         ["also", found.also.length ? `ranks ${spans(found.also.map((other) => other.rank))} went bad too` : ""],
       ]));
   }
@@ -86,7 +87,7 @@ const Views = (() => {
         return [`${led} ${bad ? "is-bad" : ""}`, [reading.label, Charts.number(reading.abs_min, reading.state), Charts.number(reading.abs_max, reading.state), share(reading)]];
       })];
     });
-    return table("The last frames before the overflow", head, rows);
+    return table("The last frames", head, rows);
   }
 
   const WORST = ["failed", "lost", "missing", "aborted", "running", "ended", "finished"];
