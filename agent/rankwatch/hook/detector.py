@@ -21,6 +21,7 @@ from ..errors import TrainingAborted
 from ..judge.batch import BatchInProgress
 from ..judge.health import is_looked_at
 from ..judge.policy import Judge
+from ..judge.rerun import is_repeating
 from ..judge.settler import Observer, Settler
 from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
@@ -159,7 +160,8 @@ class Detector:
 
     def mark(self, tensor: Tensor, label: str) -> None:
         """Records a tensor that the user marked, as a frame of its own under the name of the running module."""
-        self._guarded(self._mark)(tensor, label, self._hooks.running())
+        if not is_repeating():
+            self._guarded(self._mark)(tensor, label, self._hooks.running())
 
     def _hook(self, body: Callable[..., None]) -> Callable[..., None]:
         """``body`` as a hook: it raises a pending abort first, and does nothing once the detector is off."""

@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from ..judge.rerun import Repetition
 from ..measure.modules import NamedModule, named_modules, unwrap
 from . import traced
 
@@ -203,11 +204,12 @@ def _unseen(body: Callable[..., None], *args: Any) -> None:
     """Calls ``body`` while modes are on that see every operation: profilers, memory estimators, selective checkpointing.
 
     They must see only the model's operations. If its tensors are fake, there is nothing to measure, and nothing is called.
+    Nor is anything called in a forward that is repeated after a trip.
     """
     from torch._subclasses import FakeTensorMode
     from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-    if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
+    if any(isinstance(mode, (FakeTensorMode, Repetition)) for mode in _get_current_dispatch_mode_stack()):
         return
     with _disable_current_modes():
         body(*args)

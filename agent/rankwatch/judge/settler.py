@@ -23,6 +23,7 @@ from ..shared.tuning import Check
 from .batch import BatchInProgress, BatchPart, Tables
 from .health import Health
 from .policy import Judge
+from .rerun import repeat
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class Settler:
             fresh, values = self._recorder.again(frame, *call)
             frame.cells[:] = fresh.cells
             self._tape.read()
-        found = self._trip(frame, part, values)
+        found = self._trip(frame, part, values, call)
         if found is None:
             return
         self._observer.on_found(found.trip)
@@ -197,7 +198,7 @@ class Settler:
         for frame in part.frames:
             self._ring.append(frame)
             if self.judge.tripping(frame.spec, frame.states):
-                found = self._trip(frame, part, None)
+                found = self._trip(frame, part, None, None)
                 if found is not None:
                     return found
         return None
@@ -206,7 +207,7 @@ class Settler:
         if part.batch.traced and part.frames:
             self._observer.on_trace([frame.measured() for frame in part.frames])
 
-    def _trip(self, frame: PendingFrame, part: BatchPart, values: list[Any] | None) -> FoundTrip | None:
+    def _trip(self, frame: PendingFrame, part: BatchPart, values: list[Any] | None, call: Call | None) -> FoundTrip | None:
         """The trip of the ring's last frame; None if a loss scaler is expected to deal with it."""
         if frame.spec.phase is Phase.BACKWARD and part.batch.is_absorbed:
             return None
@@ -219,6 +220,10 @@ class Settler:
         first = min(tripping, key=lambda row: (_CAUSAL_ORDER.index(rows[row].kind), row))
         counts = {row: _counts(values[row] if values is not None else None) for row in tripping}
         root_inputs = part.batch.root_inputs
+        # In a batch of which only the root's output is measured, the call's inputs are not at hand.
+        can_repeat = call is not None and part.batch.is_full and not part.batch.is_compiled
+        is_made_here = frame.spec.phase is Phase.FORWARD and rows[first].kind is Kind.OUTPUT
+        repeated = repeat(frame.named.module, *call[:2]) if call is not None and can_repeat and is_made_here else None
         trip = Trip(
             position=frame.position,
             reading=first,
@@ -231,6 +236,7 @@ class Settler:
             inf_count=counts[first].infs,
             time=time.time(),
             loss_scale=part.batch.loss_scale if frame.spec.phase is Phase.BACKWARD else 0.0,
+            operator=repeated.operator if repeated is not None else None,
         )
         return FoundTrip(trip, [BadReading(rows[row].label, counts[row].nans, counts[row].infs) for row in tripping])
 

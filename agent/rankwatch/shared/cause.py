@@ -5,35 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .frame import DTYPE_MAX, Frame, FrameSpec, Kind, Phase, Reading, State
-from .str_enum import StrEnum
-from .trip import BadWeight, Operator, Trip
+from .operators import explain, is_own
+from .trip import BadWeight, Cause, Operator, Trip
 
 __all__ = ["PHASE_WORDS", "BadWeight", "Cause", "Operator", "Trip", "classify", "describe_module"]
-
-
-class Cause(StrEnum):
-    """Why a frame tripped."""
-
-    OVERFLOW = "overflow"
-    """Inputs and weights were finite, the output is inf: it arose here."""
-    INVALID = "invalid"
-    """Inputs and weights were finite, the output is nan: it arose here."""
-    WEIGHT = "weight"
-    """The module's own parameter was non-finite before this forward."""
-    DATA = "data"
-    """An input of the root module was non-finite."""
-    UPSTREAM = "upstream"
-    """The frame's input was non-finite, and no watched module computed it: it arose between modules."""
-    GRADIENT = "gradient"
-    """The forward was finite, a gradient is not: it arose in the backward."""
-    SINGULAR = "singular"
-    """Inputs and weights were finite, and an operator had no finite value there: 1/0, log 0, 0 to a negative power."""
-    REDUCTION = "reduction"
-    """Each rank's part was finite, and the collective that reduced them made an inf."""
-    DIVERGENCE = "divergence"
-    """The loss left its range on all ranks alike, batches before: no single rank is the culprit."""
-    UNEXPLAINED = "unexplained"
-    """Inputs and weights were finite, their products cannot reach the dtype's end, and a repeated forward was finite."""
 
 
 _NON_FINITE = (State.INF, State.NAN)
@@ -53,9 +28,13 @@ def classify(trip: Trip) -> tuple[Cause, str]:
     inputs = [r for r in readings if r.kind in _INPUTS]
     if not inputs and not trip.frame.spec.module and trip.culprit.kind is Kind.OUTPUT and trip.root_inputs:
         return _of_root_alone(trip)
+    if trip.operator is not None and is_own(trip.operator):
+        return _of_operator(trip.operator, trip)
     suspects = [r for r in inputs if r.state in _NON_FINITE and not _tolerated(r, trip)]
     if suspects or trip.culprit.kind is Kind.MARKED:
         return _inherited(suspects[0] if suspects else trip.culprit, trip)
+    if trip.operator is not None:
+        return _of_operator(trip.operator, trip)
     buffers = [r for r in readings if r.kind is Kind.BUFFER and r.state is State.NAN]
     if buffers:
         return Cause.WEIGHT, f"the buffer {buffers[0].label} is nan: it was bad before, or this forward made it so"
@@ -64,6 +43,12 @@ def classify(trip: Trip) -> tuple[Cause, str]:
     if trip.culprit.state is State.NAN and not too_large:
         return Cause.INVALID, f"inputs and weights were finite, but the {trip.culprit.label} is nan{near}"
     return Cause.OVERFLOW, f"inputs and weights were finite{near}"
+
+
+def _of_operator(operator: Operator, trip: Trip) -> tuple[Cause, str]:
+    cause, evidence = explain(operator)
+    same = operator.output.state is trip.culprit.state
+    return cause, evidence if same else f"{evidence}; it made the {trip.culprit.label} {trip.culprit.state.name.lower()}"
 
 
 def _of_root_alone(trip: Trip) -> tuple[Cause, str]:

@@ -1,10 +1,36 @@
-"""A trip: a frame that broke the policy, with the evidence of its cause."""
+"""A trip: a frame that broke the policy, with the evidence of its cause; and the causes that it can have."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from .frame import Frame, Position, Reading
+from .str_enum import StrEnum
+
+
+class Cause(StrEnum):
+    """Why a frame tripped."""
+
+    OVERFLOW = "overflow"
+    """Inputs and weights were finite, the output is inf: it arose here."""
+    INVALID = "invalid"
+    """Inputs and weights were finite, the output is nan: it arose here."""
+    WEIGHT = "weight"
+    """The module's own parameter was non-finite before this forward."""
+    DATA = "data"
+    """An input of the root module was non-finite."""
+    UPSTREAM = "upstream"
+    """The frame's input was non-finite, and no watched module computed it: it arose between modules."""
+    GRADIENT = "gradient"
+    """The forward was finite, a gradient is not: it arose in the backward."""
+    SINGULAR = "singular"
+    """Inputs and weights were finite, and an operator had no finite value there: 1/0, log 0, 0 to a negative power."""
+    REDUCTION = "reduction"
+    """Each rank's part was finite, and the collective that reduced them made an inf."""
+    DIVERGENCE = "divergence"
+    """The loss left its range on all ranks alike, batches before: no single rank is the culprit."""
+    UNEXPLAINED = "unexplained"
+    """Inputs and weights were finite, their products cannot reach the dtype's end, and a repeated forward was finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +50,17 @@ class BadWeight:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """The first operator in a repeated forward of the culprit's module with finite inputs and a bad output.
+    """The operator that made the bad numbers, in a repeated forward of the culprit's module.
 
-    ``name`` is torch's, such as ``aten.exp.default``.
+    Its inputs were finite, but for a mask of -inf or the like. ``name`` is torch's, such as ``aten.exp.default``.
+    ``operands`` are what went into its first bad element, one number for each input; empty if it does not work element by
+    element.
     """
 
     name: str
     inputs: tuple[Reading, ...]
     output: Reading
+    operands: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -325,15 +325,18 @@ def _write_operator(operator: Operator | None) -> list[Any] | None:
     if operator is None:
         return None
     inputs = [_write_reading(reading) for reading in operator.inputs[:MAX_RING]]
-    return [cut(operator.name), inputs, _write_reading(operator.output)]
+    return [cut(operator.name), inputs, _write_reading(operator.output), pack("d", operator.operands[:MAX_RING])]
 
 
 def _read_operator(value: Any) -> Operator | None:
     if value is None:
         return None
-    name, inputs, output = check_list(value, 3, 3)
+    name, inputs, output, operands = check_list(value, 4, 4)
     return Operator(
-        check_str(name, MAX_NAME), tuple(map(_read_reading, check_list(inputs, 0, MAX_RING))), _read_reading(output)
+        check_str(name, MAX_NAME),
+        tuple(map(_read_reading, check_list(inputs, 0, MAX_RING))),
+        _read_reading(output),
+        unpack("d", check_bytes(operands)),
     )
 
 

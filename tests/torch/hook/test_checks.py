@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -213,7 +214,7 @@ def test_the_three_checks_name_the_same_frame_with_the_same_ring(ring: int) -> N
         assert (trip.position, trip.reading, trip.optimizer_step) == (by_frame.position, by_frame.reading, 2)
         assert trip.frames == by_frame.frames
         assert trip.root_inputs == by_frame.root_inputs
-        assert classify(trip) == classify(by_frame)
+        assert classify(trip) == classify(replace(by_frame, operator=None))  # only as it comes, a call can be repeated
 
 
 def test_only_a_frame_judged_at_once_still_has_its_tensor_to_be_counted() -> None:
