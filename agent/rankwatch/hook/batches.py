@@ -1,8 +1,21 @@
-"""Which batch is open, and which batch a frame belongs to: between the hooks and the settler."""
+"""Which batch is open, and which batch a frame belongs to: between the hooks and the settler.
+
+A forward of the root in training mode, with gradients, is a batch. Of the other forwards with gradients, those are batches
+that a backward follows: forwards of a root in eval mode, and direct calls of the model's modules, in a training that never
+calls the root. Such a batch is unsure at first. Its frames are judged as always, but are held until a backward reaches them.
+If none does, they are never sent: it was an evaluation.
+
+An unsure batch that begins in the style of the last batch, or before there was any, has the next number from its start. It
+keeps this number, whatever runs until a backward comes, and all frames until then are counted on: so positions never go back.
+An unsure batch in another style has the position of an eval, or of loose frames, until a backward reaches it.
+"""
 
 from __future__ import annotations
 
-from ..judge.batch import BatchInProgress
+import torch
+from torch.optim import Optimizer
+
+from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
 from ..judge.settler import Settler
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..shared.config import Config
@@ -14,11 +27,14 @@ from .steps import OptimizerSteps
 LOOSE_FRAMES = 256
 """Frames outside of any batch are judged together when this many have come, unless each is judged as it comes."""
 
+DIRECT_FRAMES = 4096
+"""Frames of direct calls are judged together when this many have come without a backward."""
+
 
 class Batches:
     """The batches of one model. ``position`` is the position of the next frame.
 
-    ``current`` is the batch whose forward runs, or ran last; frames belong to it while ``is_open``, else they are loose.
+    ``current`` is the batch whose root forward runs, or ran last; frames belong to it while ``is_open``.
     ``of_backward`` is the batch whose backward runs, or ran last.
     """
 
@@ -33,6 +49,13 @@ class Batches:
         self.is_open = False
         self.of_backward = self.current
         self._backwards: list[BatchInProgress] = []  # batches whose backward has frames, and is not closed
+        self._unsure: BatchInProgress | None = None  # the last unsure batch
+        self._unsure_part: BatchPart | None = None  # its last forward, until an optimizer step
+        self._is_direct = False  # whether direct calls belong to the unsure batch
+        self._awaits_backward = False  # whether neither a backward nor a step came after the forward of a sure batch
+        self._style: Style | None = None  # how the last sure batch began
+        self._last_step = -1  # the optimizer steps done when it began
+        self._last_backward = -1  # the backward that made it sure
         self._settler = settler
         self._recorder = recorder
         self._loss_scale = loss_scale
@@ -45,26 +68,54 @@ class Batches:
         waiting = self._settler.waiting
         if waiting is not None:
             return waiting.trip.position
-        return self._settler.unsettled((self.current, self._loose, *self._backwards)) or position
+        return (
+            self._settler.unsettled((self.current, self._unsure or self._loose, self._loose, *self._backwards)) or position
+        )
 
-    def open(self, is_training: bool) -> None:
-        """A forward of the root begins: its frames belong to the next batch, or to the next eval."""
-        self.current = self._next(is_training)
-        if is_training or self.current.is_rehearsal:
-            self.of_backward = self.current
+    @property
+    def of_forward(self) -> BatchInProgress:
+        """The batch whose forward runs, or ran last: by direct calls, or by the root."""
+        return self._unsure if self._is_direct and self._unsure is not None else self.current
+
+    # --- forwards -----------------------------------------------------------------------------------------------------
+
+    def open(self, style: Style | None) -> None:
+        """A forward of the root begins: its frames belong to the next batch; with style None, to the next eval."""
+        if is_rehearsal():
+            self.current = self.of_backward = BatchInProgress(self.position, self._steps.number, is_rehearsal=True)
+        elif style is None:
+            self._close_direct()
+            self.current = self._next_eval()
+        elif style == USUAL:
+            self.current = self.of_backward = self._next_sure()
+        else:
+            self._close_direct()
+            self.current = self._next_unsure(style)
         self.is_open = True
+        self.phase = "forward"
+        self._recorder.begin(self._steps.done)
+
+    def is_opened_by_direct(self, style: Style) -> bool:
+        """Whether a direct call with gradients begins a batch: not if it belongs to the batch of the calls before."""
+        is_next = self._is_direct and self._unsure is not None and self._unsure.style == style
+        return not self._awaits_backward and not is_next
+
+    def open_direct(self, style: Style) -> None:
+        self._close_direct()
+        self._next_unsure(style)
+        self._is_direct = True
         self.phase = "forward"
         self._recorder.begin(self._steps.done)
 
     def end(self) -> None:
         """The forward has returned; frames belong to the batch until ``is_open`` is set to False."""
         batch = self.current
-        self.phase = "backward" if batch.is_streamed else "idle"
+        self.phase = "backward" if batch.is_streamed and batch.is_sure else "idle"
         self._settler.close(batch)
 
     def abandon(self, *, is_judged: bool) -> None:
         """The forward has raised. ``is_judged``: the frames that ran are judged."""
-        self.is_open = False
+        self.is_open = self._awaits_backward = False
         self._recorder.forget()
         self.phase = "idle"
         if is_judged:
@@ -72,7 +123,7 @@ class Batches:
 
     def add(self, frame: PendingFrame, call: Call | None) -> None:
         """Adds a frame of a forward."""
-        into = self.current if self.is_open else self._loose
+        into = self.current if self.is_open else self.of_forward if self._is_direct else self._loose
         if into.is_rehearsal:
             return
         into.add(frame)
@@ -80,6 +131,100 @@ class Batches:
         self.position = into.position
         if into is self._loose and len(into.part.frames) >= LOOSE_FRAMES:
             self._settle_loose()
+        elif self._is_direct and not self.is_open and len(into.part.frames) >= DIRECT_FRAMES:
+            self._settler.close(into)
+            self._unsure_part = into.part
+
+    def _next_sure(self) -> BatchInProgress:
+        unsure, calls = self._unsure, Style(is_root=False, is_training=True)
+        if unsure is None or not unsure.has_number:
+            self._close_direct()
+            batch = self._numbered(USUAL)
+        else:
+            if unsure.style != calls or unsure.optimizer_step != self._steps.number:
+                self._close_direct()  # else the direct calls before this forward are a part of its batch
+            batch = self._resume(unsure, USUAL)
+        self._be_sure(batch)
+        self._awaits_backward = True
+        return batch
+
+    def _next_unsure(self, style: Style) -> BatchInProgress:
+        batch = self._unsure
+        if batch is not None and batch.has_number:
+            batch = self._resume(batch, style)
+        elif self._style in (None, style):
+            batch = self.of_backward = self._numbered(style)
+        else:
+            if style.is_root:
+                self._begin_eval()
+            batch = BatchInProgress(self.position, self._steps.number, style=style, is_sure=False)
+            batch.has_number = False
+        self._unsure, self._unsure_part = batch, batch.part
+        return batch
+
+    def _numbered(self, style: Style) -> BatchInProgress:
+        number = self.position.batch + 1
+        self.position = Position(number, 0, 0)
+        traced = number in self.trace_batch_nums
+        is_full = traced or number % self.every == 0
+        return BatchInProgress(
+            self.position, self._steps.number, style=style, is_sure=style == USUAL, traced=traced, is_full=is_full
+        )
+
+    def _resume(self, batch: BatchInProgress, style: Style) -> BatchInProgress:
+        """No backward has reached the unsure batch: what begins now has its number."""
+        batch.position, batch.optimizer_step, batch.style, batch.is_compiled = (
+            self.position,
+            self._steps.number,
+            style,
+            False,
+        )
+        return batch
+
+    def _next_eval(self) -> BatchInProgress:
+        if self._unsure is None or not self._unsure.has_number:
+            self._begin_eval()
+        return BatchInProgress(self.position, self._steps.number, is_streamed=False)
+
+    def _begin_eval(self) -> None:
+        batch, evaluation, _ = self.position
+        self.position = Position(batch, evaluation + 1, 0)
+
+    # --- backwards and optimizer steps --------------------------------------------------------------------------------
+
+    def reached(self, part: BatchPart) -> None:
+        """A backward has reached what the forward of this part returned."""
+        batch = part.batch
+        if part.is_held:
+            part.is_held = False
+            if not batch.is_sure:
+                self._be_sure(batch)
+            self._move(part)
+            if part is batch.part:
+                self._settler.close(batch)
+            else:
+                self._settler.release(part)
+        self.begin_backward(batch)
+
+    def begin_backward(self, batch: BatchInProgress) -> None:
+        self.of_backward = batch
+        if batch.position[:2] == self.position[:2]:
+            batch.position = self.position
+        if batch is self.current:
+            self._awaits_backward = False
+        self.phase = "backward"
+
+    def unsure_before(self, optimizer: Optimizer) -> BatchPart | None:
+        """The unsure forward from which an optimizer learns: the last one, if no batch was sure since its last step."""
+        return self._unsure_part if self._last_step < self._steps.of(optimizer) else None
+
+    def before_step(self) -> None:
+        """An optimizer of the model is about to step."""
+        self.phase = "optimizer"
+        self._awaits_backward = False
+        self._close_direct()
+        self._unsure_part = None
+        self.settle()
 
     def add_backward(self, frame: PendingFrame) -> None:
         """Adds a frame to the batch whose backward runs."""
@@ -92,8 +237,32 @@ class Batches:
         if batch.position[:2] == self.position[:2]:
             self.position = batch.position
 
-    def begin_backward(self, batch: BatchInProgress) -> None:
-        self.of_backward = batch
+    def _be_sure(self, batch: BatchInProgress) -> None:
+        backward, unsure = torch._C._current_graph_task_id(), self._unsure
+        if not batch.has_number:
+            # Several forwards with one backward are one batch.
+            is_further = backward == self._last_backward != -1 or (unsure is not None and unsure.has_number)
+            if not is_further:
+                self.position = Position(self.position.batch + 1, 0, 0)
+            batch.position, batch.has_number = self.position, True
+        batch.is_sure, batch.part.is_held = True, False
+        if unsure is batch or (unsure is not None and not unsure.has_number):
+            self._unsure = self._unsure_part = None
+            self._is_direct = False
+        self._style, self._last_step, self._last_backward = batch.style, self._steps.done, backward
+
+    def _move(self, part: BatchPart) -> None:
+        """Gives the frames of a part positions in its batch, which had no number when they came."""
+        batch = part.batch
+        if not part.frames or part.first[:2] == batch.position[:2]:
+            return
+        for frame in part.frames:
+            frame.position = batch.position
+            batch.position = batch.position._replace(frame=batch.position.frame + 1)
+        if batch.position[:2] == self.position[:2]:
+            self.position = batch.position
+
+    # --- the end of parts ---------------------------------------------------------------------------------------------
 
     def settle(self, *, wait: bool = False) -> None:
         """The next forward or an optimizer step begins: the backward of the last batch, or batches, is over."""
@@ -101,14 +270,11 @@ class Batches:
         self._settle_loose()
         self._settler.poll(wait=wait)
 
-    def _next(self, is_training: bool) -> BatchInProgress:
-        if is_rehearsal():
-            return BatchInProgress(self.position, self._steps.number, is_rehearsal=True)
-        batch, evaluation, _ = self.position
-        self.position = Position(batch + 1, 0, 0) if is_training else Position(batch, evaluation + 1, 0)
-        traced = is_training and self.position.batch in self.trace_batch_nums
-        is_full = traced or not is_training or self.position.batch % self.every == 0
-        return BatchInProgress(self.position, self._steps.number, traced=traced, is_full=is_full)
+    def _close_direct(self) -> None:
+        """The direct calls are over, without a backward."""
+        batch, was_direct, self._is_direct = self._unsure, self._is_direct, False
+        if was_direct and batch is not None and batch.part.frames:
+            self._settler.close(batch)
 
     def _settle_loose(self) -> None:
         loose = self._loose

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import TrainingAborted
-from ..judge.batch import BatchInProgress
+from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
 from ..judge.health import is_looked_at
 from ..judge.policy import Judge
 from ..judge.rerun import is_repeating
@@ -29,7 +29,7 @@ from ..measure.tape import Cell, Tape
 from ..shared.config import Config, Policy
 from ..shared.frame import Kind, Phase, Position, ReadingSpec
 from ..shared.tuning import NO_CHANGE, Check, Tuning
-from . import backward
+from . import backward, traced
 from .batches import Batches
 from .hooks import Hooks
 from .running import RunningRoots
@@ -96,6 +96,7 @@ class Detector:
             lambda: is_looked_at(self._batches.of_backward.position.batch),
         )
         self._call_gradients = self._hook(self._gradients_of_call)
+        self._reached = self._guarded(self._reach)
         self._return_root = self._hook(self._root_returned)
         self._judge_before_step = self._hook(self._judge_step)
         self._hooks = Hooks(
@@ -205,7 +206,7 @@ class Detector:
         if is_outermost is None:
             return
         if is_outermost:
-            self._open_batch(self._count_all or (self.root.training and torch.is_grad_enabled()))
+            self._open_batch(self._style_of(self.root.training, torch.is_grad_enabled()))
             # The root's inputs are evidence, and the root's own frame is the last one of the batch: too late.
             self._batches.current.root_inputs = self._recorder.inputs(self._batches.position, named, args, kwargs)
         self._settler.raise_waiting()
@@ -221,14 +222,18 @@ class Detector:
         elif backward.is_running():
             if self._batches.of_backward.is_full:
                 self._recompute(named, args, kwargs, output)
-        elif self._batches.current.is_full:
+        else:
             self._leave_alone(named, args, kwargs, output)
 
     def _leave_alone(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         """A module was called directly, between two batches."""
         self._settler.raise_waiting()
-        if self._count_all:
-            self._open_batch(True)
+        self._open_direct(torch.is_grad_enabled())
+        batch = self._batches.of_forward
+        if not batch.is_sure:
+            backward.mark_outputs(output, partial(self._reached, batch.part))
+        if not batch.is_full:
+            return
         try:
             self._call(named, args, kwargs, output)
         finally:
@@ -252,8 +257,9 @@ class Detector:
         with self._leaving_root() as ends_batch:
             self._call(named, args, kwargs, output)
             if ends_batch:
-                if self._batches.current.is_streamed and torch.is_grad_enabled():
-                    backward.mark_outputs(output, partial(self._batches.begin_backward, self._batches.current))
+                batch = self._batches.current
+                if batch.is_streamed and torch.is_grad_enabled():
+                    backward.mark_outputs(output, partial(self._reached, batch.part))
                 self._end_batch()
 
     @contextmanager
@@ -272,11 +278,11 @@ class Detector:
         """A compiled graph hands over numbers: it does what ``_enter``, ``_leave`` and ``_leave_root`` do."""
         if self._running.is_elsewhere():
             return
-        if what.event != "leave":
+        if what.event != traced.LEAVE:
             if self._running.depth and self._batches.current.is_compiled:
                 self._raised()  # no hook is called when a graph raises: the next graph that begins shows it
             if self._running.enter():
-                self._open_batch(self._count_all or what.event == "train")
+                self._open_batch(self._style_of(what.event == traced.TRAIN, what.has_gradients))
                 batch, cells = self._batches.current, self._recorder.handed(numbers, what.states)
                 batch.root_inputs = self._recorder.cells(batch.position, named, Phase.FORWARD, what.rows, cells)
                 batch.is_compiled = True
@@ -285,19 +291,22 @@ class Detector:
                 self._traced(named, what, numbers)
                 if ends_batch:
                     self._end_batch()
-        elif self._batches.current.is_full:
-            self._traced(named, what, numbers)
+        else:
+            if not self._running.depth:
+                self._open_direct(what.has_gradients)
+            if self._batches.of_forward.is_full:
+                self._traced(named, what, numbers)
 
     def _call(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         frame = self._recorder.call(self._batches.position, named, Phase.FORWARD, args, kwargs, output)
         self._batches.add(frame, (args, kwargs, output))
         if self._config.gradients:
-            self._watch_gradients(named, args, kwargs, output, self._batches.current)
+            self._watch_gradients(named, args, kwargs, output, self._batches.of_forward)
 
     def _traced(self, named: NamedModule, what: What, numbers: list[Tensor]) -> None:
         cells = self._recorder.handed(numbers, what.states)
         self._batches.add(self._recorder.traced(self._batches.position, named, what.rows, cells), None)
-        if self._config.gradients and self._batches.current.is_streamed and torch.is_grad_enabled():
+        if self._config.gradients and self._batches.of_forward.is_streamed and torch.is_grad_enabled():
             self._parameters.watch(named)
 
     def _mark(self, tensor: Tensor, label: str, named: NamedModule) -> None:
@@ -306,20 +315,41 @@ class Detector:
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
-    def _open_batch(self, is_training: bool) -> None:
-        if self._batches.is_open:
-            return
+    def _style_of(self, is_training: bool, has_gradients: bool) -> Style | None:
+        """The style of a root forward; None: it is an eval."""
+        if self._count_all:
+            return USUAL
+        return Style(is_root=True, is_training=is_training) if has_gradients else None
+
+    def _open_batch(self, style: Style | None) -> None:
+        if not self._batches.is_open:
+            self._prepare()
+            self._batches.open(style)
+
+    def _open_direct(self, has_gradients: bool) -> None:
+        """A module was called directly."""
+        if self._count_all:
+            self._open_batch(USUAL)
+        elif has_gradients:
+            style = Style(is_root=False, is_training=self.root.training)
+            if self._batches.is_opened_by_direct(style):
+                self._prepare()
+                self._batches.open_direct(style)
+
+    def _prepare(self) -> None:
         self._batches.settle()
         self._loss_scale.poll()
         self._tune()
-        self._batches.open(is_training)
 
     def _end_batch(self) -> None:
         self._batches.end()
+        self._check_limit(self._batches.current)
+
+    def _check_limit(self, batch: BatchInProgress) -> None:
         limit = self._config.abort_after_batch_num
-        if limit is not None and self._batches.current.is_streamed and self._batches.position.batch >= limit:
+        if limit is not None and batch.is_streamed and batch.is_sure and batch.position.batch >= limit:
             self._settler.poll(wait=True)
-            raise self._observer.on_limit(self._batches.position.batch)
+            raise self._observer.on_limit(batch.position.batch)
 
     def _raised(self) -> None:
         """A root forward raised. If it is the outermost one, the frames that ran are judged, and the batch is over."""
@@ -350,15 +380,24 @@ class Detector:
         if self._config.gradients:
             self._watch_gradients(named, args, kwargs, output, batch)
 
+    def _reach(self, part: BatchPart) -> None:
+        """A backward has reached what the forward of this part returned."""
+        if self._off:
+            return
+        was_sure = part.batch.is_sure
+        self._batches.reached(part)
+        if not was_sure:
+            self._check_limit(part.batch)
+
     def _watch_gradients(self, named: NamedModule, args: Any, kwargs: Any, output: Any, batch: BatchInProgress) -> None:
         if torch.is_grad_enabled() and batch.is_streamed:
-            backward.watch_call(args, kwargs, output, self._recorder.cell, partial(self._call_gradients, batch, named))
+            backward.watch_call(args, kwargs, output, self._recorder.cell, partial(self._call_gradients, batch.part, named))
             self._parameters.watch(named)
 
     def _gradients_of_call(
-        self, batch: BatchInProgress, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]
+        self, part: BatchPart, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]
     ) -> None:
-        self._batches.begin_backward(batch)
+        self._reach(part)
         self._gradients(named, rows, cells)
 
     def _gradients(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
@@ -374,10 +413,12 @@ class Detector:
     def _judge_step(self, optimizer: Optimizer) -> None:
         if not self._steps.is_ours(optimizer):
             return
-        self._batches.phase = "optimizer"
+        unsure = self._batches.unsure_before(optimizer)
+        if unsure is not None:
+            self._reach(unsure)
         if self._config.gradients and self._batches.of_backward.is_streamed and self._batches.of_backward.is_full:
             self._parameters.sweep(self._hooks.watched)
-        self._batches.settle()
+        self._batches.before_step()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._batches.phase = "idle"

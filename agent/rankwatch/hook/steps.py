@@ -31,6 +31,10 @@ class OptimizerSteps:
         ours = {id(parameter) for parameter in self._model.parameters()}
         return any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
 
+    def of(self, optimizer: Optimizer) -> int:
+        """The steps that this optimizer has done."""
+        return self._steps.get(optimizer, 0)
+
     def count(self, optimizer: Optimizer) -> None:
         if not self.is_ours(optimizer):
             return

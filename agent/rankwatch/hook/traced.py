@@ -23,6 +23,8 @@ from ..shared.frame import Kind, ReadingSpec, State
 
 _ORDER = torch.zeros(1)
 _NAMES = {value: dtype_name(value) for name in dir(torch) if isinstance(value := getattr(torch, name), torch.dtype)}
+TRAIN, EVAL, LEAVE = "train", "eval", "leave"
+_WITH_GRADIENTS = "gradients"
 _FIELD, _ROW = "\x1f", "\x1e"
 # Kinds and states as text, made outside of what dynamo traces.
 _INPUT, _OUTPUT, _KEYWORD = (str(int(kind)) for kind in (Kind.INPUT, Kind.OUTPUT, Kind.KEYWORD))
@@ -50,10 +52,12 @@ class Receiver:
 class What(NamedTuple):
     """The meaning of numbers: the readings, and for each the state, if it was known while tracing.
 
-    The readings with state None or NOT_FLOAT have numbers, in this order. ``event``: the first item of a hook's plan.
+    The readings with state None or NOT_FLOAT have numbers, in this order. ``event``: the root's forward begins, in training
+    mode or not, or a module's forward ends. ``has_gradients``: with gradients enabled.
     """
 
     event: str
+    has_gradients: bool
     rows: tuple[ReadingSpec, ...]
     states: tuple[State | None, ...]
 
@@ -61,7 +65,7 @@ class What(NamedTuple):
 def enter(key: Tensor, is_training: bool, args: Any, kwargs: Any) -> None:
     """The root's forward begins. Traced."""
     numbers: list[Tensor] = []
-    plan = ["train" if is_training and torch.is_grad_enabled() else "eval"]
+    plan = [TRAIN if is_training else EVAL, _WITH_GRADIENTS if torch.is_grad_enabled() else ""]
     _inputs(args, kwargs, numbers, plan)
     torch.ops.rankwatch.record(_ORDER, _gathered(numbers), key, _ROW.join(plan))
 
@@ -69,7 +73,7 @@ def enter(key: Tensor, is_training: bool, args: Any, kwargs: Any) -> None:
 def leave(key: Tensor, args: Any, kwargs: Any, output: Any) -> None:
     """A module's forward ends. Traced."""
     numbers: list[Tensor] = []
-    plan = ["leave"]
+    plan = [LEAVE, _WITH_GRADIENTS if torch.is_grad_enabled() else ""]
     _inputs(args, kwargs, numbers, plan)
     for label, value in leaves(output, "output"):
         _reading(_OUTPUT, label, value, numbers, plan)
@@ -141,14 +145,14 @@ def _record(order: Tensor, numbers: list[Tensor], key: Tensor, plan: str) -> Non
 
 
 def _what(plan: str) -> What:
-    event, *lines = plan.split(_ROW)
+    event, gradients, *lines = plan.split(_ROW)
     fields = [line.rsplit(_FIELD, 2) for line in lines]
     rows = tuple(
         ReadingSpec(Kind(int(head[: head.index(_FIELD)])), head[head.index(_FIELD) + 1 :], dtype)
         for head, dtype, _ in fields
     )
     states = tuple(State(int(state)) if state else None for _, _, state in fields)
-    what = _plans[plan] = What(event, rows, states)
+    what = _plans[plan] = What(event, bool(gradients), rows, states)
     return what
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 from ..measure.recorder import PendingFrame
 from ..shared.bounded import BoundedDict
@@ -25,8 +26,18 @@ class Tables:
         return table
 
 
+class Style(NamedTuple):
+    """How a batch begins: with a forward of the root or with direct calls of its modules, in training mode or in eval mode."""
+
+    is_root: bool
+    is_training: bool
+
+
+USUAL = Style(is_root=True, is_training=True)
+
+
 class BatchInProgress:
-    """One forward of the root and the backward that follows; or frames outside of any batch.
+    """One forward and the backward that follows; or frames outside of any batch.
 
     ``position`` is the position of the next frame. ``root_inputs`` is a frame of the root's inputs.
     """
@@ -36,6 +47,8 @@ class BatchInProgress:
         position: Position,
         optimizer_step: int,
         *,
+        style: Style = USUAL,
+        is_sure: bool = True,
         traced: bool = False,
         is_streamed: bool = True,
         is_full: bool = True,
@@ -43,12 +56,17 @@ class BatchInProgress:
     ) -> None:
         self.position = position
         self.optimizer_step = optimizer_step
+        self.style = style
+        self.is_sure = is_sure
+        """Whether it is known to be a batch; if not, its parts are held until a backward shows it."""
+        self.has_number = True
+        """Whether ``position`` has its own number; if not, it is that of an eval, or of loose frames."""
         self.traced = traced
         self.is_full = is_full and not is_rehearsal
         """Whether all modules are measured, or only the root's output."""
         self.is_rehearsal = is_rehearsal
         """Whether a pipeline runs it only to learn shapes: nothing is measured."""
-        self.is_streamed = is_streamed and position.eval == 0 and not is_rehearsal
+        self.is_streamed = is_streamed and not is_rehearsal
         """Whether its summaries are sent. An eval forward is judged, but is no batch."""
         self.is_compiled = False
         """Whether a compiled graph began it."""
@@ -75,6 +93,9 @@ class BatchPart:
 
     def __init__(self, batch: BatchInProgress) -> None:
         self.batch = batch
+        self.is_held = not batch.is_sure
+        """Whether it is sent only if a backward reaches it."""
+        self.is_judged = False
         self.frames: list[PendingFrame] = []
         self._started_at = time.time()
 

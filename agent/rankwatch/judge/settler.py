@@ -147,7 +147,15 @@ class Settler:
             self._closed.append(batch.part)
         return batch.cut()
 
+    def release(self, part: BatchPart) -> None:
+        """A part that was held is sent: now, or as soon as it is judged."""
+        part.is_held = False
+        if part.is_judged:
+            self._trace(part)
+            self._send(part)
+
     def _judged(self, part: BatchPart) -> None:
+        part.is_judged = True
         if part in self._closed:
             self._closed.remove(part)
 
@@ -178,16 +186,21 @@ class Settler:
 
     def _settle(self, part: BatchPart) -> None:
         found = self._judge_late(part)
-        self._trace(part)
+        if found is not None or not part.is_held:
+            self._trace(part)
         if found is not None:
             self._observer.on_found(found.trip)
         self._judged(part)
+        if not part.is_held:
+            self._send(part)
+        if found is not None:
+            raise self._observer.on_trip(*found)
+
+    def _send(self, part: BatchPart) -> None:
         if part.frames and part.batch.is_streamed:
             self._observer.on_batch(*part.finish(self._tables))
             for notice in self._health.look(part):
                 self._observer.on_notice(notice)
-        if found is not None:
-            raise self._observer.on_trip(*found)
 
     def _judge_late(self, part: BatchPart) -> FoundTrip | None:
         if not self._is_late(part):

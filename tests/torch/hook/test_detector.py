@@ -181,7 +181,7 @@ def test_modules_called_outside_of_the_root_are_judged_too() -> None:
     model = model_of(Gain(), Gain(math.inf))
     detector, notebook = watched(model)
     model[0](ones())
-    assert detector.position == Position(-1, 0, 1)
+    assert detector.position == Position(0, 0, 1)
     with pytest.raises(OverflowDetected):
         model[1](ones())
     assert notebook.trips[0].frame.spec.module == "1"

@@ -1,0 +1,540 @@
+"""Trainings in which no training-mode forward of the root shows a batch: direct calls of modules, eval mode, frozen roots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from notebook import Gain, Notebook, model_of, ones, watched
+from rankwatch.errors import BatchLimitReached, OverflowDetected
+from rankwatch.hook.batches import DIRECT_FRAMES
+from rankwatch.shared.cause import Cause, classify
+from rankwatch.shared.frame import Phase, Position
+from rankwatch.shared.text import describe_trip
+
+every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
+
+
+class AutoEncoder(nn.Module):
+    """A model whose root is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder = nn.Sequential(nn.Linear(4, 4), Gain())
+        self.decoder = nn.Sequential(nn.Linear(4, 4), Gain())
+
+    def encode(self, x: Tensor) -> Tensor:
+        out: Tensor = self.encoder(x)
+        return out
+
+    def decode(self, z: Tensor) -> Tensor:
+        out: Tensor = self.decoder(z)
+        return out
+
+    @property
+    def gain(self) -> Gain:
+        gain = self.decoder[1]
+        assert isinstance(gain, Gain)
+        return gain
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.01)
+
+
+def autoencode(model: AutoEncoder) -> None:
+    (model.decode(model.encode(ones())) - ones()).square().mean().backward()
+
+
+def train(step: Callable[[], None], optimizer: torch.optim.Optimizer, batches: int = 1) -> None:
+    for _ in range(batches):
+        step()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def batches_of(notebook: Notebook, phase: Phase = Phase.FORWARD) -> dict[int, list[str]]:
+    """The modules of each batch that was sent."""
+    found: dict[int, list[str]] = {}
+    for table, summary in notebook.batches:
+        names = [frame.spec.module for frame in summary.frames(table) if frame.spec.phase is phase]
+        if names:
+            found.setdefault(summary.batch, []).extend(names)
+    return found
+
+
+def steps_of(notebook: Notebook) -> list[tuple[int, int]]:
+    return [(summary.batch, summary.optimizer_step) for _, summary in notebook.batches]
+
+
+CALLS = ["encoder.0", "encoder.1", "encoder", "decoder.0", "decoder.1", "decoder"]
+
+
+# --- a root that is never called ------------------------------------------------------------------------------------------
+
+
+@every_check
+def test_direct_calls_with_a_backward_are_a_batch(check: str) -> None:
+    model = AutoEncoder()
+    detector, notebook = watched(model, check=check)
+    train(lambda: autoencode(model), sgd(model), batches=4)
+    detector.remove()
+    assert batches_of(notebook) == dict.fromkeys(range(4), CALLS)
+    assert steps_of(notebook) == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert len({table.id for table, _ in notebook.batches}) == 1
+    assert [summary.first_frame for _, summary in notebook.batches] == [0] * 4
+
+
+@every_check
+def test_a_nan_in_a_direct_call_has_its_batch_and_module(check: str) -> None:
+    model = AutoEncoder()
+    _, notebook = watched(model, check=check)
+    optimizer = sgd(model)
+    train(lambda: autoencode(model), optimizer, batches=3)
+    model.gain.gain = math.nan
+    with pytest.raises(OverflowDetected):
+        train(lambda: autoencode(model), optimizer, batches=2)
+    (trip,) = notebook.trips
+    assert (trip.position, trip.optimizer_step) == (Position(3, 0, 4), 3)
+    assert (trip.frame.spec.module, classify(trip)[0]) == ("decoder.1", Cause.INVALID)
+
+
+@pytest.mark.parametrize("where", ["parameterless", "first"])
+def test_the_first_batch_is_batch_0_in_every_text(where: str) -> None:
+    model = AutoEncoder()
+    _, notebook = watched(model)
+    if where == "parameterless":
+        model.gain.gain = math.nan
+        with pytest.raises(OverflowDetected):
+            model.gain(ones())
+    else:
+        with pytest.raises(OverflowDetected):
+            model.encode(ones() * math.inf)
+    assert notebook.trips[0].position.batch == 0
+    assert "batch 0 (optimizer step 0)" in describe_trip("rank 0", notebook.trips[0])
+
+
+def test_the_backward_of_direct_calls_is_watched() -> None:
+    class Spoilt(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+            ctx.factor = factor
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+            return gradient * ctx.factor, None
+
+    class BackwardGain(Gain):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = Spoilt.apply(x, self.gain)
+            return out
+
+    model = AutoEncoder()
+    model.decoder[1] = BackwardGain()
+    _, notebook = watched(model, gradients=True)
+    optimizer = sgd(model)
+    train(lambda: autoencode(model), optimizer, batches=3)
+    assert set(batches_of(notebook, Phase.BACKWARD)) == {0, 1, 2}
+    assert {"decoder.1", "encoder.0", "decoder.0"} <= set(batches_of(notebook, Phase.BACKWARD)[2])
+    model.gain.gain = math.nan
+    with pytest.raises(OverflowDetected):
+        autoencode(model)
+    (trip,) = notebook.trips
+    assert (trip.position.batch, trip.frame.spec.phase) == (3, Phase.BACKWARD)
+    assert (trip.frame.spec.module, trip.culprit.label) == ("decoder.1", "grad_input[0]")
+
+
+def test_micro_batches_of_direct_calls_are_batches() -> None:
+    model = AutoEncoder()
+    _, notebook = watched(model)
+
+    def step() -> None:
+        for _ in range(3):
+            autoencode(model)
+
+    train(step, sgd(model), batches=2)
+    assert steps_of(notebook) == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1)]
+
+
+def test_two_views_with_one_backward_are_one_batch() -> None:
+    model = AutoEncoder()
+    _, notebook = watched(model)
+
+    def step() -> None:
+        (model.encode(ones()) - model.encode(ones() * 2)).square().mean().backward()
+
+    train(step, sgd(model), batches=2)
+    assert batches_of(notebook) == dict.fromkeys(range(2), CALLS[:3] * 2)
+
+
+def test_direct_calls_without_gradients_are_no_batches() -> None:
+    model = AutoEncoder()
+    detector, notebook = watched(model)
+    optimizer = sgd(model)
+    for _ in range(2):
+        train(lambda: autoencode(model), optimizer)
+        with torch.no_grad():
+            model.decode(model.encode(ones()))
+        with torch.inference_mode():
+            model.encode(ones())
+    assert batches_of(notebook) == dict.fromkeys(range(2), CALLS)
+    assert detector.progress.batch == 1
+
+
+@every_check
+def test_direct_calls_that_no_backward_reaches_are_no_batches(check: str) -> None:
+    model = AutoEncoder()
+    detector, notebook = watched(model, check=check)
+    optimizer = sgd(model)
+    for _ in range(3):
+        model.eval()
+        model.encode(ones())  # an evaluation that forgot no_grad
+        model.train()
+        train(lambda: autoencode(model), optimizer)
+    detector.remove()
+    assert batches_of(notebook) == dict.fromkeys(range(3), CALLS)
+    assert steps_of(notebook) == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_an_optimizer_step_shows_a_batch_whose_outputs_show_no_backward() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def features(self, x: Tensor) -> Tensor:
+            return self.linear(x).detach() * self.linear.weight.sum()  # type: ignore[no-any-return]
+
+    model = Frozen()
+    detector, notebook = watched(model)
+    train(lambda: model.features(ones()).sum().backward(), sgd(model), batches=3)
+    detector.remove()
+    assert batches_of(notebook) == {batch: ["linear"] for batch in range(3)}
+
+
+def test_calls_before_the_root_belong_to_its_batch_and_do_not_count_twice() -> None:
+    model = model_of()
+    _, notebook = watched(model)
+    optimizer = sgd(model)
+    numbers = []
+    for _ in range(3):
+        model[0](ones())
+        model(ones()).sum().backward()
+        numbers.append(notebook.batches[-1][1].batch)
+        optimizer.step()
+    assert numbers == [0, 1, 2]
+    assert [len(names) for names in batches_of(notebook).values()] == [5, 4, 4]  # from the second batch on, it is known
+
+
+def test_the_numbers_of_a_model_whose_root_is_called_are_as_before() -> None:
+    model = model_of()
+    detector, notebook = watched(model)
+    optimizer = sgd(model)
+    for batch in range(3):
+        hidden = model(ones())
+        assert detector.position == Position(batch, 0, 4)
+        model[2](model[0](ones()) + hidden.sum()).sum().backward()  # a head on the root's output
+        assert detector.position == Position(batch, 0, 6)
+        model[0](ones())  # for a log
+        optimizer.step()
+        model[0](ones())
+        model.eval()
+        model(ones())
+        assert detector.position == Position(batch, 1, 4)
+        model.train()
+    assert batches_of(notebook) == {batch: ["0", "1", "2", ""] for batch in range(3)}
+
+
+def test_a_container_of_a_gan_is_one_run_with_one_batch_for_each_backward() -> None:
+    class Gan(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator, self.discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    gan = Gan()
+    _, notebook = watched(gan, gradients=True)
+    optimizers = sgd(gan.generator), sgd(gan.discriminator)
+    for _ in range(3):
+        fake = gan.generator(ones())
+        (gan.discriminator(fake.detach()).mean() - gan.discriminator(ones()).mean()).backward()
+        optimizers[1].step()
+        gan.discriminator(fake).mean().backward()
+        optimizers[0].step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+    found = batches_of(notebook)
+    assert list(found) == [0, 1, 2, 3, 4, 5]
+    assert found[4] == ["generator", "discriminator", "discriminator"]
+    assert found[5] == ["discriminator"]
+
+
+def test_checkpointed_direct_calls_are_a_batch() -> None:
+    model = AutoEncoder()
+    model.encoder[1], model.decoder[1] = nn.Sigmoid(), nn.Sigmoid()
+    _, notebook = watched(model)
+
+    def step() -> None:
+        hidden = checkpoint(model.encoder, ones().requires_grad_(), use_reentrant=False)
+        checkpoint(model.decoder, hidden, use_reentrant=False).sum().backward()
+
+    train(step, sgd(model), batches=2)
+    assert batches_of(notebook) == dict.fromkeys(range(2), CALLS)
+    assert set(batches_of(notebook, Phase.RECOMPUTE)) == {0, 1}
+
+
+def test_every_kth_batch_of_direct_calls_is_measured_and_all_are_counted() -> None:
+    model = AutoEncoder()
+    detector, notebook = watched(model, every=3)
+    train(lambda: autoencode(model), sgd(model), batches=7)
+    assert batches_of(notebook) == {0: CALLS, 3: CALLS, 6: CALLS}
+    assert detector.position.batch == 6
+
+
+def test_a_traced_batch_of_direct_calls_is_printed_once() -> None:
+    model = AutoEncoder()
+    _, notebook = watched(model, trace_batch_nums=[1])
+    train(lambda: autoencode(model), sgd(model), batches=3)
+    (trace,) = notebook.traces
+    assert [frame.spec.module for frame in trace] == CALLS
+    assert {frame.position.batch for frame in trace} == {1}
+
+
+def test_a_limit_counts_batches_of_direct_calls() -> None:
+    model = AutoEncoder()
+    _, notebook = watched(model, abort_after_batch_num=2)
+    with pytest.raises(BatchLimitReached, match="2"):
+        train(lambda: autoencode(model), sgd(model), batches=9)
+    assert set(batches_of(notebook)) == {0, 1, 2}
+
+
+def test_calls_that_never_see_a_backward_take_no_memory() -> None:
+    model = AutoEncoder()
+    detector, notebook = watched(model)
+    for _ in range(DIRECT_FRAMES // 2):
+        model.encode(ones())
+    held = detector._batches.of_forward.part.frames
+    assert len(held) < DIRECT_FRAMES
+    assert notebook.batches == []
+    train(lambda: autoencode(model), sgd(model))
+    assert set(batches_of(notebook)) == {0}
+
+
+# --- a root in eval mode, or frozen ---------------------------------------------------------------------------------------
+
+
+@every_check
+def test_an_eval_mode_forward_with_a_backward_is_a_batch(check: str) -> None:
+    model = model_of().eval()
+    detector, notebook = watched(model, check=check, gradients=True)
+    train(lambda: model(ones()).sum().backward(), sgd(model), batches=4)
+    detector.remove()
+    assert batches_of(notebook) == {batch: ["0", "1", "2", ""] for batch in range(4)}
+    assert set(batches_of(notebook, Phase.BACKWARD)) == set(range(4))
+    assert steps_of(notebook) == [(batch, batch) for batch in range(4) for _ in range(2)]
+
+
+@every_check
+@pytest.mark.parametrize("bad", [0, 5])
+def test_an_overflow_in_eval_mode_has_its_batch(check: str, bad: int) -> None:
+    gain = Gain()
+    model = model_of(nn.Linear(4, 4), gain, nn.Linear(4, 2)).eval()
+    _, notebook = watched(model, check=check)
+    optimizer = sgd(model)
+    train(lambda: model(ones()).sum().backward(), optimizer, batches=bad)
+    gain.gain = 1e39
+    with pytest.raises(OverflowDetected):
+        train(lambda: model(ones()).sum().backward(), optimizer, batches=2)
+    (trip,) = notebook.trips
+    assert (trip.position, trip.optimizer_step) == (Position(bad, 0, 1), bad)
+    assert f"batch {bad} (optimizer step {bad})" in describe_trip("rank 0", trip)
+
+
+@every_check
+@pytest.mark.parametrize("trains_in", ["eval", "train"])
+def test_a_sloppy_evaluation_is_no_batch(check: str, trains_in: str) -> None:
+    model = model_of()
+    detector, notebook = watched(model, check=check)
+    optimizer = sgd(model)
+    for batch in range(4):
+        model.eval()
+        for _ in range(batch):
+            model(ones())
+        model.train(trains_in == "train")
+        train(lambda: model(ones()).sum().backward(), optimizer)
+        assert detector.position.batch == batch
+    detector.remove()
+    assert batches_of(notebook) == {batch: ["0", "1", "2", ""] for batch in range(4)}
+    assert steps_of(notebook) == [(batch, batch) for batch in range(4)]
+
+
+def test_an_evaluation_between_training_batches_is_an_eval_as_before() -> None:
+    model = model_of()
+    detector, _ = watched(model)
+    optimizer = sgd(model)
+    for batch in range(3):
+        train(lambda: model(ones()).sum().backward(), optimizer)
+        model.eval()
+        for evaluation in range(1, 3):
+            model(ones())
+            assert detector.position == Position(batch, evaluation, 4)
+        model.train()
+
+
+def test_a_training_that_goes_on_in_eval_mode_is_counted_on() -> None:
+    gain = Gain()
+    model = model_of(nn.Linear(4, 4), gain)
+    detector, notebook = watched(model, gradients=True)
+    optimizer = sgd(model)
+    train(lambda: model(ones()).sum().backward(), optimizer, batches=2)
+    model.eval()
+    model(ones())
+    train(lambda: model(ones()).sum().backward(), optimizer, batches=2)
+    model.train()
+    train(lambda: model(ones()).sum().backward(), optimizer, batches=2)
+    assert batches_of(notebook) == {batch: ["0", "1", ""] for batch in range(6)}
+    assert set(batches_of(notebook, Phase.BACKWARD)) == set(range(6))
+    for table, summary in notebook.batches:
+        frames = list(summary.frames(table))
+        assert [frame.position.frame for frame in frames] == list(
+            range(summary.first_frame, summary.first_frame + len(frames))
+        )
+    model.eval()
+    gain.gain = math.nan
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert notebook.trips[0].position[:2] == (5, 1)  # whether it is trained is not known yet
+    assert detector.fault == ""
+
+
+def test_positions_never_go_back() -> None:
+    """Elections rest on it: a rank has passed what its progress has passed."""
+    model = model_of(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    detector, notebook = watched(model, gradients=True)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    seen = [detector.progress]
+
+    def note(*_: Any) -> None:
+        seen.append(detector.progress)
+
+    for module in model:
+        module.register_forward_hook(note)
+        module.weight.register_post_accumulate_grad_hook(note)  # type: ignore[operator]
+
+    def evaluate() -> None:
+        model(ones())
+        with torch.no_grad():
+            model(ones())
+
+    def train_by_root() -> None:
+        model(ones()).sum().backward()
+
+    def train_by_parts() -> None:
+        model[1](model[0](ones())).sum().backward()
+
+    torch.manual_seed(0)
+    for draw in torch.randint(0, 8, (300,)).tolist():
+        model.train(bool(draw & 1))
+        if draw in (0, 1, 2):
+            train(train_by_root, optimizer)
+        elif draw in (3, 4):
+            train(train_by_parts, optimizer)
+        elif draw == 5:
+            model[1](ones())
+        else:
+            evaluate()
+        note()
+    assert seen == sorted(seen)
+    assert list(batches_of(notebook)) == list(range(len(batches_of(notebook))))
+    steps = [summary.optimizer_step for _, summary in notebook.batches]
+    assert steps == sorted(steps)
+    keys = [(summary.batch, summary.first_frame) for _, summary in notebook.batches]
+    assert len(keys) == len(set(keys))
+
+
+def test_a_frozen_root_with_an_adapter_before_it_has_batches() -> None:
+    adapter = nn.Linear(4, 4)
+    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2)).eval().requires_grad_(False)
+    _, notebook = watched(model)
+    optimizer = sgd(adapter)
+    train(lambda: model(adapter(ones())).sum().backward(), optimizer, batches=4)
+    assert batches_of(notebook) == {batch: ["0", "1", "2", ""] for batch in range(4)}
+    gain = model[1]
+    assert isinstance(gain, Gain)
+    gain.gain = math.nan
+    with pytest.raises(OverflowDetected):
+        train(lambda: model(adapter(ones())).sum().backward(), optimizer)
+    assert notebook.trips[0].position == Position(4, 0, 1)
+
+
+def test_a_partly_frozen_model_in_eval_mode_has_batches() -> None:
+    model = model_of().eval()
+    model[0].requires_grad_(False)
+    model[2].train()
+    _, notebook = watched(model)
+    train(lambda: model(ones()).sum().backward(), sgd(model[2]), batches=3)
+    assert batches_of(notebook) == {batch: ["0", "1", "2", ""] for batch in range(3)}
+    assert steps_of(notebook) == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_micro_batches_in_eval_mode_are_batches() -> None:
+    model = model_of().eval()
+    _, notebook = watched(model)
+
+    def step() -> None:
+        for _ in range(2):
+            model(ones()).sum().backward()
+
+    train(step, sgd(model), batches=2)
+    assert steps_of(notebook) == [(0, 0), (1, 0), (2, 1), (3, 1)]
+
+
+@pytest.mark.parametrize("was_trained_before", [False, True])
+def test_two_eval_mode_forwards_with_one_backward_are_one_batch(was_trained_before: bool) -> None:
+    model = model_of()
+    _, notebook = watched(model, gradients=True)
+    optimizer = sgd(model)
+    if was_trained_before:
+        train(lambda: model(ones()).sum().backward(), optimizer)
+    model.eval()
+    train(lambda: (model(ones()) * model(ones() * 2)).sum().backward(), optimizer, batches=2)
+    first = int(was_trained_before)
+    found = batches_of(notebook)
+    assert [len(found[batch]) for batch in (first, first + 1)] == [8, 8]
+    assert max(found) == first + 1
+    keys = [(summary.batch, summary.first_frame) for _, summary in notebook.batches]
+    assert len(keys) == len(set(keys))
+
+
+def test_a_forward_that_raises_in_eval_mode_leaves_its_number_to_the_next() -> None:
+    class Fragile(Gain):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.gain < 0:
+                raise RuntimeError("the user's own")
+            return super().forward(x)
+
+    fragile = Fragile(-1.0)
+    model = model_of(nn.Linear(4, 4), fragile).eval()
+    _, notebook = watched(model)
+    with pytest.raises(RuntimeError, match="the user's own"):
+        model(ones())
+    fragile.gain = 1.0
+    train(lambda: model(ones()).sum().backward(), sgd(model), batches=2)
+    assert batches_of(notebook) == {batch: ["0", "1", ""] for batch in range(2)}
+
+
+def test_every_and_limit_and_trace_hold_in_eval_mode() -> None:
+    model = model_of().eval()
+    _, notebook = watched(model, every=2, trace_batch_nums=[1], abort_after_batch_num=3, first_batch=1)
+    with pytest.raises(BatchLimitReached, match="3"):
+        train(lambda: model(ones()).sum().backward(), sgd(model), batches=9)
+    assert batches_of(notebook) == {1: ["0", "1", "2", ""], 2: ["0", "1", "2", ""], 3: [""]}
+    assert [frame.position.batch for frame in notebook.traces[0]] == [1] * 4
+    assert len(notebook.traces) == 1
