@@ -9,6 +9,7 @@ from rankwatch.shared.frame import NO_STAGE
 from rankwatch.shared.notice import Notice
 from rankwatch.shared.str_enum import StrEnum
 
+from .began import Origin
 from .verdict import Verdict
 
 
@@ -124,6 +125,8 @@ class Report:
     notices_unkept: int = 0
     stalled: str = ""
     """The ranks that were stalled at the end, and which ranks waited for them."""
+    origin: Origin | None = None
+    """Where the verdict's trip came from; None while that was not looked for."""
 
     @property
     def batches(self) -> int:

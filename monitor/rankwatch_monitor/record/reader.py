@@ -27,6 +27,7 @@ from .rows import (
     EnvelopeKey,
     EnvelopePart,
     PartExtremes,
+    PartHistory,
     Point,
     SentPart,
     Standings,
@@ -290,6 +291,22 @@ class RunRecord:
             for batch, number, body in self._database.execute(query, batches):
                 layout, high = (tables[number].envelope, "high") if rank is None else (tables[number].part, "abs_max")
                 yield PartExtremes(batch, number, layout.column(body, high), layout.column(body, "state"))
+
+    def history(self, rank: int, batches: BatchRange) -> Iterator[PartHistory]:
+        """The retained parts of these batches as the rank sent them, in the order of the batches."""
+        query = "SELECT batch, first_frame, tbl, body FROM summaries WHERE rank = ? AND batch BETWEEN ? AND ?"
+        with self._explained():
+            rows = self._database.execute(f"{query} ORDER BY batch, first_frame", (rank, *batches))
+            for batch, first_frame, number, body in rows:
+                layout = self._columns(number).part
+                high, state = layout.column(body, "abs_max"), layout.column(body, "state")
+                yield PartHistory(batch, first_frame, number, self._table(number), high, state)
+
+    def steps(self, ranks: Sequence[int], batches: BatchRange) -> dict[tuple[int, int], int]:
+        """The optimizer steps done before each of these batches, by rank and batch."""
+        with self._explained():
+            digests = _DigestsByBatch(self._database, ("rank", "batch", "step")).between(*batches)
+            return {(by, batch): step for by, batch, step in digests[np.isin(digests["rank"], ranks)].tolist()}
 
     def series(self, rank: int | None, columns: Columns, row: int, batches: BatchRange = ANY) -> list[Point]:
         """One row of a frame table over these batches."""

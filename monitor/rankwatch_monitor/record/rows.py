@@ -86,6 +86,17 @@ class PartExtremes(NamedTuple):
     states: Array
 
 
+class PartHistory(NamedTuple):
+    """One part of a batch of a rank: the abs max and the state of each row of its frame table."""
+
+    batch: int
+    first_frame: int
+    number: int
+    table: FrameTable
+    abs_max: Array
+    states: Array
+
+
 class Point(NamedTuple):
     """A reading in one batch."""
 

@@ -1,0 +1,140 @@
+"""Where a trip came from: the first reading that left its own range, and from which jumps lead to the trip. Pure.
+
+An inf of bfloat16 or float32 comes batches after its origin, and the all-reduce hands a bad gradient to all ranks: the rank
+that trips first may be innocent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rankwatch.shared.frame import NO_STAGE
+
+LINK = 2
+"""Batches: a jump leads on to a jump this much later. In between lies at most one batch that was not measured."""
+
+ALIKE = 1 / 2
+"""Another rank jumped as well if its reading rose by this share of the doublings."""
+
+
+class ReadingName(NamedTuple):
+    """A reading of a rank; ``call`` counts the calls of its module in a part, ``phase`` is the frame's."""
+
+    module: str
+    module_class: str
+    label: str
+    phase: int = 0
+    call: int = 0
+
+
+class Jump(NamedTuple):
+    """A reading that left its own range. ``rise``: doublings above its recent median; inf: it was not finite."""
+
+    step: int
+    batch: int
+    stage: int
+    frame: int
+    rank: int
+    name: ReadingName
+    rise: float
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The first reading that jumped. ``rank`` is None where it jumped on all ranks alike.
+
+    ``factor``: the reading divided by its own recent median; inf: it was not finite. ``alone``: the same reading jumped on no
+    other rank of the replica group; None: no other rank is known.
+    """
+
+    rank: int | None
+    batch: int
+    module: str
+    module_class: str
+    label: str
+    factor: float
+    alone: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What the record says about where a trip came from; ``batches``: how many batches before it were looked at."""
+
+    began: Began | None
+    batches: int
+
+
+def find_began(
+    jumps: Iterable[Jump],
+    trip: tuple[int, int],
+    others: Callable[[Jump], Collection[float]],
+) -> Began | None:
+    """The first jump, in the order of step, batch, stage and frame, from which jumps lead to the trip.
+
+    Args:
+        jumps: of all ranks that were looked at, in any order, all before the trip.
+        trip: its optimizer step and batch.
+        others: the rises of the same reading in the same batch on the other ranks of the replica group.
+    """
+    of_batches: dict[tuple[int, int], list[Jump]] = defaultdict(list)
+    for jump in jumps:
+        of_batches[jump.step, jump.batch].append(jump)
+    path = _path(of_batches, trip)
+    for place, at in enumerate(path):
+        follows = of_batches[path[place + 1]] if place + 1 < len(path) else None
+        leading = [jump for jump in of_batches[at] if follows is None or _leads_on(jump, of_batches[at], follows)]
+        if leading:
+            first = min(leading, key=lambda jump: (jump.stage, jump.frame, -jump.rise, jump.rank))
+            return _began(first, others(first))
+    return None
+
+
+def describe_origin(origin: Origin, world_size: int) -> str:
+    """``batch 80, rank 1: input[0] of the root jumped x950; the other ranks' did not``."""
+    began = origin.began
+    if began is None and not origin.batches:
+        return "not known: there are too few batches before the trip to compare with"
+    if began is None:
+        return f"not seen: no reading jumped in the {origin.batches} batches before the trip"
+    where = f"the root ({began.module_class})" if not began.module else f"{began.module} ({began.module_class})"
+    what = "the loss" if began.label == "loss" else f"{began.label} of {where}"
+    how = f"jumped x{began.factor:.3g}" if math.isfinite(began.factor) else "was not finite"
+    if began.rank is None:
+        return f"batch {began.batch}, {'all ranks alike' if world_size > 1 else 'rank 0'}: {what} {how}"
+    also = {None: "", True: "; the other ranks' did not", False: "; on other ranks, too"}[began.alone]
+    return f"batch {began.batch}, rank {began.rank}: {what} {how}{also}"
+
+
+def _path(of_batches: Collection[tuple[int, int]], trip: tuple[int, int]) -> list[tuple[int, int]]:
+    """The batches with jumps that hang together up to the trip, the first one first."""
+    path: list[tuple[int, int]] = []
+    last = trip
+    for step, batch in sorted((at for at in of_batches if at <= trip), reverse=True):
+        if last[1] - batch > LINK and last[0] - step > 1:
+            break
+        path.insert(0, (step, batch))
+        last = step, batch
+    return path
+
+
+def _leads_on(jump: Jump, same: Sequence[Jump], following: Sequence[Jump]) -> bool:
+    """Whether what was computed from the reading jumped as well, or the reading itself stayed away."""
+    return any(other.rank == jump.rank and other.frame > jump.frame for other in same) or any(
+        other.rank == jump.rank and other.name == jump.name for other in following
+    )
+
+
+def _began(first: Jump, others: Collection[float]) -> Began:
+    alone = all(rise < ALIKE * first.rise for rise in others) if others else None
+    name = first.name
+    factor = 2.0**first.rise if first.rise < 1024 else math.inf
+    return Began(first.rank, first.batch, name.module, name.module_class, name.label, factor, alone)
+
+
+def is_same_group(stage: int, other: int) -> bool:
+    """Whether ranks of these stages are replicas of each other."""
+    return stage == other or NO_STAGE in (stage, other)
