@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rankwatch.shared.frame import NO_STAGE
-
 LINK = 2
 """Batches: a jump leads on to a jump this much later. In between lies at most one batch that was not measured."""
 
@@ -32,12 +30,16 @@ class ReadingName(NamedTuple):
 
 
 class Jump(NamedTuple):
-    """A reading that left its own range. ``rise``: doublings above its recent median; inf: it was not finite."""
+    """A reading that left its own range. ``rise``: doublings above its recent median; inf: it was not finite.
+
+    ``frame`` is -1 for an input of the root, which is there before any module runs; ``row`` orders the readings of a frame.
+    """
 
     step: int
     batch: int
     stage: int
     frame: int
+    row: int
     rank: int
     name: ReadingName
     rise: float
@@ -88,7 +90,7 @@ def find_began(
         follows = of_batches[path[place + 1]] if place + 1 < len(path) else None
         leading = [jump for jump in of_batches[at] if follows is None or _leads_on(jump, of_batches[at], follows)]
         if leading:
-            first = min(leading, key=lambda jump: (jump.stage, jump.frame, -jump.rise, jump.rank))
+            first = min(leading, key=lambda jump: (jump.stage, jump.frame, jump.row, -jump.rise, jump.rank))
             return _began(first, others(first))
     return None
 
@@ -99,7 +101,7 @@ def describe_origin(origin: Origin, world_size: int) -> str:
     if began is None and not origin.batches:
         return "not known: there are too few batches before the trip to compare with"
     if began is None:
-        return f"not seen: no reading jumped in the {origin.batches} batches before the trip"
+        return f"not seen: no measured reading jumped in the {origin.batches} batches before the trip"
     where = f"the root ({began.module_class})" if not began.module else f"{began.module} ({began.module_class})"
     what = "the loss" if began.label == "loss" else f"{began.label} of {where}"
     how = f"jumped x{began.factor:.3g}" if math.isfinite(began.factor) else "was not finite"
@@ -133,8 +135,3 @@ def _began(first: Jump, others: Collection[float]) -> Began:
     name = first.name
     factor = 2.0**first.rise if first.rise < 1024 else math.inf
     return Began(first.rank, first.batch, name.module, name.module_class, name.label, factor, alone)
-
-
-def is_same_group(stage: int, other: int) -> bool:
-    """Whether ranks of these stages are replicas of each other."""
-    return stage == other or NO_STAGE in (stage, other)

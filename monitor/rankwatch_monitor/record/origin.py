@@ -40,6 +40,12 @@ _MADE = (Kind.PARAMETER, Kind.OUTPUT, Kind.MARKED, Kind.GRAD_OUTPUT, Kind.GRAD_I
 """The kinds that are news where they are inf. An input may be a mask, which is inf on purpose in some batches."""
 
 
+_FED = Kind.INPUT, Kind.KEYWORD
+
+BEFORE_ALL = -1
+"""The frame of the root's inputs: they are there before any module runs."""
+
+
 def with_origin(report: Report, record: RunRecord) -> Report:
     """The report, and where its trip came from. An error in this search leaves the report as it is."""
     if report.verdict is None or report.origin is not None:
@@ -58,7 +64,7 @@ def find_origin(report: Report, record: RunRecord) -> Origin:
     """The origin of the report's trip. Raises StoreError."""
     assert report.verdict is not None
     verdict = report.verdict
-    trips = {verdict.rank: verdict.trip, **dict(verdict.also)}
+    trips = dict(verdict.all_tripped)
     last = verdict.trip.position.batch
     batches = max(0, last - BACK), last
     histories: dict[int, _History] = {}
@@ -89,8 +95,8 @@ def _chosen(report: Report) -> list[int]:
     """The ranks to look at: those that tripped, then other replicas, then ranks of other stages."""
     verdict = report.verdict
     assert verdict is not None
-    stage = report.ranks[verdict.rank].stage
-    tripped = [verdict.rank, *(rank for rank, _ in verdict.also)][: RANKS // 2]
+    stage = report.ranks[verdict.tripped].stage
+    tripped = [verdict.tripped, *(rank for rank, _ in verdict.also)][: RANKS // 2]
     replicas = [row.rank for row in report.ranks if row.stage == stage and row.rank not in tripped]
     of_stages = {row.stage: row.rank for row in reversed(report.ranks) if row.stage != stage}
     others = [rank for rank in of_stages.values() if rank not in tripped]
@@ -103,7 +109,7 @@ def _is_before(jump: Jump, report: Report) -> bool:
     verdict = report.verdict
     assert verdict is not None
     batch, _, frame = verdict.trip.position
-    return jump.batch < batch or jump.rank != verdict.rank or jump.frame <= frame
+    return jump.batch < batch or jump.rank != verdict.tripped or jump.frame <= frame
 
 
 class _Columns:
@@ -174,7 +180,8 @@ class _History:
             places = places[np.argsort(frames[places], kind="stable")]
             for place in [*places[:AT_ONCE].tolist(), *places[AT_ONCE:][-1:].tolist()]:
                 rise = float(self._found.rises[row, place])
-                yield Jump(self._steps[batch], batch, self.stage, self._frames[place], self.rank, names[place], rise)
+                frame = self._frames[place]
+                yield Jump(self._steps[batch], batch, self.stage, frame, place, self.rank, names[place], rise)
 
     def _take(self, specs: Iterable[tuple[int, FrameSpec]]) -> _Columns:
         """The columns of these frames. Each call of a module in a part has its own."""
@@ -189,7 +196,7 @@ class _History:
                 name = ReadingName(spec.module, spec.module_class, row.label, int(spec.phase), call)
                 if name not in self._names:
                     self._names[name] = len(self._frames)
-                    self._frames.append(frame)
+                    self._frames.append(BEFORE_ALL if not spec.module and row.kind in _FED else frame)
                 places.append(self._names[name])
                 kinds.append(None if spec.phase is Phase.RECOMPUTE or row.label.endswith(ZEROS) else row)
         return _Columns(places, kinds)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ..decide.ledger import Ledger
 from ..decide.options import Options
 from ..decide.report import Report
+from .origin import with_origin
 from .reader import RunRecord
 from .schema import explained
 
@@ -24,4 +25,4 @@ def take(record: RunRecord) -> Snapshot:
     with explained(record.path):
         now = entries[-1].now if entries else 0.0
         run = Ledger(Options()).restore(record.run, entries, record.progress(), now)
-    return Snapshot(run.report(), run.over)
+    return Snapshot(with_origin(run.report(), record), run.over)

@@ -32,6 +32,7 @@ from .credentials import Credentials
 from .inbox import Ended, Inbox, Letter
 from .metrics.meters import LoopCounts, Meters
 from .precedence import DECIDING, yield_to_others
+from .publisher import Publisher
 from .run_folder import RunsFolder
 from .writer import RecordWriter
 
@@ -69,7 +70,7 @@ class Collector:
         connection_file: where ranks find the address and the keys. If the file exists and its server key lies beside it, the
             keys and the address are used again: to the ranks, this collector is the one that crashed.
         runs: where runs are recorded.
-        show: called with each report that is written, and whether it is news.
+        show: called with each report that is written, and whether it is news; in any thread.
         show_ranks: called once a heartbeat with the standings of a run's ranks; must not block.
         job: the job name for ranks that know none.
         address: the address in the connection file, where it is not ``listen``; port 0 stands for the bound port.
@@ -98,9 +99,9 @@ class Collector:
     ) -> None:
         options = replace(options, room=min(options.room, raise_descriptor_limit()))
         self._runs = runs
-        self._show = show
         self._show_ranks = show_ranks
         self._meters = meters
+        self._publisher = Publisher(runs, self._write, show)
         self._received = self._received_bytes = 0
         self._backlog = Backlog()
         self._stop = threading.Event()
@@ -130,6 +131,7 @@ class Collector:
             self._wake_write.setblocking(False)
             name = self._keys.server.public or self.address
             self._writer = RecordWriter(runs.path, self._wake, Limits(), runs.begin, self._gauge_headroom, collector=name)
+            opened.callback(self._publisher.show_late, 0.0)
             opened.callback(self._writer.close)
             if self._keys.are_taken_over:
                 self._resume(runs.unfinished(name))
@@ -162,6 +164,7 @@ class Collector:
             self._drain()
             self._perform(Tick())
             self._record()
+            self._publisher.show_late()
             self._count()
         deadline = time.monotonic() + LONGEST_LAST_WORDS
         while time.monotonic() < deadline and poller.poll(LAST_WORDS):
@@ -268,8 +271,7 @@ class Collector:
             elif isinstance(effect, RecordTrace):
                 self._write(partial(self._runs.record_trace, effect.run, effect.rank, effect.batch, effect.frames))
             elif isinstance(effect, Publish):
-                self._write(partial(self._runs.publish, effect.report))
-                self._show(effect.report, effect.news)
+                self._publisher.publish(effect)
 
     def _send(self, peers: Iterable[bytes], message: messages.Message) -> None:
         body, send = wire.encode(message), self._socket.send

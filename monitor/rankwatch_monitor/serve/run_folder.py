@@ -11,13 +11,18 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rankwatch.errors import UsageError
+from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.frame import Frame
 from rankwatch.shared.text import format_trace
 
+from ..decide.began import Origin
 from ..decide.report import Report
+from ..record.origin import with_origin
+from ..record.reader import RunRecord
 from ..record.runs import folders, is_unfinished
 from ..record.schema import FILE, StoreError
 from ..views import as_json as json
@@ -27,6 +32,10 @@ log = logging.getLogger(__name__)
 
 TRACE_LIMIT = 1 << 30
 """Bytes of traces of one run."""
+
+
+KEPT_ORIGINS = 64
+"""Runs whose trip's origin is in memory: a report is written when the verdict is known, and again when all ranks have ended."""
 
 
 class RunsFolder:
@@ -39,6 +48,7 @@ class RunsFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._traced: Counter[str] = Counter()
+        self._origins = BoundedDict[str, Origin | None](KEPT_ORIGINS)
         try:
             path.mkdir(parents=True, exist_ok=True)
             probe = path / f".writable.{os.getpid()}"
@@ -98,10 +108,24 @@ class RunsFolder:
         is_first = not frames or frames[0].position.frame == 0
         _try(_write if is_first else _append, path, text)
 
-    def publish(self, report: Report) -> None:
-        """Writes ``report.txt`` and ``report.json``."""
+    def publish(self, report: Report) -> Report:
+        """Writes ``report.txt`` and ``report.json``, and returns the report with what the record knows of its trip's origin."""
+        report = self._with_origin(report)
         _try(_write, self.path / report.run / "report.txt", texts.render(report))
         _try(_write, self.path / report.run / "report.json", json.render(report))
+        return report
+
+    def _with_origin(self, report: Report) -> Report:
+        if report.verdict is None:
+            return report
+        if report.run not in self._origins:
+            try:
+                with RunRecord(self.record_of(report.run)) as record:
+                    self._origins[report.run] = with_origin(report, record).origin
+            except StoreError as error:  # the writer has logged it
+                log.debug("no origin: %s", error)
+                return report
+        return replace(report, origin=self._origins[report.run])
 
     def _point_latest_at(self, run: str) -> None:
         part = self.path / f".latest.{os.getpid()}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 from rankwatch.shared.frame import MEASURED, NO_STAGE, Frame, Reading, State
 from rankwatch.shared.notice import describe_notice
 
+from ..decide.began import Origin, describe_origin
 from ..decide.report import RankNotice, RankRow, Report
 from ..decide.verdict import Verdict
 
@@ -67,6 +69,8 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "time": trip.time,
         "cause": verdict.cause.value,
         "evidence": verdict.evidence,
+        "began": _began(report.origin),
+        "began_text": describe_origin(report.origin, report.world_size) if report.origin is not None else "",
         "certainty": verdict.certainty.value,
         "missing_ranks": list(verdict.missing),
         "also": [
@@ -84,6 +88,12 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         ],
         "reason": verdict.reason,
     }
+
+
+def _began(origin: Origin | None) -> dict[str, Any] | None:
+    if origin is None or origin.began is None:
+        return None
+    return {**asdict(origin.began), "factor": number(origin.began.factor)}
 
 
 def run_to_dict(report: Report) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from rankwatch.shared.frame import NO_STAGE
 from rankwatch.shared.notice import NoticeKind, describe_notice
 from rankwatch.shared.text import describe_rank, describe_trip, format_dump, format_head, name_ranks, name_spans
 
+from ..decide.began import describe_origin
 from ..decide.report import Outcome, RankNotice, RankRow, RankState, Report
 from ..decide.verdict import NO_SINGLE_RANK, Certainty, Verdict
 
@@ -34,6 +35,7 @@ def render_head(report: Report) -> str:
     fields = [
         ("culprit", culprit),
         ("cause", f"{verdict.cause.value}: {verdict.evidence}"),
+        *_began(report),
         *notice_fields(report),
         *_also(report, verdict),
         ("certainty", _certainty(report, verdict)),
@@ -70,6 +72,10 @@ def _render_ending(report: Report) -> str:
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
     return format_head(f"run {report.run} {report.outcome.value}", fields)
+
+
+def _began(report: Report) -> list[tuple[str, str]]:
+    return [] if report.origin is None else [("began", describe_origin(report.origin, report.world_size))]
 
 
 def _also(report: Report, verdict: Verdict) -> list[tuple[str, str]]:

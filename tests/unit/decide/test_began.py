@@ -11,7 +11,7 @@ from rankwatch_monitor.decide.began import Began, Jump, Origin, ReadingName, des
 
 
 def jump(batch: int, frame: int = 0, rank: int = 0, module: str = "layer", rise: float = 10.0, stage: int = -1) -> Jump:
-    return Jump(batch, batch, stage, frame, rank, ReadingName(module, "Linear", "output"), rise)
+    return Jump(batch, batch, stage, frame, 0, rank, ReadingName(module, "Linear", "output"), rise)
 
 
 def began(*jumps: Jump, trip: tuple[int, int] = (83, 83), others: tuple[float, ...] = ()) -> Began | None:
@@ -42,8 +42,8 @@ def test_a_jump_right_before_the_trip_needs_no_other() -> None:
 
 
 def test_micro_batches_of_one_step_lie_next_to_each_other() -> None:
-    first = [Jump(19, 76, -1, n, 1, ReadingName("a", "Linear", "output"), 10.0) for n in (0, 1)]
-    later = [Jump(20, 83, -1, n, 0, ReadingName("a", "Linear", "output"), 10.0) for n in (0, 1)]
+    first = [Jump(19, 76, -1, n, 0, 1, ReadingName("a", "Linear", "output"), 10.0) for n in (0, 1)]
+    later = [Jump(20, 83, -1, n, 0, 0, ReadingName("a", "Linear", "output"), 10.0) for n in (0, 1)]
     assert place(began(*first, *later, trip=(21, 84))) == (1, 76, "a")
 
 
@@ -75,7 +75,7 @@ def test_it_is_said_in_one_line() -> None:
     assert describe_origin(Origin(of, 64), 2) == (
         "batch 80, rank 1: input[0] of the root (Net) jumped x950; the other ranks' did not"
     )
-    assert describe_origin(Origin(None, 64), 2) == "not seen: no reading jumped in the 64 batches before the trip"
+    assert describe_origin(Origin(None, 64), 2) == "not seen: no measured reading jumped in the 64 batches before the trip"
     assert "too few batches" in describe_origin(Origin(None, 0), 2)
 
 

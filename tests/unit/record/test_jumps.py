@@ -14,7 +14,7 @@ def jumped(*values: float) -> list[int]:
     """The batches in which the one reading jumped; the values are abs maxima, -1 where nothing was measured."""
     with np.errstate(invalid="ignore", divide="ignore"):
         column = np.log2(np.array([value if value > 0 else np.nan for value in values], np.float32)[:, None])
-    return np.flatnonzero(find_jumps(column).jumped[:, 0]).tolist()
+    return [int(batch) for batch in np.flatnonzero(find_jumps(column).jumped[:, 0])]
 
 
 STEADY = [1.0, 1.2, 0.9, 1.1, 1.05, 0.95] * 7

@@ -58,6 +58,7 @@ const Views = (() => {
         ["module", `${module(found.module)} (${found.module_class})${found.phase === "forward" ? "" : `, ${found.phase}`}`],
         ["reading", `${found.reading}: ${found.state}, ${found.dtype}${found.shape.length ? `, shape ${found.shape.join(" x ")}` : ""}`],
         ["cause", `${found.cause}: ${found.evidence}`],
+        ["began", found.began_text || ""],
         ["certainty", `${found.certainty}${found.certainty === "complete" ? "" : `: ${found.reason}`}`],
         ["also", found.also.length ? `ranks ${spans(found.also.map((other) => other.rank))} went bad too` : ""],
       ]));
