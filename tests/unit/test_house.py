@@ -166,7 +166,7 @@ def test_only_the_doctor_meets_at_a_store() -> None:
         ("sqlite3", "record.schema record.store record.reader"),
         (
             "numpy",
-            "record.layout record.digest record.headroom record.store record.reader"
+            "record.layout record.digest record.headroom record.store record.reader record.jumps record.origin"
             " views.ui.grids views.export.rows views.export.parquet views.export.events views.export.written",
         ),
         ("prometheus_client", "serve.metrics.families serve.metrics.server"),

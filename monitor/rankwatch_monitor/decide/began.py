@@ -63,7 +63,7 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class TripOrigin:
     """What the record says about where a trip came from; ``batches``: how many batches before it were looked at."""
 
     began: Began | None
@@ -95,7 +95,7 @@ def find_began(
     return None
 
 
-def describe_origin(origin: Origin, world_size: int) -> str:
+def describe_origin(origin: TripOrigin, world_size: int) -> str:
     """``batch 80, rank 1: input[0] of the root jumped x950; the other ranks' did not``."""
     began = origin.began
     if began is None and not origin.batches:

@@ -9,7 +9,7 @@ from rankwatch.shared.frame import NO_STAGE
 from rankwatch.shared.notice import Notice
 from rankwatch.shared.str_enum import StrEnum
 
-from .began import Origin
+from .began import TripOrigin
 from .verdict import Verdict
 
 
@@ -125,7 +125,7 @@ class Report:
     notices_unkept: int = 0
     stalled: str = ""
     """The ranks that were stalled at the end, and which ranks waited for them."""
-    origin: Origin | None = None
+    origin: TripOrigin | None = None
     """Where the verdict's trip came from; None while that was not looked for."""
 
     @property

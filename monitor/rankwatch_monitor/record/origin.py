@@ -14,7 +14,7 @@ from rankwatch.shared.cause import Trip
 from rankwatch.shared.frame import FrameSpec, Kind, Phase, ReadingSpec, State
 from rankwatch.shared.notice import ZEROS
 
-from ..decide.began import Jump, Origin, ReadingName, find_began
+from ..decide.began import Jump, ReadingName, TripOrigin, find_began
 from ..decide.report import Report
 from .jumps import LEAST, find_jumps
 from .layout import Array
@@ -60,7 +60,7 @@ def with_origin(report: Report, record: RunRecord) -> Report:
     return report
 
 
-def find_origin(report: Report, record: RunRecord) -> Origin:
+def find_origin(report: Report, record: RunRecord) -> TripOrigin:
     """The origin of the report's trip. Raises StoreError."""
     assert report.verdict is not None
     verdict = report.verdict
@@ -88,7 +88,7 @@ def find_origin(report: Report, record: RunRecord) -> Origin:
         ],
     )
     seen = max((history.batches_before(last) for history in histories.values()), default=0)
-    return Origin(began, seen if seen >= LEAST else 0)
+    return TripOrigin(began, seen if seen >= LEAST else 0)
 
 
 def _chosen(report: Report) -> list[int]:

@@ -19,7 +19,7 @@ from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.frame import Frame
 from rankwatch.shared.text import format_trace
 
-from ..decide.began import Origin
+from ..decide.began import TripOrigin
 from ..decide.report import Report
 from ..record.origin import with_origin
 from ..record.reader import RunRecord
@@ -48,7 +48,7 @@ class RunsFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._traced: Counter[str] = Counter()
-        self._origins = BoundedDict[str, Origin | None](KEPT_ORIGINS)
+        self._origins = BoundedDict[str, TripOrigin | None](KEPT_ORIGINS)
         try:
             path.mkdir(parents=True, exist_ok=True)
             probe = path / f".writable.{os.getpid()}"

@@ -10,7 +10,7 @@ from typing import Any
 from rankwatch.shared.frame import MEASURED, NO_STAGE, Frame, Reading, State
 from rankwatch.shared.notice import describe_notice
 
-from ..decide.began import Origin, describe_origin
+from ..decide.began import TripOrigin, describe_origin
 from ..decide.report import RankNotice, RankRow, Report
 from ..decide.verdict import Verdict
 
@@ -90,7 +90,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _began(origin: Origin | None) -> dict[str, Any] | None:
+def _began(origin: TripOrigin | None) -> dict[str, Any] | None:
     if origin is None or origin.began is None:
         return None
     return {**asdict(origin.began), "factor": number(origin.began.factor)}
