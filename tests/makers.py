@@ -76,7 +76,13 @@ def evidenced_trip() -> Trip:
     """A trip with all evidence that a rank can send."""
     operator = Operator("aten.exp.default", (reading("self", 1e3),), reading("output", INF), (-1e3,))
     weight = BadWeight("layer", "Linear", reading("bias", INF), 3, is_here=False)
-    evidence = {"weights": (weight,), "harmless": ("input[mask]",), "collective": "all_reduce", "bad_since": 2}
+    evidence = {
+        "weights": (weight,),
+        "harmless": ("input[mask]",),
+        "collective": "all_reduce",
+        "bad_since": 2,
+        "changed": "proj",
+    }
     return replace(trip(), operator=operator, **evidence)  # type: ignore[arg-type]
 
 

@@ -126,6 +126,8 @@ class Batches:
         into = self.current if self.is_open else self.of_forward if self._is_direct else self._loose
         if into.is_rehearsal:
             return
+        if self._recorder.reductions:
+            frame.reductions = self._recorder.take_reductions()
         into.add(frame)
         self._settler.add(frame, into.part, call)
         self.position = into.position
@@ -232,6 +234,8 @@ class Batches:
         if batch not in self._backwards:
             batch.is_absorbed, batch.loss_scale = self._loss_scale.absorbs(), self._loss_scale.scale
             self._backwards.append(batch)
+        if self._recorder.reductions:
+            frame.reductions = self._recorder.take_reductions()
         batch.add(frame)
         self._settler.add(frame, batch.part, None)
         if batch.position[:2] == self.position[:2]:

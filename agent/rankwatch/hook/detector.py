@@ -31,6 +31,7 @@ from ..shared.frame import Kind, Phase, Position, ReadingSpec
 from ..shared.tuning import NO_CHANGE, Check, Tuning
 from . import backward, traced
 from .batches import Batches
+from .collectives import Collectives
 from .hooks import Hooks
 from .running import RunningRoots
 from .scaler import LossScale
@@ -95,6 +96,9 @@ class Detector:
             self._hook(self._gradients),
             lambda: is_looked_at(self._batches.of_backward.position.batch),
         )
+        self._collectives = Collectives(
+            self._recorder, self._guarded, is_watched=self._is_watched, is_measured=self._is_measured
+        )
         self._call_gradients = self._hook(self._gradients_of_call)
         self._reached = self._guarded(self._reach)
         self._return_root = self._hook(self._root_returned)
@@ -149,6 +153,7 @@ class Detector:
         self._hooks.remove()
         self._parameters.remove()
         self._loss_scale.close()
+        self._collectives.close()
         if not self.fault:
             try:
                 self._guarded(partial(self._batches.settle, wait=True))()
@@ -158,6 +163,16 @@ class Detector:
     def is_inside(self) -> bool:
         """Whether the calling thread is inside a watched forward."""
         return self._running.is_here() and not self._off
+
+    def _is_watched(self) -> bool:
+        """Whether what the calling thread does may be part of the watched training."""
+        return not self._off and self._running.is_watched()
+
+    def _is_measured(self) -> bool:
+        """Whether tensors of the forward or backward that runs are measured."""
+        if self._running.depth:
+            return self._batches.current.is_full
+        return self._config.gradients and backward.is_running() and self._batches.of_backward.is_full
 
     def mark(self, tensor: Tensor, label: str) -> None:
         """Records a tensor that the user marked, as a frame of its own under the name of the running module."""

@@ -215,7 +215,7 @@ def _unseen(body: Callable[..., None], *args: Any) -> None:
         body(*args)
 
 
-def _never_compile(function: Callable[..., Any]) -> None:
+def never_compile(function: Callable[..., Any]) -> None:
     """Prevents that ``function`` becomes a graph of its own. When called inside of a graph, it is still traced."""
     code = function.__code__
     skip_code = getattr(_eval_frame, "skip_code", None)
@@ -227,8 +227,20 @@ def _never_compile(function: Callable[..., Any]) -> None:
         _eval_frame.set_code_exec_strategy(code, strategy(action.SKIP, action.DEFAULT))
 
 
-for _call in (_Enter.__call__, _Leave.__call__, _Hook._call, _unseen):
-    _never_compile(_call)
+def quietly(body: Callable[..., None], *args: Any) -> None:
+    """Calls ``body`` outside of hooks, unseen by the compiler and by modes, as hooks do."""
+    before = set_eval_frame(None)
+    try:
+        if _modes_on():
+            _unseen(body, *args)
+        else:
+            body(*args)
+    finally:
+        set_eval_frame(before)
+
+
+for _call in (_Enter.__call__, _Leave.__call__, _Hook._call, _unseen, quietly):
+    never_compile(_call)
 
 
 def _guard_hooks() -> None:

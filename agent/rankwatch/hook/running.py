@@ -41,6 +41,10 @@ class RunningRoots:
         """Whether a root forward is running in the calling thread."""
         return bool(self.depth) and self._thread == threading.get_ident()
 
+    def is_watched(self) -> bool:
+        """Whether the calling thread is the watched one, or runs a backward."""
+        return self._thread == threading.get_ident() or backward.is_running()
+
     def is_elsewhere(self) -> bool:
         """Whether a root forward is running in another thread. If not, the calling thread becomes the watched one."""
         current = threading.get_ident()

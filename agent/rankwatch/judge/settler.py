@@ -17,10 +17,11 @@ from ..measure.extremes import NonFiniteCounts, count_non_finite
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..measure.tape import PendingRead, Tape
 from ..shared.cause import Trip
-from ..shared.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position
+from ..shared.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position, State
 from ..shared.notice import Notice
 from ..shared.tuning import Check
 from .batch import BatchInProgress, BatchPart, Tables
+from .changes import guilty_collective, mark_stale
 from .health import Health
 from .policy import Judge
 from .rerun import repeat
@@ -110,14 +111,15 @@ class Settler:
         self._ring.append(frame)
         if not self._has_bad or not self.judge.tripping(frame.spec, frame.states):
             return
-        values = None
+        values, changed = None, ""
         if call is not None:
             # Evidence is measured anew, without the cache: x.data.mul_() changes a tensor without its version counter.
             self._recorder.forget()
             fresh, values = self._recorder.again(frame, *call)
-            frame.cells[:] = fresh.cells
+            before, frame.cells = frame.cells, fresh.cells
             self._tape.read()
-        found = self._trip(frame, part, values, call)
+            changed = mark_stale(before, frame, part.frames)
+        found = self._trip(frame, part, values, call, changed)
         if found is None:
             return
         self._observer.on_found(found.trip)
@@ -220,7 +222,9 @@ class Settler:
         if part.batch.traced and part.frames:
             self._observer.on_trace([frame.measured() for frame in part.frames])
 
-    def _trip(self, frame: PendingFrame, part: BatchPart, values: list[Any] | None, call: Call | None) -> FoundTrip | None:
+    def _trip(
+        self, frame: PendingFrame, part: BatchPart, values: list[Any] | None, call: Call | None, changed: str = ""
+    ) -> FoundTrip | None:
         """The trip of the ring's last frame; None if a loss scaler is expected to deal with it."""
         if frame.spec.phase is Phase.BACKWARD and part.batch.is_absorbed:
             return None
@@ -237,6 +241,7 @@ class Settler:
         can_repeat = call is not None and part.batch.is_full and not part.batch.is_compiled
         is_made_here = frame.spec.phase is Phase.FORWARD and rows[first].kind is Kind.OUTPUT
         repeated = repeat(frame.named.module, *call[:2]) if call is not None and can_repeat and is_made_here else None
+        collective, sum_state = guilty_collective(list(self._ring))
         trip = Trip(
             position=frame.position,
             reading=first,
@@ -250,6 +255,9 @@ class Settler:
             time=time.time(),
             loss_scale=part.batch.loss_scale if frame.spec.phase is Phase.BACKWARD else 0.0,
             operator=repeated.operator if repeated is not None else None,
+            collective=collective if sum_state is State.INF else "",
+            received=collective if sum_state is State.NAN else "",
+            changed=changed,
         )
         return FoundTrip(trip, [BadReading(rows[row].label, counts[row].nans, counts[row].infs) for row in tripping])
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -35,11 +35,25 @@ Call = tuple[Any, Any, Any]
 """The args, kwargs and output of a module's call."""
 
 
+class Reduction(NamedTuple):
+    """A collective that returned a sum: the readings of this rank's part of it, and of what it returned."""
+
+    name: str
+    parts: list[Cell]
+    wholes: list[Cell]
+
+    @property
+    def made_bad(self) -> bool:
+        """Whether this rank's part was finite, and the sum is not."""
+        return any(whole.is_bad for whole in self.wholes) and all(part.state is State.FINITE for part in self.parts)
+
+
 @dataclass(slots=True)
 class PendingFrame:
     """A frame without its numbers: ``cells`` are filled when the tape is read.
 
     The first ``weights`` cells are the module's weights. ``step``: the optimizer steps done when the frame ran.
+    ``reductions``: those that ended since the frame before.
     """
 
     position: Position
@@ -48,6 +62,7 @@ class PendingFrame:
     cells: list[Cell]
     step: int
     weights: int = 0
+    reductions: Sequence[Reduction] = ()
 
     def measured(self) -> Frame:
         return Frame(
@@ -79,16 +94,29 @@ class Recorder:
         self._specs: dict[int, BoundedDict[Hashable, FrameSpec]] = {}
         self._forward = 0
         self._step = 0
+        self.reductions: list[Reduction] = []
+        """Those that ended since the last frame."""
 
     def begin(self, step: int) -> None:
         """Starts a forward, after ``step`` optimizer steps."""
         self._forward += 1
         self._step = step
+        self.reductions.clear()
         self.forget()
 
     def forget(self) -> None:
         """Forgets which tensors were measured; the readings of weights stay cached."""
         self._seen.clear()
+
+    def forget_changed(self, tensors: Iterable[Tensor]) -> None:
+        """Forgets the measurements of tensors that were changed without their version counters, and of their views."""
+        storages = [tensor.untyped_storage() for tensor in tensors] if self._seen else []
+        for address in [address for address, known in self._seen.items() if known.is_in(storages)] if storages else ():
+            del self._seen[address]
+
+    def take_reductions(self) -> list[Reduction]:
+        taken, self.reductions = self.reductions, []
+        return taken
 
     def call(
         self, position: Position, named: NamedModule, phase: Phase, args: Any, kwargs: Any, output: Any
@@ -272,6 +300,10 @@ class _Measured:
         self._numel = values.numel()
         self._dtype = values.dtype
         self._strides = None if values.is_contiguous() else (values.shape, values.stride())
+
+    def is_in(self, storages: list[torch.UntypedStorage]) -> bool:
+        held = self._storage()
+        return any(held is storage for storage in storages)
 
     def is_of(self, values: Tensor) -> bool:
         return (

@@ -22,6 +22,8 @@ def classify(trip: Trip) -> tuple[Cause, str]:
     weights = [r for r in readings if r.kind is Kind.PARAMETER and r.state in _NON_FINITE]
     if weights:
         return Cause.WEIGHT, _weight_evidence(weights[0], trip)
+    if trip.collective or trip.received:
+        return _reduced(trip)
     if trip.frame.spec.phase is Phase.BACKWARD or trip.culprit.kind in _GRADIENTS:
         scale = f"; the loss scale was {trip.loss_scale:g}" if trip.loss_scale else ""
         return Cause.GRADIENT, _gradient_evidence(trip) + scale
@@ -49,6 +51,13 @@ def _of_operator(operator: Operator, trip: Trip) -> tuple[Cause, str]:
     cause, evidence = explain(operator)
     same = operator.output.state is trip.culprit.state
     return cause, evidence if same else f"{evidence}; it made the {trip.culprit.label} {trip.culprit.state.name.lower()}"
+
+
+def _reduced(trip: Trip) -> tuple[Cause, str]:
+    if trip.received:
+        return Cause.UPSTREAM, f"this rank's part was finite, and {trip.received} returned nan: another rank's part was bad"
+    what = f"this rank's part was finite, and {trip.collective} returned inf"
+    return Cause.REDUCTION, f"{what}: the sum over the ranks is beyond its dtype, unless another rank's part was inf"
 
 
 def _of_root_alone(trip: Trip) -> tuple[Cause, str]:
@@ -125,6 +134,11 @@ def _inherited(suspect: Reading, trip: Trip) -> tuple[Cause, str]:
     bad_root = [r for r in trip.root_inputs if r.state is suspect.state]
     if bad_root:
         return Cause.DATA, f"{bad_root[0].label} of the root module was {state} before any module ran"
+    if trip.changed:
+        return Cause.UPSTREAM, (
+            f"{suspect.label} was {state}: it was finite when {trip.changed} made it, and was changed in place afterwards, "
+            "unseen by autograd"
+        )
     finite = _last_finite_frame(trip)
     if suspect.kind is Kind.MARKED and finite:
         return Cause.UPSTREAM, f"born between {describe_module(finite.spec)}, the last finite frame, and this mark"

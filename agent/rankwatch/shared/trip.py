@@ -75,7 +75,9 @@ class Trip:
 
     ``weights`` are the bad weights of the culprit's module, of the modules below it, and of the modules around it.
     ``harmless`` are the labels of root inputs that were not finite in good batches either, such as a mask of -inf.
-    ``collective`` is the last one that ran inside of the culprit's module, such as ``all_reduce``; empty: none.
+    ``collective`` ran in the culprit's module, such as ``all_reduce``: this rank's part of its sum was finite, the sum was
+    inf. ``received`` is one whose sum was nan, so that another rank's part was bad. ``changed`` is the module whose finite
+    output was changed in place, unseen by autograd, and then was bad as the culprit or its input. All empty: none.
     ``bad_since`` is the first of the batches in a row whose bad gradients a loss scaler had absorbed before; -1: none.
     """
 
@@ -95,6 +97,8 @@ class Trip:
     harmless: tuple[str, ...] = ()
     collective: str = ""
     bad_since: int = -1
+    received: str = ""
+    changed: str = ""
 
     @property
     def frame(self) -> Frame:
@@ -103,3 +107,9 @@ class Trip:
     @property
     def culprit(self) -> Reading:
         return self.frame.readings[self.reading]
+
+    @property
+    def is_from_others(self) -> bool:
+        """Whether the bad values came from other ranks: from their parts of a sum, or from their shards of a weight."""
+        is_elsewhere = bool(self.weights) and not any(weight.is_here for weight in self.weights)
+        return bool(self.collective or self.received) or is_elsewhere

@@ -348,12 +348,13 @@ def _write_trip(t: Trip) -> list[Any]:
         list(t.shape), t.numel, t.nan_count, t.inf_count, t.time, t.loss_scale,
         [_write_weight(weight) for weight in t.weights[:MAX_RING]], _write_operator(t.operator),
         [cut(label) for label in t.harmless[:MAX_RING]], cut(t.collective), t.bad_since,
+        cut(t.received), cut(t.changed),
     ]  # fmt: skip
 
 
 def _read_trip(value: Any) -> Trip:
-    position, reading, frames, roots, step, shape, numel, nans, infs, time, scale, *evidence = check_list(value, 16, 16)
-    weights, operator, harmless, collective, bad_since = evidence
+    position, reading, frames, roots, step, shape, numel, nans, infs, time, scale, *evidence = check_list(value, 18, 18)
+    weights, operator, harmless, collective, bad_since, received, changed = evidence
     trip = Trip(
         position=_check_position(position),
         reading=integer(0, MAX_ROWS).decode(reading),
@@ -371,6 +372,8 @@ def _read_trip(value: Any) -> Trip:
         harmless=tuple(check_str(label, MAX_NAME) for label in check_list(harmless, 0, MAX_RING)),
         collective=check_str(collective, MAX_NAME),
         bad_since=_BATCH.decode(bad_since),
+        received=check_str(received, MAX_NAME),
+        changed=check_str(changed, MAX_NAME),
     )
     if trip.frame.position != trip.position or trip.reading >= len(trip.frame.spec.readings):
         raise ValueError("the last frame of the ring is not the one that tripped")

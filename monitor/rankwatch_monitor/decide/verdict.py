@@ -123,7 +123,7 @@ def elect(
     """
     trips = {rank: witness.trip for rank, witness in witnesses.items() if witness.trip is not None}
     times = {rank: logical_time_of(trip, witnesses[rank].stage) for rank, trip in trips.items()}
-    order = sorted(trips, key=lambda rank: (times[rank], rank))
+    order = sorted(trips, key=lambda rank: (times[rank], trips[rank].is_from_others, rank))
     first = order[0]
     target = times[first]
     unsure = range(world_size) if unsure is None else sorted(unsure)

@@ -69,7 +69,7 @@ def test_golden_bytes() -> None:
         "a970726f636573732d33" "02"
     )
     trip = wire.encode(messages.Tripped(1, makers.trip(loss_scale=1024.0)))
-    assert trip.hex().endswith("9202030600" "01" "cb408f400000000000" "cb4090000000000000" "90" "c0" "90" "a0" "ff")
+    assert trip.hex().endswith("9202030600" "01" "cb408f400000000000" "cb4090000000000000" "90" "c0" "90" "a0" "ff" "a0a0")
 
 
 # fmt: on
