@@ -9,7 +9,7 @@ from rankwatch_monitor.decide.ending import Situation
 from rankwatch_monitor.decide.ledger import Event, Ledger
 from rankwatch_monitor.decide.report import RankState
 from rankwatch_monitor.decide.run import Run
-from rankwatch_monitor.decide.verdict import is_waited_for
+from rankwatch_monitor.decide.verdict import Certainty, has_answered, is_waited_for, logical_time_of
 
 
 def _waited_for(run: Run) -> set[int]:
@@ -21,6 +21,15 @@ def _waited_for(run: Run) -> set[int]:
         for number in election._unsure
         if number not in run.ranks or is_waited_for(run.ranks[number].witness(), election.target)
     }
+
+
+def _rests_on_all(run: Run) -> bool:
+    verdict = run.verdict
+    if verdict is None or verdict.certainty is Certainty.PARTIAL:
+        return True
+    target = logical_time_of(verdict.trip, run.ranks[verdict.tripped].hello.stage)
+    answered = all(has_answered(rank.witness(), target) for rank in run.ranks.values())
+    return answered and len(run.ranks) == run.world_size and not verdict.missing and not verdict.uneven
 
 
 INVARIANTS: dict[str, Callable[[Run], bool]] = {
@@ -44,6 +53,7 @@ INVARIANTS: dict[str, Callable[[Run], bool]] = {
         run.verdict is None
         or (run.ranks[run.verdict.tripped].trip is not None and run._abort.message is not None and run._ending.is_tripped)
     ),
+    "a complete verdict rests on an answer of every rank": _rests_on_all,
     "the ranks that tripped are counted": lambda run: run._trips == sum(r.trip is not None for r in run.ranks.values()),
     "an election waits for the ranks that may still trip earlier": lambda run: (
         run._ending.situation is not Situation.ELECTION or run._election._waited_for == _waited_for(run)

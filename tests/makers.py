@@ -13,6 +13,7 @@ from rankwatch.shared.frame import (
     FrameSpec,
     FrameTable,
     Kind,
+    Moment,
     Phase,
     Position,
     Reading,
@@ -59,12 +60,16 @@ def trip(
     at: tuple[int, int, int] = (0, 0, 0),
     before: tuple[Frame, ...] = (),
     root_inputs: tuple[Reading, ...] = (),
-    step: int = 0,
+    step: int | None = None,
     module: str = "layer",
     phase: Phase = Phase.FORWARD,
     loss_scale: float = 0.0,
 ) -> Trip:
-    """A trip at the first non-finite non-input of ``readings``, else at the first non-finite input."""
+    """A trip at the first non-finite non-input of ``readings``, else at the first non-finite input.
+
+    ``step``: by default, one a batch.
+    """
+    step = max(at[0], 0) if step is None else step
     rows = readings or (reading("input[0]"), reading("output", INF))
     bad = [index for index, row in enumerate(rows) if row.state in (State.INF, State.NAN)]
     own = [index for index in bad if rows[index].kind is not Kind.INPUT]
@@ -116,7 +121,12 @@ def summary(batch: int = 0, *, first: int = 0, traced: bool = False, of: FrameTa
 
 
 def beat(*at: int, phase: str = "forward") -> messages.Beat:
-    return messages.Beat(Position(*at), phase, 0, 0, 1000.0)
+    return messages.Beat(moment(*at), phase, 0, 0, 1000.0)
+
+
+def moment(batch: int, evaluation: int, frame: int, step: int | None = None) -> Moment:
+    """A moment of a training with one optimizer step a batch."""
+    return Moment(max(batch, 0) if step is None else step, Position(batch, evaluation, frame))
 
 
 def notice(kind: NoticeKind = NoticeKind.HEADROOM, **changes: object) -> Notice:

@@ -26,6 +26,7 @@ class Notebook:
         self.trips: list[Trip] = []
         self.found: list[tuple[Position, int]] = []
         self.bad_readings: list[list[BadReading]] = []
+        self.faults: list[str] = []
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
         self.batches.append((table, summary))
@@ -43,6 +44,9 @@ class Notebook:
         self.trips.append(trip)
         self.bad_readings.append(bad_readings)
         return OverflowDetected("tripped")
+
+    def on_fault(self, fault: str) -> None:
+        self.faults.append(fault)
 
     def on_limit(self, batch: int) -> TrainingAborted:
         return BatchLimitReached(str(batch))

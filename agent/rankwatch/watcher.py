@@ -25,7 +25,7 @@ from .registry import forget, open_watches, prepare, remember
 from .shared import connection as connections
 from .shared.cause import Trip, classify
 from .shared.config import Config, Policy, is_disabled, resolve
-from .shared.frame import NOWHERE, BatchSummary, Frame, FrameTable, Position
+from .shared.frame import BEGINNING, BatchSummary, Frame, FrameTable, Moment
 from .shared.identity import identify, unnamed_job
 from .shared.notice import Notice
 from .shared.scalars import LastBatch
@@ -85,7 +85,10 @@ class Watch:
 
     @property
     def optimizer_step(self) -> int:
-        """The number of the next optimizer step. Settable: a resumed training has its own count."""
+        """The number of the next optimizer step. Settable: a resumed training has its own count.
+
+        The reports order ranks by it. Set it on all ranks alike; a number that is lower than the present one has no effect.
+        """
         return self._detector.optimizer_step
 
     @optimizer_step.setter
@@ -175,6 +178,10 @@ class Watch:
     def on_limit(self, batch: int) -> TrainingAborted:
         return BatchLimitReached(f"stopped after batch {batch}, as abort_after_batch_num={batch} asked for")
 
+    def on_fault(self, fault: str) -> None:
+        if self._link is not None:
+            self._link.send_fault(fault)
+
     def _report_alone(self, trip: Trip, bad_readings: list[BadReading]) -> None:
         """Prints a trip if there is no collector, which would print the report."""
         cause, evidence = classify(trip)
@@ -212,9 +219,12 @@ class Watch:
 
         me = weakref.ref(self)  # the thread must not keep an unused model alive
 
-        def progress() -> tuple[Position, str]:
+        def progress() -> tuple[Moment, str]:
             watch = me()
-            return (watch._detector.progress, watch._detector.phase) if watch is not None else (NOWHERE, "idle")
+            if watch is None:
+                return BEGINNING, "idle"
+            step, position = watch._detector.progress
+            return Moment.of(step, position, watch._stage), watch._detector.phase
 
         def on_abort(abort: messages.Abort) -> None:
             watch = me()

@@ -19,7 +19,7 @@ import msgpack
 
 import makers
 from rankwatch.shared import fields, messages, wire
-from rankwatch.shared.frame import FrameTable, Position, pack
+from rankwatch.shared.frame import FrameTable, pack
 from rankwatch.shared.notice import NoticeKind
 from rankwatch.shared.tuning import Check, Tuning
 
@@ -32,11 +32,12 @@ ONE_OF_EACH: list[messages.Message] = [
     messages.Batch(4, makers.summary(149)),
     messages.Tripped(5, makers.trip(root_inputs=(makers.reading("input[0]"),), loss_scale=1024.0)),
     messages.Noticed(6, makers.notice()),
+    messages.Off(8, "switched itself off in batch 3"),
     makers.beat(3, 0, 17),
-    messages.Probe(Position(3, 0, 17)),
+    messages.Probe(makers.moment(3, 0, 17)),
     messages.Abort("rank 1 of 2", 1, 1000.0, 10.0),
     messages.Ack(9, abort=True),
-    messages.Bye(10, "failed", "KeyError: 'x'"),
+    messages.Bye(10, "failed", "KeyError: 'x'", makers.moment(3, 0, 17)),
     messages.Error("no", "hello"),
     messages.Tune("train-0", Tuning(10, ("a.*",), ("b",), (149,), Check.ASYNC)),
     messages.Tuned(("train-0",), 16),
@@ -48,7 +49,7 @@ PARTS = {
     "BATCH": ["batch", "first_frame", "optimizer_step", "started_at", "ended_at", "traced", "table_id", "abs_min", "abs_max",
               "states"],
     "TRIP": ["position", "reading", "frames", "root_inputs", "optimizer_step", "shape", "numel", "nan_count", "inf_count",
-             "time", "loss_scale"],
+             "time", "loss_scale", "weights", "operator", "harmless", "collective", "bad_since", "gradients"],
     "NOTICE": ["kind", "module", "module_class", "label", "dtype", "since", "batch", "value", "growth"],
     "TUNE": ["every", "modules", "ignore", "trace_batch_nums", "check"],
 }  # fmt: skip
@@ -172,12 +173,13 @@ def deep_parts_broken() -> Iterator[tuple[str, bytes]]:
         yield f"trip.{name}", msgpack.packb(put(trip, value, *path))
     beat = parts_of(makers.beat(3, 0, 17))
     for name, wrong in (
-        ("nan", [makers.NAN] * 3),
-        ("inf", [makers.INF] * 3),
-        ("of-four", [0] * 4),
-        ("negative", [0, -1, 0]),
+        ("nan", [makers.NAN] * 4),
+        ("inf", [makers.INF] * 4),
+        ("of-five", [0] * 5),
+        ("negative", [0, 0, -1, 0]),
+        ("of-a-negative-step", [-1, 0, 0, 0]),
     ):
-        yield f"beat.position-is-{name}", msgpack.packb(put(beat, wrong, 1))
+        yield f"beat.moment-is-{name}", msgpack.packb(put(beat, wrong, 1))
 
 
 def no_messages() -> Iterator[tuple[str, bytes]]:
@@ -254,8 +256,11 @@ def read_all_the_same() -> Iterator[tuple[str, bytes]]:
     )
     last = makers.summary(INT64, first=INT64, traced=True)._replace(optimizer_step=INT64)
     yield "batch.numbers-are-the-last", wire.encode(messages.Batch(INT64, last))
-    yield "beat.position-is-the-last", wire.encode(messages.Beat(Position(INT64, INT64, INT64), "idle", INT64, INT64, 1e18))
-    yield "beat.position-is-before-all", wire.encode(makers.beat(-1, 0, 0))
+    yield (
+        "beat.moment-is-the-last",
+        wire.encode(messages.Beat(makers.moment(INT64, INT64, INT64), "idle", INT64, INT64, 1e18)),
+    )
+    yield "beat.moment-is-before-all", wire.encode(makers.beat(-1, 0, 0))
     yield "ack.abort-nobody-sent", wire.encode(messages.Ack(INT64, abort=True))
     for outcome in sorted(messages.OUTCOMES):
         yield f"bye.{outcome}", wire.encode(messages.Bye(20, outcome, "\x1b[2J\0" + "x" * 200))

@@ -19,7 +19,7 @@ from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
 from ..judge.settler import Settler
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..shared.config import Config
-from ..shared.frame import NOWHERE, Position
+from ..shared.frame import NOWHERE, Moment, Position
 from .scaler import LossScale
 from .stage import is_rehearsal
 from .steps import OptimizerSteps
@@ -62,15 +62,16 @@ class Batches:
         self._steps = steps
 
     @property
-    def progress(self) -> Position:
-        """The position before which this rank is known to have no trip. For any thread."""
-        position = self.position  # read first: the training thread moves it on
+    def progress(self) -> Moment:
+        """The moment before which this rank is known to have no trip. For any thread."""
+        # Read first, and the step before the position: the training thread moves both on. The last batch has the highest step.
+        step = max(batch.optimizer_step for batch in (self.current, self.of_backward, self._unsure or self.current))
+        position = self.position
         waiting = self._settler.waiting
         if waiting is not None:
-            return waiting.trip.position
-        return (
-            self._settler.unsettled((self.current, self._unsure or self._loose, self._loose, *self._backwards)) or position
-        )
+            return Moment(waiting.trip.optimizer_step, waiting.trip.position)
+        unsettled = self._settler.unsettled((self.current, self._unsure or self._loose, self._loose, *self._backwards))
+        return unsettled or Moment(step, position)
 
     @property
     def of_forward(self) -> BatchInProgress:

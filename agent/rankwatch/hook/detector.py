@@ -27,7 +27,7 @@ from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.tape import Cell, Tape
 from ..shared.config import Config, Policy
-from ..shared.frame import Kind, Phase, Position, ReadingSpec
+from ..shared.frame import Kind, Moment, Phase, Position, ReadingSpec
 from ..shared.tuning import NO_CHANGE, Check, Tuning
 from . import backward, traced
 from .batches import Batches
@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 class DetectorObserver(Observer, Protocol):
     def on_limit(self, batch: int) -> TrainingAborted: ...
+    def on_fault(self, fault: str) -> None: ...
 
 
 class Detector:
@@ -86,6 +87,7 @@ class Detector:
             self._recorder,
             observer,
             judge_traced=judge_traced,
+            gradients=config.gradients,
             steps=lambda: self._steps.done,
         )
         self._off = False
@@ -130,8 +132,8 @@ class Detector:
         return self._batches.phase
 
     @property
-    def progress(self) -> Position:
-        """The position before which this rank is known to have no trip."""
+    def progress(self) -> Moment:
+        """The moment before which this rank is known to have no trip."""
         return self._batches.progress
 
     @property
@@ -141,7 +143,7 @@ class Detector:
 
     @optimizer_step.setter
     def optimizer_step(self, number: int) -> None:
-        self._steps.offset = number - self._steps.done
+        self._steps.count_from(number)
 
     def tune(self, tuning: Tuning) -> None:
         """Changes options from the next forward on."""
@@ -200,11 +202,17 @@ class Detector:
                     raise
                 self._ask_to_stop(self._stop, error)
             except Exception as error:
-                self._off = True
-                self.fault = f"switched itself off in batch {self._batches.position.batch} by an error of its own: {error!r}"
-                log.exception("rankwatch: %s", self.fault)
+                log.exception("rankwatch: %s", self._switch_off(error))
 
         return hook
+
+    def _switch_off(self, error: Exception) -> str:
+        """Returns what happened, in words; the collector is told of the first error."""
+        self._off, is_first = True, not self.fault
+        self.fault = f"switched itself off in batch {self._batches.position.batch} by an error of its own: {error!r}"
+        if is_first:
+            self._observer.on_fault(self.fault)
+        return self.fault
 
     def _ask_to_stop(self, stop: Callable[[TrainingAborted], None], error: TrainingAborted) -> None:
         """Asks the training to stop by its own means. That may take until its step ends; nothing is judged till then."""

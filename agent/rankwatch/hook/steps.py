@@ -24,6 +24,10 @@ class OptimizerSteps:
         """The number of the step that comes next."""
         return self.done + self.offset
 
+    def count_from(self, number: int) -> None:
+        """The next step is of this number. The numbers never fall: they order the ranks."""
+        self.offset = max(self.offset, number - self.done)
+
     def is_ours(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer has a parameter of the model."""
         if optimizer in self._steps:

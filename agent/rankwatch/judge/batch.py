@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..measure.recorder import PendingFrame
 from ..shared.bounded import BoundedDict
-from ..shared.frame import BatchSummary, FrameSpec, FrameTable, Position, pack
+from ..shared.frame import BatchSummary, FrameSpec, FrameTable, Moment, Position, pack
 
 MAX_TABLES = 64
 """Frame tables cached. If every batch differs, each table is hashed anew, but memory stays bounded."""
@@ -104,6 +104,11 @@ class BatchPart:
         """The position of its first frame; without frames, the batch's."""
         frames = self.frames
         return frames[0].position if frames else self.batch.position
+
+    @property
+    def moment(self) -> Moment:
+        """The moment of its first frame."""
+        return Moment(self.batch.optimizer_step, self.first)
 
     def finish(self, tables: Tables) -> tuple[FrameTable, BatchSummary]:
         table = tables.of([frame.spec for frame in self.frames])

@@ -17,7 +17,7 @@ from ..measure.extremes import NonFiniteCounts, count_non_finite
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..measure.tape import PendingRead, Tape
 from ..shared.cause import Trip
-from ..shared.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position, State
+from ..shared.frame import BatchSummary, Frame, FrameTable, Kind, Moment, Phase, State
 from ..shared.notice import Notice
 from ..shared.tuning import Check
 from .batch import BatchInProgress, BatchPart, Tables
@@ -65,6 +65,7 @@ class Settler:
     """Judges frames. ``waiting`` is a trip that was found, and is not raised yet.
 
     Args:
+        gradients: whether gradients are watched.
         steps: returns the number of optimizer steps done.
     """
 
@@ -78,6 +79,7 @@ class Settler:
         observer: Observer,
         *,
         judge_traced: bool,
+        gradients: bool,
         steps: Callable[[], int],
     ) -> None:
         self.check = check
@@ -88,6 +90,7 @@ class Settler:
         self._recorder = recorder
         self._observer = observer
         self._judge_traced = judge_traced
+        self._gradients = gradients
         self._steps = steps
         self._tables = Tables()
         self._health = Health()
@@ -95,11 +98,11 @@ class Settler:
         self._pending: deque[_ReadPart] = deque()
         self._has_bad = False  # whether any non-finite number was ever read: until then, nothing needs to be judged
 
-    def unsettled(self, batches: Iterable[BatchInProgress]) -> Position | None:
-        """The position of the first frame that is not judged yet; None if all are. For any thread."""
+    def unsettled(self, batches: Iterable[BatchInProgress]) -> Moment | None:
+        """The moment of the first frame that is not judged yet; None if all are. For any thread."""
         # In this order: a part is added to the closed ones before its batch drops it.
-        late = [part.first for part in [batch.part for batch in batches] if part.frames and self._is_late(part)]
-        late += [part.first for part in tuple(self._closed)]
+        late = [part.moment for part in [batch.part for batch in batches] if part.frames and self._is_late(part)]
+        late += [part.moment for part in tuple(self._closed)]
         return min(late, default=None)
 
     def add(self, frame: PendingFrame, part: BatchPart, call: Call | None) -> None:
@@ -258,6 +261,7 @@ class Settler:
             collective=collective if sum_state is State.INF else "",
             received=collective if sum_state is State.NAN else "",
             changed=changed,
+            gradients=self._gradients,
         )
         return FoundTrip(trip, [BadReading(rows[row].label, counts[row].nans, counts[row].infs) for row in tripping])
 

@@ -99,8 +99,8 @@ WIDE_DTYPES = frozenset({"float64", "complex64", "complex128", "float"})
 
 
 class Position(NamedTuple):
-    """The logical time of a rank or frame; positions are ordered. Ranks that run the same program have the same positions,
-    which their clocks do not.
+    """Where a rank or frame is, as the rank counts; positions are ordered. Ranks that run the same program have the same
+    positions, which their clocks do not.
 
     ``batch`` is -1 before the first batch. ``eval`` is 0 in a batch, and counts the eval forwards after it. ``frame`` counts
     the finished frames: a rank has passed the frame with index f once ``frame > f``.
@@ -116,6 +116,26 @@ NOWHERE = Position(-1, 0, 0)
 
 NO_STAGE = -1
 """The stage of a rank whose model is not part of a pipeline."""
+
+
+class Moment(NamedTuple):
+    """A position in the order that all ranks share.
+
+    ``step`` counts the optimizer steps done before the position's batch. It comes first: a rank that runs a forward more than
+    the others counts batches otherwise, but all ranks step together. The stages of a pipeline hand each batch on, and not each
+    stage has something to optimize: there the batch alone orders, and ``step`` is 0.
+    """
+
+    step: int
+    position: Position
+
+    @classmethod
+    def of(cls, step: int, position: Position, stage: int) -> Moment:
+        return cls(step if stage == NO_STAGE else 0, position)
+
+
+BEGINNING = Moment(0, NOWHERE)
+"""The moment of a rank that has run nothing."""
 
 
 class Reading(NamedTuple):

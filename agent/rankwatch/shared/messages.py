@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .cause import Trip
-from .frame import BatchSummary, FrameTable, Position
+from .frame import BEGINNING, BatchSummary, FrameTable, Moment
 from .notice import Notice
 from .tuning import NO_CHANGE, Tuning
 
@@ -67,10 +67,18 @@ class Noticed:
 
 
 @dataclass(frozen=True, slots=True)
+class Off:
+    """Rank to collector: by this error of its own, the watch judges nothing any more. The process trains on."""
+
+    seq: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """Rank to collector, every heartbeat and in answer to a probe."""
 
-    position: Position
+    moment: Moment
     phase: str
     queued: int
     dropped: int
@@ -79,9 +87,9 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Collector to rank: send a BEAT as soon as you have passed this position, or now if you have."""
+    """Collector to rank: send a BEAT as soon as you have passed this moment, or now if you have."""
 
-    position: Position
+    moment: Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +112,15 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """Rank to collector, last. See OUTCOMES; ``text`` is the exception of ``failed`` and the reason of ``limit``."""
+    """Rank to collector, last. See OUTCOMES; ``text`` is the exception of ``failed`` and the reason of ``limit``.
+
+    All that the rank ran before ``moment`` is judged.
+    """
 
     seq: int
     outcome: str
     text: str
+    moment: Moment = BEGINNING
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +181,7 @@ Message: TypeAlias = (
     | Batch
     | Tripped
     | Noticed
+    | Off
     | Beat
     | Probe
     | Abort
@@ -181,7 +194,7 @@ Message: TypeAlias = (
     | Invited
     | Unknown
 )
-Sequenced: TypeAlias = Batch | Tripped | Noticed | Bye
+Sequenced: TypeAlias = Batch | Tripped | Noticed | Off | Bye
 """Messages with a sequence number: they stay in the rank's spool until they are acknowledged."""
 
 # How a rank ended: close(); the process without close(); an exception; an abort; after the batch that was asked for.

@@ -78,6 +78,7 @@ class Trip:
     ``collective`` ran in the culprit's module, such as ``all_reduce``: this rank's part of its sum was finite, the sum was
     inf. ``received`` is one whose sum was nan, so that another rank's part was bad. ``changed`` is the module whose finite
     output was changed in place, unseen by autograd, and then was bad as the culprit or its input. All empty: none.
+    ``gradients`` tells whether gradients were watched.
     ``bad_since`` is the first of the batches in a row whose bad gradients a loss scaler had absorbed before; -1: none.
     """
 
@@ -99,6 +100,7 @@ class Trip:
     bad_since: int = -1
     received: str = ""
     changed: str = ""
+    gradients: bool = False
 
     @property
     def frame(self) -> Frame:

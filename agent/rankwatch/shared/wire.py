@@ -42,6 +42,7 @@ from .frame import (
     FrameSpec,
     FrameTable,
     Kind,
+    Moment,
     Phase,
     Position,
     Reading,
@@ -65,6 +66,7 @@ from .messages import (
     Invited,
     Message,
     Noticed,
+    Off,
     Probe,
     Table,
     Tripped,
@@ -196,6 +198,11 @@ _STATES = bytes(State)
 def _check_position(value: Any) -> Position:
     batch, evaluation, frame = check_list(value, 3, 3)
     return Position(_BATCH.decode(batch), _COUNT.decode(evaluation), _COUNT.decode(frame))
+
+
+def _check_moment(value: Any) -> Moment:
+    step, *position = check_list(value, 4, 4)
+    return Moment(_COUNT.decode(step), _check_position(position))
 
 
 def _check_states(value: Any) -> bytes:
@@ -348,13 +355,13 @@ def _write_trip(t: Trip) -> list[Any]:
         list(t.shape), t.numel, t.nan_count, t.inf_count, t.time, t.loss_scale,
         [_write_weight(weight) for weight in t.weights[:MAX_RING]], _write_operator(t.operator),
         [cut(label) for label in t.harmless[:MAX_RING]], cut(t.collective), t.bad_since,
-        cut(t.received), cut(t.changed),
+        cut(t.received), cut(t.changed), t.gradients,
     ]  # fmt: skip
 
 
 def _read_trip(value: Any) -> Trip:
-    position, reading, frames, roots, step, shape, numel, nans, infs, time, scale, *evidence = check_list(value, 18, 18)
-    weights, operator, harmless, collective, bad_since, received, changed = evidence
+    position, reading, frames, roots, step, shape, numel, nans, infs, time, scale, *evidence = check_list(value, 19, 19)
+    weights, operator, harmless, collective, bad_since, received, changed, gradients = evidence
     trip = Trip(
         position=_check_position(position),
         reading=integer(0, MAX_ROWS).decode(reading),
@@ -374,6 +381,7 @@ def _read_trip(value: Any) -> Trip:
         bad_since=_BATCH.decode(bad_since),
         received=check_str(received, MAX_NAME),
         changed=check_str(changed, MAX_NAME),
+        gradients=check_bool(gradients),
     )
     if trip.frame.position != trip.position or trip.reading >= len(trip.frame.spec.readings):
         raise ValueError("the last frame of the ring is not the one that tripped")
@@ -403,7 +411,7 @@ def _read_notice(value: Any) -> Notice:
 
 
 _SEQ, _TEXT = integer(), string(MAX_TEXT)
-_POSITION = Field(list, _check_position)
+_MOMENT = Field(lambda moment: [moment.step, *moment.position], _check_moment)
 _BOOL = Field(same, check_bool)
 _PATTERNS = optional(list_of(string(), MAX_PATTERNS))
 _CHECKS = one_of(frozenset(Check))
@@ -449,14 +457,15 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, Field]]] = {
     "TABLE": (Table, {"table": Field(lambda table: [_write_spec(spec) for spec in table.specs], _read_table)}),
     "BATCH": (Batch, {"seq": _SEQ, "summary": Field(_write_summary, _read_summary)}),
     "TRIP": (Tripped, {"seq": _SEQ, "trip": Field(_write_trip, _read_trip)}),
+    "OFF": (Off, {"seq": _SEQ, "text": _TEXT}),
     "BEAT": (
         Beat,
-        {"position": _POSITION, "phase": one_of(PHASES), "queued": _COUNT, "dropped": _COUNT, "time": _SECONDS},
+        {"moment": _MOMENT, "phase": one_of(PHASES), "queued": _COUNT, "dropped": _COUNT, "time": _SECONDS},
     ),
-    "PROBE": (Probe, {"position": _POSITION}),
+    "PROBE": (Probe, {"moment": _MOMENT}),
     "ABORT": (Abort, {"reason": _TEXT, "rank": integer(-1, MAX_RANKS), "time": _SECONDS, "grace": number(0, 86400)}),
     "ACK": (Ack, {"seq": _SEQ, "abort": _BOOL}),
-    "BYE": (Bye, {"seq": _SEQ, "outcome": one_of(OUTCOMES), "text": _TEXT}),
+    "BYE": (Bye, {"seq": _SEQ, "outcome": one_of(OUTCOMES), "text": _TEXT, "moment": _MOMENT}),
     "ERROR": (Error, {"text": _TEXT, "remedy": one_of(REMEDIES)}),
     "NOTICE": (Noticed, {"seq": _SEQ, "notice": Field(_write_notice, _read_notice)}),
     "TUNE": (Tune, {"run": string(), "tuning": Field(_write_tuning, _read_tuning)}),

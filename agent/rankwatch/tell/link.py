@@ -20,7 +20,7 @@ from ..errors import ProtocolError
 from ..shared import messages, wire
 from ..shared.cause import Trip
 from ..shared.connection import Connection
-from ..shared.frame import NO_STAGE, BatchSummary, FrameTable, Position
+from ..shared.frame import NO_STAGE, BatchSummary, FrameTable, Moment
 from ..shared.identity import Identity
 from ..shared.notice import Notice
 from ..shared.sockets import dealer
@@ -56,7 +56,7 @@ class Link:
 
     Args:
         job: the name of the run's job.
-        progress: position and phase of the training thread, callable from any thread.
+        progress: moment and phase of the training thread, callable from any thread.
         on_abort: called once, in the link's thread, when ABORT comes.
         on_tune: called, in the link's thread, with all changes of options in the run so far: before ``start`` returns if
             there are any, at every change, and again after a reconnection.
@@ -69,7 +69,7 @@ class Link:
         identity: Identity,
         *,
         job: str,
-        progress: Callable[[], tuple[Position, str]],
+        progress: Callable[[], tuple[Moment, str]],
         on_abort: Callable[[messages.Abort], None],
         device: str,
         torch_version: str,
@@ -111,7 +111,7 @@ class Link:
         self._pid = os.getpid()
 
         self._tables_sent: set[str] = set()
-        self._probe: Position | None = None
+        self._probe: Moment | None = None
         self._heard_at = 0.0
         self._next_hello = 0.0
         self._next_beat = 0.0
@@ -153,6 +153,9 @@ class Link:
     def send_notice(self, notice: Notice) -> None:
         self._append(lambda seq: messages.Noticed(seq, notice))
 
+    def send_fault(self, text: str) -> None:
+        self._append(lambda seq: messages.Off(seq, text))
+
     def wait_for_verdict(self) -> bool:
         """Waits for the run's verdict, with a timeout; returns whether ABORT came."""
         if not self._online.wait(CONNECT_TIMEOUT) or self._welcome is None:
@@ -163,7 +166,8 @@ class Link:
         """Sends BYE, waits up to FAREWELL_TIMEOUT for its acknowledgement, and ends the thread."""
         if os.getpid() != self._pid or self._stop:
             return
-        self._append(lambda seq: messages.Bye(seq, outcome, text))
+        moment, _ = self._progress()
+        self._append(lambda seq: messages.Bye(seq, outcome, text, moment))
         if self._welcome is not None and not self.refusal:
             self._spool.wait_until_empty(FAREWELL_TIMEOUT)
         self._stop = True
@@ -279,12 +283,12 @@ class Link:
             self._spool.sent = spooled.message.seq
 
     def _send_beat(self, socket: zmq.Socket[bytes]) -> None:
-        position, phase = self._progress()
-        # Spooled messages must be sent before a BEAT with a later position.
+        moment, phase = self._progress()
+        # Spooled messages must be sent before a BEAT with a later moment.
         queued, dropped, behind = len(self._spool), self._spool.dropped, self._spool.is_behind
         if behind:
             self._send_spool(socket)
-        self._send(socket, messages.Beat(position, phase, queued, dropped, time.time()))
+        self._send(socket, messages.Beat(moment, phase, queued, dropped, time.time()))
 
     # --- receiving ---
 
@@ -306,7 +310,7 @@ class Link:
         elif isinstance(message, messages.Ack):
             self._spool.acknowledge(message.seq)
         elif isinstance(message, messages.Probe):
-            self._probe = message.position
+            self._probe = message.moment
         elif isinstance(message, messages.Abort):
             self._send(socket, messages.Ack(self._spool.sent, abort=True))
             if not self._aborted.is_set():

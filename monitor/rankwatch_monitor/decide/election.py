@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rankwatch.shared.frame import Moment, Position
+
 from .rank import Rank
 from .verdict import LogicalTime, Verdict, describe_waiting, elect, is_waited_for
 
@@ -35,7 +37,7 @@ class Election:
         if self.target is None:
             self._began_at = now
         self.target = target
-        at, stage, after = target.position, target.stage, (target.batch, target.eval + 1)
+        at, stage, after = target.moment, target.stage, Moment(target.step, Position(target.batch, target.eval + 1, 0))
         # The abort waits for this: most of thousands of ranks are past the target in any stage and need no closer look.
         unsure = [r for r in ranks.values() if r.progress <= at or (r.progress < after and r.hello.stage != stage)]
         asked = [rank for rank in unsure if is_waited_for(rank.witness(), target)]
@@ -60,8 +62,8 @@ class Election:
         """Whether no rank is waited for, or the window is over."""
         return not self._waited_for or now - self._began_at >= self.window
 
-    def hold(self, ranks: Mapping[int, Rank], now: float, *, final: bool) -> tuple[Verdict | None, str]:
+    def hold(self, ranks: Mapping[int, Rank], now: float, *, final: bool, uneven: str = "") -> tuple[Verdict | None, str]:
         """The verdict, or None while ranks are waited for; and why. ``final``: no rank can report anything any more."""
         unsure = self._unsure
         witnesses = {number: rank.witness() for number, rank in ranks.items() if rank.trip or number in unsure}
-        return elect(witnesses, self.world_size, now - self._began_at, 0.0 if final else self.window, unsure)
+        return elect(witnesses, self.world_size, now - self._began_at, 0.0 if final else self.window, unsure, uneven)

@@ -43,14 +43,22 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The positions of the ranks when one of them tripped, or of one rank when it answered the election.
+    """The moments of the ranks when one of them tripped, or of one rank when it answered the election.
 
-    ``reported`` is each rank's last batch whose whole forward it had reported.
+    ``reported`` is each rank's last batch whose whole forward it had reported; ``steps`` are the moments' optimizer steps.
     """
 
     ranks: tuple[int, ...]
     positions: tuple[tuple[int, int, int], ...]
     reported: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Miscounted:
+    """Ranks count batches and optimizer steps differently: ``text`` says which."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +98,7 @@ class Closed:
     """The run is over."""
 
 
-OwnEvent: TypeAlias = Opened | Left | Reached | Waited | JobInterrupted | JobEnded | Decided | Closed
+OwnEvent: TypeAlias = Opened | Left | Reached | Miscounted | Waited | JobInterrupted | JobEnded | Decided | Closed
 Fact: TypeAlias = messages.Message | OwnEvent | Trained
 
 
@@ -108,5 +116,6 @@ class Progress(NamedTuple):
     rank: int
     seq: int
     batch: int
+    step: int
     first_frame: int
     frames: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rankwatch.shared import messages
 from rankwatch.shared.cause import Trip
-from rankwatch.shared.frame import NOWHERE, Phase, Position
+from rankwatch.shared.frame import BEGINNING, Moment, Phase, Position
 from rankwatch.shared.text import describe_position, describe_rank, name_spans
 
 from .report import RankRow, RankStanding, RankState
@@ -15,7 +15,7 @@ from .verdict import Liveness, Verdict, Witness
 
 # An election asks all ranks, and the abort waits for it: with thousands of ranks, looking these names up takes milliseconds.
 _RUNNING, _FINISHED = RankState.RUNNING, RankState.FINISHED
-_LIVE, _GONE, _DONE = Liveness.LIVE, Liveness.GONE, Liveness.DONE
+_LIVE, _OFF, _GONE, _DONE = Liveness.LIVE, Liveness.OFF, Liveness.GONE, Liveness.DONE
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Rank:
     """Whether it was silent before its connection ended."""
     quiet: str = ""
     """In what way it is silent; empty while it is heard."""
-    progress: Position = NOWHERE
+    progress: Moment = BEGINNING
     phase: str = "idle"
     seq: int = 0
     """The sequence number of its last message that was taken."""
@@ -57,6 +57,8 @@ class Rank:
     dropped: int = 0
     trip: Trip | None = None
     acknowledged_at: float | None = None
+    fault: str = ""
+    """The error that switched its watch off, while its process lives."""
     farewell: str = ""
     rival: str = ""
 
@@ -75,7 +77,8 @@ class Rank:
 
     @property
     def last_seen(self) -> str:
-        return f"last seen in {describe_position(self.progress)}, frame {self.progress.frame}, phase {self.phase}"
+        position = self.progress.position
+        return f"last seen in {describe_position(position)}, frame {position.frame}, phase {self.phase}"
 
     def hear(self, now: float) -> None:
         self.heard_at, self.connected, self.quiet, self.cut_off = now, True, "", False
@@ -87,8 +90,8 @@ class Rank:
         self.seq = seq
         return True
 
-    def take(self, batch: int, first_frame: int, frames: int) -> None:
-        """Takes a part of a batch: the frames of its forward, or those recorded in its backward."""
+    def take(self, batch: int, step: int, first_frame: int, frames: int) -> None:
+        """Takes a part of a batch of this optimizer step: the frames of its forward, or those recorded in its backward."""
         end = first_frame + frames
         if batch > self.last_batch:
             self.last_batch = batch
@@ -98,15 +101,16 @@ class Rank:
             self.full_batch, self.frames_before, self.forward_frames, self.frames = batch, self.frames, end, 0
         if batch == self.full_batch and end > self.frames:
             self.frames = end
-        if (batch, 0, end) > self.progress:
-            self.advance(Position(batch, 0, end), "backward")
+        moment = Moment.of(step, Position(batch, 0, end), self.hello.stage)
+        if moment > self.progress:
+            self.advance(moment, "backward")
 
-    def advance(self, position: Position, phase: str) -> None:
-        """The rank was at this position. It never goes back: a beat may be older than a batch that overtook it."""
-        if position >= self.progress:
-            if (position, phase) != (self.progress, self.phase):
+    def advance(self, moment: Moment, phase: str) -> None:
+        """The rank was at this moment. It never goes back: a beat may be older than a batch that overtook it."""
+        if moment >= self.progress:
+            if (moment, phase) != (self.progress, self.phase):
                 self.moved_at = self.heard_at
-            self.progress, self.phase = position, phase
+            self.progress, self.phase = moment, phase
 
     def frames_around(self, trip: Trip) -> int | None:
         """How many frames a batch like the one of ``trip`` has, as this rank counted them; None: unknown.
@@ -123,12 +127,13 @@ class Rank:
 
     def witness(self) -> Witness:
         liveness = _LIVE if self.state is _RUNNING else _DONE if self.state is _FINISHED else _GONE
-        return Witness(liveness, self.progress, self.trip, self.hello.stage, self.reported_batch)
+        liveness = _OFF if self.fault else liveness
+        return Witness(liveness, self.progress, self.trip, self.hello.stage, self.reported_batch, self.fault)
 
     def standing(self, now: float) -> RankStanding:
         return RankStanding(
-            self.hello.rank, self.state, *self.progress, self.phase, round(now - self.heard_at, 3), round(now - self.moved_at, 3),
-            self.quiet, self.queued, self.dropped,
+            self.hello.rank, self.state, *self.progress.position, self.phase,
+            round(now - self.heard_at, 3), round(now - self.moved_at, 3), self.quiet, self.queued, self.dropped,
         )  # fmt: skip
 
     def row(self) -> RankRow:
@@ -138,11 +143,11 @@ class Rank:
             local_rank=self.hello.local_rank,
             host=self.hello.host,
             pid=self.hello.pid,
-            last_batch=max(self.last_batch, self.progress.batch),
+            last_batch=max(self.last_batch, self.progress.position.batch),
             state=self.state,
             acknowledged=self.acknowledged_at is not None,
             dropped=self.dropped,
-            farewell=self.farewell,
+            farewell=self.farewell or self.fault,
             rival=self.rival,
             stage=self.hello.stage,
         )

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 
 from rankwatch.shared import messages
 from rankwatch.shared.bounded import BoundedDict
-from rankwatch.shared.frame import FrameTable, Position
+from rankwatch.shared.frame import FrameTable, Moment, Position
 from rankwatch.shared.notice import describe_notice
 from rankwatch.shared.text import describe_culprit, name_spans
 from rankwatch.shared.tuning import NO_CHANGE, Tuning
 
 from .abort import AbortDelivery
+from .counting import StepCounts
 from .effects import Effect, Note, Publish, RecordTrace, Send, SendAll, Show
 from .election import Election
 from .ending import Ending, Incident, Situation, decide
@@ -31,6 +32,7 @@ from .journal import (
     JobEnded,
     JobInterrupted,
     Left,
+    Miscounted,
     Opened,
     Progress,
     Reached,
@@ -43,7 +45,7 @@ from .rank import Rank, count_frames, describe_first_lost, rows_of
 from .report import Outcome, RankState, Report, RunStanding
 from .silence import CUT_OFF, Silence
 from .stall import Stall, find_stall
-from .verdict import NO_SINGLE_RANK, Verdict, logical_time_of
+from .verdict import Verdict, logical_time_of
 
 NOBODY = b""
 """The peer of a rank that has yet to connect to this collector."""
@@ -74,6 +76,7 @@ class Run:
     _stall: Stall | None = None
     _notices: Notices = field(default_factory=Notices)
     _tables: BoundedDict[str, FrameTable] = field(default_factory=lambda: BoundedDict(MAX_TABLES))
+    _counts: StepCounts = field(default_factory=StepCounts)
     _trips: int = 0
     _abort: AbortDelivery = field(init=False)
     _all_ended_at: float | None = None
@@ -122,7 +125,7 @@ class Run:
         if self._abort.message is not None:
             yield Send(peer, self._abort.message)
         elif self._election.target is not None:
-            yield Send(peer, messages.Probe(self._election.target.position))
+            yield Send(peer, messages.Probe(self._election.target.moment))
 
     def receive(self, number: int, message: messages.Message, now: float) -> Iterable[Effect]:
         rank = self.ranks[number]
@@ -210,6 +213,8 @@ class Run:
             effects = self.end_job(fact, now)
         elif isinstance(fact, Reached):
             self._take_positions(fact)
+        elif isinstance(fact, Miscounted):
+            self._counts.uneven = fact.text
         elif isinstance(fact, Waited):
             effects = self._conclude(now)
         elif isinstance(fact, Decided):
@@ -245,7 +250,7 @@ class Run:
     def _take(self, rank: Rank, message: messages.Message, now: float) -> Iterator[Effect]:
         if isinstance(message, messages.Beat):
             rank.queued, rank.dropped = message.queued, message.dropped
-            rank.advance(message.position, message.phase)
+            rank.advance(message.moment, message.phase)
             if not self._note_answer(rank):  # a rank that answers an election soon hears how it ends
                 yield Send(rank.peer, messages.Ack(rank.stored, abort=False))
         elif isinstance(message, messages.Table):
@@ -268,15 +273,22 @@ class Run:
         return () if self._abort.unacknowledged else self._conclude(now)
 
     def _take_sequenced(self, rank: Rank, message: messages.Sequenced, now: float) -> Iterator[Effect]:
-        if isinstance(message, messages.Tripped) and self._is_earliest(message, rank):
-            self._note_down(now, _positions_of(self.ranks.values()))
+        if isinstance(message, messages.Tripped):
+            trip = message.trip
+            if trip.position.batch >= 0 and not trip.position.eval:
+                self._count(rank, trip.position.batch, trip.optimizer_step, now)
+            if self._is_earliest(message, rank):
+                self._note_down(now, _positions_of(self.ranks.values()))
         self._note_down(now, message, rank.number)
         if isinstance(message, messages.Noticed):
             if self._notices.take(rank.number, message.notice):
                 yield Note(f"run {self.id}: {rank.name}: {describe_notice(message.notice)}")
             return
         rank.awaits_receipt = True
-        if isinstance(message, messages.Bye):
+        if isinstance(message, messages.Off):
+            rank.fault = message.text
+            yield Note(f"run {self.id}: the watch of {rank.name} {message.text}; it trains on unwatched")
+        elif isinstance(message, messages.Bye):
             yield from self._take_leave(rank, message, now)
         elif isinstance(message, messages.Tripped) and rank.trip is None:
             yield from self._take_trip(rank, message, now)
@@ -290,7 +302,7 @@ class Run:
             self._happens(Incident.TRIPPED, "", now)
             at = logical_time_of(message.trip, rank.hello.stage)
             asked = self._election.aim(at, self.ranks, now)
-            yield SendAll([other.peer for other in asked], messages.Probe(at.position))
+            yield SendAll([other.peer for other in asked], messages.Probe(at.moment))
 
     def _take_batch(self, rank: Rank, message: messages.Batch, now: float) -> Iterable[Effect]:
         """By far the most frequent message. It mostly has no effect, so no generator is made for it."""
@@ -306,7 +318,9 @@ class Run:
                 self._tables[table.id] = self._tables.pop(table.id)
             if summary.fits(table):
                 self.journal.append(Entry(now, rank.hello.rank, Trained(message.seq, summary, table)))
-                rank.take(summary.batch, summary.first_frame, len(table.specs))
+                rank.take(summary.batch, summary.optimizer_step, summary.first_frame, len(table.specs))
+                if not summary.first_frame:
+                    self._count(rank, summary.batch, summary.optimizer_step, now)
                 if summary.traced:
                     effects.append(RecordTrace(self.id, rank.number, summary.batch, tuple(summary.frames(table))))
             else:
@@ -317,8 +331,13 @@ class Run:
             effects += self._conclude(now)
         return effects
 
+    def _count(self, rank: Rank, batch: int, step: int, now: float) -> None:
+        if self._counts.take(rank.number, rank.hello.stage, batch, step):
+            self._note_down(now, Miscounted(self._counts.uneven))
+
     def _take_leave(self, rank: Rank, bye: messages.Bye, now: float) -> Iterator[Effect]:
         rank.farewell = bye.text
+        rank.advance(bye.moment, rank.phase)
         if bye.outcome in ("finished", "ended"):
             self._leave(rank, RankState(bye.outcome))
         elif bye.outcome == "failed":
@@ -348,7 +367,8 @@ class Run:
     def _look_for_stall(self, now: float) -> Iterator[Effect]:
         if not self.options.stall_after or not self._ending.is_open:
             return
-        stall = find_stall([self.ranks[number] for number in self._running], now, self.options.stall_after)
+        seen = [rank for rank in (self.ranks[number] for number in self._running) if not rank.fault]
+        stall = find_stall(seen, now, self.options.stall_after)
         before, self._stall = self._stall, stall
         if stall is None:
             if before is not None and all(self.ranks[number].is_running for number in before.ranks):
@@ -390,9 +410,10 @@ class Run:
         return self._ending.decided is None and self._election.is_lowered_by(at)
 
     def _take_positions(self, reached: Reached) -> None:
-        for number, position, batch in zip(reached.ranks, reached.positions, reached.reported, strict=True):
+        columns = reached.ranks, reached.positions, reached.reported, reached.steps
+        for number, position, batch, step in zip(*columns, strict=True):
             rank = self.ranks[number]
-            rank.advance(Position(*position), rank.phase)
+            rank.advance(Moment(step, Position(*position)), rank.phase)
             rank.reported_batch = max(rank.reported_batch, batch)
             self._note_answer(rank)
 
@@ -406,13 +427,13 @@ class Run:
     def _elect(self, now: float, *, ended: bool) -> Iterator[Effect]:
         if not self._election.is_due(now) and not ended:
             return
-        self.verdict, reason = self._election.hold(self.ranks, now, final=ended)
+        self.verdict, reason = self._election.hold(self.ranks, now, final=ended, uneven=self._counts.uneven)
         if self.verdict is None:
             return
         if not ended:
             self._note_down(now, Waited())
         verdict, trip = self.verdict, self.verdict.trip
-        who = NO_SINGLE_RANK if verdict.rank is None else self.ranks[verdict.rank].name
+        who = verdict.who(self.ranks[verdict.tripped].name)
         text = f"{describe_culprit(who, trip)} ({verdict.cause.value}: {verdict.evidence})"
         yield Note(f"run {self.id}: first {trip.culprit.state.name.lower()}: {text}; {reason}")
         culprit = NO_RANK if verdict.rank is None else verdict.rank
@@ -507,4 +528,5 @@ class Run:
 
 def _positions_of(ranks: Collection[Rank]) -> Reached:
     numbers = tuple([rank.number for rank in ranks])
-    return Reached(numbers, tuple([rank.progress for rank in ranks]), tuple([rank.reported_batch for rank in ranks]))
+    steps, positions = zip(*[rank.progress for rank in ranks], strict=True)
+    return Reached(numbers, positions, tuple([rank.reported_batch for rank in ranks]), steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from rankwatch.shared.frame import Position
+from rankwatch.shared.frame import Moment
 from rankwatch.shared.text import name_spans
 
 from .rank import Rank
@@ -47,7 +47,7 @@ def find_stall(running: Collection[Rank], now: float, after: float) -> Stall | N
     return Stall(_ranks(stalled), _ranks(waiting), text)
 
 
-def _reached(rank: Rank) -> tuple[Position, int]:
+def _reached(rank: Rank) -> tuple[Moment, int]:
     return rank.progress, PHASE_ORDER.get(rank.phase, 0)
 
 
@@ -66,4 +66,4 @@ def _life(stalled: list[Rank], now: float) -> str:
 
 def _nearest(waiting: list[Rank]) -> str:
     nearest = min(waiting, key=_reached)
-    return f"batch {nearest.progress.batch}, frame {nearest.progress.frame}, phase {nearest.phase}"
+    return f"batch {nearest.progress.position.batch}, frame {nearest.progress.position.frame}, phase {nearest.phase}"

@@ -17,8 +17,8 @@ from .runs import RunRow
 _OWN: dict[str, type[journal.OwnEvent]] = {
     cls.__name__.lower(): cls
     for cls in (
-        journal.Opened, journal.Left, journal.Reached, journal.Waited, journal.JobInterrupted, journal.JobEnded, journal.Decided,
-        journal.Closed,
+        journal.Opened, journal.Left, journal.Reached, journal.Miscounted, journal.Waited, journal.JobInterrupted,
+        journal.JobEnded, journal.Decided, journal.Closed,
     )
 }  # fmt: skip
 """The facts that come from the collector itself, by kind. They are stored as JSON, messages as the wire's bytes."""
@@ -28,6 +28,7 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "outcome": Outcome,
     "ranks": tuple,
     "reported": tuple,
+    "steps": tuple,
     "positions": lambda positions: tuple(map(tuple, positions)),
 }
 """Makes the fields whose types JSON does not have."""

@@ -73,6 +73,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "began_text": describe_origin(report.origin, report.world_size) if report.origin is not None else "",
         "certainty": verdict.certainty.value,
         "missing_ranks": list(verdict.missing),
+        "alike_ranks": list(verdict.alike),
         "also": [
             {
                 "rank": rank,

@@ -39,7 +39,11 @@ def describe(entry: Entry) -> str:
         case messages.Noticed():
             return f"noticed: {describe_notice(fact.notice)}"
         case messages.Beat():
-            return f"was in {describe_position(fact.position)}, frame {fact.position.frame}, phase {fact.phase}"
+            return (
+                f"was in {describe_position(fact.moment.position)}, frame {fact.moment.position.frame}, phase {fact.phase}"
+            )
+        case messages.Off():
+            return f"its watch {fact.text}"
         case messages.Ack():
             return "acknowledged the abort"
         case messages.Bye():
@@ -53,6 +57,8 @@ def describe(entry: Entry) -> str:
                 ((batch, evaluation, frame),) = fact.positions
                 return f"answered: it was in {describe_position(Position(batch, evaluation, frame))}, frame {frame}"
             return f"where the {len(fact.ranks)} ranks were when one of them tripped"
+        case journal.Miscounted():
+            return fact.text
         case journal.Waited():
             return "the decision window ended"
         case journal.JobInterrupted():

@@ -81,7 +81,7 @@ def _tripped(closeup: RankCloseup) -> list[tuple[str, str]]:
     verdict = report.verdict
     if verdict is None:
         return [("tripped", describe_trip("undecided who was first", trip))]
-    if verdict.rank is None:
+    if verdict.rank is None or closeup.row.rank in verdict.alike:
         return [("tripped", describe_trip("as others did, without a single culprit", trip))]
     if verdict.rank != closeup.row.rank:
         return [("tripped", describe_trip(f"beside the culprit, rank {verdict.rank}", trip))]

@@ -11,7 +11,7 @@ from rankwatch.shared.text import describe_rank, describe_trip, format_dump, for
 
 from ..decide.began import describe_origin
 from ..decide.report import Outcome, RankNotice, RankRow, RankState, Report
-from ..decide.verdict import NO_SINGLE_RANK, Certainty, Verdict
+from ..decide.verdict import Certainty, Verdict
 
 NoticeKey: TypeAlias = tuple[NoticeKind, str, str]
 
@@ -30,8 +30,7 @@ def render_head(report: Report) -> str:
     if report.verdict is None:
         return _render_ending(report)
     verdict = report.verdict
-    who = NO_SINGLE_RANK if verdict.rank is None else _name(report, verdict.rank)
-    culprit = describe_trip(who, verdict.trip, report.frames_in_batch)
+    culprit = describe_trip(verdict.who(_name(report, verdict.tripped)), verdict.trip, report.frames_in_batch)
     fields = [
         ("culprit", culprit),
         ("cause", f"{verdict.cause.value}: {verdict.evidence}"),
@@ -80,7 +79,7 @@ def _began(report: Report) -> list[tuple[str, str]]:
 
 def _also(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
     lines = []
-    also = verdict.all_tripped if verdict.rank is None else verdict.also
+    also = verdict.all_tripped if verdict.rank is None or verdict.alike else verdict.also
     for rank, trip in also[:MAX_LINES]:
         stage = report.ranks[rank].stage
         is_same = stage == report.ranks[verdict.tripped].stage and trip.position == verdict.trip.position
@@ -139,7 +138,8 @@ def _lapses(report: Report) -> list[tuple[str, str]]:
 
 def _certainty(report: Report, verdict: Verdict) -> str:
     text = f"{verdict.certainty.value}: {verdict.answered} of {verdict.world_size} ranks answered"
-    finite = verdict.answered - 1 - sum(trip.position == verdict.trip.position for _, trip in verdict.also)
+    at_once = sum(trip.position == verdict.trip.position for _, trip in verdict.also)
+    finite = 0 if verdict.uneven else verdict.answered - 1 - at_once
     # The other stages of a pipeline do not have this frame, and later stages never ran this batch.
     here = "here" if report.ranks[verdict.tripped].stage == NO_STAGE else "before it"
     if finite and verdict.certainty is Certainty.COMPLETE and not verdict.also:
@@ -147,8 +147,8 @@ def _certainty(report: Report, verdict: Verdict) -> str:
     elif finite:
         text += f"; {finite} of them {'were' if finite > 1 else 'was'} finite {here}"
     if verdict.missing:
-        text += f"; not heard: {name_ranks(verdict.missing)} ({verdict.reason})"
-    return text
+        return f"{text}; not known: {name_ranks(verdict.missing)} ({verdict.reason})"
+    return f"{text}, but {verdict.uneven}" if verdict.uneven else text
 
 
 def _acknowledgements(report: Report) -> str:

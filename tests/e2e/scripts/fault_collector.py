@@ -25,7 +25,7 @@ def noted_handle(self: Ledger, event: Event, now: float) -> list[Effect]:
         case Received(peer, messages.Hello() as hello):
             note("hello", hello.restart, hello.rank, peer.hex())
         case Received(_, messages.Beat() as beat):
-            note("beat", *beat.position, beat.phase)
+            note("beat", *beat.moment.position, beat.phase)
     return handle(self, event, now)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 import rankwatch
 from collectors import Running, until
 from rankwatch.errors import OverflowDetected
-from rankwatch.shared.frame import NOWHERE, BatchSummary, FrameTable
+from rankwatch.shared.frame import BEGINNING, BatchSummary, FrameTable
 from rankwatch.shared.identity import Identity
 from rankwatch.tell.link import Link
 from rankwatch_monitor import cli
@@ -158,7 +158,7 @@ def test_a_rank_that_connects_later_is_tuned_before_its_first_batch(
         collector.collector.connection,
         Identity("train", 0, 0, 2, 0, "host", 1),
         job="train",
-        progress=lambda: (NOWHERE, "idle"),
+        progress=lambda: (BEGINNING, "idle"),
         on_abort=lambda abort: None,
         device="cpu",
         torch_version="",

@@ -15,7 +15,7 @@ import makers
 from collectors import SOON, Running, until
 from fuzz import make_corpus
 from rankwatch.shared import messages, wire
-from rankwatch.shared.frame import Position
+from rankwatch.shared.frame import BEGINNING
 from rankwatch.shared.identity import Identity
 from rankwatch.shared.sockets import dealer, watch_disconnections
 from rankwatch.tell.link import Link
@@ -78,7 +78,7 @@ def healthy(collector: Running) -> Iterator[Link]:
         collector.collector.connection,
         Identity("healthy", 0, 0, 1, 0, "host", os.getpid()),
         job="healthy",
-        progress=lambda: (Position(-1, 0, 0), "forward"),
+        progress=lambda: (BEGINNING, "forward"),
         on_abort=lambda abort: pytest.fail(f"the healthy rank was stopped: {abort}"),
         device="cpu",
         torch_version="",

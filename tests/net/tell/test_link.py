@@ -17,7 +17,7 @@ from collectors import SOON, Running, until
 from rankwatch.errors import ProtocolError, UsageError
 from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.connection import Connection
-from rankwatch.shared.frame import Position
+from rankwatch.shared.frame import BEGINNING, Moment
 from rankwatch.shared.identity import Identity
 from rankwatch.shared.tuning import Check, Tuning
 from rankwatch.tell import link as link_module
@@ -39,9 +39,9 @@ class Rank:
     """A link whose training thread is the test."""
 
     def __init__(self, connection: Connection, rank: int = 0, world_size: int = 1) -> None:
-        self.position = Position(-1, 0, 0)
+        self.moment = BEGINNING
         self.looks = 0
-        """How often the link has asked for the position."""
+        """How often the link has asked for the moment."""
         self.aborted = threading.Event()
         self.abort: messages.Abort | None = None
         self.tunings: list[messages.Tune] = []
@@ -56,9 +56,9 @@ class Rank:
             on_tune=self.tunings.append,
         )
 
-    def _progress(self) -> tuple[Position, str]:
+    def _progress(self) -> tuple[Moment, str]:
         self.looks += 1
-        return self.position, "forward"
+        return self.moment, "forward"
 
     def _on_abort(self, abort: messages.Abort) -> None:
         self.abort = abort
@@ -112,7 +112,7 @@ def test_parts_and_notices_arrive_and_are_acknowledged(collector: Running, ranks
     rank.link.close("finished")
     until(lambda: collector.reports)
     (run,) = collector.collector.ledger.runs.values()
-    assert run.ranks[0].progress == Position(7, 0, 4)
+    assert run.ranks[0].progress == makers.moment(7, 0, 4)
     assert collector.reports[0].notices == ((0, makers.notice(batch=7)),)
 
 
@@ -120,7 +120,7 @@ def test_a_trip_brings_the_abort_to_every_rank(collector: Running, ranks: Callab
     culprit, other = ranks(0, 2), ranks(1, 2)
     assert culprit.link.start()
     assert other.link.start()
-    other.position = Position(3, 0, 9)
+    other.moment = makers.moment(3, 0, 9)
     culprit.link.send_trip(makers.trip(at=(3, 0, 5)))
     assert culprit.link.wait_for_verdict()
     assert other.aborted.wait(SOON)
@@ -134,13 +134,13 @@ def test_a_probe_is_answered_when_the_position_is_passed(collector: Running, ran
     culprit, other = ranks(0, 2), ranks(1, 2)
     assert culprit.link.start()
     assert other.link.start()
-    other.position = Position(3, 0, 5)  # in the frame, and not past it
+    other.moment = makers.moment(3, 0, 5)  # in the frame, and not past it
     culprit.link.send_trip(makers.trip(at=(3, 0, 5)))
     until(lambda: other.link._probe is not None)
     looks = other.looks
     until(lambda: other.looks > looks + 1)
-    assert other.link._probe == other.position
-    other.position = Position(3, 0, 6)
+    assert other.link._probe == other.moment
+    other.moment = makers.moment(3, 0, 6)
     assert culprit.link.wait_for_verdict()
     (run,) = collector.collector.ledger.runs.values()
     assert run.verdict is not None

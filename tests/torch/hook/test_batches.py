@@ -186,7 +186,7 @@ def test_direct_calls_without_gradients_are_no_batches() -> None:
         with torch.inference_mode():
             model.encode(ones())
     assert batches_of(notebook) == dict.fromkeys(range(2), CALLS)
-    assert detector.progress.batch == 1
+    assert detector.progress.position.batch == 1
 
 
 @every_check

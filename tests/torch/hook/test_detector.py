@@ -422,9 +422,9 @@ def test_an_error_of_ours_is_logged_once_and_the_training_goes_on(
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             model(ones()).sum().backward()
-    assert [record.getMessage() for record in caplog.records] == [
-        "rankwatch: switched itself off in batch 0 by an error of its own: ZeroDivisionError('division by zero')"
-    ]
+    fault = "switched itself off in batch 0 by an error of its own: ZeroDivisionError('division by zero')"
+    assert [record.getMessage() for record in caplog.records] == [f"rankwatch: {fault}"]
+    assert notebook.faults == [fault]
     assert notebook.batches == []
     detector.abort = lambda: TrainingAborted("still heard")
     with pytest.raises(TrainingAborted, match="still heard"):

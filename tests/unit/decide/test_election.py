@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
-from rankwatch.shared.frame import NO_STAGE, NOWHERE, Phase, Position
+from rankwatch.shared.frame import BEGINNING, NO_STAGE, NOWHERE, Moment, Phase, Position
 from rankwatch_monitor.decide.election import Election
 from rankwatch_monitor.decide.rank import Rank
 from rankwatch_monitor.decide.report import RankState
@@ -17,6 +17,7 @@ from rankwatch_monitor.decide.verdict import elect, is_waited_for, logical_time_
 WORLD = 6
 
 positions = st.builds(Position, st.integers(0, 1), st.integers(0, 1), st.integers(0, 1))
+steps = st.integers(0, 1)
 
 
 @st.composite
@@ -29,11 +30,13 @@ def worlds(draw: st.DrawFn) -> dict[int, Rank]:
     for rank in ranks:
         hello = makers.hello(rank, WORLD, stage=draw(st.integers(0, 2)) if has_stages else NO_STAGE)
         record = Rank(hello, b"%d" % rank, 0.0, state=draw(st.sampled_from(RankState)))
-        record.progress = draw(st.just(NOWHERE) | positions)
+        record.progress = Moment.of(draw(steps), draw(st.just(NOWHERE) | positions), record.hello.stage)
         record.reported_batch = draw(st.integers(-1, 1))
         if rank in tripped:
             at = draw(positions)
-            record.trip = makers.trip(at=at, phase=draw(st.sampled_from([Phase.FORWARD, Phase.BACKWARD])))
+            record.trip = makers.trip(at=at, phase=draw(st.sampled_from([Phase.FORWARD, Phase.BACKWARD])), step=draw(steps))
+        if draw(st.booleans()):
+            record.fault = "switched itself off in batch 0"
         records[rank] = record
     return records
 
@@ -45,8 +48,9 @@ def test_it_elects_as_if_it_had_looked_at_all(ranks: dict[int, Rank], data: st.D
     asked = election.aim(target, ranks, 0.0)
     assert asked == [record for record in ranks.values() if is_waited_for(record.witness(), target)]
     for rank, record in ranks.items():  # what they report meanwhile
-        if record.progress > NOWHERE and data.draw(st.booleans()):
-            ranks[rank] = replace(record, progress=max(record.progress, data.draw(positions)))
+        if record.progress > BEGINNING and data.draw(st.booleans()):
+            later = Moment.of(data.draw(steps), data.draw(positions), record.hello.stage)
+            ranks[rank] = replace(record, progress=max(record.progress, later))
     for now in (0.0, 2.0):
         witnesses = {rank: record.witness() for rank, record in ranks.items()}
         assert election.hold(ranks, now, final=False) == elect(witnesses, WORLD, now, 2.0)
@@ -54,8 +58,8 @@ def test_it_elects_as_if_it_had_looked_at_all(ranks: dict[int, Rank], data: st.D
 
 def test_a_rank_of_an_earlier_stage_is_asked_until_it_has_reported_the_batch() -> None:
     trip = makers.trip(at=(3, 0, 5))
-    tripped = Rank(makers.hello(0, 2, stage=1), b"0", 0.0, trip=trip, progress=trip.position)
-    further = Rank(makers.hello(1, 2, stage=0), b"1", 0.0, progress=Position(3, 0, 6), reported_batch=2)
+    tripped = Rank(makers.hello(0, 2, stage=1), b"0", 0.0, trip=trip, progress=Moment(0, trip.position))
+    further = Rank(makers.hello(1, 2, stage=0), b"1", 0.0, progress=Moment(0, Position(3, 0, 6)), reported_batch=2)
     election = Election(2, window=2.0)
     assert election.aim(logical_time_of(trip, 1), {0: tripped, 1: further}, 0.0) == [further]
     found, reason = election.hold({0: tripped, 1: further}, 0.0, final=False)

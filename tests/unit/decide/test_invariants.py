@@ -17,6 +17,7 @@ from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Outcome, RankState
 from rankwatch_monitor.decide.run import Run
 from rankwatch_monitor.decide.stall import Stall
+from rankwatch_monitor.decide.verdict import Certainty, Verdict
 
 
 def a_run() -> Run:
@@ -35,6 +36,12 @@ def become(run: Run, **changes: object) -> None:
 
 def end(run: Run, **changes: object) -> None:
     run._ending = replace(run._ending, **changes)  # type: ignore[arg-type]
+
+
+def verdict_of(run: Run) -> Verdict:
+    found, _ = run._election.hold(run.ranks, 99.0, final=True)
+    assert found is not None
+    return found
 
 
 LOST = Decided(Outcome.LOST, "because", False)
@@ -66,13 +73,17 @@ SPOILED: dict[str, list[Callable[[Run], object]]] = {
         lambda run: become(run, _trips=0),
     ],
     "a verdict names a rank that tripped, and aborts": [
-        lambda run: become(run, verdict=run._election.hold(run.ranks, 99.0, final=True)[0]),
+        lambda run: become(run, verdict=verdict_of(run)),
+    ],
+    "a complete verdict rests on an answer of every rank": [
+        lambda run: become(run, verdict=replace(verdict_of(run), certainty=Certainty.COMPLETE)),
+        lambda run: become(run, verdict=replace(verdict_of(run), certainty=Certainty.COMPLETE, missing=())),
     ],
     "the ranks that tripped are counted": [lambda run: become(run, _trips=2)],
     "an election waits for the ranks that may still trip earlier": [
         lambda run: run._election._waited_for.discard(3),
         lambda run: run._election._waited_for.add(0),
-        lambda run: run.ranks[1].take(3, 0, 9),
+        lambda run: run.ranks[1].take(3, 3, 0, 9),
     ],
     "no failure is waived where the others are stopped": [lambda run: end(run, waived=LOST)],
     "no message is in the record before it was taken": [lambda run: setattr(run.ranks[1], "stored", 5)],

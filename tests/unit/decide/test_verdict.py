@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import makers
 from desk import Desk
 from rankwatch.shared import messages
-from rankwatch.shared.frame import NO_STAGE, FrameTable, Phase, Position
+from rankwatch.shared.frame import NO_STAGE, FrameTable, Moment, Phase, Position
 from rankwatch_monitor.decide.ledger import Tick
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.verdict import Certainty, Liveness, Witness, elect, logical_time_of
@@ -55,7 +55,7 @@ def told_by(life: Life, *, beats: bool) -> list[messages.Message]:
         if position == life.trips_at:
             return [*said, messages.Tripped(LAST, makers.trip(at=position))]
         if beats:
-            said.append(messages.Beat(Position(position.batch, 0, position.frame + 1), "forward", 0, 0, 0.0))
+            said.append(makers.beat(position.batch, 0, position.frame + 1))
         if position.frame == FORWARD - 1:
             said += [
                 messages.Table(TABLE),
@@ -252,8 +252,8 @@ def test_who_has_passed_a_trip_of_another_stage(
 ) -> None:
     trip = makers.trip(at=(3, 0, 5), phase=phase)
     witnesses = {
-        0: Witness(Liveness.LIVE, trip.position, trip, 1, 2),
-        1: Witness(Liveness.LIVE, Position(*at), None, stage, told),
+        0: Witness(Liveness.LIVE, Moment(0, trip.position), trip, 1, 2),
+        1: Witness(Liveness.LIVE, Moment(0, Position(*at)), None, stage, told),
     }
     found, reason = elect(witnesses, 2, 0.0, 2.0)
     assert (found is not None) is passed
@@ -297,13 +297,53 @@ def test_equal_positions_are_all_named_lowest_rank_first() -> None:
     assert desk.verdict.certainty is Certainty.COMPLETE
 
 
-def test_a_rank_that_finished_before_the_trips_batch_has_answered() -> None:
+def test_a_rank_that_closed_its_watch_before_the_trip_is_not_known_to_be_finite() -> None:
     desk = Desk()
     desk.connect(2)
-    desk.receive(1, makers.beat(0, 0, 1), messages.Bye(1, "finished", ""))
+    desk.receive(1, makers.beat(0, 0, 1), messages.Bye(1, "finished", "", makers.moment(4, 0, 7)))
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(5, 0, 0))))
+    assert desk.verdict is not None
+    assert (desk.verdict.certainty, desk.verdict.missing) == (Certainty.PARTIAL, (1,))
+    assert desk.verdict.reason == "rank 1 closed its watch after batch 4"
+
+
+def test_a_rank_that_closed_its_watch_past_the_trip_was_finite_there() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(1, messages.Bye(1, "finished", "", makers.moment(5, 0, 1)))
     desk.receive(0, messages.Tripped(1, makers.trip(at=(5, 0, 0))))
     assert desk.verdict is not None
     assert (desk.verdict.certainty, desk.verdict.missing) == (Certainty.COMPLETE, ())
+
+
+FAULT = "switched itself off in batch 3 by an error of its own: KeyError('x')"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_rank_whose_watch_switched_itself_off_is_not_waited_for_and_not_known_to_be_finite(is_first: bool) -> None:
+    desk = Desk()
+    desk.connect(3)
+    told: list[tuple[int, messages.Message]] = [
+        (1, messages.Off(1, FAULT)),
+        (0, messages.Tripped(1, makers.trip(at=(5, 0, 2)))),
+    ]
+    desk.receive(2, makers.beat(5, 0, 3))
+    for rank, message in told if is_first else reversed(told):
+        assert desk.verdict is None
+        desk.receive(rank, message)
+    assert desk.verdict is not None
+    assert (desk.verdict.certainty, desk.verdict.missing) == (Certainty.PARTIAL, (1,))
+    assert desk.verdict.reason == f"rank 1's watch {FAULT}"
+    assert desk.sent(1, messages.Abort), "its process lives, and is stopped with the others"
+
+
+def test_a_watch_that_switches_itself_off_past_the_trip_was_finite_there() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(1, makers.beat(5, 0, 3), messages.Off(1, FAULT))
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(5, 0, 2))))
+    assert desk.verdict is not None
+    assert desk.verdict.certainty is Certainty.COMPLETE
 
 
 def test_no_verdict_before_the_others_have_passed_and_they_are_asked_to_tell() -> None:
@@ -311,7 +351,7 @@ def test_no_verdict_before_the_others_have_passed_and_they_are_asked_to_tell() -
     desk.connect(2)
     desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
     assert desk.verdict is None
-    assert desk.sent(1, messages.Probe) == [messages.Probe(Position(3, 0, 5))]
+    assert desk.sent(1, messages.Probe) == [messages.Probe(makers.moment(3, 0, 5))]
     desk.receive(1, makers.beat(3, 0, 5))  # it is running that frame
     assert desk.verdict is None
     assert len(desk.sent(1, messages.Ack)) == 1
@@ -345,7 +385,7 @@ def test_parts_that_come_late_do_not_take_a_rank_back() -> None:
     for seq, summary in enumerate((makers.summary(3), makers.summary(4), makers.summary(3, first=2)), 1):
         desk.receive(0, messages.Batch(seq, summary))
     record = desk.ledger.runs["train-0"].ranks[0]
-    assert (record.last_batch, record.progress) == (4, Position(4, 0, 2))
+    assert (record.last_batch, record.progress) == (4, makers.moment(4, 0, 2))
 
 
 def test_a_beat_that_was_made_before_the_batch_it_follows_does_not_take_a_rank_back() -> None:

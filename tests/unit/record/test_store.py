@@ -54,14 +54,14 @@ EVENTS: list[tuple[int, Fact]] = [
     (0, messages.Tripped(4, makers.trip())),
     (0, messages.Noticed(5, makers.notice())),
     (1, Left(RankState.LOST)),
-    (NO_RANK, Reached((0, 3), ((1, 0, 3), (-1, 0, 0)), (1, -1))),
+    (NO_RANK, Reached((0, 3), ((1, 0, 3), (-1, 0, 0)), (1, -1), (1, 0))),
     (NO_RANK, messages.Tune("train-1", Tuning(every=3, ignore=("*.rotary",)))),
     (NO_RANK, Waited()),
     (NO_RANK, Decided(Outcome.ABORTED, "because", True)),
     (0, messages.Ack(5, abort=True)),
     (0, messages.Bye(6, "aborted", "")),
     (NO_RANK, JobInterrupted("SIGTERM")),
-    (0, Reached((0,), ((1, 0, 3),), (1,))),
+    (0, Reached((0,), ((1, 0, 3),), (1,), (1,))),
     (NO_RANK, JobEnded(1, "SIGTERM")),
     (NO_RANK, JobEnded(None, "")),
     (NO_RANK, Closed()),
@@ -165,7 +165,7 @@ def test_an_abandoned_record_is_continued(tmp_path: Path, monkeypatch: pytest.Mo
     assert query(tmp_path / FILE, "SELECT count FROM digests") == [3, 3, 3, 1]
     assert query(tmp_path / FILE, "SELECT ranks FROM envelopes") == [2] * 5  # merged from two transactions
     assert query(tmp_path / FILE, "SELECT COUNT(*) FROM tables") == [1]
-    last = [Progress(rank, batch + 1, batch, 0, len(TABLE.specs)) for rank in (0, 1) for batch in range(1, 5)]
+    last = [Progress(rank, batch + 1, batch, batch, 0, len(TABLE.specs)) for rank in (0, 1) for batch in range(1, 5)]
     assert records.read(tmp_path / FILE, RunRecord.progress) == last
 
 
@@ -343,7 +343,7 @@ FINISHED, FAILED = Decided(Outcome.FINISHED, "", False), Decided(Outcome.FAILED,
             [(NO_RANK, FINISHED), (0, TRIPPED), (0, Left(RankState.LOST)), (NO_RANK, END), (0, HELLO)],
             RunRow("", batches=7),
         ),
-        ([(NO_RANK, Reached((0, 1), ((-1, 0, 0), (4, 0, 3)), (-1, 4)))], RunRow("", batches=5)),
+        ([(NO_RANK, Reached((0, 1), ((-1, 0, 0), (4, 0, 3)), (-1, 4), (0, 4)))], RunRow("", batches=5)),
     ],
 )
 def test_a_list_shows_what_a_replay_gives(tmp_path: Path, facts: list[tuple[int, Fact]], row: RunRow) -> None:

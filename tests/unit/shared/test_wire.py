@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import makers
 from rankwatch.errors import ProtocolError
 from rankwatch.shared import fields, messages, wire
-from rankwatch.shared.frame import FrameTable, Phase, Position
+from rankwatch.shared.frame import FrameTable, Moment, Phase, Position
 from rankwatch.shared.notice import NoticeKind, describe_notice
 from rankwatch.shared.tuning import NO_CHANGE, Check, Tuning
 
@@ -32,7 +32,8 @@ MESSAGES: list[messages.Message] = [
     messages.Noticed(6, makers.notice(growth=-0.25)),
     messages.Noticed(7, makers.notice(NoticeKind.ZEROS, value=1.0, dtype="float32")),
     makers.beat(3, 0, 17, phase="backward"),
-    messages.Probe(Position(-1, 2, 0)),
+    messages.Off(7, "switched itself off in batch 3"),
+    messages.Probe(Moment(0, Position(-1, 2, 0))),
     messages.Abort("rank 1 of 2", 1, 1000.0, 10.0),
     messages.Ack(9, abort=True),
     messages.Bye(10, "failed", "KeyError: 'x'"),
@@ -47,7 +48,7 @@ MESSAGES: list[messages.Message] = [
 def test_golden_bytes() -> None:
     """The meaning of these bytes may never change within a major version."""
     assert wire.encode(messages.Ack(9, abort=True)).hex() == "93a341434b09c3"
-    assert wire.encode(makers.beat(3, 0, 17)).hex() == "96a44245415493030011a7666f72776172640000cb408f400000000000"
+    assert wire.encode(makers.beat(3, 0, 17)).hex() == "96a4424541549403030011a7666f72776172640000cb408f400000000000"
     batch = wire.encode(messages.Batch(4, makers.summary(149)))
     assert batch.hex() == (
         "93a5424154434804" "9acc9500cc95cb4024000000000000cb4026000000000000c2"
@@ -69,7 +70,7 @@ def test_golden_bytes() -> None:
         "a970726f636573732d33" "02"
     )
     trip = wire.encode(messages.Tripped(1, makers.trip(loss_scale=1024.0)))
-    assert trip.hex().endswith("9202030600" "01" "cb408f400000000000" "cb4090000000000000" "90" "c0" "90" "a0" "ff" "a0a0")
+    assert trip.hex().endswith("9202030600" "01" "cb408f400000000000" "cb4090000000000000" "90" "c0" "90" "a0" "ff" "a0a0" "c2")
 
 
 # fmt: on

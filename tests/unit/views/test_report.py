@@ -8,7 +8,7 @@ from dataclasses import replace
 import makers
 from makers import INF, NAN, frame, notice, reading, trip
 from rankwatch.shared.cause import Cause
-from rankwatch.shared.frame import Phase, Position
+from rankwatch.shared.frame import Moment, Phase, Position
 from rankwatch.shared.notice import NoticeKind
 from rankwatch.shared.text import name_spans
 from rankwatch_monitor.decide.report import Outcome, RankNotice, RankRow, RankState, Report
@@ -26,12 +26,15 @@ CULPRIT = trip(
     step=37,
 )
 
+AT = Moment(CULPRIT.optimizer_step, CULPRIT.position)
+PAST = Moment(CULPRIT.optimizer_step + 1, CULPRIT.position)
+
 
 def verdict(*also: int, missing: int = 0) -> Verdict:
-    witnesses = {rank: Witness(Liveness.DONE, CULPRIT.position, None) for rank in range(8 - missing)}
-    witnesses[5] = Witness(Liveness.LIVE, CULPRIT.position, CULPRIT)
+    witnesses = {rank: Witness(Liveness.DONE, PAST, None) for rank in range(8 - missing)}
+    witnesses[5] = Witness(Liveness.LIVE, AT, CULPRIT)
     for rank in also:
-        witnesses[rank] = Witness(Liveness.LIVE, CULPRIT.position, CULPRIT)
+        witnesses[rank] = Witness(Liveness.LIVE, AT, CULPRIT)
     found, _ = elect(witnesses, 8, since_first_trip=9.0, window=2.0)
     assert found is not None
     return found
@@ -82,7 +85,7 @@ def test_the_first_overflow_report() -> None:
 def test_other_trips_and_missing_ranks_are_named() -> None:
     text = as_text.render(report(verdict(6, missing=1)))
     assert "  also       rank 6 at the same frame: decoder.block.2.dropout (Linear), output: inf\n" in text
-    assert "partial: 7 of 8 ranks answered; 5 of them were finite here; not heard: rank 7" in text
+    assert "partial: 7 of 8 ranks answered; 5 of them were finite here; not known: rank 7" in text
 
 
 def test_ranks_that_diverge_alike_have_no_culprit() -> None:
@@ -98,7 +101,7 @@ def test_ranks_that_diverge_alike_have_no_culprit() -> None:
 
 
 def test_the_stages_of_a_pipeline_are_named() -> None:
-    witnesses = {rank: Witness(Liveness.LIVE, Position(149, 0, 999), None, rank, 149) for rank in range(8)}
+    witnesses = {rank: Witness(Liveness.LIVE, Moment(0, Position(149, 0, 999)), None, rank, 149) for rank in range(8)}
     witnesses[5] = witnesses[5]._replace(trip=CULPRIT)
     witnesses[6] = witnesses[6]._replace(trip=trip(at=(149, 0, 2)))
     found, reason = elect(witnesses, 8, since_first_trip=9.0, window=2.0)
@@ -147,7 +150,7 @@ def test_strict_json_without_nan_or_infinity() -> None:
 
 def test_a_nan_is_null_and_its_state_says_so() -> None:
     bad = trip(reading("output", NAN))
-    found, _ = elect({0: Witness(Liveness.LIVE, bad.position, bad)}, 1, 0.0, 2.0)
+    found, _ = elect({0: Witness(Liveness.LIVE, AT, bad)}, 1, 0.0, 2.0)
     parsed = as_json.to_dict(report(found))
     assert parsed["frames"][0]["readings"][0]["abs_min"] is None
     assert parsed["frames"][0]["readings"][0]["state"] == "nan"
@@ -233,7 +236,7 @@ def test_a_gradient_trip_with_its_loss_scale() -> None:
         reading("grad_output", 3.0, dtype="float16"), reading("weight.grad", INF, dtype="float16"),
         at=(149, 0, 500), phase=Phase.BACKWARD, loss_scale=65536.0,
     )  # fmt: skip
-    found, _ = elect({0: Witness(Liveness.LIVE, bad.position, bad)}, 1, 0.0, 2.0)
+    found, _ = elect({0: Witness(Liveness.LIVE, AT, bad)}, 1, 0.0, 2.0)
     text = as_text.render(report(found))
     assert "frame 500 of 618\n             layer (Linear, backward), weight.grad: inf\n" in text
     assert "  cause      gradient: born in the backward of this module: " in text
@@ -247,7 +250,7 @@ def test_a_gradient_trip_with_its_loss_scale() -> None:
 
 def test_a_tensor_that_was_gone_has_no_counts() -> None:
     gone = replace(CULPRIT, numel=0, inf_count=0)
-    found, _ = elect({0: Witness(Liveness.LIVE, gone.position, gone)}, 1, 0.0, 2.0)
+    found, _ = elect({0: Witness(Liveness.LIVE, AT, gone)}, 1, 0.0, 2.0)
     parsed = as_json.to_dict(report(found))["verdict"]
     assert [parsed[name] for name in ("numel", "nan_count", "inf_count")] == [None] * 3
     counted = as_json.to_dict(report(verdict()))["verdict"]

@@ -1,0 +1,63 @@
+"""Ranks that tripped at one moment: which of them is the culprit, and whether any single one is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rankwatch.shared.cause import Cause
+from rankwatch.shared.text import name_spans
+from rankwatch.shared.trip import Trip
+
+_SHARED = frozenset({Cause.WEIGHT, Cause.GRADIENT, Cause.REDUCTION})
+"""The causes that come to all ranks alike: what was reduced over them, and the weights that were stepped by it."""
+
+
+def rank_order(rank: int, trip: Trip) -> tuple[int, int]:
+    """The order of ranks that tripped at one moment: those with bad values of their own first, of other ranks last."""
+    return (2 if trip.is_from_others else 0 if _has_bad_shard(trip) else 1), rank
+
+
+def who_has_it(first: int, at_once: Sequence[int], trips: Mapping[int, Trip], cause: Cause) -> list[int]:
+    """The ranks that tripped at once with the same bad reading, which came to all of them; the first one's is ``cause``."""
+    if cause not in _SHARED:
+        return [first]
+    same = _reading(trips[first])
+    return [rank for rank in at_once if _reading(trips[rank]) == same]
+
+
+def tell_apart(ranks: Sequence[int], trips: Mapping[int, Trip], cause: Cause, world_size: int) -> tuple[bool, str]:
+    """Whether one of these ranks, which all have it, can be told to be the culprit; and what is to be said of them."""
+    if len(ranks) < 2:
+        return True, ""
+    if len(ranks) == world_size:
+        have = "both ranks have it" if world_size == 2 else f"all {world_size} ranks have it"
+    else:
+        every = ", all that tripped," if len(ranks) == len(trips) else ""
+        have = f"{name_spans(ranks)}{every} have it"
+    if cause is Cause.REDUCTION:
+        return False, have
+    here = [rank for rank in ranks if _has_bad_shard(trips[rank])]
+    elsewhere = [rank for rank in ranks if trips[rank].weights and rank not in here]
+    if here and elsewhere:
+        shards = "shard" if len(here) == 1 else "shards"
+        return True, f"{have}, and the bad values are in the {shards} of {name_spans(here)}"
+    first = trips[ranks[0]]
+    if elsewhere:
+        return False, f"{have}, but no bad value is in the shards of {name_spans(elsewhere)}"
+    if cause is Cause.WEIGHT and first.optimizer_step == 0:
+        return False, have
+    if not first.gradients:
+        return False, f"{have}; which one made it is not known: gradients=True tells"
+    if cause is Cause.GRADIENT:
+        return False, f"{have} at once: each of them made it, or it was reduced over them before it was measured"
+    return False, f"{have}; which one made it is not known, though gradients were watched"
+
+
+def _has_bad_shard(trip: Trip) -> bool:
+    """Whether the bad values of a weight are in this rank's own shard, or in its copy of the whole weight."""
+    return any(weight.is_here for weight in trip.weights)
+
+
+def _reading(trip: Trip) -> tuple[object, ...]:
+    spec, culprit = trip.frame.spec, trip.culprit
+    return spec.module, spec.phase, culprit.label, culprit.state
