@@ -1,5 +1,8 @@
 """Finds the model to watch in a script that does not call ``watch``: the outermost modules that it trains.
 
+A module that is called may be a part of a model whose own forward is never called: ``model.encode(x)`` calls the encoder.
+Then the whole model is watched. A module in eval mode is trained if an optimizer has a parameter of it.
+
 The finder wraps ``nn.Module.__call__``, but only up to the call of an outermost module: while that runs, torch is unchanged,
 as torch.compile needs it. When the model begins its third batch, the finder stops, until another optimizer is made; only
 the watch's own hooks remain.
@@ -10,9 +13,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
+from types import FrameType
 from typing import Any
 
 import torch
@@ -48,9 +53,10 @@ class Finder:
         self._is_looking = False
         self._is_inside = False
         self._found: list[weakref.ref[Watch]] = []
-        self._first: weakref.ref[nn.Module] | None = None
-        self._batches = 0
+        self._first: weakref.ref[Watch] | None = None
+        self._began_at = 0  # the batch in which the first one was when it became the first
         self._is_crowded = False
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._have_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def start(self) -> None:
@@ -62,7 +68,7 @@ class Finder:
         if self._is_looking:
             return
         self._found = [ref for ref in self._found if ref() is not None]
-        self._first, self._batches, self._is_crowded = None, 0, False
+        self._first, self._is_crowded = None, False
         self._is_looking = True
         if nn.Module.__call__ is not self._call:  # the script has wrapped it; its wrapper stays
             self._call = nn.Module.__call__
@@ -78,6 +84,7 @@ class Finder:
             self._look_again()
             try:
                 init(optimizer, *args, **kwargs)
+                self._optimizers.add(optimizer)
             except BaseException as error:
                 _remove_our_frame(error)
                 raise
@@ -124,27 +131,43 @@ class Finder:
             log.exception("rankwatch: an error of its own while it looked for the model to watch; nothing is watched")
 
     def _look_at(self, module: nn.Module) -> None:
-        if not module.training or not torch.is_grad_enabled() or _is_traced() or get_worker_info() is not None:
+        if not torch.is_grad_enabled() or _is_traced() or get_worker_info() is not None:
+            return
+        root = unwrap(module)
+        if not module.training and not self._is_optimized(root):
             return
         ours = [watch for ref in self._found if (watch := ref()) is not None]
         if any(watch not in ours for watch in open_watches()):
             self.stop()  # the script calls watch itself
             return
-        root = unwrap(module)
-        if self._first is None and any(root is watch.root for watch in ours):
-            self._first = weakref.ref(root)  # the model is trained again
-        if self._first is not None and root is self._first():
-            self._batches += 1
-            if self._batches == LOOKED_AT:
-                self.stop()
-                if self._is_crowded:
-                    log.warning(
-                        "rankwatch: more than %d models are trained in this process; further ones are not watched",
-                        MAX_MODELS,
-                    )
+        if self._first is None:  # a model that was found before may be trained again
+            self._begin_with(next((watch for watch in ours if watch.root is root), None))
+        first = self._first() if self._first is not None else None
+        if first is not None and (root is first.root or _is_part(root, first.root)):
+            # The batch of a forward is counted when it begins, after this; that of a part has begun with another one.
+            if first.batch - self._began_at >= LOOKED_AT - (root is first.root):
+                self._stop_after_all()
         elif _is_trained(root) and not any(_is_part(root, watch.root) for watch in ours):
+            if calling_stage(module) is None:
+                whole = _whole(root)
+                module, root = (module, root) if whole is root else (whole, whole)
             self._close_parts(root, ours)
             self._watch(module)
+
+    def _is_optimized(self, root: nn.Module) -> bool:
+        theirs = _parameters_of(*self._optimizers)
+        return any(id(parameter) in theirs for parameter in root.parameters())
+
+    def _begin_with(self, first: Watch | None) -> None:
+        if first is not None:
+            self._first, self._began_at = weakref.ref(first), first.batch
+
+    def _stop_after_all(self) -> None:
+        self.stop()
+        if self._is_crowded:
+            log.warning(
+                "rankwatch: more than %d models are trained in this process; further ones are not watched", MAX_MODELS
+            )
 
     def _close_parts(self, root: nn.Module, ours: list[Watch]) -> None:
         """Closes the watches of the root's parts: a model may call its layers while it is made, to learn their shapes."""
@@ -176,8 +199,7 @@ class Finder:
     def _look_for_model_of(self, optimizer: Optimizer) -> None:
         if not self._is_looking or self._found or any(open_watches()):
             return
-        theirs = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+        theirs, modules = _parameters_of(optimizer), _all_modules()
         inner = {id(child) for module in modules for child in module.children()}
         for module in modules:
             if id(module) not in inner and any(id(parameter) in theirs for parameter in module.parameters()):
@@ -199,7 +221,7 @@ class Finder:
         found.is_automatic = True
         self._found.append(weakref.ref(found))
         if self._first is None:
-            self._first, self._batches = weakref.ref(root), 1
+            self._begin_with(found)
 
 
 def _remove_our_frame(error: BaseException) -> None:
@@ -223,3 +245,47 @@ def _is_trained(root: nn.Module) -> bool:
 
 def _is_part(module: nn.Module, of: nn.Module) -> bool:
     return any(part is module for part in of.modules())
+
+
+def _parameters_of(*optimizers: Optimizer) -> set[int]:
+    """The parameters of optimizers, by ``id``."""
+    return {id(parameter) for made in optimizers for group in made.param_groups for parameter in group["params"]}
+
+
+def _all_modules() -> list[nn.Module]:
+    """All modules of the process. (``isinstance`` would wake up lazy imports.)"""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+
+
+def _whole(part: nn.Module) -> nn.Module:
+    """The outermost model that contains this module, without its wrappers.
+
+    If several models share it, the one whose method is calling it; if none is, the module itself.
+    """
+    parents: dict[int, list[nn.Module]] = {}
+    for module in _all_modules():
+        for child in module._modules.values():
+            if child is not None:
+                parents.setdefault(id(child), []).append(module)
+    whole: dict[int, nn.Module] = {}
+    known, above = {id(part)}, [part]
+    while above:
+        module = above.pop()
+        around = parents.get(id(module), [])
+        if not around:
+            whole[id(unwrap(module))] = unwrap(module)
+        new = [parent for parent in around if id(parent) not in known]
+        known.update(map(id, new))
+        above += new
+    found = [module for module in whole.values() if module is not part and not isinstance(module, torch.jit.ScriptModule)]
+    return found[0] if len(found) == 1 else next((module for module in found if _is_calling(module)), part)
+
+
+def _is_calling(module: nn.Module) -> bool:
+    """Whether a method of this module is on the caller's stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_locals.get("self") is module:
+            return True
+        frame = frame.f_back
+    return False

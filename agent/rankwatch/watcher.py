@@ -97,6 +97,11 @@ class Watch:
             raise UsageError(f"optimizer_step={number!r}: expected a whole number of at least 0")
         self._detector.optimizer_step = number
 
+    @property
+    def batch(self) -> int:
+        """The number of the batch that runs, or ran last; before the first one, one less than its number."""
+        return self._detector.position.batch
+
     def summaries(self) -> dict[str, float]:
         """This rank's readings of the last judged batch, for a logger: ``abs_max/MODULE/LABEL``, ``abs_min/MODULE/LABEL``.
 

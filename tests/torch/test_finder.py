@@ -81,6 +81,81 @@ def test_modules_that_do_not_train_are_not_watched() -> None:
     assert watched() == {model}
 
 
+def test_a_model_that_is_trained_in_eval_mode_is_watched() -> None:
+    model = Net().eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in range(LOOKED_AT):
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        (watch,) = open_watches()
+        assert (watch.root, watch.batch) == (model, batch)
+    assert nn.Module.__call__ is CALL
+
+
+class AutoEncoder(nn.Module):
+    """A model with a forward that no training calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = Net(), Net()
+        self.heads = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+    def encode(self, x: Tensor) -> Tensor:
+        out: Tensor = self.encoder(x)
+        return out
+
+    def loss(self, x: Tensor) -> Tensor:
+        hidden = self.decoder(self.encode(x))
+        return torch.stack([head(hidden) for head in self.heads]).sum()
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_model_whose_parts_are_called_is_watched_as_one(is_training: bool) -> None:
+    model = AutoEncoder().train(is_training)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in range(LOOKED_AT + 1):
+        model.loss(torch.ones(2)).backward()
+        optimizer.step()
+        (watch,) = open_watches()
+        assert (watch.root, watch.batch) == (model, batch)
+    assert nn.Module.__call__ is CALL
+
+
+def test_a_wrapped_part_of_a_model_belongs_to_the_model() -> None:
+    model = AutoEncoder()
+    model.encoder = torch.compile(model.encoder, backend="eager")  # type: ignore[assignment]
+    model.decoder(torch.ones(2))
+    assert watched() == {model}
+
+
+def test_a_container_of_a_gan_is_watched_as_one() -> None:
+    gan = nn.ModuleDict({"generator": Net(), "discriminator": Net()})
+    for _ in range(LOOKED_AT + 2):
+        gan["discriminator"](gan["generator"](torch.ones(2))).sum().backward()
+    assert watched() == {gan}
+
+
+def test_of_two_models_that_share_a_part_the_one_that_calls_it_is_watched() -> None:
+    first, second = AutoEncoder(), AutoEncoder()
+    second.encoder = first.encoder
+    second.loss(torch.ones(2))
+    assert watched() == {second}
+
+
+def test_a_shared_part_that_the_script_calls_is_watched_by_itself() -> None:
+    first, second = AutoEncoder(), AutoEncoder()
+    second.encoder = first.encoder
+    first.encoder(torch.ones(2))
+    assert watched() == {first.encoder}
+
+
+def test_a_module_that_contains_itself_is_watched() -> None:
+    model = Net()
+    model.first.parent = model
+    model.first(torch.ones(2))
+    assert watched() == {model.first}
+
+
 def test_both_models_of_a_gan_are_watched() -> None:
     generator, discriminator = Net(), Net()
     for _ in range(LOOKED_AT + 2):

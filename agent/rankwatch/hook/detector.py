@@ -251,13 +251,15 @@ class Detector:
     def _leave_alone(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         """A module was called directly, between two batches."""
         self._settler.raise_waiting()
-        self._open_direct(torch.is_grad_enabled())
+        is_first = self._open_direct(torch.is_grad_enabled())
         batch = self._batches.of_forward
         if not batch.is_sure:
             backward.mark_outputs(output, partial(self._reached, batch.part))
         if not batch.is_full:
             return
         try:
+            if is_first:
+                batch.root_inputs = self._recorder.inputs(batch.position, named, args, kwargs, f"{named.names[0]}:")
             self._call(named, args, kwargs, output)
         finally:
             self._recorder.forget()
@@ -349,15 +351,16 @@ class Detector:
             self._prepare()
             self._batches.open(style)
 
-    def _open_direct(self, has_gradients: bool) -> None:
-        """A module was called directly."""
+    def _open_direct(self, has_gradients: bool) -> bool:
+        """A module was called directly. Returns whether this call is the first one of a batch without a root forward."""
+        style = Style(is_root=False, is_training=self.root.training)
         if self._count_all:
             self._open_batch(USUAL)
-        elif has_gradients:
-            style = Style(is_root=False, is_training=self.root.training)
-            if self._batches.is_opened_by_direct(style):
-                self._prepare()
-                self._batches.open_direct(style)
+        elif has_gradients and self._batches.is_opened_by_direct(style):
+            self._prepare()
+            self._batches.open_direct(style)
+            return True
+        return False
 
     def _prepare(self) -> None:
         self._batches.settle()

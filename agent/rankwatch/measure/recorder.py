@@ -154,9 +154,10 @@ class Recorder:
         values += [value for _, value in leaves(output, "output")]
         return self.call(frame.position, named, spec.phase, args, kwargs, output), values
 
-    def inputs(self, position: Position, named: NamedModule, args: Any, kwargs: Any) -> PendingFrame:
-        """A frame of a module's inputs alone."""
-        return self.values(position, named, _labelled_inputs(args, kwargs))
+    def inputs(self, position: Position, named: NamedModule, args: Any, kwargs: Any, owner: str = "") -> PendingFrame:
+        """A frame of a module's inputs alone. ``owner``: comes before their labels."""
+        found = _labelled_inputs(args, kwargs)
+        return self.values(position, named, [(kind, owner + label, value) for kind, label, value in found])
 
     def values(self, position: Position, named: NamedModule, found: list[tuple[Kind, str, Any]]) -> PendingFrame:
         """A frame of labelled values under a module's name."""

@@ -66,7 +66,7 @@ def _of_root_alone(trip: Trip) -> tuple[Cause, str]:
     nans = [r for r in bad if r.state is State.NAN]
     if nans or (bad and trip.culprit.state is State.INF):
         worst = (nans or bad)[0]
-        return Cause.DATA, f"{worst.label} of the root module was {worst.state.name.lower()} before any module ran"
+        return Cause.DATA, f"{_describe_given(worst)} was {worst.state.name.lower()} before any module ran"
     cause = Cause.INVALID if trip.culprit.state is State.NAN else Cause.OVERFLOW
     return cause, "what the root module was fed was finite; the modules in it were not measured in this batch (every=K)"
 
@@ -133,7 +133,7 @@ def _inherited(suspect: Reading, trip: Trip) -> tuple[Cause, str]:
     state = suspect.state.name.lower()
     bad_root = [r for r in trip.root_inputs if r.state is suspect.state]
     if bad_root:
-        return Cause.DATA, f"{bad_root[0].label} of the root module was {state} before any module ran"
+        return Cause.DATA, f"{_describe_given(bad_root[0])} was {state} before any module ran"
     if trip.changed:
         return Cause.UPSTREAM, (
             f"{suspect.label} was {state}: it was finite when {trip.changed} made it, and was changed in place afterwards, "
@@ -147,6 +147,11 @@ def _inherited(suspect: Reading, trip: Trip) -> tuple[Cause, str]:
         Cause.UPSTREAM,
         f"{suspect.label} was {state} and no watched module made it: it was born between modules{where}",
     )
+
+
+def _describe_given(reading: Reading) -> str:
+    """An input of the root module; where the training calls the model's modules directly, of the first one that it called."""
+    return f"{reading.label} of the root module" if ":" not in reading.label else reading.label
 
 
 def _tolerated(suspect: Reading, trip: Trip) -> bool:

@@ -106,6 +106,14 @@ def test_a_nan_in_a_direct_call_has_its_batch_and_module(check: str) -> None:
     assert (trip.frame.spec.module, classify(trip)[0]) == ("decoder.1", Cause.INVALID)
 
 
+def test_what_the_first_direct_call_was_fed_is_data() -> None:
+    model = AutoEncoder()
+    _, notebook = watched(model)
+    with pytest.raises(OverflowDetected):
+        model.encode(ones() * math.nan)
+    assert classify(notebook.trips[0]) == (Cause.DATA, "encoder.0:input[0] was nan before any module ran")
+
+
 @pytest.mark.parametrize("where", ["parameterless", "first"])
 def test_the_first_batch_is_batch_0_in_every_text(where: str) -> None:
     model = AutoEncoder()
