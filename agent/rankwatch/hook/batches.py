@@ -94,7 +94,7 @@ class Batches:
             self.current = self._next_unsure(style)
         self.is_open = True
         self.phase = "forward"
-        self._recorder.begin(self._steps.done)
+        self._recorder.begin(self._steps.done, self.position.batch)
 
     def is_opened_by_direct(self, style: Style) -> bool:
         """Whether a direct call with gradients begins a batch: not if it belongs to the batch of the calls before."""
@@ -106,7 +106,7 @@ class Batches:
         self._next_unsure(style)
         self._is_direct = True
         self.phase = "forward"
-        self._recorder.begin(self._steps.done)
+        self._recorder.begin(self._steps.done, self.position.batch)
 
     def end(self) -> None:
         """The forward has returned; frames belong to the batch until ``is_open`` is set to False."""

@@ -89,6 +89,8 @@ class Detector:
             judge_traced=judge_traced,
             gradients=config.gradients,
             steps=lambda: self._steps.done,
+            modules=lambda: self._hooks.modules,
+            watched=lambda: self._hooks.watched,
         )
         self._off = False
         self._running = RunningRoots()

@@ -84,6 +84,11 @@ class Hooks:
             _forget_compiled()
 
     @property
+    def modules(self) -> list[NamedModule]:
+        """All modules of the model."""
+        return list(self._known.values())
+
+    @property
     def watched(self) -> list[NamedModule]:
         """The modules with hooks."""
         return [named for key, named in self._known.items() if key in self._handles]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..errors import TrainingAborted
 from ..measure.extremes import NonFiniteCounts, count_non_finite
+from ..measure.modules import NamedModule
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..measure.tape import PendingRead, Tape
 from ..shared.cause import Trip
@@ -22,9 +23,9 @@ from ..shared.notice import Notice
 from ..shared.tuning import Check
 from .batch import BatchInProgress, BatchPart, Tables
 from .changes import guilty_collective, mark_stale
+from .evidence import Evidence
 from .health import Health
 from .policy import Judge
-from .rerun import repeat
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Settler:
     Args:
         gradients: whether gradients are watched.
         steps: returns the number of optimizer steps done.
+        modules: returns the modules of the model; ``watched``: those with hooks.
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class Settler:
         judge_traced: bool,
         gradients: bool,
         steps: Callable[[], int],
+        modules: Callable[[], Iterable[NamedModule]],
+        watched: Callable[[], Iterable[NamedModule]],
     ) -> None:
         self.check = check
         self.judge = judge
@@ -92,6 +96,7 @@ class Settler:
         self._judge_traced = judge_traced
         self._gradients = gradients
         self._steps = steps
+        self._evidence = Evidence(recorder, steps, modules, watched)
         self._tables = Tables()
         self._health = Health()
         self._closed: deque[BatchPart] = deque()  # parts at their end, with frames that are not judged yet
@@ -133,6 +138,7 @@ class Settler:
 
     def close(self, batch: BatchInProgress) -> None:
         """A part ends: it is read, judged if it was not yet, and sent. With ``async``, all this when its numbers come."""
+        self._evidence.look_at_uncalled(batch.part)
         part = self._cut(batch)
         if self.check is Check.ASYNC:
             self._pending.append(_ReadPart(self._tape.read_later(), part))
@@ -195,6 +201,8 @@ class Settler:
             self._trace(part)
         if found is not None:
             self._observer.on_found(found.trip)
+        elif self._has_bad:
+            self._evidence.learn(part)
         self._judged(part)
         if not part.is_held:
             self._send(part)
@@ -240,11 +248,8 @@ class Settler:
         first = min(tripping, key=lambda row: (_CAUSAL_ORDER.index(rows[row].kind), row))
         counts = {row: _counts(values[row] if values is not None else None) for row in tripping}
         root_inputs = part.batch.root_inputs
-        # In a batch of which only the root's output is measured, the call's inputs are not at hand.
-        can_repeat = call is not None and part.batch.is_full and not part.batch.is_compiled
-        is_made_here = frame.spec.phase is Phase.FORWARD and rows[first].kind is Kind.OUTPUT
-        repeated = repeat(frame.named.module, *call[:2]) if call is not None and can_repeat and is_made_here else None
         collective, sum_state = guilty_collective(list(self._ring))
+        evidence = self._evidence.of(frame, rows[first].kind, part, call)
         trip = Trip(
             position=frame.position,
             reading=first,
@@ -257,11 +262,13 @@ class Settler:
             inf_count=counts[first].infs,
             time=time.time(),
             loss_scale=part.batch.loss_scale if frame.spec.phase is Phase.BACKWARD else 0.0,
-            operator=repeated.operator if repeated is not None else None,
             collective=collective if sum_state is State.INF else "",
             received=collective if sum_state is State.NAN else "",
             changed=changed,
             gradients=self._gradients,
+            weights=evidence.weights,
+            operator=evidence.operator,
+            harmless=evidence.harmless,
         )
         return FoundTrip(trip, [BadReading(rows[row].label, counts[row].nans, counts[row].infs) for row in tripping])
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..shared.bounded import BoundedDict
-from ..shared.frame import SHARD, Frame, FrameSpec, Kind, Phase, Position, ReadingSpec, State
+from ..shared.frame import SHARD, Frame, FrameSpec, Kind, Phase, Position, Reading, ReadingSpec, State
 from .extremes import Unmeasurable, dtype_name, is_stored_apart, local
 from .modules import NamedModule, class_name
 from .tape import Cell, Tape
@@ -46,6 +46,15 @@ class Reduction(NamedTuple):
     def made_bad(self) -> bool:
         """Whether this rank's part was finite, and the sum is not."""
         return any(whole.is_bad for whole in self.wholes) and all(part.state is State.FINITE for part in self.parts)
+
+
+class WeightReading(NamedTuple):
+    """A parameter or buffer with its reading, and the last batch before in which it was measured finite; -1: none."""
+
+    named: NamedModule
+    value: Tensor
+    reading: Reading
+    finite_in: int
 
 
 @dataclass(slots=True)
@@ -97,11 +106,12 @@ class Recorder:
         self.reductions: list[Reduction] = []
         """Those that ended since the last frame."""
 
-    def begin(self, step: int) -> None:
-        """Starts a forward, after ``step`` optimizer steps."""
+    def begin(self, step: int, batch: int) -> None:
+        """Starts a forward of ``batch``, after ``step`` optimizer steps."""
         self._forward += 1
         self._step = step
         self.reductions.clear()
+        self._weights.batch = batch
         self.forget()
 
     def forget(self) -> None:
@@ -208,6 +218,30 @@ class Recorder:
                 is_same = rows == frame.spec.readings[: frame.weights]
                 if is_same and not any(cell.state is State.UNMATERIALISED for cell in fresh):
                     frame.cells[: frame.weights] = fresh
+
+    def look_at(self, modules: Iterable[NamedModule]) -> list[NamedModule]:
+        """Measures the weights of modules whose own forward is not called, as often as others; returns those with weights."""
+        return [named for named in modules if self._weights.of(named, self._forward, self._step).rows]
+
+    def was_called(self, named: NamedModule) -> bool:
+        return self._weights.is_known(named)
+
+    def bad_weights(self, modules: Iterable[NamedModule]) -> list[WeightReading]:
+        """After a trip, measures the weights of these modules, and returns those that are not finite, each once."""
+        found: dict[int, tuple[NamedModule, Tensor, ReadingSpec, Cell, int]] = {}
+        for named in modules:
+            weights = {**named.module._parameters, **named.module._buffers}
+            known = self._weights.measure(named, self._forward, self._step)
+            for row, cell, finite_in in zip(known.rows, known.cells, known.finite_in, strict=True):
+                value = weights.get(row.label.partition(SHARD)[0])
+                if value is not None:
+                    found.setdefault(id(value), (named, value, row, cell, finite_in))
+        self._tape.read()
+        return [
+            WeightReading(named, value, Reading(row.label, row.kind, row.dtype, cell.low, cell.high, cell.state), finite_in)
+            for named, value, row, cell, finite_in in found.values()
+            if cell.state is not None and cell.is_bad
+        ]
 
     def cell(self, value: Any) -> Cell:
         """The reading of a value, filled when the tape is read. A tensor measured before in this batch has the same cell."""

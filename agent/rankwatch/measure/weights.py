@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..shared.frame import SHARD, Kind, ReadingSpec
+from ..shared.frame import SHARD, Kind, ReadingSpec, State
 from .extremes import dtype_name
 from .modules import NamedModule
 from .tape import Cell
@@ -30,13 +30,18 @@ def mark_shard(label: str, value: Tensor) -> str:
 
 
 class ModuleWeights(NamedTuple):
-    """The readings of a module's own parameters and floating buffers, measured after ``step`` optimizer steps."""
+    """The readings of a module's own parameters and floating buffers, measured in ``batch`` after ``step`` optimizer steps.
+
+    ``finite_in`` has for each of them the last batch before in which it was measured finite; -1: none.
+    """
 
     rows: tuple[ReadingSpec, ...]
     cells: list[Cell]
     step: int
     due: int
     """The forward in which to measure them again, if there was an optimizer step until then."""
+    batch: int
+    finite_in: tuple[int, ...]
 
 
 class Weights:
@@ -50,6 +55,8 @@ class Weights:
     def __init__(self, take: Take, every: int) -> None:
         self._take = take
         self._every = every
+        self.batch = -1
+        """The batch that runs now."""
         self._known: dict[int, ModuleWeights] = {}
         self._rows: dict[tuple[ReadingSpec, ...], tuple[ReadingSpec, ...]] = {}
 
@@ -59,6 +66,10 @@ class Weights:
         if known is not None and (forward < known.due or (step == known.step and step > 0 and self._every)):
             return known
         return self.measure(named, forward, step)
+
+    def is_known(self, named: NamedModule) -> bool:
+        """Whether the module's weights were ever measured."""
+        return named.number in self._known
 
     def measure(self, named: NamedModule, forward: int, step: int) -> ModuleWeights:
         module = named.module
@@ -74,7 +85,9 @@ class Weights:
         ]
         rows = tuple([ReadingSpec(kind, mark_shard(name, value), dtype_name(value.dtype)) for kind, name, value in found])
         rows = self._rows.setdefault(rows, rows)
-        known = ModuleWeights(rows, [self._take(value) for _, _, value in found], step, self._due(named.number, forward))
+        finite_in = _finite_in(rows, self._known.get(named.number))
+        cells = [self._take(value) for _, _, value in found]
+        known = ModuleWeights(rows, cells, step, self._due(named.number, forward), self.batch, finite_in)
         self._known[named.number] = known
         return known
 
@@ -83,3 +96,11 @@ class Weights:
         if not self._every:
             return forward
         return forward + self._every - (forward + number) % self._every
+
+
+def _finite_in(rows: tuple[ReadingSpec, ...], before: ModuleWeights | None) -> tuple[int, ...]:
+    """The batches in which these weights were measured finite, as known from the measurement before."""
+    if before is None or before.rows is not rows:
+        return (-1,) * len(rows)
+    seen = zip(before.cells, before.finite_in, strict=True)
+    return tuple([before.batch if cell.state is State.FINITE else batch for cell, batch in seen])

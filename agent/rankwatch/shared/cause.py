@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from .frame import DTYPE_MAX, Frame, FrameSpec, Kind, Phase, Reading, State
+from .born_here import born_here, describe_share, fed, nearest
+from .frame import Frame, FrameSpec, Kind, Phase, Reading, State
 from .operators import explain, is_own
 from .trip import BadWeight, Cause, Operator, Trip
 
@@ -21,7 +20,7 @@ def classify(trip: Trip) -> tuple[Cause, str]:
     readings = trip.frame.readings
     weights = [r for r in readings if r.kind is Kind.PARAMETER and r.state in _NON_FINITE]
     if weights:
-        return Cause.WEIGHT, _weight_evidence(weights[0], trip)
+        return Cause.WEIGHT, _weight_evidence(_known_weight(weights[0], trip), trip)
     if trip.collective or trip.received:
         return _reduced(trip)
     if trip.frame.spec.phase is Phase.BACKWARD or trip.culprit.kind in _GRADIENTS:
@@ -32,19 +31,21 @@ def classify(trip: Trip) -> tuple[Cause, str]:
         return _of_root_alone(trip)
     if trip.operator is not None and is_own(trip.operator):
         return _of_operator(trip.operator, trip)
+    within = [weight for weight in trip.weights if _is_within(weight, trip)]
+    parameters = [weight for weight in within if weight.reading.kind is Kind.PARAMETER]
+    if parameters:
+        return Cause.WEIGHT, _weight_evidence(parameters[0], trip)
     suspects = [r for r in inputs if r.state in _NON_FINITE and not _tolerated(r, trip)]
     if suspects or trip.culprit.kind is Kind.MARKED:
         return _inherited(suspects[0] if suspects else trip.culprit, trip)
+    buffers = [r for r in readings if r.kind is Kind.BUFFER and r.state is State.NAN]
+    if buffers and not within:
+        within = [BadWeight(trip.frame.spec.module, trip.frame.spec.module_class, buffers[0], -1)]
+    if within:
+        return Cause.WEIGHT, _weight_evidence(within[0], trip)
     if trip.operator is not None:
         return _of_operator(trip.operator, trip)
-    buffers = [r for r in readings if r.kind is Kind.BUFFER and r.state is State.NAN]
-    if buffers:
-        return Cause.WEIGHT, f"the buffer {buffers[0].label} is nan: it was bad before, or this forward made it so"
-    largest = _largest([r for r in readings if r.kind in (Kind.PARAMETER, *_INPUTS)])
-    near, too_large = _nearness(largest, trip.culprit.dtype) if largest else ("", False)
-    if trip.culprit.state is State.NAN and not too_large:
-        return Cause.INVALID, f"inputs and weights were finite, but the {trip.culprit.label} is nan{near}"
-    return Cause.OVERFLOW, f"inputs and weights were finite{near}"
+    return born_here(trip)
 
 
 def _of_operator(operator: Operator, trip: Trip) -> tuple[Cause, str]:
@@ -62,24 +63,85 @@ def _reduced(trip: Trip) -> tuple[Cause, str]:
 
 def _of_root_alone(trip: Trip) -> tuple[Cause, str]:
     """The cause in a batch in which only the root module's inputs and outputs were measured (every=K)."""
-    bad = [r for r in trip.root_inputs if r.state in _NON_FINITE]
-    nans = [r for r in bad if r.state is State.NAN]
-    if nans or (bad and trip.culprit.state is State.INF):
-        worst = (nans or bad)[0]
-        return Cause.DATA, f"{_describe_given(worst)} was {worst.state.name.lower()} before any module ran"
+    bad = _bad_root_inputs(trip)
+    if bad:
+        return Cause.DATA, _data_evidence(bad[0])
+    if trip.weights:
+        return Cause.WEIGHT, _weight_evidence(trip.weights[0], trip)
     cause = Cause.INVALID if trip.culprit.state is State.NAN else Cause.OVERFLOW
-    return cause, "what the root module was fed was finite; the modules in it were not measured in this batch (every=K)"
+    return cause, f"{fed(trip)}; the modules in it were not measured in this batch (every=K)"
 
 
-def _weight_evidence(weight: Reading, trip: Trip) -> str:
+def _bad_root_inputs(trip: Trip) -> list[Reading]:
+    """What the root was fed in this batch and was not finite, those with the culprit's state first, without masks."""
+    bad = [r for r in trip.root_inputs if r.state in _NON_FINITE and not _is_harmless_at_root(r, trip)]
+    return sorted(bad, key=lambda reading: reading.state is not trip.culprit.state)
+
+
+def _is_harmless_at_root(reading: Reading, trip: Trip) -> bool:
+    """Whether good batches had it as well, or it is inf and looks like a mask, or modules took it in before."""
+    if reading.label in trip.harmless:
+        return True
+    if reading.state is not State.INF:
+        return False
+    return is_mask(reading) or any(
+        frame.position[:2] == trip.position[:2] and not _bad_outputs(frame) and _took_in(frame, reading)
+        for frame in trip.frames[:-1]
+    )
+
+
+def is_mask(reading: Reading) -> bool:
+    """Whether it looks like a mask that is added to scores: 0 and -inf."""
+    return reading.state is State.INF and reading.abs_min == 0 and "mask" in reading.label.lower()
+
+
+def _took_in(frame: Frame, reading: Reading) -> bool:
+    numbers = reading.dtype, reading.abs_min, reading.state
+    return any(one.kind in _INPUTS and (one.dtype, one.abs_min, one.state) == numbers for one in frame.readings) and any(
+        one.kind is Kind.OUTPUT and one.state is State.FINITE for one in frame.readings
+    )
+
+
+def _data_evidence(reading: Reading) -> str:
+    return f"{_describe_given(reading)} was {reading.state.name.lower()} before any module ran"
+
+
+def _is_within(weight: BadWeight, trip: Trip) -> bool:
+    """Whether the weight is the tripping module's own, or of a module below it."""
+    module = trip.frame.spec.module
+    return not module or weight.module == module or weight.module.startswith(f"{module}.")
+
+
+def _known_weight(reading: Reading, trip: Trip) -> BadWeight:
+    """The bad weight that is this reading of the tripping module."""
+    spec = trip.frame.spec
+    same = [one for one in trip.weights if (one.module, one.reading.label) == (spec.module, reading.label)]
+    return same[0] if same else BadWeight(spec.module, spec.module_class, reading, -1)
+
+
+def _weight_evidence(weight: BadWeight, trip: Trip) -> str:
+    """Which weight was bad, and since when. The best answer to why lies before this batch."""
     run = "backward" if trip.frame.spec.phase is Phase.BACKWARD else "forward"
-    bad = f"{weight.label} was already {weight.state.name.lower()} before this {run}"
+    state, batch = weight.reading.state.name.lower(), trip.position.batch
+    is_own = weight.module == trip.frame.spec.module
+    name = weight.reading.label
+    if not is_own:
+        name += f" of {weight.module or '(root)'} ({weight.module_class})"
+    if weight.finite_in >= batch >= 0:
+        return (
+            f"{name} became {state} within batch {batch}, as it was finite before in this batch: look at what writes to it"
+        )
+    bad = f"{name} was already {state} before this {run}"
+    if weight.reading.kind is Kind.BUFFER and is_own:
+        bad = f"the buffer {name} is {state}: it was bad before, or this {run} made it so"
+    if weight.finite_in >= 0:
+        between = f"last seen finite in batch {weight.finite_in}, bad in batch {batch}"
+        return f"{bad}; {between}: look at the gradients and optimizer steps from batch {weight.finite_in} on"
+    if weight.reading.kind is Kind.BUFFER and is_own:
+        return bad
     if trip.optimizer_step == 0:
         return f"{bad}, and no optimizer step was seen before it: look at the initialisation or the checkpoint"
-    return (
-        f"{bad}: look at the last optimizer step, number {trip.optimizer_step - 1}, "
-        f"and at the gradients of batch {trip.position.batch - 1}"
-    )
+    return f"{bad}, and it was never seen finite: look at the initialisation or the checkpoint"
 
 
 def _gradient_evidence(trip: Trip) -> str:
@@ -92,8 +154,8 @@ def _gradient_evidence(trip: Trip) -> str:
     if bad:
         return f"{bad[0].label} was {bad[0].state.name.lower()} already as it arrived: {_born_before(trip)}"
     if any(r.state is State.FINITE for r in came_in):
-        largest = _largest(came_in)
-        share = f" ({_share(largest, largest.dtype)})" if largest else ""
+        largest = nearest([(reading, reading.dtype) for reading in came_in])
+        share = f" ({describe_share(*largest)})" if largest else ""
         how = f"the gradient that came in was finite{share}"
         return f"born in the backward of this module: {how}, the {culprit.label} is {culprit.state.name.lower()}"
     return f"the {culprit.label} is {culprit.state.name.lower()}: {_born_before(trip)}"
@@ -130,15 +192,18 @@ def _is_of_this_backward(frame: Frame, trip: Trip) -> bool:
 
 
 def _inherited(suspect: Reading, trip: Trip) -> tuple[Cause, str]:
+    """The cause where what came in was bad."""
     state = suspect.state.name.lower()
-    bad_root = [r for r in trip.root_inputs if r.state is suspect.state]
+    bad_root = _bad_root_inputs(trip)
     if bad_root:
-        return Cause.DATA, f"{_describe_given(bad_root[0])} was {state} before any module ran"
+        return Cause.DATA, _data_evidence(bad_root[0])
     if trip.changed:
         return Cause.UPSTREAM, (
             f"{suspect.label} was {state}: it was finite when {trip.changed} made it, and was changed in place afterwards, "
             "unseen by autograd"
         )
+    if trip.weights:
+        return Cause.WEIGHT, _weight_evidence(trip.weights[0], trip)
     finite = _last_finite_frame(trip)
     if suspect.kind is Kind.MARKED and finite:
         return Cause.UPSTREAM, f"born between {describe_module(finite.spec)}, the last finite frame, and this mark"
@@ -159,6 +224,8 @@ def _tolerated(suspect: Reading, trip: Trip) -> bool:
     if trip.culprit.kind in _INPUTS:
         return False
     frame = trip.frame
+    if f"{frame.spec.module}:{suspect.label}" in trip.harmless or is_mask(suspect):
+        return True
     return any(
         reading.label == suspect.label and reading.state is suspect.state
         for earlier in trip.frames[:-1]
@@ -173,34 +240,13 @@ def _bad_outputs(frame: Frame) -> bool:
 
 
 def _last_finite_frame(trip: Trip) -> Frame | None:
-    """The last frame of the same batch and phase whose outputs were finite."""
+    """The last frame of the same batch and phase whose outputs were measured, and finite."""
     for frame in reversed(trip.frames[:-1]):
         alike = frame.position[:2] == trip.position[:2] and frame.spec.phase is trip.frame.spec.phase
-        if alike and not _bad_outputs(frame):
+        made = {r.state for r in frame.readings if r.kind in (Kind.OUTPUT, Kind.MARKED)}
+        if alike and State.FINITE in made and made.isdisjoint((*_NON_FINITE, State.UNMATERIALISED)):
             return frame
     return None
-
-
-def _largest(readings: Sequence[Reading]) -> Reading | None:
-    """The finite reading nearest to the largest number of its dtype; an input before an equal weight."""
-    finite = [r for r in readings if r.state is State.FINITE and r.dtype in DTYPE_MAX]
-    return max(finite, key=lambda r: (r.abs_max / DTYPE_MAX[r.dtype], r.kind), default=None)
-
-
-def _nearness(largest: Reading, output_dtype: str) -> tuple[str, bool]:
-    """How near a reading is to the largest number of the dtype in which the module computes, and whether it is larger.
-
-    Under autocast a module computes in a narrower dtype than its inputs have: in that of its output.
-    """
-    dtype = min((largest.dtype, output_dtype), key=lambda name: DTYPE_MAX.get(name, float("inf")))
-    what = "input" if largest.kind in _INPUTS else largest.label
-    return f"; {what} {_share(largest, dtype)}", largest.abs_max > DTYPE_MAX[dtype]
-
-
-def _share(reading: Reading, dtype: str) -> str:
-    limit = DTYPE_MAX[dtype]
-    share = "less than 1%" if reading.abs_max < 0.01 * limit else f"{reading.abs_max / limit:.0%}"
-    return f"abs max {reading.abs_max:.2e} is {share} of {dtype}'s max {limit:.2e}"
 
 
 PHASE_WORDS = {Phase.RECOMPUTE: "recomputed", Phase.BACKWARD: "backward"}

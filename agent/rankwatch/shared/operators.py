@@ -65,7 +65,7 @@ def _explain_nan(operator: Operator, name: str) -> tuple[Cause, str]:
         return Cause.INVALID, f"{of}: inf - inf, inf / inf and 0 * inf are nan; look at where this inf was put in"
     if not operator.operands and not any(one.state is State.EMPTY for one in operator.inputs):
         highest = max((one.abs_max for one in operator.inputs if one.state is State.FINITE), default=0.0)
-        if name in _SUMS or "scaled_dot_product" in name or highest**2 >= DTYPE_MAX["float32"]:
+        if name in _SUMS or "scaled_dot_product" in name or highest * highest >= DTYPE_MAX["float32"]:
             return Cause.OVERFLOW, f"{of}, as it reaches inf - inf on its way: {_WIDER}"
     advice = _DOMAINS.get(name)
     return Cause.INVALID, f"{of}: {advice}" if advice else of

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import notebook
-from notebook import model_of, watched
+from notebook import first_weight, model_of, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.shared.cause import Cause, Trip, classify
 
@@ -171,3 +171,238 @@ def test_an_operator_is_found_by_repeating_the_forward(case: Case) -> None:
     assert (cause, trip.frame.spec.module) == (case.cause, "1"), evidence
     assert case.says in evidence
     assert torch.equal(case.given, before)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def broken(model: nn.Module, name: str, value: float = float("nan")) -> nn.Module:
+    """The model with one element of a parameter or buffer broken."""
+    tensor = {**dict(model.named_parameters()), **dict(model.named_buffers())}[name]
+    with torch.no_grad():
+        tensor.view(-1)[0] = value
+    return model
+
+
+class Embedded(nn.Module):
+    """As in a ViT of transformers: a parameter of a module around the one that its nan comes to first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Linear(4, 4)
+        self.position_embeddings = nn.Parameter(torch.zeros(1, 4))
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.patches(x) + self.position_embeddings)  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x[None], x[None], x[None])[0]  # type: ignore[no-any-return]
+
+
+class Listed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))])
+        self.named = nn.ParameterDict({"bias": nn.Parameter(torch.zeros(4))})
+
+    def forward(self, x: Tensor) -> Tensor:
+        product: Tensor = x * self.scales[1] + self.named["bias"]
+        return product
+
+
+class Tied(nn.Module):
+    """The embedding is also the head, by a function that no hook sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 4)
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.linear(self.body(self.embed(tokens)), self.embed.weight)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, cls: type[nn.GRU] | type[nn.LSTM]) -> None:
+        super().__init__()
+        self.cells = cls(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cells(x)[0]  # type: ignore[no-any-return]
+
+
+def normed() -> nn.Module:
+    model: nn.Module = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    return model
+
+
+WEIGHTS = [
+    ("ViT", Embedded, "position_embeddings", "dropout", "position_embeddings of (root) (Embedded) was already nan"),
+    ("out_proj", Attention, "attention.out_proj.weight", "attention", "weight of attention.out_proj (NonDynamically"),
+    ("in_proj", Attention, "attention.in_proj_weight", "attention", "in_proj_weight was already nan before this forward"),
+    ("ParameterList", Listed, "scales.1", "", "1 of scales (ParameterList) was already nan"),
+    ("ParameterDict", Listed, "named.bias", "", "bias of named (ParameterDict) was already nan"),
+    ("GRU", lambda: Recurrent(nn.GRU), "cells.weight_hh_l0", "cells", "weight_hh_l0 was already nan"),
+    ("LSTM", lambda: Recurrent(nn.LSTM), "cells.bias_ih_l0", "cells", "bias_ih_l0 was already nan"),
+    ("parametrization", lambda: model_of(normed()), "0.parametrizations.weight.original0", "0.parametrizations.weight", ""),
+]
+
+
+@pytest.mark.parametrize(("model", "name", "module", "says"), [row[1:] for row in WEIGHTS], ids=[row[0] for row in WEIGHTS])
+def test_a_bad_weight_is_found_wherever_it_belongs(
+    model: Callable[[], nn.Module], name: str, module: str, says: str
+) -> None:
+    trip = trip_of(broken(model(), name), torch.ones(3, 4))
+    cause, evidence = classify(trip)
+    assert (cause, trip.frame.spec.module.startswith(module)) == (Cause.WEIGHT, True), (trip.frame.spec.module, evidence)
+    assert says in evidence
+    assert [one.finite_in for one in trip.weights] == [-1]
+
+
+def test_a_tied_weight_has_one_name() -> None:
+    trip = trip_of(broken(Tied(), "embed.weight"), torch.tensor([[2, 3]]), policy="first", modules=("body",))
+    cause, evidence = classify(trip)
+    assert (cause, [one.module for one in trip.weights]) == (Cause.WEIGHT, ["embed"]), evidence
+
+
+@pytest.mark.parametrize("check", ["frame", "batch"])
+def test_a_weight_of_a_module_that_is_never_called_was_last_finite_in_some_batch(check: str) -> None:
+    model = Listed()
+    _, notes = watched(model, check=check, weights_every=2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(5):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    broken(model, "scales.0", float("inf"))
+    broken(model, "scales.1", float("nan"))
+    with pytest.raises(OverflowDetected):
+        model(torch.ones(2, 4))
+    (trip,) = notes.trips
+    assert [(one.reading.label, one.finite_in) for one in trip.weights] in (
+        [("1", 4), ("0", 4)], [("1", 3), ("0", 3)], [("0", 4), ("1", 4)], [("0", 3), ("1", 3)]
+    )  # fmt: skip
+    assert "last seen finite in batch" in classify(trip)[1]
+    assert "bad in batch 5" in classify(trip)[1]
+
+
+def test_a_frozen_weight_that_went_bad_between_two_batches_was_seen_finite() -> None:
+    model = model_of(nn.Linear(4, 4), nn.Linear(4, 2))
+    first_weight(model).requires_grad_(False)
+    _, notes = watched(model, policy="strict")
+    model(torch.ones(2, 4))
+    model(torch.ones(2, 4))
+    broken(model, "0.weight")
+    with pytest.raises(OverflowDetected):
+        model(torch.ones(2, 4))
+    assert classify(notes.trips[0])[1].startswith(
+        "weight was already nan before this forward; last seen finite in batch 1, bad in batch 2"
+    )
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("check", ["frame", "batch"])
+def test_a_bad_running_mean_is_a_bad_weight(check: str, value: float) -> None:
+    model = model_of(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    trip = trip_of(broken(model, "1.running_mean", value), torch.ones(3, 4), check=check)
+    cause, evidence = classify(trip)
+    assert (cause, trip.frame.spec.module) == (Cause.WEIGHT, "1"), evidence
+    assert "running_mean" in evidence
+
+
+def test_statistics_that_this_forward_made_bad_are_no_evidence() -> None:
+    model = model_of(nn.Linear(4, 4), nn.BatchNorm1d(4), Do(torch.nn.functional.relu))
+    trip = trip_of(model, torch.full((3, 4), float("nan")))
+    assert classify(trip)[0] is Cause.DATA
+    assert trip.weights == ()
+
+
+def test_a_weight_too_large_for_autocast_is_an_overflow() -> None:
+    model = model_of(nn.Linear(64, 4))
+    with torch.no_grad():
+        first_weight(model).fill_(8e3)
+    for check in ("frame", "batch"):
+        with torch.autocast("cpu", torch.float16):
+            trip = trip_of(model, torch.full((2, 64), 2.33), check=check)
+        cause, evidence = classify(trip)
+        assert cause is Cause.OVERFLOW
+        assert "float16" in evidence
+        notebook.unwatch()
+
+
+# --- masks and data ---------------------------------------------------------------------------------------------------
+
+
+class Masked(nn.Module):
+    """Attention with a mask of -inf that comes with the data."""
+
+    def __init__(self, gain: float = 1.0) -> None:
+        super().__init__()
+        self.query, self.gain = nn.Linear(4, 4), Do(lambda x: x * self.factor)
+        self.factor = gain
+        self.soft = Do(lambda scores, mask: (scores + mask).softmax(-1))
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        scores = self.gain(self.query(x) @ self.query(x).t())
+        return self.soft(scores, bias) @ x  # type: ignore[no-any-return]
+
+
+def bias() -> Tensor:
+    return torch.full((3, 3), float("-inf")).triu(1)
+
+
+@pytest.mark.parametrize("options", [{}, {"check": "batch"}, {"every": 5}, {"policy": "first", "max_frames_to_save": 2}])
+@pytest.mark.parametrize("good", [0, 2])
+def test_a_mask_is_not_the_data_that_made_an_overflow(good: int, options: dict[str, Any]) -> None:
+    model = Masked()
+    _, notes = watched(model, **options)
+    for _ in range(good):
+        model(torch.ones(3, 4), bias())
+    model.factor = 1e38
+    with pytest.raises(OverflowDetected):
+        model(torch.ones(3, 4) * 10, bias())
+    cause, evidence = classify(notes.trips[0])
+    if good or "every" not in options:
+        assert cause in (Cause.OVERFLOW, Cause.INVALID), evidence
+
+
+def test_a_fully_masked_row_is_told_of_a_mask_in_the_first_batch() -> None:
+    trip = trip_of(Masked(), torch.ones(3, 4), torch.full((3, 3), float("-inf")))
+    cause, evidence = classify(trip)
+    assert (cause, trip.frame.spec.module) == (Cause.INVALID, "soft")
+    assert "fully masked" in evidence
+
+
+class Standardised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, x: Any, mask: Tensor | None = None) -> Tensor:
+        if isinstance(x, dict):
+            x = x["deep"]["x"]
+        return self.body((x - x.mean()) / x.std())  # type: ignore[no-any-return]
+
+
+BAD = torch.tensor([[1.0, 2.0, 3.0, float("inf")]])
+DATA = [
+    ("positional", (BAD,), {}, "input[0] of the root module was inf"),
+    ("keyword", (), {"x": BAD}, "input[x] of the root module was inf"),
+    ("nested", ({"deep": {"x": BAD * 0}},), {}, "input[0][deep][x] of the root module was nan"),
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"check": "batch"}, {"every": 2, "first_batch": 1}])
+@pytest.mark.parametrize(("args", "kwargs", "says"), [row[1:] for row in DATA], ids=[row[0] for row in DATA])
+def test_bad_data_is_data_whatever_state_it_is_in_later(args: Any, kwargs: Any, says: str, options: dict[str, Any]) -> None:
+    trip = trip_of(Standardised(), *args, kwargs=kwargs, **options)
+    cause, evidence = classify(trip)
+    assert (cause, says in evidence) == (Cause.DATA, True), evidence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import makers
 from makers import INF, NAN, frame, reading, trip
 from rankwatch.judge.policy import Judge
-from rankwatch.shared.cause import Cause, classify
+from rankwatch.shared.cause import BadWeight, Cause, classify
 from rankwatch.shared.config import Policy
 from rankwatch.shared.frame import Frame, Kind, Phase, Reading
 
@@ -105,12 +106,16 @@ def test_a_nan_from_finite_inputs_is_invalid() -> None:
 
 def test_a_bad_weight_explains_a_bad_output_and_input() -> None:
     bad = trip(reading("weight", INF), reading("input[0]", NAN), reading("output", NAN), at=(150, 0, 3), step=38)
-    cause, evidence = classify(bad)
+    known = replace(bad, weights=(BadWeight("layer", "Linear", reading("weight", INF), finite_in=146),))
+    cause, evidence = classify(known)
     assert cause is Cause.WEIGHT
     assert evidence == (
-        "weight was already inf before this forward: look at the last optimizer step, number 37, "
-        "and at the gradients of batch 149"
+        "weight was already inf before this forward; last seen finite in batch 146, bad in batch 150: "
+        "look at the gradients and optimizer steps from batch 146 on"
     )
+    assert "it was never seen finite: look at the initialisation or the checkpoint" in classify(bad)[1]
+    changed = replace(bad, weights=(BadWeight("layer", "Linear", reading("weight", INF), finite_in=150),))
+    assert "weight became inf within batch 150, as it was finite before in this batch" in classify(changed)[1]
 
 
 def test_a_bad_weight_before_any_step_is_the_checkpoints() -> None:
@@ -141,7 +146,7 @@ def test_a_mask_that_was_harmless_before_is_not_the_cause() -> None:
     masked = (reading("input[mask]", INF), reading("input[0]"))
     harmless = frame(*masked, reading("output"), module="layer.0")
     cause, _ = classify(trip(*masked, reading("output", INF), at=(0, 0, 1), before=(harmless,), root_inputs=masked[:1]))
-    assert cause is Cause.OVERFLOW
+    assert cause is Cause.SINGULAR
     harmed = frame(*masked, reading("output", INF), module="layer.0")
     cause, _ = classify(trip(*masked, reading("output", INF), at=(0, 0, 1), before=(harmed,), root_inputs=masked[:1]))
     assert cause is Cause.DATA
@@ -247,7 +252,7 @@ def test_the_first_gradient_of_all_points_at_the_loss() -> None:
 def test_a_bad_weight_explains_a_bad_gradient() -> None:
     cause, evidence = backward(reading("weight", NAN), reading("grad_output"), reading("weight.grad", NAN), step=3)
     assert cause is Cause.WEIGHT
-    assert evidence.startswith("weight was already nan before this backward: look at the last optimizer step, number 2")
+    assert evidence.startswith("weight was already nan before this backward, and it was never seen finite")
 
 
 def test_the_origin_of_a_recomputed_input_is_searched_in_recomputed_frames() -> None:
@@ -271,6 +276,6 @@ def test_when_only_the_root_was_measured_its_inputs_decide() -> None:
     cause, evidence = classify(trip(reading("output", NAN), module="", root_inputs=(good,)))
     assert cause is Cause.INVALID
     assert "were not measured in this batch" in evidence
-    mask = reading("input[mask]", INF)
+    mask = reading("input[mask]", INF)._replace(abs_min=0.0)
     assert classify(trip(reading("output", NAN), module="", root_inputs=(good, mask)))[0] is Cause.INVALID
     assert classify(trip(reading("output", INF), module="inner", root_inputs=(mask,)))[0] is Cause.OVERFLOW

@@ -1,0 +1,154 @@
+"""At a trip: gathers what tells its cause. Between trips: remembers which inf and nan were harmless."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
+
+from ..measure.modules import NamedModule, class_name
+from ..measure.recorder import Call, PendingFrame, Recorder, WeightReading
+from ..shared.bounded import BoundedDict
+from ..shared.frame import Kind, Phase, State
+from ..shared.trip import BadWeight, Operator
+from .batch import BatchPart
+from .rerun import Repeated, repeat
+
+MAX_WEIGHTS = 16
+"""Bad weights in a trip. In a model whose weights are all nan, the first ones say enough."""
+
+MAX_HARMLESS = 4096
+
+_INPUTS = (Kind.INPUT, Kind.KEYWORD)
+
+
+class Gathered(NamedTuple):
+    """What a trip has beside its frames; see ``Trip``."""
+
+    operator: Operator | None
+    weights: tuple[BadWeight, ...]
+    harmless: tuple[str, ...]
+
+
+class Evidence:
+    """The evidence of one rank.
+
+    Args:
+        steps: returns the number of optimizer steps done.
+        modules: returns the modules of the model; ``watched``: those with hooks.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        steps: Callable[[], int],
+        modules: Callable[[], Iterable[NamedModule]],
+        watched: Callable[[], Iterable[NamedModule]],
+    ) -> None:
+        self._watched = watched
+        self._uncalled: list[NamedModule] | None = None
+        self._recorder = recorder
+        self._steps = steps
+        self._modules = modules
+        self._harmless = BoundedDict[tuple[str, str], None](MAX_HARMLESS)
+
+    def look_at_uncalled(self, part: BatchPart) -> None:
+        """Measures, at the end of a forward, the weights of modules that were never called: a ParameterList, say.
+
+        They make no frames. When such a weight is bad at a trip, it is known when it was finite.
+        """
+        if not part.batch.is_full or not part.batch.is_streamed:
+            return
+        if self._uncalled is None:
+            uncalled = [named for named in self._watched() if not self._recorder.was_called(named)]
+            self._uncalled = self._recorder.look_at(uncalled)
+        else:
+            self._recorder.look_at(self._uncalled)
+
+    def learn(self, part: BatchPart) -> None:
+        """A part has no trip: what was not finite in the inputs of modules with finite outputs was harmless."""
+        bad = [frame for frame in part.frames if any([cell.is_bad for cell in frame.cells])]
+        made = [frame for frame in bad if Kind.OUTPUT in _bad_kinds(frame)]  # they are ignored by request
+        root = part.batch.root_inputs
+        if root is not None and not made:
+            self._remember("", root)
+        for frame in bad:
+            if frame not in made:
+                self._remember(frame.spec.module, frame)
+
+    def _remember(self, module: str, frame: PendingFrame) -> None:
+        for row, cell in zip(frame.spec.readings, frame.cells, strict=True):
+            if cell.is_bad and row.kind in _INPUTS:
+                self._harmless[module, row.label] = None
+
+    def of(self, frame: PendingFrame, kind: Kind, part: BatchPart, call: Call | None) -> Gathered:
+        """The evidence of a frame whose culprit is a reading of this kind."""
+        is_backward = frame.spec.phase is Phase.BACKWARD
+        # In a batch of which only the root's output is measured, the call's inputs are not at hand.
+        repeated = None
+        if (
+            call is not None
+            and kind is Kind.OUTPUT
+            and not is_backward
+            and part.batch.is_full
+            and not part.batch.is_compiled
+        ):
+            repeated = repeat(frame.named.module, *call[:2])
+        weights: tuple[BadWeight, ...] = ()
+        if frame.step == self._steps():  # an optimizer step would have changed them since
+            weights = tuple(self._bad_weights(frame, repeated))[:MAX_WEIGHTS]
+        root = part.batch.root_inputs
+        labels = [row.label for row in root.spec.readings if ("", row.label) in self._harmless] if root is not None else []
+        module = frame.spec.module
+        labels += [f"{module}:{row.label}" for row in frame.spec.readings if (module, row.label) in self._harmless]
+        return Gathered(repeated.operator if repeated is not None else None, weights, tuple(labels))
+
+    def _bad_weights(self, frame: PendingFrame, repeated: Repeated | None) -> Iterator[BadWeight]:
+        """The bad weights of the frame's module and of all others, those nearest to it first."""
+        given = repeated.given if repeated is not None else None
+        ordered = _nearest_first(frame.named, list(self._modules()))
+        found = [one for one in self._recorder.bad_weights(ordered) if _counts(one, given)]
+        for one in sorted(found, key=lambda one: not _is_same(one.value, given)):
+            name = one.named.names[0]
+            yield BadWeight(name, class_name(one.named.module), one.reading, one.finite_in)
+
+
+def _bad_kinds(frame: PendingFrame) -> set[Kind]:
+    return {row.kind for row, cell in zip(frame.spec.readings, frame.cells, strict=True) if cell.is_bad}
+
+
+def _nearest_first(named: NamedModule, modules: list[NamedModule]) -> list[NamedModule]:
+    """The module, those below it, those around it (the innermost first), then all others."""
+    below, around, rest = [], [], []
+    for one in modules:
+        if one is named:
+            continue
+        if any(_is_below(name, outer) for name in one.names for outer in named.names):
+            below.append(one)
+        elif any(_is_below(name, outer) for name in named.names for outer in one.names):
+            around.append(one)
+        else:
+            rest.append(one)
+    return [named, *below, *sorted(around, key=lambda one: -len(one.names[0])), *rest]
+
+
+def _is_below(name: str, outer: str) -> bool:
+    return not outer or name.startswith(f"{outer}.")
+
+
+def _counts(one: WeightReading, given: Tensor | None) -> bool:
+    """Whether a bad weight may be the cause. Statistics that this forward has updated are not, nor is a mask of -inf."""
+    module, reading = one.named.module, one.reading
+    if reading.kind is Kind.PARAMETER or _is_same(one.value, given):
+        return True
+    if isinstance(module, _NormBase):
+        return not (module.training and module.track_running_stats)
+    return reading.state is State.NAN or one.finite_in >= 0
+
+
+def _is_same(value: Tensor, other: Tensor | None) -> bool:
+    if other is None:
+        return False
+    return value is other or (value.data_ptr() == other.data_ptr() and value.device == other.device)
