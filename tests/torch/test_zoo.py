@@ -19,10 +19,14 @@ import rankwatch
 
 pytest.importorskip("transformers", reason="the zoo's models are those of transformers")
 
+from notebook import unwatch, watched
 from zoo import ZOO, Species
 
 CLEAN = 3
 """Healthy batches before the poisoned one."""
+
+LONG = 200
+"""Batches of a long training."""
 
 CULPRIT = re.compile(
     rf"rank 0 of 1 \(.+\), batch {CLEAN}: (?P<name>\S+) \((?P<cls>\w+)(, also (?P<aliases>.+))?\), output\S*: (?P<state>\w+)"
@@ -159,6 +163,19 @@ def test_a_module_that_turns_bad_is_named(species: Species, seed: int, caplog: p
 
     check_culprit(caught.value, model, spot.module, value)
     check_log(caplog)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("species", ZOO, ids=lambda species: species.name)
+def test_a_long_healthy_training_is_left_in_peace(species: Species) -> None:
+    model = species.make()
+    detector, notebook = watched(model)
+    losses = train(model, species)
+    for _ in range(LONG):
+        next(losses)
+    unwatch()
+    assert (detector.fault, notebook.trips, notebook.notices) == ("", [], [])
+    assert sorted({summary.batch for _, summary in notebook.batches}) == list(range(LONG))
 
 
 # --- compiled ---------------------------------------------------------------------------------------------------------
