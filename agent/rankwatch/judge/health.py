@@ -1,4 +1,4 @@
-"""Parts of batches -> notices: underflow, gradients that become zero, outputs that approach overflow."""
+"""Parts of batches -> notices: underflow, gradients that become zero, outputs near overflow, buffers that turn bad."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..measure.tape import Cell
 from ..shared.bounded import BoundedDict
-from ..shared.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, ReadingSpec
+from ..shared.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, ReadingSpec, State
 from ..shared.notice import ZEROS, Notice, NoticeKind
 from .batch import BatchPart
 
@@ -41,7 +41,10 @@ _Outputs = dict[tuple[str, str], tuple[FrameSpec, ReadingSpec, float]]
 
 @dataclass(slots=True)
 class _Past:
-    """The history of a reading: since which batch it gets notices, and its growth between looks."""
+    """The history of a reading: since which batch it gets notices, and its growth between looks.
+
+    Of a buffer: the batch and abs max when it was last finite, the batch (``grown``) and cell when it was first bad.
+    """
 
     since: int = -1
     batch: int = -1
@@ -49,6 +52,7 @@ class _Past:
     growth: float = 0.0
     grown: int = 0
     first: float = 0.0
+    bad: Cell | None = None
 
 
 def is_looked_at(batch: int) -> bool:
@@ -77,6 +81,9 @@ class Health:
             high = cell.high
             if row.kind is Kind.GRADIENT and row.label.endswith(ZEROS):
                 yield from self._zeros(batch, spec, row, high)
+                continue
+            if row.kind is Kind.BUFFER:
+                yield from self._buffer(batch, spec, row, cell)
                 continue
             if row.kind not in _MADE or not high > 0.0 or high == math.inf or row.dtype not in DTYPE_MAX:
                 continue
@@ -120,6 +127,19 @@ class Health:
         past.batch, past.value = batch, share
         if past.grown >= LOOKS and share >= NOTICEABLE_ZEROS and share - past.first >= ZEROS_GROWTH:
             yield _notice(NoticeKind.ZEROS, spec, row, past.since, batch, share, growth)
+
+    def _buffer(self, batch: int, spec: FrameSpec, row: ReadingSpec, cell: Cell) -> Iterator[Notice]:
+        """Told once, if two measurements in a row find it bad. A mask of -inf never was finite."""
+        past = self._of(NoticeKind.BUFFER, spec, row)
+        if not cell.is_bad:
+            if cell.state is State.FINITE:
+                past.batch, past.value, past.bad = batch, cell.high, None
+            return
+        if past.bad is None:
+            past.bad, past.grown = cell, batch
+        elif past.bad is not cell and past.batch >= 0 and past.since < 0:
+            past.since = past.grown
+            yield _notice(NoticeKind.BUFFER, spec, row, past.since, batch, past.value, 0.0)
 
     def _of(self, kind: NoticeKind, spec: FrameSpec, row: ReadingSpec) -> _Past:
         key = kind, spec.module, row.label

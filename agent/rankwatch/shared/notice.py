@@ -1,4 +1,4 @@
-"""Notices, the warnings before anything trips: underflow, gradients that become zero, modules that approach overflow."""
+"""Notices, the warnings before anything trips: underflow, gradients that become zero, outputs near overflow, bad buffers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ class NoticeKind(enum.IntEnum):
     """A growing share of a gradient's elements is exactly zero."""
     HEADROOM = 2
     """The abs max approaches its dtype's max."""
+    BUFFER = 3
+    """A buffer that was finite is inf or nan, and stays so: running statistics, say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
     """A notice about one reading of one rank. A later notice of the same (kind, module, label) replaces the earlier one.
 
-    ``value`` is the abs max in batch ``batch``; for ZEROS, the share of zeros (0 to 1). ``since`` is the batch of the first
+    ``value`` is the abs max in batch ``batch``; for ZEROS, the share of zeros (0 to 1); for BUFFER, the last finite abs max
+    that was measured. ``since`` is the batch of the first
     such notice. ``growth`` is in doublings per batch; for ZEROS, share per batch.
     """
 
@@ -71,6 +74,11 @@ def describe_notice(notice: Notice) -> str:
         return (
             f"underflow: {where}: {notice.value:.0%} of the elements are zero in batch {notice.batch}, "
             f"a share that grows since batch {notice.since}"
+        )
+    if notice.kind is NoticeKind.BUFFER:
+        return (
+            f"a bad buffer: {where}: inf or nan since batch {notice.since}; "
+            f"when it was last measured finite, its abs max was {notice.value:.2e}"
         )
     share = notice.value / DTYPE_MAX.get(notice.dtype, math.inf)
     near = f"abs max {notice.value:.2e} in batch {notice.batch} is {_percent(share)} of {notice.dtype}'s largest number"

@@ -293,3 +293,44 @@ def test_a_growing_share_of_zeros_in_a_gradient_is_noticed() -> None:
         (NoticeKind.ZEROS, "0", "weight.grad", 1, 4),
         (NoticeKind.ZEROS, "0", "weight.grad", 1, 5),
     ]
+
+
+def trained(model: nn.Module, batches: int, x: torch.Tensor, **options: int) -> list[Notice]:
+    _, notes = watched(model, **options)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for batch in range(batches):
+        optimizer.zero_grad()
+        model(x * (1e25 if batch == 4 else 1.0)).sum().backward()
+        optimizer.step()
+    return [notice for notice in notes.notices if notice.kind is NoticeKind.BUFFER]
+
+
+def test_running_statistics_that_turn_bad_for_good_are_told_once() -> None:
+    (notice,) = trained(model_of(nn.BatchNorm1d(4)), 40, torch.randn(3, 4), weights_every=2)
+    assert (notice.module, notice.label) == ("0", "running_var")
+    assert 4 <= notice.since <= 6
+    text = describe_notice(notice)
+    assert text.startswith(f"a bad buffer: 0 (BatchNorm1d), running_var: inf or nan since batch {notice.since}; ")
+
+
+class Masked(nn.Module):
+    """It has a mask of -inf from the start, and a buffer that is bad in every third batch."""
+
+    mask: torch.Tensor
+    scratch: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1))
+        self.register_buffer("scratch", torch.zeros(1))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.scratch.fill_(0.0 if self.calls % 3 else math.inf)
+        return x * self.weight
+
+
+def test_a_mask_and_a_buffer_that_recovers_are_not_told() -> None:
+    assert trained(Masked(), 40, torch.ones(3, 4), weights_every=1) == []
