@@ -50,3 +50,25 @@ def test_nothing_began_in_a_training_that_only_grew_or_recovered(tmp_path: Path,
     assert job.verdict["cause"] == "data"
     assert began(job) is None
     assert "began      not seen" in job.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "ranks"), [("gpt", 2), ("gpt", 1), ("mlp", 2), ("mlp", 1)])
+def test_a_training_that_diverges_has_no_culprit(tmp_path: Path, kind: str, ranks: int) -> None:
+    job = run_job(tmp_path, forked("diverging.py", kind, ranks=ranks))
+    verdict = job.verdict
+    assert (verdict["cause"], verdict["rank"]) == ("divergence", None)
+    assert 1 <= verdict["began"]["batch"] < verdict["batch"]
+    assert verdict["began"]["rank"] is None
+    assert verdict["began"]["alone"] is (False if ranks > 1 else None)
+    for words in ("no single rank", "learning rate", "at the end"):
+        assert words in job.stdout
+    assert "divergence" in job.stderr  # the exception of the ranks says so, too
+
+
+@pytest.mark.slow
+def test_a_rate_that_rises_until_the_training_diverges_is_no_ranks_fault(tmp_path: Path) -> None:
+    job = run(tmp_path, "rising")
+    assert job.verdict["cause"] == "divergence"
+    assert FAULT_AT < began(job)["batch"] < job.verdict["batch"]
+    assert began(job)["alone"] is False

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared import messages
+from rankwatch.shared.divergence import Divergence
 from rankwatch.shared.frame import BatchSummary, FrameTable
 
 from .report import Outcome, RankState
@@ -98,7 +99,14 @@ class Closed:
     """The run is over."""
 
 
-OwnEvent: TypeAlias = Opened | Left | Reached | Miscounted | Waited | JobInterrupted | JobEnded | Decided | Closed
+@dataclass(frozen=True, slots=True)
+class Diverged:
+    """The verdict is the end of a divergence: the batches from which this follows are no facts of the journal."""
+
+    found: Divergence
+
+
+OwnEvent: TypeAlias = Opened | Left | Reached | Miscounted | Waited | JobInterrupted | JobEnded | Diverged | Decided | Closed
 Fact: TypeAlias = messages.Message | OwnEvent | Trained
 
 

@@ -20,6 +20,7 @@ from rankwatch.shared.tuning import NO_CHANGE, Tuning
 
 from .abort import AbortDelivery
 from .counting import StepCounts
+from .divergence import LossHistories, blame_all, origin_of
 from .effects import Effect, Note, Publish, RecordTrace, Send, SendAll, Show
 from .election import Election
 from .ending import Ending, Incident, Situation, decide
@@ -27,6 +28,7 @@ from .journal import (
     NO_RANK,
     Closed,
     Decided,
+    Diverged,
     Entry,
     Fact,
     JobEnded,
@@ -75,6 +77,7 @@ class Run:
     _silence: Silence = field(init=False)
     _stall: Stall | None = None
     _notices: Notices = field(default_factory=Notices)
+    _losses: LossHistories = field(default_factory=LossHistories)
     _tables: BoundedDict[str, FrameTable] = field(default_factory=lambda: BoundedDict(MAX_TABLES))
     _counts: StepCounts = field(default_factory=StepCounts)
     _trips: int = 0
@@ -217,9 +220,12 @@ class Run:
             self._counts.uneven = fact.text
         elif isinstance(fact, Waited):
             effects = self._conclude(now)
+        elif isinstance(fact, Diverged):
+            if self.verdict is not None:
+                self.verdict = blame_all(self.verdict, fact.found)
         elif isinstance(fact, Decided):
             self._ending = self._ending.decide_as(fact, now)
-            if fact.abort and self._abort.message is None:
+            if fact.abort and (self._abort.message is None or self._abort.message.reason != fact.reason):
                 self._abort.begin(messages.Abort(fact.reason, NO_RANK, 0.0, self.options.abort_grace), now)
         elif isinstance(fact, Closed):
             self.over = self._published = True
@@ -319,6 +325,7 @@ class Run:
             if summary.fits(table):
                 self.journal.append(Entry(now, rank.hello.rank, Trained(message.seq, summary, table)))
                 rank.take(summary.batch, summary.optimizer_step, summary.first_frame, len(table.specs))
+                self._losses.take(rank.number, summary, table)
                 if not summary.first_frame:
                     self._count(rank, summary.batch, summary.optimizer_step, now)
                 if summary.traced:
@@ -432,6 +439,9 @@ class Run:
             return
         if not ended:
             self._note_down(now, Waited())
+        if divergence := self._losses.find(self.verdict, self.ranks):
+            self._note_down(now, Diverged(divergence))
+            self.verdict = blame_all(self.verdict, divergence)
         verdict, trip = self.verdict, self.verdict.trip
         who = verdict.who(self.ranks[verdict.tripped].name)
         text = f"{describe_culprit(who, trip)} ({verdict.cause.value}: {verdict.evidence})"
@@ -505,6 +515,7 @@ class Run:
             notices=self._notices.all(),
             notices_unkept=self._notices.unkept,
             stalled=self._stall.text if self._stall is not None else "",
+            origin=origin_of(self.verdict),
         )
 
     def _show(self, now: float) -> Show:

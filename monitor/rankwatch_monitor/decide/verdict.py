@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rankwatch.shared.cause import Cause, Trip, classify
+from rankwatch.shared.divergence import Divergence
 from rankwatch.shared.frame import NO_STAGE, Moment, Phase, Position
 from rankwatch.shared.str_enum import StrEnum
 from rankwatch.shared.text import name_ranks, name_spans
@@ -103,6 +104,7 @@ class Verdict:
     reason: str
     alike: tuple[int, ...] = ()
     uneven: str = ""
+    divergence: Divergence | None = None
 
     @property
     def rank(self) -> int | None:

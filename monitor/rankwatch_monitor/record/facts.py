@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from rankwatch.shared import messages, wire
+from rankwatch.shared.divergence import Divergence
 
 from ..decide import journal
 from ..decide.journal import Fact
@@ -18,7 +19,7 @@ _OWN: dict[str, type[journal.OwnEvent]] = {
     cls.__name__.lower(): cls
     for cls in (
         journal.Opened, journal.Left, journal.Reached, journal.Miscounted, journal.Waited, journal.JobInterrupted,
-        journal.JobEnded, journal.Decided, journal.Closed,
+        journal.JobEnded, journal.Diverged, journal.Decided, journal.Closed,
     )
 }  # fmt: skip
 """The facts that come from the collector itself, by kind. They are stored as JSON, messages as the wire's bytes."""
@@ -26,6 +27,7 @@ _OWN: dict[str, type[journal.OwnEvent]] = {
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "state": RankState,
     "outcome": Outcome,
+    "found": lambda fields: Divergence(**fields),
     "ranks": tuple,
     "reported": tuple,
     "steps": tuple,

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from rankwatch.shared import messages
+from rankwatch.shared.divergence import describe_divergence
 from rankwatch.shared.frame import Position
 from rankwatch.shared.notice import describe_notice
 from rankwatch.shared.text import describe_culprit, describe_position, describe_rank
@@ -61,6 +62,8 @@ def describe(entry: Entry) -> str:
             return fact.text
         case journal.Waited():
             return "the decision window ended"
+        case journal.Diverged():
+            return f"diverged: {describe_divergence(fact.found)}"
         case journal.JobInterrupted():
             return f"the command received {fact.signal}"
         case journal.JobEnded():

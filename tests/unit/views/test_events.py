@@ -8,6 +8,7 @@ import pytest
 
 import makers
 from rankwatch.shared import messages
+from rankwatch.shared.divergence import Divergence
 from rankwatch.shared.frame import Moment, Position
 from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide import journal
@@ -34,6 +35,10 @@ TOLD: list[tuple[Fact, str]] = [
     (journal.JobEnded(1, "SIGTERM"), "the command ended: exit code 1, stopped by SIGTERM"),
     (journal.JobEnded(None), "the command ended: exit code unknown"),
     (journal.Decided(Outcome.ABORTED, "because", True), "decided: aborted, all ranks are to stop: because"),
+    (
+        journal.Diverged(Divergence(2, 2, "Net", "loss", True, 4.2, 300.0, 4e6, 20, 2, True)),
+        "diverged: the loss left its range in batch 2 on all 2 ranks that were compared: about 4.2 before, 300 in this batch",
+    ),
     (journal.Closed(), "the run is over"),
 ]
 
