@@ -20,7 +20,8 @@ class Notebook:
     """An observer that stores everything."""
 
     def __init__(self) -> None:
-        self.batches: list[tuple[FrameTable, BatchSummary]] = []
+        self.sent: list[tuple[FrameTable, BatchSummary]] = []
+        self.detector: Detector | None = None
         self.notices: list[Notice] = []
         self.traces: list[list[Frame]] = []
         self.trips: list[Trip] = []
@@ -28,8 +29,14 @@ class Notebook:
         self.bad_readings: list[list[BadReading]] = []
         self.faults: list[str] = []
 
+    @property
+    def batches(self) -> list[tuple[FrameTable, BatchSummary]]:
+        """The parts that were sent, and the last forward, if it waits for its loss."""
+        unsent = self.detector.unsent() if self.detector is not None else None
+        return self.sent if unsent is None else [*self.sent, unsent]
+
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
-        self.batches.append((table, summary))
+        self.sent.append((table, summary))
 
     def on_notice(self, notice: Notice) -> None:
         self.notices.append(notice)
@@ -38,7 +45,7 @@ class Notebook:
         self.traces.append(frames)
 
     def on_found(self, trip: Trip) -> None:
-        self.found.append((trip.position, len(self.batches)))
+        self.found.append((trip.position, len(self.sent)))
 
     def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted:
         self.trips.append(trip)
@@ -83,8 +90,9 @@ _detectors: list[Detector] = []
 
 def watched(model: nn.Module, **options: Any) -> tuple[Detector, Notebook]:
     notebook = Notebook()
-    style = {key: options.pop(key) for key in ("count_all", "judge_traced") if key in options}
+    style = {key: options.pop(key) for key in ("count_all", "judge_traced", "sends_at_once") if key in options}
     _detectors.append(Detector(model, resolve({}, **options), notebook, **style))
+    notebook.detector = _detectors[-1]
     return _detectors[-1], notebook
 
 

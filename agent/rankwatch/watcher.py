@@ -25,7 +25,7 @@ from .registry import forget, open_watches, prepare, remember
 from .shared import connection as connections
 from .shared.cause import Trip, classify
 from .shared.config import Config, Policy, is_disabled, resolve
-from .shared.frame import BEGINNING, BatchSummary, Frame, FrameTable, Moment
+from .shared.frame import BEGINNING, NO_STAGE, BatchSummary, Frame, FrameTable, Moment
 from .shared.identity import identify, unnamed_job
 from .shared.notice import Notice
 from .shared.scalars import LastBatch
@@ -70,7 +70,14 @@ class Watch:
         self._has_compared = False
         self._take_over(unwrap(model))
         self._link: Link | None = None
-        self._detector = Detector(model, config, self, count_all=self._counts_all, judge_traced=self._judges_traced)
+        self._detector = Detector(
+            model,
+            config,
+            self,
+            count_all=self._counts_all,
+            judge_traced=self._judges_traced,
+            sends_at_once=self._stage != NO_STAGE,
+        )
         try:
             self._link = self._connect(config.connection, model)
         except BaseException:
@@ -108,7 +115,7 @@ class Watch:
         The names are those of ``rankwatch export``; inf and nan are included. The scalars are computed at the call, not
         before. With ``check="async"`` the batch may be the one before the last.
         """
-        return self._last.scalars()
+        return self._last.scalars(self._detector.unsent())
 
     def close(self) -> None:
         """Removes the hooks from the model, and ends the connection to the collector. A second call does nothing."""

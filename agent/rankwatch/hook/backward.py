@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -16,6 +17,7 @@ from ..measure.walk import inputs, leaves
 from ..measure.weights import mark_shard
 from ..shared.frame import Kind, ReadingSpec
 from ..shared.notice import ZEROS
+from .hooks import never_compile, quietly
 
 Emit = Callable[[tuple[ReadingSpec, ...], list[Cell]], None]
 """Takes the readings of one frame of the backward, in the thread that runs the backward."""
@@ -145,4 +147,12 @@ def mark_outputs(output: Any, reached: Callable[[], None]) -> None:
     """Calls ``reached`` when a backward begins at a root's output: its frames belong to that forward's batch."""
     for _, value in leaves(output, "output"):
         if isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None:
-            value.register_hook(lambda gradient: reached())
+            value.register_hook(partial(_call_reached, reached))
+
+
+def _call_reached(reached: Callable[[], None], gradient: Tensor) -> None:
+    if not torch.compiler.is_dynamo_compiling():  # in compiled autograd: BackwardWatch sees the end of the backward
+        quietly(reached)
+
+
+never_compile(_call_reached)

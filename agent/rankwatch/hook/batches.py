@@ -13,14 +13,15 @@ An unsure batch in another style has the position of an eval, or of loose frames
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
 from ..judge.settler import Settler
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..shared.config import Config
-from ..shared.frame import NOWHERE, Moment, Position
-from .scaler import LossScale
+from ..shared.frame import NOWHERE, Moment, Phase, Position
+from .scaler import LossScales
 from .stage import is_rehearsal
 from .steps import OptimizerSteps
 
@@ -36,10 +37,20 @@ class Batches:
 
     ``current`` is the batch whose root forward runs, or ran last; frames belong to it while ``is_open``.
     ``of_backward`` is the batch whose backward runs, or ran last.
+
+    Args:
+        sends_at_once: see ``Detector``.
     """
 
     def __init__(
-        self, config: Config, settler: Settler, recorder: Recorder, loss_scale: LossScale, steps: OptimizerSteps
+        self,
+        config: Config,
+        settler: Settler,
+        recorder: Recorder,
+        loss_scales: LossScales,
+        steps: OptimizerSteps,
+        *,
+        sends_at_once: bool,
     ) -> None:
         self.position = NOWHERE._replace(batch=config.first_batch - 1)
         self.phase = "idle"
@@ -58,8 +69,9 @@ class Batches:
         self._last_backward = -1  # the backward that made it sure
         self._settler = settler
         self._recorder = recorder
-        self._loss_scale = loss_scale
+        self._loss_scales = loss_scales
         self._steps = steps
+        self._sends_at_once = sends_at_once
 
     @property
     def progress(self) -> Moment:
@@ -112,7 +124,7 @@ class Batches:
         """The forward has returned; frames belong to the batch until ``is_open`` is set to False."""
         batch = self.current
         self.phase = "backward" if batch.is_streamed and batch.is_sure else "idle"
-        self._settler.close(batch)
+        self._settler.close(batch, awaits_loss=batch.is_streamed and not self._sends_at_once)
 
     def abandon(self, *, is_judged: bool) -> None:
         """The forward has raised. ``is_judged``: the frames that ran are judged."""
@@ -204,7 +216,7 @@ class Batches:
                 self._be_sure(batch)
             self._move(part)
             if part is batch.part:
-                self._settler.close(batch)
+                self._settler.close(batch, awaits_loss=not self._sends_at_once)
             else:
                 self._settler.release(part)
         self.begin_backward(batch)
@@ -221,6 +233,11 @@ class Batches:
         """The unsure forward from which an optimizer learns: the last one, if no batch was sure since its last step."""
         return self._unsure_part if self._last_step < self._steps.of(optimizer) else None
 
+    @property
+    def unsure_part(self) -> BatchPart | None:
+        """The unsure forward that a backward now belongs to, if no hook tells which one it reaches."""
+        return self._unsure_part if self._unsure is self.of_backward else None
+
     def before_step(self) -> None:
         """An optimizer of the model is about to step."""
         self.phase = "optimizer"
@@ -233,14 +250,25 @@ class Batches:
         """Adds a frame to the batch whose backward runs."""
         batch = self.of_backward
         if batch not in self._backwards:
-            batch.is_absorbed, batch.loss_scale = self._loss_scale.absorbs(), self._loss_scale.scale
             self._backwards.append(batch)
         if self._recorder.reductions:
             frame.reductions = self._recorder.take_reductions()
+        if frame.spec.phase is Phase.BACKWARD:
+            batch.scaling = batch.scaling or self._loss_scales.scaling(self._loss_scales.last())
+            frame.is_absorbed = batch.scaling.absorbs
         batch.add(frame)
         self._settler.add(frame, batch.part, None)
-        if batch.position[:2] == self.position[:2]:
-            self.position = batch.position
+        self._move_on(batch)
+
+    def add_loss(self, frame: PendingFrame, values: list[Tensor]) -> None:
+        """Adds the frame of a loss to the batch whose backward runs: to its forward, while that is not sent yet."""
+        batch = self.of_backward
+        if self._settler.awaits_loss_of(batch):
+            self._settler.add_loss(frame, values)
+            batch.pass_frame()
+            self._move_on(batch)
+        else:
+            self.add_backward(frame)
 
     def _be_sure(self, batch: BatchInProgress) -> None:
         backward, unsure = torch._C._current_graph_task_id(), self._unsure
@@ -271,6 +299,7 @@ class Batches:
 
     def settle(self, *, wait: bool = False) -> None:
         """The next forward or an optimizer step begins: the backward of the last batch, or batches, is over."""
+        self._settler.expect_no_loss()
         self._close_backwards()
         self._settle_loose()
         self._settler.poll(wait=wait)
@@ -280,6 +309,10 @@ class Batches:
         batch, was_direct, self._is_direct = self._unsure, self._is_direct, False
         if was_direct and batch is not None and batch.part.frames:
             self._settler.close(batch)
+
+    def _move_on(self, batch: BatchInProgress) -> None:
+        if batch.position[:2] == self.position[:2]:
+            self.position = batch.position
 
     def _settle_loose(self) -> None:
         loose = self._loose

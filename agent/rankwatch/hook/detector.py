@@ -27,14 +27,15 @@ from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.tape import Cell, Tape
 from ..shared.config import Config, Policy
-from ..shared.frame import Kind, Moment, Phase, Position, ReadingSpec
+from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position, ReadingSpec
 from ..shared.tuning import NO_CHANGE, Check, Tuning
 from . import backward, traced
 from .batches import Batches
 from .collectives import Collectives
 from .hooks import Hooks
+from .loss import BackwardWatch, Losses
 from .running import RunningRoots
-from .scaler import LossScale
+from .scaler import LossScales, Scale
 from .steps import OptimizerSteps
 from .traced import What
 
@@ -51,8 +52,9 @@ class Detector:
 
     Args:
         count_all: as the Hugging Face detector does, count every root forward as a batch, not only those in training mode,
-            and add a module that is called between two batches to the second one, not the first.
+            add a module that is called between two batches to the second one, not the first, and look at no loss.
         judge_traced: judge traced batches too, at their end (the Hugging Face detector does not).
+        sends_at_once: send a forward when it ends, not with its loss: the other stages of a pipeline are waited for.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Detector:
         *,
         count_all: bool = False,
         judge_traced: bool = True,
+        sends_at_once: bool = False,
     ) -> None:
         self.abort: Callable[[], TrainingAborted] | None = None
         """Set from outside to stop the training: the next hook raises the exception that it returns."""
@@ -76,7 +79,9 @@ class Detector:
         self._count_all = count_all
         self._tunings: deque[Tuning] = deque()
         self._steps = OptimizerSteps(model)
-        self._loss_scale = LossScale(config)
+        self._loss_scales = LossScales(
+            config, lambda: self._batches.of_backward.position.batch, self._guarded(self._scaler_stepped)
+        )
         tape = Tape()
         self._recorder = Recorder(tape, 0 if config.policy is Policy.STRICT else config.weights_every)
         self._settler = Settler(
@@ -94,7 +99,9 @@ class Detector:
         )
         self._off = False
         self._running = RunningRoots()
-        self._batches = Batches(config, self._settler, self._recorder, self._loss_scale, self._steps)
+        self._batches = Batches(
+            config, self._settler, self._recorder, self._loss_scales, self._steps, sends_at_once=sends_at_once
+        )
         self._parameters = backward.ParameterGradients(
             self._recorder.cell,
             self._hook(self._gradients),
@@ -118,6 +125,8 @@ class Detector:
             before_step=self._guarded(self._before_step),
             after_step=self._guarded(self._after_step),
         )
+        self._losses = Losses(self._batches, self._loss_scales, self._recorder, self._hooks)
+        self._backwards = BackwardWatch(self._guarded(self._backward_begins), self._guarded(self._backward_ends))
 
     @property
     def root(self) -> nn.Module:
@@ -147,6 +156,10 @@ class Detector:
     def optimizer_step(self, number: int) -> None:
         self._steps.count_from(number)
 
+    def unsent(self) -> tuple[FrameTable, BatchSummary] | None:
+        """The last forward, if it is judged, and not sent yet: its loss is sent with it."""
+        return self._settler.unsent()
+
     def tune(self, tuning: Tuning) -> None:
         """Changes options from the next forward on."""
         self._tunings.append(tuning)
@@ -156,7 +169,8 @@ class Detector:
         self._off, self._stop = True, None
         self._hooks.remove()
         self._parameters.remove()
-        self._loss_scale.close()
+        self._loss_scales.close()
+        self._backwards.remove()
         self._collectives.close()
         if not self.fault:
             try:
@@ -366,7 +380,7 @@ class Detector:
 
     def _prepare(self) -> None:
         self._batches.settle()
-        self._loss_scale.poll()
+        self._loss_scales.poll()
         self._tune()
 
     def _end_batch(self) -> None:
@@ -377,6 +391,7 @@ class Detector:
         limit = self._config.abort_after_batch_num
         if limit is not None and batch.is_streamed and batch.is_sure and batch.position.batch >= limit:
             self._settler.poll(wait=True)
+            self._settler.expect_no_loss()
             raise self._observer.on_limit(batch.position.batch)
 
     def _raised(self) -> None:
@@ -402,7 +417,25 @@ class Detector:
 
     # --- backward and the optimizer -----------------------------------------------------------------------------------
 
+    def _backward_begins(self, losses: list[Tensor]) -> None:
+        if not (self._off or self._count_all or self._running.depth):
+            self._losses.begin(losses)
+
+    def _backward_ends(self, has_returned: bool) -> None:
+        self._losses.end(is_taken=has_returned and not self._off, reach=self._reach)
+
+    def _scaler_stepped(self, scale: Scale, optimizer: Optimizer) -> None:
+        """The scale of a loss shrinks without end: it is not the cause. The gradients tell where they are not finite."""
+        batch = self._batches.of_backward
+        if self._off or self._config.gradients or not self._steps.is_ours(optimizer) or not batch.is_streamed:
+            return
+        batch.is_full = True  # with every=K, too
+        batch.scaling = self._loss_scales.scaling(scale)
+        self._parameters.sweep(reversed(self._hooks.watched))  # as a backward runs
+        self._batches.settle()
+
     def _recompute(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
+        self._losses.take()
         batch = self._batches.of_backward
         self._batches.add_backward(self._recorder.call(batch.position, named, Phase.RECOMPUTE, args, kwargs, output))
         if self._config.gradients:
@@ -414,6 +447,7 @@ class Detector:
             return
         was_sure = part.batch.is_sure
         self._batches.reached(part)
+        self._losses.take()
         if not was_sure:
             self._check_limit(part.batch)
 
@@ -429,6 +463,7 @@ class Detector:
         self._gradients(named, rows, cells)
 
     def _gradients(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
+        self._losses.take()
         batch = self._batches.of_backward
         if batch.is_full:
             self._batches.add_backward(self._recorder.cells(batch.position, named, Phase.BACKWARD, rows, cells))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..measure.recorder import PendingFrame
 from ..shared.bounded import BoundedDict
-from ..shared.frame import BatchSummary, FrameSpec, FrameTable, Moment, Position, pack
+from ..shared.frame import NOWHERE, BatchSummary, FrameSpec, FrameTable, Moment, Position, pack
 
 MAX_TABLES = 64
 """Frame tables cached. If every batch differs, each table is hashed anew, but memory stays bounded."""
@@ -34,6 +34,17 @@ class Style(NamedTuple):
 
 
 USUAL = Style(is_root=True, is_training=True)
+
+
+class LossScaling(NamedTuple):
+    """The loss scale of a backward. ``absorbs``: a loss scaler is expected to deal with its non-finite gradients.
+
+    ``since`` is the first of the batches in a row whose bad gradients the scaler has absorbed before; -1: none.
+    """
+
+    value: float = 0.0
+    absorbs: bool = False
+    since: int = -1
 
 
 class BatchInProgress:
@@ -71,15 +82,16 @@ class BatchInProgress:
         self.is_compiled = False
         """Whether a compiled graph began it."""
         self.root_inputs: PendingFrame | None = None
-        self.loss_scale = 0.0
-        """The loss scale when its backward began."""
-        self.is_absorbed = False
-        """Whether a loss scaler is expected to deal with its non-finite gradients."""
+        self.scaling: LossScaling | None = None
+        """The loss scaling when its backward began; None: it has not begun."""
         self.part = BatchPart(self)
 
     def add(self, frame: PendingFrame) -> None:
         self.part.frames.append(frame)
-        batch, evaluation, number = frame.position
+        self.pass_frame()
+
+    def pass_frame(self) -> None:
+        batch, evaluation, number = self.position
         self.position = Position(batch, evaluation, number + 1)
 
     def cut(self) -> BatchPart:
@@ -93,11 +105,18 @@ class BatchPart:
 
     def __init__(self, batch: BatchInProgress) -> None:
         self.batch = batch
+        self.loss_of: BatchPart | None = None
+        """The forward whose loss this is: judged apart from it, and sent with it."""
+        self.values: list[Any] | None = None
+        """The values of the loss."""
+        self.awaits_loss = False
+        """Whether it is sent with a loss that may come."""
         self.is_held = not batch.is_sure
         """Whether it is sent only if a backward reaches it."""
         self.is_judged = False
         self.frames: list[PendingFrame] = []
         self._started_at = time.time()
+        self._ended_at = 0.0
 
     @property
     def first(self) -> Position:
@@ -110,6 +129,16 @@ class BatchPart:
         """The moment of its first frame."""
         return Moment(self.batch.optimizer_step, self.first)
 
+    @property
+    def end(self) -> Position:
+        """The position after its last frame."""
+        batch, evaluation, frame = self.frames[-1].position if self.frames else NOWHERE
+        return Position(batch, evaluation, frame + 1)
+
+    def close(self) -> None:
+        """No module adds a frame any more."""
+        self._ended_at = time.time()
+
     def finish(self, tables: Tables) -> tuple[FrameTable, BatchSummary]:
         table = tables.of([frame.spec for frame in self.frames])
         cells = [cell for frame in self.frames for cell in frame.cells]
@@ -118,7 +147,7 @@ class BatchPart:
             first_frame=self.first.frame,
             optimizer_step=self.batch.optimizer_step,
             started_at=self._started_at,
-            ended_at=time.time(),
+            ended_at=self._ended_at,
             traced=self.batch.traced,
             table_id=table.id,
             abs_min=pack(table.typecode, [cell.low for cell in cells]),

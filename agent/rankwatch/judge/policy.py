@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 
 from ..shared.bounded import BoundedDict
 from ..shared.config import Policy
-from ..shared.frame import SHARD, FrameSpec, Kind, State
+from ..shared.frame import SHARD, FrameSpec, Kind, ReadingSpec, State
 
 _NON_FINITE = (State.INF, State.NAN)
-_MADE_HERE = (Kind.PARAMETER, Kind.OUTPUT, Kind.MARKED, Kind.GRAD_INPUT, Kind.GRADIENT)
+_MADE_HERE = (Kind.PARAMETER, Kind.OUTPUT, Kind.MARKED, Kind.LOSS, Kind.GRAD_INPUT, Kind.GRADIENT)
 _TRIPPING: dict[Policy, dict[Kind, tuple[State, ...]]] = {
     Policy.FIRST: dict.fromkeys(_MADE_HERE, _NON_FINITE),
     Policy.STRICT: dict.fromkeys(Kind, _NON_FINITE) | dict.fromkeys((Kind.BUFFER, Kind.KEYWORD), (State.NAN,)),
@@ -41,12 +41,13 @@ class Judge:
         if spec not in self._rules:
             tripping = (_TRIPPING if spec.module else _TRIPPING_AT_ROOT)[self._policy]
             self._rules[spec] = tuple(
-                () if self._is_ignored(spec, row.label) else tripping.get(row.kind, ()) for row in spec.readings
+                () if self._is_ignored(spec, row) else tripping.get(row.kind, ()) for row in spec.readings
             )
         return self._rules[spec]
 
-    def _is_ignored(self, spec: FrameSpec, label: str) -> bool:
-        labels = {label, label.partition(SHARD)[0]}  # a pattern without the shard suffix matches, too
+    def _is_ignored(self, spec: FrameSpec, row: ReadingSpec) -> bool:
+        labels = {row.label, row.label.partition(SHARD)[0]}  # a pattern without the shard suffix matches, too
         modules = (spec.module, *spec.aliases)
         names = [*modules, *(f"{module}:{one}" for module in modules for one in labels)]
+        names += [row.label] * (row.kind is Kind.LOSS)  # no module computes it
         return any(fnmatchcase(name, pattern) for name in names for pattern in self._ignore)

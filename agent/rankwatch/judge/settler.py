@@ -21,7 +21,7 @@ from ..shared.cause import Trip
 from ..shared.frame import BatchSummary, Frame, FrameTable, Kind, Moment, Phase, State
 from ..shared.notice import Notice
 from ..shared.tuning import Check
-from .batch import BatchInProgress, BatchPart, Tables
+from .batch import BatchInProgress, BatchPart, LossScaling, Tables
 from .changes import guilty_collective, mark_stale
 from .evidence import Evidence
 from .health import Health
@@ -99,6 +99,7 @@ class Settler:
         self._evidence = Evidence(recorder, steps, modules, watched)
         self._tables = Tables()
         self._health = Health()
+        self._awaited: BatchPart | None = None  # the forward whose loss may come
         self._closed: deque[BatchPart] = deque()  # parts at their end, with frames that are not judged yet
         self._pending: deque[_ReadPart] = deque()
         self._has_bad = False  # whether any non-finite number was ever read: until then, nothing needs to be judged
@@ -136,24 +137,70 @@ class Settler:
         else:
             raise self._observer.on_trip(*found)
 
-    def close(self, batch: BatchInProgress) -> None:
-        """A part ends: it is read, judged if it was not yet, and sent. With ``async``, all this when its numbers come."""
+    def close(self, batch: BatchInProgress, *, awaits_loss: bool = False) -> None:
+        """A part ends: it is read, judged if it was not yet, and sent. With ``async``, all this when its numbers come.
+
+        ``awaits_loss``: it is a forward, and is sent with its loss.
+        """
         self._evidence.look_at_uncalled(batch.part)
         part = self._cut(batch)
+        if awaits_loss:
+            self.expect_no_loss()
+            part.awaits_loss, self._awaited = True, part
         if self.check is Check.ASYNC:
             self._pending.append(_ReadPart(self._tape.read_later(), part))
-            while len(self._pending) > 1:
+            while self._pending[0].part is not part:
                 self._settle_first()
         else:
+            self.poll()
             self._has_bad |= self._tape.read()
             self._settle(part)
 
+    def awaits_loss_of(self, batch: BatchInProgress) -> bool:
+        """Whether the next frame of the batch follows directly upon a forward that awaits its loss."""
+        forward = self._awaited
+        return forward is not None and forward.batch is batch and not batch.part.frames and forward.end == batch.position
+
+    def add_loss(self, frame: PendingFrame, values: list[Any]) -> None:
+        """The loss of the forward that awaits it. Unless ``check`` is ``async``, it is judged at once if it is on the host."""
+        forward, self._awaited = self._awaited, None
+        if forward is None:
+            return
+        part = BatchPart(forward.batch)
+        part.loss_of, part.values = forward, values
+        part.frames.append(frame)
+        self._closed.append(part)
+        self._pending.append(_ReadPart(self._tape.read_later(), part))
+        if self.check is not Check.ASYNC:
+            self._settle_pending(wait=self.check is Check.FRAME)
+
+    def expect_no_loss(self) -> None:
+        """A forward that awaits its loss is sent without it."""
+        self.poll()
+        forward, self._awaited = self._awaited, None
+        if forward is not None:
+            self._send_without_loss(forward)
+
+    def unsent(self) -> tuple[FrameTable, BatchSummary] | None:
+        """The forward that is judged, and awaits its loss."""
+        forward = self._awaited
+        if forward is None or not forward.is_judged or forward.is_held or not forward.frames:
+            return None
+        return forward.finish(self._tables)
+
     def poll(self, *, wait: bool = False) -> None:
-        """Judges the parts whose numbers have come; ``wait``: all parts, waiting for their numbers."""
+        """Judges the parts whose numbers have come; ``wait``: all parts, waiting for their numbers.
+
+        Without ``async`` that is the loss of the last backward, if it is on a device: it was computed long ago.
+        """
+        self._settle_pending(wait=wait or self.check is not Check.ASYNC)
+
+    def _settle_pending(self, *, wait: bool) -> None:
         while self._pending and (wait or self._pending[0].reading.is_ready()):
             self._settle_first()
 
     def _cut(self, batch: BatchInProgress) -> BatchPart:
+        batch.part.close()
         if batch.part.frames and self._is_late(batch.part):
             self._closed.append(batch.part)
         return batch.cut()
@@ -163,7 +210,8 @@ class Settler:
         part.is_held = False
         if part.is_judged:
             self._trace(part)
-            self._send(part)
+            if not part.awaits_loss:
+                self._send(part)
 
     def _judged(self, part: BatchPart) -> None:
         part.is_judged = True
@@ -188,7 +236,7 @@ class Settler:
 
     def _is_late(self, part: BatchPart) -> bool:
         """Whether the frames of a part are judged at its end; a traced batch's always are, so that it is printed in full."""
-        return self.check is not Check.FRAME or part.batch.traced
+        return self.check is not Check.FRAME or part.batch.traced or part.loss_of is not None
 
     def _settle_first(self) -> None:
         reading, part = self._pending.popleft()
@@ -204,10 +252,28 @@ class Settler:
         elif self._has_bad:
             self._evidence.learn(part)
         self._judged(part)
-        if not part.is_held:
+        if part.loss_of is not None:
+            part.loss_of.frames += part.frames
+            self._send_without_loss(part.loss_of)
+        elif found is not None:
+            self._drop_loss_of(part)
+        elif not part.is_held and not part.awaits_loss:
             self._send(part)
         if found is not None:
             raise self._observer.on_trip(*found)
+
+    def _send_without_loss(self, forward: BatchPart) -> None:
+        """No loss, or no further one, of this forward will come."""
+        forward.awaits_loss = False
+        if forward.is_judged and not forward.is_held:
+            self._send(forward)
+
+    def _drop_loss_of(self, part: BatchPart) -> None:
+        """A forward trips: its loss follows from it, and is not judged."""
+        while self._pending and self._pending[0].part.loss_of is part:
+            self._judged(self._pending.popleft().part)
+        self._awaited = None if self._awaited is part else self._awaited
+        self._send_without_loss(part)
 
     def _send(self, part: BatchPart) -> None:
         if part.frames and part.batch.is_streamed:
@@ -224,21 +290,23 @@ class Settler:
         for frame in part.frames:
             self._ring.append(frame)
             if self.judge.tripping(frame.spec, frame.states):
-                found = self._trip(frame, part, None, None)
+                found = self._trip(frame, part, part.values, None)
                 if found is not None:
                     return found
         return None
 
     def _trace(self, part: BatchPart) -> None:
-        if part.batch.traced and part.frames:
+        if part.batch.traced and part.frames and part.loss_of is None:
             self._observer.on_trace([frame.measured() for frame in part.frames])
 
     def _trip(
         self, frame: PendingFrame, part: BatchPart, values: list[Any] | None, call: Call | None, changed: str = ""
     ) -> FoundTrip | None:
         """The trip of the ring's last frame; None if a loss scaler is expected to deal with it."""
-        if frame.spec.phase is Phase.BACKWARD and part.batch.is_absorbed:
+        if frame.is_absorbed:
             return None
+        is_scaled = frame.spec.phase is Phase.BACKWARD or frame.spec.readings[0].kind is Kind.LOSS
+        scaling = (is_scaled and part.batch.scaling) or LossScaling()
         # Weights are measured only every few forwards. Until the next optimizer step, they are as they were in these frames.
         if frame.spec.phase is not Phase.BACKWARD:
             self._recorder.refresh([known for known in self._ring if known.step == self._steps()])
@@ -261,7 +329,8 @@ class Settler:
             nan_count=counts[first].nans,
             inf_count=counts[first].infs,
             time=time.time(),
-            loss_scale=part.batch.loss_scale if frame.spec.phase is Phase.BACKWARD else 0.0,
+            loss_scale=scaling.value,
+            bad_since=scaling.since,
             collective=collective if sum_state is State.INF else "",
             received=collective if sum_state is State.NAN else "",
             changed=changed,
@@ -285,6 +354,6 @@ def _counts(value: Any) -> NonFiniteCounts:
 
 _CAUSAL_ORDER = (
     Kind.PARAMETER, Kind.MARKED, Kind.OUTPUT, Kind.INPUT, Kind.KEYWORD, Kind.BUFFER,
-    Kind.GRADIENT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT,
+    Kind.LOSS, Kind.GRADIENT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT,
 )  # fmt: skip
 """If several readings trip, the first in this order is the culprit: a bad weight explains a bad output."""

@@ -63,6 +63,7 @@ class PendingFrame:
 
     The first ``weights`` cells are the module's weights. ``step``: the optimizer steps done when the frame ran.
     ``reductions``: those that ended since the frame before.
+    ``is_absorbed``: a loss scaler is expected to deal with what is not finite.
     """
 
     position: Position
@@ -72,6 +73,7 @@ class PendingFrame:
     step: int
     weights: int = 0
     reductions: Sequence[Reduction] = ()
+    is_absorbed: bool = False
 
     def measured(self) -> Frame:
         return Frame(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -121,16 +123,28 @@ class PendingRead:
         for copy in self._copies:
             if copy.event is not None:
                 copy.event.synchronize()
-        return any([_fill(copy.cells, copy.rows.tolist()) for copy in self._copies]) or self._has_bad
+        bad = any([_fill(copy.cells, copy.rows.tolist()) for copy in self._copies]) or self._has_bad
+        for copy in self._copies:
+            copy.free()
+        return bad
 
 
 class _Copy:
-    __slots__ = ("cells", "event", "rows")
+    """Rows on their way. ``free`` gives their pinned memory back to the buffer, once they are read."""
 
-    def __init__(self, cells: list[Cell], rows: Tensor, event: torch.cuda.Event | None) -> None:
+    __slots__ = ("cells", "event", "free", "rows")
+
+    def __init__(
+        self,
+        cells: list[Cell],
+        rows: Tensor,
+        event: torch.cuda.Event | None = None,
+        free: Callable[[], None] = lambda: None,
+    ) -> None:
         self.cells = cells
         self.rows = rows
         self.event = event
+        self.free = free
 
 
 class _Buffer:
@@ -141,7 +155,7 @@ class _Buffer:
         self._layout = layout
         self._is_updated = layout.written is not layout.read and device.type != "cpu"
         self.cells: list[Cell] = []
-        self._pinned: list[Tensor] = []
+        self._pinned: list[Tensor] = []  # not in use: a few in all, as each part is read at most one batch later
         self._allocate(FIRST_ROWS)
 
     def put(self, rows: Tensor, cells: list[Cell]) -> None:
@@ -170,19 +184,17 @@ class _Buffer:
         if self._device.type != "cuda":
             rows = self._read[:used].cpu() if self._device.type != "cpu" else self._read[:used].clone()
             self._clear(used)
-            return _Copy(cells, rows, None)
-        # Two buffers, in turn: one is filled while the other is read, at most one batch later.
-        pinned = self._pinned.pop(0) if len(self._pinned) == 2 else None
+            return _Copy(cells, rows)
+        pinned = self._pinned.pop() if self._pinned else None
         if pinned is None or len(pinned) < used:
             pinned = torch.empty((len(self.rows), 2), dtype=self._layout.read, pin_memory=True)
-        self._pinned.append(pinned)
         rows = pinned[:used]
         with torch.cuda.device(self._device):
             rows.copy_(self._read[:used], non_blocking=True)
             event = torch.cuda.Event()
             event.record()
         self._clear(used)
-        return _Copy(cells, rows, event)
+        return _Copy(cells, rows, event, partial(self._pinned.append, pinned))
 
     def _clear(self, used: int) -> None:
         if self._is_updated:

@@ -23,9 +23,11 @@ def classify(trip: Trip) -> tuple[Cause, str]:
         return Cause.WEIGHT, _weight_evidence(_known_weight(weights[0], trip), trip)
     if trip.collective or trip.received:
         return _reduced(trip)
+    if trip.culprit.kind is Kind.LOSS:
+        cause, evidence = _of_loss(trip)
+        return cause, evidence + _of_scale(trip)
     if trip.frame.spec.phase is Phase.BACKWARD or trip.culprit.kind in _GRADIENTS:
-        scale = f"; the loss scale was {trip.loss_scale:g}" if trip.loss_scale else ""
-        return Cause.GRADIENT, _gradient_evidence(trip) + scale
+        return Cause.GRADIENT, _gradient_evidence(trip) + _of_scale(trip)
     inputs = [r for r in readings if r.kind in _INPUTS]
     if not inputs and not trip.frame.spec.module and trip.culprit.kind is Kind.OUTPUT and trip.root_inputs:
         return _of_root_alone(trip)
@@ -59,6 +61,37 @@ def _reduced(trip: Trip) -> tuple[Cause, str]:
         return Cause.UPSTREAM, f"this rank's part was finite, and {trip.received} returned nan: another rank's part was bad"
     what = f"this rank's part was finite, and {trip.collective} returned inf"
     return Cause.REDUCTION, f"{what}: the sum over the ranks is beyond its dtype, unless another rank's part was inf"
+
+
+def _of_loss(trip: Trip) -> tuple[Cause, str]:
+    """The cause of a bad loss, which the user's code computes from what the root returned."""
+    batch = trip.position[:2]
+    frames = [f for f in trip.frames[:-1] if f.position[:2] == batch and not f.spec.module and f.spec.phase is Phase.FORWARD]
+    outputs = [r for frame in frames[-1:] for r in frame.readings if r.kind is Kind.OUTPUT]
+    bad = [r for r in outputs if r.state in _NON_FINITE]
+    if bad:
+        return Cause.UPSTREAM, f"the model's {bad[0].label} was {bad[0].state.name.lower()}, and the loss was made from it"
+    if trip.weights:
+        return Cause.WEIGHT, _weight_evidence(trip.weights[0], trip)
+    cause, evidence = _of_operator(trip.operator, trip) if trip.operator is not None else (None, "")
+    if cause is None:
+        cause = Cause.INVALID if trip.culprit.state is State.NAN else Cause.OVERFLOW
+    finite = [r for r in outputs if r.state is State.FINITE]
+    if not finite:
+        model = "the model's output was not measured in this batch"
+    elif len(finite) == 1:
+        model = f"the model's output was finite (abs max {finite[0].abs_max:.2e})"
+    else:
+        model = f"the model's outputs were finite (largest abs max {max(r.abs_max for r in finite):.2e})"
+    advice = "look at the loss function, its targets, and what it divides by"
+    return cause, "; ".join(filter(None, (model, evidence))) + f": {advice}"
+
+
+def _of_scale(trip: Trip) -> str:
+    text = f"; the loss scale was {trip.loss_scale:g}" if trip.loss_scale else ""
+    if trip.bad_since >= 0:
+        text += f"; the loss scaler has skipped steps without a break since batch {trip.bad_since}, for what was not finite"
+    return text
 
 
 def _of_root_alone(trip: Trip) -> tuple[Cause, str]:

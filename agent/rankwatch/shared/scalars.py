@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from .cause import PHASE_WORDS
-from .frame import MEASURED, BatchSummary, FrameSpec, FrameTable, Phase
+from .frame import MEASURED, BatchSummary, FrameSpec, FrameTable, Kind, Phase
 
 
 def name_rows(specs: Iterable[FrameSpec]) -> list[str]:
-    """``MODULE/LABEL`` of each reading; from a module's second call in a batch on, with the number of the call."""
+    """``MODULE/LABEL`` of each reading, ``loss`` of a loss; from the second call in a batch on, with the call's number."""
     calls: Counter[tuple[str, Phase, str]] = Counter()
     rows = []
     for spec in specs:
@@ -19,7 +19,8 @@ def name_rows(specs: Iterable[FrameSpec]) -> list[str]:
             what = spec.module, spec.phase, row.label
             calls[what] += 1
             call = f" (call {calls[what]})" if calls[what] > 1 else ""
-            rows.append(f"{spec.module or '(root)'}{phase}{call}/{row.label}")
+            module = f"{spec.module or '(root)'}{phase}{call}/{row.label}"
+            rows.append(row.label + call if row.kind is Kind.LOSS else module)
     return rows
 
 
@@ -36,11 +37,15 @@ class LastBatch:
             return  # the backward of an earlier batch
         self._parts.append((table, summary))
 
-    def scalars(self) -> dict[str, float]:
-        """``abs_max/MODULE/LABEL`` and ``abs_min/MODULE/LABEL`` of each reading with numbers."""
+    def scalars(self, newer: tuple[FrameTable, BatchSummary] | None = None) -> dict[str, float]:
+        """``abs_max/MODULE/LABEL`` and ``abs_min/MODULE/LABEL`` of each reading with numbers.
+
+        ``newer``: the forward of a newer batch, whose loss has yet to come.
+        """
         found: dict[str, float] = {}
-        readings = [reading for table, part in self._parts for frame in part.frames(table) for reading in frame.readings]
-        names = name_rows(spec for table, _ in self._parts for spec in table.specs)
+        parts = self._parts if newer is None else [newer]
+        readings = [reading for table, part in parts for frame in part.frames(table) for reading in frame.readings]
+        names = name_rows(spec for table, _ in parts for spec in table.specs)
         for name, reading in zip(names, readings, strict=True):
             if reading.state in MEASURED:
                 found[f"abs_max/{name}"] = reading.abs_max

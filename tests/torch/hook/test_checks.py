@@ -209,7 +209,7 @@ def test_the_three_checks_name_the_same_frame_with_the_same_ring(ring: int) -> N
     by_frame, *later = [tripped_by(check, max_frames_to_save=ring) for check in CHECKS]
     assert by_frame.position == Position(2, 0, 1)
     assert (by_frame.frame.spec.module, by_frame.culprit.label, by_frame.culprit.state) == ("1", "output", State.INF)
-    assert len(by_frame.frames) == min(ring, 12)
+    assert len(by_frame.frames) == min(ring, 14)
     for trip in later:
         assert (trip.position, trip.reading, trip.optimizer_step) == (by_frame.position, by_frame.reading, 2)
         assert trip.frames == by_frame.frames
@@ -330,7 +330,7 @@ def test_progress_comes_to_the_end_of_a_clean_training(check: str) -> None:
     optimizer = sgd(model)
     for batch in range(3):
         train(model, optimizer)
-        assert detector.progress == Moment(batch, Position(batch, 0, 3))
+        assert detector.progress == Moment(batch, Position(batch, 0, 4))
 
 
 # --- traces ---------------------------------------------------------------------------------------------------------------
@@ -419,10 +419,10 @@ def test_gradients_are_watched_in_whole_batches_only() -> None:
     detector.remove()
     assert [(summary.batch, summary.first_frame) for _, summary in notebook.batches] == [
         (0, 0),
-        (0, 4),
+        (0, 5),
         (1, 0),
         (2, 0),
-        (2, 4),
+        (2, 5),
         (3, 0),
     ]
 

@@ -223,7 +223,7 @@ def test_checkpointed_forwards_do_not_start_batches(use_reentrant: bool) -> None
         model(ones().requires_grad_()).sum().backward()
     parts = [(summary.batch, summary.first_frame, list(summary.frames(table))) for table, summary in notebook.batches]
     assert [(batch, first, len(frames)) for batch, first, frames in parts[:4]] == [
-        (0, 0, 5), (0, 5, len(parts[1][2])), (1, 0, 5), (1, 5, len(parts[3][2])),
+        (0, 0, 6), (0, 6, len(parts[1][2])), (1, 0, 6), (1, 6, len(parts[3][2])),
     ]  # fmt: skip
     assert {frame.spec.phase for frame in parts[0][2]} == {Phase.FORWARD}
     # Without reentrance the recomputation stops once the backward has its tensors.

@@ -69,11 +69,17 @@ def batches(notebook: Notebook) -> list[tuple[int, int]]:
     return [(summary.batch, summary.optimizer_step) for _, summary in notebook.batches]
 
 
+def is_loss(frame: Frame) -> bool:
+    return frame.spec.readings[0].kind is Kind.LOSS
+
+
 def parts(notebook: Notebook) -> list[tuple[int, Phase, list[str]]]:
-    """The reported parts: batch, phase and modules of each."""
+    """The reported parts: batch, phase and modules of each, without losses."""
     found = []
     for index, (_, summary) in enumerate(notebook.batches):
-        frames = notebook.frames(index)
+        frames = [frame for frame in notebook.frames(index) if not is_loss(frame)]
+        if not frames:
+            continue
         (phase,) = {frame.spec.phase for frame in frames}
         assert {frame.position.batch for frame in frames} == {summary.batch}
         found.append((summary.batch, phase, modules(frames)))
@@ -634,7 +640,8 @@ def test_recomputed_frames_belong_to_the_batch_whose_backward_runs(
     for index, (_, summary) in enumerate(notebook.batches):
         frames = notebook.frames(index)
         assert summary.optimizer_step == summary.batch // 2
-        assert frames[0].position.frame == (0 if frames[0].spec.phase is Phase.FORWARD else len(FORWARD))
+        after_forward = len(FORWARD) + (not is_loss(frames[0]))
+        assert frames[0].position.frame == (0 if frames[0].spec.module == "first" else after_forward)
         if frames[0].spec.module == "first" and summary.batch < 2:
             assert frames[0].readings[-2].abs_max == summary.batch + 1
 
@@ -661,7 +668,7 @@ def test_an_inf_that_arises_in_the_recomputation_is_of_its_own_batch(use_reentra
         losses[bad].backward()
     (trip,) = notebook.trips
     assert (trip.position.batch, trip.frame.spec.phase, trip.frame.spec.module) == (bad, Phase.RECOMPUTE, "gain")
-    assert (trip.position.frame, trip.culprit.state) == (len(FORWARD) + 1, State.INF)
+    assert (trip.position.frame, trip.culprit.state) == (len(FORWARD) + 2, State.INF)
     model.gain.gain = 1.0
     model(ones()).sum().backward()
     assert len(notebook.trips) == 1
@@ -754,6 +761,6 @@ def test_generation_between_batches_is_no_batch(is_training: bool) -> None:
     assert detector.fault == ""
     assert batches(notebook) == [(0, 0), (1, 0), (2, 1), (3, 1)]
     assert len({table.id for table, _ in notebook.batches}) == 1
-    labels = {r.label for r in notebook.frames()[-1].readings}
+    labels = {r.label for r in notebook.frames()[-2].readings}
     assert {"input[input_ids]", "input[labels]", "output.loss", "output.logits"} <= labels
     assert first_weight(nn.Sequential(model.lm_head)).isfinite().all()

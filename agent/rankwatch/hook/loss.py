@@ -1,0 +1,147 @@
+"""What is handed to ``torch.autograd.backward``: the losses. Every training loop ends there."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..judge.batch import BatchPart
+from ..measure.recorder import Recorder
+from ..shared.frame import Kind
+from . import backward
+from .batches import Batches
+from .hooks import Hooks, never_compile, quietly
+from .scaler import LossScales
+
+_watches: weakref.WeakSet[BackwardWatch] = weakref.WeakSet()
+
+
+class BackwardWatch:
+    """Sees every backward of the process, except one that is a part of a running backward, as in reentrant checkpointing.
+
+    Args:
+        begin: called with the losses before the backward. There are none where the gradients are given, as between the
+            stages of a pipeline.
+        end: called after the backward, with whether it returned; if not, it raised.
+    """
+
+    def __init__(self, begin: Callable[[list[Tensor]], None], end: Callable[[bool], None]) -> None:
+        self.begin = begin
+        self.end = end
+        _wrap()
+        _watches.add(self)
+
+    def remove(self) -> None:
+        _watches.discard(self)
+
+
+class Losses:
+    """The losses of one model: of the backwards that reach what it returned, or a parameter of it."""
+
+    def __init__(self, batches: Batches, scales: LossScales, recorder: Recorder, hooks: Hooks) -> None:
+        self._batches = batches
+        self._scales = scales
+        self._recorder = recorder
+        self._hooks = hooks
+        self._handed: list[Tensor] = []  # to the backward that runs, while it has not reached the model
+        self._before: list[tuple[int, int, int]] = []
+
+    def begin(self, losses: list[Tensor]) -> None:
+        """A backward begins; it may be another model's."""
+        self._handed = losses
+        self._before = self._gradients() if losses else []
+
+    def take(self) -> None:
+        """The backward has reached the model: what was handed to it is a loss of the batch whose backward runs."""
+        if not self._handed:
+            return
+        handed, self._handed = self._handed, []
+        batch, root = self._batches.of_backward, self._hooks.named(self._hooks.root)
+        if root is None or not batch.is_streamed:
+            return
+        unscaled = [self._scales.unscale(tensor) for tensor in handed]
+        batch.scaling = self._scales.scaling(next((one.scale for one in unscaled if one.scale is not None), None))
+        values = [one.loss for one in unscaled]
+        rows = [(Kind.LOSS, label, value) for label, value in zip(_name(handed), values, strict=True)]
+        frame = self._recorder.values(batch.position, root, rows)
+        frame.is_absorbed = batch.scaling.absorbs and not all(one.is_exact for one in unscaled)
+        self._batches.add_loss(frame, values)
+
+    def end(self, *, is_taken: bool, reach: Callable[[BatchPart], None]) -> None:
+        """The backward has ended. ``is_taken``: if it has reached the model, and no hook told so, its losses are taken.
+
+        The output of a compiled root, say, has no hook. The parameters' gradients tell.
+        """
+        if self._handed and is_taken and self._gradients() != self._before:
+            if self._batches.unsure_part is not None:
+                reach(self._batches.unsure_part)
+            self.take()
+        self._handed = []
+        self._scales.forget_scaled()
+
+    def _gradients(self) -> list[tuple[int, int, int]]:
+        """What changes when a backward adds to a gradient of the model."""
+        return [
+            (id(gradient), 0 if gradient is None else gradient._version, value._version)
+            for named in self._hooks.modules
+            for value in named.module._parameters.values()
+            if value is not None
+            for gradient in (value.grad,)
+        ]
+
+
+def _name(losses: list[Tensor]) -> list[str]:
+    """The labels of losses: ``loss``; of several ``loss[0]``, ``loss[1]``."""
+    return ["loss"] if len(losses) == 1 else [f"loss[{number}]" for number in range(len(losses))]
+
+
+def _wrap() -> None:
+    """Wraps ``torch.autograd.backward``, once. The wrapper stays; without a watch it costs next to nothing."""
+    original: Any = torch.autograd.backward
+    if hasattr(original, "_rankwatch"):
+        return
+
+    @functools.wraps(original)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() or not _watches or backward.is_running():
+            return original(*args, **kwargs)
+        watches = list(_watches)
+        has_returned = False
+        try:
+            losses = list(_losses(*args, **kwargs))
+            for watch in watches:
+                quietly(watch.begin, losses)
+            del losses
+            original(*args, **kwargs)
+            has_returned = True
+        except BaseException as error:
+            _remove_our_frame(error)
+            raise
+        finally:
+            for watch in watches:
+                quietly(watch.end, has_returned)
+
+    never_compile(observed)
+    observed._rankwatch = True  # type: ignore[attr-defined]
+    torch.autograd.backward = observed
+
+
+def _losses(tensors: Any = (), grad_tensors: Any = None, *_: Any, **others: Any) -> Iterator[Tensor]:
+    """The tensors without a given gradient, and single numbers, whose given gradient is mostly a sign or a scale."""
+    given = others.get("grad_variables") if grad_tensors is None else grad_tensors
+    handed = [tensors] if isinstance(tensors, Tensor) else list(tensors) if isinstance(tensors, (list, tuple)) else []
+    gradients = list(given) if isinstance(given, (list, tuple)) else [given] * len(handed)
+    for tensor, gradient in zip(handed, gradients):  # noqa: B905  torch itself refuses another number
+        if isinstance(tensor, Tensor) and (gradient is None or tensor.numel() == 1):
+            yield tensor
+
+
+def _remove_our_frame(error: BaseException) -> None:
+    """Removes our frame from a traceback. (In Python 3.10 ``raise`` restores it.)"""
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next

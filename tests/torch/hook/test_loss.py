@@ -1,0 +1,543 @@
+"""The loss is a reading: whose it is, when it trips, what a loss scaler absorbs, and that the training is unchanged."""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from notebook import Gain, Notebook, model_of, ones, unwatch, watched
+from rankwatch.errors import OverflowDetected
+from rankwatch.shared.cause import classify
+from rankwatch.shared.frame import Frame, Kind, Moment, Phase, Position, State
+from rankwatch.shared.scalars import LastBatch
+from rankwatch.shared.trip import Trip
+
+every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
+
+
+def sgd(model: nn.Module, lr: float = 0.01) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr)
+
+
+def losses(notebook: Notebook) -> list[tuple[int, str, Any]]:
+    """Batch, label and value of each loss that was sent."""
+    return [
+        (frame.position.batch, reading.label, reading.abs_max)
+        for index in range(len(notebook.batches))
+        for frame in notebook.frames(index)
+        for reading in frame.readings
+        if reading.kind is Kind.LOSS
+    ]
+
+
+def only(notebook: Notebook) -> Trip:
+    (trip,) = notebook.trips
+    return trip
+
+
+def expect_trip(notebook: Notebook, batch: int, label: str = "loss", state: State = State.NAN) -> Trip:
+    trip = only(notebook)
+    assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (batch, "", label)
+    assert (trip.culprit.kind, trip.culprit.state) == (Kind.LOSS, state)
+    return trip
+
+
+class Training:
+    """Two good batches, then the batch of the test."""
+
+    def __init__(self, model: nn.Module | None = None, **options: Any) -> None:
+        self.model = model or model_of()
+        self.optimizer = sgd(self.model)
+        self.detector, self.notebook = watched(self.model, **options)
+        for _ in range(2):
+            self.run(lambda: self.model(ones()).square().mean())
+
+    def run(self, loss: Callable[[], Tensor]) -> None:
+        loss().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+# --- whose loss, and where it is sent -------------------------------------------------------------------------------------
+
+
+@every_check
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_loss_is_the_last_frame_of_its_batchs_forward_in_one_message(check: str, every: int) -> None:
+    model = model_of()
+    optimizer = sgd(model)
+    detector, notebook = watched(model, check=check, every=every)
+    expected = []
+    for batch in range(4):
+        loss = model(ones()).square().mean()
+        expected.append((batch, "loss", pytest.approx(float(loss))))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    detector.remove()
+    assert losses(notebook) == expected
+    assert [(summary.batch, summary.first_frame) for _, summary in notebook.sent] == [(batch, 0) for batch in range(4)]
+    assert [frame.position.frame for frame in notebook.frames(2)] == [0, 1, 2, 3, 4]
+    assert detector.progress == Moment(3, Position(3, 0, 5 if every == 1 else 2))
+
+
+def test_the_forward_is_sent_with_the_loss_before_the_gradients_go_on() -> None:
+    class Looks(Gain):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * self.gain
+            x.register_hook(lambda gradient: sent.append(len(notebook.sent)))
+            return x
+
+    sent: list[int] = []
+    model = model_of(nn.Linear(4, 4), Looks(), nn.Linear(4, 2))
+    _, notebook = watched(model)
+    loss = model(ones()).sum()
+    assert len(notebook.sent) == 0
+    loss.backward()
+    assert sent == [1]
+
+
+def test_a_forward_whose_loss_never_comes_is_sent_with_the_next_one() -> None:
+    model = model_of()
+    detector, notebook = watched(model)
+    for batch in range(3):
+        model(ones())
+        assert [summary.batch for _, summary in notebook.sent] == list(range(batch))
+    detector.remove()
+    assert [summary.batch for _, summary in notebook.sent] == [0, 1, 2]
+    assert losses(notebook) == []
+
+
+@every_check
+def test_losses_of_one_batch_have_names(check: str) -> None:
+    model = model_of()
+    optimizer = sgd(model)
+    detector, notebook = watched(model, check=check)
+    out = model(ones())
+    torch.autograd.backward((out.sum() * 2, out.sum() * 3), retain_graph=True)
+    (out.sum() * 4).backward()
+    optimizer.step()
+    detector.remove()
+    total = abs(float(out.sum()))
+    assert losses(notebook) == [
+        (0, "loss[0]", pytest.approx(2 * total)), (0, "loss[1]", pytest.approx(3 * total)), (0, "loss", pytest.approx(4 * total)),
+    ]  # fmt: skip
+
+
+def test_the_loss_of_another_model_is_not_ours() -> None:
+    """A GAN: the discriminator's loss never reaches the generator, but the generator's reaches both."""
+    torch.manual_seed(0)
+    generator, discriminator = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 1))
+    _, of_generator = watched(generator)
+    _, of_discriminator = watched(discriminator)
+    steps = [sgd(generator), sgd(discriminator)]
+    for _ in range(2):
+        fake = generator(ones())
+        (discriminator(fake.detach()).mean() * 2).backward()
+        discriminator(fake).mean().backward()
+        for optimizer in steps:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [batch for batch, _, _ in losses(of_generator)] == [0, 1]
+    assert [batch for batch, _, _ in losses(of_discriminator)] == [0, 1, 2, 3]
+    with suppress(OverflowDetected):
+        (discriminator(generator(ones()).detach()).mean() * math.nan).backward()
+    assert of_generator.trips == []
+    expect_trip(of_discriminator, 4)
+
+
+def test_given_gradients_and_gradients_that_are_asked_for_are_no_loss() -> None:
+    model = model_of()
+    _, notebook = watched(model)
+    x = ones().requires_grad_()
+    out = model(x)
+    out.backward(torch.full_like(out, 2.0))
+    out = model(x)
+    (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    (out.sum() + gradient.square().sum()).backward()  # a gradient penalty
+    model(x).sum().backward(torch.tensor(-1.0))
+    assert [batch for batch, _, _ in losses(notebook)] == [1, 2]
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoints_own_backward_is_no_loss(use_reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.block = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = checkpoint(self.block, self.first(x), use_reentrant=use_reentrant)
+            return out
+
+    training = Training(Checkpointed())
+    assert [batch for batch, _, _ in losses(training.notebook)] == [0, 1]
+
+
+def test_each_loss_of_an_accumulation_is_of_its_own_batch() -> None:
+    model = model_of()
+    detector, notebook = watched(model)
+    optimizer = sgd(model)
+    for scale in (1.0, 2.0, 3.0):
+        (model(ones()).sum() * scale).backward()
+    optimizer.step()
+    outs = [model(ones() * scale) for scale in (1.0, 2.0)]
+    outs[0].sum().backward()
+    outs[1].sum().backward()
+    detector.remove()
+    assert sorted(batch for batch, _, _ in losses(notebook)) == [0, 1, 2, 3, 4]
+
+
+def test_a_closure_of_an_optimizer_has_a_loss_for_each_of_its_forwards() -> None:
+    model = model_of()
+    detector, notebook = watched(model)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(ones()).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    detector.remove()
+    found = [batch for batch, _, _ in losses(notebook)]
+    assert found == list(range(len(found)))
+    assert len(found) >= 3
+
+
+def test_the_summary_has_the_loss_by_its_name() -> None:
+    model = model_of()
+    _, notebook = watched(model)
+    model(ones()).square().mean().backward()
+    last = LastBatch()
+    last.add(*notebook.sent[0])
+    assert last.scalars()["abs_max/loss"] == losses(notebook)[0][2]
+
+
+# --- what trips -----------------------------------------------------------------------------------------------------------
+
+
+@every_check
+@pytest.mark.parametrize("options", [{}, {"every": 5}, {"gradients": True}, {"policy": "strict"}])
+def test_a_loss_that_is_nan_trips_before_the_weights_change(check: str, options: dict[str, Any]) -> None:
+    training = Training(check=check, **options)
+    before = [parameter.detach().clone() for parameter in training.model.parameters()]
+    with pytest.raises(OverflowDetected):
+        training.run(lambda: training.model(ones()).sum() * math.nan)
+    expect_trip(training.notebook, 2)
+    assert all(torch.equal(*pair) for pair in zip(before, training.model.parameters(), strict=True))
+    assert losses(training.notebook)[-1][:2] == (2, "loss")
+
+
+def test_on_a_host_it_trips_before_any_gradient_is_accumulated() -> None:
+    training = Training()
+    with pytest.raises(OverflowDetected):
+        training.run(lambda: training.model(ones()).sum() * math.inf)
+    expect_trip(training.notebook, 2, state=State.INF)
+    assert all(parameter.grad is None for parameter in training.model.parameters())
+
+
+def test_a_loss_without_a_gradient_trips() -> None:
+    """Cross entropy in which every label is ignored: nan, with gradients of 0."""
+    training = Training()
+    labels = torch.full((3,), -100)
+    with pytest.raises(OverflowDetected):
+        training.run(lambda: functional.cross_entropy(training.model(ones()), labels))
+    trip = expect_trip(training.notebook, 2)
+    assert "the model's output was finite" in classify(trip)[1]
+    assert (trip.numel, trip.nan_count) == (1, 1)
+
+
+def test_one_bad_loss_of_several_is_named() -> None:
+    training = Training()
+    out = training.model(ones())
+    with pytest.raises(OverflowDetected):
+        torch.autograd.backward([out.sum(), out.sum() * math.inf])
+    expect_trip(training.notebook, 2, "loss[1]", State.INF)
+
+
+def test_a_loss_that_its_model_computes_trips_as_the_models_output() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            logits = self.layer(x)
+            return {"loss": logits.sum() * math.nan, "logits": logits}
+
+    model = Model()
+    _, notebook = watched(model)
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert only(notebook).culprit.label == "output[loss]"
+
+
+class Hidden:
+    """An output that no hook can look into."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+class Hides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Hidden:
+        return Hidden(self.layer(x))
+
+
+def test_a_backward_that_no_hook_reports_is_known_by_the_gradients() -> None:
+    model, other = Hides(), nn.Linear(4, 4)
+    _, notebook = watched(model)
+    model(ones()).tensor.sum().backward()
+    (other(ones()).sum() * math.nan).backward()
+    model(ones()).tensor.sum().backward()
+    assert [batch for batch, _, _ in losses(notebook)] == [0, 1]
+    with pytest.raises(OverflowDetected):
+        (model(ones()).tensor.sum() * math.nan).backward()
+    expect_trip(notebook, 2)
+
+
+def test_a_penalty_on_the_weights_alone_is_a_loss_of_the_model() -> None:
+    training = Training()
+    training.model(ones()).sum().backward()
+    with pytest.raises(OverflowDetected):
+        (sum(weight.norm() for weight in training.model.parameters()) * math.nan).backward()
+    expect_trip(training.notebook, 2)
+
+
+@pytest.mark.parametrize("pattern", ["loss", "*:loss", "l*"])
+def test_a_loss_can_be_ignored(pattern: str) -> None:
+    training = Training(ignore=[pattern])
+    (training.model(ones()).sum() * math.nan).backward()
+    assert training.notebook.trips == []
+    assert math.isnan(losses(training.notebook)[-1][2])
+
+
+def test_with_policy_off_a_loss_is_only_measured() -> None:
+    training = Training(policy="off")
+    (training.model(ones()).sum() * math.nan).backward()
+    assert training.notebook.trips == []
+    assert math.isnan(losses(training.notebook)[-1][2])
+
+
+# --- loss scaling ---------------------------------------------------------------------------------------------------------
+
+
+class Multiplied(torch.autograd.Function):
+    """The identity, whose backward multiplies the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+class ScaledTraining:
+    def __init__(self, *, init_scale: float = 1024.0, **options: Any) -> None:
+        self.model = model_of()
+        self.optimizer = sgd(self.model)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
+        self.detector, self.notebook = watched(self.model, **options)
+
+    def step(self, loss: Tensor) -> None:
+        loss.backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def bad_batch(self) -> None:
+        """The loss is finite, its gradient is not."""
+        self.step(self.scaler.scale(Multiplied.apply(self.model(ones()), math.inf).sum()))
+
+
+def test_the_reading_is_the_loss_before_it_was_scaled() -> None:
+    training = ScaledTraining(init_scale=2.0**127)
+    expected = []
+    for batch in range(6):
+        loss = (10 - training.model(ones())).square().sum()
+        expected.append((batch, "loss", pytest.approx(float(loss))))
+        training.step(training.scaler.scale(loss))
+    assert training.scaler.get_scale() < 2.0**127
+    assert training.notebook.trips == []
+    assert losses(training.notebook) == expected
+
+
+def test_what_was_made_of_a_scaled_loss_is_divided_by_its_scale() -> None:
+    training = ScaledTraining()
+    first, second = training.model(ones()).sum(), training.model(ones()).square().sum()
+    training.step((training.scaler.scale(first) + training.scaler.scale(second)) / 2)
+    assert [value for _, _, value in losses(training.notebook)] == [pytest.approx(abs(float(first + second) / 2))]
+    training.step(torch.stack(training.scaler.scale([training.model(ones()).sum()])).sum() * math.inf)
+    assert training.notebook.trips == []
+
+
+def test_a_list_of_losses_is_known_without_its_scale() -> None:
+    training = ScaledTraining()
+    out = training.model(ones())
+    torch.autograd.backward(training.scaler.scale([out.sum() * 2, out.sum() * 3]))
+    total = abs(float(out.sum()))
+    assert [(label, value) for _, label, value in losses(training.notebook)] == [
+        ("loss[0]", pytest.approx(2 * total)), ("loss[1]", pytest.approx(3 * total)),
+    ]  # fmt: skip
+
+
+def test_a_loss_that_was_nan_before_it_was_scaled_trips() -> None:
+    training = ScaledTraining()
+    training.step(training.scaler.scale(training.model(ones()).sum()))
+    with pytest.raises(OverflowDetected):
+        training.step(training.scaler.scale(training.model(ones()).sum() * math.nan))
+    expect_trip(training.notebook, 1)
+
+
+def test_an_engines_scale_divides_the_loss_and_its_inf_is_absorbed_for_a_while() -> None:
+    scale = [256.0]
+    model = model_of()
+    _, notebook = watched(model, loss_scale=lambda: scale[0], max_scale_shrinks=3)
+    loss = model(ones()).sum()
+    (loss * scale[0]).backward()
+    assert losses(notebook) == [(0, "loss", pytest.approx(abs(float(loss))))]
+    with suppress(OverflowDetected):
+        for _ in range(20):
+            (model(ones()).sum() * math.inf).backward()
+            scale[0] /= 2
+    trip = expect_trip(notebook, 4, state=State.INF)
+    assert trip.bad_since == 1
+    assert "since batch 1" in classify(trip)[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"every": 7}, {"check": "batch"}, {"check": "async"}])
+def test_a_scale_that_shrinks_without_end_ends_in_a_trip(options: dict[str, Any]) -> None:
+    training = ScaledTraining(**options)
+    training.step(training.scaler.scale(training.model(ones()).sum()))
+    with suppress(OverflowDetected):
+        for _ in range(95):
+            training.bad_batch()
+    trip = only(training.notebook)
+    assert (trip.position.batch, trip.frame.spec.phase, trip.culprit.kind) == (11, Phase.BACKWARD, Kind.GRADIENT)
+    assert trip.bad_since == 1
+    assert "since batch 1" in classify(trip)[1]
+
+
+def test_a_scale_that_recovers_in_time_is_no_trip() -> None:
+    training = ScaledTraining()
+    for _ in range(4):
+        for _ in range(9):
+            training.bad_batch()
+        training.step(training.scaler.scale(training.model(ones()).sum()))
+    assert training.notebook.trips == []
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_two_scalers_do_not_mix(gradients: bool) -> None:
+    """A GAN with two scalers, one of which shrinks for ever, while the other one is well."""
+    torch.manual_seed(0)
+    generator, discriminator = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 1))
+    _, of_generator = watched(generator, gradients=gradients)
+    _, of_discriminator = watched(discriminator, gradients=gradients)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=1) for _ in range(2)]
+    steps = [sgd(generator, 1e-9), sgd(discriminator, 1e-9)]
+    with suppress(OverflowDetected):
+        for _ in range(95):
+            fake = generator(ones())
+            for number, loss in enumerate(
+                (Multiplied.apply(generator(ones()), math.inf).sum(), discriminator(fake.detach()).mean())
+            ):
+                scalers[number].scale(loss).backward()
+                scalers[number].step(steps[number])
+                scalers[number].update(min(2.0**40, float(scalers[number].get_scale()) * 2) if number else None)
+                steps[number].zero_grad()
+    assert of_discriminator.trips == []
+    trip = only(of_generator)
+    assert trip.loss_scale == 64.0
+    assert trip.bad_since >= 0
+
+
+# --- the training is unchanged --------------------------------------------------------------------------------------------
+
+
+def trained(is_watched: bool, **options: Any) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    if is_watched:
+        watched(model, **options)
+    optimizer, scaler = sgd(model, 0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
+    for _ in range(5):
+        out = model(ones())
+        torch.autograd.backward(scaler.scale([out.square().mean(), out.abs().mean()]))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@every_check
+def test_the_weights_are_the_same_to_the_last_bit(check: str) -> None:
+    assert all(torch.equal(*pair) for pair in zip(trained(False), trained(True, check=check), strict=True))
+
+
+@every_check
+def test_no_loss_outlives_its_batch(check: str) -> None:
+    model = model_of()
+    optimizer = sgd(model)
+    _, notebook = watched(model, check=check)
+    scaler = torch.amp.GradScaler("cpu")
+    loss = model(ones()).square().mean()
+    scaled = scaler.scale(loss)
+    alive = ref(loss), ref(loss.untyped_storage()), ref(scaled)
+    scaled.backward()
+    scaler.step(optimizer)
+    scaler.update()
+    del loss, scaled
+    gc.collect()
+    assert [one() for one in alive] == [None, None, None]
+    assert len(losses(notebook)) == 1
+
+
+def test_a_users_error_has_no_frame_of_ours_and_the_next_loss_is_its_own() -> None:
+    model = model_of()
+    detector, notebook = watched(model)
+    with pytest.raises(RuntimeError, match="grad can be implicitly created") as caught:
+        model(ones()).backward()
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert sys.version_info < (3, 11) or not any("rankwatch/hook" in name for name in files)
+    model(ones()).sum().backward()
+    assert [batch for batch, _, _ in losses(notebook)] == [1]
+    assert detector.fault == ""
+
+
+def test_without_a_watch_nothing_is_looked_at() -> None:
+    model = model_of()
+    _, notebook = watched(model)
+    unwatch()
+    (model(ones()).sum() * math.nan).backward()
+    assert losses(notebook) == []
+
+
+def test_the_frame_of_a_loss_is_the_roots_without_a_module_name() -> None:
+    model = model_of()
+    _, notebook = watched(model)
+    model(ones()).sum().backward()
+    frame: Frame = notebook.frames()[-1]
+    assert (frame.spec.module, frame.spec.module_class, frame.spec.phase) == ("", "Sequential", Phase.FORWARD)
+    assert [(reading.label, reading.dtype) for reading in frame.readings] == [("loss", "float32")]
