@@ -51,6 +51,23 @@ def test_the_model_is_found_and_named_as_the_user_wrote_it(command: list[str], t
     assert job.left_behind == []
 
 
+@pytest.mark.parametrize("rank", [pytest.param("0", marks=pytest.mark.slow), "1"])
+@pytest.mark.parametrize(
+    "how",
+    ["direct", pytest.param("eval", marks=pytest.mark.slow), pytest.param("frozen", marks=pytest.mark.slow)],
+)
+def test_a_training_that_never_calls_its_root_in_training_mode_is_one_run(how: str, rank: str, tmp_path: Path) -> None:
+    """Rank 0 alone evaluates between the batches, and forgets ``no_grad``."""
+    job = run_job(tmp_path, forked("parts.py", how, rank), "--abort-grace", "3")
+    assert job.code == 77, job.stderr
+    verdict = job.verdict
+    assert (verdict["rank"], verdict["batch"], verdict["optimizer_step"]) == (int(rank), 3, 0 if how == "frozen" else 3)
+    assert (verdict["module"], verdict["state"], verdict["certainty"]) == ("decoder.1", "inf", "complete")
+    runs = [folder.name for folder in (tmp_path / "runs").iterdir() if folder.is_dir() and not folder.is_symlink()]
+    assert [name for name in runs if name.startswith("forked")] == ["forked-0"]
+    assert (job.left_behind, "batch -1" in job.stderr, "before the first batch" in job.stderr) == ([], False, False)
+
+
 @pytest.fixture
 def others(tmp_path: Path) -> str:
     """A PYTHONPATH with a sitecustomize of the user."""

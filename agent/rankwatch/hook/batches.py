@@ -6,7 +6,8 @@ calls the root. Such a batch is unsure at first. Its frames are judged as always
 If none does, they are never sent: it was an evaluation.
 
 An unsure batch that begins in the style of the last batch, or before there was any, has the next number from its start. It
-keeps this number, whatever runs until a backward comes, and all frames until then are counted on: so positions never go back.
+keeps this number, whatever runs until a backward comes: the next unsure forward has it, too. Since positions must not go
+back, the first time its frames are counted on; from then on ``position`` waits at the start of unsure batches.
 An unsure batch in another style has the position of an eval, or of loose frames, until a backward reaches it.
 """
 
@@ -33,7 +34,7 @@ DIRECT_FRAMES = 4096
 
 
 class Batches:
-    """The batches of one model. ``position`` is the position of the next frame.
+    """The batches of one model. ``position`` is where this rank is; all before it is known to have run.
 
     ``current`` is the batch whose root forward runs, or ran last; frames belong to it while ``is_open``.
     ``of_backward`` is the batch whose backward runs, or ran last.
@@ -63,6 +64,7 @@ class Batches:
         self._unsure: BatchInProgress | None = None  # the last unsure batch
         self._unsure_part: BatchPart | None = None  # its last forward, until an optimizer step
         self._is_direct = False  # whether direct calls belong to the unsure batch
+        self._is_waiting = False  # whether ``position`` waits: unsure forwards were seen that had no backward
         self._awaits_backward = False  # whether neither a backward nor a step came after the forward of a sure batch
         self._style: Style | None = None  # how the last sure batch began
         self._last_step = -1  # the optimizer steps done when it began
@@ -89,6 +91,11 @@ class Batches:
     def of_forward(self) -> BatchInProgress:
         """The batch whose forward runs, or ran last: by direct calls, or by the root."""
         return self._unsure if self._is_direct and self._unsure is not None else self.current
+
+    @property
+    def next(self) -> Position:
+        """The position of the next frame of a forward."""
+        return self.of_forward.position if self.is_open or self._is_direct else self.position
 
     # --- forwards -----------------------------------------------------------------------------------------------------
 
@@ -143,7 +150,8 @@ class Batches:
             frame.reductions = self._recorder.take_reductions()
         into.add(frame)
         self._settler.add(frame, into.part, call)
-        self.position = into.position
+        if not self._is_waiting or self._unsure is None or not self._unsure.has_number:
+            self.position = into.position
         if into is self._loose and len(into.part.frames) >= LOOSE_FRAMES:
             self._settle_loose()
         elif self._is_direct and not self.is_open and len(into.part.frames) >= DIRECT_FRAMES:
@@ -157,7 +165,9 @@ class Batches:
             batch = self._numbered(USUAL)
         else:
             if unsure.style != calls or unsure.optimizer_step != self._steps.number:
-                self._close_direct()  # else the direct calls before this forward are a part of its batch
+                self._close_direct()
+            else:  # the direct calls before this forward are a part of its batch
+                self.position = max(unsure.position, self.position)
             batch = self._resume(unsure, USUAL)
         self._be_sure(batch)
         self._awaits_backward = True
@@ -166,6 +176,7 @@ class Batches:
     def _next_unsure(self, style: Style) -> BatchInProgress:
         batch = self._unsure
         if batch is not None and batch.has_number:
+            self._is_waiting = True
             batch = self._resume(batch, style)
         elif self._style in (None, style):
             batch = self.of_backward = self._numbered(style)
@@ -212,9 +223,13 @@ class Batches:
         batch = part.batch
         if part.is_held:
             part.is_held = False
-            if not batch.is_sure:
+            is_further = batch.is_sure  # several forwards with one backward are one batch
+            if is_further:
+                self._is_waiting = False
+            else:
                 self._be_sure(batch)
-            self._move(part)
+            if is_further or part.first[:2] != batch.position[:2]:
+                self._move(part)
             if part is batch.part:
                 self._settler.close(batch, awaits_loss=not self._sends_at_once)
             else:
@@ -224,7 +239,7 @@ class Batches:
     def begin_backward(self, batch: BatchInProgress) -> None:
         self.of_backward = batch
         if batch.position[:2] == self.position[:2]:
-            batch.position = self.position
+            batch.position = self.position = max(batch.position, self.position)
         if batch is self.current:
             self._awaits_backward = False
         self.phase = "backward"
@@ -273,11 +288,12 @@ class Batches:
     def _be_sure(self, batch: BatchInProgress) -> None:
         backward, unsure = torch._C._current_graph_task_id(), self._unsure
         if not batch.has_number:
-            # Several forwards with one backward are one batch.
             is_further = backward == self._last_backward != -1 or (unsure is not None and unsure.has_number)
             if not is_further:
                 self.position = Position(self.position.batch + 1, 0, 0)
             batch.position, batch.has_number = self.position, True
+        elif batch.style != USUAL:
+            self.position = max(batch.position, self.position)
         batch.is_sure, batch.part.is_held = True, False
         if unsure is batch or (unsure is not None and not unsure.has_number):
             self._unsure = self._unsure_part = None
@@ -285,10 +301,8 @@ class Batches:
         self._style, self._last_step, self._last_backward = batch.style, self._steps.done, backward
 
     def _move(self, part: BatchPart) -> None:
-        """Gives the frames of a part positions in its batch, which had no number when they came."""
+        """Gives the frames of a part new positions, in its batch."""
         batch = part.batch
-        if not part.frames or part.first[:2] == batch.position[:2]:
-            return
         for frame in part.frames:
             frame.position = batch.position
             batch.position = batch.position._replace(frame=batch.position.frame + 1)

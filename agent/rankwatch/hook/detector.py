@@ -247,7 +247,7 @@ class Detector:
         if is_outermost:
             self._open_batch(self._style_of(self.root.training, torch.is_grad_enabled()))
             # The root's inputs are evidence, and the root's own frame is the last one of the batch: too late.
-            self._batches.current.root_inputs = self._recorder.inputs(self._batches.position, named, args, kwargs)
+            self._batches.current.root_inputs = self._recorder.inputs(self._batches.next, named, args, kwargs)
         self._settler.raise_waiting()
 
     def _leave(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
@@ -339,19 +339,19 @@ class Detector:
                 self._traced(named, what, numbers)
 
     def _call(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
-        frame = self._recorder.call(self._batches.position, named, Phase.FORWARD, args, kwargs, output)
+        frame = self._recorder.call(self._batches.next, named, Phase.FORWARD, args, kwargs, output)
         self._batches.add(frame, (args, kwargs, output))
         if self._config.gradients:
             self._watch_gradients(named, args, kwargs, output, self._batches.of_forward)
 
     def _traced(self, named: NamedModule, what: What, numbers: list[Tensor]) -> None:
         cells = self._recorder.handed(numbers, what.states)
-        self._batches.add(self._recorder.traced(self._batches.position, named, what.rows, cells), None)
+        self._batches.add(self._recorder.traced(self._batches.next, named, what.rows, cells), None)
         if self._config.gradients and self._batches.of_forward.is_streamed and torch.is_grad_enabled():
             self._parameters.watch(named)
 
     def _mark(self, tensor: Tensor, label: str, named: NamedModule) -> None:
-        frame = self._recorder.values(self._batches.position, named, [(Kind.MARKED, label, tensor)])
+        frame = self._recorder.values(self._batches.next, named, [(Kind.MARKED, label, tensor)])
         self._batches.add(frame, ((), {}, tensor))
 
     # --- batches ------------------------------------------------------------------------------------------------------

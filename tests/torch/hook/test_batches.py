@@ -383,6 +383,35 @@ def test_a_sloppy_evaluation_is_no_batch(check: str, trains_in: str) -> None:
     assert steps_of(notebook) == [(batch, batch) for batch in range(4)]
 
 
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_a_rank_that_evaluates_alone_has_the_positions_of_the_others(is_direct: bool) -> None:
+    positions = []
+    for evaluations in (0, 2):
+        gain = Gain()
+        model = model_of(nn.Linear(4, 4), gain, nn.Linear(4, 2)).eval()
+        _, notebook = watched(model, gradients=True)
+
+        def forward(model: nn.Sequential = model) -> Tensor:
+            out: Tensor = model[2](model[1](model[0](ones()))) if is_direct else model(ones())
+            return out
+
+        optimizer = sgd(model)
+        for _ in range(3):
+            for _ in range(evaluations):
+                forward()
+            train(lambda: forward().sum().backward(), optimizer)
+        if not is_direct:  # two evaluations by direct calls are one forward with the calls of the training
+            for _ in range(evaluations):
+                forward()
+        gain.gain = math.nan
+        with pytest.raises(OverflowDetected):
+            forward()
+        (trip,) = notebook.trips
+        positions.append(trip.position)
+        assert set(batches_of(notebook)) == {0, 1, 2}
+    assert positions[0] == positions[1] == Position(3, 0, 1)
+
+
 def test_an_evaluation_between_training_batches_is_an_eval_as_before() -> None:
     model = model_of()
     detector, _ = watched(model)
