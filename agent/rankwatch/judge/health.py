@@ -11,6 +11,7 @@ from ..shared.bounded import BoundedDict
 from ..shared.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, ReadingSpec, State
 from ..shared.notice import ZEROS, Notice, NoticeKind
 from .batch import BatchPart
+from .leaps import Leaps
 
 EVERY = 8
 """Only each EVERY-th batch is looked at, and each of the first EVERY: these changes are slow."""
@@ -64,15 +65,18 @@ class Health:
 
     def __init__(self) -> None:
         self._past = BoundedDict[tuple[NoticeKind, str, str], _Past](MAX_PAST)
+        self._leaps = Leaps()
 
     def look(self, part: BatchPart) -> list[Notice]:
         """The notices of a part whose numbers have been read."""
         batch = part.first.batch
+        jumps = self._leaps.look(part)
         if not is_looked_at(batch):
-            return []
+            return jumps
         outputs: _Outputs = {}
         found = [notice for frame in part.frames for notice in self._look(batch, frame.spec, frame.cells, outputs)]
-        return found + [notice for spec, row, high in outputs.values() for notice in self._headroom(batch, spec, row, high)]
+        found += [notice for spec, row, high in outputs.values() for notice in self._headroom(batch, spec, row, high)]
+        return jumps + _without_followers(found)
 
     def _look(self, batch: int, spec: FrameSpec, cells: list[Cell], outputs: _Outputs) -> Iterator[Notice]:
         if spec.phase is Phase.RECOMPUTE:
@@ -147,6 +151,17 @@ class Health:
         if past is None:
             past = self._past[key] = _Past()
         return past
+
+
+def _without_followers(found: list[Notice]) -> list[Notice]:
+    """The notices, each value once: what a module made flows on unchanged through its parents and through further modules."""
+    kept, seen = [], set()
+    for notice in found:
+        value = notice.kind, notice.dtype, notice.value
+        if notice.kind not in (NoticeKind.UNDERFLOW, NoticeKind.HEADROOM) or value not in seen:
+            kept.append(notice)
+        seen.add(value)
+    return kept
 
 
 def _notice(

@@ -23,6 +23,8 @@ class NoticeKind(enum.IntEnum):
     """The abs max approaches its dtype's max."""
     BUFFER = 3
     """A buffer that was finite is inf or nan, and stays so: running statistics, say."""
+    JUMP = 4
+    """The loss, or an input of the root, is far above its range of the last batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class Notice:
 
     ``value`` is the abs max in batch ``batch``; for ZEROS, the share of zeros (0 to 1); for BUFFER, the last finite abs max
     that was measured. ``since`` is the batch of the first
-    such notice. ``growth`` is in doublings per batch; for ZEROS, share per batch.
+    such notice. ``growth`` is in doublings per batch; for ZEROS, share per batch; for JUMP, the doublings above the largest
+    number of the batches before.
     """
 
     kind: NoticeKind
@@ -79,6 +82,12 @@ def describe_notice(notice: Notice) -> str:
         return (
             f"a bad buffer: {where}: inf or nan since batch {notice.since}; "
             f"when it was last measured finite, its abs max was {notice.value:.2e}"
+        )
+    if notice.kind is NoticeKind.JUMP:
+        factor = 2 ** min(notice.growth, 1000.0)
+        return (
+            f"a jump: {where}: abs max {notice.value:.2e} in batch {notice.batch} is x{factor:.3g} "
+            "the largest of the batches before"
         )
     share = notice.value / DTYPE_MAX.get(notice.dtype, math.inf)
     near = f"abs max {notice.value:.2e} in batch {notice.batch} is {_percent(share)} of {notice.dtype}'s largest number"

@@ -9,6 +9,9 @@ from .report import RankNotice
 MAX_NOTICES = 256
 """Notices retained per run; those of further ranks and readings are only counted."""
 
+FOLLOWS = 32
+"""Batches after a jump in which further jumps come from it."""
+
 
 class Notices:
     def __init__(self) -> None:
@@ -19,6 +22,8 @@ class Notices:
 
     def take(self, rank: int, notice: Notice) -> bool:
         """Replaces the rank's earlier notice of the same reading; returns whether this is the reading's first notice."""
+        if notice.kind is NoticeKind.JUMP and self._follows(notice):
+            return False
         of_ranks = self._kept.get(notice.key, {})
         if rank not in of_ranks:
             if self._count == MAX_NOTICES:
@@ -29,6 +34,15 @@ class Notices:
         of_ranks[rank] = notice
         self._kept[notice.key] = of_ranks
         return is_new
+
+    def _follows(self, notice: Notice) -> bool:
+        """Whether another reading, of any rank, jumped shortly before: a jump of the loss spreads with the gradients."""
+        return any(
+            0 < notice.batch - other.batch <= FOLLOWS
+            for key, ranks in self._kept.items()
+            if key[0] is NoticeKind.JUMP
+            for other in ranks.values()
+        )
 
     def all(self) -> tuple[RankNotice, ...]:
         """The most urgent first."""

@@ -45,3 +45,19 @@ def test_notices_are_bounded_and_further_ones_are_counted() -> None:
     report = desk.reports[-1]
     assert (len(report.notices), report.notices_unkept) == (MAX_NOTICES, 3)
     assert 77.0 in {notice.value for _, notice in report.notices}
+
+
+def test_a_jump_that_follows_another_ones_is_not_told() -> None:
+    desk = Desk()
+    desk.connect(3)
+    jump = NoticeKind.JUMP
+    desk.receive(1, noticed(1, jump, label="input[0]", batch=80))
+    desk.receive(2, noticed(1, jump, label="input[0]", batch=80))
+    desk.receive(0, noticed(1, jump, label="loss", batch=81))
+    desk.receive(0, noticed(2, jump, label="loss", batch=200))
+    desk.end()
+    assert {(rank, notice.label, notice.batch) for rank, notice in desk.reports[-1].notices} == {
+        (1, "input[0]", 80),
+        (2, "input[0]", 80),
+        (0, "loss", 200),
+    }

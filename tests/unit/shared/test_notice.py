@@ -33,6 +33,10 @@ def test_approaching_overflow_is_the_most_urgent() -> None:
             "and grows by x2 a batch: about 4 batches are left",
         ),
         (
+            notice(NoticeKind.JUMP, module="", label="loss", value=4e6, growth=10.0),
+            "a jump: (root) (Linear), loss: abs max 4.00e+06 in batch 12 is x1.02e+03 the largest of the batches before",
+        ),
+        (
             notice(module="", value=40000.0),
             "next to overflow: (root) (Linear), output: abs max 4.00e+04 in batch 12 is 61% of float16's largest number "
             "and grows by x2 a batch: about 1 batch is left",
