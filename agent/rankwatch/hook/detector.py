@@ -25,6 +25,7 @@ from ..judge.rerun import is_repeating
 from ..judge.settler import Observer, Settler
 from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
+from ..measure.sweep import Sweep
 from ..measure.tape import Cell, Tape
 from ..shared.config import Config, Policy
 from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position, ReadingSpec
@@ -84,12 +85,14 @@ class Detector:
         )
         tape = Tape()
         self._recorder = Recorder(tape, 0 if config.policy is Policy.STRICT else config.weights_every)
+        self._sweep = Sweep(model, self._recorder, lambda: self._hooks.watched)
         self._settler = Settler(
             config.check or _default_check(model),
             Judge(config.policy, config.ignore),
             config.max_frames_to_save,
             tape,
             self._recorder,
+            self._sweep,
             observer,
             judge_traced=judge_traced,
             gradients=config.gradients,
@@ -366,6 +369,7 @@ class Detector:
         if not self._batches.is_open:
             self._prepare()
             self._batches.open(style)
+            self._look_at_weights()
 
     def _open_direct(self, has_gradients: bool) -> bool:
         """A module was called directly. Returns whether this call is the first one of a batch without a root forward."""
@@ -375,8 +379,14 @@ class Detector:
         elif has_gradients and self._batches.is_opened_by_direct(style):
             self._prepare()
             self._batches.open_direct(style)
+            self._look_at_weights()
             return True
         return False
+
+    def _look_at_weights(self) -> None:
+        batch = self._batches.of_forward
+        if batch.is_full and not self._count_all:
+            batch.part.look = self._sweep.look(self._steps.done)
 
     def _prepare(self) -> None:
         self._batches.settle()

@@ -6,6 +6,7 @@ import time
 from typing import Any, NamedTuple
 
 from ..measure.recorder import PendingFrame
+from ..measure.sweep import Look
 from ..shared.bounded import BoundedDict
 from ..shared.frame import NOWHERE, BatchSummary, FrameSpec, FrameTable, Moment, Position, pack
 
@@ -114,6 +115,8 @@ class BatchPart:
         self.is_held = not batch.is_sure
         """Whether it is sent only if a backward reaches it."""
         self.is_judged = False
+        self.look: Look | None = None
+        """A look at all parameters when it began."""
         self.frames: list[PendingFrame] = []
         self._started_at = time.time()
         self._ended_at = 0.0

@@ -16,6 +16,7 @@ from ..errors import TrainingAborted
 from ..measure.extremes import NonFiniteCounts, count_non_finite
 from ..measure.modules import NamedModule
 from ..measure.recorder import Call, PendingFrame, Recorder
+from ..measure.sweep import Sweep
 from ..measure.tape import PendingRead, Tape
 from ..shared.cause import Trip
 from ..shared.frame import BatchSummary, Frame, FrameTable, Kind, Moment, Phase, State
@@ -78,6 +79,7 @@ class Settler:
         ring: int,
         tape: Tape,
         recorder: Recorder,
+        sweep: Sweep,
         observer: Observer,
         *,
         judge_traced: bool,
@@ -92,6 +94,7 @@ class Settler:
         self._ring: deque[PendingFrame] = deque(maxlen=ring)
         self._tape = tape
         self._recorder = recorder
+        self._sweep = sweep
         self._observer = observer
         self._judge_traced = judge_traced
         self._gradients = gradients
@@ -154,6 +157,7 @@ class Settler:
         else:
             self.poll()
             self._has_bad |= self._tape.read()
+            self._add_unseen(part)
             self._settle(part)
 
     def awaits_loss_of(self, batch: BatchInProgress) -> bool:
@@ -241,7 +245,21 @@ class Settler:
     def _settle_first(self) -> None:
         reading, part = self._pending.popleft()
         self._has_bad |= reading.finish()
+        self._add_unseen(part)
         self._settle(part)
+
+    def _add_unseen(self, part: BatchPart) -> None:
+        """Adds frames of weights that have gone bad, and that no frame of the part shows."""
+        look, part.look = part.look, None
+        made = self._sweep.unseen(look, part.frames, part.batch.position) if look is not None else []
+        if not made:
+            return
+        self._has_bad |= self._tape.read()
+        for frame in self._sweep.keep(made, part.frames):
+            frame.position = part.batch.position
+            part.frames.append(frame)
+            part.batch.pass_frame()
+            self.add(frame, part, None)
 
     def _settle(self, part: BatchPart) -> None:
         found = self._judge_late(part)

@@ -186,6 +186,17 @@ class Recorder:
             spec = specs[phase, rows] = _spec(named, rows, phase)
         return PendingFrame(position, named, spec, cells, self._step)
 
+    def weights(self, position: Position, named: NamedModule) -> PendingFrame:
+        """A frame of a module's weights alone, measured anew."""
+        known = self._weights.measure(named, self._forward, self._step)
+        frame = self.cells(position, named, Phase.FORWARD, known.rows, list(known.cells))
+        frame.weights = len(known.cells)
+        return frame
+
+    def expire(self, named: NamedModule) -> None:
+        """Has a module's weights measured anew in its next frame."""
+        self._weights.expire(named)
+
     def handed(self, numbers: list[Tensor], states: Iterable[State | None]) -> list[Cell]:
         """The cells of a compiled call; see ``traced``."""
         cells = [Cell(state) for state in states]

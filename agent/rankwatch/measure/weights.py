@@ -71,6 +71,12 @@ class Weights:
         """Whether the module's weights were ever measured."""
         return named.number in self._known
 
+    def expire(self, named: NamedModule) -> None:
+        """Has the module's weights measured anew when they are asked for."""
+        known = self._known.get(named.number)
+        if known is not None:
+            self._known[named.number] = known._replace(step=-1, due=0)
+
     def measure(self, named: NamedModule, forward: int, step: int) -> ModuleWeights:
         module = named.module
         parameters: dict[int, tuple[Kind, str, Tensor]] = {}  # a parameter with two names is measured under the first
