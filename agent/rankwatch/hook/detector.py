@@ -386,7 +386,7 @@ class Detector:
     def _look_at_weights(self) -> None:
         batch = self._batches.of_forward
         if batch.is_full and not self._count_all:
-            batch.part.look = self._sweep.look(self._steps.done)
+            batch.part.look = self._sweep.look(batch.position.batch, self._steps.done)
 
     def _prepare(self) -> None:
         self._batches.settle()

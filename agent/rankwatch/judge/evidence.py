@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -10,8 +10,9 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ..measure.modules import NamedModule, class_name
 from ..measure.recorder import Call, PendingFrame, Recorder, WeightReading
+from ..measure.shards import Key, is_bad
 from ..shared.bounded import BoundedDict
-from ..shared.frame import Kind, Phase, State
+from ..shared.frame import SHARD, Kind, Phase, State
 from ..shared.trip import BadWeight, Operator
 from .batch import BatchPart
 from .rerun import Repeated, repeat
@@ -38,6 +39,7 @@ class Evidence:
     Args:
         steps: returns the number of optimizer steps done.
         modules: returns the modules of the model; ``watched``: those with hooks.
+        shards: returns this rank's own values of sharded parameters.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Evidence:
         steps: Callable[[], int],
         modules: Callable[[], Iterable[NamedModule]],
         watched: Callable[[], Iterable[NamedModule]],
+        shards: Callable[[], Mapping[Key, Tensor]],
     ) -> None:
+        self._shards = shards
         self._watched = watched
         self._uncalled: list[NamedModule] | None = None
         self._recorder = recorder
@@ -108,11 +112,13 @@ class Evidence:
     def _bad_weights(self, frame: PendingFrame, repeated: Repeated | None) -> Iterator[BadWeight]:
         """The bad weights of the frame's module and of all others, those nearest to it first."""
         given = repeated.given if repeated is not None else None
+        shards = self._shards()
         ordered = _nearest_first(frame.named, list(self._modules()))
         found = [one for one in self._recorder.bad_weights(ordered) if _counts(one, given)]
         for one in sorted(found, key=lambda one: not _is_same(one.value, given)):
-            name = one.named.names[0]
-            yield BadWeight(name, class_name(one.named.module), one.reading, one.finite_in)
+            name, module = one.named.names[0], one.named.module
+            is_here = is_bad(shards.get((id(module), one.reading.label.partition(SHARD)[0])))
+            yield BadWeight(name, class_name(module), one.reading, one.finite_in, is_here)
 
 
 def _bad_kinds(frame: PendingFrame) -> set[Kind]:

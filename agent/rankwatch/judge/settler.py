@@ -99,7 +99,7 @@ class Settler:
         self._judge_traced = judge_traced
         self._gradients = gradients
         self._steps = steps
-        self._evidence = Evidence(recorder, steps, modules, watched)
+        self._evidence = Evidence(recorder, steps, modules, watched, sweep.shards)
         self._tables = Tables()
         self._health = Health()
         self._awaited: BatchPart | None = None  # the forward whose loss may come

@@ -193,9 +193,9 @@ class Recorder:
         frame.weights = len(known.cells)
         return frame
 
-    def expire(self, named: NamedModule) -> None:
-        """Has a module's weights measured anew in its next frame."""
-        self._weights.expire(named)
+    def expire(self, named: NamedModule, finite_in: int) -> None:
+        """Has a module's weights measured anew in its next frame: they have gone bad after batch ``finite_in``."""
+        self._weights.expire(named, finite_in)
 
     def handed(self, numbers: list[Tensor], states: Iterable[State | None]) -> list[Cell]:
         """The cells of a compiled call; see ``traced``."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .extremes import local
@@ -29,6 +30,11 @@ def own_shards(model: nn.Module) -> dict[Key, Tensor]:
         except (AttributeError, TypeError) as error:
             log.debug("cannot find the shards of %s: %s", type(unit).__name__, error)
     return found
+
+
+def is_bad(shard: Tensor | None) -> bool:
+    """Whether a shard has a nan or inf; of None, a parameter that is not sharded, this rank has all. Waits for the device."""
+    return shard is None or (shard.numel() > 0 and not bool(torch.isfinite(shard.float()).all()))
 
 
 def _of_flat(handle: Any) -> Iterator[tuple[Key, Tensor]]:

@@ -31,10 +31,13 @@ LOOK_EVERY = 16
 
 
 class Look:
-    """One look. ``is_first``: none came before it."""
+    """One look, in ``batch``. ``is_first``: none came before it."""
 
-    def __init__(self, is_first: bool, modules: list[NamedModule], suspects: list[NamedModule], cells: list[Cell]) -> None:
+    def __init__(
+        self, is_first: bool, batch: int, modules: list[NamedModule], suspects: list[NamedModule], cells: list[Cell]
+    ) -> None:
         self.is_first = is_first
+        self.batch = batch
         self._modules = modules
         self._suspects = suspects
         self._cells = cells
@@ -58,10 +61,11 @@ class Sweep:
         self._modules = modules
         self._seen: tuple[int, int] | None = None  # the steps and the versions of the parameters at the last look
         self._forwards = 0
+        self._finite_in = -1  # the batch of the last look without a suspect
         self._known: set[int] = set()  # modules whose bad weights have a frame, or were there from the start
 
-    def look(self, step: int) -> Look | None:
-        """Looks at the parameters as a forward begins, after ``step`` optimizer steps; None: there is no need."""
+    def look(self, batch: int, step: int) -> Look | None:
+        """Looks at the parameters as a forward of ``batch`` begins, after ``step`` optimizer steps; None: there is no need."""
         self._forwards += 1
         modules = [named for named in self._modules() if named.number not in self._known]
         found = [
@@ -81,9 +85,9 @@ class Sweep:
         by_id = {id(named.module): named for named in modules} if shards else {}
         own += [(by_id[module], shard) for (module, _), shard in shards.items() if module in by_id]
         with torch.no_grad():
-            look = self._look(is_first, own)
+            look = self._look(is_first, batch, own)
         for named in look.suspects:
-            self._recorder.expire(named)
+            self._recorder.expire(named, self._finite_in)
         return look
 
     def unseen(self, look: Look, frames: list[PendingFrame], position: Position) -> list[PendingFrame]:
@@ -98,6 +102,8 @@ class Sweep:
         suspects = [named for named in suspects if named.number not in self._known]
         if suspects:
             self._recorder.refresh(frames)
+        else:
+            self._finite_in = look.batch
         return [self._recorder.weights(position, named) for named in suspects]
 
     def keep(self, made: list[PendingFrame], frames: list[PendingFrame]) -> list[PendingFrame]:
@@ -114,7 +120,7 @@ class Sweep:
         is_alone = model is None or not distributed.is_available() or not distributed.is_initialized()
         return {} if model is None or is_alone else own_shards(model)
 
-    def _look(self, is_first: bool, found: list[tuple[NamedModule, Tensor]]) -> Look:
+    def _look(self, is_first: bool, batch: int, found: list[tuple[NamedModule, Tensor]]) -> Look:
         suspects: dict[int, NamedModule] = {}
         elsewhere: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
         cells: list[Cell] = []
@@ -128,7 +134,7 @@ class Sweep:
                 suspects[named.number] = named
         cells += [self._recorder.cell(_largest(group)) for group in elsewhere.values()]
         modules = {named.number: named for named, _ in found}
-        return Look(is_first, list(modules.values()), list(suspects.values()), cells)
+        return Look(is_first, batch, list(modules.values()), list(suspects.values()), cells)
 
 
 def _has_bad_weight(frame: PendingFrame) -> bool:

@@ -71,11 +71,11 @@ class Weights:
         """Whether the module's weights were ever measured."""
         return named.number in self._known
 
-    def expire(self, named: NamedModule) -> None:
-        """Has the module's weights measured anew when they are asked for."""
+    def expire(self, named: NamedModule, finite_in: int) -> None:
+        """Has the module's weights measured anew when they are asked for: they have gone bad after batch ``finite_in``."""
         known = self._known.get(named.number)
         if known is not None:
-            self._known[named.number] = known._replace(step=-1, due=0)
+            self._known[named.number] = known._replace(step=-1, due=0, batch=max(finite_in, known.batch))
 
     def measure(self, named: NamedModule, forward: int, step: int) -> ModuleWeights:
         module = named.module

@@ -140,8 +140,10 @@ def _data_evidence(reading: Reading) -> str:
 
 
 def _is_within(weight: BadWeight, trip: Trip) -> bool:
-    """Whether the weight is the tripping module's own, or of a module below it."""
+    """Whether the weight is the tripping module's own, of a module below it, or FSDP's flat one of a unit around it."""
     module = trip.frame.spec.module
+    if weight.reading.label.startswith("_flat_param") and (not weight.module or module.startswith(f"{weight.module}.")):
+        return True
     return not module or weight.module == module or weight.module.startswith(f"{module}.")
 
 
