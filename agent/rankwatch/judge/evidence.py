@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..measure.modules import NamedModule, class_name
 from ..measure.recorder import Call, PendingFrame, Recorder, WeightReading
 from ..measure.shards import Key, is_bad
+from ..measure.walk import leaves
 from ..shared.bounded import BoundedDict
 from ..shared.frame import SHARD, Kind, Phase, State
 from ..shared.trip import BadWeight, Operator
@@ -107,7 +108,8 @@ class Evidence:
         labels = [row.label for row in root.spec.readings if ("", row.label) in self._harmless] if root is not None else []
         module = frame.spec.module
         labels += [f"{module}:{row.label}" for row in frame.spec.readings if (module, row.label) in self._harmless]
-        return Gathered(repeated.operator if repeated is not None else None, weights, tuple(labels))
+        operator = repeated.operator if repeated is not None and not _only_read(repeated, frame, call) else None
+        return Gathered(operator, weights, tuple(labels))
 
     def _bad_weights(self, frame: PendingFrame, repeated: Repeated | None) -> Iterator[BadWeight]:
         """The bad weights of the frame's module and of all others, those nearest to it first."""
@@ -119,6 +121,22 @@ class Evidence:
             name, module = one.named.names[0], one.named.module
             is_here = is_bad(shards.get((id(module), one.reading.label.partition(SHARD)[0])))
             yield BadWeight(name, class_name(module), one.reading, one.finite_in, is_here)
+
+
+def _only_read(repeated: Repeated, frame: PendingFrame, call: Call | None) -> bool:
+    """Whether the operator did no more than to read a bad input or weight of the module: these are evidence by themselves."""
+    if repeated.given is None or repeated.operator is None:
+        return False
+    made_nan = repeated.operator.output.state is State.NAN and all(
+        one.state is not State.NAN for one in repeated.operator.inputs
+    )
+    args, kwargs, _ = call or ((), {}, None)
+    known = [*frame.named.module.parameters(), *frame.named.module.buffers(), *_tensors(args), *_tensors(kwargs)]
+    return not made_nan and any(_is_same(value, repeated.given) for value in known)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for _, leaf in leaves(values, "") if isinstance(leaf, Tensor)]
 
 
 def _bad_kinds(frame: PendingFrame) -> set[Kind]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -45,7 +46,8 @@ _OVERWRITES = ("copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "
 _CONSTANTS = ("lift_fresh", "lift_fresh_copy")
 """The operators through which ``torch.tensor(...)`` comes."""
 
-_ABSORB = ("_softmax", "softmax", "_safe_softmax", "exp", "exp2", "sigmoid", "tanh", "expm1")
+_SOFTMAX = ("_softmax", "softmax", "_safe_softmax", "_log_softmax", "log_softmax")
+_ABSORB = (*_SOFTMAX, "exp", "exp2", "sigmoid", "tanh", "expm1")
 """-inf goes in, and a finite number comes out: their inf or nan has another origin. A softmax of -inf alone is nan."""
 
 _LOGS = ("log", "log2", "log10", "log_")
@@ -58,7 +60,10 @@ _ATTENDS = "_scaled_dot_product"
 
 
 class Repeated(NamedTuple):
-    """Where the bad output of a repeated forward came from: an operator, or a bad tensor that was there before."""
+    """Where the bad output of a repeated forward came from: an operator, or a bad tensor that was there before.
+
+    If there is a bad tensor, the operator is the first one that read it.
+    """
 
     operator: Operator | None
     given: Tensor | None
@@ -90,7 +95,7 @@ def _repeat(module: nn.Module, args: Any, kwargs: Any, grad: bool) -> Repeated |
     with _restored(module), _same_surroundings(module, args, kwargs), torch.set_grad_enabled(grad):
         try:
             with mode:
-                output = module.forward(*args, **kwargs)
+                output = _hooked(module, args, kwargs, module.forward(*args, **kwargs))
         except Exception as error:
             mode.check()
             if grad:
@@ -99,6 +104,17 @@ def _repeat(module: nn.Module, args: Any, kwargs: Any, grad: bool) -> Repeated |
             return None
         mode.check()  # the forward may have caught what stopped it
         return mode.origin_of([leaf for _, leaf in leaves(output, "output") if isinstance(leaf, Tensor)])
+
+
+def _hooked(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    """What the user's forward hooks make of an output, up to the hook of the watch, which saw the bad one."""
+    for key, hook in module._forward_hooks.items():
+        if type(hook).__module__.startswith("rankwatch."):
+            break
+        given = (args, kwargs, output) if key in module._forward_hooks_with_kwargs else (args, output)
+        changed: Any = hook(module, *given)
+        output = output if changed is None else changed
+    return output
 
 
 def _must_not_run(module: nn.Module, args: Any, kwargs: Any) -> bool:
@@ -129,14 +145,13 @@ def _restored(module: nn.Module) -> Iterator[None]:
         for name, value in inner._buffers.items()
         if value is not None and not value.is_meta
     ]
-    versions = [None if value.is_inference() else value._version for _, _, value, _ in buffers]
     try:
         yield
     finally:
         with torch.no_grad():
-            for (inner, name, value, before), version in zip(buffers, versions, strict=True):
+            for inner, name, value, before in buffers:
                 inner._buffers[name] = value
-                if version is None or value._version != version:
+                if not torch.equal(value, before):  # batch_norm writes without a new version
                     value.copy_(before)
 
 
@@ -208,8 +223,8 @@ class Repetition(TorchDispatchMode):
 
     def origin_of(self, outputs: list[Tensor]) -> Repeated | None:
         """The origin of what is bad in these outputs; None if nothing is."""
-        bad = [(value, state) for value in outputs if (state := _state(value)) is not State.FINITE]
-        origins = [origin for value, state in bad for origin in self._of(value, state)]
+        bad = [value for value in outputs if _state(value) is not State.FINITE]
+        origins = [origin for value in bad for origin in self._of(value, lambda: None)]
         if not origins:
             return None
         first = min(origins, key=lambda origin: (origin.rank, origin.order))
@@ -248,33 +263,46 @@ class Repetition(TorchDispatchMode):
         if not bad:
             is_log = name in _LOGS and state is State.INF
             return (self._made(_Rank.LOG_OF_ZERO if is_log else _Rank.HARD, func, inputs, output),)
-        origins = tuple(dict.fromkeys(origin for _, value in bad for origin in self._of(value, _state(value))))
+        origins = tuple(
+            dict.fromkeys(
+                origin for _, value in bad for origin in self._of(value, lambda: self._operator(func, inputs, output))
+            )
+        )
         if any(origin.rank is _Rank.HARD for origin in origins) or any(_state(value) is State.NAN for _, value in bad):
             return origins
         if name in _ABSORB and not any(_has_positive_inf(value) for _, value in bad):
-            return (self._made(_Rank.HARD, func, inputs, output),)
+            return (self._made(_Rank.HARD, func, inputs, output, masked=name in _SOFTMAX),)
         if name.startswith(_ATTENDS) and all("mask" in label or "bias" in label for label, _ in bad):
-            return (self._made(_Rank.HARD, func, inputs, output),)
+            return (self._made(_Rank.HARD, func, inputs, output, masked=True),)
         if state is State.NAN:
             given = next((origin.given for origin in origins if origin.given is not None), None)
             return (self._made(_Rank.NAN_OF_INF, func, inputs, output, given), *origins)
         return origins
 
-    def _of(self, value: Tensor, state: State) -> tuple[_Origin, ...]:
-        """The origins of an operator's bad input, or of a bad output of the module."""
+    def _of(self, value: Tensor, reader: Callable[[], Operator | None]) -> tuple[_Origin, ...]:
+        """The origins of an operator's bad input, or of a bad output of the module; ``reader`` returns this operator."""
         known = self._origins.get(_storage(value))
         if known is None:
             self._held.append(value)
-            rank = _Rank.GIVEN_INF if state is State.INF else _Rank.HARD
-            known = self._origins[_storage(value)] = (_Origin(rank, self._count, given=value),)
+            rank = _Rank.GIVEN_INF if _state(value) is State.INF else _Rank.HARD
+            known = self._origins[_storage(value)] = (_Origin(rank, self._count, reader(), value),)
         return known
 
-    def _made(self, rank: _Rank, func: Any, inputs: list[_Input], output: Tensor, given: Tensor | None = None) -> _Origin:
+    def _made(
+        self,
+        rank: _Rank,
+        func: Any,
+        inputs: list[_Input],
+        output: Tensor,
+        given: Tensor | None = None,
+        masked: bool = False,
+    ) -> _Origin:
+        operator = self._operator(func, inputs, output)
+        return _Origin(rank, self._count, replace(operator, operands=(-math.inf,)) if masked else operator, given)
+
+    def _operator(self, func: Any, inputs: list[_Input], output: Tensor) -> Operator:
         readings = tuple([_reading(one.label, Kind.INPUT, one.value) for one in inputs])
-        operands = _operands(func, inputs, output)
-        return _Origin(
-            rank, self._count, Operator(str(func), readings, _reading("output", Kind.OUTPUT, output), operands), given
-        )
+        return Operator(str(func), readings, _reading("output", Kind.OUTPUT, output), _operands(func, inputs, output))
 
 
 def _has_positive_inf(value: Tensor) -> bool:

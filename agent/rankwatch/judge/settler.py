@@ -126,11 +126,14 @@ class Settler:
         values, changed = None, ""
         if call is not None:
             # Evidence is measured anew, without the cache: x.data.mul_() changes a tensor without its version counter.
+            overwritten = self._recorder.before_in_place(frame, *call)
             self._recorder.forget()
             fresh, values = self._recorder.again(frame, *call)
             before, frame.cells = frame.cells, fresh.cells
             self._tape.read()
             changed = mark_stale(before, frame, part.frames)
+            for row, cell in overwritten.items():
+                frame.cells[row] = cell
         found = self._trip(frame, part, values, call, changed)
         if found is None:
             return

@@ -166,6 +166,22 @@ class Recorder:
         values += [value for _, value in leaves(output, "output")]
         return self.call(frame.position, named, spec.phase, args, kwargs, output), values
 
+    def before_in_place(self, frame: PendingFrame, args: Any, kwargs: Any, output: Any) -> dict[int, Cell]:
+        """The readings of inputs that the call has overwritten with its output, from before: by their row in the frame.
+
+        torch's own modules that work in place make no inf or nan: if there is one, it was there before.
+        """
+        if type(frame.named.module).__module__.startswith("torch.nn."):
+            return {}
+        made = {leaf.data_ptr() for _, leaf in leaves(output, "output") if type(leaf) is Tensor}
+        given = [value for _, _, value in _labelled_inputs(args, kwargs)]
+        found = {}
+        for row, value in enumerate(given, frame.weights):
+            seen = self._seen.get(value.data_ptr()) if type(value) is Tensor and value.data_ptr() in made else None
+            if seen is not None and seen.before is not None:
+                found[row] = seen.before
+        return found
+
     def inputs(self, position: Position, named: NamedModule, args: Any, kwargs: Any, owner: str = "") -> PendingFrame:
         """A frame of a module's inputs alone. ``owner``: comes before their labels."""
         found = _labelled_inputs(args, kwargs)
@@ -282,7 +298,8 @@ class Recorder:
             # RuntimeError: out of memory, or an exotic layout. The reading's state is then UNMATERIALISED.
             log.debug("cannot measure a %s tensor: %s", value.dtype, error)
             return _UNMATERIALISED
-        self._seen[address] = _Measured(values, cell)
+        before = seen.cell if seen is not None and seen.is_in([values.untyped_storage()]) else None
+        self._seen[address] = _Measured(values, cell, before)
         return cell
 
     def _name_and_state(self, value: Any) -> tuple[str, State | None]:
@@ -339,10 +356,12 @@ class _Measured:
     second one. Therefore a frame that trips is measured anew.
     """
 
-    __slots__ = ("_dtype", "_numel", "_storage", "_strides", "_version", "cell")
+    __slots__ = ("_dtype", "_numel", "_storage", "_strides", "_version", "before", "cell")
 
-    def __init__(self, values: Tensor, cell: Cell) -> None:
+    def __init__(self, values: Tensor, cell: Cell, before: Cell | None) -> None:
         self.cell = cell
+        self.before = before
+        """Its reading before it was changed in place."""
         self._storage = ref(values.untyped_storage())
         self._version = values._version
         self._numel = values.numel()

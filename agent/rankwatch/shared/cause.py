@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .born_here import born_here, describe_share, fed, nearest
 from .frame import Frame, FrameSpec, Kind, Phase, Reading, State
-from .operators import explain, is_own
+from .operators import explain, explain_given, is_own
 from .trip import BadWeight, Cause, Operator, Trip
 
 __all__ = ["PHASE_WORDS", "BadWeight", "Cause", "Operator", "Trip", "classify", "describe_module"]
@@ -46,8 +46,12 @@ def classify(trip: Trip) -> tuple[Cause, str]:
     if within:
         return Cause.WEIGHT, _weight_evidence(within[0], trip)
     if trip.operator is not None:
-        return _of_operator(trip.operator, trip)
+        return explain_given(trip.operator) if _was_given_nan(trip.operator) else _of_operator(trip.operator, trip)
     return born_here(trip)
+
+
+def _was_given_nan(operator: Operator) -> bool:
+    return any(reading.state is State.NAN and reading.dtype != "float" for reading in operator.inputs)
 
 
 def _of_operator(operator: Operator, trip: Trip) -> tuple[Cause, str]:

@@ -16,7 +16,7 @@ def is_own(operator: Operator) -> bool:
     is_clean = all(
         one.state is not State.NAN and (one.state is not State.INF or one.dtype == "float") for one in operator.inputs
     )
-    return is_clean or _takes_masks(operator) or (bool(operator.operands) and all(map(math.isfinite, operator.operands)))
+    return is_clean or _is_masked(operator) or (bool(operator.operands) and all(map(math.isfinite, operator.operands)))
 
 
 def explain(operator: Operator) -> tuple[Cause, str]:
@@ -24,19 +24,28 @@ def explain(operator: Operator) -> tuple[Cause, str]:
     name = short_name(operator)
     if operator.output.state is State.INF:
         return _explain_inf(operator, name)
-    masks = [one.label for one in operator.inputs if one.state is State.INF] if _takes_masks(operator) else []
-    if masks:
+    if _is_masked(operator):
+        masks = next((one.label for one in operator.inputs if one.state is State.INF), "input")
         advice = "leave each row one element, or fill with torch.finfo(dtype).min"
         return (
             Cause.INVALID,
-            f"{_title(operator)} is nan, as a row of its {masks[0]} is -inf throughout (fully masked): {advice}",
+            f"{_title(operator)} is nan, as a row of its {masks} is -inf throughout (fully masked): {advice}",
         )
     return _explain_nan(operator, name)
 
 
-def _takes_masks(operator: Operator) -> bool:
+def explain_given(operator: Operator) -> tuple[Cause, str]:
+    """The cause where an operator was given inf or nan that is neither an input nor a weight of its module."""
+    bad = next(one for one in operator.inputs if one.state in (State.INF, State.NAN))
+    return Cause.UPSTREAM, (
+        f"{_title(operator)} was given {bad.state.name.lower()} ({bad.label}) that is neither an input nor a weight of this "
+        "module: look for a tensor that it keeps as an attribute, or takes from elsewhere"
+    )
+
+
+def _is_masked(operator: Operator) -> bool:
     name = short_name(operator)
-    return name in _SOFTMAX or "scaled_dot_product" in name
+    return operator.operands == (-math.inf,) and (name in _SOFTMAX or "scaled_dot_product" in name)
 
 
 def short_name(operator: Operator) -> str:
@@ -61,6 +70,9 @@ def _explain_inf(operator: Operator, name: str) -> tuple[Cause, str]:
 
 def _explain_nan(operator: Operator, name: str) -> tuple[Cause, str]:
     of = f"{_of(operator)} is nan"
+    constant = next((one for one in operator.inputs if one.state is State.NAN and one.dtype == "float"), None)
+    if constant is not None:
+        return Cause.INVALID, f"{of} because the code gives it nan as its {constant.label}"
     if any(map(math.isinf, operator.operands)) or any(one.state is State.INF for one in operator.inputs):
         return Cause.INVALID, f"{of}: inf - inf, inf / inf and 0 * inf are nan; look at where this inf was put in"
     if not operator.operands and not any(one.state is State.EMPTY for one in operator.inputs):
@@ -83,7 +95,7 @@ def _is_pole(operator: Operator, name: str) -> bool:
 def _of(operator: Operator) -> str:
     """``aten.div of 1 and 0``; without operands, ``aten.mm of abs max 2.33e+00 (self) and 8.00e+03 (mat2)``."""
     if operator.operands:
-        return f"{_title(operator)} of {' and '.join(f'{value:.6g}' for value in operator.operands)}"
+        return f"{_title(operator)} of {' and '.join(f'{value + 0.0:.6g}' for value in operator.operands)}"
     inputs = [reading for reading in operator.inputs if reading.state is not State.NOT_FLOAT][:_MOST_NAMED]
     if not inputs:
         return _title(operator)
@@ -125,7 +137,7 @@ def _is_zero(operands: tuple[float, ...], tiny: float) -> bool:
 _SOFTMAX = ("softmax", "log_softmax", "safe_softmax")
 _SUMS = (
     *("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "dot", "mv", "addmv", "einsum", "convolution", "sum", "mean"),
-    *("cumsum", "prod", "cumprod", "embedding_bag", "mkldnn_rnn_layer", "native_group_norm"),
+    *("cumsum", "prod", "cumprod", "embedding_bag", "mkldnn_rnn_layer", "_fft_r2c", "_fft_c2c", "_fft_c2r"),
 )
 """Of finite numbers, they make nan only by way of inf."""
 _MOST_NAMED = 3

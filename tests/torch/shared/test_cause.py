@@ -173,6 +173,44 @@ def test_an_operator_is_found_by_repeating_the_forward(case: Case) -> None:
     assert torch.equal(case.given, before)
 
 
+class Attribute(nn.Module):
+    """With a tensor that is no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.tensor(float("nan"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def test_a_bad_tensor_that_is_neither_input_nor_weight_is_told() -> None:
+    cause, evidence = classify(trip_of(Attribute(), torch.ones(2)))
+    assert cause is Cause.UPSTREAM
+    assert evidence.startswith("aten.mul was given nan (other) that is neither an input nor a weight of this module")
+
+
+def test_an_operator_in_a_hook_of_the_user_is_found() -> None:
+    model = model_of(nn.Linear(4, 4))
+    model[0].register_forward_hook(lambda module, args, output: output * 1e39)
+    cause, evidence = classify(trip_of(model, torch.ones(2, 4)))
+    assert (cause, "1e+39 is inf" in evidence) == (Cause.OVERFLOW, True)
+
+
+def test_an_input_that_is_overwritten_with_the_output_was_finite_before() -> None:
+    trip = trip_of(model_of(nn.Linear(4, 4), Do(lambda x: x.exp_())), torch.full((2, 4), 1e4))
+    cause, evidence = classify(trip)
+    assert (cause, trip.frame.spec.module, trip.operator) == (Cause.OVERFLOW, "1", None), evidence
+    assert "inputs and weights were finite; input abs max" in evidence
+    model = model_of(nn.Linear(4, 4), Do(lambda x: x.div_(0)), nn.ReLU(inplace=True))
+    assert trip_of(model, torch.ones(2, 4)).frame.spec.module == "1"
+
+
+def test_an_operator_that_only_read_bad_data_is_no_evidence() -> None:
+    trip = trip_of(model_of(nn.Linear(4, 4)), torch.full((2, 4), float("nan")))
+    assert (classify(trip)[0], trip.operator) == (Cause.DATA, None)
+
+
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
