@@ -148,6 +148,7 @@ class Batches:
             return
         if self._recorder.reductions:
             frame.reductions = self._recorder.take_reductions()
+        into.position = frame.position
         into.add(frame)
         self._settler.add(frame, into.part, call)
         if not self._is_waiting or self._unsure is None or not self._unsure.has_number:
