@@ -89,9 +89,7 @@ def _events(ranks: int, batch: int, *, trouble: bool, verdict: bool) -> Iterator
         value = makers.notice(module="decoder.layers.11.feed_forward", batch=batch - 1, value=9000.0, growth=0.07)
         yield Entry(now, rank, messages.Noticed(batch + 1, value))
     if verdict:
-        yield Entry(
-            now, NO_RANK, Reached(tuple(range(ranks)), ((batch, 0, 24),) * ranks, (batch - 1,) * ranks, (batch,) * ranks)
-        )
+        yield Entry(now, NO_RANK, Reached(tuple(range(ranks)), ((batch, batch, 0, 24),) * ranks, (batch - 1,) * ranks))
         yield Entry(now, 7, messages.Tripped(batch + 2, makers.trip(at=(batch, 0, 23), before=tuple(frames(batch)[:20]))))
         yield Entry(now, NO_RANK, Decided(Outcome.ABORTED, "rank 7 overflowed", True))
 

@@ -126,7 +126,7 @@ def beat(*at: int, phase: str = "forward") -> messages.Beat:
 
 def moment(batch: int, evaluation: int, frame: int, step: int | None = None) -> Moment:
     """A moment of a training with one optimizer step a batch."""
-    return Moment(max(batch, 0) if step is None else step, Position(batch, evaluation, frame))
+    return Moment(max(batch, 0) if step is None else step, batch, evaluation, frame)
 
 
 def notice(kind: NoticeKind = NoticeKind.HEADROOM, **changes: object) -> Notice:

@@ -235,8 +235,7 @@ class Watch:
             watch = me()
             if watch is None:
                 return BEGINNING, "idle"
-            step, position = watch._detector.progress
-            return Moment.of(step, position, watch._stage), watch._detector.phase
+            return watch._detector.progress.in_stage(watch._stage), watch._detector.phase
 
         def on_abort(abort: messages.Abort) -> None:
             watch = me()

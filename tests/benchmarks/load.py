@@ -52,7 +52,7 @@ from jobs import environment
 from rankwatch.shared import connection as connections
 from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.connection import Connection
-from rankwatch.shared.frame import BatchSummary, FrameSpec, FrameTable, Kind, Moment, Position, ReadingSpec, pack
+from rankwatch.shared.frame import BatchSummary, FrameSpec, FrameTable, Kind, Moment, ReadingSpec, pack
 from rankwatch_monitor.serve.collector import TO_PEER, raise_descriptor_limit
 
 ROWS = 1000
@@ -175,7 +175,7 @@ class Ranks:
         next_asked = next_told = 0
         for batch in range(batches):
             packed = batch_messages(batch)
-            beat = wire.encode(messages.Beat(Moment(batch, Position(batch, 0, len(MODULES))), "backward", 1, 0, time.time()))
+            beat = wire.encode(messages.Beat(Moment(batch, batch, 0, len(MODULES)), "backward", 1, 0, time.time()))
             done = 0
             while done < count:
                 # The collector asks or aborts the ranks in this order: polling all of them repeatedly would take longer.
@@ -209,8 +209,8 @@ class Ranks:
             message = wire.decode(data)
             if isinstance(message, messages.Probe):
                 self._asked.add(index)
-                step, (batch, _, _) = message.moment
-                past = Moment(step, Position(batch, 0, len(MODULES)))
+                step, batch, _, _ = message.moment
+                past = Moment(step, batch, 0, len(MODULES))
                 heeded = self.send(index, wire.encode(messages.Beat(past, "forward", 0, 0, time.time())))
             elif isinstance(message, messages.Abort):
                 self._asked.add(index)

@@ -83,9 +83,9 @@ class Batches:
         position = self.position
         waiting = self._settler.waiting
         if waiting is not None:
-            return Moment(waiting.trip.optimizer_step, waiting.trip.position)
+            return Moment(waiting.trip.optimizer_step, *waiting.trip.position)
         unsettled = self._settler.unsettled((self.current, self._unsure or self._loose, self._loose, *self._backwards))
-        return unsettled or Moment(step, position)
+        return unsettled or Moment(step, *position)
 
     @property
     def of_forward(self) -> BatchInProgress:

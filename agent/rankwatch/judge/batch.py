@@ -130,7 +130,7 @@ class BatchPart:
     @property
     def moment(self) -> Moment:
         """The moment of its first frame."""
-        return Moment(self.batch.optimizer_step, self.first)
+        return Moment(self.batch.optimizer_step, *self.first)
 
     @property
     def end(self) -> Position:

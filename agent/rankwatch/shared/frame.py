@@ -127,14 +127,19 @@ class Moment(NamedTuple):
     """
 
     step: int
-    position: Position
+    batch: int
+    eval: int
+    frame: int
 
-    @classmethod
-    def of(cls, step: int, position: Position, stage: int) -> Moment:
-        return cls(step if stage == NO_STAGE else 0, position)
+    @property
+    def position(self) -> Position:
+        return Position(self.batch, self.eval, self.frame)
+
+    def in_stage(self, stage: int) -> Moment:
+        return self if stage == NO_STAGE else self._replace(step=0)
 
 
-BEGINNING = Moment(0, NOWHERE)
+BEGINNING = Moment(0, *NOWHERE)
 """The moment of a rank that has run nothing."""
 
 

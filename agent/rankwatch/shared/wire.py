@@ -202,7 +202,7 @@ def _check_position(value: Any) -> Position:
 
 def _check_moment(value: Any) -> Moment:
     step, *position = check_list(value, 4, 4)
-    return Moment(_COUNT.decode(step), _check_position(position))
+    return Moment(_COUNT.decode(step), *_check_position(position))
 
 
 def _check_states(value: Any) -> bytes:
@@ -411,7 +411,7 @@ def _read_notice(value: Any) -> Notice:
 
 
 _SEQ, _TEXT = integer(), string(MAX_TEXT)
-_MOMENT = Field(lambda moment: [moment.step, *moment.position], _check_moment)
+_MOMENT = Field(list, _check_moment)
 _BOOL = Field(same, check_bool)
 _PATTERNS = optional(list_of(string(), MAX_PATTERNS))
 _CHECKS = one_of(frozenset(Check))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rankwatch.shared.frame import Moment, Position
+from rankwatch.shared.frame import Moment
 
 from .rank import Rank
 from .verdict import LogicalTime, Verdict, describe_waiting, elect, is_waited_for
@@ -37,7 +37,7 @@ class Election:
         if self.target is None:
             self._began_at = now
         self.target = target
-        at, stage, after = target.moment, target.stage, Moment(target.step, Position(target.batch, target.eval + 1, 0))
+        at, stage, after = target.moment, target.stage, Moment(target.step, target.batch, target.eval + 1, 0)
         # The abort waits for this: most of thousands of ranks are past the target in any stage and need no closer look.
         unsure = [r for r in ranks.values() if r.progress <= at or (r.progress < after and r.hello.stage != stage)]
         asked = [rank for rank in unsure if is_waited_for(rank.witness(), target)]

@@ -46,13 +46,12 @@ class Left:
 class Reached:
     """The moments of the ranks when one of them tripped, or of one rank when it answered the election.
 
-    ``reported`` is each rank's last batch whose whole forward it had reported; ``steps`` are the moments' optimizer steps.
+    ``reported`` is each rank's last batch whose whole forward it had reported.
     """
 
     ranks: tuple[int, ...]
-    positions: tuple[tuple[int, int, int], ...]
+    moments: tuple[tuple[int, int, int, int], ...]
     reported: tuple[int, ...]
-    steps: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rankwatch.shared import messages
 from rankwatch.shared.cause import Trip
-from rankwatch.shared.frame import BEGINNING, Moment, Phase, Position
+from rankwatch.shared.frame import BEGINNING, NO_STAGE, Moment, Phase
 from rankwatch.shared.text import describe_position, describe_rank, name_spans
 
 from .report import RankRow, RankStanding, RankState
@@ -101,9 +101,10 @@ class Rank:
             self.full_batch, self.frames_before, self.forward_frames, self.frames = batch, self.frames, end, 0
         if batch == self.full_batch and end > self.frames:
             self.frames = end
-        moment = Moment.of(step, Position(batch, 0, end), self.hello.stage)
-        if moment > self.progress:
-            self.advance(moment, "backward")
+        if self.hello.stage != NO_STAGE:
+            step = 0
+        if (step, batch, 0, end) > self.progress:
+            self.advance(Moment(step, batch, 0, end), "backward")
 
     def advance(self, moment: Moment, phase: str) -> None:
         """The rank was at this moment. It never goes back: a beat may be older than a batch that overtook it."""

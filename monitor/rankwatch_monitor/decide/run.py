@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rankwatch.shared import messages
 from rankwatch.shared.bounded import BoundedDict
-from rankwatch.shared.frame import FrameTable, Moment, Position
+from rankwatch.shared.frame import FrameTable, Moment
 from rankwatch.shared.notice import describe_notice
 from rankwatch.shared.text import describe_culprit, name_spans
 from rankwatch.shared.tuning import NO_CHANGE, Tuning
@@ -215,7 +215,7 @@ class Run:
         elif isinstance(fact, JobEnded):
             effects = self.end_job(fact, now)
         elif isinstance(fact, Reached):
-            self._take_positions(fact)
+            self._take_moments(fact)
         elif isinstance(fact, Miscounted):
             self._counts.uneven = fact.text
         elif isinstance(fact, Waited):
@@ -284,7 +284,7 @@ class Run:
             if trip.position.batch >= 0 and not trip.position.eval:
                 self._count(rank, trip.position.batch, trip.optimizer_step, now)
             if self._is_earliest(message, rank):
-                self._note_down(now, _positions_of(self.ranks.values()))
+                self._note_down(now, _moments_of(self.ranks.values()))
         self._note_down(now, message, rank.number)
         if isinstance(message, messages.Noticed):
             if self._notices.take(rank.number, message.notice):
@@ -416,11 +416,10 @@ class Run:
         at = logical_time_of(message.trip, rank.hello.stage)
         return self._ending.decided is None and self._election.is_lowered_by(at)
 
-    def _take_positions(self, reached: Reached) -> None:
-        columns = reached.ranks, reached.positions, reached.reported, reached.steps
-        for number, position, batch, step in zip(*columns, strict=True):
+    def _take_moments(self, reached: Reached) -> None:
+        for number, moment, batch in zip(reached.ranks, reached.moments, reached.reported, strict=True):
             rank = self.ranks[number]
-            rank.advance(Moment(step, Position(*position)), rank.phase)
+            rank.advance(Moment(*moment), rank.phase)
             rank.reported_batch = max(rank.reported_batch, batch)
             self._note_answer(rank)
 
@@ -428,7 +427,7 @@ class Run:
         """Whether the election stops waiting for this rank now."""
         is_answer = self._election.takes_answer(rank)
         if is_answer:
-            self._note_down(rank.heard_at, _positions_of([rank]), rank.number)
+            self._note_down(rank.heard_at, _moments_of([rank]), rank.number)
         return is_answer
 
     def _elect(self, now: float, *, ended: bool) -> Iterator[Effect]:
@@ -537,7 +536,6 @@ class Run:
         self.journal.append(Entry(now, rank, fact))
 
 
-def _positions_of(ranks: Collection[Rank]) -> Reached:
+def _moments_of(ranks: Collection[Rank]) -> Reached:
     numbers = tuple([rank.number for rank in ranks])
-    steps, positions = zip(*[rank.progress for rank in ranks], strict=True)
-    return Reached(numbers, positions, tuple([rank.reported_batch for rank in ranks]), steps)
+    return Reached(numbers, tuple([rank.progress for rank in ranks]), tuple([rank.reported_batch for rank in ranks]))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rankwatch.shared.cause import Cause, Trip, classify
 from rankwatch.shared.divergence import Divergence
-from rankwatch.shared.frame import NO_STAGE, Moment, Phase, Position
+from rankwatch.shared.frame import NO_STAGE, Moment, Phase
 from rankwatch.shared.str_enum import StrEnum
 from rankwatch.shared.text import name_ranks, name_spans
 
@@ -60,12 +60,12 @@ class LogicalTime(NamedTuple):
 
     @property
     def moment(self) -> Moment:
-        return Moment(self.step, Position(self.batch, self.eval, self.frame))
+        return Moment(self.step, self.batch, self.eval, self.frame)
 
 
 def logical_time_of(trip: Trip, stage: int) -> LogicalTime:
     """The logical time of a rank's trip. Without a pipeline the frame is enough: backward frames are counted on."""
-    step, (batch, evaluation, frame) = Moment.of(trip.optimizer_step, trip.position, stage)
+    step, batch, evaluation, frame = Moment(trip.optimizer_step, *trip.position).in_stage(stage)
     is_backward = stage != NO_STAGE and trip.frame.spec.phase is not Phase.FORWARD
     return LogicalTime(step, batch, evaluation, is_backward, -stage if is_backward else stage, frame, stage)
 
@@ -159,7 +159,8 @@ def elect(
     doubts = [*_explain(silent, witnesses, window), *([uneven] if uneven else [])]
     reason = "; ".join(doubts) or f"every rank has passed this frame{_of_stage(target.stage)} or tripped itself"
     cause, evidence = classify(trips[first])
-    at_once = [rank for rank in order if times[rank] == target]
+    # Ranks that count batches differently are at one moment in the same frame of the same step.
+    at_once = [rank for rank in order if times[rank] == target or (uneven and _in_step(times[rank]) == _in_step(target))]
     alike = who_has_it(first, at_once, trips, cause)
     is_told, which = tell_apart(alike, trips, cause, world_size)
     verdict = Verdict(
@@ -223,13 +224,17 @@ def _has_passed(witness: Witness, target: LogicalTime) -> bool:
     or optimizer.
     """
     if witness.stage == target.stage:
-        return witness.progress > (target.step, (target.batch, target.eval, target.frame))
+        return witness.progress > target.moment
     comes_later = witness.stage > target.stage and not target.is_backward
     position = witness.progress.position
     at, aim = position[:2], (target.batch, target.eval)
     if at > aim or (at == aim and comes_later):
         return True
     return not target.eval and not position.eval and witness.reported_batch >= target.batch - comes_later
+
+
+def _in_step(time: LogicalTime) -> LogicalTime:
+    return time._replace(batch=0)
 
 
 def _of_stage(stage: int) -> str:

@@ -30,8 +30,7 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "found": lambda fields: Divergence(**fields),
     "ranks": tuple,
     "reported": tuple,
-    "steps": tuple,
-    "positions": lambda positions: tuple(map(tuple, positions)),
+    "moments": lambda moments: tuple(map(tuple, moments)),
 }
 """Makes the fields whose types JSON does not have."""
 
@@ -69,7 +68,7 @@ def row_after(row: RunRow, fact: Fact) -> RunRow:
         batches = max(row.batches, fact.trip.position.batch + 1)
         return row._replace(batches=batches, is_final=row.is_final or not row.outcome)
     if isinstance(fact, journal.Reached):
-        return row._replace(batches=max(row.batches, *(batch + 1 for batch, _, _ in fact.positions), 0))
+        return row._replace(batches=max(row.batches, *(batch + 1 for _, batch, _, _ in fact.moments), 0))
     if isinstance(fact, journal.Decided):
         return row._replace(outcome=fact.outcome.value, reason=fact.reason, is_final=row.is_final or fact.abort)
     if isinstance(fact, journal.Closed):

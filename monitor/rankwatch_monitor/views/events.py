@@ -55,7 +55,7 @@ def describe(entry: Entry) -> str:
             return f"counted as {fact.state.value}"
         case journal.Reached():
             if entry.rank != journal.NO_RANK:
-                ((batch, evaluation, frame),) = fact.positions
+                ((_, batch, evaluation, frame),) = fact.moments
                 return f"answered: it was in {describe_position(Position(batch, evaluation, frame))}, frame {frame}"
             return f"where the {len(fact.ranks)} ranks were when one of them tripped"
         case journal.Miscounted():

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from notebook import Gain, Notebook, model_of, ones, unwatch, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.shared.cause import classify
-from rankwatch.shared.frame import Frame, Kind, Moment, Phase, Position, State
+from rankwatch.shared.frame import Frame, Kind, Moment, Phase, State
 from rankwatch.shared.scalars import LastBatch
 from rankwatch.shared.trip import Trip
 
@@ -90,7 +90,7 @@ def test_the_loss_is_the_last_frame_of_its_batchs_forward_in_one_message(check: 
     assert losses(notebook) == expected
     assert [(summary.batch, summary.first_frame) for _, summary in notebook.sent] == [(batch, 0) for batch in range(4)]
     assert [frame.position.frame for frame in notebook.frames(2)] == [0, 1, 2, 3, 4]
-    assert detector.progress == Moment(3, Position(3, 0, 5 if every == 1 else 2))
+    assert detector.progress == Moment(3, 3, 0, 5 if every == 1 else 2)
 
 
 def test_the_forward_is_sent_with_the_loss_before_the_gradients_go_on() -> None:

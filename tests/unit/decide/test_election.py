@@ -30,7 +30,7 @@ def worlds(draw: st.DrawFn) -> dict[int, Rank]:
     for rank in ranks:
         hello = makers.hello(rank, WORLD, stage=draw(st.integers(0, 2)) if has_stages else NO_STAGE)
         record = Rank(hello, b"%d" % rank, 0.0, state=draw(st.sampled_from(RankState)))
-        record.progress = Moment.of(draw(steps), draw(st.just(NOWHERE) | positions), record.hello.stage)
+        record.progress = Moment(draw(steps), *draw(st.just(NOWHERE) | positions)).in_stage(record.hello.stage)
         record.reported_batch = draw(st.integers(-1, 1))
         if rank in tripped:
             at = draw(positions)
@@ -49,7 +49,7 @@ def test_it_elects_as_if_it_had_looked_at_all(ranks: dict[int, Rank], data: st.D
     assert asked == [record for record in ranks.values() if is_waited_for(record.witness(), target)]
     for rank, record in ranks.items():  # what they report meanwhile
         if record.progress > BEGINNING and data.draw(st.booleans()):
-            later = Moment.of(data.draw(steps), data.draw(positions), record.hello.stage)
+            later = Moment(data.draw(steps), *data.draw(positions)).in_stage(record.hello.stage)
             ranks[rank] = replace(record, progress=max(record.progress, later))
     for now in (0.0, 2.0):
         witnesses = {rank: record.witness() for rank, record in ranks.items()}
@@ -58,8 +58,8 @@ def test_it_elects_as_if_it_had_looked_at_all(ranks: dict[int, Rank], data: st.D
 
 def test_a_rank_of_an_earlier_stage_is_asked_until_it_has_reported_the_batch() -> None:
     trip = makers.trip(at=(3, 0, 5))
-    tripped = Rank(makers.hello(0, 2, stage=1), b"0", 0.0, trip=trip, progress=Moment(0, trip.position))
-    further = Rank(makers.hello(1, 2, stage=0), b"1", 0.0, progress=Moment(0, Position(3, 0, 6)), reported_batch=2)
+    tripped = Rank(makers.hello(0, 2, stage=1), b"0", 0.0, trip=trip, progress=Moment(0, *trip.position))
+    further = Rank(makers.hello(1, 2, stage=0), b"1", 0.0, progress=Moment(0, 3, 0, 6), reported_batch=2)
     election = Election(2, window=2.0)
     assert election.aim(logical_time_of(trip, 1), {0: tripped, 1: further}, 0.0) == [further]
     found, reason = election.hold({0: tripped, 1: further}, 0.0, final=False)

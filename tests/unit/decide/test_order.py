@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import makers
 from desk import Desk
 from rankwatch.shared import messages
-from rankwatch.shared.frame import FrameTable, Moment, Position
+from rankwatch.shared.frame import FrameTable, Moment
 from rankwatch_monitor.decide.ledger import Tick
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.verdict import Certainty
@@ -45,17 +45,17 @@ lives = st.builds(
 def moments_of(life: Life) -> list[Moment]:
     """The moments of the frames that a rank runs."""
     steps = [step for step in range(STEPS) for _ in range(ACCUMULATED + (step == life.extra_in))]
-    return [Moment(step, Position(batch, 0, frame)) for batch, step in enumerate(steps) for frame in range(FRAMES)]
+    return [Moment(step, batch, 0, frame) for batch, step in enumerate(steps) for frame in range(FRAMES)]
 
 
 def after(moment: Moment) -> Moment:
-    return Moment(moment.step, moment.position._replace(frame=moment.position.frame + 1))
+    return moment._replace(frame=moment.frame + 1)
 
 
 def told_by(life: Life) -> list[messages.Message]:
     """All that a rank sends after HELLO."""
     said: list[messages.Message] = [messages.Table(TABLE)]
-    reached = Moment(0, Position(0, 0, 0))
+    reached = Moment(0, 0, 0, 0)
     for index, moment in enumerate(moments_of(life)):
         if index == life.ends_after:
             ends: dict[str, list[messages.Message]] = {
@@ -85,9 +85,9 @@ def are_uneven(worlds: Sequence[Life], target: Moment) -> bool:
     steps: dict[int, set[int]] = {}
     for life in worlds:
         done = moments_of(life)[: life.ends_after]
-        for step, position in done:
-            if position.frame == FRAMES - 1 and Moment(step, position) < target:
-                steps.setdefault(position.batch, set()).add(step)
+        for moment in done:
+            if moment.frame == FRAMES - 1 and moment < target:
+                steps.setdefault(moment.batch, set()).add(moment.step)
     return any(len(found) > 1 for found in steps.values())
 
 
@@ -172,6 +172,18 @@ def test_the_odd_one_of_many_ranks_is_named() -> None:
     assert (
         desk.verdict.uneven == "rank 1 counts more batches than others: its batch 1 is of optimizer step 0, on rank 0 of 1"
     )
+
+
+def test_a_weight_that_is_bad_on_ranks_that_count_unequally_is_no_single_ranks() -> None:
+    desk = Desk()
+    desk.connect(2)
+    trained(desk, 0, 0, 1, 2)
+    trained(desk, 1, 0, 0, 1, 2)
+    weight = makers.reading("weight", makers.NAN)
+    desk.receive(1, messages.Tripped(9, makers.trip(weight, at=(4, 0, 1), step=3)))
+    desk.receive(0, messages.Tripped(9, makers.trip(weight, at=(3, 0, 1), step=3)))
+    assert desk.verdict is not None
+    assert (desk.verdict.alike, desk.verdict.certainty) == ((0, 1), Certainty.PARTIAL)
 
 
 @pytest.mark.parametrize(

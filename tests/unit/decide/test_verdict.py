@@ -252,8 +252,8 @@ def test_who_has_passed_a_trip_of_another_stage(
 ) -> None:
     trip = makers.trip(at=(3, 0, 5), phase=phase)
     witnesses = {
-        0: Witness(Liveness.LIVE, Moment(0, trip.position), trip, 1, 2),
-        1: Witness(Liveness.LIVE, Moment(0, Position(*at)), None, stage, told),
+        0: Witness(Liveness.LIVE, Moment(0, *trip.position), trip, 1, 2),
+        1: Witness(Liveness.LIVE, Moment(0, *at), None, stage, told),
     }
     found, reason = elect(witnesses, 2, 0.0, 2.0)
     assert (found is not None) is passed

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import makers
 from rankwatch.errors import ProtocolError
 from rankwatch.shared import fields, messages, wire
-from rankwatch.shared.frame import FrameTable, Moment, Phase, Position
+from rankwatch.shared.frame import FrameTable, Moment, Phase
 from rankwatch.shared.notice import NoticeKind, describe_notice
 from rankwatch.shared.tuning import NO_CHANGE, Check, Tuning
 
@@ -33,7 +33,7 @@ MESSAGES: list[messages.Message] = [
     messages.Noticed(7, makers.notice(NoticeKind.ZEROS, value=1.0, dtype="float32")),
     makers.beat(3, 0, 17, phase="backward"),
     messages.Off(7, "switched itself off in batch 3"),
-    messages.Probe(Moment(0, Position(-1, 2, 0))),
+    messages.Probe(Moment(0, -1, 2, 0)),
     messages.Abort("rank 1 of 2", 1, 1000.0, 10.0),
     messages.Ack(9, abort=True),
     messages.Bye(10, "failed", "KeyError: 'x'"),

@@ -9,7 +9,7 @@ import pytest
 import makers
 from rankwatch.shared import messages
 from rankwatch.shared.divergence import Divergence
-from rankwatch.shared.frame import Moment, Position
+from rankwatch.shared.frame import Moment
 from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide import journal
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Fact
@@ -22,13 +22,13 @@ TOLD: list[tuple[Fact, str]] = [
     (makers.hello(3, 8, stage=1), "rank 3 of 8 (node1, local rank 3, stage 1) connected"),
     (messages.Tripped(4, makers.trip()), "tripped: rank 5, batch 0: layer (Linear), output: inf"),
     (messages.Noticed(5, makers.notice()), "noticed: next to overflow: layer (Linear), output: abs max 4.09e+03"),
-    (messages.Beat(Moment(7, Position(7, 0, 2)), "backward", 0, 0, 1.0), "was in batch 7, frame 2, phase backward"),
+    (messages.Beat(Moment(7, 7, 0, 2), "backward", 0, 0, 1.0), "was in batch 7, frame 2, phase backward"),
     (messages.Off(8, "switched itself off in batch 3"), "its watch switched itself off in batch 3"),
     (messages.Ack(0, abort=True), "acknowledged the abort"),
     (messages.Bye(9, "failed", "ValueError: no"), "said goodbye: failed: ValueError: no"),
     (messages.Tune("train-0", Tuning(every=3)), "options changed: every 3"),
     (journal.Left(RankState.LOST), "counted as lost"),
-    (journal.Reached((5,), ((1, 0, 3),), (0,), (1,)), "answered: it was in batch 1, frame 3"),
+    (journal.Reached((5,), ((1, 1, 0, 3),), (0,)), "answered: it was in batch 1, frame 3"),
     (journal.Miscounted("rank 1 counts more batches"), "rank 1 counts more batches"),
     (journal.Waited(), "the decision window ended"),
     (journal.JobInterrupted("SIGINT"), "the command received SIGINT"),
@@ -53,7 +53,7 @@ def test_each_of_the_collectors_own_events_has_words() -> None:
 
 
 def test_an_event_of_the_whole_run_has_no_rank() -> None:
-    reached = journal.Reached((0, 1), ((1, 0, 3), (1, 0, 0)), (0, 0), (1, 1))
+    reached = journal.Reached((0, 1), ((1, 1, 0, 3), (1, 1, 0, 0)), (0, 0))
     assert events.describe(Entry(0.0, NO_RANK, reached)) == "where the 2 ranks were when one of them tripped"
     told = events.to_dict(100.0, Entry(0.0, NO_RANK, journal.Closed()))
     assert told == {"time": 100.0, "rank": None, "kind": "closed", "text": "the run is over"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import makers
 from makers import INF, NAN, frame, notice, reading, trip
 from rankwatch.shared.cause import Cause
-from rankwatch.shared.frame import Moment, Phase, Position
+from rankwatch.shared.frame import Moment, Phase
 from rankwatch.shared.notice import NoticeKind
 from rankwatch.shared.text import name_spans
 from rankwatch_monitor.decide.report import Outcome, RankNotice, RankRow, RankState, Report
@@ -26,8 +26,8 @@ CULPRIT = trip(
     step=37,
 )
 
-AT = Moment(CULPRIT.optimizer_step, CULPRIT.position)
-PAST = Moment(CULPRIT.optimizer_step + 1, CULPRIT.position)
+AT = Moment(CULPRIT.optimizer_step, *CULPRIT.position)
+PAST = Moment(CULPRIT.optimizer_step + 1, *CULPRIT.position)
 
 
 def verdict(*also: int, missing: int = 0) -> Verdict:
@@ -101,7 +101,7 @@ def test_ranks_that_diverge_alike_have_no_culprit() -> None:
 
 
 def test_the_stages_of_a_pipeline_are_named() -> None:
-    witnesses = {rank: Witness(Liveness.LIVE, Moment(0, Position(149, 0, 999)), None, rank, 149) for rank in range(8)}
+    witnesses = {rank: Witness(Liveness.LIVE, Moment(0, 149, 0, 999), None, rank, 149) for rank in range(8)}
     witnesses[5] = witnesses[5]._replace(trip=CULPRIT)
     witnesses[6] = witnesses[6]._replace(trip=trip(at=(149, 0, 2)))
     found, reason = elect(witnesses, 8, since_first_trip=9.0, window=2.0)
