@@ -24,8 +24,8 @@ def training(tmp_path: Path) -> Iterator[Training]:
 
 def test_run_shows_a_line_and_leaves_a_clean_terminal(training: Training) -> None:
     with closing(Tmux(training.job, FAULT_FILE=training.env["FAULT_FILE"])) as terminal:
-        screen = terminal.await_text("headroom x")
-        (line,) = [line for line in screen.splitlines() if "headroom x" in line]
+        screen = terminal.await_text("  change +")
+        (line,) = [line for line in screen.splitlines() if "  change +" in line]
         assert line.startswith("rankwatch: train-0  2/2 ranks  batch ")
         training.overflow()
         terminal.await_text("ended 77")

@@ -35,11 +35,11 @@ def test_on_a_terminal(training: Training) -> None:
             screen = terminal.await_text("batches/s")
             assert "train-0: job train, restart 0, 2 ranks on 1 node" in screen
             assert "2 running" in screen
-            assert "blocks.0.square" in terminal.await_text("nearest to overflow")
+            assert "blocks.0.square" in terminal.await_text("changed most")
             terminal.press("Down", "Enter")
             screen = terminal.await_text("rank 1 of 2 (")
             assert "running: batch" in screen
-            terminal.await_text("nearest to overflow in its last batches")
+            terminal.await_text("largest in its last batches")
             terminal.press("b")
             terminal.await_text("> 1 ")
             terminal.resize(70, 12)
@@ -67,7 +67,7 @@ def test_as_lines(training: Training) -> None:
         assert viewer.stdout is not None
         assert "yet: waiting for it" in viewer.stdout.readline()
         with training.begun():
-            assert any("batches/s; 2 running; nearest to overflow blocks" in line for line in viewer.stdout)
+            assert any("batches/s; 2 running; changed most blocks" in line for line in viewer.stdout)
             training.overflow()
             rest = viewer.stdout.read()
     assert viewer.returncode == 0

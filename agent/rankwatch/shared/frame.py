@@ -76,6 +76,9 @@ DTYPE_MAX = {
 }
 """The largest finite number of each floating dtype."""
 
+NARROW_DTYPES = frozenset(name for name, largest in DTYPE_MAX.items() if largest < 1e6)
+"""float16 and the kinds of float8: how far a reading is from their ends says something. The others end at 1e38 and beyond."""
+
 DTYPE_TINY = {
     "float64": 2.2250738585072014e-308,
     "float32": 1.1754943508222875e-38,

@@ -12,7 +12,7 @@ from ..decide.options import Options
 from ..decide.report import RankStanding, Report, RunStanding
 from ..decide.run import Run
 from . import replay
-from .headroom import Headroom, Readings, choose, last_batches, merge, pace_of
+from .headroom import Headroom, Readings, choose, last_batches, merge, pace_of, recent_of
 from .layout import Array
 from .reader import RunRecord
 from .rows import EnvelopeKey
@@ -145,12 +145,14 @@ class HeadroomReader:
 
     def read(self, record: RunRecord) -> list[Headroom]:
         """The headroom of the modules nearest to overflow, the nearest first. Raises StoreError."""
-        chosen = choose(record.newest_envelopes(NEWEST))[:KINDS]
+        keys = record.newest_envelopes(NEWEST)
+        chosen = choose(keys)[:KINDS]
         if chosen != self._chosen:
             found: deque[Headroom] = deque()
             for key, before in chosen:
                 past = (before.batch, record.envelope(before)) if before else None
-                found += self._readings(record, key.table).nearest(key.batch, record.envelope(key), past, MODULES)
+                recent = [record.envelope(one) for one in recent_of(keys, key)]
+                found += self._readings(record, key.table).nearest(key.batch, record.envelope(key), past, MODULES, recent)
             self._found, self._chosen = merge(found, MODULES), chosen
         return self._found
 

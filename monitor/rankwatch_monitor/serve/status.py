@@ -1,4 +1,4 @@
-"""The status line that ``rankwatch run`` shows on a terminal: where the ranks are, and what is nearest to overflow."""
+"""The status line that ``rankwatch run`` shows on a terminal: where the ranks are, and what changed most."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..record.headroom import Headroom, pace_of
 from ..record.reader import RunRecord
 from ..record.schema import FILE, StoreError
 from ..views.top.table import shorten
-from ..views.top.tables import describe_pace, describe_reading, describe_times
+from ..views.top.tables import describe_most_urgent, describe_nearness, describe_pace, describe_reading
 from .printer import width_of
 
 log = logging.getLogger(__name__)
@@ -107,9 +107,10 @@ def describe(shown: Show, pace: float | None, nearest: Headroom | None, width: i
     long += [progress] if progress else []
     short = [part.replace(" ranks running", " ranks").replace(" batches/s", "/s") for part in long]
     if nearest is not None:
-        name, headroom = f"{describe_reading(nearest)} {nearest.label}", describe_times(nearest.times, nearest.state)
-        long.append(f"nearest to overflow {name} {headroom}")
-        short.append(f"headroom {headroom} ")
+        name = f"{describe_reading(nearest)} {nearest.label}"
+        long.append(describe_most_urgent(nearest))
+        what = "headroom" if nearest.is_narrow else "change"
+        short.append(f"{what} {describe_nearness(nearest, nearest.state)} ")
         room = width - len("  ".join(short))
         short[-1] += shorten(name, room, keep_end=True) if room >= LEAST_NAME else ""
     text = "  ".join(long)

@@ -57,7 +57,10 @@ def _digest(closeup: BatchCloseup) -> list[tuple[str, str]]:
     nearest = min(closeup.parts, key=lambda part: part.headroom)
     fields = [
         ("step", f"optimizer step {first.step}, {_when(first.started)}, {last.ended - first.started:.3g} s"),
-        ("headroom", f"{digests.describe_headroom(nearest)} in {digests.describe_reading(nearest.nearest)}"),
+        (
+            digests.name_headroom([nearest]),
+            f"{digests.describe_headroom(nearest)} in {digests.describe_reading(nearest.nearest)}",
+        ),
     ]
     return fields + [("bad", digests.describe_bad(part)) for part in closeup.parts if part.bad]
 

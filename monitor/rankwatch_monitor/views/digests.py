@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankwatch.shared.cause import describe_module
+from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES
 
 from .as_json import number
 from .closeup import DigestReading, PartDigest
-
-_HEAD = ("batch", "step", "seconds", "frames", "headroom", "in")
 
 
 def describe_reading(reading: DigestReading | None) -> str:
@@ -21,8 +20,22 @@ def describe_reading(reading: DigestReading | None) -> str:
 
 
 def describe_headroom(part: PartDigest) -> str:
-    """The largest number of the dtype, divided by the reading nearest to it."""
-    return f"x{2.0**part.headroom:.3g}" if part.headroom < math.inf else "all zero"
+    """``x12``: the largest number of the dtype, divided by the reading nearest to it; where that says nothing, its abs max."""
+    if part.headroom == math.inf:
+        return "all zero"
+    limit = _far_end(part)
+    return f"x{2.0**part.headroom:.3g}" if limit is None else f"{limit / 2.0**part.headroom:.2e}"
+
+
+def name_headroom(parts: Sequence[PartDigest]) -> str:
+    """What ``describe_headroom`` describes."""
+    return "abs max" if parts and all(_far_end(part) is not None for part in parts) else "headroom"
+
+
+def _far_end(part: PartDigest) -> float | None:
+    """The largest number of the dtype, where it is too far away for a headroom to say something."""
+    dtype = part.nearest.row.dtype if part.nearest is not None else ""
+    return None if dtype in NARROW_DTYPES else DTYPE_MAX.get(dtype)
 
 
 def describe_bad(part: PartDigest) -> str:
@@ -35,8 +48,9 @@ def describe_bad(part: PartDigest) -> str:
 
 def lines(parts: Sequence[PartDigest]) -> list[str]:
     """A line for each part, under a line of names."""
-    rows = [_HEAD, *map(_row, parts)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
+    head = ("batch", "step", "seconds", "frames", name_headroom(parts), "in")
+    rows = [head, *map(_row, parts)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
     return ["  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows]
 
 

@@ -8,7 +8,7 @@ import pytest
 import makers
 from rankwatch.shared.frame import FrameTable, Kind, Phase, State
 from rankwatch_monitor.record.digest import Envelope
-from rankwatch_monitor.record.headroom import Headroom, Readings, choose, last_batches, merge, pace_of
+from rankwatch_monitor.record.headroom import Headroom, Readings, choose, last_batches, merge, pace_of, recent_of
 from rankwatch_monitor.record.layout import DIGEST
 from rankwatch_monitor.record.rows import EnvelopeKey
 
@@ -80,3 +80,38 @@ def test_the_pace_comes_from_the_furthest_rank() -> None:
     assert last_batches(digests[:20]) == {0: 9, 1: 8}
     assert pace_of(digests[:1]) is None
     assert pace_of(digests[:0]) is None
+
+
+WIDE = Readings(
+    1,
+    FrameTable(
+        tuple(
+            makers.frame(makers.reading("output", dtype=dtype), module=module).spec
+            for module, dtype in (("a", "bfloat16"), ("b", "float32"), ("c", "float16"))
+        )
+    ),
+)
+
+
+def test_where_a_dtype_ends_far_away_the_change_counts() -> None:
+    def seen(*highs: float) -> Envelope:
+        made, columns = Envelope(WIDE.columns), np.array([highs], np.float32)
+        made.add(np.array([0], np.uint32), columns, columns, np.zeros((1, 3), np.uint8))
+        return made
+
+    recent = [seen(1.0, 1000.0, 10.0), seen(2.0, 0.0, 10.0), seen(4.0, 1000.0, 10.0)]
+    b, a, c = WIDE.nearest(9, seen(4.0, 64000.0, 20.0), None, 10, recent)
+    assert [one.module for one in (a, b, c)] == ["a", "b", "c"]
+    assert [one.change for one in (a, b, c)] == pytest.approx([1.0, 6.0, 1.0])
+    assert [one.is_narrow for one in (a, b, c)] == [False, False, True]
+    c, *_ = WIDE.nearest(9, seen(4.0, 64000.0, 30000.0), None, 10, recent)
+    assert c.module == "c"
+    assert c.times == pytest.approx(65504 / 30000)
+    assert [one.change for one in WIDE.nearest(9, seen(1.0, 1.0, 1.0), None, 10)] == [None] * 3
+
+
+def test_what_is_usual_comes_from_the_batches_right_before() -> None:
+    keys = [EnvelopeKey(batch, 0, 1, 4 if batch == 38 else 8) for batch in range(40, -1, -1)]
+    other = [EnvelopeKey(39, 0, 2, 8)]
+    assert [key.batch for key in recent_of([*other, *keys], keys[1])] == [37, 36, 35, 34, 33, 32, 31, 30]
+    assert recent_of(keys, keys[-1]) == []

@@ -47,6 +47,12 @@ def test_the_words_of_the_line(nearest: Headroom) -> None:
     assert few == "rankwatch: train-0  2/2 ranks  batch 8  8.2/s  headroom x248 ...d_forward output"
     assert len(few) <= 80
     assert describe(run, 8.2, nearest, 64).endswith("headroom x248 ")
+    wide = nearest._replace(dtype="bfloat16", change=3.21)
+    assert describe(run, 8.2, wide, WIDE) == f"{full}  changed most decoder.layers.11.feed_forward output +3.2"
+    assert describe(run, 8.2, wide, 80) == "rankwatch: train-0  2/2 ranks  batch 8  8.2/s  change +3.2 ...eed_forward output"
+    assert describe(run, 8.2, wide._replace(change=None), WIDE).endswith(
+        "changed most decoder.layers.11.feed_forward output"
+    )
     waiting = shown(standing(0), standing(1, 8), waiting="waiting for rank 1 to pass frame 7 of batch 8")
     assert "  waiting for rank 1 to pass frame 7 of batch 8  " in describe(waiting, None, None, WIDE)
     ranks = (standing(0, -1), standing(1, -1, quiet="silent, but still connected"), standing(2, -1, state=RankState.LOST))

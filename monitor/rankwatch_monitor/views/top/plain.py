@@ -12,7 +12,7 @@ from ...record.schema import StoreError
 from ..text import NoticeKey, noticed, render
 from .layout import Scene, describe_run, describe_silence
 from .ranks import describe_states
-from .tables import describe_reading, describe_times
+from .tables import describe_most_urgent
 
 LOOK = 1.0
 """Seconds between reads of the record. Lines with the state come less often."""
@@ -55,8 +55,7 @@ def describe(scene: Scene) -> str:
     if scene.view.headroom:
         nearest = scene.view.headroom[0]
         growth = f", x{nearest.growth:.3f} a batch" if nearest.growth is not None and nearest.growth > 1.0005 else ""
-        headroom = describe_times(nearest.times, nearest.state)
-        parts.append(f"nearest to overflow {describe_reading(nearest)} {nearest.label} {headroom}{growth}")
+        parts.append(f"{describe_most_urgent(nearest)}{growth}")
     return "; ".join([*parts, describe_silence(scene)]).removesuffix("; ")
 
 

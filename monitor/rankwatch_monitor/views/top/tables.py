@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rankwatch.shared.cause import PHASE_WORDS
-from rankwatch.shared.frame import Phase, State
+from rankwatch.shared.frame import NARROW_DTYPES, Phase, State
 from rankwatch.shared.text import format_spans
 
 from ...record.headroom import Headroom, RankBatch
@@ -14,6 +14,9 @@ from .table import Column, TableRow, TextTable
 
 NEAR = 8.0
 """A reading with a smaller headroom than this factor is drawn in yellow. Agents send a notice there as well."""
+
+STRANGE = 5.0
+"""So is a reading that has more than so many doublings above its median, where the headroom says nothing."""
 
 _STYLES = {"lost": "red", "failed": "red", "silent": "yellow", "still": "yellow", "missing": "yellow", "aborted": "magenta"}
 
@@ -37,17 +40,21 @@ def rank_table(ranks: Sequence[RankLine]) -> TextTable:
 
 
 def module_table(found: Sequence[Headroom], *, by_growth: bool) -> TextTable:
+    has_room = any(one.is_narrow for one in found)
+    title = "fastest growing" if by_growth else "nearest to overflow" if has_room else "changed most"
     columns = (
-        Column("fastest growing" if by_growth else "nearest to overflow"), Column("reading", 9, 14, right=False),
-        Column("abs max", 8, 8), Column("dtype", 8, 15, right=False), Column("headroom", 8, 9), Column("a batch", 7, 8),
+        Column(title), Column("reading", 9, 14, right=False), Column("abs max", 8, 8), Column("dtype", 8, 15, right=False),
+        Column("headroom" if has_room else "change", 8, 9), Column("a batch", 7, 8),
         Column("rank", 5, 6),
     )  # fmt: skip
     return TextTable(columns, [_module_row(one) for one in found])
 
 
 def batch_table(batches: Sequence[RankBatch]) -> TextTable:
+    has_room = any(one.dtype in NARROW_DTYPES for one in batches)
     columns = (
-        Column("nearest to overflow in its last batches"), Column("headroom", 8, 9), Column("inf/nan", 7, 7),
+        Column("nearest to overflow in its last batches" if has_room else "largest in its last batches"),
+        Column("headroom" if has_room else "change", 8, 9), Column("inf/nan", 7, 7),
         Column("batch", 7, 10), Column("step", 7, 10), Column("took", 7, 7),
     )  # fmt: skip
     return TextTable(columns, [_batch_row(one) for one in batches])
@@ -74,6 +81,24 @@ def describe_pace(pace: float | None, still: Sequence[float]) -> str:
 def describe_times(times: float, state: State = State.FINITE) -> str:
     """``x12``: a reading could be 12 times as large. For 0 the state, such as ``inf``."""
     return (f"x{times:.3g}" if times < 1e6 else f"x{times:.0e}") if times > 0 else state.name.lower()
+
+
+def describe_change(change: float | None) -> str:
+    """``+3.2``: doublings above what is usual. Empty while that is not known."""
+    return "" if change is None else f"{change:+.1f}"
+
+
+def describe_nearness(one: Headroom | RankBatch, state: State = State.FINITE) -> str:
+    """The headroom, or where a dtype's end is too far away to say something, the change."""
+    if one.times <= 0 or one.dtype in NARROW_DTYPES:
+        return describe_times(one.times, state)
+    return describe_change(one.change)
+
+
+def describe_most_urgent(one: Headroom) -> str:
+    """``nearest to overflow blocks.3.ffn output x12``, or ``changed most blocks.3.ffn output +3.2``."""
+    how = "nearest to overflow" if one.times <= 0 or one.is_narrow else "changed most"
+    return f"{how} {describe_reading(one)} {one.label} {describe_nearness(one, one.state)}".rstrip()
 
 
 def describe_reading(one: Headroom) -> str:
@@ -106,16 +131,20 @@ def _rank_row(rank: RankLine) -> TableRow:
 def _module_row(one: Headroom) -> TableRow:
     growth = f"x{one.growth:.3f}" if one.growth is not None and one.growth < 1000 else ""
     high = f"{one.high:.2e}" if one.high >= 0 else ""
-    style = "red" if one.times <= 0 else "yellow" if one.times < NEAR else ""
-    cells = describe_reading(one), one.label, high, one.dtype, describe_times(one.times, one.state), growth, str(one.rank)
+    style = "red" if one.times <= 0 else "yellow" if _is_urgent(one) else ""
+    cells = describe_reading(one), one.label, high, one.dtype, describe_nearness(one, one.state), growth, str(one.rank)
     return TableRow(cells, style)
 
 
 def _batch_row(one: RankBatch) -> TableRow:
     where = f"{one.module or '(root)'} {one.label}"
     took = f"{one.seconds * 1000:.0f} ms" if one.seconds < 0.9995 else describe_time(one.seconds)
-    cells = where, describe_times(one.times), str(one.bad or ""), str(one.batch), str(one.step), took
-    return TableRow(cells, "red" if one.bad else "yellow" if one.times < NEAR else "")
+    cells = where, describe_nearness(one), str(one.bad or ""), str(one.batch), str(one.step), took
+    return TableRow(cells, "red" if one.bad else "yellow" if _is_urgent(one) else "")
+
+
+def _is_urgent(one: Headroom | RankBatch) -> bool:
+    return one.times < NEAR if one.dtype in NARROW_DTYPES else (one.change or 0.0) > STRANGE
 
 
 def _batch(rank: RankLine) -> str:

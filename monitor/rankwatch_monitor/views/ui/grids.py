@@ -7,6 +7,7 @@ if a reading is inf or nan, NOTHING if there are no readings.
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -24,6 +25,9 @@ from ...record.rows import PartExtremes, Point
 BAD, NOTHING, MOST = -1.0, np.inf, 255.0
 """MOST: a larger headroom, such as that of zeros, counts as this."""
 
+RECENT = 16
+"""Cells before, of which the median is what is usual for a row."""
+
 RANK_ROWS, MODULE_ROWS, COLUMNS, POINTS = 128, 100, 256, 1000
 
 _BADNESS = {State.FINITE: 1, State.INF: 2, State.NAN: 3}
@@ -40,6 +44,8 @@ class Grid(NamedTuple):
     """Rows left out for want of room."""
     keys: Sequence[tuple[str, str]] = ()
     """The module and phase of each row."""
+    measure: str = "headroom"
+    """What a cell holds: ``headroom``, or ``change`` (see ``as_changes``)."""
 
 
 class RankGrid:
@@ -152,6 +158,26 @@ def module_grid(
     shown = [name for name in names if name in set(nearest)]
     cells = _headroom(np.array([names[name] for name in shown], np.float32).reshape(len(shown), width))
     return Grid(first, step, shown, _plain(cells), len(names) - len(shown), [keys[name] for name in shown])
+
+
+def as_changes(grid: Grid) -> Grid:
+    """A grid whose cells hold the doublings above the median of the row's last cells before; 0: no more than that.
+
+    Where dtypes end at 1e38 and beyond, all headroom looks alike.
+    """
+    return grid._replace(cells=[_changes_of(row) for row in grid.cells], measure="change")
+
+
+def _changes_of(row: Sequence[float | None]) -> list[float | None]:
+    past: deque[float] = deque(maxlen=RECENT)
+    changes: list[float | None] = []
+    for cell in row:
+        if cell is None or cell == BAD:
+            changes.append(cell)
+            continue
+        changes.append(round(max(0.0, statistics.median(past) - cell), 2) if past else 0.0)
+        past.append(cell)
+    return changes
 
 
 def _matches(module: str, pattern: str) -> bool:

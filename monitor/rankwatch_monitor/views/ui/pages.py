@@ -7,12 +7,12 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rankwatch.shared.cause import Trip, describe_module
-from rankwatch.shared.frame import DTYPE_MAX, FrameTable
+from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES, FrameTable
 
 from ...decide.report import Report
 from ...record import replay
@@ -121,7 +121,11 @@ class RunPages:
         }
 
     def ranks(self, record: RunRecord, batches: BatchRange = ANY) -> Grid:
-        """The worst headroom by rank and batch, of all batches or of some."""
+        """The worst headroom by rank and batch, of all batches or of some; the change where headroom says nothing."""
+        grid = self._headroom(record, batches)
+        return grid if _has_narrow(record.tables().values()) else grids.as_changes(grid)
+
+    def _headroom(self, record: RunRecord, batches: BatchRange) -> Grid:
         columns = ("rank", "batch", "headroom", "bad")
         report, _ = self._replay(record)
         if batches != ANY:
@@ -141,7 +145,7 @@ class RunPages:
             return self._ranks.grid()
 
     def modules(self, record: RunRecord, rank: int | None, batches: BatchRange = ANY, pattern: str = "") -> dict[str, Any]:
-        """The worst headroom by module and batch, of a rank or over all of them."""
+        """The worst headroom by module and batch, of a rank or over all of them; or the change, as in ``ranks``."""
         retained = record.envelope_batches() if rank is None else record.sent_batches(rank)
         retained = [batch for batch in retained if batches[0] <= batch <= batches[1]]
         if not retained:
@@ -154,7 +158,8 @@ class RunPages:
             for who, trip in _trips(self._replay(record).report)
             if rank in (None, who) and batches[0] <= trip.position.batch <= batches[1]
         ]
-        return grids.module_grid(tables, columns, parts, retained, pattern=pattern, tripped=tripped)._asdict()
+        grid = grids.module_grid(tables, columns, parts, retained, pattern=pattern, tripped=tripped)
+        return (grid if _has_narrow(tables.values()) else grids.as_changes(grid))._asdict()
 
     def readings(self, record: RunRecord) -> list[dict[str, Any]]:
         """The readings that a chart can show: modules in execution order, each with its labels."""
@@ -234,6 +239,12 @@ def _are_stale(standings: Standings) -> bool:
     """Whether the collector missed three heartbeats: it writes the standings once in each."""
     heartbeat = standings.run.heartbeat if standings.run is not None else 0.0
     return time.time() - standings.time > max(STALE_AFTER, 3 * heartbeat)
+
+
+def _has_narrow(tables: Iterable[FrameTable]) -> bool:
+    """Whether a reading has a dtype for which headroom says something. Without any reading nothing is known."""
+    dtypes = {row.dtype for table in tables for spec in table.specs for row in spec.readings}
+    return not dtypes.isdisjoint(NARROW_DTYPES) or dtypes.isdisjoint(DTYPE_MAX)
 
 
 def _columns_of(tables: Mapping[int, FrameTable]) -> dict[int, Columns]:

@@ -14,7 +14,7 @@ from rankwatch_monitor.record.digest import Columns
 from rankwatch_monitor.record.layout import Array
 from rankwatch_monitor.record.rows import PartExtremes, Point
 from rankwatch_monitor.views.ui import grids
-from rankwatch_monitor.views.ui.grids import BAD, RankGrid, module_grid, thinned
+from rankwatch_monitor.views.ui.grids import BAD, Grid, RankGrid, as_changes, module_grid, thinned
 
 COLUMNS = [("rank", "<u4"), ("batch", "<i8"), ("headroom", "<f4"), ("bad", "<u4")]
 
@@ -133,3 +133,10 @@ def test_thinned_points_keep_the_extremes_and_the_worst(count: int, most: int) -
     assert max((point.abs_max for point in thin), default=0) == max(count - 1, 0)
     assert min((point.abs_min for point in thin), default=1) == (1 / count if count else 1)
     assert any(point.state is State.NAN for point in thin) == (count > 7)
+
+
+def test_a_change_is_seen_against_the_cells_before() -> None:
+    cells = [[100.0, 101.0, None, 99.0, 95.0, 110.0, BAD], [None, 5.0], []]
+    grid = as_changes(Grid(0, 1, ["0", "1", "2"], cells))
+    assert grid.cells == [[0.0, 0.0, None, 1.5, 5.0, 0.0, BAD], [None, 0.0], []]
+    assert grid.measure == "change"

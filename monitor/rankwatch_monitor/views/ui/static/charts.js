@@ -12,12 +12,21 @@ const Charts = (() => {
     return value.toExponential(2).replace(/e([+-])(\d)$/, "e$10$2");
   }
 
+  const MOST = 10; // doublings above what is usual; all that is more has the same shade
+
   // Headroom comes as a number of doublings, and is shown as the factor by which a reading could grow.
-  function times(headroom) {
+  function times(headroom, measure) {
     if (headroom === null) return "nothing read";
     if (headroom < 0) return "inf or nan";
+    if (measure === "change") return headroom > 0 ? `+${headroom.toFixed(1)} doublings above its recent median` : "no more than usual";
     return headroom < 20 ? `x${Number((2 ** headroom).toPrecision(3))} below overflow` : `2^${Math.round(headroom)} below overflow`;
   }
+
+  // The title of a heatmap by ``what``, and what its cells say.
+  const title = (grid, what) => `${grid.measure === "change" ? "Change" : "Headroom"} by ${what} and batch`;
+  const legend = (grid) => (grid.measure === "change"
+    ? "The largest reading against the median of the batches before, in doublings. Its dtype ends at 1e38 or beyond: how near it is to overflow says nothing."
+    : "For the reading nearest to its dtype's largest number: how many times larger it could be.");
 
   // The end of a long name says more than its beginning.
   const tail = (name, most) => (name.length > most ? `…${name.slice(-Math.floor(most))}` : name);
@@ -55,10 +64,12 @@ const Charts = (() => {
     let grid = { first: 0, step: 1, rows: [], cells: [] };
     let cells = [];
     let at = null;
-    const say = (row, column) => `${what} ${grid.rows[row]}, ${batches(grid, column)}: ${times(grid.cells[row][column])}`;
+    const say = (row, column) => `${what} ${grid.rows[row]}, ${batches(grid, column)}: ${times(grid.cells[row][column], grid.measure)}`;
 
     const { made, draw } = chart(box, () => {
       const narrow = box.clientWidth < 600;
+      const isChange = grid.measure === "change";
+      const colours = [colour("--near"), colour("--middle"), colour("--far")];
       const names = Math.min(Math.max(...grid.rows.map((row) => row.length), 3) * 6.6 + 16, narrow ? 90 : 330);
       const columns = Math.max(0, ...grid.cells.map((row) => row.length));
       const good = cells.filter((cell) => cell[2] >= 0);
@@ -77,9 +88,9 @@ const Charts = (() => {
         }),
         visualMap: [
           {
-            type: "continuous", seriesIndex: 0, min: 0, max: FAR, dimension: 2, orient: "horizontal", left: "center", top: 6, calculable: false,
-            itemWidth: 12, itemHeight: narrow ? 110 : 220, text: ["far from overflow", "next to it"], textStyle: text(),
-            inRange: { color: [colour("--near"), colour("--middle"), colour("--far")] }, hoverLink: false,
+            type: "continuous", seriesIndex: 0, min: 0, max: isChange ? MOST : FAR, dimension: 2, orient: "horizontal", left: "center", top: 6, calculable: false,
+            itemWidth: 12, itemHeight: narrow ? 110 : 220, text: isChange ? [`+${MOST} doublings`, "as usual"] : ["far from overflow", "next to it"], textStyle: text(),
+            inRange: { color: isChange ? colours.reverse() : colours }, hoverLink: false,
           },
           {
             type: "piecewise", seriesIndex: 1, dimension: 2, show: bad.length > 0, left: "center", top: 36, itemSymbol: "rect", textStyle: text(),
@@ -118,8 +129,9 @@ const Charts = (() => {
     return (fresh) => {
       grid = fresh;
       cells = grid.cells.flatMap((row, y) => row.flatMap((value, x) => (value === null ? [] : [[x, y, value]])));
-      const worst = cells.reduce((least, cell) => (least === null || cell[2] < least[2] ? cell : least), null);
-      box.setAttribute("aria-label", `Headroom by ${what} and batch. ${worst ? `Worst: ${say(worst[1], worst[0])}.` : "No data yet."} Arrow keys move from cell to cell${select ? ", Enter opens one" : ""}.`);
+      const badness = (value) => (grid.measure === "change" && value >= 0 ? -value : value < 0 ? -Infinity : value);
+      const worst = cells.reduce((least, cell) => (least === null || badness(cell[2]) < badness(least[2]) ? cell : least), null);
+      box.setAttribute("aria-label", `${title(grid, what)}. ${worst ? `Worst: ${say(worst[1], worst[0])}.` : "No data yet."} Arrow keys move from cell to cell${select ? ", Enter opens one" : ""}.`);
       box.style.height = `${Math.min(Math.max(150 + 14 * grid.rows.length, 260), 720)}px`;
       made.resize();
       draw();
@@ -189,5 +201,5 @@ const Charts = (() => {
     };
   }
 
-  return { heatmap, lines, number, times, batches };
+  return { heatmap, lines, number, times, batches, title, legend };
 })();

@@ -14,6 +14,6 @@ main.append(
   Views.verdict(report) || "");
 if (series) Charts.lines(part("The culprit's reading over the batches"))(series);
 if (report.verdict) part("The last frames").append(h("p", { class: "faint" }, "Read from the bottom up. The marked frames lead to the culprit: the output of each is an input of the next."), Views.frames(report, overview.path));
-if (overview.grid.cells.some((row) => row.length)) Charts.heatmap(part("Headroom by rank and batch"), "rank")(overview.grid);
-if (modules) Charts.heatmap(part("Headroom by module and batch, over all ranks"), "module")(modules);
+if (overview.grid.cells.some((row) => row.length)) Charts.heatmap(part(Charts.title(overview.grid, "rank")), "rank")(overview.grid);
+if (modules) Charts.heatmap(part(`${Charts.title(modules, "module")}, over all ranks`), "module")(modules);
 main.append(Views.notices(report) || "", h("h2", null, "Ranks"), Views.ranks(null, report, []));

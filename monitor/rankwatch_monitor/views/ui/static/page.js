@@ -87,7 +87,8 @@ const PAGES = {
     main.append(h("h1", null, run));
     const [state, found] = [slot(), slot()];
     const ranks = part("Headroom by rank and batch");
-    ranks.append(h("p", { class: "faint" }, "For the reading nearest to its dtype's largest number: how many times larger it could be. A cell opens the modules of its rank."));
+    const legend = h("p", { class: "faint" });
+    ranks.append(legend);
     const draw = Charts.heatmap(ranks, "rank", (row, column, grid) => {
       location.assign(where(run, "modules", { rank: grid.rows[row].split("-")[0], ...span(grid, column) }));
     });
@@ -99,6 +100,8 @@ const PAGES = {
         h("p", null, Views.badge({ is_over: body.is_over, outcome: report.outcome }), body.is_over && report.reason && !report.verdict ? ` ${report.reason}` : "", body.silent_collector ? " The collector has been silent for more than three heartbeats." : ""),
         Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ...Object.entries(states).map(([name, count]) => [name, count]), ["began", Views.clock(body.began)]]));
       found.replaceChildren(...[Views.verdict(report), report.verdict && h("p", null, Views.link(where(run, "verdict"), "Its frames, and what led to it"))].filter(Boolean));
+      ranks.querySelector("h2").textContent = Charts.title(body.grid, "rank");
+      legend.textContent = `${Charts.legend(body.grid)} A cell opens the modules of its rank.`;
       draw(body.grid);
       noticed.replaceChildren(...[body.standing && body.standing.waiting && h("p", { class: "panel" }, body.standing.waiting), report.stalled && h("p", { class: "panel is-bad" }, report.stalled), Views.notices(report)].filter(Boolean));
       table.replaceChildren(h("h2", null, "Ranks"), Views.ranks(run, report, body.standings));
@@ -142,6 +145,7 @@ const PAGES = {
     });
     place.append(hidden);
     follow(api("modules", chosen("rank", "from", "to", "match")), (grid) => {
+      place.querySelector("h2").textContent = Charts.title(grid, "module");
       hidden.textContent = grid.hidden ? `These modules are the nearest to overflow; ${grid.hidden} more are farther away.` : "";
       draw(grid);
     });
