@@ -254,6 +254,11 @@ class Batches:
         """The unsure forward that a backward now belongs to, if no hook tells which one it reaches."""
         return self._unsure_part if self._unsure is self.of_backward else None
 
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether a forward has no backward yet."""
+        return self._awaits_backward or self.unsure_part is not None
+
     def before_step(self) -> None:
         """An optimizer of the model is about to step."""
         self.phase = "optimizer"

@@ -75,14 +75,19 @@ class Losses:
     def end(self, *, is_taken: bool, reach: Callable[[BatchPart], None]) -> None:
         """The backward has ended. ``is_taken``: if it has reached the model, and no hook told so, its losses are taken.
 
-        The output of a compiled root, say, has no hook. The parameters' gradients tell.
+        The output of a compiled root, say, has no hook. The parameters' gradients tell. A frozen model has none, nor need
+        its output lead to them: there, the first backward after its forward is taken.
         """
-        if self._handed and is_taken and self._gradients() != self._before:
+        if self._handed and is_taken and (self._gradients() != self._before or self._awaits_frozen()):
             if self._batches.unsure_part is not None:
                 reach(self._batches.unsure_part)
             self.take()
         self._handed = []
         self._scales.forget_scaled()
+
+    def _awaits_frozen(self) -> bool:
+        parameters = (value for named in self._hooks.modules for value in named.module._parameters.values())
+        return self._batches.awaits_backward and not any(value is not None and value.requires_grad for value in parameters)
 
     def _gradients(self) -> list[tuple[int, int, int]]:
         """What changes when a backward adds to a gradient of the model."""

@@ -513,6 +513,39 @@ def test_a_frozen_root_with_an_adapter_before_it_has_batches() -> None:
     assert notebook.trips[0].position == Position(4, 0, 1)
 
 
+@pytest.mark.parametrize("is_training", [False, True])
+def test_a_frozen_root_with_a_head_after_it_has_batches(is_training: bool) -> None:
+    head = nn.Linear(2, 1)
+    model = model_of().train(is_training).requires_grad_(False)
+    _, notebook = watched(model)
+    for _ in range(3):
+        train(lambda: head(model(ones())).mean().backward(), sgd(head))
+        if not is_training:
+            model(ones())  # an evaluation
+    assert batches_of(notebook) == {batch: ["0", "1", "2", ""] for batch in range(3)}
+    assert [len(list(summary.frames(table))) for table, summary in notebook.batches] == [5, 5, 5]  # each with its loss
+
+
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_a_compiled_model_in_eval_mode_or_called_in_parts_has_batches(is_direct: bool) -> None:
+    torch.compiler.reset()
+    model = model_of(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)).train(is_direct)
+    _, notebook = watched(model)
+    parts = [
+        torch.compile(part, backend="eager", fullgraph=True) for part in ((model[0], model[2]) if is_direct else (model,))
+    ]
+
+    def step() -> None:
+        x = ones()
+        for part in parts:
+            x = part(x)
+        x.sum().backward()
+
+    train(step, sgd(model), batches=3)
+    names = ["0", "2"] if is_direct else ["0", "1", "2", ""]
+    assert batches_of(notebook) == {batch: names for batch in range(3)}
+
+
 def test_a_partly_frozen_model_in_eval_mode_has_batches() -> None:
     model = model_of().eval()
     model[0].requires_grad_(False)
