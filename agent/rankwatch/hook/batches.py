@@ -37,7 +37,7 @@ class Batches:
     """The batches of one model. ``position`` is where this rank is; all before it is known to have run.
 
     ``current`` is the batch whose root forward runs, or ran last; frames belong to it while ``is_open``.
-    ``of_backward`` is the batch whose backward runs, or ran last.
+    ``is_direct``: direct calls belong to an unsure batch. ``of_backward`` is the batch whose backward runs, or ran last.
 
     Args:
         sends_at_once: see ``Detector``.
@@ -59,11 +59,11 @@ class Batches:
         self.trace_batch_nums = config.trace_batch_nums
         self.current = self._loose = BatchInProgress(self.position, 0, is_streamed=False)
         self.is_open = False
+        self.is_direct = False
         self.of_backward = self.current
         self._backwards: list[BatchInProgress] = []  # batches whose backward has frames, and is not closed
         self._unsure: BatchInProgress | None = None  # the last unsure batch
         self._unsure_part: BatchPart | None = None  # its last forward, until an optimizer step
-        self._is_direct = False  # whether direct calls belong to the unsure batch
         self._is_waiting = False  # whether ``position`` waits: unsure forwards were seen that had no backward
         self._awaits_backward = False  # whether neither a backward nor a step came after the forward of a sure batch
         self._style: Style | None = None  # how the last sure batch began
@@ -90,12 +90,12 @@ class Batches:
     @property
     def of_forward(self) -> BatchInProgress:
         """The batch whose forward runs, or ran last: by direct calls, or by the root."""
-        return self._unsure if self._is_direct and self._unsure is not None else self.current
+        return self._unsure if self.is_direct and self._unsure is not None else self.current
 
     @property
     def next(self) -> Position:
         """The position of the next frame of a forward."""
-        return self.of_forward.position if self.is_open or self._is_direct else self.position
+        return self.of_forward.position if self.is_open or self.is_direct else self.position
 
     # --- forwards -----------------------------------------------------------------------------------------------------
 
@@ -117,13 +117,13 @@ class Batches:
 
     def is_opened_by_direct(self, style: Style) -> bool:
         """Whether a direct call with gradients begins a batch: not if it belongs to the batch of the calls before."""
-        is_next = self._is_direct and self._unsure is not None and self._unsure.style == style
+        is_next = self.is_direct and self._unsure is not None and self._unsure.style == style
         return not self._awaits_backward and not is_next
 
     def open_direct(self, style: Style) -> None:
         self._close_direct()
         self._next_unsure(style)
-        self._is_direct = True
+        self.is_direct = True
         self.phase = "forward"
         self._recorder.begin(self._steps.done, self.position.batch)
 
@@ -143,7 +143,7 @@ class Batches:
 
     def add(self, frame: PendingFrame, call: Call | None) -> None:
         """Adds a frame of a forward."""
-        into = self.current if self.is_open else self.of_forward if self._is_direct else self._loose
+        into = self.current if self.is_open else self.of_forward if self.is_direct else self._loose
         if into.is_rehearsal:
             return
         if self._recorder.reductions:
@@ -155,7 +155,7 @@ class Batches:
             self.position = into.position
         if into is self._loose and len(into.part.frames) >= LOOSE_FRAMES:
             self._settle_loose()
-        elif self._is_direct and not self.is_open and len(into.part.frames) >= DIRECT_FRAMES:
+        elif self.is_direct and not self.is_open and len(into.part.frames) >= DIRECT_FRAMES:
             self._settler.close(into)
             self._unsure_part = into.part
 
@@ -303,7 +303,7 @@ class Batches:
         batch.is_sure, batch.part.is_held = True, False
         if unsure is batch or (unsure is not None and not unsure.has_number):
             self._unsure = self._unsure_part = None
-            self._is_direct = False
+            self.is_direct = False
         self._style, self._last_step, self._last_backward = batch.style, self._steps.done, backward
 
     def _move(self, part: BatchPart) -> None:
@@ -326,7 +326,7 @@ class Batches:
 
     def _close_direct(self) -> None:
         """The direct calls are over, without a backward."""
-        batch, was_direct, self._is_direct = self._unsure, self._is_direct, False
+        batch, was_direct, self.is_direct = self._unsure, self.is_direct, False
         if was_direct and batch is not None and batch.part.frames:
             self._settler.close(batch)
 

@@ -191,8 +191,8 @@ class Detector:
 
     def _is_measured(self) -> bool:
         """Whether tensors of the forward or backward that runs are measured."""
-        if self._running.depth:
-            return self._batches.current.is_full
+        if self._running.depth or self._batches.is_direct:
+            return self._batches.of_forward.is_full
         return self._config.gradients and backward.is_running() and self._batches.of_backward.is_full
 
     def mark(self, tensor: Tensor, label: str) -> None:
