@@ -353,8 +353,8 @@ def watch(
         max_frames_to_save: how many of the last frames a report shows.
         trace_batch_nums: batches, counted from 0, whose frames are all printed, and stored by the collector.
         abort_after_batch_num: stop every rank after this batch, before its backward.
-        policy: ``first``: outputs, own parameters and marked tensors trip; ``strict``: inputs trip, too; ``off``: nothing
-            trips.
+        policy: ``first``: outputs, own parameters, marked tensors and the loss trip; ``strict``: inputs trip, too; ``off``:
+            nothing trips.
         ignore: shell patterns of ``module`` or ``module:label`` that never trip: ``["*.rotary", "*:output[1]"]``.
         check: when readings are judged. ``frame``: right after each module's forward (the default on CPU). ``batch``: before
             the root's forward returns, so before the backward (the default on other devices, which it stops once a batch).

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class Policy(StrEnum):
     """Which non-finite readings trip.
 
-    FIRST (the default): outputs, own parameters, marked tensors, and the gradients that a module's backward computes. A
+    FIRST (the default): outputs, own parameters, marked tensors, the loss, and the gradients that a module's backward computes. A
     non-finite input or buffer (an additive ``-inf`` attention mask, say) is evidence, but does not trip. Nor does a
     non-finite gradient that a module receives, except the root module's: that one comes from the loss.
 

@@ -97,6 +97,9 @@ SHARD = " (shard"
 REDUCED = " (reduced)"
 """Label suffix: a gradient after it was reduced over the ranks, as in ``weight.grad (reduced)``."""
 
+NO_LOSS = -1.0
+"""In the place of a loss's abs max: no loss was measured."""
+
 WIDE_DTYPES = frozenset({"float64", "complex64", "complex128", "float"})
 """Dtypes whose values do not fit into float32: a column with one of them is packed as float64."""
 
@@ -209,12 +212,16 @@ class FrameTable:
     typecode: str = field(init=False)
     column_bytes: int = field(init=False)
     """The size of each of the two packed columns of a batch summary."""
+    losses: tuple[int, ...] = field(init=False)
+    """The rows of the losses."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", _table_id(self.specs))
         object.__setattr__(self, "rows", sum(len(spec.readings) for spec in self.specs))
         object.__setattr__(self, "typecode", _typecode(row for spec in self.specs for row in spec.readings))
         object.__setattr__(self, "column_bytes", self.rows * struct.calcsize(f"<{self.typecode}"))
+        rows = [row for spec in self.specs for row in spec.readings]
+        object.__setattr__(self, "losses", tuple([number for number, row in enumerate(rows) if row.kind is Kind.LOSS]))
 
 
 class BatchSummary(NamedTuple):
@@ -239,6 +246,16 @@ class BatchSummary(NamedTuple):
     def fits(self, table: FrameTable) -> bool:
         """Whether the columns have the rows and the width of ``table``."""
         return len(self.states) == table.rows and len(self.abs_min) == len(self.abs_max) == table.column_bytes
+
+    def loss(self, table: FrameTable) -> float:
+        """The largest loss in a part that fits ``table``, nan if one is; NO_LOSS: none was measured."""
+        size = struct.calcsize(table.typecode)
+        found = [
+            struct.unpack_from(f"<{table.typecode}", self.abs_max, row * size)[0]
+            for row in table.losses
+            if self.states[row] <= State.NAN
+        ]
+        return next((loss for loss in found if math.isnan(loss)), max(found, default=NO_LOSS))
 
     def frames(self, table: FrameTable) -> Iterator[Frame]:
         """The part's frames in execution order. Raises ValueError if the columns do not fit ``table``."""

@@ -118,7 +118,7 @@ class Entry(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What a restored run needs to know of a part of a batch: its number of frames, and the message it came in."""
+    """What a restored run needs to know of a part of a batch: its number of frames, its loss, and the message it came in."""
 
     rank: int
     seq: int
@@ -126,3 +126,4 @@ class Progress(NamedTuple):
     step: int
     first_frame: int
     frames: int
+    loss: float

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rankwatch.shared import messages
 from rankwatch.shared.cause import Trip
-from rankwatch.shared.frame import BEGINNING, NO_STAGE, Moment, Phase
+from rankwatch.shared.frame import BEGINNING, NO_LOSS, NO_STAGE, Moment, Phase
 from rankwatch.shared.text import describe_position, describe_rank, name_spans
 
 from .report import RankRow, RankStanding, RankState
@@ -23,7 +23,8 @@ class Rank:
     """A rank that has connected.
 
     ``full_batch`` is the last batch of which the rank reported more than the root. ``forward_frames`` counts the frames of
-    its forward, ``frames`` those of its forward and backward so far, ``frames_before`` those of the full batch before.
+    its forward, ``frames`` those of its forward and backward so far, ``frames_before`` those of the full batch before. ``loss``
+    is its last loss, of batch ``loss_batch``.
     """
 
     hello: messages.Hello
@@ -53,6 +54,8 @@ class Rank:
     forward_frames: int = 0
     frames: int = 0
     frames_before: int = 0
+    loss_batch: int = -1
+    loss: float = NO_LOSS
     queued: int = 0
     dropped: int = 0
     trip: Trip | None = None
@@ -90,14 +93,16 @@ class Rank:
         self.seq = seq
         return True
 
-    def take(self, batch: int, step: int, first_frame: int, frames: int) -> None:
+    def take(self, batch: int, step: int, first_frame: int, frames: int, loss: float = NO_LOSS) -> None:
         """Takes a part of a batch of this optimizer step: the frames of its forward, or those recorded in its backward."""
         end = first_frame + frames
         if batch > self.last_batch:
             self.last_batch = batch
         if batch > self.reported_batch:
             self.reported_batch = batch
-        if first_frame == 0 and frames > 1:
+        if loss != NO_LOSS and batch >= self.loss_batch:
+            self.loss_batch, self.loss = batch, loss
+        if first_frame == 0 and frames > 1 + (loss != NO_LOSS):
             self.full_batch, self.frames_before, self.forward_frames, self.frames = batch, self.frames, end, 0
         if batch == self.full_batch and end > self.frames:
             self.frames = end
@@ -151,6 +156,8 @@ class Rank:
             farewell=self.farewell or self.fault,
             rival=self.rival,
             stage=self.hello.stage,
+            loss_batch=self.loss_batch,
+            loss=self.loss,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rankwatch.shared.frame import NO_STAGE
+from rankwatch.shared.frame import NO_LOSS, NO_STAGE
 from rankwatch.shared.notice import Notice
 from rankwatch.shared.str_enum import StrEnum
 
@@ -45,7 +45,8 @@ class RankRow:
     """A rank in the report.
 
     ``last_batch`` is -1 before the first; ``farewell`` is the exception that ended the rank, if one did; ``dropped`` batches
-    found no room in its spool; ``rival`` is the last other process that tried to connect as this rank.
+    found no room in its spool; ``rival`` is the last other process that tried to connect as this rank. ``loss`` is the abs max
+    of its last loss, of batch ``loss_batch``; NO_LOSS: it has none.
     """
 
     rank: int
@@ -59,6 +60,8 @@ class RankRow:
     farewell: str
     rival: str = ""
     stage: int = NO_STAGE
+    loss_batch: int = -1
+    loss: float = NO_LOSS
 
 
 class RankStanding(NamedTuple):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rankwatch.shared import messages
 from rankwatch.shared.bounded import BoundedDict
-from rankwatch.shared.frame import FrameTable, Moment
+from rankwatch.shared.frame import NO_LOSS, FrameTable, Moment
 from rankwatch.shared.notice import describe_notice
 from rankwatch.shared.text import describe_culprit, name_spans
 from rankwatch.shared.tuning import NO_CHANGE, Tuning
@@ -240,9 +240,9 @@ class Run:
         Args:
             progress: the last parts of batches of each rank, in the order in which they came.
         """
-        for number, seq, *part in progress:
+        for number, seq, batch, step, first_frame, frames, loss in progress:
             self.ranks[number].seq = max(self.ranks[number].seq, seq)
-            self.ranks[number].take(*part)
+            self.ranks[number].take(batch, step, first_frame, frames, loss)
         self._silence.deaf_at = now
         for number, rank in self.ranks.items():
             rank.stored = rank.seq
@@ -324,7 +324,8 @@ class Run:
                 self._tables[table.id] = self._tables.pop(table.id)
             if summary.fits(table):
                 self.journal.append(Entry(now, rank.hello.rank, Trained(message.seq, summary, table)))
-                rank.take(summary.batch, summary.optimizer_step, summary.first_frame, len(table.specs))
+                loss = summary.loss(table) if table.losses else NO_LOSS
+                rank.take(summary.batch, summary.optimizer_step, summary.first_frame, len(table.specs), loss)
                 self._losses.take(rank.number, summary, table)
                 if not summary.first_frame:
                     self._count(rank, summary.batch, summary.optimizer_step, now)

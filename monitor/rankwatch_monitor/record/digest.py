@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.shared.frame import DTYPE_MAX, BatchSummary, FrameTable, Kind, ReadingSpec, State
+from rankwatch.shared.frame import DTYPE_MAX, NO_LOSS, BatchSummary, FrameTable, Kind, ReadingSpec, State
 
 from .layout import DIGEST, ENVELOPE, NO_ROW, Array, dtype_of, envelope_layout, part_layout
 
@@ -44,6 +44,7 @@ class Columns:
     def __init__(self, number: int, table: FrameTable) -> None:
         self.number = number
         self.rows, self.frames = table.rows, len(table.specs)
+        self.losses = list(table.losses)
         self.dtype = dtype_of(table)
         self.part = part_layout(self.rows, self.dtype)
         self.envelope = envelope_layout(self.rows, self.dtype)
@@ -151,12 +152,24 @@ def _stack(parts: Sequence[RankSummary], columns: Columns) -> _Stack:
     )
 
 
+def _losses(parts: _Stack, columns: Columns) -> Array | float:
+    """The largest loss of each part."""
+    if not columns.losses:
+        return NO_LOSS
+    highs, states = parts.highs[:, columns.losses], parts.states[:, columns.losses]
+    most = np.finfo(np.float32).max
+    clipped = np.where(np.isfinite(highs), np.minimum(highs, most), highs)  # of a table with wide dtypes
+    largest: Array = np.where(states <= _NAN, clipped, NO_LOSS).max(axis=1)  # nan if one is
+    return largest
+
+
 def _digest(into: Array, parts: _Stack, columns: Columns) -> None:
     into["rank"] = parts.ranks
     for name, values in parts.copied.items():
         into[name] = values
     into["table"], into["frames"] = columns.number, columns.frames
     into["bad_row"] = NO_ROW
+    into["loss"] = _losses(parts, columns)
     into["headroom"] = np.inf
     if not columns.rows:
         return

@@ -174,5 +174,7 @@ def _with_frames(run: Run, digests: Array) -> Report:
         return report
     culprit = replace(run.ranks[report.verdict.tripped])  # a copy: the run itself is replayed from events only
     for part in digests[digests["rank"] == report.verdict.tripped]:
-        culprit.take(int(part["batch"]), int(part["step"]), int(part["first_frame"]), int(part["frames"]))
+        culprit.take(
+            int(part["batch"]), int(part["step"]), int(part["first_frame"]), int(part["frames"]), float(part["loss"])
+        )
     return replace(report, frames_in_batch=culprit.frames_around(report.verdict.trip))

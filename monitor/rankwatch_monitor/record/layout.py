@@ -39,6 +39,7 @@ DIGEST = np.dtype(
         ("table", "<u4"),
         ("first_frame", "<u4"),
         ("frames", "<u4"),
+        ("loss", "<f4"),
         ("seq", "<i8"),
         ("step", "<i8"),
         ("started", "<f8"),
@@ -49,7 +50,8 @@ DIGEST = np.dtype(
 
 ``row`` is the finite reading that is nearest to its dtype's largest number, and ``headroom`` is how many times it can double
 until it gets there (inf: all readings are zero); masks do not count. ``bad`` counts the inf and nan readings, and
-``bad_row`` is the first of them, or NO_ROW. ``table`` is the number of the frame table in the record.
+``bad_row`` is the first of them, or NO_ROW. ``table`` is the number of the frame table in the record. ``loss`` is the abs max
+of the part's largest loss, or NO_LOSS.
 """
 
 _COLUMNS: tuple[str, ...] = DIGEST.names or ()

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from rankwatch.shared.frame import MEASURED, NO_STAGE, Frame, Reading, State
+from rankwatch.shared.frame import MEASURED, NO_LOSS, NO_STAGE, Frame, Reading, State, state_of
 from rankwatch.shared.notice import describe_notice
 
 from ..decide.began import TripOrigin, describe_origin
@@ -37,6 +37,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "notices": [notice_to_dict(noticed) for noticed in report.notices],
         "notices_unkept": report.notices_unkept,
         "stalled": report.stalled,
+        "loss": [loss_to_dict(row) for row in report.ranks if row.loss != NO_LOSS],
     }
 
 
@@ -115,6 +116,12 @@ def rank_to_dict(row: RankRow) -> dict[str, Any]:
         "rival": row.rival,
         "farewell": row.farewell,
     }
+
+
+def loss_to_dict(row: RankRow) -> dict[str, Any]:
+    """The last loss of a rank: the abs max of the largest, if a batch has several."""
+    state = state_of(row.loss, row.loss)
+    return {"rank": row.rank, "batch": row.loss_batch, "abs_max": number(row.loss), "state": state.name.lower()}
 
 
 def _stage(row: RankRow) -> int | None:

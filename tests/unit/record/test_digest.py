@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch.shared.frame import DTYPE_MAX, BatchSummary, FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
+from rankwatch.shared.frame import DTYPE_MAX, NO_LOSS, BatchSummary, FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
 from rankwatch_monitor.record import digest
 from rankwatch_monitor.record.digest import Columns, Envelope, RankSummary, summarise
 from rankwatch_monitor.record.layout import DIGEST, NO_ROW, Array, pack_digests, unpack_digests
@@ -161,7 +161,7 @@ def test_packed_digests_are_small() -> None:
     made["rank"], made["batch"] = np.arange(4096) % 1024, 1000 + np.arange(4096) // 1024
     made["seq"], made["headroom"] = made["batch"] + 1, np.linspace(1, 90, 4096)
     made["started"] = made["ended"] = 1.7e9 + np.arange(4096) / 1024
-    assert len(pack_digests(made)) < 18 * 4096
+    assert len(pack_digests(made)) < 22 * 4096
 
 
 def test_truncated_digests_and_envelopes_are_refused() -> None:
@@ -170,3 +170,17 @@ def test_truncated_digests_and_envelopes_are_refused() -> None:
         unpack_digests(bytes(7))
     with pytest.raises(ValueError, match=r"an envelope of 22 bytes instead of 21|buffer"):
         Envelope.unpack(1, bytes(22), Columns(1, table))
+
+
+@given(batches())
+def test_a_digest_has_the_largest_loss_as_the_collector_reads_it(
+    batch: tuple[FrameTable, list[RankSummary], list[list[tuple[float, float, State]]]],
+) -> None:
+    table, parts, readings = batch
+    columns = Columns(5, table)
+    digests = summarise(parts, columns, Envelope(columns))
+    for part, rows, found in zip(parts, readings, digests, strict=True):
+        losses = [rows[row][1] for row in table.losses if rows[row][2] in (State.FINITE, State.INF, State.NAN)]
+        expected = math.nan if any(map(math.isnan, losses)) else max(losses, default=NO_LOSS)
+        assert part.summary.loss(table) == pytest.approx(expected, nan_ok=True)
+        assert found["loss"] == pytest.approx(expected, nan_ok=True)

@@ -18,7 +18,7 @@ import makers
 import records
 import standings
 from rankwatch.shared import messages, wire
-from rankwatch.shared.frame import FrameTable
+from rankwatch.shared.frame import NO_LOSS, FrameTable
 from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide.journal import (
     NO_RANK,
@@ -165,7 +165,9 @@ def test_an_abandoned_record_is_continued(tmp_path: Path, monkeypatch: pytest.Mo
     assert query(tmp_path / FILE, "SELECT count FROM digests") == [3, 3, 3, 1]
     assert query(tmp_path / FILE, "SELECT ranks FROM envelopes") == [2] * 5  # merged from two transactions
     assert query(tmp_path / FILE, "SELECT COUNT(*) FROM tables") == [1]
-    last = [Progress(rank, batch + 1, batch, batch, 0, len(TABLE.specs)) for rank in (0, 1) for batch in range(1, 5)]
+    last = [
+        Progress(rank, batch + 1, batch, batch, 0, len(TABLE.specs), NO_LOSS) for rank in (0, 1) for batch in range(1, 5)
+    ]
     assert records.read(tmp_path / FILE, RunRecord.progress) == last
 
 
