@@ -296,12 +296,12 @@ class Detector:
             self._recompute(named, args, kwargs, output)
             return
         self._settler.raise_waiting()
-        if not self._batches.current.is_full:
-            args, kwargs = (), {}
-        with self._leaving_root() as ends_batch:
+        batch = self._batches.current
+        with self._leaving_root() as ends_batch, batch.holding(args, kwargs):
+            if not batch.is_full:
+                args, kwargs = (), {}
             self._call(named, args, kwargs, output)
             if ends_batch:
-                batch = self._batches.current
                 if batch.is_streamed and torch.is_grad_enabled():
                     backward.mark_outputs(output, partial(self._reached, batch.part))
                 self._end_batch()

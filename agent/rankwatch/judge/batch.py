@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..measure.recorder import PendingFrame
@@ -83,9 +85,20 @@ class BatchInProgress:
         self.is_compiled = False
         """Whether a compiled graph began it."""
         self.root_inputs: PendingFrame | None = None
+        self.root_call: tuple[Any, Any] | None = None
+        """The args and kwargs of the root, until its forward is judged."""
         self.scaling: LossScaling | None = None
         """The loss scaling when its backward began; None: it has not begun."""
         self.part = BatchPart(self)
+
+    @contextmanager
+    def holding(self, args: Any, kwargs: Any) -> Iterator[None]:
+        """Has the args and kwargs of the root at hand meanwhile."""
+        before, self.root_call = self.root_call, (args, kwargs)
+        try:
+            yield
+        finally:
+            self.root_call = before
 
     def add(self, frame: PendingFrame) -> None:
         self.part.frames.append(frame)

@@ -57,7 +57,7 @@ class Evidence:
         self._recorder = recorder
         self._steps = steps
         self._modules = modules
-        self._harmless = BoundedDict[tuple[str, str], None](MAX_HARMLESS)
+        self._harmless = BoundedDict[tuple[str, str, State | None], None](MAX_HARMLESS)
 
     def look_at_uncalled(self, part: BatchPart) -> None:
         """Measures, at the end of a forward, the weights of modules that were never called: a ParameterList, say.
@@ -86,30 +86,36 @@ class Evidence:
     def _remember(self, module: str, frame: PendingFrame) -> None:
         for row, cell in zip(frame.spec.readings, frame.cells, strict=True):
             if cell.is_bad and row.kind in _INPUTS:
-                self._harmless[module, row.label] = None
+                self._harmless[module, row.label, cell.state] = None
 
     def of(self, frame: PendingFrame, kind: Kind, part: BatchPart, call: Call | None) -> Gathered:
         """The evidence of a frame whose culprit is a reading of this kind."""
-        is_backward = frame.spec.phase is Phase.BACKWARD
-        # In a batch of which only the root's output is measured, the call's inputs are not at hand.
-        repeated = None
-        if (
-            call is not None
-            and kind is Kind.OUTPUT
-            and not is_backward
-            and part.batch.is_full
-            and not part.batch.is_compiled
-        ):
-            repeated = repeat(frame.named.module, *call[:2])
+        given = self._given(frame, part, call) if kind is Kind.OUTPUT else None
+        repeated = repeat(frame.named.module, *given) if given is not None else None
         weights: tuple[BadWeight, ...] = ()
         if frame.step == self._steps():  # an optimizer step would have changed them since
             weights = tuple(self._bad_weights(frame, repeated))[:MAX_WEIGHTS]
         root = part.batch.root_inputs
-        labels = [row.label for row in root.spec.readings if ("", row.label) in self._harmless] if root is not None else []
         module = frame.spec.module
-        labels += [f"{module}:{row.label}" for row in frame.spec.readings if (module, row.label) in self._harmless]
-        operator = repeated.operator if repeated is not None and not _only_read(repeated, frame, call) else None
-        return Gathered(operator, weights, tuple(labels))
+        labels = self._harmless_of("", root) if root is not None else []
+        own = [f"{module}:{label}" for label in self._harmless_of(module, frame)]
+        operator = repeated.operator if repeated is not None else None
+        if repeated is not None and given is not None and _only_read(repeated, frame, given, bool(labels or own)):
+            operator = None
+        return Gathered(operator, weights, (*labels, *own))
+
+    def _given(self, frame: PendingFrame, part: BatchPart, call: Call | None) -> tuple[Any, Any] | None:
+        """The args and kwargs of a forward that can be repeated."""
+        batch = part.batch
+        if frame.spec.phase is not Phase.FORWARD or batch.is_compiled:
+            return None
+        if batch.root_call is not None and not frame.spec.module:
+            return batch.root_call  # also at a batch's end, and where the root's frame has no inputs
+        return call[:2] if call is not None and batch.is_full else None
+
+    def _harmless_of(self, module: str, frame: PendingFrame) -> list[str]:
+        rows = zip(frame.spec.readings, frame.cells, strict=True)
+        return [row.label for row, cell in rows if cell.is_bad and (module, row.label, cell.state) in self._harmless]
 
     def _bad_weights(self, frame: PendingFrame, repeated: Repeated | None) -> Iterator[BadWeight]:
         """The bad weights of the frame's module and of all others, those nearest to it first."""
@@ -123,16 +129,14 @@ class Evidence:
             yield BadWeight(name, class_name(module), one.reading, one.finite_in, is_here)
 
 
-def _only_read(repeated: Repeated, frame: PendingFrame, call: Call | None) -> bool:
+def _only_read(repeated: Repeated, frame: PendingFrame, given: tuple[Any, Any], has_masks: bool) -> bool:
     """Whether the operator did no more than to read a bad input or weight of the module: these are evidence by themselves."""
-    if repeated.given is None or repeated.operator is None:
+    operator = repeated.operator
+    if repeated.given is None or operator is None:
         return False
-    made_nan = repeated.operator.output.state is State.NAN and all(
-        one.state is not State.NAN for one in repeated.operator.inputs
-    )
-    args, kwargs, _ = call or ((), {}, None)
-    known = [*frame.named.module.parameters(), *frame.named.module.buffers(), *_tensors(args), *_tensors(kwargs)]
-    return not made_nan and any(_is_same(value, repeated.given) for value in known)
+    known = [*frame.named.module.parameters(), *frame.named.module.buffers(), *_tensors(given)]
+    made_nan = operator.output.state is State.NAN and all(one.state is not State.NAN for one in operator.inputs)
+    return not (made_nan and has_masks) and any(_is_same(value, repeated.given) for value in known)
 
 
 def _tensors(values: Any) -> list[Tensor]:

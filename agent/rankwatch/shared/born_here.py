@@ -115,4 +115,5 @@ def _describe_clean(trip: Trip) -> str:
         clean = f"{', '.join(unmeasured[:3])} could not be measured, and the other inputs and weights were finite"
     elif any(r.state is State.NOT_A_TENSOR for r in rows):
         clean = "all measured inputs and weights were finite"
-    return clean + (f" but for {', '.join(masks[:3])}, as in good batches" if masks else "")
+    known = all(f"{trip.frame.spec.module}:{label}" in trip.harmless for label in masks)
+    return clean + (f" but for {', '.join(masks[:3])}, {'as in good batches' if known else 'a mask'}" if masks else "")

@@ -101,6 +101,9 @@ def _of_scale(trip: Trip) -> str:
 def _of_root_alone(trip: Trip) -> tuple[Cause, str]:
     """The cause in a batch in which only the root module's inputs and outputs were measured (every=K)."""
     bad = _bad_root_inputs(trip)
+    if trip.operator is not None and is_own(trip.operator):
+        cause, evidence = _of_operator(trip.operator, trip)
+        return cause, f"{evidence}; found by repeating the whole forward, whose modules were not measured (every=K)"
     if bad:
         return Cause.DATA, _data_evidence(bad[0])
     if trip.weights:
@@ -174,8 +177,12 @@ def _weight_evidence(weight: BadWeight, trip: Trip) -> str:
     if weight.reading.kind is Kind.BUFFER and is_own:
         bad = f"the buffer {name} is {state}: it was bad before, or this {run} made it so"
     if weight.finite_in >= 0:
-        between = f"last seen finite in batch {weight.finite_in}, bad in batch {batch}"
-        return f"{bad}; {between}: look at the gradients and optimizer steps from batch {weight.finite_in} on"
+        when = f"last seen finite in batch {weight.finite_in}, bad in batch {batch}"
+        is_next = batch - weight.finite_in == 1
+        steps = (
+            f"optimizer step of batch {weight.finite_in}" if is_next else f"optimizer steps from batch {weight.finite_in} on"
+        )
+        return f"{bad}; {when}: look at the gradients and the {steps}"
     if weight.reading.kind is Kind.BUFFER and is_own:
         return bad
     if trip.optimizer_step == 0:

@@ -444,3 +444,38 @@ def test_bad_data_is_data_whatever_state_it_is_in_later(args: Any, kwargs: Any, 
     trip = trip_of(Standardised(), *args, kwargs=kwargs, **options)
     cause, evidence = classify(trip)
     assert (cause, says in evidence) == (Cause.DATA, True), evidence
+
+
+def test_a_mask_with_a_nan_is_bad_data_though_it_had_infs_before() -> None:
+    bad = bias()
+    bad[2, 0] = float("nan")
+    for options in ({}, {"check": "batch"}, {"every": 5}):
+        good = (torch.ones(3, 4), bias())
+        trip = trip_of(Masked(), torch.ones(3, 4), bad, good=(good, good), **options)
+        assert classify(trip)[0] is Cause.DATA
+        notebook.unwatch()
+
+
+class Divides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.body(x) / y  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("options", [{"every": 3}, {"check": "batch"}, {"every": 3, "check": "batch"}, {"check": "async"}])
+def test_the_operator_in_the_root_is_found_though_its_inputs_are_not_measured_or_it_is_judged_late(options: Any) -> None:
+    x = torch.ones(2, 4)
+    detector, notes = watched(Divides(), **options)
+    model = detector.root
+    model(x, x)
+    with pytest.raises(OverflowDetected):
+        _ = model(x, x * 0), model(x, x)
+    cause, evidence = classify(notes.trips[0])
+    if options.get("check") == "async":
+        assert notes.trips[0].operator is None
+    else:
+        assert (cause, "aten.div of" in evidence) == (Cause.SINGULAR, True), evidence
+        assert ("(every=K)" in evidence) == ("every" in options)

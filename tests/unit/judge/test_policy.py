@@ -111,7 +111,7 @@ def test_a_bad_weight_explains_a_bad_output_and_input() -> None:
     assert cause is Cause.WEIGHT
     assert evidence == (
         "weight was already inf before this forward; last seen finite in batch 146, bad in batch 150: "
-        "look at the gradients and optimizer steps from batch 146 on"
+        "look at the gradients and the optimizer steps from batch 146 on"
     )
     assert "it was never seen finite: look at the initialisation or the checkpoint" in classify(bad)[1]
     changed = replace(bad, weights=(BadWeight("layer", "Linear", reading("weight", INF), finite_in=150),))
