@@ -396,7 +396,7 @@ def test_an_internal_error_in_a_hook_is_logged_once_and_reported_and_the_trainin
 
 
 def test_a_rank_whose_hooks_broke_is_still_stopped_by_the_verdict_of_another(site: Site) -> None:
-    site.collect("--decision-window", "0.2")
+    site.collect("--decision-window", "60")  # it is not waited for
     _, broken = site.start(2)
     broken.ask("break_hooks")
     assert broken.ask("batches", 2) == 2

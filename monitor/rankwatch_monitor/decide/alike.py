@@ -55,7 +55,7 @@ def tell_apart(ranks: Sequence[int], trips: Mapping[int, Trip], cause: Cause, wo
 
 def _has_bad_shard(trip: Trip) -> bool:
     """Whether the bad values of a weight are in this rank's own shard, or in its copy of the whole weight."""
-    return any(weight.is_here for weight in trip.weights)
+    return bool(trip.weights) and trip.weights[0].is_here  # the one nearest to the culprit's module
 
 
 def _reading(trip: Trip) -> tuple[object, ...]:

@@ -119,9 +119,18 @@ def notice_fields(report: Report) -> list[tuple[str, str]]:
 
 
 def _lapses(report: Report) -> list[tuple[str, str]]:
-    """The ranks that stood still, the batches that were dropped, and the processes that were refused."""
+    """The ranks that stood still or train unwatched, the batches that were dropped, the processes that were refused."""
     dropped = [row for row in report.ranks if row.dropped]
     fields = [("stalled", report.stalled)] if report.stalled and report.stalled != report.reason else []
+    unwatched = [
+        f"{_name(report, row.rank)} {row.farewell}"
+        for row in report.ranks
+        if row.farewell and row.state is RankState.RUNNING
+    ]
+    if unwatched:
+        hidden = len(unwatched[MAX_LINES:])
+        unwatched[MAX_LINES:] = [f"and {hidden} more: report.json has them"] if hidden else []
+        fields.append(("unwatched", "\n".join(unwatched)))
     if dropped:
         count = sum(row.dropped for row in dropped)
         ranks = name_ranks([row.rank for row in dropped])

@@ -210,7 +210,7 @@ def test_an_internal_error_holds_back_no_other_effect(
 ) -> None:
     rank = ranks()
     assert rank.link.start()
-    monkeypatch.setattr(collector.collector, "_show", lambda report, news: 1 / 0)
+    monkeypatch.setattr(collector.collector, "_show_ranks", lambda effect: 1 / 0)
     rank.link.close("finished")
     until(lambda: (collector.folder / "runs" / "train-0" / "report.json").exists())
     until(lambda: records.read(collector.folder / "runs" / "train-0" / FILE, RunRecord.entries)[-1].fact == Closed())

@@ -68,6 +68,14 @@ def test_a_slow_rank_is_no_stall() -> None:
     assert notes(at) == []
 
 
+def test_a_rank_whose_watch_is_off_is_no_stall() -> None:
+    at = desk(2)
+    at.receive(1, messages.Off(1, "switched itself off in batch 1"))
+    for frame in range(6):  # where rank 1 is, is not known any more
+        keep_beating(at, STALL - 1, makers.beat(2, 0, frame + 1), makers.beat(1, 0, 2))
+    assert [note for note in notes(at) if "stalled" in note] == []
+
+
 def test_ranks_of_which_none_is_behind_are_told_of_together() -> None:
     at = desk(3)
     same = makers.beat(2, 0, 5, phase="backward")

@@ -100,6 +100,14 @@ def test_ranks_that_diverge_alike_have_no_culprit() -> None:
     assert [other["rank"] for other in parsed["also"]] == [5, 6]
 
 
+def test_a_rank_that_trains_unwatched_is_named_while_the_run_goes_on() -> None:
+    going = report(None)
+    rows = [replace(row, state=RankState.RUNNING) for row in going.ranks]
+    rows[3] = replace(rows[3], farewell="switched itself off in batch 3 by an error of its own: KeyError('x')")
+    text = as_text.render_so_far(replace(going, ranks=tuple(rows)))
+    assert "  unwatched  rank 3 of 8 (node0, local rank 3) switched itself off in batch 3 by an error of its own" in text
+
+
 def test_the_stages_of_a_pipeline_are_named() -> None:
     witnesses = {rank: Witness(Liveness.LIVE, Moment(0, 149, 0, 999), None, rank, 149) for rank in range(8)}
     witnesses[5] = witnesses[5]._replace(trip=CULPRIT)
