@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -111,15 +111,19 @@ def describe_origin(origin: TripOrigin, world_size: int) -> str:
     return f"batch {began.batch}, rank {began.rank}: {what} {how}{also}"
 
 
-def _path(of_batches: Collection[tuple[int, int]], trip: tuple[int, int]) -> list[tuple[int, int]]:
-    """The batches with jumps that hang together up to the trip, the first one first."""
+def _path(of_batches: Mapping[tuple[int, int], Sequence[Jump]], trip: tuple[int, int]) -> list[tuple[int, int]]:
+    """The batches with jumps that hang together up to the trip, the first one first.
+
+    Two batches hang together if they are near each other and one reading jumped in both: another one's noise leads nowhere.
+    """
     path: list[tuple[int, int]] = []
-    last = trip
+    last, names = trip, set[ReadingName]()
     for step, batch in sorted((at for at in of_batches if at <= trip), reverse=True):
-        if last[1] - batch > LINK and last[0] - step > 1:
+        found = {jump.name for jump in of_batches[step, batch]}
+        if (last[1] - batch > LINK and last[0] - step > 1) or (path and found.isdisjoint(names)):
             break
         path.insert(0, (step, batch))
-        last = step, batch
+        last, names = (step, batch), found
     return path
 
 

@@ -17,6 +17,9 @@ LEAST, YOUNG = 3, 8
 RISE, YOUNG_RISE = 3.0, 5.0
 """Doublings above the median of the past from which a number may be a jump."""
 
+WEIGHT_RISE = 6.0
+"""The same for a weight: after its first step away from zero it grows, step by step, and is measured every few of them."""
+
 SPREADS = 6.0
 """It must also be this many times as far from the median as the past's numbers usually are."""
 
@@ -38,14 +41,16 @@ class Jumps(NamedTuple):
     rises: Array
 
 
-def find_jumps(values: Array) -> Jumps:
+def find_jumps(values: Array, is_weight: Array | None = None) -> Jumps:
     """The jumps of one rank.
 
     Args:
         values: log2 of the abs max of each reading (column) in each batch (row), in the order of the batches; inf where it was
             not finite, nan where it was zero or not measured.
+        is_weight: the readings of parameters and buffers.
     """
     batches, readings = values.shape
+    least = np.where(np.zeros(readings, bool) if is_weight is None else is_weight, WEIGHT_RISE, 0.0)
     jumped, rises = np.zeros(values.shape, bool), np.full(values.shape, np.nan, np.float32)
     past = np.full((readings, PAST), np.nan, np.float32)
     counts, away = np.zeros(readings, np.int64), np.zeros(readings, np.int64)
@@ -58,7 +63,8 @@ def find_jumps(values: Array) -> Jumps:
             range_ = _Range(past, counts)
         with np.errstate(invalid="ignore"):
             rises[at] = row - range_.centre
-            is_away = (rises[at] >= range_.rise) & (row >= np.maximum(range_.top, known + ABOVE)) & (counts >= LEAST)
+            is_high = (rises[at] >= np.maximum(range_.rise, least)) & (row >= np.maximum(range_.top, known + ABOVE))
+            is_away = is_high & (counts >= LEAST)
         jumped[at] = is_away
         is_over = (away > 0) & ~is_away & np.isfinite(row)
         known = np.where(is_over, np.maximum(known, np.minimum(largest, spike)), known)

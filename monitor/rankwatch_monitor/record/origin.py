@@ -41,6 +41,7 @@ _MADE = (Kind.PARAMETER, Kind.OUTPUT, Kind.MARKED, Kind.GRAD_OUTPUT, Kind.GRAD_I
 
 
 _FED = Kind.INPUT, Kind.KEYWORD
+_WEIGHTS = Kind.PARAMETER, Kind.BUFFER
 
 BEFORE_ALL = -1
 """The frame of the root's inputs: they are there before any module runs."""
@@ -141,6 +142,7 @@ class _History:
         self.rank, self.stage = rank, stage
         self._names: dict[ReadingName, int] = {}
         self._frames: list[int] = []
+        self._is_weight: list[bool] = []
         self._calls: dict[tuple[int, str, int], int] = {}
         self._steps: dict[int, int] = {}
         tables: dict[tuple[int, int], _Columns] = {}
@@ -160,7 +162,7 @@ class _History:
         for row, batch in enumerate(self._batches):
             for places, values in rows[batch]:
                 self.values[row, places] = values
-        self._found = find_jumps(self.values)
+        self._found = find_jumps(self.values, np.array(self._is_weight, bool))
 
     def batches_before(self, batch: int) -> int:
         return sum(one < batch for one in self._batches)
@@ -196,6 +198,7 @@ class _History:
                 name = ReadingName(spec.module, spec.module_class, row.label, int(spec.phase), call)
                 if name not in self._names:
                     self._names[name] = len(self._frames)
+                    self._is_weight.append(row.kind in _WEIGHTS)
                     self._frames.append(BEFORE_ALL if not spec.module and row.kind in _FED else frame)
                 places.append(self._names[name])
                 kinds.append(None if spec.phase is Phase.RECOMPUTE or row.label.endswith(ZEROS) else row)

@@ -24,7 +24,7 @@ def place(found: Began | None) -> tuple[int | None, int, str] | None:
 
 def test_it_began_with_the_first_jump_that_leads_to_the_trip() -> None:
     later = [jump(81), jump(82), jump(82, 5, 1)]
-    assert place(began(jump(80, 0, 1, "a"), jump(80, 3, 1, "b"), *later)) == (1, 80, "a")
+    assert place(began(jump(80, 0, 1, "a"), jump(80, 3, 1), *later)) == (1, 80, "a")
 
 
 def test_a_jump_that_was_over_long_before_the_trip_is_not_the_origin() -> None:
@@ -35,6 +35,11 @@ def test_a_jump_that_was_over_long_before_the_trip_is_not_the_origin() -> None:
 
 def test_a_jump_that_leads_nowhere_is_not_the_origin() -> None:
     assert place(began(jump(80, 0, 1, "lonely"), jump(81, 0), jump(81, 1), jump(82))) == (0, 81, "layer")
+
+
+def test_noise_of_another_reading_in_the_batch_before_is_not_the_origin() -> None:
+    noise = [jump(82, 0, 0, "noisy"), jump(82, 3, 0, "also noisy")]
+    assert place(began(*noise, jump(83, 2))) == (0, 83, "layer")
 
 
 def test_a_jump_right_before_the_trip_needs_no_other() -> None:

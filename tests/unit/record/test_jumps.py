@@ -52,6 +52,16 @@ def test_a_regular_spike_is_no_jump_once_it_is_known() -> None:
     assert found == [7, 15]
 
 
+def test_a_weight_that_grows_from_zero_and_is_measured_every_16_steps_is_no_jump() -> None:
+    bias = np.repeat(1e-3 * np.arange(1, 200, 16), 16)[:, None]
+    weight = np.ones_like(bias)
+    weight[100:] = 1e30
+    values = np.log2(np.concatenate([bias, weight], axis=1)).astype(np.float32)
+    found = find_jumps(values, np.array([True, True])).jumped
+    assert not found[:, 0].any()
+    assert np.flatnonzero(found[:, 1])[0] == 100
+
+
 def test_noise_is_no_jump() -> None:
     values = 2.0 ** np.random.default_rng(0).normal(0.0, 1.0, (500, 200)).astype(np.float32)
     assert find_jumps(np.log2(values)).jumped.mean() < 3e-4
