@@ -35,3 +35,20 @@ def test_a_sum_of_finite_parts(tmp_path: Path, how: str) -> None:
 def test_a_bad_part_and_a_finite_sum_are_no_reduction(tmp_path: Path, how: str, rank: int, module: str, cause: str) -> None:
     verdict = verdict_of(tmp_path, how)
     assert (verdict["rank"], verdict["batch"], verdict["module"], verdict["cause"]) == (rank, 3, module, cause)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "reading"), [("hook", "bias.grad (reduced)"), ("manual", "weight.grad (reduced)")])
+def test_a_gradient_that_its_reduction_made_inf(tmp_path: Path, how: str, reading: str) -> None:
+    verdict = verdict_of(tmp_path, how)
+    assert (verdict["batch"], verdict["phase"], verdict["module"]) == (3, "backward", "2")
+    assert (verdict["reading"], verdict["state"]) == (reading, "inf")
+    assert verdict["cause"] == "reduction"
+    assert [also["rank"] for also in verdict["also"]] == [1]
+
+
+@pytest.mark.slow
+def test_a_gradient_that_was_bad_before_its_reduction(tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, "local")
+    assert (verdict["rank"], verdict["batch"], verdict["cause"]) == (1, 3, "gradient")
+    assert "(reduced)" not in verdict["reading"]

@@ -102,6 +102,10 @@ class ParameterGradients:
                 self._hooked[id(value)] = ref(value)
                 self._handles.append(value.register_post_accumulate_grad_hook(self._hook(named, *_rows(name, value))))
 
+    def was_measured(self, value: Tensor) -> bool:
+        """Whether a hook has measured this parameter's gradient since the last sweep."""
+        return id(value) in self._seen
+
     def sweep(self, modules: Iterable[NamedModule]) -> None:
         """Before an optimizer step: measures the gradients for which no hook was called, such as those of FSDP's shards."""
         for named in modules:

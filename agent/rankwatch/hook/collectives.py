@@ -66,6 +66,8 @@ class Collectives:
         self.is_watched = is_watched
         self.begin = guard(self._begin)
         self.end = guard(self._end)
+        self.reductions = 0
+        """The number of reductions so far."""
         _wrap()
         _listeners.add(self)
 
@@ -73,6 +75,7 @@ class Collectives:
         _listeners.discard(self)
 
     def _begin(self, call: _Operation) -> None:
+        self.reductions += bool(call.name)
         if call.name and self._is_measured():
             call.parts = [self._recorder.cell(tensor) for tensor in call.given]
         self._recorder.forget_changed(call.written)

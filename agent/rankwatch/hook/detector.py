@@ -35,6 +35,7 @@ from .batches import Batches
 from .collectives import Collectives
 from .hooks import Hooks
 from .loss import BackwardWatch, Losses
+from .reduced import ReducedGradients
 from .running import RunningRoots
 from .scaler import LossScales, Scale
 from .steps import OptimizerSteps
@@ -112,6 +113,13 @@ class Detector:
         )
         self._collectives = Collectives(
             self._recorder, self._guarded, is_watched=self._is_watched, is_measured=self._is_measured
+        )
+        self._reduced = ReducedGradients(
+            self._recorder,
+            self._gradients,
+            modules=lambda: self._hooks.watched,
+            was_measured=self._parameters.was_measured,
+            reductions=lambda: self._collectives.reductions,
         )
         self._call_gradients = self._hook(self._gradients_of_call)
         self._reached = self._guarded(self._reach)
@@ -389,6 +397,7 @@ class Detector:
             batch.part.look = self._sweep.look(batch.position.batch, self._steps.done)
 
     def _prepare(self) -> None:
+        self._reduced.forward_begins()
         self._batches.settle()
         self._loss_scales.poll()
         self._tune()
@@ -433,6 +442,8 @@ class Detector:
 
     def _backward_ends(self, has_returned: bool) -> None:
         self._losses.end(is_taken=has_returned and not self._off, reach=self._reach)
+        if has_returned and not self._off and self._config.gradients and self._batches.of_backward.is_streamed:
+            self._reduced.backward_ends()
 
     def _scaler_stepped(self, scale: Scale, optimizer: Optimizer) -> None:
         """The scale of a loss shrinks without end: it is not the cause. The gradients tell where they are not finite."""
@@ -490,6 +501,7 @@ class Detector:
         if unsure is not None:
             self._reach(unsure)
         if self._config.gradients and self._batches.of_backward.is_streamed and self._batches.of_backward.is_full:
+            self._reduced.before_step()
             self._parameters.sweep(self._hooks.watched)
         self._batches.before_step()
 

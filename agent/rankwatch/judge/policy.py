@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from ..shared.bounded import BoundedDict
 from ..shared.config import Policy
-from ..shared.frame import SHARD, FrameSpec, Kind, ReadingSpec, State
+from ..shared.frame import REDUCED, SHARD, FrameSpec, Kind, ReadingSpec, State
 
 _NON_FINITE = (State.INF, State.NAN)
 _MADE_HERE = (Kind.PARAMETER, Kind.OUTPUT, Kind.MARKED, Kind.LOSS, Kind.GRAD_INPUT, Kind.GRADIENT)
@@ -46,7 +46,8 @@ class Judge:
         return self._rules[spec]
 
     def _is_ignored(self, spec: FrameSpec, row: ReadingSpec) -> bool:
-        labels = {row.label, row.label.partition(SHARD)[0]}  # a pattern without the shard suffix matches, too
+        # A pattern without the suffixes matches, too.
+        labels = {row.label, row.label.partition(SHARD)[0], row.label.partition(REDUCED)[0]}
         modules = (spec.module, *spec.aliases)
         names = [*modules, *(f"{module}:{one}" for module in modules for one in labels)]
         names += [row.label] * (row.kind is Kind.LOSS)  # no module computes it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .born_here import born_here, describe_share, fed, nearest
-from .frame import Frame, FrameSpec, Kind, Phase, Reading, State
+from .frame import REDUCED, Frame, FrameSpec, Kind, Phase, Reading, State
 from .operators import explain, explain_given, is_own
 from .trip import BadWeight, Cause, Operator, Trip
 
@@ -21,7 +21,7 @@ def classify(trip: Trip) -> tuple[Cause, str]:
     weights = [r for r in readings if r.kind is Kind.PARAMETER and r.state in _NON_FINITE]
     if weights:
         return Cause.WEIGHT, _weight_evidence(_known_weight(weights[0], trip), trip)
-    if trip.collective or trip.received:
+    if trip.collective or trip.received or trip.culprit.label.endswith(REDUCED):
         return _reduced(trip)
     if trip.culprit.kind is Kind.LOSS:
         cause, evidence = _of_loss(trip)
@@ -61,6 +61,13 @@ def _of_operator(operator: Operator, trip: Trip) -> tuple[Cause, str]:
 
 
 def _reduced(trip: Trip) -> tuple[Cause, str]:
+    culprit = trip.culprit
+    if culprit.label.endswith(REDUCED):
+        state = culprit.state.name.lower()
+        what = (
+            f"this rank's {culprit.label.removesuffix(REDUCED)} was finite, and {state} after it was reduced over the ranks"
+        )
+        return Cause.REDUCTION, f"{what}: the sum is beyond the dtype of the reduction, unless another rank's was bad"
     if trip.received:
         return Cause.UPSTREAM, f"this rank's part was finite, and {trip.received} returned nan: another rank's part was bad"
     what = f"this rank's part was finite, and {trip.collective} returned inf"

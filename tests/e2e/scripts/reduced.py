@@ -8,7 +8,7 @@ In the forward, as a row-parallel linear layer does: its result is reduced in pl
   here     rank 1's part is nan, made by the module that reduces it
   after    the sum is finite; the module that reduces makes an inf of it
 Of gradients:
-  hook     DDP with float16 compression: each rank's gradient is finite, their sum is not
+  hook     DDP with float16 compression: each rank's gradient is finite, and inf in float16
   manual   the training loop reduces them in float16
   local    the same; rank 1's own gradient is inf
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -113,10 +114,12 @@ def train_reduced(how: str) -> None:
     with rankwatch.watch(model, gradients=True):
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
         for batch in range(BATCHES):
-            # fp16_compress_hook divides by the number of ranks in float16, before the sum
-            gain = {"hook": 6e4, "manual": 4e4, "local": 1e39 if dist.get_rank() == FAULTY_RANK else 1.0}[how]
-            loss = model(torch.ones(1, 4)).sum()
-            (loss * (gain if batch == FAULT_AT else 1.0)).backward()
+            out = model(torch.ones(1, 4))
+            if batch == FAULT_AT:
+                # in float16, 7e4 is inf, and so is the sum of two times 4e4
+                gain = {"hook": 7e4, "manual": 4e4, "local": 1e39 if dist.get_rank() == FAULTY_RANK else 1.0}[how]
+                out.register_hook(partial(torch.mul, torch.tensor(gain)))
+            out.sum().backward()
             if how != "hook":
                 reduce_in_float16(model)
             optimizer.step()

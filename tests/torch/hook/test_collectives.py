@@ -15,7 +15,7 @@ from notebook import Gain, model_of, ones, unwatch, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.hook.collectives import _listeners, _started
 from rankwatch.shared.cause import Cause, Trip, classify
-from rankwatch.shared.frame import State
+from rankwatch.shared.frame import REDUCED, State
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*all_gather_into_tensor.* is deprecated:FutureWarning")
 
@@ -122,3 +122,36 @@ def test_a_change_that_autograd_does_not_see_is_told() -> None:
         "input[0] was inf: it was finite when 0.inner (Linear) made it, and was changed in place afterwards, "
         "unseen by autograd"
     )
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_gradients_are_measured_again_after_a_loop_has_reduced_them() -> None:
+    model = model_of(nn.Linear(4, 4), nn.Linear(4, 1))
+    detector, notebook = watched(model, gradients=True)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+    (7e4 * model(ones()).sum()).backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        half = parameter.grad.half()  # 2.1e5 is inf
+        dist.all_reduce(half)
+        parameter.grad.copy_(half)
+    with pytest.raises(OverflowDetected):
+        optimizer.step()
+    assert detector.fault == ""
+    (trip,) = notebook.trips
+    assert (trip.frame.spec.module, trip.culprit.label) == ("1", "weight.grad (reduced)")
+    cause, evidence = classify(trip)
+    assert cause is Cause.REDUCTION
+    assert evidence.startswith("this rank's weight.grad was finite, and inf after it was reduced over the ranks")
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_gradients_that_nothing_reduces_are_measured_once() -> None:
+    model = model_of(nn.Linear(4, 1))
+    _, notebook = watched(model, gradients=True)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for _ in range(2):
+        model(ones()).sum().backward()
+        optimizer.step()
+    labels = [reading.label for frame in notebook.frames() for reading in frame.readings]
+    assert not [label for label in labels if label.endswith(REDUCED)]
