@@ -50,7 +50,10 @@ const Views = (() => {
     const found = report.verdict;
     if (!found) return null;
     const batch = found.eval ? `eval ${found.eval} after batch ${found.batch}` : `batch ${found.batch}`;
-    const who = found.rank === null ? "no single rank" : `rank ${found.rank} of ${report.run.world_size} (${found.host}, local rank ${found.local_rank})`;
+    const who = found.rank === null ? "no single rank"
+      : found.alike_ranks.length ? `no single rank (ranks ${spans(found.alike_ranks)} of ${report.run.world_size} at once)`
+      : `rank ${found.rank} of ${report.run.world_size} (${found.host}, local rank ${found.local_rank})`;
+    const others = found.also.map((other) => other.rank).filter((rank) => !found.alike_ranks.includes(rank));
     return h("section", { class: "panel is-bad", "aria-label": "Verdict" },
       h("h2", { style: null }, `First ${found.state}`),
       facts([
@@ -60,7 +63,7 @@ const Views = (() => {
         ["cause", `${found.cause}: ${found.evidence}`],
         ["began", found.began_text || ""],
         ["certainty", `${found.certainty}${found.certainty === "complete" ? "" : `: ${found.reason}`}`],
-        ["also", found.also.length ? `ranks ${spans(found.also.map((other) => other.rank))} went bad too` : ""],
+        ["also", others.length ? `ranks ${spans(others)} went bad too` : ""],
       ]));
   }
 
