@@ -37,6 +37,8 @@ def born_here(trip: Trip) -> tuple[Cause, str]:
         return Cause.OVERFLOW, f"{clean}{near}{reach}"
     if is_nan:
         return Cause.INVALID, f"{clean}, but the {trip.culprit.label} is nan{near}"
+    if not inputs:
+        return Cause.OVERFLOW, f"{clean}{near}"
     if max((one.abs_max for one in inputs), default=0.0) >= 0.99 * math.log(DTYPE_MAX[dtype]):
         return Cause.OVERFLOW, f"{clean}{near}, which exp takes past the end"
     return Cause.SINGULAR, (

@@ -12,11 +12,11 @@ class Cause(StrEnum):
     """Why a frame tripped."""
 
     OVERFLOW = "overflow"
-    """Inputs and weights were finite, the output is inf: it arose here."""
+    """Inputs and weights were finite, and their product, sum or exp was beyond the dtype."""
     INVALID = "invalid"
-    """Inputs and weights were finite, the output is nan: it arose here."""
+    """Inputs and weights were finite, and an operator made nan of them: 0/0, the root of a negative number."""
     WEIGHT = "weight"
-    """The module's own parameter was non-finite before this forward."""
+    """A parameter or buffer of the module, or of one around or below it, was non-finite before this forward."""
     DATA = "data"
     """An input of the root module was non-finite."""
     UPSTREAM = "upstream"
@@ -73,8 +73,9 @@ class Trip:
     ``time`` is Unix seconds of the rank's clock; it orders only torchelastic's error files. ``loss_scale`` is the loss scale
     of a gradient's batch (0: none was seen).
 
-    ``weights`` are the bad weights of the culprit's module, of the modules below it, and of the modules around it.
-    ``harmless`` are the labels of root inputs that were not finite in good batches either, such as a mask of -inf.
+    ``weights`` are the bad weights: the culprit's module's, then those of modules below it, around it, and of all others.
+    ``harmless`` are the labels of root inputs that were not finite in good batches either, such as a mask of -inf; those of
+    the culprit's own inputs follow its name and a colon.
     ``collective`` ran in the culprit's module, such as ``all_reduce``: this rank's part of its sum was finite, the sum was
     inf. ``received`` is one whose sum was nan, so that another rank's part was bad. ``changed`` is the module whose finite
     output was changed in place, unseen by autograd, and then was bad as the culprit or its input. All empty: none.
