@@ -149,7 +149,7 @@ def _rows(name: str, parameter: Tensor) -> tuple[ReadingSpec, ReadingSpec]:
 
 def mark_outputs(output: Any, reached: Callable[[], None]) -> None:
     """Calls ``reached`` when a backward begins at a root's output: its frames belong to that forward's batch."""
-    for _, value in leaves(output, "output"):
+    for value in (output,) if type(output) is Tensor else [value for _, value in leaves(output, "output")]:
         if isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None:
             value.register_hook(partial(_call_reached, reached))
 

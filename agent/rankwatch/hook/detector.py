@@ -289,7 +289,8 @@ class Detector:
                 batch.root_inputs = self._recorder.inputs(batch.position, named, args, kwargs, f"{named.names[0]}:")
             self._call(named, args, kwargs, output)
         finally:
-            self._recorder.forget()
+            if not self._batches.is_direct:
+                self._recorder.forget()
 
     def _leave_root(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         if output is not None or not self._running.is_raising():
