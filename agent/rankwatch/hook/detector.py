@@ -9,7 +9,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from functools import partial, wraps
 from typing import Any, Protocol
 
@@ -22,14 +21,14 @@ from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
 from ..judge.health import is_looked_at
 from ..judge.policy import Judge
 from ..judge.rerun import is_repeating
-from ..judge.settler import Observer, Settler
+from ..judge.settler import Observer, Settler, default_check
 from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import Cell, Tape
 from ..shared.config import Config, Policy
 from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position, ReadingSpec
-from ..shared.tuning import NO_CHANGE, Check, Tuning
+from ..shared.tuning import NO_CHANGE, Tuning
 from . import backward, traced
 from .batches import Batches
 from .collectives import Collectives
@@ -88,7 +87,7 @@ class Detector:
         self._recorder = Recorder(tape, 0 if config.policy is Policy.STRICT else config.weights_every)
         self._sweep = Sweep(model, self._recorder, lambda: self._hooks.watched)
         self._settler = Settler(
-            config.check or _default_check(model),
+            config.check or default_check(model),
             Judge(config.policy, config.ignore),
             config.max_frames_to_save,
             tape,
@@ -128,7 +127,7 @@ class Detector:
         self._hooks = Hooks(
             model,
             self._guarded,
-            select=_selector(config.modules),
+            patterns=config.modules,
             enter=self._hook(self._enter),
             leave=self._hook(self._leave),
             leave_root=self._guarded(self._leave_root),
@@ -433,7 +432,7 @@ class Detector:
         if tuning.ignore is not None:
             self._settler.judge = Judge(self._config.policy, tuning.ignore)
         if tuning.modules is not None:
-            self._hooks.select(_selector(tuning.modules))
+            self._hooks.select(tuning.modules)
 
     # --- backward and the optimizer -----------------------------------------------------------------------------------
 
@@ -509,13 +508,3 @@ class Detector:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._batches.phase = "idle"
         self._steps.count(optimizer)
-
-
-def _selector(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    return lambda name: not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _default_check(model: nn.Module) -> Check:
-    """On devices where reading a number waits for the device, numbers are read once a batch."""
-    parameter = next(model.parameters(), None)
-    return Check.FRAME if parameter is None or parameter.device.type in ("cpu", "meta") else Check.BATCH

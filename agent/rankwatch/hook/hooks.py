@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -33,9 +34,9 @@ class Hooks:
     """Calls ``enter`` and ``leave`` around forwards of the model, ``before_step`` and ``after_step`` around optimizer steps.
 
     For the root: ``enter(named, args, kwargs)`` and ``leave_root(named, args, kwargs, output)``, with output None if its
-    forward raised. For each other module with a name that ``select`` accepts: ``leave(named, args, kwargs, output)``. In a
-    compiled model: ``handed(named, what, numbers)`` instead (see ``traced``). In a deep copy or pickle of the model, the
-    hooks do nothing.
+    forward raised. For each other module with a name that fits one of ``patterns`` (none: all modules):
+    ``leave(named, args, kwargs, output)``. In a compiled model: ``handed(named, what, numbers)`` instead (see ``traced``).
+    In a deep copy or pickle of the model, the hooks do nothing.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Hooks:
         model: nn.Module,
         guard: Guard,
         *,
-        select: Callable[[str], bool],
+        patterns: tuple[str, ...],
         enter: Callable[..., None],
         leave: Callable[..., None],
         leave_root: Callable[..., None],
@@ -52,7 +53,7 @@ class Hooks:
         after_step: Callable[..., None],
     ) -> None:
         self.root = unwrap(model)
-        self._select = select
+        self._patterns = patterns
         self._enter = enter
         self._leave = leave
         self._leave_root = leave_root
@@ -75,9 +76,9 @@ class Hooks:
         _forget_compiled()
         self._learn(named_modules(self.root))
 
-    def select(self, select: Callable[[str], bool]) -> None:
-        """Watches the root, and the modules with a name that ``select`` accepts."""
-        self._select = select
+    def select(self, patterns: tuple[str, ...]) -> None:
+        """Watches the root, and the modules with a name that fits one of the patterns; without patterns, all."""
+        self._patterns = patterns
         for key, named in self._known.items():
             self._attach(key, named)
         if self._is_compiled:
@@ -133,9 +134,12 @@ class Hooks:
                 known = self._known[key] = named
             self._attach(key, known)
 
+    def _is_selected(self, named: NamedModule) -> bool:
+        return not self._patterns or any(fnmatchcase(name, one) for name in named.names for one in self._patterns)
+
     def _attach(self, key: int, named: NamedModule) -> None:
         module, is_root = named.module, named.module is self.root
-        if not is_root and not any(map(self._select, named.names)):
+        if not is_root and not self._is_selected(named):
             _remove(self._handles.pop(key, []))
         elif key not in self._handles:
             leave = _Leave(named, self._leave_root if is_root else self._leave, self._handed)

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+from torch import nn
+
 from ..errors import TrainingAborted
 from ..measure.extremes import NonFiniteCounts, count_non_finite
 from ..measure.modules import NamedModule
@@ -29,6 +31,12 @@ from .health import Health
 from .policy import Judge
 
 log = logging.getLogger(__name__)
+
+
+def default_check(model: nn.Module) -> Check:
+    """On devices where reading a number waits for the device, numbers are read once a batch."""
+    parameter = next(model.parameters(), None)
+    return Check.FRAME if parameter is None or parameter.device.type in ("cpu", "meta") else Check.BATCH
 
 
 class BadReading(NamedTuple):
