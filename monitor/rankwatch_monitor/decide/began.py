@@ -64,10 +64,11 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class TripOrigin:
-    """What the record says about where a trip came from; ``batches``: how many batches before it were looked at."""
+    """What the record says about where a trip came from; so many batches before it, of so many ranks, were looked at."""
 
     began: Began | None
     batches: int
+    ranks: int
 
 
 def find_began(
@@ -100,14 +101,17 @@ def describe_origin(origin: TripOrigin, world_size: int) -> str:
     began = origin.began
     if began is None and not origin.batches:
         return "not known: there are too few batches before the trip to compare with"
+    is_part = origin.ranks < world_size
     if began is None:
-        return f"not seen: no measured reading jumped in the {origin.batches} batches before the trip"
+        of = f", of the {origin.ranks} ranks that were looked at" if is_part else ""
+        return f"not seen: no measured reading jumped in the {origin.batches} batches before the trip{of}"
     where = f"the root ({began.module_class})" if not began.module else f"{began.module} ({began.module_class})"
     what = "the loss" if began.label == "loss" else f"{began.label} of {where}"
     how = f"jumped x{began.factor:.3g}" if math.isfinite(began.factor) else "was not finite"
     if began.rank is None:
         return f"batch {began.batch}, {'all ranks alike' if world_size > 1 else 'rank 0'}: {what} {how}"
-    also = {None: "", True: "; the other ranks' did not", False: "; on other ranks, too"}[began.alone]
+    others = f"those of {origin.ranks - 1} other ranks that were looked at" if is_part else "the other ranks'"
+    also = {None: "", True: f"; {others} did not", False: "; on other ranks, too"}[began.alone]
     return f"batch {began.batch}, rank {began.rank}: {what} {how}{also}"
 
 

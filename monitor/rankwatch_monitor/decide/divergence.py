@@ -71,4 +71,4 @@ def origin_of(verdict: Verdict | None) -> TripOrigin | None:
         return None
     alone = False if found.ranks > 1 else None
     began = Began(None, found.batch, "", found.module_class, found.label, found.loss / found.usual, alone)
-    return TripOrigin(began, found.batch)
+    return TripOrigin(began, found.batch, found.ranks)

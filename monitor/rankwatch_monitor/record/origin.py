@@ -89,7 +89,7 @@ def find_origin(report: Report, record: RunRecord) -> TripOrigin:
         ],
     )
     seen = max((history.batches_before(last) for history in histories.values()), default=0)
-    return TripOrigin(began, seen if seen >= LEAST else 0)
+    return TripOrigin(began, seen if seen >= LEAST else 0, len(histories))
 
 
 def _chosen(report: Report) -> list[int]:

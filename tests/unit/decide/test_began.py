@@ -72,18 +72,21 @@ def test_what_was_not_finite_has_no_factor() -> None:
     found = began(jump(83, rise=math.inf))
     assert found is not None
     assert found.factor == math.inf
-    assert describe_origin(TripOrigin(found, 64), 2).endswith("output of layer (Linear) was not finite")
+    assert describe_origin(TripOrigin(found, 64, 2), 2).endswith("output of layer (Linear) was not finite")
 
 
 def test_it_is_said_in_one_line() -> None:
     of = Began(1, 80, "", "Net", "input[0]", 950.0, True)
-    assert describe_origin(TripOrigin(of, 64), 2) == (
+    assert describe_origin(TripOrigin(of, 64, 2), 2) == (
         "batch 80, rank 1: input[0] of the root (Net) jumped x950; the other ranks' did not"
     )
     assert (
-        describe_origin(TripOrigin(None, 64), 2) == "not seen: no measured reading jumped in the 64 batches before the trip"
+        describe_origin(TripOrigin(None, 64, 2), 2)
+        == "not seen: no measured reading jumped in the 64 batches before the trip"
     )
-    assert "too few batches" in describe_origin(TripOrigin(None, 0), 2)
+    assert describe_origin(TripOrigin(of, 64, 16), 1024).endswith("; those of 15 other ranks that were looked at did not")
+    assert describe_origin(TripOrigin(None, 64, 16), 1024).endswith("before the trip, of the 16 ranks that were looked at")
+    assert "too few batches" in describe_origin(TripOrigin(None, 0, 2), 2)
 
 
 @given(st.lists(st.builds(jump, st.integers(0, 83), st.integers(0, 5), st.integers(0, 3)), max_size=40), st.randoms())
