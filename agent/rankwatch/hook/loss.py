@@ -49,7 +49,7 @@ class Losses:
         self._recorder = recorder
         self._hooks = hooks
         self._handed: list[Tensor] = []  # to the backward that runs, while it has not reached the model
-        self._before: list[tuple[int, int, int]] = []
+        self._before: list[tuple[int, int] | None] = []
 
     def begin(self, losses: list[Tensor]) -> None:
         """A backward begins; it may be another model's."""
@@ -89,14 +89,13 @@ class Losses:
         parameters = (value for named in self._hooks.modules for value in named.module._parameters.values())
         return self._batches.awaits_backward and not any(value is not None and value.requires_grad for value in parameters)
 
-    def _gradients(self) -> list[tuple[int, int, int]]:
+    def _gradients(self) -> list[tuple[int, int] | None]:
         """What changes when a backward adds to a gradient of the model."""
         return [
-            (id(gradient), 0 if gradient is None else gradient._version, value._version)
+            None if (gradient := value.grad) is None else (id(gradient), gradient._version)
             for named in self._hooks.modules
             for value in named.module._parameters.values()
             if value is not None
-            for gradient in (value.grad,)
         ]
 
 
