@@ -367,7 +367,7 @@ def watch(
         gradients: also watch the backward: gradients of module outputs, inputs, and parameters.
         loss_scale: a function that returns the dynamic loss scale in use, of DeepSpeed for example;
             ``torch.amp.GradScaler`` needs none. While a scale is in use, non-finite gradients are measured, but do not trip.
-        max_scale_shrinks: after the loss scale has shrunk this often in a row, non-finite gradients trip.
+        max_scale_shrinks: after the loss scale has shrunk this often in a row, from 65536 or less, non-finite gradients trip.
         first_batch: the number of the next batch, for a resumed training. See also ``Watch.optimizer_step``.
         stop: called once with the exception, instead of raising it: for training loops that stop in a way of their own,
             within the collector's grace. From then on nothing is judged, and optimizer steps find no gradients, so that the

@@ -17,6 +17,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..judge.batch import LossScaling
 from ..shared.config import Config
 
+HIGH = 2.0**16
+"""Torch's default scale. A scale that shrinks from above it is still being searched for: that tells nothing."""
+
 _listeners: weakref.WeakSet[ScalerWatch] = weakref.WeakSet()
 
 
@@ -54,9 +57,10 @@ class ScalerWatch:
 
 
 class Scale:
-    """The scale of one scaler. ``value``: as last read, 0 before. ``shrinks``: how often in a row it has become smaller.
+    """The scale of one scaler. ``value``: as last read, 0 before. ``shrinks``: how often in a row it has become smaller
+    than ``HIGH``.
 
-    ``since`` is the batch of the first of these shrinks.
+    ``since`` is the batch of the first of all shrinks in this row; -1: none.
     """
 
     def __init__(self, read: Callable[[], float] | None = None) -> None:
@@ -86,10 +90,10 @@ class Scale:
 
     def _saw(self, value: float, batch: int) -> None:
         if self.value and value < self.value:
-            self.shrinks += 1
-            self.since = batch if self.shrinks == 1 else self.since
+            self.shrinks += value < HIGH
+            self.since = batch if self.since < 0 else self.since
         elif value > self.value or self._read is None:  # an update without a change: the optimizer step was done
-            self.shrinks = 0
+            self.shrinks, self.since = 0, -1
         self.value = value
 
 
@@ -108,7 +112,8 @@ class LossScales:
 
     Args:
         batch: the number of the batch whose backward ran last.
-        stepped: called with the scale, when a scaler whose scale is not the cause has done or skipped an optimizer's step.
+        stepped: called with the scale, when a scaler whose scale is not the cause, and scales up no more, has done or skipped
+            an optimizer's step.
     """
 
     def __init__(self, config: Config, batch: Callable[[], int], stepped: Callable[[Scale, Optimizer], None]) -> None:
@@ -138,7 +143,7 @@ class LossScales:
         """What a backward of a loss with this scale needs to know of it."""
         if scale is None:
             return LossScaling()
-        return LossScaling(scale.value, scale.shrinks < self._most, scale.since if scale.shrinks else -1)
+        return LossScaling(scale.value, scale.shrinks < self._most, scale.since)
 
     def unscale(self, handed: Tensor) -> Unscaled:
         """The loss behind what was handed to a backward, which may be scaled."""
@@ -175,7 +180,8 @@ class LossScales:
         scale = self._scales.get(scaler)
         if scale is not None:
             self.poll()
-            if scale.shrinks >= self._most:
+            # Gradients that overflow without any scale, and not merely a loss that is summed and needs a low one.
+            if scale.shrinks >= self._most and scale.value <= 1.0:
                 self._on_step(scale, optimizer)
 
 
