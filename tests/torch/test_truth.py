@@ -1,0 +1,46 @@
+"""Hostile trainings: what is said of the first inf or nan is true. ``hostile/`` has the trainings, and their truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from hostile.case import CASES, Case
+from hostile.verdicts import judged, said
+
+LIMITS = {
+    "a_second_use_of_an_input": "a tensor's gradient is the sum over all its uses",
+    "in_a_compiled_model": "a compiled module is not repeated, and a number that it closes over is not seen",
+}
+"""What is not said rightly, and why."""
+
+SLOW = {"in_a_compiled_model", "data_of_a_compiled_model", "a_weight_of_a_compiled_model"}
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    """One thread, and a fresh compiler."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    yield
+    torch.set_num_threads(before)
+    torch._dynamo.reset()
+
+
+def marks(case: Case) -> list[pytest.MarkDecorator]:
+    slow = [pytest.mark.slow] if case.name in SLOW else []
+    return [*slow, pytest.mark.xfail(reason=LIMITS[case.name], strict=True)] if case.name in LIMITS else slow
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks(case)) for case in CASES])
+@pytest.mark.filterwarnings("ignore")
+def test_the_verdict_is_true(case: Case) -> None:
+    found = said(case)
+    assert judged(case, found) == "right", f"{found}\n{case.truth}"
+
+
+def test_each_training_has_a_name_of_its_own() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
