@@ -25,6 +25,7 @@ from .registry import forget, open_watches, prepare, remember
 from .shared import connection as connections
 from .shared.cause import Trip, classify
 from .shared.config import Config, Policy, is_disabled, resolve
+from .shared.divergence import OwnLosses
 from .shared.frame import BEGINNING, NO_STAGE, BatchSummary, Frame, FrameTable, Moment
 from .shared.identity import identify, unnamed_job
 from .shared.notice import Notice
@@ -67,6 +68,7 @@ class Watch:
         self._culprit_time = 0.0
         self._is_culprit = False
         self._last = LastBatch()
+        self._losses = OwnLosses()
         self._has_compared = False
         self._take_over(unwrap(model))
         self._link: Link | None = None
@@ -163,6 +165,7 @@ class Watch:
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
         self._last.add(table, summary)
+        self._losses.take(table, summary)
         self._compare_ranks()
         if self._link is not None:
             self._link.send_batch(table, summary)
@@ -196,7 +199,8 @@ class Watch:
 
     def _report_alone(self, trip: Trip, bad_readings: list[BadReading]) -> None:
         """Prints a trip if there is no collector, which would print the report."""
-        cause, evidence = classify(trip)
+        is_single = self._identity.world_size == 1  # of several ranks, one alone does not know whether they left alike
+        cause, evidence = self._losses.explain(trip) if is_single else classify(trip)
         why = "no collector in reach" if self._link is not None else "no collector configured"
         fields = [
             ("culprit", describe_trip(self._name, trip)),

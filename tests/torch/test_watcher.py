@@ -170,3 +170,23 @@ def test_the_public_names() -> None:
         assert getattr(rankwatch, name).__doc__
     with pytest.raises(AttributeError, match="has no attribute 'wach'"):
         rankwatch.wach  # noqa: B018
+
+
+def test_a_training_that_diverges_alone_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def train() -> None:
+        for _ in range(50):
+            x = torch.randn(16, 8)
+            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    with pytest.raises(rankwatch.OverflowDetected), rankwatch.watch(model):
+        train()
+    out = capsys.readouterr().out
+    assert "cause      divergence: the loss left its range in batch " in out
+    assert "learning rate" in out

@@ -13,6 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .bounded import BoundedDict
+from .cause import Cause, Trip, classify
 from .frame import DTYPE_MAX, BatchSummary, FrameTable, Kind, Phase
 
 KEPT = 64
@@ -39,6 +41,13 @@ JUMPED = 3.0
 
 ALIKE = 1 / 3
 """When the loss of the first rank leaves, the others must have risen by this share of its doublings."""
+
+
+MAX_TABLES = 64
+"""Frame tables of which a process remembers the place of the loss."""
+
+REPLACED = frozenset({Cause.OVERFLOW, Cause.INVALID, Cause.WEIGHT, Cause.GRADIENT, Cause.UPSTREAM, Cause.SINGULAR})
+"""The causes of a trip that may be the end of a divergence."""
 
 
 class LossRows:
@@ -170,6 +179,33 @@ def find_divergence(
         first, own[at].batch, rows.module_class, rows.label, rows.is_loss, usual, own[at].loss, own[-1].loss, own[-1].batch,
         len(known), any(entry.inputs for entry in own),
     )  # fmt: skip
+
+
+class OwnLosses:
+    """The losses of a process that trains alone, without a collector."""
+
+    def __init__(self) -> None:
+        self._history = LossHistory()
+        self._rows = BoundedDict[str, LossRows](MAX_TABLES)
+
+    def take(self, table: FrameTable, summary: BatchSummary) -> None:
+        rows = self._rows.get(table.id)
+        if rows is None:
+            rows = self._rows[table.id] = LossRows(table)
+        self._history.take(summary, rows)
+
+    def explain(self, trip: Trip) -> tuple[Cause, str]:
+        """As ``classify``, but a divergence that ended with the trip is its cause."""
+        cause, evidence = classify(trip)
+        if cause not in REPLACED or trip.position.eval:
+            return cause, evidence
+        found = find_divergence(self._history, [], [self._history], trip.position.batch)
+        return (cause, evidence) if found is None else (Cause.DIVERGENCE, end_of(found, cause, evidence))
+
+
+def end_of(found: Divergence, cause: Cause, evidence: str) -> str:
+    """The evidence of a divergence, and that of the trip at its end."""
+    return f"{describe_divergence(found)}; at the end ({cause.value}): {evidence}"
 
 
 def describe_divergence(found: Divergence) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.cause import Cause
-from rankwatch.shared.divergence import Divergence, LossHistory, LossRows, describe_divergence, find_divergence
+from rankwatch.shared.divergence import REPLACED, Divergence, LossHistory, LossRows, end_of, find_divergence
 from rankwatch.shared.frame import BatchSummary, FrameTable
 
 from .began import Began, TripOrigin
@@ -19,9 +19,6 @@ MAX_TABLES = 256
 
 COMPARED = 64
 """Ranks that are compared, at most: the abort waits for it."""
-
-REPLACED = frozenset({Cause.OVERFLOW, Cause.INVALID, Cause.WEIGHT, Cause.GRADIENT, Cause.UPSTREAM, Cause.SINGULAR})
-"""The causes of a trip that may be the end of a divergence."""
 
 
 @dataclass(slots=True)
@@ -60,7 +57,7 @@ class LossHistories:
 
 def blame_all(verdict: Verdict, found: Divergence) -> Verdict:
     """The verdict, without a single culprit. What tripped at the end stays in its evidence."""
-    evidence = f"{describe_divergence(found)}; at the end ({verdict.cause.value}): {verdict.evidence}"
+    evidence = end_of(found, verdict.cause, verdict.evidence)
     return replace(verdict, cause=Cause.DIVERGENCE, evidence=evidence, divergence=found)
 
 
