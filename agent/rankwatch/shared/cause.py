@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from .born_here import born_here, describe_share, fed, nearest
-from .frame import REDUCED, Frame, FrameSpec, Kind, Phase, Reading, State
+from .frame import DTYPE_MAX, REDUCED, Frame, FrameSpec, Kind, Phase, Reading, State
 from .operators import explain, explain_given, is_own
 from .trip import BadWeight, Cause, Operator, Trip
 
@@ -85,17 +87,24 @@ def _of_loss(trip: Trip) -> tuple[Cause, str]:
     if trip.weights:
         return Cause.WEIGHT, _weight_evidence(trip.weights[0], trip)
     cause, evidence = _of_operator(trip.operator, trip) if trip.operator is not None else (None, "")
+    finite = [r for r in outputs if r.state is State.FINITE]
     if cause is None:
         cause = Cause.INVALID if trip.culprit.state is State.NAN else Cause.OVERFLOW
-    finite = [r for r in outputs if r.state is State.FINITE]
+        if cause is Cause.OVERFLOW and finite and not trip.loss_scale and all(_is_moderate(reading) for reading in finite):
+            cause, evidence = Cause.SINGULAR, "neither exp nor a product of such numbers is inf, but log 0 and 1/0 are"
     if not finite:
-        model = "the model's output was not measured in this batch"
+        model = "the model's output is not at hand"
     elif len(finite) == 1:
         model = f"the model's output was finite (abs max {finite[0].abs_max:.2e})"
     else:
         model = f"the model's outputs were finite (largest abs max {max(r.abs_max for r in finite):.2e})"
     advice = "look at the loss function, its targets, and what it divides by"
     return cause, "; ".join(filter(None, (model, evidence))) + f": {advice}"
+
+
+def _is_moderate(reading: Reading) -> bool:
+    """Whether the square of its exponential is still far from the end of its dtype."""
+    return reading.abs_max < math.log(DTYPE_MAX.get(reading.dtype, 2.0)) / 2
 
 
 def _of_scale(trip: Trip) -> str:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from notebook import Gain, Notebook, model_of, ones, unwatch, watched
 from rankwatch.errors import OverflowDetected
-from rankwatch.shared.cause import classify
+from rankwatch.shared.cause import Cause, classify
 from rankwatch.shared.frame import Frame, Kind, Moment, Phase, State
 from rankwatch.shared.scalars import LastBatch
 from rankwatch.shared.trip import Trip
@@ -259,6 +259,20 @@ def test_a_loss_without_a_gradient_trips() -> None:
     trip = expect_trip(training.notebook, 2)
     assert "the model's output was finite" in classify(trip)[1]
     assert (trip.numel, trip.nan_count) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("scale", "cause"), [(0.0, Cause.SINGULAR), (1e4, Cause.OVERFLOW)], ids=["log of 0", "exp of a large number"]
+)
+def test_an_inf_loss_has_the_cause_that_its_models_output_allows(scale: float, cause: Cause) -> None:
+    training = Training(model_of(nn.Linear(4, 4), Gain()))
+    gain = training.model.get_submodule("1")
+    assert isinstance(gain, Gain)
+    gain.gain = scale
+    with pytest.raises(OverflowDetected):
+        training.run(lambda: training.model(ones()).abs().exp().sum() - (training.model(ones()).abs() + scale).log().sum())
+    trip = expect_trip(training.notebook, 3, state=State.INF)
+    assert classify(trip)[0] is cause
 
 
 def test_one_bad_loss_of_several_is_named() -> None:
