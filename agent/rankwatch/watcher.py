@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 class Watch:
     """A watched model; made by ``watch``. As a context manager, it is closed at the end of the block.
 
-    After a verdict, an exception is raised in the training at the next forward or optimizer step: ``OverflowDetected`` on
-    the culprit rank, ``TrainingAborted`` on the others.
+    After a verdict, an exception is raised in the training at the next forward or optimizer step, for a bad loss in its
+    backward: ``OverflowDetected`` on the culprit rank, ``TrainingAborted`` on the others.
     """
 
     _counts_all = False

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from notebook import Gain, Notebook, model_of, ones, unwatch, watched
 from rankwatch.errors import OverflowDetected
+from rankwatch.measure.tape import PendingRead
 from rankwatch.shared.cause import Cause, classify
 from rankwatch.shared.frame import Frame, Kind, Moment, Phase, State
 from rankwatch.shared.scalars import LastBatch
@@ -240,6 +241,35 @@ def test_a_loss_that_is_nan_trips_before_the_weights_change(check: str, options:
     expect_trip(training.notebook, 2)
     assert all(torch.equal(*pair) for pair in zip(before, training.model.parameters(), strict=True))
     assert losses(training.notebook)[-1][:2] == (2, "loss")
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("check", ["batch", "async"])
+def test_numbers_that_come_late_as_from_a_device_are_still_in_one_message(
+    monkeypatch: pytest.MonkeyPatch, check: str, gradients: bool
+) -> None:
+    monkeypatch.setattr(PendingRead, "is_ready", lambda _: False)
+    training = Training(check=check, gradients=gradients)
+    training.run(lambda: training.model(ones()).square().mean())
+    training.detector.remove()
+    assert [(batch, label) for batch, label, _ in losses(training.notebook)] == [(0, "loss"), (1, "loss"), (2, "loss")]
+    parts = [(summary.batch, summary.first_frame) for _, summary in training.notebook.sent]
+    assert parts == [(batch, first) for batch in range(3) for first in ([0, 5] if gradients else [0])]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_loss_whose_number_comes_late_trips_before_the_step(monkeypatch: pytest.MonkeyPatch, gradients: bool) -> None:
+    monkeypatch.setattr(PendingRead, "is_ready", lambda _: False)
+    training = Training(check="batch", gradients=gradients)
+    before = [parameter.detach().clone() for parameter in training.model.parameters()]
+    loss = training.model(ones()).sum() * math.nan
+    loss.backward()
+    assert training.notebook.trips == []
+    assert training.detector.progress < Moment(2, 2, 0, 5)
+    with pytest.raises(OverflowDetected):
+        training.optimizer.step()
+    expect_trip(training.notebook, 2)
+    assert all(torch.equal(*pair) for pair in zip(before, training.model.parameters(), strict=True))
 
 
 def test_on_a_host_it_trips_before_any_gradient_is_accumulated() -> None:
