@@ -73,10 +73,16 @@ def test_the_rank_that_left_first_is_named(tmp_path: Path, name: str, batch: int
     )
 
 
+@pytest.mark.xfail(reason="three batches are too few to tell a divergence from a flipped bit", strict=True)
+def test_an_explosion_on_all_ranks_blames_no_rank(tmp_path: Path) -> None:
+    job = ended(tmp_path, "a_learning_rate_that_explodes")
+    assert job.verdict["rank"] is None
+
+
 def test_a_divergence_began_when_the_learning_rate_was_raised(tmp_path: Path) -> None:
     began = ended(tmp_path, "a_learning_rate_that_diverges").verdict["began"]
     assert (began["rank"], began["alone"]) == (None, False)
-    assert 20 <= began["batch"] <= 22
+    assert 20 <= began["batch"] <= 26
 
 
 @pytest.mark.parametrize("name", ["healthy"])

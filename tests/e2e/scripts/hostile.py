@@ -321,16 +321,15 @@ def a_flipped_bit() -> Training:
     )
 
 
-@training
-def a_learning_rate_that_diverges() -> Training:
-    """All ranks alike: squares of squares, and a learning rate of 30 from batch 20 on."""
+def diverging(raised: float) -> Training:
+    """All ranks alike: the learning rate is raised from batch 20 on."""
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     model = DistributedDataParallel(net)
     rankwatch.watch(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step(number: int) -> None:
-        optimizer.param_groups[0]["lr"] = 30.0 if number >= 20 else 0.01
+        optimizer.param_groups[0]["lr"] = raised if number >= 20 else 0.01
         nn.functional.mse_loss(model(torch.randn(4, 8)), torch.randn(4, 4)).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -338,7 +337,24 @@ def a_learning_rate_that_diverges() -> Training:
     return step
 
 
-LONG = {"a_rank_that_left_first": 120, "a_flipped_bit": 60, "a_learning_rate_that_diverges": 60}
+@training
+def a_learning_rate_that_diverges() -> Training:
+    """The loss takes eight batches to become inf."""
+    return diverging(4.0)
+
+
+@training
+def a_learning_rate_that_explodes() -> Training:
+    """The loss takes three."""
+    return diverging(30.0)
+
+
+LONG = {
+    "a_learning_rate_that_explodes": 60,
+    "a_rank_that_left_first": 120,
+    "a_flipped_bit": 60,
+    "a_learning_rate_that_diverges": 60,
+}
 
 
 def main() -> None:
