@@ -11,8 +11,6 @@ from hostile.case import CASES, Case
 from hostile.verdicts import judged, said
 
 LIMITS = {
-    "a_float16_sum_overflows": "of a loss function, targets and constants are not seen",
-    "a_second_use_of_an_input": "a tensor's gradient is the sum over all its uses",
     "in_a_compiled_model": "a compiled module is not repeated, and a number that it closes over is not seen",
 }
 """What is not said rightly, and why."""

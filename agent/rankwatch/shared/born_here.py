@@ -42,7 +42,8 @@ def born_here(trip: Trip) -> tuple[Cause, str]:
     if max((one.abs_max for one in inputs), default=0.0) >= 0.99 * math.log(DTYPE_MAX[dtype]):
         return Cause.OVERFLOW, f"{clean}{near}, which exp would take past the end"
     return Cause.SINGULAR, (
-        f"{clean}{near}; no product of them can reach {dtype}'s end: look for a division by zero or a log of 0"
+        f"{clean}{near}; no product of them can reach {dtype}'s end: "
+        "look for a division by zero, a log of 0, or a number that is neither input nor weight"
     )
 
 

@@ -91,7 +91,10 @@ def _of_loss(trip: Trip) -> tuple[Cause, str]:
     if cause is None:
         cause = Cause.INVALID if trip.culprit.state is State.NAN else Cause.OVERFLOW
         if cause is Cause.OVERFLOW and finite and not trip.loss_scale and all(_is_moderate(reading) for reading in finite):
-            cause, evidence = Cause.SINGULAR, "neither exp nor a product of such numbers is inf, but log 0 and 1/0 are"
+            cause, evidence = (
+                Cause.SINGULAR,
+                "no exp or product of such numbers is inf: a log of 0 or a division by zero is likely",
+            )
     if not finite:
         model = "the model's output is not at hand"
     elif len(finite) == 1:
@@ -103,8 +106,13 @@ def _of_loss(trip: Trip) -> tuple[Cause, str]:
 
 
 def _is_moderate(reading: Reading) -> bool:
-    """Whether the square of its exponential is still far from the end of its dtype."""
-    return reading.abs_max < math.log(DTYPE_MAX.get(reading.dtype, 2.0)) / 2
+    """Whether the square of its exponential is still far from the end of its dtype, and so is a sum of many such numbers."""
+    limit = DTYPE_MAX.get(reading.dtype, 2.0)
+    return limit > _NARROW and reading.abs_max < math.log(limit) / 2
+
+
+_NARROW = 1e6
+"""In a dtype that ends before, a sum alone may overflow."""
 
 
 def _of_scale(trip: Trip) -> str:
@@ -219,7 +227,12 @@ def _gradient_evidence(trip: Trip) -> str:
         largest = nearest([(reading, reading.dtype) for reading in came_in])
         share = f" ({describe_share(*largest)})" if largest else ""
         how = f"the gradient that came in was finite{share}"
-        return f"born in the backward of this module: {how}, the {culprit.label} is {culprit.state.name.lower()}"
+        # The gradient of a tensor is the sum over all its uses, and a residual connection is a second use.
+        is_summed = culprit.kind is Kind.GRAD_INPUT
+        where = (
+            "this module's backward, unless its input is used elsewhere, too" if is_summed else "the backward of this module"
+        )
+        return f"born in {where}: {how}, the {culprit.label} is {culprit.state.name.lower()}"
     return f"the {culprit.label} is {culprit.state.name.lower()}: {_born_before(trip)}"
 
 
