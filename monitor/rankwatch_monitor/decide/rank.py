@@ -23,8 +23,8 @@ class Rank:
     """A rank that has connected.
 
     ``full_batch`` is the last batch of which the rank reported more than the root. ``forward_frames`` counts the frames of
-    its forward, ``frames`` those of its forward and backward so far, ``frames_before`` those of the full batch before. ``loss``
-    is its last loss, of batch ``loss_batch``.
+    its forward up to the root's, ``frames`` those of its forward and backward so far, ``frames_before`` those of the full
+    batch before. ``loss`` is its last loss, of batch ``loss_batch``.
     """
 
     hello: messages.Hello
@@ -103,7 +103,8 @@ class Rank:
         if loss != NO_LOSS and batch >= self.loss_batch:
             self.loss_batch, self.loss = batch, loss
         if first_frame == 0 and frames > 1 + (loss != NO_LOSS):
-            self.full_batch, self.frames_before, self.forward_frames, self.frames = batch, self.frames, end, 0
+            self.full_batch, self.frames_before, self.frames = batch, self.frames, 0
+            self.forward_frames = end - (loss != NO_LOSS)
         if batch == self.full_batch and end > self.frames:
             self.frames = end
         if self.hello.stage != NO_STAGE:

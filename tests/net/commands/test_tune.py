@@ -13,7 +13,7 @@ from torch import nn
 import rankwatch
 from collectors import Running, until
 from rankwatch.errors import OverflowDetected
-from rankwatch.shared.frame import BEGINNING, BatchSummary, FrameTable
+from rankwatch.shared.frame import BEGINNING, BatchSummary, FrameTable, Kind
 from rankwatch.shared.identity import Identity
 from rankwatch.tell.link import Link
 from rankwatch_monitor import cli
@@ -32,7 +32,8 @@ class Training:
         tell = self.watch.on_batch
 
         def noted(table: FrameTable, summary: BatchSummary) -> None:
-            self.told.setdefault(summary.batch, []).extend(spec.module for spec in table.specs)
+            called = [spec.module for spec in table.specs if spec.readings[0].kind is not Kind.LOSS]
+            self.told.setdefault(summary.batch, []).extend(called)
             tell(table, summary)
 
         monkeypatch.setattr(self.watch, "on_batch", noted)
