@@ -60,7 +60,7 @@ def test_a_model_that_nobody_holds_ends_its_run(collector: Running) -> None:
     def train() -> None:
         model = nn.Linear(2, 2)
         rankwatch.watch(model)
-        model(torch.ones(2))
+        model(torch.ones(2)).sum().backward()
 
     gc.freeze()  # to look through all that other tests have left takes longer than a rank may be silent
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -25,13 +26,15 @@ MAX_HARMLESS = 4096
 
 _INPUTS = (Kind.INPUT, Kind.KEYWORD)
 
+log = logging.getLogger(__name__)
+
 
 class Gathered(NamedTuple):
     """What a trip has beside its frames; see ``Trip``."""
 
-    operator: Operator | None
-    weights: tuple[BadWeight, ...]
-    harmless: tuple[str, ...]
+    operator: Operator | None = None
+    weights: tuple[BadWeight, ...] = ()
+    harmless: tuple[str, ...] = ()
 
 
 class Evidence:
@@ -89,7 +92,14 @@ class Evidence:
                 self._harmless[module, row.label, cell.state] = None
 
     def of(self, frame: PendingFrame, kind: Kind, part: BatchPart, call: Call | None) -> Gathered:
-        """The evidence of a frame whose culprit is a reading of this kind."""
+        """The evidence of a frame whose culprit is a reading of this kind. The trip counts without it, too."""
+        try:
+            return self._gather(frame, kind, part, call)
+        except Exception:
+            log.exception("rankwatch: an error of its own as it gathered evidence; the trip is reported without it")
+            return Gathered()
+
+    def _gather(self, frame: PendingFrame, kind: Kind, part: BatchPart, call: Call | None) -> Gathered:
         given = self._given(frame, part, call) if kind is Kind.OUTPUT else None
         repeated = repeat(frame.named.module, *given) if given is not None else None
         weights: tuple[BadWeight, ...] = ()

@@ -173,11 +173,12 @@ class Recorder:
         """
         if type(frame.named.module).__module__.startswith("torch.nn."):
             return {}
-        made = {leaf.data_ptr() for _, leaf in leaves(output, "output") if type(leaf) is Tensor}
+        made = {address_of(leaf) for _, leaf in leaves(output, "output")} - {None}
         given = [value for _, _, value in _labelled_inputs(args, kwargs)]
         found = {}
         for row, value in enumerate(given, frame.weights):
-            seen = self._seen.get(value.data_ptr()) if type(value) is Tensor and value.data_ptr() in made else None
+            address = address_of(value)
+            seen = self._seen.get(address) if address is not None and address in made else None
             if seen is not None and seen.before is not None:
                 found[row] = seen.before
         return found
@@ -317,6 +318,12 @@ class Recorder:
         if specs is None:
             specs = self._specs[named.number] = BoundedDict(MAX_SPECS)
         return specs
+
+
+def address_of(value: Any) -> int | None:
+    """Where the values of a plain tensor are; None for other values, and for tensors without memory of their own."""
+    is_plain = type(value) is Tensor and value.layout is torch.strided and not value.is_nested and not value.is_meta
+    return value.data_ptr() if is_plain else None
 
 
 def _spec(named: NamedModule, rows: tuple[ReadingSpec, ...], phase: Phase) -> FrameSpec:

@@ -17,7 +17,7 @@ RANK = """
 import ctypes, sys, torch, rankwatch
 model = torch.nn.Linear(1, 1)
 watch = rankwatch.watch(model)
-model(torch.ones(1))
+model(torch.ones(1)).backward()
 print("ready", flush=True)
 while sys.stdin.readline():
     ctypes.PyDLL(None).usleep(2_000_000)  # a call into C that holds the interpreter lock: no Python thread runs
@@ -52,7 +52,7 @@ def test_a_killed_rank_is_lost(collector: Running, rank: subprocess.Popen[str]) 
     until(lambda: collector.reports)
     (report,) = collector.reports
     assert (report.outcome, report.ranks[0].state) == (Outcome.LOST, RankState.LOST)
-    assert "was lost: nothing heard for 0.3 s; last seen in batch 0, frame 1, phase backward" in report.reason
+    assert "was lost: nothing heard for 0.3 s; last seen in batch 0, frame 2, phase backward" in report.reason
 
 
 def test_a_rank_that_keeps_the_interpreter_to_itself_is_not_lost(collector: Running, rank: subprocess.Popen[str]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import notebook
 import rankwatch
+from models import Calls
 from notebook import model_of, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.judge import rerun
@@ -203,3 +204,15 @@ def test_autocast_is_as_it_was(cached: bool) -> None:
         assert torch.is_autocast_cache_enabled() is cached
     assert trip.operator is not None
     assert (trip.operator.name, trip.operator.operands) == ("aten._to_copy.default", (1e5,))
+
+
+def test_an_error_in_the_evidence_costs_the_evidence_and_not_the_trip(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rankwatch.judge.evidence.repeat", lambda *_: 1 / 0)
+    model = nn.Sequential(nn.Linear(2, 2), Calls(lambda x: x / 0))
+    detector, seen = watched(model)
+    with pytest.raises(OverflowDetected):
+        model(torch.ones(1, 2))
+    assert (detector.fault, seen.trips[0].operator) == ("", None)
+    assert "the trip is reported without it" in caplog.text

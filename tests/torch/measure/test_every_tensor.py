@@ -331,11 +331,12 @@ def test_a_fully_sharded_model_is_watched_under_its_own_names(is_watched_first: 
         optimizer.step()
     assert detector.fault == ""
     assert [(s.batch, s.optimizer_step) for _, s in notebook.batches] == [(0, 0), (1, 1)]
-    frames = notebook.frames(0)
+    *frames, loss = notebook.frames(0)
     assert [(f.spec.module, f.spec.module_class) for f in frames] == [
         ("0", "Linear"), ("1", "GELU"), ("2", "Linear"), ("", "Sequential"),
     ]  # fmt: skip
-    assert {r.state for frame in frames for r in frame.readings} == {State.FINITE}
+    assert [r.label for r in loss.readings] == ["loss"]
+    assert {r.state for frame in (*frames, loss) for r in frame.readings} == {State.FINITE}
     weights = {f"{f.spec.module}.{r.label}": r.abs_max for f in frames for r in f.readings if r.label in ("weight", "bias")}
     assert weights == pytest.approx(before)
     with torch.no_grad():
