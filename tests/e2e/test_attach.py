@@ -51,11 +51,9 @@ def test_the_model_is_found_and_named_as_the_user_wrote_it(command: list[str], t
     assert job.left_behind == []
 
 
-@pytest.mark.parametrize("rank", [pytest.param("0", marks=pytest.mark.slow), "1"])
-@pytest.mark.parametrize(
-    "how",
-    ["direct", pytest.param("eval", marks=pytest.mark.slow), pytest.param("frozen", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("how", ["direct", "eval", "frozen"])
 def test_a_training_that_never_calls_its_root_in_training_mode_is_one_run(how: str, rank: str, tmp_path: Path) -> None:
     """Rank 0 alone evaluates between the batches, and forgets ``no_grad``."""
     job = run_job(tmp_path, forked("parts.py", how, rank), "--abort-grace", "3")
@@ -112,6 +110,7 @@ model(torch.ones(3))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="in Python 3.10 what is raised again has the traceback it had")
 def test_tracebacks_of_a_training_contain_no_rankwatch_frame(tmp_path: Path) -> None:
     script = tmp_path / "raising.py"

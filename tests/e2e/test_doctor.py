@@ -135,6 +135,7 @@ def test_without_torch_the_rest_is_checked(tmp_path: Path) -> None:
 # --- ranks that differ from the others ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_starts_is_named(clinic: Clinic, tmp_path: Path) -> None:
     diagnosis = clinic.see(tmp_path, 4, [Patient(rank) for rank in (0, 1, 3)], "--timeout", "4")
     assert diagnosis.codes == [1, 1, 1]
@@ -157,6 +158,7 @@ def test_a_rank_0_that_never_starts_is_reported_by_each_rank(clinic: Clinic, tmp
     assert all("has rank 0 started there" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_and_the_others_are_checked(clinic: Clinic, tmp_path: Path) -> None:
     patients = [Patient(0), Patient(1), Patient(2, deaf=True)]
     diagnosis = clinic.see(tmp_path, 3, patients, "--check-timeout", "2")

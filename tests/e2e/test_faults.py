@@ -27,6 +27,7 @@ pytestmark = pytest.mark.e2e
 # --- the collector --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_collector_that_starts_after_the_training_gets_the_last_summaries(site: Site) -> None:
     site.collect().kill()
     (rank,) = site.start(1)
@@ -94,6 +95,7 @@ def test_a_run_has_one_record_although_its_collector_was_killed_and_restarted(si
     assert site.recorded() == trained(3)
 
 
+@pytest.mark.slow
 def test_a_restarted_collector_carries_out_the_abort_that_was_decided_before(site: Site) -> None:
     first = site.collect("--decision-window", "0.1")
     ranks = site.start(2)
@@ -291,6 +293,7 @@ def test_a_run_that_begins_on_a_read_only_disk_gets_a_verdict_without_a_folder(s
     assert "Traceback" not in site.log
 
 
+@pytest.mark.slow
 def test_a_restarted_collector_reaches_a_verdict_although_the_record_is_unreadable(site: Site) -> None:
     first = site.collect()
     ranks = site.start(2)
@@ -328,6 +331,7 @@ def test_a_run_folder_deleted_in_mid_run_costs_no_verdict(site: Site) -> None:
     assert site.report("train-0")["verdict"]["rank"] == 0  # the folder is created again
 
 
+@pytest.mark.slow
 def test_output_that_cannot_be_written_costs_neither_the_verdict_nor_the_exit_code(site: Site) -> None:
     site.collect(stdout="/dev/full")
     site.start(2)

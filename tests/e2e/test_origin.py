@@ -20,6 +20,7 @@ def began(job: Job) -> Any:
     return job.verdict["began"]
 
 
+@pytest.mark.slow
 def test_an_input_of_another_rank_is_where_it_began(tmp_path: Path) -> None:
     job = run(tmp_path, "input")
     assert job.verdict["batch"] > FAULT_AT

@@ -19,7 +19,8 @@ def verdict_of(tmp_path: Path, how: str) -> dict[str, Any]:
     return job.verdict
 
 
-@pytest.mark.parametrize("how", ["sum", *(pytest.param(how, marks=pytest.mark.slow) for how in ("async", "scatter"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["sum", "async", "scatter"])
 def test_a_sum_of_finite_parts(tmp_path: Path, how: str) -> None:
     verdict = verdict_of(tmp_path, how)
     assert (verdict["batch"], verdict["module"], verdict["reading"]) == (3, "row", "output")

@@ -81,6 +81,7 @@ def test_all_samples_of_many_ranks_are_served(meters: Meters) -> None:
     assert [sample.labels["rank"] for sample in families["rankwatch_rank_batch"]] == [str(rank) for rank in range(1000)]
 
 
+@pytest.mark.slow
 def test_peers_that_do_not_read_do_not_hold_up_the_collector(tmp_path: Path, meters: Meters) -> None:
     running = Running(tmp_path, meters=meters)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

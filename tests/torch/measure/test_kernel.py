@@ -236,6 +236,7 @@ def run(code: str, **more: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_host_s_tensors_cost_no_import_of_triton() -> None:
     code = (
         "import sys, torch; before = set(sys.modules); from rankwatch.measure import kernel;"

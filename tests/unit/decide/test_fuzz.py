@@ -400,7 +400,7 @@ class Peers(RuleBasedStateMachine):
 
 TestPeers = Peers.TestCase
 # Shrinking takes minutes here: add Phase.shrink when a run has failed.
-TestPeers.settings = settings(bounded, max_examples=80, stateful_step_count=30, phases=[Phase.generate])
+TestPeers.settings = settings(bounded, max_examples=40, stateful_step_count=30, phases=[Phase.generate])
 
 
 def ledger_of(*hellos: tuple[bytes, messages.Hello]) -> Ledger:

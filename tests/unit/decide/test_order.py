@@ -126,7 +126,7 @@ def check_verdict(worlds: list[Life], data: st.DataObject) -> None:
 WORLDS = given(worlds=st.lists(lives, min_size=1, max_size=5), data=st.data())
 
 
-@settings(max_examples=100, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @WORLDS
 def test_the_step_orders_ranks_that_count_batches_unequally(worlds: list[Life], data: st.DataObject) -> None:
     check_verdict(worlds, data)

@@ -17,7 +17,7 @@ from rankwatch_monitor.decide.ledger import Tick
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.verdict import Certainty, Liveness, Witness, elect, logical_time_of
 
-FEW = settings(max_examples=100, derandomize=True)
+FEW = settings(max_examples=50, derandomize=True)
 """The same examples each time."""
 
 MANY = settings(max_examples=1000)
