@@ -78,7 +78,7 @@ def test_a_poisoned_weight(tmp_path: Path) -> None:
     verdict = job.verdict
     assert (verdict["rank"], verdict["batch"], verdict["cause"]) == (1, 5, "weight")
     assert (verdict["module"], verdict["reading"], verdict["nan_count"]) == ("blocks.1.linear", "weight", 1)
-    assert "the last optimizer step, number 4, and at the gradients of batch 4" in verdict["evidence"]
+    assert "last seen finite in batch 4, bad in batch 5: look at the gradients" in verdict["evidence"]
 
 
 def test_the_others_wait_in_all_reduce(tmp_path: Path) -> None:

@@ -128,6 +128,8 @@ class BatchPart:
         self.is_held = not batch.is_sure
         """Whether it is sent only if a backward reaches it."""
         self.is_judged = False
+        self.is_printed = False
+        """Whether its trace was printed."""
         self.look: Look | None = None
         """A look at all parameters when it began."""
         self.frames: list[PendingFrame] = []

@@ -223,10 +223,8 @@ class Settler:
     def release(self, part: BatchPart) -> None:
         """A part that was held is sent: now, or as soon as it is judged."""
         part.is_held = False
-        if part.is_judged:
-            self._trace(part)
-            if not part.awaits_loss:
-                self._send(part)
+        if part.is_judged and not part.awaits_loss:
+            self._send(part)
 
     def _judged(self, part: BatchPart) -> None:
         part.is_judged = True
@@ -274,9 +272,8 @@ class Settler:
 
     def _settle(self, part: BatchPart) -> None:
         found = self._judge_late(part)
-        if found is not None or not part.is_held:
-            self._trace(part)
         if found is not None:
+            self._trace(part)
             self._observer.on_found(found.trip)
         elif self._has_bad:
             self._evidence.learn(part)
@@ -305,6 +302,7 @@ class Settler:
         self._send_without_loss(part)
 
     def _send(self, part: BatchPart) -> None:
+        self._trace(part)
         if part.frames and part.batch.is_streamed:
             self._observer.on_batch(*part.finish(self._tables))
             for notice in self._health.look(part):
@@ -325,7 +323,9 @@ class Settler:
         return None
 
     def _trace(self, part: BatchPart) -> None:
-        if part.batch.traced and part.frames and part.loss_of is None:
+        """Prints a part that is complete: its forward's with the loss."""
+        if part.batch.traced and part.frames and part.loss_of is None and not part.is_printed:
+            part.is_printed = True
             self._observer.on_trace([frame.measured() for frame in part.frames])
 
     def _trip(

@@ -313,7 +313,7 @@ def test_a_traced_batch_of_direct_calls_is_printed_once() -> None:
     _, notebook = watched(model, trace_batch_nums=[1])
     train(lambda: autoencode(model), sgd(model), batches=3)
     (trace,) = notebook.traces
-    assert [frame.spec.module for frame in trace] == CALLS
+    assert [frame.spec.module for frame in trace] == [*CALLS, ""]  # and the loss
     assert {frame.position.batch for frame in trace} == {1}
 
 
@@ -608,5 +608,5 @@ def test_every_and_limit_and_trace_hold_in_eval_mode() -> None:
     with pytest.raises(BatchLimitReached, match="3"):
         train(lambda: model(ones()).sum().backward(), sgd(model), batches=9)
     assert batches_of(notebook) == {1: ["0", "1", "2", ""], 2: ["0", "1", "2", ""], 3: [""]}
-    assert [frame.position.batch for frame in notebook.traces[0]] == [1] * 4
+    assert [frame.position.batch for frame in notebook.traces[0]] == [1] * 5
     assert len(notebook.traces) == 1
