@@ -10,11 +10,6 @@ import torch
 from hostile.case import CASES, Case
 from hostile.verdicts import judged, said
 
-LIMITS = {
-    "in_a_compiled_model": "a compiled module is not repeated, and a number that it closes over is not seen",
-}
-"""What is not said rightly, and why."""
-
 SLOW = {"in_a_compiled_model", "data_of_a_compiled_model", "a_weight_of_a_compiled_model"}
 
 
@@ -30,8 +25,7 @@ def _alone() -> Iterator[None]:
 
 
 def marks(case: Case) -> list[pytest.MarkDecorator]:
-    slow = [pytest.mark.slow] if case.name in SLOW else []
-    return [*slow, pytest.mark.xfail(reason=LIMITS[case.name], strict=True)] if case.name in LIMITS else slow
+    return [pytest.mark.slow] if case.name in SLOW else []
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks(case)) for case in CASES])

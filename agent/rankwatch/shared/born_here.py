@@ -41,7 +41,9 @@ def born_here(trip: Trip) -> tuple[Cause, str]:
         return Cause.OVERFLOW, f"{clean}{near}"
     if max((one.abs_max for one in inputs), default=0.0) >= 0.99 * math.log(DTYPE_MAX[dtype]):
         return Cause.OVERFLOW, f"{clean}{near}, which exp would take past the end"
-    return Cause.SINGULAR, (
+    # A pole needs a zero. Else a number that no reading shows may have been multiplied in.
+    has_zero = any(one.abs_min == 0 for one in (*inputs, *weights))
+    return Cause.SINGULAR if has_zero else Cause.OVERFLOW, (
         f"{clean}{near}; no product of them can reach {dtype}'s end: "
         "look for a division by zero, a log of 0, or a number that is neither input nor weight"
     )

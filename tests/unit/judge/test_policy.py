@@ -146,7 +146,7 @@ def test_a_mask_that_was_harmless_before_is_not_the_cause() -> None:
     masked = (reading("input[mask]", INF), reading("input[0]"))
     harmless = frame(*masked, reading("output"), module="layer.0")
     cause, _ = classify(trip(*masked, reading("output", INF), at=(0, 0, 1), before=(harmless,), root_inputs=masked[:1]))
-    assert cause is Cause.SINGULAR
+    assert cause is Cause.OVERFLOW
     harmed = frame(*masked, reading("output", INF), module="layer.0")
     cause, _ = classify(trip(*masked, reading("output", INF), at=(0, 0, 1), before=(harmed,), root_inputs=masked[:1]))
     assert cause is Cause.DATA
