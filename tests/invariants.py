@@ -62,7 +62,9 @@ INVARIANTS: dict[str, Callable[[Run], bool]] = {
         run._ending.waived is None or not run.options.abort_on_lost
     ),
     "no message is in the record before it was taken": lambda run: all(r.stored <= r.seq for r in run.ranks.values()),
-    "a stall is of ranks that connected": lambda run: run._stall is None or set(run._stall.ranks) <= run.ranks.keys(),
+    "a stall is of ranks that connected": lambda run: (
+        run._stalls.stall is None or set(run._stalls.stall.ranks) <= run.ranks.keys()
+    ),
 }
 
 

@@ -22,6 +22,7 @@ from ..judge.settler import Settler
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..shared.config import Config
 from ..shared.frame import NOWHERE, Moment, Phase, Position
+from ..shared.tuning import Tuning
 from .scaler import LossScales
 from .stage import is_rehearsal
 from .steps import OptimizerSteps
@@ -96,6 +97,13 @@ class Batches:
     def next(self) -> Position:
         """The position of the next frame of a forward."""
         return self.of_forward.position if self.is_open or self.is_direct else self.position
+
+    def tune(self, tuning: Tuning) -> None:
+        """Changes options from the next forward on."""
+        if tuning.every is not None:
+            self.every = tuning.every
+        if tuning.trace_batch_nums is not None:
+            self.trace_batch_nums = frozenset(tuning.trace_batch_nums)
 
     # --- forwards -----------------------------------------------------------------------------------------------------
 

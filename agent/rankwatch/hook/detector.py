@@ -251,8 +251,7 @@ class Detector:
     def _enter(self, named: NamedModule, args: Any, kwargs: Any) -> None:
         if self._running.is_recomputing():
             return
-        is_outermost = self._running.enter()
-        if is_outermost is None:
+        if (is_outermost := self._running.enter()) is None:
             return
         if is_outermost:
             self._open_batch(self._style_of(self.root.training, torch.is_grad_enabled()))
@@ -362,8 +361,7 @@ class Detector:
             self._parameters.watch(named)
 
     def _mark(self, tensor: Tensor, label: str, named: NamedModule) -> None:
-        frame = self._recorder.values(self._batches.next, named, [(Kind.MARKED, label, tensor)])
-        self._batches.add(frame, ((), {}, tensor))
+        self._batches.add(self._recorder.values(self._batches.next, named, [(Kind.MARKED, label, tensor)]), ((), {}, tensor))
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
@@ -422,15 +420,8 @@ class Detector:
         tuning = NO_CHANGE
         while self._tunings:
             tuning = tuning.then(self._tunings.popleft())
-        if tuning.every is not None:
-            self._batches.every = tuning.every
-        if tuning.trace_batch_nums is not None:
-            self._batches.trace_batch_nums = frozenset(tuning.trace_batch_nums)
-        if tuning.check is not None:
-            self._settler.poll(wait=True)
-            self._settler.check = tuning.check
-        if tuning.ignore is not None:
-            self._settler.judge = Judge(self._config.policy, tuning.ignore)
+        self._batches.tune(tuning)
+        self._settler.tune(tuning)
         if tuning.modules is not None:
             self._hooks.select(tuning.modules)
 
@@ -497,8 +488,7 @@ class Detector:
     def _judge_step(self, optimizer: Optimizer) -> None:
         if not self._steps.is_ours(optimizer):
             return
-        unsure = self._batches.unsure_before(optimizer)
-        if unsure is not None:
+        if (unsure := self._batches.unsure_before(optimizer)) is not None:
             self._reach(unsure)
         if self._config.gradients and self._batches.of_backward.is_streamed and self._batches.of_backward.is_full:
             self._reduced.before_step()

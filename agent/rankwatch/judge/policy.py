@@ -29,6 +29,10 @@ class Judge:
         self._ignore = tuple(ignore)
         self._rules = BoundedDict[FrameSpec, tuple[tuple[State, ...], ...]](MAX_RULES)
 
+    def ignoring(self, patterns: Sequence[str]) -> Judge:
+        """The same judge with other patterns."""
+        return Judge(self._policy, patterns)
+
     def tripping(self, spec: FrameSpec, states: bytes) -> list[int]:
         """The indices of the readings that trip, in ascending order."""
         # The hot path: nearly every frame is finite, which two searches in a few bytes find out.

@@ -23,7 +23,7 @@ from ..measure.tape import PendingRead, Tape
 from ..shared.cause import Trip
 from ..shared.frame import BatchSummary, Frame, FrameTable, Kind, Moment, Phase, State
 from ..shared.notice import Notice
-from ..shared.tuning import Check
+from ..shared.tuning import Check, Tuning
 from .batch import BatchInProgress, BatchPart, LossScaling, Tables
 from .changes import guilty_collective, mark_stale
 from .evidence import Evidence
@@ -202,6 +202,14 @@ class Settler:
         if forward is None or not forward.is_judged or forward.is_held or not forward.frames:
             return None
         return forward.finish(self._tables)
+
+    def tune(self, tuning: Tuning) -> None:
+        """Changes options from the next forward on."""
+        if tuning.check is not None:
+            self.poll(wait=True)
+            self.check = tuning.check
+        if tuning.ignore is not None:
+            self.judge = self.judge.ignoring(tuning.ignore)
 
     def poll(self, *, wait: bool = False) -> None:
         """Judges the parts whose numbers have come; ``wait``: all parts, waiting for their numbers.

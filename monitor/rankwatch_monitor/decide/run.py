@@ -15,7 +15,7 @@ from rankwatch.shared import messages
 from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.frame import NO_LOSS, FrameTable, Moment
 from rankwatch.shared.notice import describe_notice
-from rankwatch.shared.text import describe_culprit, name_spans
+from rankwatch.shared.text import describe_culprit
 from rankwatch.shared.tuning import NO_CHANGE, Tuning
 
 from .abort import AbortDelivery
@@ -45,8 +45,8 @@ from .notices import Notices
 from .options import Options
 from .rank import Rank, count_frames, describe_first_lost, rows_of
 from .report import Outcome, RankState, Report, RunStanding
-from .silence import CUT_OFF, Silence
-from .stall import Stall, find_stall
+from .silence import CUT_OFF, Silence, describe_lost
+from .stall import StallWatch
 from .verdict import Verdict, logical_time_of
 
 NOBODY = b""
@@ -75,7 +75,7 @@ class Run:
     _ending: Ending = field(default_factory=Ending)
     _election: Election = field(init=False)
     _silence: Silence = field(init=False)
-    _stall: Stall | None = None
+    _stalls: StallWatch = field(init=False)
     _notices: Notices = field(default_factory=Notices)
     _losses: LossHistories = field(default_factory=LossHistories)
     _tables: BoundedDict[str, FrameTable] = field(default_factory=lambda: BoundedDict(MAX_TABLES))
@@ -96,6 +96,7 @@ class Run:
         self.tuning = Tuning(every=self.options.every)
         self._election = Election(self.world_size, self.options.decision_window)
         self._silence = Silence(self.options.lost_after, self.options.cut_off_after, self.options.return_window)
+        self._stalls = StallWatch(self.options.stall_after)
         self._abort = AbortDelivery(self.options.abort_repeat, self.options.acknowledge_window)
         self._note_down(0.0, Opened(self.job, self.restart, self.world_size))
 
@@ -366,25 +367,18 @@ class Run:
             self._lose(rank, now)
         lost = [rank for rank in found.dead if rank.state is RankState.LOST]
         if lost:
-            first, *others = lost
-            text = f"{first.name} was lost: nothing heard for {self.options.lost_after:g} s; {first.last_seen}"
-            text += f"; after it {name_spans([rank.number for rank in others])}" if others else ""
+            text = describe_lost(lost, self.options.lost_after)
             yield Note(f"run {self.id}: {text}")
             yield from self._abort_upon(Incident.RANKS_LOST, text, now)
 
     def _look_for_stall(self, now: float) -> Iterator[Effect]:
-        if not self.options.stall_after or not self._ending.is_open:
+        if not self._ending.is_open:
             return
-        seen = [rank for rank in (self.ranks[number] for number in self._running) if not rank.fault]
-        stall = find_stall(seen, now, self.options.stall_after)
-        before, self._stall = self._stall, stall
-        if stall is None:
-            if before is not None and all(self.ranks[number].is_running for number in before.ranks):
-                yield Note(f"run {self.id}: {name_spans(before.ranks)} went on")
-        elif before is None or before.ranks != stall.ranks:
-            yield Note(f"run {self.id}: {stall.text}")
-            if self.options.abort_on_stall:
-                yield from self._abort_upon(Incident.STALLED, stall.text, now)
+        news = self._stalls.look([self.ranks[number] for number in self._running], now)
+        for text in news.notes:
+            yield Note(f"run {self.id}: {text}")
+        if news.began and self.options.abort_on_stall:
+            yield from self._abort_upon(Incident.STALLED, news.began, now)
 
     def _look_who_is_waited_for(self, now: float) -> Iterator[Effect]:
         before, self._noted_waiting = self._noted_waiting, self.waiting
@@ -514,7 +508,7 @@ class Run:
             ranks=rows_of(self.ranks, self.world_size),
             notices=self._notices.all(),
             notices_unkept=self._notices.unkept,
-            stalled=self._stall.text if self._stall is not None else "",
+            stalled=stall.text if (stall := self._stalls.stall) is not None else "",
             origin=origin_of(self.verdict),
         )
 
@@ -525,7 +519,7 @@ class Run:
             restart=self.restart,
             world_size=self.world_size,
             tripped=self._trips,
-            stalled=len(self._stall.ranks) if self._stall is not None else 0,
+            stalled=len(stall.ranks) if (stall := self._stalls.stall) is not None else 0,
             outcome=self._ending.outcome,
             over=self.over,
             heartbeat=self.options.heartbeat,

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rankwatch.shared.text import name_spans
+
 from .rank import Rank, describe_several
 
 CUT_OFF, HELD_UP = "silent and cut off, as are all others", "silent, but still connected"
@@ -59,6 +61,13 @@ class Silence:
         # In the order of the ends of their connections, not of their last beats: the first to die took the others along.
         dead = (rank for rank in quiet if not rank.connected and not (rank.cut_off and is_deaf))
         return Silent(sorted(dead, key=lambda rank: rank.gone_at), notes)
+
+
+def describe_lost(lost: Sequence[Rank], after: float) -> str:
+    """The ranks that were lost, the first one with what was last seen of it."""
+    first, *others = lost
+    text = f"{first.name} was lost: nothing heard for {after:g} s; {first.last_seen}"
+    return text + (f"; after it {name_spans([rank.number for rank in others])}" if others else "")
 
 
 def _silent_since(rank: Rank) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rankwatch.shared.frame import Moment
@@ -20,6 +21,34 @@ class Stall(NamedTuple):
     ranks: list[int]
     waiting: list[int]
     text: str
+
+
+class StallNews(NamedTuple):
+    """``began``: the stall in a sentence, if it is a new one. ``notes``: what is worth a line in the log."""
+
+    began: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class StallWatch:
+    """Which stall there is now, if there is one. ``after`` is in seconds; 0: stalls are not looked for."""
+
+    after: float
+    stall: Stall | None = None
+
+    def look(self, running: Collection[Rank], now: float) -> StallNews:
+        if not self.after:
+            return StallNews()
+        # A rank whose watch has switched itself off shows no progress.
+        before, self.stall = self.stall, find_stall([rank for rank in running if not rank.fault], now, self.after)
+        if self.stall is None:
+            if before is None or not {rank.number for rank in running}.issuperset(before.ranks):
+                return StallNews()
+            return StallNews(notes=(f"{name_spans(before.ranks)} went on",))
+        if before is not None and before.ranks == self.stall.ranks:
+            return StallNews()
+        return StallNews(self.stall.text, (self.stall.text,))
 
 
 def find_stall(running: Collection[Rank], now: float, after: float) -> Stall | None:

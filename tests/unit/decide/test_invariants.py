@@ -87,7 +87,7 @@ SPOILED: dict[str, list[Callable[[Run], object]]] = {
     ],
     "no failure is waived where the others are stopped": [lambda run: end(run, waived=LOST)],
     "no message is in the record before it was taken": [lambda run: setattr(run.ranks[1], "stored", 5)],
-    "a stall is of ranks that connected": [lambda run: become(run, _stall=Stall([3], [], "rank 3 stalled"))],
+    "a stall is of ranks that connected": [lambda run: setattr(run._stalls, "stall", Stall([3], [], "rank 3 stalled"))],
 }
 
 
