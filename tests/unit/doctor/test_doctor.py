@@ -110,7 +110,7 @@ def test_after_a_failed_step_the_later_ones_are_skipped() -> None:
 def test_a_deadline_that_nobody_renews_ends_the_process() -> None:
     code = (
         "import threading\nfrom rankwatch.doctor.bounded import Watchdog\n"
-        "last = Watchdog('[gpu1-0]')\nlast.renew(0.01, 'a')\nlast.renew(0.2, 'pair')\nthreading.Event().wait()"
+        "last = Watchdog('[gpu1-0]')\nlast.renew(3600, 'a')\nlast.renew(0.2, 'pair')\nthreading.Event().wait()"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "rankwatch: doctor: [gpu1-0] hangs for 0.2 s (pair) and is ended\n")
