@@ -4,20 +4,21 @@ A module's own frame measures its weights in full, but only every few forwards; 
 fused attention, a clamp, a row that is hardly read), and some modules are never called (``nn.MultiheadAttention.out_proj``).
 So one look, as cheap as can be, finds that there is a bad one, and only then it is measured.
 
-On the host, a parameter is summed: this reads it at the speed of the memory, and any nan or inf is in the sum. (A sum beyond
-its dtype leads to a measurement that finds nothing.) On a device, one fused operator writes all largest values, and one row
-of the tape has the worst of them.
+On the host, a parameter is summed: this reads it at the speed of the memory, and any nan or inf is in the sum. Where the sum
+is beyond the dtype, each value is looked at. Small parameters are summed together. On a device, one fused operator writes
+all largest values, and one row of the tape has the worst of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
 
 from ..shared.frame import Kind, Position
 from .extremes import local
@@ -25,6 +26,12 @@ from .modules import NamedModule
 from .recorder import PendingFrame, Recorder
 from .shards import Key, own_shards
 from .tape import Cell
+
+SMALL = 4096
+"""Parameters of so few elements are joined and looked at together: there, calling operators costs more than reading."""
+
+JOINED = 1 << 20
+"""The most elements that are joined: 4 MiB of float32."""
 
 LOOK_EVERY = 16
 """Forwards between two looks where no optimizer step is seen."""
@@ -123,6 +130,7 @@ class Sweep:
     def _look(self, is_first: bool, batch: int, found: list[tuple[NamedModule, Tensor]]) -> Look:
         suspects: dict[int, NamedModule] = {}
         elsewhere: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+        small: dict[torch.dtype, list[tuple[NamedModule, Tensor]]] = defaultdict(list)
         cells: list[Cell] = []
         for named, value in found:
             values = value if type(value) in (Tensor, nn.Parameter) else local(value)
@@ -130,11 +138,23 @@ class Sweep:
                 cells.append(self._recorder.cell(values))
             elif not values.is_cpu:
                 elsewhere[values.device, values.dtype].append(values)
-            elif not math.isfinite(_digest(values)):
+            elif values.numel() <= SMALL:
+                small[values.dtype].append((named, values))
+            elif _is_bad(values):
                 suspects[named.number] = named
+        for members in small.values():
+            suspects.update((named.number, named) for named in _bad_among(members))
         cells += [self._recorder.cell(_largest(group)) for group in elsewhere.values()]
         modules = {named.number: named for named, _ in found}
         return Look(is_first, batch, list(modules.values()), list(suspects.values()), cells)
+
+
+def _bad_among(members: list[tuple[NamedModule, Tensor]]) -> Iterator[NamedModule]:
+    """The modules of those of the small parameters, all of one dtype, that are bad."""
+    for start in range(0, len(members), JOINED // SMALL):
+        joined = members[start : start + JOINED // SMALL]
+        if _is_bad(_flatten_dense_tensors([values for _, values in joined])):
+            yield from (named for named, values in joined if _is_bad(values))
 
 
 def _has_bad_weight(frame: PendingFrame) -> bool:
@@ -148,12 +168,9 @@ def _can_be_summed(values: Tensor) -> bool:
     return is_plain and is_there and values.dtype.itemsize > 1
 
 
-def _digest(values: Tensor) -> float:
-    """A number that is not finite if one of ``values`` is not."""
-    if values.dtype is torch.float16 and values.numel():  # its sums would overflow
-        low, high = torch.aminmax(values)
-        return low.item() - high.item()
-    return abs(values.sum().item())
+def _is_bad(values: Tensor) -> bool:
+    is_finite = math.isfinite(abs(values.sum().item())) or bool(values.isfinite().all())
+    return not is_finite
 
 
 def _largest(group: list[Tensor]) -> Tensor:

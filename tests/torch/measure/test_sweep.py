@@ -164,3 +164,31 @@ def test_where_nothing_trips_it_is_recorded_once() -> None:
     notebook = train(Model(Apart()), "inner.table.weight", math.nan, policy="off")
     seen = [batch for batch in range(BATCHES) if "inner.table" in {f.spec.module for f in notebook.frames(batch)}]
     assert seen == [FAULT_AFTER + 1]
+
+
+class Many(nn.Module):
+    """More small parameters than are looked at together, of three dtypes; the sum of their values is beyond each dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        dtypes = (torch.float32, torch.bfloat16, torch.float16)
+        self.parts = nn.ModuleList(nn.Module() for _ in range(900))
+        for number, part in enumerate(self.parts):
+            dtype = dtypes[number % 3]
+            part.weight = nn.Parameter(torch.full((number % 5,), torch.finfo(dtype).max / 2, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize("number", [1, 767, 768, 899])
+def test_a_bad_one_among_many_small_parameters_is_named(number: int) -> None:
+    model = Many()
+    _, notebook = watched(model)
+    model(torch.ones(1))
+    assert not notebook.trips
+    with torch.no_grad():
+        model.get_parameter(f"parts.{number}.weight")[-1] = math.nan
+    with pytest.raises(OverflowDetected):
+        model(torch.ones(1))
+    assert notebook.trips[0].frame.spec.module == f"parts.{number}"
