@@ -43,6 +43,7 @@ class Jump(NamedTuple):
     rank: int
     name: ReadingName
     rise: float
+    is_weight: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +120,31 @@ def _path(of_batches: Mapping[tuple[int, int], Sequence[Jump]], trip: tuple[int,
     """The batches with jumps that hang together up to the trip, the first one first.
 
     Two batches hang together if they are near each other and one reading jumped in both: another one's noise leads nowhere.
+    Or if in the later one only weights jumped: the optimizer wrote them from what was computed before.
     """
     path: list[tuple[int, int]] = []
-    last, names = trip, set[ReadingName]()
+    last = trip
+    follows: Sequence[Jump] = ()
     for step, batch in sorted((at for at in of_batches if at <= trip), reverse=True):
-        found = {jump.name for jump in of_batches[step, batch]}
-        if (last[1] - batch > LINK and last[0] - step > 1) or (path and found.isdisjoint(names)):
+        found = of_batches[step, batch]
+        is_apart = {jump.name for jump in found}.isdisjoint(jump.name for jump in follows)
+        if (last[1] - batch > LINK and last[0] - step > 1) or (is_apart and not _are_weights(follows)):
             break
         path.insert(0, (step, batch))
-        last, names = (step, batch), found
+        last, follows = (step, batch), found
     return path
+
+
+def _are_weights(jumps: Iterable[Jump]) -> bool:
+    return all(jump.is_weight for jump in jumps)
 
 
 def _leads_on(jump: Jump, same: Sequence[Jump], following: Sequence[Jump]) -> bool:
     """Whether what was computed from the reading jumped as well, or the reading itself stayed away."""
-    return any(other.rank == jump.rank and other.frame > jump.frame for other in same) or any(
-        other.rank == jump.rank and other.name == jump.name for other in following
+    return (
+        _are_weights(following)
+        or any(other.rank == jump.rank and other.frame > jump.frame for other in same)
+        or any(other.rank == jump.rank and other.name == jump.name for other in following)
     )
 
 

@@ -183,7 +183,8 @@ class _History:
             for place in [*places[:AT_ONCE].tolist(), *places[AT_ONCE:][-1:].tolist()]:
                 rise = float(self._found.rises[row, place])
                 frame = self._frames[place]
-                yield Jump(self._steps[batch], batch, self.stage, frame, place, self.rank, names[place], rise)
+                at = self._steps[batch], batch, self.stage, frame
+                yield Jump(*at, place, self.rank, names[place], rise, self._is_weight[place])
 
     def _take(self, specs: Iterable[tuple[int, FrameSpec]]) -> _Columns:
         """The columns of these frames. Each call of a module in a part has its own."""
