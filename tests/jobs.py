@@ -68,7 +68,6 @@ def run_job(
     command: Sequence[str],
     *options: str,
     env: Mapping[str, str] | None = None,
-    timeout: float = 120,
 ) -> Job:
     """Runs ``rankwatch run OPTIONS -- COMMAND`` to its end."""
     runs = tmp_path / "runs"
@@ -77,7 +76,6 @@ def run_job(
         [*RANKWATCH, "run", "--runs-dir", str(runs), *options, "--", *command],
         capture_output=True,
         text=True,
-        timeout=timeout,
         env=environment(TEST_JOB_MARKER=marker, **(env or {})),
         check=False,
     )

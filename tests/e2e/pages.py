@@ -52,5 +52,4 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
     )

@@ -51,7 +51,7 @@ def network(hosts: Hosts) -> Iterator[Hosts]:
 
 
 def doctor(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, env=environment(**env), timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment(**env), check=False)
 
 
 # --- a job of two ranks, started as users start it ------------------------------------------------------------------------

@@ -436,7 +436,7 @@ def test_a_restart_by_torchrun_is_a_separate_run_with_batches_from_zero(site: Si
     done = subprocess.run(
         [*COMMAND, "run", "--runs-dir", str(site.runs), "--heartbeat", "0.2", "--job", "train", "--", *command],
         env=environment(FAULT_NOTES=str(site.folder / "notes"), TEST_JOB_MARKER=str(site.folder)),
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (site.recorded("train-0"), site.recorded("train-1")) == (trained(3, 3), trained(6, 6))

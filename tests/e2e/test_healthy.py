@@ -16,7 +16,7 @@ NAMES = re.findall(r"^@training\ndef (\w+)", (SCRIPTS / "healthy.py").read_text(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_healthy_training_is_left_in_peace(tmp_path: Path, name: str) -> None:
-    job = run_job(tmp_path, forked("healthy.py", name), "--abort-grace", "3", timeout=240)
+    job = run_job(tmp_path, forked("healthy.py", name), "--abort-grace", "3")
     assert job.code == 0, job.stdout + job.stderr
     assert (job.report["verdict"], job.report["notices"]) == (None, [])
     assert job.left_behind == []

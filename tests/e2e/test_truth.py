@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def ended(tmp_path: Path, name: str) -> Job:
-    job = run_job(tmp_path, forked("hostile.py", name), "--abort-grace", "3", timeout=240)
+    job = run_job(tmp_path, forked("hostile.py", name), "--abort-grace", "3")
     assert job.left_behind == []
     return job
 

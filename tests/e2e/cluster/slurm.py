@@ -75,7 +75,7 @@ class Slurm:
     def run(self, *command: str, folder: str | os.PathLike[str] = "/", **env: str) -> str:
         """The output of a command on the head."""
         words = [*self._hosts.command("head", folder), *command]
-        done = subprocess.run(words, env={**self._env, **env}, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(words, env={**self._env, **env}, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout
 

@@ -21,9 +21,7 @@ def without(modules: str, folder: Path, *command: str) -> subprocess.CompletedPr
     (runs := folder / "runs").mkdir()
     (site / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({modules.split()}))\n")
     env = environment(PYTHONPATH=os.pathsep.join([str(site), environment()["PYTHONPATH"]]))
-    return subprocess.run(
-        [sys.executable, "-m", *command], cwd=runs, env=env, capture_output=True, text=True, timeout=120, check=False
-    )
+    return subprocess.run([sys.executable, "-m", *command], cwd=runs, env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(

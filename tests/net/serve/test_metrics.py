@@ -205,7 +205,7 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> N
 
     def without_extra(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", code, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
+        return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
 
     done = without_extra("collector", "--runs-dir", runs, "--metrics", ":0")
     assert done.returncode == 2

@@ -26,7 +26,7 @@ class Client:
         self.cookie = ""
 
     def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
-        connection = http.client.HTTPConnection(self.host, timeout=30)
+        connection = http.client.HTTPConnection(self.host)
         connection.request("GET", path, headers={"Cookie": self.cookie, **headers})
         answer = connection.getresponse()
         body = answer.read().decode()
