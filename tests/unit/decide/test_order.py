@@ -133,7 +133,7 @@ def test_the_step_orders_ranks_that_count_batches_unequally(worlds: list[Life], 
 
 
 @pytest.mark.slow
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @WORLDS
 def test_the_same_in_many_worlds(worlds: list[Life], data: st.DataObject) -> None:
     check_verdict(worlds, data)
