@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from rankwatch.shared import messages, wire
 from rankwatch.shared.cause import BadWeight, Operator, Trip
+from rankwatch.shared.closeup import CloseUp, Precision
 from rankwatch.shared.frame import (
     NO_STAGE,
     BatchSummary,
@@ -23,6 +24,7 @@ from rankwatch.shared.frame import (
     state_of,
 )
 from rankwatch.shared.notice import Notice, NoticeKind
+from rankwatch.shared.trip import Source
 
 INF, NAN = float("inf"), float("nan")
 
@@ -79,7 +81,7 @@ def trip(
 
 def evidenced_trip() -> Trip:
     """A trip with all evidence that a rank can send."""
-    operator = Operator("aten.exp.default", (reading("self", 1e3),), reading("output", INF), (-1e3,))
+    operator = made_by("aten.exp.default")
     weight = BadWeight("layer", "Linear", reading("bias", INF), 3, is_here=False)
     evidence = {
         "weights": (weight,),
@@ -87,8 +89,30 @@ def evidenced_trip() -> Trip:
         "collective": "all_reduce",
         "bad_since": 2,
         "changed": "proj",
+        "recurs": True,
+        "has_closeup": True,
     }
     return replace(trip(), operator=operator, **evidence)  # type: ignore[arg-type]
+
+
+def made_by(name: str = "aten.exp.default", node: str = "") -> Operator:
+    """An operator with all that is known of one."""
+    source = Source("model.py", 87, "forward", "e = torch.exp(scores)")
+    return Operator(name, (reading("self", 1e3),), reading("output", INF), (1e3,), ((2, 3),), source, node)
+
+
+def closeup(**changes: object) -> CloseUp:
+    """A close-up with all that a rank can send."""
+    found = CloseUp(
+        operator=made_by(),
+        recurred=3,
+        of=3,
+        precision=(Precision("float32", State.FINITE, 1.2e5), Precision("float64", State.INF, 0.0)),
+        machine="gpu07, NVIDIA H100, GPU-5f3a, PCI 00000000:3B:00.0, driver 550.54",
+        note="not run again in bfloat16: out of memory",
+        capsule="capsule",
+    )
+    return replace(found, **changes)  # type: ignore[arg-type]
 
 
 def hello(rank: int = 0, world_size: int = 1, **changes: object) -> messages.Hello:

@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 
 import makers
-from rankwatch.shared import fields, messages, wire
+from rankwatch.shared import data, fields, messages, wire
 from rankwatch.shared.frame import FrameTable, pack
 from rankwatch.shared.notice import NoticeKind
 from rankwatch.shared.tuning import Check, Tuning
@@ -31,6 +31,7 @@ ONE_OF_EACH: list[messages.Message] = [
     messages.Table(makers.table()),
     messages.Batch(4, makers.summary(149)),
     messages.Tripped(5, makers.trip(root_inputs=(makers.reading("input[0]"),), loss_scale=1024.0)),
+    messages.LookedCloser(7, makers.closeup()),
     messages.Noticed(6, makers.notice()),
     messages.Off(8, "switched itself off in batch 3"),
     makers.beat(3, 0, 17),
@@ -49,7 +50,9 @@ PARTS = {
     "BATCH": ["batch", "first_frame", "optimizer_step", "started_at", "ended_at", "traced", "table_id", "abs_min", "abs_max",
               "states"],
     "TRIP": ["position", "reading", "frames", "root_inputs", "optimizer_step", "shape", "numel", "nan_count", "inf_count",
-             "time", "loss_scale", "weights", "operator", "harmless", "collective", "bad_since", "gradients"],
+             "time", "loss_scale", "weights", "operator", "harmless", "collective", "bad_since",
+             "received", "changed", "gradients", "recurs", "has_closeup"],
+    "CLOSEUP": ["operator", "recurred", "of", "precision", "machine", "note", "capsule"],
     "NOTICE": ["kind", "module", "module_class", "label", "dtype", "since", "batch", "value", "growth"],
     "TUNE": ["every", "modules", "ignore", "trace_batch_nums", "check"],
 }  # fmt: skip
@@ -165,7 +168,7 @@ def deep_parts_broken() -> Iterator[tuple[str, bytes]]:
         ("frame.column-is-no-whole-number", b"\0" * 7, (2, 2, 0, 2)),
         ("root_input.value-is-of-two", b"\0" * 16, (2, 3, 0, 3)),
         ("root_input.value-is-empty", b"", (2, 3, 0, 3)),
-        ("shape-is-too-deep", [1] * (wire.MAX_DIMS + 1), (2, 5)),
+        ("shape-is-too-deep", [1] * (data.MAX_DIMS + 1), (2, 5)),
         ("shape-is-negative", [-1], (2, 5)),
         ("loss_scale-is-negative-inf", -makers.INF, (2, 10)),
     ]
@@ -323,10 +326,10 @@ def main() -> None:
     for path in FOLDER.rglob("*.bin"):
         if path.relative_to(FOLDER).as_posix() not in corpus:
             path.unlink()
-    for name, data in corpus.items():
+    for name, content in corpus.items():
         path = FOLDER / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        path.write_bytes(content)
     print(f"{len(corpus)} files in {FOLDER}")
 
 

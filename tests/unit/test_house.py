@@ -16,7 +16,7 @@ from jobs import ROOT, environment
 
 AGENT, MONITOR = ROOT / "agent" / "rankwatch", ROOT / "monitor" / "rankwatch_monitor"
 
-AGENT_WINGS = ["face", "tell", "hook", "judge", "measure", "shared", "errors"]
+AGENT_WINGS = ["face", "tell", "hook", "judge", "rerun", "measure", "shared", "errors"]
 """Imports inside the agent point to the right: a file imports its own wing and those after it. ``face`` is what lies at the
 top of the package and what users import: the doctor, the integrations, the start-up of zero code."""
 

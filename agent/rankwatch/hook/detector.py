@@ -20,12 +20,12 @@ from ..errors import TrainingAborted
 from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
 from ..judge.health import is_looked_at
 from ..judge.policy import Judge
-from ..judge.rerun import is_repeating
 from ..judge.settler import Observer, Settler, default_check
 from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import Cell, Tape
+from ..rerun.repetition import is_repeating
 from ..shared.config import Config, Policy
 from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position, ReadingSpec
 from ..shared.tuning import NO_CHANGE, Tuning

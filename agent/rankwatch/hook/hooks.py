@@ -16,8 +16,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ..judge.rerun import Repetition
 from ..measure.modules import NamedModule, named_modules, unwrap
+from ..rerun.repetition import Repetition
 from . import traced
 
 log = logging.getLogger(__name__)

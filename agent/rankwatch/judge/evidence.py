@@ -13,11 +13,11 @@ from ..measure.modules import NamedModule, class_name
 from ..measure.recorder import Call, PendingFrame, Recorder, WeightReading
 from ..measure.shards import Key, is_bad
 from ..measure.walk import leaves
+from ..rerun.repetition import Repeated, repeat
 from ..shared.bounded import BoundedDict
 from ..shared.frame import SHARD, Kind, Phase, State
 from ..shared.trip import BadWeight, Operator
 from .batch import BatchPart
-from .rerun import Repeated, repeat
 
 MAX_WEIGHTS = 16
 """Bad weights in a trip. In a model whose weights are all nan, the first ones say enough."""

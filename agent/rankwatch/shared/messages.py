@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .cause import Trip
+from .closeup import CloseUp
 from .frame import BEGINNING, BatchSummary, FrameTable, Moment
 from .notice import Notice
 from .tuning import NO_CHANGE, Tuning
@@ -58,6 +59,14 @@ class Batch:
 class Tripped:
     seq: int
     trip: Trip
+
+
+@dataclass(frozen=True, slots=True)
+class LookedCloser:
+    """Rank to collector, after a TRIP that announced it: what the rank found when it ran the bad forward or backward again."""
+
+    seq: int
+    closeup: CloseUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +189,7 @@ Message: TypeAlias = (
     | Table
     | Batch
     | Tripped
+    | LookedCloser
     | Noticed
     | Off
     | Beat
@@ -194,7 +204,7 @@ Message: TypeAlias = (
     | Invited
     | Unknown
 )
-Sequenced: TypeAlias = Batch | Tripped | Noticed | Off | Bye
+Sequenced: TypeAlias = Batch | Tripped | LookedCloser | Noticed | Off | Bye
 """Messages with a sequence number: they stay in the rank's spool until they are acknowledged."""
 
 # How a rank ended: close(); the process without close(); an exception; an abort; after the batch that was asked for.

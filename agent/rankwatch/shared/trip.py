@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .frame import Frame, Position, Reading
 from .str_enum import StrEnum
@@ -48,19 +49,32 @@ class BadWeight:
     is_here: bool = True
 
 
+class Source(NamedTuple):
+    """A line of the user's code: the innermost one outside of torch. ``text`` is the line itself; empty if it cannot be read."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """The operator that made the bad numbers, in a repeated forward of the culprit's module.
+    """The operator that made the bad numbers, in a repeated forward or backward of the culprit's module.
 
     Its inputs were finite, but for a mask of -inf or the like. ``name`` is torch's, such as ``aten.exp.default``.
     ``operands`` are what went into its first bad element, one number for each input; empty if it does not work element by
-    element.
+    element. ``shapes`` are those of the inputs, () for a number. ``source`` is the line that called it. In a backward,
+    ``node`` is autograd's name of the function that ran, such as ``SqrtBackward0``, and ``source`` the line of its forward.
     """
 
     name: str
     inputs: tuple[Reading, ...]
     output: Reading
     operands: tuple[float, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    source: Source | None = None
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,8 @@ class Trip:
     inf. ``received`` is one whose sum was nan, so that another rank's part was bad. ``changed`` is the module whose finite
     output was changed in place, unseen by autograd, and then was bad as the culprit or its input. All empty: none.
     ``gradients`` tells whether gradients were watched.
+    ``recurs`` tells whether the repeated forward or backward was bad again; None: it was not repeated.
+    ``has_closeup`` tells that a CLOSEUP of this trip follows.
     ``bad_since`` is the first of the batches in a row whose bad gradients a loss scaler had absorbed before; -1: none.
     """
 
@@ -102,6 +118,8 @@ class Trip:
     received: str = ""
     changed: str = ""
     gradients: bool = False
+    recurs: bool | None = None
+    has_closeup: bool = False
 
     @property
     def frame(self) -> Frame:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import makers
 from rankwatch.errors import ProtocolError
-from rankwatch.shared import fields, messages, wire
+from rankwatch.shared import data, fields, messages, wire
+from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.frame import FrameTable, Moment, Phase
 from rankwatch.shared.notice import NoticeKind, describe_notice
 from rankwatch.shared.tuning import NO_CHANGE, Check, Tuning
@@ -29,6 +30,9 @@ MESSAGES: list[messages.Message] = [
         5, makers.trip(makers.reading("grad_output"), makers.reading("weight.grad", makers.INF), loss_scale=2.0**90)
     ),
     messages.Tripped(5, makers.evidenced_trip()),
+    messages.LookedCloser(6, makers.closeup()),
+    messages.LookedCloser(6, CloseUp(operator=makers.made_by(node="SqrtBackward0"))),
+    messages.LookedCloser(6, CloseUp(note="not repeated: it communicates by c10d.allreduce_")),
     messages.Noticed(6, makers.notice(growth=-0.25)),
     messages.Noticed(7, makers.notice(NoticeKind.ZEROS, value=1.0, dtype="float32")),
     makers.beat(3, 0, 17, phase="backward"),
@@ -42,6 +46,10 @@ MESSAGES: list[messages.Message] = [
     messages.Tune(),
     messages.Tuned(("train-0", "gan-0"), 16),
 ]
+
+
+OPTIONAL = {messages.Tripped: (12, 19), messages.LookedCloser: (0,)}
+"""The parts that may be nothing: the operator, and whether the trip recurs."""
 
 
 # fmt: off
@@ -70,7 +78,9 @@ def test_golden_bytes() -> None:
         "a970726f636573732d33" "02"
     )
     trip = wire.encode(messages.Tripped(1, makers.trip(loss_scale=1024.0)))
-    assert trip.hex().endswith("9202030600" "01" "cb408f400000000000" "cb4090000000000000" "90" "c0" "90" "a0" "ff" "a0a0" "c2")
+    assert trip.hex().endswith(
+        "9202030600" "01" "cb408f400000000000" "cb4090000000000000" "90" "c0" "90" "a0" "ff" "a0a0" "c2" "c0c2"
+    )
 
 
 # fmt: on
@@ -108,9 +118,9 @@ def test_float64_values_keep_their_range() -> None:
 
 
 def test_names_are_cut_to_the_limit_when_encoded() -> None:
-    cut = wire.decode(wire.encode(messages.Bye(1, "failed", "x" * (wire.MAX_TEXT + 1))))
+    cut = wire.decode(wire.encode(messages.Bye(1, "failed", "x" * (data.MAX_TEXT + 1))))
     assert isinstance(cut, messages.Bye)
-    assert len(cut.text) == wire.MAX_TEXT
+    assert len(cut.text) == data.MAX_TEXT
 
 
 def test_invalid_utf8_is_replaced_when_encoded() -> None:
@@ -157,10 +167,11 @@ def test_columns_must_fit_each_other_and_their_specs() -> None:
     [
         messages.Batch(4, makers.summary(1)),
         messages.Tripped(5, makers.trip(loss_scale=1024.0)),
+        messages.LookedCloser(6, makers.closeup()),
         messages.Noticed(6, makers.notice()),
         messages.Noticed(6, makers.notice(NoticeKind.ZEROS, value=0.5)),
     ],
-    ids=["summary", "trip", "headroom", "zeros"],
+    ids=["summary", "trip", "closeup", "headroom", "zeros"],
 )
 def test_every_part_of_a_field_is_checked(message: messages.Message) -> None:
     kind, seq, parts = msgpack.unpackb(wire.encode(message))
@@ -169,8 +180,8 @@ def test_every_part_of_a_field_is_checked(message: messages.Message) -> None:
         for wrong in (None, {}, "x" * (fields.MAX_NAME + 1), -(2**40), b"\xff", makers.NAN):
             if isinstance(message, messages.Noticed) and index == 8 and isinstance(wrong, int):
                 continue  # growth may be negative
-            if isinstance(message, messages.Tripped) and index == 12 and wrong is None:
-                continue  # a trip may be without an operator
+            if wrong is None and index in OPTIONAL.get(type(message), ()):
+                continue
             with pytest.raises(ProtocolError, match=kind):
                 wire.decode(msgpack.packb([kind, seq, [*parts[:index], wrong, *parts[index + 1 :]]]))
     for wrong_length in (parts[:-1], [*parts, 0]):

@@ -16,7 +16,7 @@ import rankwatch
 from models import Calls
 from notebook import model_of, watched
 from rankwatch.errors import OverflowDetected
-from rankwatch.judge import rerun
+from rankwatch.rerun import repetition
 from rankwatch.shared.cause import Trip
 
 
@@ -130,7 +130,7 @@ class Loops(nn.Module):
 
 
 def test_a_repetition_ends_after_some_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rerun, "MAX_OPERATORS", 50)
+    monkeypatch.setattr(repetition, "MAX_OPERATORS", 50)
     model = Loops()
     assert trip_of(model, torch.ones(2)).operator is None
     assert model.rounds == 50

@@ -1,0 +1,35 @@
+"""What a closer look at a trip found: whether the bad number recurs, and in which precision it is finite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .frame import State
+from .trip import Operator
+
+
+class Precision(NamedTuple):
+    """The outputs of the module, computed once more in this dtype. ``abs_max`` is 0 unless they are finite."""
+
+    dtype: str
+    state: State
+    abs_max: float
+
+
+@dataclass(frozen=True, slots=True)
+class CloseUp:
+    """The forward or backward that tripped, run again ``of`` times, of which it was bad ``recurred`` times.
+
+    ``operator`` is the one that the trip names, or one that only this closer look found. ``machine`` names the host and, on
+    CUDA, the GPU with UUID, PCI bus and driver. ``note`` says why something was not run again; empty: all was. ``capsule`` is
+    the path of what can be replayed, below the run's folder where that is shared; empty: there is none.
+    """
+
+    operator: Operator | None = None
+    recurred: int = 0
+    of: int = 0
+    precision: tuple[Precision, ...] = ()
+    machine: str = ""
+    note: str = ""
+    capsule: str = ""
