@@ -90,7 +90,7 @@ def evidenced_trip() -> Trip:
         "bad_since": 2,
         "changed": "proj",
         "recurs": True,
-        "has_closeup": True,
+        "closeup_within": 2.0,
     }
     return replace(trip(), operator=operator, **evidence)  # type: ignore[arg-type]
 
@@ -111,6 +111,7 @@ def closeup(**changes: object) -> CloseUp:
         machine="gpu07, NVIDIA H100, GPU-5f3a, PCI 00000000:3B:00.0, driver 550.54",
         note="not run again in bfloat16: out of memory",
         capsule="capsule",
+        is_eager=True,
     )
     return replace(found, **changes)  # type: ignore[arg-type]
 

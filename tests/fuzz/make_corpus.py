@@ -51,8 +51,8 @@ PARTS = {
               "states"],
     "TRIP": ["position", "reading", "frames", "root_inputs", "optimizer_step", "shape", "numel", "nan_count", "inf_count",
              "time", "loss_scale", "weights", "operator", "harmless", "collective", "bad_since",
-             "received", "changed", "gradients", "recurs", "has_closeup"],
-    "CLOSEUP": ["operator", "recurred", "of", "precision", "machine", "note", "capsule"],
+             "received", "changed", "gradients", "recurs", "closeup_within"],
+    "CLOSEUP": ["operator", "recurred", "of", "precision", "machine", "note", "capsule", "is_eager"],
     "NOTICE": ["kind", "module", "module_class", "label", "dtype", "since", "batch", "value", "growth"],
     "TUNE": ["every", "modules", "ignore", "trace_batch_nums", "check"],
 }  # fmt: skip

@@ -23,7 +23,8 @@ class CloseUp:
 
     ``operator`` is the one that the trip names, or one that only this closer look found. ``machine`` names the host and, on
     CUDA, the GPU with UUID, PCI bus and driver. ``note`` says why something was not run again; empty: all was. ``capsule`` is
-    the path of what can be replayed, below the run's folder where that is shared; empty: there is none.
+    the path of what can be replayed, below the run's folder where that is shared; empty: there is none. ``is_eager``: the
+    training runs it compiled, and it was run again eagerly.
     """
 
     operator: Operator | None = None
@@ -33,3 +34,4 @@ class CloseUp:
     machine: str = ""
     note: str = ""
     capsule: str = ""
+    is_eager: bool = False

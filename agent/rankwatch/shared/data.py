@@ -45,6 +45,8 @@ MAX_FRAMES = 200_000
 MAX_RING = 10_000
 MAX_TEXT = 16 * 1024
 MAX_DIMS = 64
+MAX_CLOSEUP = 3600.0
+"""Seconds that a close-up may take: the report waits for it."""
 
 _COUNT, _BATCH, _SECONDS = integer(), integer(-1), number()
 _STATES = bytes(State)
@@ -222,11 +224,12 @@ def _read_source(value: Any) -> Source | None:
 
 def write_closeup(c: CloseUp) -> list[Any]:
     precision = [[one.dtype, int(one.state), pack("d", [one.abs_max])] for one in c.precision]
-    return [_write_operator(c.operator), c.recurred, c.of, precision, cut(c.machine), cut(c.note), cut(c.capsule)]
+    texts = [cut(c.machine), cut(c.note), cut(c.capsule)]
+    return [_write_operator(c.operator), c.recurred, c.of, precision, *texts, c.is_eager]
 
 
 def read_closeup(value: Any) -> CloseUp:
-    operator, recurred, of, precision, machine, note, capsule = check_list(value, 7, 7)
+    operator, recurred, of, precision, machine, note, capsule, is_eager = check_list(value, 8, 8)
     return CloseUp(
         _read_operator(operator),
         _COUNT.decode(recurred),
@@ -235,6 +238,7 @@ def read_closeup(value: Any) -> CloseUp:
         check_str(machine, MAX_NAME),
         check_str(note, MAX_NAME),
         check_str(capsule, MAX_NAME),
+        check_bool(is_eager),
     )
 
 
@@ -252,13 +256,13 @@ def write_trip(t: Trip) -> list[Any]:
         list(t.shape), t.numel, t.nan_count, t.inf_count, t.time, t.loss_scale,
         [_write_weight(weight) for weight in t.weights[:MAX_RING]], _write_operator(t.operator),
         [cut(label) for label in t.harmless[:MAX_RING]], cut(t.collective), t.bad_since,
-        cut(t.received), cut(t.changed), t.gradients, t.recurs, t.has_closeup,
+        cut(t.received), cut(t.changed), t.gradients, t.recurs, t.closeup_within,
     ]  # fmt: skip
 
 
 def read_trip(value: Any) -> Trip:
     position, reading, frames, roots, step, shape, numel, nans, infs, time, scale, *evidence = check_list(value, 21, 21)
-    weights, operator, harmless, collective, bad_since, received, changed, gradients, recurs, has_closeup = evidence
+    weights, operator, harmless, collective, bad_since, received, changed, gradients, recurs, closeup_within = evidence
     trip = Trip(
         position=_check_position(position),
         reading=integer(0, MAX_ROWS).decode(reading),
@@ -280,7 +284,7 @@ def read_trip(value: Any) -> Trip:
         changed=check_str(changed, MAX_NAME),
         gradients=check_bool(gradients),
         recurs=None if recurs is None else check_bool(recurs),
-        has_closeup=check_bool(has_closeup),
+        closeup_within=number(0.0, MAX_CLOSEUP).decode(closeup_within),
     )
     if trip.frame.position != trip.position or trip.reading >= len(trip.frame.spec.readings):
         raise ValueError("the last frame of the ring is not the one that tripped")

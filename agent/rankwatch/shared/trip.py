@@ -95,7 +95,7 @@ class Trip:
     output was changed in place, unseen by autograd, and then was bad as the culprit or its input. All empty: none.
     ``gradients`` tells whether gradients were watched.
     ``recurs`` tells whether the repeated forward or backward was bad again; None: it was not repeated.
-    ``has_closeup`` tells that a CLOSEUP of this trip follows.
+    ``closeup_within`` is the seconds within which a CLOSEUP of this trip follows; 0: none does.
     ``bad_since`` is the first of the batches in a row whose bad gradients a loss scaler had absorbed before; -1: none.
     """
 
@@ -119,7 +119,11 @@ class Trip:
     changed: str = ""
     gradients: bool = False
     recurs: bool | None = None
-    has_closeup: bool = False
+    closeup_within: float = 0.0
+
+    @property
+    def has_closeup(self) -> bool:
+        return self.closeup_within > 0
 
     @property
     def frame(self) -> Frame:
