@@ -14,7 +14,7 @@ from ..record import replay
 from ..record.reader import RunRecord
 from ..record.schema import FILE, StoreError
 from ..views import as_json as json
-from ..views import batch, closeup, rank, text
+from ..views import batch, details, rank, text
 from ..views.ui import single
 from ..views.ui.pages import RunPages
 from . import arguments as types
@@ -53,7 +53,7 @@ def main(arguments: argparse.Namespace) -> int:
         sys.stdout.write(_written(run, as_json=arguments.json))
         return 0
     with open_record(run) as record:
-        sys.stdout.write(_closeup(record, arguments))
+        sys.stdout.write(_details(record, arguments))
     return 0
 
 
@@ -70,13 +70,13 @@ def _write_html(run: Path, path: Path) -> None:
     sys.stderr.write(f"rankwatch: {path} has all of {run.resolve().name}; any browser opens it\n")
 
 
-def _closeup(record: RunRecord, arguments: argparse.Namespace) -> str:
+def _details(record: RunRecord, arguments: argparse.Namespace) -> str:
     frames, as_json = arguments.frames or FRAMES, arguments.json
     if arguments.batch is not None:
-        of_batch = closeup.of_batch(record, arguments.batch, arguments.rank)
+        of_batch = details.of_batch(record, arguments.batch, arguments.rank)
         return batch.to_json(of_batch, frames) if as_json else batch.render(of_batch, frames)
     if arguments.rank is not None:
-        of_rank = closeup.of_rank(record, arguments.rank)
+        of_rank = details.of_rank(record, arguments.rank)
         return rank.to_json(of_rank, frames) if as_json else rank.render(of_rank, frames)
     report, is_over = replay.take(record)
     return _render(_shortened(report, frames), is_over, as_json=as_json)

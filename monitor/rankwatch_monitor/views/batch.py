@@ -13,48 +13,48 @@ from rankwatch.shared.text import COLUMNS, describe_rank, format_head, format_mo
 
 from . import digests
 from .as_json import SCHEMA, frame_to_dict, number, run_to_dict
-from .closeup import BatchCloseup, SpanFrame, SpanReading
+from .details import BatchDetails, SpanFrame, SpanReading
 
 _YEAR_10000 = 253402300800.0
 
 
-def render(closeup: BatchCloseup, frames: int) -> str:
+def render(details: BatchDetails, frames: int) -> str:
     """As text, newline at its end: the last ``frames`` frames."""
-    row, report = closeup.row, closeup.report
+    row, report = details.row, details.report
     name = describe_rank(row.rank, report.world_size, row.host, row.local_rank, row.stage)
-    title = f"batch {closeup.batch} of {name}, run {report.run}"
-    text = format_head(title, [*_digest(closeup), ("frames", _frames(closeup, frames))])
-    if closeup.frames:
-        return text + "\n" + _columns(closeup.frames[-frames:]) + format_trace(closeup.frames[-frames:]).lstrip("\n") + "\n"
-    if closeup.spans:
-        shown = "\n".join(map(_span, closeup.spans[-frames:]))
+    title = f"batch {details.batch} of {name}, run {report.run}"
+    text = format_head(title, [*_digest(details), ("frames", _frames(details, frames))])
+    if details.frames:
+        return text + "\n" + _columns(details.frames[-frames:]) + format_trace(details.frames[-frames:]).lstrip("\n") + "\n"
+    if details.spans:
+        shown = "\n".join(map(_span, details.spans[-frames:]))
         return text + f"\n{COLUMNS} (rank of the abs max, or with the nan)\n{shown}\n"
     return text
 
 
-def to_json(closeup: BatchCloseup, frames: int) -> str:
+def to_json(details: BatchDetails, frames: int) -> str:
     """As strict JSON. ``frames`` are the rank's frames; ``envelope`` is shown if none of them is stored."""
-    before, after = _around(closeup)
+    before, after = _around(details)
     body = {
         "schema": SCHEMA,
-        "run": run_to_dict(closeup.report),
-        "rank": closeup.row.rank,
-        "batch": closeup.batch,
-        "digests": [digests.to_dict(part) for part in closeup.parts],
-        "frames_kept": len(closeup.frames),
-        "frames_by_trip": closeup.by_trip,
-        "frames": [frame_to_dict(frame) for frame in closeup.frames[-frames:]],
+        "run": run_to_dict(details.report),
+        "rank": details.row.rank,
+        "batch": details.batch,
+        "digests": [digests.to_dict(part) for part in details.parts],
+        "frames_kept": len(details.frames),
+        "frames_by_trip": details.by_trip,
+        "frames": [frame_to_dict(frame) for frame in details.frames[-frames:]],
         "nearest_as_sent": {"before": before, "after": after},
-        "envelope": [] if closeup.frames else [_span_to_dict(frame) for frame in closeup.spans[-frames:]],
+        "envelope": [] if details.frames else [_span_to_dict(frame) for frame in details.spans[-frames:]],
     }
     return json.dumps(body, indent=2, allow_nan=False) + "\n"
 
 
-def _digest(closeup: BatchCloseup) -> list[tuple[str, str]]:
-    if not closeup.parts:
+def _digest(details: BatchDetails) -> list[tuple[str, str]]:
+    if not details.parts:
         return []
-    first, last = closeup.parts[0], closeup.parts[-1]
-    nearest = min(closeup.parts, key=lambda part: part.headroom)
+    first, last = details.parts[0], details.parts[-1]
+    nearest = min(details.parts, key=lambda part: part.headroom)
     fields = [
         ("step", f"optimizer step {first.step}, {_when(first.started)}, {last.ended - first.started:.3g} s"),
         (
@@ -62,7 +62,7 @@ def _digest(closeup: BatchCloseup) -> list[tuple[str, str]]:
             f"{digests.describe_headroom(nearest)} in {digests.describe_reading(nearest.nearest)}",
         ),
     ]
-    return fields + [("bad", digests.describe_bad(part)) for part in closeup.parts if part.bad]
+    return fields + [("bad", digests.describe_bad(part)) for part in details.parts if part.bad]
 
 
 def _when(seconds: float) -> str:
@@ -71,29 +71,29 @@ def _when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("begun %Y-%m-%d %H:%M:%S UTC")
 
 
-def _frames(closeup: BatchCloseup, frames: int) -> str:
+def _frames(details: BatchDetails, frames: int) -> str:
     """Which frames are shown, and where they come from."""
-    if closeup.frames:
-        there = len(closeup.frames)
+    if details.frames:
+        there = len(details.frames)
         text = f"the last {min(frames, there)} of {there}" if frames < there else f"all {there}"
-        if closeup.by_trip == there:
+        if details.by_trip == there:
             return f"{text} that the rank sent with its trip; it never sent the others"
-        by_trip = f"; the last {closeup.by_trip} came with its trip" if closeup.by_trip else ""
+        by_trip = f"; the last {details.by_trip} came with its trip" if details.by_trip else ""
         return f"{text}, as the rank sent them{by_trip}"
-    near = [str(batch) for batch in _around(closeup) if batch is not None]
+    near = [str(batch) for batch in _around(details) if batch is not None]
     nearest = f"the nearest stored: {' and '.join(near)}" if near else "no other batch of this rank is stored either"
     text = f"not stored as the rank sent them; {nearest}"
-    if not closeup.spans:
+    if not details.spans:
         return f"{text}; the envelope over all ranks is not stored either"
-    there = len(closeup.spans)
+    there = len(details.spans)
     return f"{text}\n{f'the last {frames} of' if frames < there else 'all'} {there} over all ranks instead"
 
 
-def _around(closeup: BatchCloseup) -> tuple[int | None, int | None]:
+def _around(details: BatchDetails) -> tuple[int | None, int | None]:
     """The nearest batches before and after this one that are stored as the rank sent them."""
-    stored = closeup.stored
-    at = bisect_left(stored, closeup.batch)
-    after = [batch for batch in stored[at : at + 2] if batch > closeup.batch]
+    stored = details.stored
+    at = bisect_left(stored, details.batch)
+    after = [batch for batch in stored[at : at + 2] if batch > details.batch]
     return (stored[at - 1] if at else None), (after[0] if after else None)
 
 

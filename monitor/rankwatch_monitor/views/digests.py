@@ -10,7 +10,7 @@ from rankwatch.shared.cause import describe_module
 from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES
 
 from .as_json import number
-from .closeup import DigestReading, PartDigest
+from .details import DigestReading, PartDigest
 
 
 def describe_reading(reading: DigestReading | None) -> str:

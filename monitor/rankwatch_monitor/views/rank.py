@@ -13,49 +13,49 @@ from rankwatch.shared.text import describe_position, describe_rank, describe_tri
 from ..decide.report import RankNotice, RankState
 from . import digests
 from .as_json import SCHEMA, frame_to_dict, notice_to_dict, rank_to_dict, run_to_dict
-from .closeup import RankCloseup
+from .details import RankDetails
 from .text import notice_fields
 
 
-def render(closeup: RankCloseup, frames: int) -> str:
+def render(details: RankDetails, frames: int) -> str:
     """As text, newline at its end, with the last ``frames`` frames of its trip."""
-    row, report = closeup.row, closeup.report
+    row, report = details.row, details.report
     if row.state is RankState.MISSING:
         title = f"rank {row.rank} of {report.world_size} of run {report.run}"
         return format_head(title, [("state", "missing: it never connected")])
     name = describe_rank(row.rank, report.world_size, row.host, row.local_rank, row.stage)
     acknowledged = ", abort acknowledged" if row.acknowledged else ""
     fields = [("process", f"{row.pid} on {row.host}"), ("state", f"{row.state.value}{acknowledged}")]
-    fields += [*_where(closeup), *_lapses(closeup), *_tripped(closeup)]
-    fields += notice_fields(replace(report, notices=_notices(closeup), notices_unkept=0))
-    stored = f"batches {format_spans(closeup.stored)}" if closeup.stored else "no batch"
+    fields += [*_where(details), *_lapses(details), *_tripped(details)]
+    fields += notice_fields(replace(report, notices=_notices(details), notices_unkept=0))
+    stored = f"batches {format_spans(details.stored)}" if details.stored else "no batch"
     fields.append(("stored", f"{stored} as the rank sent them"))
     text = format_head(f"{name} of run {report.run}", fields)
-    if closeup.parts:
-        text += "\n" + "\n".join(digests.lines(closeup.parts)) + "\n"
-    return text + (format_dump(closeup.trip.frames[-frames:]).rstrip("\n") + "\n" if closeup.trip else "")
+    if details.parts:
+        text += "\n" + "\n".join(digests.lines(details.parts)) + "\n"
+    return text + (format_dump(details.trip.frames[-frames:]).rstrip("\n") + "\n" if details.trip else "")
 
 
-def to_json(closeup: RankCloseup, frames: int) -> str:
+def to_json(details: RankDetails, frames: int) -> str:
     """As strict JSON; ``standing`` and ``trip`` are null if there is none."""
-    standing = closeup.standing
+    standing = details.standing
     body = {
         "schema": SCHEMA,
-        "run": run_to_dict(closeup.report),
-        **rank_to_dict(closeup.row),
+        "run": run_to_dict(details.report),
+        **rank_to_dict(details.row),
         "standing": None if standing is None else {**standing._asdict(), "state": standing.state.value},
-        "trip": None if closeup.trip is None else _trip(closeup.trip, frames),
-        "notices": [notice_to_dict(noticed) for noticed in _notices(closeup)],
-        "batches": [digests.to_dict(part) for part in closeup.parts],
-        "batches_as_sent": closeup.stored,
+        "trip": None if details.trip is None else _trip(details.trip, frames),
+        "notices": [notice_to_dict(noticed) for noticed in _notices(details)],
+        "batches": [digests.to_dict(part) for part in details.parts],
+        "batches_as_sent": details.stored,
     }
     return json.dumps(body, indent=2, allow_nan=False) + "\n"
 
 
-def _where(closeup: RankCloseup) -> list[tuple[str, str]]:
-    last = closeup.row.last_batch
+def _where(details: RankDetails) -> list[tuple[str, str]]:
+    last = details.row.last_batch
     fields = [("batches", f"the last is batch {last}" if last >= 0 else "none yet")]
-    if (at := closeup.standing) is not None:
+    if (at := details.standing) is not None:
         position = describe_position(Position(at.batch, at.eval, at.frame))
         quiet = f"; {at.quiet}" if at.quiet else ""
         ago = f"moved {at.still:g} s ago; heard {at.silent:g} s ago"
@@ -63,8 +63,8 @@ def _where(closeup: RankCloseup) -> list[tuple[str, str]]:
     return fields
 
 
-def _lapses(closeup: RankCloseup) -> list[tuple[str, str]]:
-    row = closeup.row
+def _lapses(details: RankDetails) -> list[tuple[str, str]]:
+    row = details.row
     fields = [("farewell", row.farewell)] if row.farewell else []
     if row.dropped:
         batches = f"{row.dropped} batch{'es' if row.dropped != 1 else ''}"
@@ -74,23 +74,23 @@ def _lapses(closeup: RankCloseup) -> list[tuple[str, str]]:
     return [*fields, ("refused", f"{row.rival}: this rank was there already")] if row.rival else fields
 
 
-def _tripped(closeup: RankCloseup) -> list[tuple[str, str]]:
-    report, trip = closeup.report, closeup.trip
+def _tripped(details: RankDetails) -> list[tuple[str, str]]:
+    report, trip = details.report, details.trip
     if trip is None:
         return []
     verdict = report.verdict
     if verdict is None:
         return [("tripped", describe_trip("undecided who was first", trip))]
-    if verdict.rank is None or closeup.row.rank in verdict.alike:
+    if verdict.rank is None or details.row.rank in verdict.alike:
         return [("tripped", describe_trip("as others did, without a single culprit", trip))]
-    if verdict.rank != closeup.row.rank:
+    if verdict.rank != details.row.rank:
         return [("tripped", describe_trip(f"beside the culprit, rank {verdict.rank}", trip))]
     cause = f"{verdict.cause.value}: {verdict.evidence}"
     return [("tripped", describe_trip("the culprit", trip, report.frames_in_batch)), ("cause", cause)]
 
 
-def _notices(closeup: RankCloseup) -> tuple[RankNotice, ...]:
-    return tuple(noticed for noticed in closeup.report.notices if noticed.rank == closeup.row.rank)
+def _notices(details: RankDetails) -> tuple[RankNotice, ...]:
+    return tuple(noticed for noticed in details.report.notices if noticed.rank == details.row.rank)
 
 
 def _trip(trip: Trip, frames: int) -> dict[str, Any]:

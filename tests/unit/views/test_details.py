@@ -22,7 +22,7 @@ from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry
 from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Limits, Store
-from rankwatch_monitor.views import batch, closeup, rank
+from rankwatch_monitor.views import batch, details, rank
 
 OVER = [Entry(3.0, NO_RANK, Decided(Outcome.FINISHED, "", False)), Entry(3.0, NO_RANK, Closed())]
 
@@ -35,12 +35,12 @@ def two(batch_number: int, high: float = 1.0) -> list[Frame]:
 
 
 def of_batch(run: Path, number: int, of_rank: int | None = None, frames: int = 21) -> tuple[str, dict[str, Any]]:
-    found = records.read(run / FILE, lambda record: closeup.of_batch(record, number, of_rank))
+    found = records.read(run / FILE, lambda record: details.of_batch(record, number, of_rank))
     return batch.render(found, frames), json.loads(batch.to_json(found, frames), parse_constant=pytest.fail)
 
 
 def of_rank(run: Path, number: int, frames: int = 21) -> tuple[str, dict[str, Any]]:
-    found = records.read(run / FILE, lambda record: closeup.of_rank(record, number))
+    found = records.read(run / FILE, lambda record: details.of_rank(record, number))
     return rank.render(found, frames), json.loads(rank.to_json(found, frames), parse_constant=pytest.fail)
 
 

@@ -69,7 +69,7 @@ class SpanFrame(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RankCloseup:
+class RankDetails:
     """A rank. ``parts`` are of its last batches; ``stored`` are its batches that are stored as it sent them."""
 
     report: Report
@@ -81,7 +81,7 @@ class RankCloseup:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchCloseup:
+class BatchDetails:
     """A batch of a rank: its ``frames`` if they are stored; the last ``by_trip`` of them came with the rank's trip.
 
     ``stored`` are the rank's batches that are stored as it sent them. ``spans`` are the frames over all ranks, if this batch
@@ -98,7 +98,7 @@ class BatchCloseup:
     spans: list[SpanFrame]
 
 
-def of_rank(record: RunRecord, rank: int) -> RankCloseup:
+def of_rank(record: RunRecord, rank: int) -> RankDetails:
     """What is known of a rank.
 
     Raises:
@@ -110,10 +110,10 @@ def of_rank(record: RunRecord, rank: int) -> RankCloseup:
     standings = [] if is_over else record.standings().ranks
     standing = next((standing for standing in standings if standing.rank == rank), None)
     parts = list(_digests(record.last_digests(rank, LAST_BATCHES)))
-    return RankCloseup(report, row, standing, _trip(record, rank), parts, record.sent_batches(rank))
+    return RankDetails(report, row, standing, _trip(record, rank), parts, record.sent_batches(rank))
 
 
-def of_batch(record: RunRecord, batch: int, rank: int | None) -> BatchCloseup:
+def of_batch(record: RunRecord, batch: int, rank: int | None) -> BatchDetails:
     """What is known of a batch of a rank (None: the culprit's rank, or rank 0). Raises as ``of_rank`` does.
 
     Raises:
@@ -130,7 +130,7 @@ def of_batch(record: RunRecord, batch: int, rank: int | None) -> BatchCloseup:
     batches = record.sent_batches(rank)
     if not (frames or by_trip or spans or parts):
         raise UsageError(f"nothing is on record of batch {batch} of rank {rank}: {_why(row, batch, batches)}")
-    return BatchCloseup(report, row, batch, parts, frames + by_trip, len(by_trip), batches, spans)
+    return BatchDetails(report, row, batch, parts, frames + by_trip, len(by_trip), batches, spans)
 
 
 def _row(report: Report, rank: int) -> RankRow:
