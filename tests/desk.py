@@ -90,6 +90,7 @@ class Desk:
             assert again.verdict == run.verdict
             told, told_again = run.report(), again.report()
             assert (told_again.outcome, told_again.reason) == (told.outcome, told.reason)
+            assert told_again.closeup == told.closeup
             assert [row.state for row in told_again.ranks] == [row.state for row in told.ranks]
             assert (again.over, again.tuning) == (run.over, run.tuning)
             row = RunRow("")

@@ -55,6 +55,9 @@ INVARIANTS: dict[str, Callable[[Run], bool]] = {
     ),
     "a complete verdict rests on an answer of every rank": _rests_on_all,
     "the ranks that tripped are counted": lambda run: run._trips == sum(r.trip is not None for r in run.ranks.values()),
+    "a close-up is of a rank that tripped": lambda run: all(
+        rank.trip is not None or (rank.closeup is None and rank.closeup_due < 0) for rank in run.ranks.values()
+    ),
     "an election waits for the ranks that may still trip earlier": lambda run: (
         run._ending.situation is not Situation.ELECTION or run._election._waited_for == _waited_for(run)
     ),

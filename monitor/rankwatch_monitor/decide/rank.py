@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rankwatch.shared import messages
 from rankwatch.shared.cause import Trip
+from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.frame import BEGINNING, NO_LOSS, NO_STAGE, Moment, Phase
 from rankwatch.shared.text import describe_position, describe_rank, name_spans
 
@@ -16,6 +17,9 @@ from .verdict import Liveness, Verdict, Witness
 # An election asks all ranks, and the abort waits for it: with thousands of ranks, looking these names up takes milliseconds.
 _RUNNING, _FINISHED = RankState.RUNNING, RankState.FINISHED
 _LIVE, _OFF, _GONE, _DONE = Liveness.LIVE, Liveness.OFF, Liveness.GONE, Liveness.DONE
+
+CLOSEUP_MARGIN = 2.0
+"""Seconds by which a close-up may be later than its rank announced."""
 
 
 @dataclass(slots=True)
@@ -59,6 +63,9 @@ class Rank:
     queued: int = 0
     dropped: int = 0
     trip: Trip | None = None
+    closeup: CloseUp | None = None
+    closeup_due: float = float("-inf")
+    """Until when the close-up that its trip announced is waited for."""
     acknowledged_at: float | None = None
     fault: str = ""
     """The error that switched its watch off, while its process lives."""
@@ -118,6 +125,20 @@ class Rank:
             if (moment, phase) != (self.progress, self.phase):
                 self.moved_at = self.heard_at
             self.progress, self.phase = moment, phase
+
+    def take_trip(self, trip: Trip, now: float) -> None:
+        self.trip = trip
+        self.last_batch = max(self.last_batch, trip.position.batch)
+        if trip.has_closeup:
+            self.closeup_due = now + trip.closeup_within + CLOSEUP_MARGIN
+
+    def take_closeup(self, closeup: CloseUp) -> None:
+        if self.trip is not None and self.closeup is None:
+            self.closeup = closeup
+
+    def owes_closeup(self, now: float) -> bool:
+        """Whether the close-up that its trip announced may still come."""
+        return self.is_running and self.closeup is None and now < self.closeup_due
 
     def frames_around(self, trip: Trip) -> int | None:
         """How many frames a batch like the one of ``trip`` has, as this rank counted them; None: unknown.

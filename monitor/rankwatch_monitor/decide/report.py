@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.frame import NO_LOSS, NO_STAGE
 from rankwatch.shared.notice import Notice
 from rankwatch.shared.str_enum import StrEnum
@@ -130,6 +131,10 @@ class Report:
     """The ranks that were stalled at the end, and which ranks waited for them."""
     origin: TripOrigin | None = None
     """Where the verdict's trip came from; None while that was not looked for."""
+    closeup: CloseUp | None = None
+    """What the verdict's rank found when it ran again what went bad; None: none has arrived."""
+    folder: str = ""
+    """The run's folder; empty while it is not known."""
 
     @property
     def batches(self) -> int:

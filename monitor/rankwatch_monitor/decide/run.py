@@ -297,13 +297,14 @@ class Run:
             yield Note(f"run {self.id}: the watch of {rank.name} {message.text}; it trains on unwatched")
         elif isinstance(message, messages.Bye):
             yield from self._take_leave(rank, message, now)
+        elif isinstance(message, messages.LookedCloser):
+            rank.take_closeup(message.closeup)
         elif isinstance(message, messages.Tripped) and rank.trip is None:
             yield from self._take_trip(rank, message, now)
 
     def _take_trip(self, rank: Rank, message: messages.Tripped, now: float) -> Iterator[Effect]:
-        rank.trip = message.trip
+        rank.take_trip(message.trip, now)
         self._trips += 1
-        rank.last_batch = max(rank.last_batch, message.trip.position.batch)
         yield Note(f"run {self.id}: {describe_culprit(rank.name, message.trip)}")
         if self._is_earliest(message, rank):
             self._happens(Incident.TRIPPED, "", now)
@@ -480,8 +481,11 @@ class Run:
             yield Publish(self.report(), news=not self._published)
 
     def _is_settled(self, now: float) -> bool:
-        """Whether the report can be printed."""
-        return self._have_all_ended(now) if self._abort.message is None else self._abort.is_answered(now)
+        """Whether the report can be printed: the abort is answered, and the close-up of the verdict's rank is here or late."""
+        if self._abort.message is None:
+            return self._have_all_ended(now)
+        culprit = None if self.verdict is None else self.ranks[self.verdict.tripped]
+        return self._abort.is_answered(now) and (culprit is None or not culprit.owes_closeup(now))
 
     def _have_all_ended(self, now: float) -> bool:
         if self._running or self.options.expects_job_end:
@@ -503,6 +507,7 @@ class Run:
             outcome=self._ending.outcome or Outcome.FINISHED,
             reason=self._ending.reason,
             verdict=self.verdict,
+            closeup=None if self.verdict is None else self.ranks[self.verdict.tripped].closeup,
             frames_in_batch=count_frames(self.verdict, self.ranks),
             acknowledged_in=self._abort.answered_in(self.ranks),
             ranks=rows_of(self.ranks, self.world_size),

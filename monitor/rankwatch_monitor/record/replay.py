@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from ..decide.ledger import Ledger
@@ -25,4 +26,5 @@ def take(record: RunRecord) -> Snapshot:
     with explained(record.path):
         now = entries[-1].now if entries else 0.0
         run = Ledger(Options()).restore(record.run, entries, record.progress(), now)
-    return Snapshot(with_origin(run.report(), record), run.over)
+    report = replace(run.report(), folder=str(record.path.parent))
+    return Snapshot(with_origin(report, record), run.over)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from ..decide.effects import Publish
@@ -35,6 +36,7 @@ class Publisher:
         self._waiting: dict[int, tuple[float, Publish]] = {}
 
     def publish(self, report: Publish) -> None:
+        report = replace(report, report=self._runs.locate(report.report))
         self._number += 1
         self._waiting[self._number] = time.monotonic(), report
         self._write(partial(self._complete, self._number, report))

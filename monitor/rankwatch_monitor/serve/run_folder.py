@@ -108,6 +108,10 @@ class RunsFolder:
         is_first = not frames or frames[0].position.frame == 0
         _try(_write if is_first else _append, path, text)
 
+    def locate(self, report: Report) -> Report:
+        """The report with the run's folder."""
+        return replace(report, folder=str(self.path / report.run))
+
     def publish(self, report: Report) -> Report:
         """Writes ``report.txt`` and ``report.json``, and returns the report with what the record knows of its trip's origin."""
         report = self._with_origin(report)

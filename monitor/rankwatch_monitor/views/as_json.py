@@ -13,6 +13,7 @@ from rankwatch.shared.notice import describe_notice
 from ..decide.began import TripOrigin, describe_origin
 from ..decide.report import RankNotice, RankRow, Report
 from ..decide.verdict import Verdict
+from . import closeup
 
 SCHEMA = 1
 
@@ -72,6 +73,9 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "evidence": verdict.evidence,
         "began": _began(report.origin),
         "began_text": describe_origin(report.origin, report.world_size) if report.origin is not None else "",
+        "closeup": closeup.to_dict(report, verdict),
+        "capsule": closeup.capsule(report),
+        "closeup_text": closeup.text_of(report, verdict),
         "certainty": verdict.certainty.value,
         "missing_ranks": list(verdict.missing),
         "alike_ranks": list(verdict.alike),

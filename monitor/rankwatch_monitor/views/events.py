@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from rankwatch.shared import messages
+from rankwatch.shared.closeup_text import describe_closeup
 from rankwatch.shared.divergence import describe_divergence
 from rankwatch.shared.frame import Position
 from rankwatch.shared.notice import describe_notice
@@ -37,6 +38,8 @@ def describe(entry: Entry) -> str:
             return f"{who} connected: process {fact.pid}, {fact.device}, torch {fact.torch}"
         case messages.Tripped():
             return f"tripped: {describe_culprit(f'rank {entry.rank}', fact.trip)}"
+        case messages.LookedCloser():
+            return f"looked closer: {describe_closeup(fact.closeup)}"
         case messages.Noticed():
             return f"noticed: {describe_notice(fact.notice)}"
         case messages.Beat():

@@ -12,6 +12,7 @@ from rankwatch.shared.text import describe_rank, describe_trip, format_dump, for
 from ..decide.began import describe_origin
 from ..decide.report import Outcome, RankNotice, RankRow, RankState, Report
 from ..decide.verdict import Certainty, Verdict
+from . import closeup
 
 NoticeKey: TypeAlias = tuple[NoticeKind, str, str]
 
@@ -33,13 +34,14 @@ def render_head(report: Report) -> str:
     culprit = describe_trip(verdict.who(_name(report, verdict.tripped)), verdict.trip, report.frames_in_batch)
     fields = [
         ("culprit", culprit),
-        ("cause", f"{verdict.cause.value}: {verdict.evidence}"),
+        *closeup.fields(report, verdict),
         *_began(report),
         *notice_fields(report),
         *_also(report, verdict),
         ("certainty", _certainty(report, verdict)),
         ("abort", _acknowledgements(report)),
         *_lapses(report),
+        *closeup.replay(report, verdict),
     ]
     return format_head(f"first {verdict.trip.culprit.state.name.lower()} in run {report.run}", fields)
 

@@ -220,7 +220,13 @@ batches = st.builds(
     lambda seq, batch, first, traced, table: messages.Batch(seq, makers.summary(batch, first=first, traced=traced, of=table)),
     seqs, st.integers(0, 4), st.integers(0, 2), st.booleans(), tables,
 )  # fmt: skip
-trips = st.builds(lambda seq, at: messages.Tripped(seq, makers.trip(at=at)), seqs, positions)
+trips = st.builds(
+    lambda seq, at, within: messages.Tripped(seq, replace(makers.trip(at=at), closeup_within=within)),
+    seqs, positions, st.sampled_from([0.0, 0.5, 3600.0]),
+)  # fmt: skip
+closeups = st.builds(
+    lambda seq, recurred: messages.LookedCloser(seq, makers.closeup(recurred=recurred)), seqs, st.integers(0, 3)
+)
 notices = st.builds(
     lambda seq, module, value: messages.Noticed(seq, makers.notice(module=module, value=value)),
     seqs, st.sampled_from("abcdefgh"), st.floats(0, 1e38),
@@ -230,7 +236,7 @@ misfits = st.builds(
     lambda batch: replace(batch, summary=batch.summary._replace(abs_min=b"", abs_max=b"", states=b"")), batches
 )
 tabled = st.builds(messages.Table, tables)
-sequenced = st.one_of(batches, misfits, trips, notices, notices, byes)
+sequenced = st.one_of(batches, misfits, trips, closeups, notices, notices, byes)
 words: st.SearchStrategy[messages.Message] = st.one_of(
     st.builds(lambda at, phase: makers.beat(*at, phase=phase), positions, st.sampled_from(sorted(messages.PHASES))),
     tabled,

@@ -80,6 +80,10 @@ SPOILED: dict[str, list[Callable[[Run], object]]] = {
         lambda run: become(run, verdict=replace(verdict_of(run), certainty=Certainty.COMPLETE, missing=())),
     ],
     "the ranks that tripped are counted": [lambda run: become(run, _trips=2)],
+    "a close-up is of a rank that tripped": [
+        lambda run: setattr(run.ranks[1], "closeup", makers.closeup()),
+        lambda run: setattr(run.ranks[1], "closeup_due", 9.0),
+    ],
     "an election waits for the ranks that may still trip earlier": [
         lambda run: run._election._waited_for.discard(3),
         lambda run: run._election._waited_for.add(0),

@@ -21,6 +21,10 @@ TOLD: list[tuple[Fact, str]] = [
     (makers.hello(3, 8), "rank 3 of 8 (node1, local rank 3) connected: process 103, cpu, torch 2.13.0"),
     (makers.hello(3, 8, stage=1), "rank 3 of 8 (node1, local rank 3, stage 1) connected"),
     (messages.Tripped(4, makers.trip()), "tripped: rank 5, batch 0: layer (Linear), output: inf"),
+    (
+        messages.LookedCloser(5, makers.closeup()),
+        "looked closer: aten.exp at model.py:87, in forward: e = torch.exp(scores), self (2, 3) float32",
+    ),
     (messages.Noticed(5, makers.notice()), "noticed: next to overflow: layer (Linear), output: abs max 4.09e+03"),
     (messages.Beat(Moment(7, 7, 0, 2), "backward", 0, 0, 1.0), "was in batch 7, frame 2, phase backward"),
     (messages.Off(8, "switched itself off in batch 3"), "its watch switched itself off in batch 3"),

@@ -8,7 +8,8 @@ from dataclasses import replace
 import makers
 from makers import INF, NAN, frame, notice, reading, trip
 from rankwatch.shared.cause import Cause
-from rankwatch.shared.frame import Moment, Phase
+from rankwatch.shared.closeup import CloseUp, Precision
+from rankwatch.shared.frame import Moment, Phase, State
 from rankwatch.shared.notice import NoticeKind
 from rankwatch.shared.text import name_spans
 from rankwatch_monitor.decide.report import Outcome, RankNotice, RankRow, RankState, Report
@@ -80,6 +81,93 @@ def test_the_first_overflow_report() -> None:
         "5.00e-01      inf input[mask]\n"
         "0.00e+00      inf output\n"
     )
+
+
+EVIDENCED = replace(CULPRIT, operator=makers.made_by(), closeup_within=2.0)
+
+
+def looked_at(of: CloseUp | None) -> Report:
+    return report(replace(verdict(), trip=EVIDENCED), closeup=of, folder="runs/train-0")
+
+
+def test_the_closeup_stands_around_the_cause_and_the_command_at_the_end() -> None:
+    found = makers.closeup(is_eager=False)
+    head = as_text.render_head(looked_at(found))
+    titles = [line[2:12].strip() for line in head.splitlines()[1:]]
+    assert [title for title in titles if title] == [
+        "culprit",
+        "operator",
+        "cause",
+        "recurs",
+        "precision",
+        "close-up",
+        "certainty",
+        "abort",
+        "replay",
+    ]
+    assert (
+        "  operator   aten.exp at model.py:87, in forward: e = torch.exp(scores)\n"
+        "             self (2, 3) float32, abs max 1.00e+03 -> inf\n"
+    ) in head
+    assert "  recurs     recurred 3 of 3\n" in head
+    assert head.endswith("  replay     rankwatch replay runs/train-0\n")
+
+
+def test_a_closeup_that_never_came_is_said_to_be_missing() -> None:
+    head = as_text.render_head(looked_at(None))
+    assert "  operator   aten.exp at model.py:87" in head  # the trip alone names it
+    assert "  close-up   rank 5 announced one within 2 s, and none has arrived\n" in head
+    parsed = as_json.to_dict(looked_at(None))["verdict"]["closeup"]
+    assert (parsed["operator"], parsed["recurred"], parsed["of"], parsed["precision"]) == (
+        "aten.exp.default",
+        None,
+        None,
+        {},
+    )
+    assert parsed["note"] == "rank 5 announced one within 2 s, and none has arrived"
+
+
+def test_the_closeup_for_programs() -> None:
+    parsed = json.loads(as_json.render(looked_at(makers.closeup())), parse_constant=lambda name: 1 / 0)["verdict"]
+    assert parsed["closeup"] == {
+        "operator": "aten.exp.default",
+        "node": None,
+        "source": {"file": "model.py", "line": 87, "function": "forward", "text": "e = torch.exp(scores)"},
+        "inputs": [{"label": "self", "shape": [2, 3], "dtype": "float32", "abs_max": 1000.0, "state": "finite"}],
+        "recurred": 3,
+        "of": 3,
+        "eager": True,
+        "precision": {
+            "float32": {"state": "finite", "abs_max": 1.2e5},
+            "float64": {"state": "inf", "abs_max": None},
+        },
+        "machine": "gpu07, NVIDIA H100, GPU-5f3a, PCI 00000000:3B:00.0, driver 550.54",
+        "note": "not run again in bfloat16: out of memory",
+    }
+    assert parsed["capsule"] == "capsule"
+    assert list(parsed["closeup_text"]) == ["operator", "recurs", "precision", "close-up", "replay"]
+
+
+def test_without_a_closeup_its_names_are_null() -> None:
+    parsed = as_json.to_dict(report(verdict()))["verdict"]
+    assert (parsed["closeup"], parsed["capsule"], parsed["closeup_text"]) == (None, None, {})
+
+
+def test_a_capsule_on_another_disk_names_its_host() -> None:
+    assert as_text.render_head(looked_at(makers.closeup(capsule="/tmp/capsule"))).endswith(
+        "  replay     rankwatch replay /tmp/capsule (on node1)\n"
+    )
+
+
+def test_numbers_of_a_rank_that_json_does_not_have_are_null() -> None:
+    operator = replace(makers.made_by(), inputs=(reading("self", NAN), reading("other", INF)), shapes=())
+    found = makers.closeup(operator=operator, precision=(Precision("float32", State.FINITE, INF),))
+    parsed = json.loads(as_json.render(looked_at(found)), parse_constant=lambda name: 1 / 0)["verdict"]["closeup"]
+    assert [(one["abs_max"], one["state"], one["shape"]) for one in parsed["inputs"]] == [
+        (None, "nan", None),
+        (None, "inf", None),
+    ]
+    assert parsed["precision"] == {"float32": {"state": "finite", "abs_max": None}}
 
 
 def test_other_trips_and_missing_ranks_are_named() -> None:

@@ -23,6 +23,7 @@ const Views = (() => {
 
   const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== "").flatMap(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
   const tiles = (pairs) => h("div", { class: "tiles" }, pairs.map(([name, value]) => h("div", null, h("b", null, String(value)), h("span", null, name))));
+  const lines = (text) => (text ? h("span", { class: "lines" }, text) : "");
   const clock = (seconds) => new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
   const time = (seconds) => h("span", { title: clock(seconds) }, new Date(seconds * 1000).toLocaleTimeString());
   const link = (href, text) => h("a", { href }, text);
@@ -60,10 +61,15 @@ const Views = (() => {
         ["culprit", `${who}, ${batch}, optimizer step ${found.optimizer_step}, frame ${found.frame}${found.frames_in_batch ? ` of ${found.frames_in_batch}` : ""}`],
         ["module", `${module(found.module)} (${found.module_class})${found.phase === "forward" ? "" : `, ${found.phase}`}`],
         ["reading", `${found.reading}: ${found.state}, ${found.dtype}${found.shape.length ? `, shape ${found.shape.join(" x ")}` : ""}`],
+        ["operator", lines(found.closeup_text.operator)],
         ["cause", `${found.cause}: ${found.evidence}`],
+        ["recurs", found.closeup_text.recurs || ""],
+        ["precision", found.closeup_text.precision || ""],
+        ["close-up", found.closeup_text["close-up"] || ""],
         ["began", found.began_text || ""],
         ["certainty", `${found.certainty}${found.certainty === "complete" ? "" : `: ${found.reason}`}`],
         ["also", others.length ? `ranks ${spans(others)} went bad too` : ""],
+        ["replay", found.closeup_text.replay ? h("code", null, found.closeup_text.replay) : ""],
       ]));
   }
 
