@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import makers
 from desk import Desk
 from rankwatch.shared import messages
 from rankwatch.shared.trip import Trip
-from rankwatch_monitor.decide.effects import Publish
+from rankwatch_monitor.decide.effects import Publish, Send
+from rankwatch_monitor.decide.ledger import Tick
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.rank import CLOSEUP_MARGIN
 from rankwatch_monitor.decide.report import RankState
+from rankwatch_monitor.decide.run import Run
 
 FOUND = makers.closeup()
 WITHIN = 5.0
@@ -136,3 +140,86 @@ def test_a_closeup_is_acknowledged_once_it_is_in_the_record() -> None:
     desk.take()
     desk.receive(0, messages.LookedCloser(2, FOUND))
     assert desk.sent(0, messages.Ack) == [messages.Ack(2, abort=False)]
+
+
+# --- at any moment ------------------------------------------------------------------------------------------------------
+
+WORLD = 3
+numbers = st.integers(0, WORLD - 1)
+happenings = st.one_of(
+    st.tuples(st.just("trips"), numbers, st.integers(0, 3).map(float)),
+    st.tuples(st.just("looks closer"), numbers, st.just(0.0)),
+    st.tuples(st.just("looks closer"), numbers, st.just(0.0)),
+    st.tuples(st.sampled_from(["passes", "acknowledges", "leaves", "is cut off"]), numbers, st.just(0.0)),
+    st.tuples(st.just("waits"), st.just(0), st.floats(0.0, 4.0)),
+)
+
+
+class Story:
+    """A run in which things happen, with close-ups or without them."""
+
+    def __init__(self, *, has_closeups: bool) -> None:
+        self.desk = Desk()
+        self.desk.connect(WORLD)
+        self._has_closeups = has_closeups
+        self._seq = 0
+
+    def tell(self, what: str, rank: int, number: float) -> None:
+        self._seq += 1
+        trip = makers.trip(at=(0, 0, int(number)))
+        said: dict[str, messages.Message] = {
+            "trips": messages.Tripped(self._seq, replace(trip, closeup_within=WITHIN) if self._has_closeups else trip),
+            "passes": makers.beat(0, 0, 9),
+            "acknowledges": messages.Ack(0, abort=True),
+            "leaves": messages.Bye(self._seq, "aborted", ""),
+        }
+        closeup = messages.LookedCloser(self._seq, FOUND)
+        said["looks closer"] = closeup if self._has_closeups else makers.beat(-1, 0, 0)  # the rank is heard in both
+        if what in said:
+            self.desk.receive(rank, said[what])
+        elif what == "is cut off":
+            self.desk.disconnect(rank)
+        self.desk.now += number if what == "waits" else 0.0
+        self.desk.handle(Tick())
+
+    @property
+    def run(self) -> Run:
+        return self.desk.ledger.runs["train-0"]
+
+    @property
+    def decided(self) -> tuple[object, ...]:
+        """All that a close-up must not change."""
+        verdict = self.run.verdict
+        who = None if verdict is None else (verdict.tripped, verdict.cause, verdict.evidence, verdict.certainty)
+        report = self.run.report()
+        aborts = [e for e in self.desk.effects if isinstance(e, Send) and isinstance(e.message, messages.Abort)]
+        return who, aborts, report.outcome, report.reason, report.acknowledged_in, [row.state for row in report.ranks]
+
+
+@settings(derandomize=True, max_examples=100)
+@given(st.lists(happenings, max_size=25))
+def test_a_closeup_at_any_moment_changes_nothing_but_the_report(told: list[tuple[str, int, float]]) -> None:
+    told = [("passes", 2, 0.0), *told]
+    plain, looked = Story(has_closeups=False), Story(has_closeups=True)
+    tripped_at: dict[int, float] = {}
+    looked_at: set[int] = set()
+    for what, rank, number in told:
+        is_running = looked.run.ranks[rank].is_running
+        plain.tell(what, rank, number)
+        looked.tell(what, rank, number)
+        if what == "trips" and is_running:
+            tripped_at.setdefault(rank, looked.desk.now)
+        if what == "looks closer" and rank in tripped_at:
+            looked_at.add(rank)
+        assert looked.decided == plain.decided
+        verdict = looked.run.verdict
+        culprit = None if verdict is None else looked.run.ranks[verdict.tripped]
+        owes = (
+            culprit is not None
+            and culprit.is_running
+            and culprit.number not in looked_at
+            and looked.desk.now < tripped_at[culprit.number] + WITHIN + CLOSEUP_MARGIN
+        )
+        assert bool(looked.desk.reports) == (bool(plain.desk.reports) and not owes)
+        if culprit is not None and culprit.number in looked_at and looked.desk.reports:
+            assert looked.run.report().closeup == FOUND
