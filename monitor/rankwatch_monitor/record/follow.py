@@ -84,7 +84,8 @@ class Follower:
             standings = record.standings()
             digests = newest_digests(record, run.world_size)
             if self._report is None:
-                self._report = replay.take(record).report if run.over else _with_frames(run, digests)
+                report = replay.take(record).report if run.over else _with_frames(run, digests)
+                self._report = replace(report, folder=str(self.folder))
             return View(
                 report=self._report,
                 is_over=run.over,

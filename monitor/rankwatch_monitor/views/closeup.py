@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.closeup_text import fields_of, replay_fields
 from rankwatch.shared.frame import Reading, State
-from rankwatch.shared.trip import Operator
+from rankwatch.shared.trip import Operator, Trip
 
 from ..decide.report import Report
 from ..decide.verdict import Verdict
@@ -16,43 +17,13 @@ from ..decide.verdict import Verdict
 def fields(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
     """The fields of a report from the operator to the close-up, the cause among them."""
     found = fields_of(f"{verdict.cause.value}: {verdict.evidence}", verdict.trip, report.closeup)
-    if report.closeup is None and verdict.trip.has_closeup:
-        found.append(("close-up", _none_arrived(verdict)))
-    return found
+    missing = _missing(verdict.tripped, verdict.trip, report.closeup)
+    return [*found, ("close-up", missing)] if missing else found
 
 
 def replay(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
     """The command that runs the capsule again."""
     return replay_fields(report.closeup, report.folder, report.ranks[verdict.tripped].host)
-
-
-def to_dict(report: Report, verdict: Verdict) -> dict[str, Any] | None:
-    """None if there is neither a close-up nor an operator that the trip names."""
-    closeup = report.closeup
-    operator = (closeup.operator if closeup is not None else None) or verdict.trip.operator
-    if closeup is None and operator is None and not verdict.trip.has_closeup:
-        return None
-    source = None if operator is None else operator.source
-    return {
-        "operator": None if operator is None else operator.name,
-        "node": operator.node or None if operator is not None else None,
-        "source": None if source is None else source._asdict(),
-        "inputs": [] if operator is None else _inputs(operator),
-        "recurred": None if closeup is None or not closeup.of else closeup.recurred,
-        "of": None if closeup is None or not closeup.of else closeup.of,
-        "eager": closeup is not None and closeup.is_eager,
-        "precision": {
-            one.dtype: {"state": _state(one.state), "abs_max": _finite(one.abs_max) if one.state is State.FINITE else None}
-            for one in (closeup.precision if closeup is not None else ())
-        },
-        "machine": closeup.machine if closeup is not None else "",
-        "note": closeup.note if closeup is not None else _none_arrived(verdict) if verdict.trip.has_closeup else "",
-    }
-
-
-def capsule(report: Report) -> str | None:
-    """The path of the capsule below the run's folder, or where it lies on the culprit's host."""
-    return (report.closeup.capsule or None) if report.closeup is not None else None
 
 
 def text_of(report: Report, verdict: Verdict) -> dict[str, str]:
@@ -62,8 +33,40 @@ def text_of(report: Report, verdict: Verdict) -> dict[str, str]:
     return found
 
 
-def _none_arrived(verdict: Verdict) -> str:
-    return f"rank {verdict.tripped} announced one within {verdict.trip.closeup_within:g} s, and none has arrived"
+def to_dict(rank: int, trip: Trip, closeup: CloseUp | None) -> dict[str, Any] | None:
+    """None if there is neither a close-up of this rank's trip, nor an operator that the trip names."""
+    if closeup is None and trip.operator is None and not trip.has_closeup:
+        return None
+    missing = _missing(rank, trip, closeup)
+    closeup = closeup or CloseUp()
+    operator = closeup.operator or trip.operator
+    source = operator.source if operator is not None else None
+    return {
+        "operator": operator.name if operator is not None else None,
+        "node": (operator.node or None) if operator is not None else None,
+        "source": source._asdict() if source is not None else None,
+        "inputs": _inputs(operator) if operator is not None else [],
+        "recurred": closeup.recurred if closeup.of else None,
+        "of": closeup.of or None,
+        "eager": closeup.is_eager,
+        "precision": {
+            one.dtype: {"state": _state(one.state), "abs_max": _finite(one.abs_max) if one.state is State.FINITE else None}
+            for one in closeup.precision
+        },
+        "machine": closeup.machine,
+        "note": closeup.note or missing,
+    }
+
+
+def capsule_of(closeup: CloseUp | None) -> str | None:
+    """The path of the capsule below the run's folder, or where it lies on the rank's host."""
+    return (closeup.capsule or None) if closeup is not None else None
+
+
+def _missing(rank: int, trip: Trip, closeup: CloseUp | None) -> str:
+    if closeup is not None or not trip.has_closeup:
+        return ""
+    return f"rank {rank} announced one within {trip.closeup_within:g} s, and none has arrived"
 
 
 def _inputs(operator: Operator) -> list[dict[str, Any]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rankwatch.errors import UsageError
 from rankwatch.shared import messages
 from rankwatch.shared.cause import Trip
+from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.frame import Frame, FrameSpec, FrameTable, Reading, ReadingSpec, State
 from rankwatch.shared.text import format_spans
 
@@ -18,6 +19,8 @@ from ..record import replay
 from ..record.layout import NO_ROW
 from ..record.reader import RunRecord
 from ..record.rows import DigestBlock, EnvelopePart
+
+M = TypeVar("M", messages.Tripped, messages.LookedCloser)
 
 LAST_BATCHES = 10
 """Batches of a rank whose digests are shown."""
@@ -70,12 +73,16 @@ class SpanFrame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankDetails:
-    """A rank. ``parts`` are of its last batches; ``stored`` are its batches that are stored as it sent them."""
+    """A rank. ``parts`` are of its last batches; ``stored`` are its batches that are stored as it sent them.
+
+    ``closeup`` is what it found when it ran again what tripped in it; None: none has arrived.
+    """
 
     report: Report
     row: RankRow
     standing: RankStanding | None
     trip: Trip | None
+    closeup: CloseUp | None
     parts: list[PartDigest]
     stored: list[int]
 
@@ -110,7 +117,9 @@ def of_rank(record: RunRecord, rank: int) -> RankDetails:
     standings = [] if is_over else record.standings().ranks
     standing = next((standing for standing in standings if standing.rank == rank), None)
     parts = list(_digests(record.last_digests(rank, LAST_BATCHES)))
-    return RankDetails(report, row, standing, _trip(record, rank), parts, record.sent_batches(rank))
+    trip = next((said.trip for said in reversed(_said(record, rank, messages.Tripped))), None)
+    closeup = next((said.closeup for said in _said(record, rank, messages.LookedCloser)), None)
+    return RankDetails(report, row, standing, trip, closeup, parts, record.sent_batches(rank))
 
 
 def of_batch(record: RunRecord, batch: int, rank: int | None) -> BatchDetails:
@@ -146,10 +155,10 @@ def _why(row: RankRow, batch: int, batches: list[int]) -> str:
     return f"its last is batch {row.last_batch}; {there}" if batch > row.last_batch >= 0 else there
 
 
-def _trip(record: RunRecord, rank: int) -> Trip | None:
-    """The last trip of the rank."""
-    trips = [fact.trip for _, (_, by, fact) in record.events("tripped") if isinstance(fact, messages.Tripped) and by == rank]
-    return trips[-1] if trips else None
+def _said(record: RunRecord, rank: int, kind: type[M]) -> list[M]:
+    """The messages of this kind from the rank."""
+    events = record.events(kind.__name__.lower())
+    return [fact for _, (_, by, fact) in events if isinstance(fact, kind) and by == rank]
 
 
 def _digests(block: DigestBlock) -> Iterator[PartDigest]:

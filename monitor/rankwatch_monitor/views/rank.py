@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from rankwatch.shared.cause import Trip
+from rankwatch.shared.closeup_text import fields_of, replay_fields
 from rankwatch.shared.frame import Position
 from rankwatch.shared.text import describe_position, describe_rank, describe_trip, format_dump, format_head, format_spans
 
 from ..decide.report import RankNotice, RankState
-from . import digests
+from . import closeup, digests
 from .as_json import SCHEMA, frame_to_dict, notice_to_dict, rank_to_dict, run_to_dict
 from .details import RankDetails
 from .text import notice_fields
@@ -45,6 +46,8 @@ def to_json(details: RankDetails, frames: int) -> str:
         **rank_to_dict(details.row),
         "standing": None if standing is None else {**standing._asdict(), "state": standing.state.value},
         "trip": None if details.trip is None else _trip(details.trip, frames),
+        "closeup": None if details.trip is None else closeup.to_dict(details.row.rank, details.trip, details.closeup),
+        "capsule": closeup.capsule_of(details.closeup),
         "notices": [notice_to_dict(noticed) for noticed in _notices(details)],
         "batches": [digests.to_dict(part) for part in details.parts],
         "batches_as_sent": details.stored,
@@ -78,15 +81,17 @@ def _tripped(details: RankDetails) -> list[tuple[str, str]]:
     report, trip = details.report, details.trip
     if trip is None:
         return []
-    verdict = report.verdict
+    verdict, cause, frames = report.verdict, "", None
     if verdict is None:
-        return [("tripped", describe_trip("undecided who was first", trip))]
-    if verdict.rank is None or details.row.rank in verdict.alike:
-        return [("tripped", describe_trip("as others did, without a single culprit", trip))]
-    if verdict.rank != details.row.rank:
-        return [("tripped", describe_trip(f"beside the culprit, rank {verdict.rank}", trip))]
-    cause = f"{verdict.cause.value}: {verdict.evidence}"
-    return [("tripped", describe_trip("the culprit", trip, report.frames_in_batch)), ("cause", cause)]
+        who = "undecided who was first"
+    elif verdict.rank is None or details.row.rank in verdict.alike:
+        who = "as others did, without a single culprit"
+    elif verdict.rank != details.row.rank:
+        who = f"beside the culprit, rank {verdict.rank}"
+    else:
+        who, cause, frames = "the culprit", f"{verdict.cause.value}: {verdict.evidence}", report.frames_in_batch
+    found = fields_of(cause, trip, details.closeup)
+    return [("tripped", describe_trip(who, trip, frames)), *found, *replay_fields(details.closeup, report.folder)]
 
 
 def _notices(details: RankDetails) -> tuple[RankNotice, ...]:

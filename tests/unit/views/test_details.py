@@ -211,6 +211,23 @@ def test_a_rank_that_tripped(tmp_path: Path) -> None:
     assert [notice["rank"] for notice in told["notices"]] == [1]
 
 
+def test_a_rank_that_looked_closer(tmp_path: Path) -> None:
+    looked = Entry(2.0, 1, messages.LookedCloser(20, makers.closeup(is_eager=False)))
+    run = records.write(
+        tmp_path / "train-1",
+        *(records.part(rank, *two(0)) for rank in (0, 1)),
+        records.tripped(1, *two(1, INF)[:1]),
+        looked,
+        *OVER[1:],
+    )
+    text, told = of_rank(run, 1)
+    assert "  operator   aten.exp at model.py:87, in forward: e = torch.exp(scores)\n" in text
+    assert "  recurs     recurred 3 of 3\n" in text
+    assert f"  replay     rankwatch replay {run}\n" in text
+    assert (told["closeup"]["source"]["line"], told["capsule"]) == (87, "capsule")
+    assert of_rank(run, 0)[1]["closeup"] is None
+
+
 def test_a_culprit_and_one_that_was_not_the_first(tmp_path: Path) -> None:
     run = records.write(
         tmp_path / "train-1",
