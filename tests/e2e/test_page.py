@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import large_runs
 import makers
+import records
 from browser import Browser, browsing, needed
 from e2e.ended import Ended
 from e2e.site import Site
 from jobs import Job
 from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable
+from rankwatch.shared.trip import Source
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Opened, Trained
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Store
@@ -142,7 +145,11 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     hello = makers.hello(0, 1, host=HOSTILE, job=HOSTILE)
     notice = messages.Noticed(2, makers.notice(module=HOSTILE, label=HOSTILE))
     trip = messages.Tripped(4, makers.trip(module=HOSTILE, at=(1, 0, 0)))
-    facts = [Entry(0.0, NO_RANK, Opened(HOSTILE, 0, 1)), Entry(0.0, 0, hello), Entry(1.0, 0, notice), Entry(2.0, 0, trip)]
+    line = Source(HOSTILE, 87, HOSTILE, HOSTILE)
+    found = makers.closeup(operator=replace(makers.made_by(), source=line), note=HOSTILE, machine=HOSTILE, recurred=0)
+    looked = messages.LookedCloser(5, found)
+    facts = [Entry(0.0, NO_RANK, Opened(HOSTILE, 0, 1)), Entry(0.0, 0, hello)]
+    facts += [Entry(1.0, 0, notice), Entry(2.0, 0, trip), Entry(2.5, 0, looked)]
     batches = [Entry(0.5, 0, Trained(1 + batch, makers.summary(batch, of=table), table)) for batch in range(2)]
     store.write([*facts[:2], *batches, *facts[2:]], 1.8e9)
     store.close()
@@ -162,6 +169,25 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
         browser.shows("<img src=x")
         assert "hostile-0" in browser.driver.title
         assert not browser.run("return document.querySelector('main script, main img')")
+
+
+def test_the_close_up_is_on_the_page_and_in_the_file(tmp_path: Path) -> None:
+    run = records.write(
+        tmp_path / "train-1",
+        records.part(0, *records.frames(1)),
+        records.tripped(0, makers.frame(makers.reading("output", makers.INF), at=(2, 0, 0))),
+        Entry(3.0, 0, messages.LookedCloser(10, makers.closeup(is_eager=False))),
+        world_size=1,
+    )
+    (tmp_path / "run.html").write_text(single.render(RunPages(run)))
+    with browsing(tmp_path) as browser:
+        for address in (None, (tmp_path / "run.html").as_uri()):
+            browser.open("/run/train-1") if address is None else browser.driver.get(address)
+            browser.shows("aten.exp at model.py:87, in forward: e = torch.exp(scores)\nself (2, 3) float32", ".panel")
+            browser.shows("recurred 3 of 3", ".panel")
+            browser.shows("finite in float32: abs max 1.20e+05; inf in float64", ".panel")
+            browser.shows(f"rankwatch replay {run}", ".panel code")
+            assert not browser.complaints()
 
 
 def test_a_single_file_contains_every_view(runs: Path, tmp_path: Path) -> None:
