@@ -142,6 +142,20 @@ def test_a_closeup_is_acknowledged_once_it_is_in_the_record() -> None:
     assert desk.sent(0, messages.Ack) == [messages.Ack(2, abort=False)]
 
 
+def test_a_collector_that_was_restarted_waits_for_the_closeup_too() -> None:
+    first = decided()
+    desk = Desk(first.options, now=1000.0)
+    lag = desk.now - first.records["train-0"][-1].now
+    entries = [entry._replace(now=entry.now + lag) for entry in first.records["train-0"]]
+    desk.records["train-0"] = list(entries)
+    desk.ledger.restore("train-0", entries, [], desk.now)
+    desk.connect(2)
+    desk.wait(1.0)
+    assert desk.reports == []
+    desk.receive(0, messages.LookedCloser(2, FOUND))
+    assert [report.closeup for report in desk.reports] == [FOUND]
+
+
 # --- at any moment ------------------------------------------------------------------------------------------------------
 
 WORLD = 3
