@@ -27,7 +27,7 @@ FOLDER = Path(__file__).resolve().parent / "corpus"
 
 ONE_OF_EACH: list[messages.Message] = [
     makers.hello(1, 2),
-    messages.Welcome("train-0", 1.0, 2.0, 7),
+    messages.Welcome("train-0", 1.0, 2.0, 7, "/runs/train-0"),
     messages.Table(makers.table()),
     messages.Batch(4, makers.summary(149)),
     messages.Tripped(5, makers.trip(root_inputs=(makers.reading("input[0]"),), loss_scale=1024.0)),

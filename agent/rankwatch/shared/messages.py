@@ -36,12 +36,17 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Collector to rank: its run, the run's intervals in seconds, and the last sequence number that is in the record."""
+    """Collector to rank: its run, the run's intervals in seconds, and the last sequence number that is in the record.
+
+    ``folder`` is the absolute path of the run's folder on the collector's host. A rank on another host may not see it, or may
+    see another folder there: the run's has the file ``run.db``.
+    """
 
     run: str
     heartbeat: float
     decision_window: float
     seq: int
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)

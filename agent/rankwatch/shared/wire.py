@@ -219,7 +219,10 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, Field]]] = {
     ),
     "WELCOME": (
         Welcome,
-        {"run": string(), "heartbeat": number(0.01, 3600), "decision_window": number(0, 3600), "seq": _SEQ},
+        {
+            "run": string(), "heartbeat": number(0.01, 3600), "decision_window": number(0, 3600), "seq": _SEQ,
+            "folder": string(),
+        },
     ),
     "TABLE": (Table, {"table": Field(lambda table: [write_spec(spec) for spec in table.specs], read_table)}),
     "BATCH": (Batch, {"seq": _SEQ, "summary": Field(write_summary, read_summary)}),

@@ -144,6 +144,11 @@ class Link:
         """The run's id, from WELCOME; empty before it."""
         return self._welcome.run if self._welcome else ""
 
+    @property
+    def folder(self) -> str:
+        """The run's folder on the collector's host, from WELCOME; empty before it."""
+        return self._welcome.folder if self._welcome else ""
+
     def send_batch(self, table: FrameTable, summary: BatchSummary) -> None:
         self._append(lambda seq: messages.Batch(seq, summary), table)
 

@@ -25,7 +25,7 @@ class Options:
     or failed rank stops the others. ``abort_on_stall``: whether a stalled rank does, one that made no progress for
     ``stall_after`` (0: stalls are not looked for). ``expects_job_end``: an event will say how the command of the job ended, and
     no run is over before. ``every``: ranks measure one batch of this many (None: as each rank was told). ``room``: how many
-    ranks can connect.
+    ranks can connect. ``runs_dir``: the absolute path of the folder of all runs; empty: ranks are not told.
     """
 
     heartbeat: float = 1.0
@@ -41,6 +41,7 @@ class Options:
     expects_job_end: bool = False
     every: int | None = None
     room: int = wire.MAX_RANKS
+    runs_dir: str = ""
 
     @property
     def lost_after(self) -> float:

@@ -125,7 +125,9 @@ class Run:
                 self._abort.unacknowledged.add(rank.number)
         if self.tuning != NO_CHANGE:
             yield Send(peer, messages.Tune(self.id, self.tuning))  # before WELCOME: the rank's first batch obeys it
-        yield Send(peer, messages.Welcome(self.id, self.options.heartbeat, self.options.decision_window, rank.stored))
+        folder = f"{self.options.runs_dir}/{self.id}" if self.options.runs_dir else ""
+        known = self.options.heartbeat, self.options.decision_window, rank.stored
+        yield Send(peer, messages.Welcome(self.id, *known, folder))
         if self._abort.message is not None:
             yield Send(peer, self._abort.message)
         elif self._election.target is not None:

@@ -97,7 +97,8 @@ class Collector:
         insecure: bool = False,
         meters: Meters | None = None,
     ) -> None:
-        options = replace(options, room=min(options.room, raise_descriptor_limit()))
+        room = min(options.room, raise_descriptor_limit())
+        options = replace(options, room=room, runs_dir=str(runs.path.resolve()))
         self._runs = runs
         self._show_ranks = show_ranks
         self._meters = meters

@@ -249,6 +249,14 @@ def test_names_in_use_on_disk_are_not_used_again() -> None:
     assert list(ledger.runs) == ["train-0.3"]
 
 
+def test_a_rank_is_told_where_its_runs_folder_is() -> None:
+    desk = Desk(Options(runs_dir="/runs"))
+    desk.connect(1)
+    (welcome,) = desk.sent(0, messages.Welcome)
+    assert isinstance(welcome, messages.Welcome)
+    assert (welcome.run, welcome.folder) == ("train-0", "/runs/train-0")
+
+
 def test_a_reconnect_goes_on_where_it_was() -> None:
     desk = Desk()
     desk.connect(1)

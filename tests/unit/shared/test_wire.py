@@ -20,7 +20,7 @@ from rankwatch.shared.tuning import NO_CHANGE, Check, Tuning
 
 MESSAGES: list[messages.Message] = [
     makers.hello(3, 8),
-    messages.Welcome("train-0", 1.0, 2.0, 7),
+    messages.Welcome("train-0", 1.0, 2.0, 7, "/runs/train-0"),
     messages.Table(makers.table()),
     messages.Table(FrameTable(tuple(makers.frame(phase=phase).spec for phase in Phase))),
     messages.Batch(4, makers.summary(149, traced=True)),
