@@ -25,6 +25,7 @@ COMMANDS = {
     "ui": "serve a web page of the runs in a folder, live and afterwards",
     "tune": "change options of the ranks while they train",
     "invite": "create a connection file restricted to one job",
+    "replay": "run the forward that made the inf or nan again, from the capsule that its rank wrote",
     "doctor": "check GPUs, network and collector before a training, and name what is at fault",
     "demo": "run a real training of two ranks on the CPU, which overflows on one of them",
 }

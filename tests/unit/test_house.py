@@ -18,14 +18,20 @@ AGENT, MONITOR = ROOT / "agent" / "rankwatch", ROOT / "monitor" / "rankwatch_mon
 
 AGENT_WINGS = ["face", "tell", "hook", "judge", "rerun", "measure", "shared", "errors"]
 """Imports inside the agent point to the right: a file imports its own wing and those after it. ``face`` is what lies at the
-top of the package and what users import: the doctor, the integrations, the start-up of zero code."""
+top of the package and what users import: the doctor, replay, the integrations, the start-up of zero code."""
 
 MONITOR_WINGS = ["face", "commands", "serve", "views", "record", "decide"]
 """The same in the monitor; ``face`` is the command line's entry."""
 
-FACE = {"integrations", "doctor", "startup"}
+FACE = {"integrations", "doctor", "replay", "startup"}
 
-MONITOR_MAY_IMPORT = {"rankwatch", "rankwatch.errors", "rankwatch.attach", "rankwatch.doctor.options"}
+MONITOR_MAY_IMPORT = {
+    "rankwatch",
+    "rankwatch.errors",
+    "rankwatch.attach",
+    "rankwatch.doctor.options",
+    "rankwatch.replay.options",
+}
 """Beside ``rankwatch.shared``: the only parts of the agent that the monitor imports. None of them needs torch."""
 
 DOCTOR = [

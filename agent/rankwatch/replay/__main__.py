@@ -1,0 +1,36 @@
+"""``python -m rankwatch.replay``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from ..errors import EXIT_ERROR, UsageError
+from ..shared.missing import describe_missing
+from .options import parse
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    os.environ["RANKWATCH_MODE"] = "disabled"  # the user's code may watch a model
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="rankwatch: %(message)s")
+    try:
+        from .session import replay
+        from .summary import render, to_json
+
+        found = replay(options)
+    except UsageError as error:
+        sys.stderr.write(f"rankwatch: error: {error}\n")
+        return error.exit_code
+    except ImportError as error:
+        sys.stderr.write(f"rankwatch: error: {describe_missing('replay', error)}\n")
+        return EXIT_ERROR
+    sys.stdout.write(to_json(found) if options.json else render(found))
+    sys.stdout.flush()
+    return 0 if found.recurred else EXIT_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

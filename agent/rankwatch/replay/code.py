@@ -1,0 +1,243 @@
+"""The classes and functions that a capsule names -> the user's code.
+
+Modules are imported from where the training imported them. The script itself is not run, because that would begin a training:
+of it, only the definitions are executed that the module needs, with the imports and assignments on which they rest.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import linecache
+import sys
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from .definitions import needed, used_by
+
+SCRIPT = "__rankwatch_script__"
+"""The name under which the script's definitions run: its ``if __name__ == "__main__"`` is not true."""
+
+
+class UsersCode:
+    """Finds code for ``replay``.
+
+    Args:
+        code: what the manifest says of the user's modules; ``sources``: the texts of these modules in the capsule.
+        path: ``sys.path`` of the training.
+        stored: use the texts in the capsule where a module cannot be imported.
+        replaced: the name of a module in the training -> the name under which it is imported here.
+    """
+
+    def __init__(
+        self,
+        code: Mapping[str, Mapping[str, Any]],
+        sources: Mapping[str, str],
+        path: list[str],
+        *,
+        stored: bool = False,
+        replaced: Mapping[str, str] | None = None,
+    ) -> None:
+        self._code = code
+        self._sources = sources
+        self._stored = stored
+        self._replaced = dict(replaced or {})
+        self._made: dict[str, types.ModuleType] = {}
+        self._wanted: set[str] = set()
+        self._executed: set[int] = set()
+        self._tree: ast.Module | None = None
+        self._changed: set[str] = set()
+        self._set: set[tuple[str, str]] = set()
+        self.build: Callable[[Any], Any] | None = None
+        """Makes a value of its form in the capsule: a global that the training had set."""
+        self.notes: list[str] = []
+        """What is not as it was in the training."""
+        sys.path += [folder for folder in path if folder not in sys.path and Path(folder).is_dir()]
+        if stored:
+            sys.meta_path.append(_StoredFinder(self))
+
+    def find(self, name: str) -> Any:
+        """The object of the name ``module:qualname``. Raises UsageError if it is not here."""
+        module, _, path = name.partition(":")
+        if module == "builtins":
+            return _builtin(path)
+        place: Any = self.module(module, path.partition(".")[0])
+        for part in path.split("."):
+            try:
+                place = getattr(place, part)
+            except AttributeError:
+                file = getattr(place, "__file__", None) or "it"
+                raise UsageError(
+                    f"{module} is here, but has no {path}: {file} is not the code of the training. "
+                    f"--module {module}=NAME names another module, --module MODULE:CLASS the class itself"
+                ) from None
+        return place
+
+    def module(self, name: str, wanted: str = "") -> types.ModuleType:
+        """A module; of the script, with the definition of ``wanted``. Raises UsageError if it cannot be imported."""
+        about = self._code.get(name)
+        if name in self._replaced:
+            return self._import(self._replaced[name], name)
+        if name == "__main__":
+            return self._script(wanted)
+        if name not in self._made:
+            self._made[name] = self._import(name, name)
+            if about is not None:
+                self._compare(name, getattr(self._made[name], "__file__", None))
+                self._set_globals(self._made[name], set(self._globals(name)))
+        return self._made[name]
+
+    def text_of(self, name: str) -> str:
+        """The source text of a user's module: the one that is imported here, else the one in the capsule."""
+        file = getattr(self._made.get(name), "__file__", None)
+        if file and Path(file).is_file():
+            return Path(file).read_text(encoding="utf-8")
+        return self._sources.get(name, "")
+
+    def file_of(self, name: str) -> str:
+        return str(getattr(self._made.get(name), "__file__", None) or self._code.get(name, {}).get("file", ""))
+
+    def execute(self, source: str, module: str, name: str, **names: Any) -> Any:
+        """Runs a function's text with the globals of a module; returns what it defines as ``name``."""
+        place = dict(vars(self.module(module)))
+        place.update(names)
+        exec(compile(source, self.file_of(module), "exec"), place)
+        return place[name]
+
+    def tell(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def _import(self, here: str, there: str) -> types.ModuleType:
+        try:
+            return importlib.import_module(here)
+        except Exception as error:  # noqa: BLE001  the user's code
+            why = f"{type(error).__name__}: {error}" if not isinstance(error, ModuleNotFoundError) else str(error)
+            where = self._code.get(there, {}).get("file", "")
+            stored = ", or --stored-code runs the copy in the capsule" if there in self._sources and not self._stored else ""
+            raise UsageError(
+                f"cannot import {here}, where the training has code of this module{f' ({where})' if where else ''}: {why}. Start "
+                f"replay where it can be imported, or set PYTHONPATH; --module {there}=NAME names it otherwise{stored}"
+            ) from None
+
+    def _compare(self, name: str, file: str | None) -> None:
+        text = self._sources.get(name)
+        if text is None or file is None or not Path(file).is_file():
+            return
+        if Path(file).read_text(encoding="utf-8", errors="replace") != text:
+            self._changed.add(name)
+            self.tell(f"{Path(file).name} has changed since the training: the code that is here now is run")
+
+    def _globals(self, name: str) -> dict[str, Any]:
+        """The globals as the training had set them, unless the code has changed since."""
+        about = self._code.get(name, {"globals": []})
+        return {} if name in self._changed else {key: form for key, form in about["globals"] if not is_absent(form)}
+
+    def _set_globals(self, module: types.ModuleType, names: set[str]) -> None:
+        name = "__main__" if module.__name__ == SCRIPT else module.__name__
+        for key, form in self._globals(name).items():
+            if key in names and (name, key) not in self._set and self.build is not None:
+                self._set.add((name, key))
+                vars(module)[key] = self.build(form)
+
+    # --- the script ---------------------------------------------------------------------------------------------------
+
+    def _script(self, wanted: str) -> types.ModuleType:
+        """The module of the script's definitions, with that of ``wanted`` and what it needs."""
+        if "__main__" not in self._made:
+            self._made["__main__"] = self._prepare_script()
+        module = self._made["__main__"]
+        if wanted and wanted not in self._wanted and self._tree is not None:
+            self._wanted.add(wanted)
+            known = set(self._globals("__main__"))
+            self._set_globals(module, {wanted} & known)
+            for statement in needed(self._tree, {wanted}, known):
+                if id(statement) not in self._executed:
+                    self._executed.add(id(statement))
+                    self._set_globals(module, set(used_by(statement)) & known)
+                    self._run(statement, module)
+        return module
+
+    def _prepare_script(self) -> types.ModuleType:
+        about = self._code.get("__main__")
+        if about is None:
+            raise UsageError(
+                "the module was defined in a session without a file, whose text is not in the capsule: put its class into a "
+                "file, and name it with --module MODULE:CLASS"
+            )
+        file, text = Path(about["file"]), self._sources["__main__"]
+        is_here = bool(about["file"]) and file.is_file()
+        if is_here:
+            self._compare("__main__", str(file))
+            text = file.read_text(encoding="utf-8")
+        elif not self._stored:
+            raise UsageError(
+                f"the script {file} is not here: start replay where it is, name its class with --module MODULE:CLASS, or let "
+                "--stored-code run the copy in the capsule"
+            )
+        module = types.ModuleType(SCRIPT)
+        module.__file__ = str(file) if about["file"] else "<session>"
+        module.__package__ = about["package"] or None
+        sys.modules[SCRIPT] = module  # dataclasses look up their module
+        if not is_here:
+            linecache.cache[module.__file__] = (len(text), None, text.splitlines(keepends=True), module.__file__)
+        self._tree = ast.parse(text, module.__file__)
+        return module
+
+    def _run(self, statement: ast.stmt, module: types.ModuleType) -> None:
+        body = ast.Module([statement], [])
+        try:
+            exec(compile(body, module.__file__ or "", "exec"), module.__dict__)
+        except Exception as error:  # noqa: BLE001  the user's code
+            raise UsageError(
+                f"{module.__file__}:{statement.lineno} cannot be executed here, and the module needs it: {type(error).__name__}: "
+                f"{error}. --module MODULE:CLASS names a class that can be imported"
+            ) from None
+
+    def run_stored(self, name: str, module: types.ModuleType) -> None:
+        """Executes the text of a module in the capsule."""
+        text, file = self._sources[name], f"capsule:{name}.py"
+        module.__file__ = file
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        exec(compile(text, file, "exec"), module.__dict__)
+        self.tell(f"{name} is the copy in the capsule")
+
+    def is_stored(self, name: str) -> bool:
+        return name in self._sources and name != "__main__"
+
+    def is_package(self, name: str) -> bool:
+        return bool(self._code.get(name, {}).get("is_package"))
+
+
+class _StoredFinder:
+    """Imports the user's modules from a capsule, after all other places."""
+
+    def __init__(self, code: UsersCode) -> None:
+        self._code = code
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if not self._code.is_stored(name):
+            return None
+        return importlib.util.spec_from_loader(name, self, is_package=self._code.is_package(name))  # type: ignore[arg-type]
+
+    def create_module(self, spec: Any) -> None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self._code.run_stored(module.__name__, module)
+
+
+def is_absent(form: Any) -> bool:
+    """Whether a value is not in the capsule."""
+    return isinstance(form, dict) and "absent" in form
+
+
+def _builtin(name: str) -> Any:
+    import builtins
+
+    found: Callable[..., Any] = getattr(builtins, name)
+    return found

@@ -1,0 +1,74 @@
+"""Which statements of a script a definition needs. Pure: nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Set
+
+
+def needed(tree: ast.Module, names: Set[str], known: Set[str] = frozenset()) -> list[ast.stmt]:
+    """The statements at the top of a script that define these names, and all that they use in turn, in their order.
+
+    Names that are ``known`` have values already. What is below ``if __name__ == "__main__"`` is not looked at.
+    """
+    statements = [one for one in tree.body if not _is_main_guard(one)]
+    binds = [set(_bound(one)) for one in statements]
+    chosen = {number for number, one in enumerate(statements) if _is_star(one)}
+    wanted, seen = set(names), set(known)
+    for number in chosen:
+        wanted |= set(used_by(statements[number]))
+    while wanted:
+        name = wanted.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for number, bound in enumerate(binds):
+            if name in bound and number not in chosen:
+                chosen.add(number)
+                wanted |= set(used_by(statements[number])) - seen
+    future = {
+        number for number, one in enumerate(statements) if isinstance(one, ast.ImportFrom) and one.module == "__future__"
+    }
+    return [statements[number] for number in sorted(chosen | future)]
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """The names that a statement at the top of a module gives a value."""
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield statement.name
+        return
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        for alias in statement.names:
+            yield alias.asname or alias.name.partition(".")[0]
+        return
+    for inner in ast.iter_child_nodes(statement):
+        if isinstance(inner, ast.stmt):
+            yield from _bound(inner)
+        elif isinstance(inner, ast.ExceptHandler):
+            for one in inner.body:
+                yield from _bound(one)
+        else:
+            for node in ast.walk(inner):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    yield node.id
+
+
+def used_by(statement: ast.stmt) -> Iterator[str]:
+    """The names that a statement reads."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            yield node.value  # an annotation in quotes, or __all__: too much does no harm
+
+
+def _is_star(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.ImportFrom) and any(alias.name == "*" for alias in statement.names)
+
+
+def _is_main_guard(statement: ast.stmt) -> bool:
+    if not isinstance(statement, ast.If):
+        return False
+    return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test))

@@ -1,0 +1,331 @@
+"""The forms of ``rerun.encoding`` -> modules, tensors and values. No constructor of the user's is called."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import functools
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from .code import UsersCode, is_absent
+
+_ALLOCATED = 1 << 34
+"""Numbers in a tensor: a form in a changed file must not ask for all memory."""
+
+
+class Absent:
+    """Stands where a value is not in the capsule. Whoever uses it is told so."""
+
+    def __init__(self, path: str, why: str) -> None:
+        self.__dict__["_text"] = f"{path or 'a value'} is not in the capsule: {why}"
+
+    def _fail(self, *args: Any, **kwargs: Any) -> Any:
+        raise UsageError(self.__dict__["_text"])
+
+    __getattr__ = __call__ = __iter__ = __len__ = __bool__ = __getitem__ = __enter__ = _fail
+    __eq__ = __lt__ = __gt__ = __add__ = __mul__ = __rmul__ = __radd__ = _fail
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Builder:
+    """Makes values of their forms.
+
+    Args:
+        generator: draws numbers in the place of inputs that are not in the capsule.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], code: UsersCode, generator: torch.Generator) -> None:
+        self._tensors = tensors
+        self._code = code
+        self._random = generator
+        self._made: dict[int, Any] = {}
+        self._known: dict[tuple[Any, ...], Tensor] = {}
+        self.drawn: list[str] = []
+        """The inputs that were drawn at random."""
+        code.build = self.build
+
+    def build(self, form: Any) -> Any:
+        if not isinstance(form, dict):
+            return form
+        if "same" in form:
+            return self._made[form["same"]]
+        kind = form.get("is", "")
+        if kind in ("tensor", "parameter"):
+            return self._tensor(form, is_parameter=kind == "parameter")
+        if is_absent(form):
+            return Absent(form.get("path", ""), form["absent"])
+        if not kind:
+            return self._plain(form)
+        made = getattr(self, f"_{kind.replace('nn.Module', 'module')}")(form)
+        if "id" in form:
+            self._made[form["id"]] = made
+        return made
+
+    def _plain(self, form: dict[str, Any]) -> Any:
+        ((key, value), *rest) = form.items()
+        if key == "float":
+            return float(value)
+        if key == "torch":
+            return getattr(torch, value)
+        if key == "device":
+            return torch.device(value)
+        if key == "size":
+            return torch.Size(value)
+        if key == "enum":
+            return self._code.find(value)[rest[0][1]]
+        if key == "complex":
+            return complex(*value)
+        if key == "bytes":
+            return base64.b64decode(value)
+        if key in ("range", "slice"):
+            return {"range": range, "slice": slice}[key](*value)
+        if key == "operator":
+            found: Any = torch.ops
+            for name in value.split("."):
+                found = getattr(found, name)
+            return found
+        if key == "module":
+            return self._code.module(value)
+        if key == "name":
+            return self._code.find(value)
+        raise UsageError(f"the capsule has a value of an unknown kind: {key}")
+
+    # --- tensors ------------------------------------------------------------------------------------------------------
+
+    def _tensor(self, form: dict[str, Any], is_parameter: bool) -> Any:
+        key = (form.get("tensor"), is_parameter, tuple(form["shape"]), tuple(form.get("stride", ())), form["grad"])
+        if form.get("tensor") is not None and key in self._known:
+            return self._known[key]
+        if is_absent(form):
+            if "low" not in form:
+                raise UsageError(f"a tensor of the shape {form['shape']} is not in the capsule: {form['absent']}")
+            value = self._draw(form)
+        else:
+            stored = self._tensors[form["tensor"]]
+            value = self._laid_out(stored if is_parameter else stored.clone(), form)  # a forward may write to it
+        if "class" in form:
+            value = value.as_subclass(self._code.find(form["class"]))
+        if is_parameter:
+            value = nn.Parameter(value, requires_grad=form["grad"])
+        elif form["grad"]:
+            value.requires_grad_()
+        if form.get("tensor") is not None:
+            self._known[key] = value
+        return value
+
+    def _laid_out(self, stored: Tensor, form: dict[str, Any]) -> Tensor:
+        """With the strides that it had: some kernels compute in another order for others."""
+        dtype, shape, stride = getattr(torch, form["dtype"]), form["shape"], form["stride"]
+        if stored.dtype != dtype:
+            stored = stored.view(dtype)
+        if list(stored.shape) == shape and list(stored.stride()) == stride:
+            return stored
+        end = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        if stored.dim() == 1 and stored.numel() == end:
+            return stored.as_strided(shape, stride)
+        if end > _ALLOCATED:
+            raise UsageError(f"a tensor of the capsule has strides that span {end} numbers")
+        made: Tensor = torch.empty_strided(shape, stride, dtype=dtype)
+        made.copy_(stored.view(shape))
+        return made
+
+    def _draw(self, form: dict[str, Any]) -> Tensor:
+        """Random numbers in the range of the input that is not in the capsule."""
+        dtype, shape, low, high = getattr(torch, form["dtype"]), form["shape"], form["low"], form["high"]
+        self.drawn.append(f"{tuple(shape)} {form['dtype']}")
+        if dtype == torch.bool or not dtype.is_floating_point:
+            return torch.randint(int(low), int(high) + 1, shape, generator=self._random).to(dtype)
+        drawn: Tensor = torch.rand(shape, generator=self._random, dtype=torch.float64) * (high - low) + low
+        if drawn.numel() > 1:
+            drawn.view(-1)[0], drawn.view(-1)[-1] = low, high
+        return drawn.to(dtype)
+
+    # --- containers and objects ---
+
+    def _list(self, form: dict[str, Any]) -> Any:
+        made: list[Any] = []
+        self._made[form["id"]] = made
+        made += [self.build(item) for item in form["items"]]
+        return made
+
+    def _tuple(self, form: dict[str, Any]) -> Any:
+        return tuple([self.build(item) for item in form["items"]])
+
+    def _set(self, form: dict[str, Any]) -> Any:
+        return {self.build(item) for item in form["items"]}
+
+    def _frozenset(self, form: dict[str, Any]) -> Any:
+        return frozenset(self._set(form))
+
+    def _dict(self, form: dict[str, Any]) -> Any:
+        made: dict[Any, Any] = {}
+        self._made[form["id"]] = made
+        made.update({self.build(key): self.build(item) for key, item in form["items"]})
+        return made
+
+    def _method(self, form: dict[str, Any]) -> Any:
+        return getattr(self.build(form["of"]), form["name"])
+
+    def _partial(self, form: dict[str, Any]) -> Any:
+        function, args, kwargs = map(self.build, form["parts"])
+        return functools.partial(function, *args, **kwargs)
+
+    def _generator(self, form: dict[str, Any]) -> Any:
+        made = torch.Generator(form["device"])
+        made.set_state(self.build(form["state"]))
+        return made
+
+    def _weakref(self, form: dict[str, Any]) -> Any:
+        return weakref.ref(self.build(form["to"]))
+
+    def _array(self, form: dict[str, Any]) -> Any:
+        value = self.build(form["value"]).numpy()
+        return value[()] if form["scalar"] else value
+
+    def _object(self, form: dict[str, Any]) -> Any:
+        cls = self.build(form["class"])
+        if "tuple" in form:
+            items = [self.build(item) for item in form["tuple"]]
+            made = tuple.__new__(cls, items) if cls.__new__ is tuple.__new__ or hasattr(cls, "_fields") else cls(items)
+        elif "list" in form:
+            made = list.__new__(cls)
+            list.extend(made, [self.build(item) for item in form["list"]])
+        elif "dict" in form:
+            made = OrderedDict.__new__(cls) if issubclass(cls, OrderedDict) else dict.__new__(cls)
+            put = OrderedDict.__setitem__ if issubclass(cls, OrderedDict) else dict.__setitem__
+            for key, item in form["dict"]:
+                put(made, self.build(key), self.build(item))
+        else:
+            made = object.__new__(cls)
+        self._made[form["id"]] = made
+        for name, item in form["state"]:
+            object.__setattr__(made, name, self.build(item))
+        return made
+
+    # --- modules ---
+
+    def _module(self, form: dict[str, Any]) -> nn.Module:
+        cls = self.build(form["class"])
+        if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+            raise UsageError(f"{cls} is no torch.nn.Module")
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        self._made[form["id"]] = module
+        return self.fill(module, form)
+
+    def fill(self, module: nn.Module, form: dict[str, Any]) -> nn.Module:
+        """Gives a module the parameters, buffers, modules and attributes of the capsule."""
+        for group in ("parameters", "buffers", "modules"):
+            members = getattr(module, f"_{group}")
+            members.clear()
+            for name, item in form[group]:
+                members[name] = self.build(item)
+        for name, item in form["state"]:
+            module.__dict__[name] = self.build(item)
+        parametrize = torch.nn.utils.parametrize
+        for number, tensor in enumerate(form["parametrized"]):
+            if not number:
+                parametrize._inject_new_class(module)
+            parametrize._inject_property(module, tensor)
+        for name, hooks in form["hooks"]:
+            for one in hooks:
+                register = module.register_forward_hook if name == "_forward_hooks" else module.register_forward_pre_hook
+                register(self.build(one["hook"]), with_kwargs=one["with_kwargs"])
+        return module
+
+    def fill_by_name(self, module: nn.Module, form: dict[str, Any]) -> nn.Module:
+        """Gives a module that the user's function made the parameters and buffers of the capsule."""
+        members = dict(_members(form))
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        missing = sorted(own.keys() - members.keys())
+        if missing:
+            raise UsageError(
+                f"the capsule has no {', '.join(missing[:4])}: --module makes another module than the training had"
+            )
+        for name, value in own.items():
+            given = self.build(members[name])
+            if given.shape != value.shape:
+                raise UsageError(
+                    f"{name} has the shape {tuple(given.shape)} in the capsule, --module makes {tuple(value.shape)}"
+                )
+            with torch.no_grad():
+                value.data = given.detach().clone()
+        return module.train(dict(form["state"]).get("training", True))
+
+    # --- code without a name of its own ---
+
+    def _function(self, form: dict[str, Any]) -> Any:
+        """A lambda, or a function that was defined in another one: found again by its line."""
+        name, free = form["in"], dict((self.build(key), self.build(item)) for key, item in form["free"])
+        self._code.module(name)
+        node = self._node(name, lambda node: is_function_at(node, form))
+        if node is None:
+            raise UsageError(
+                f"the function {form['name']} is no longer at line {form['line']} of {self._code.file_of(name)}"
+            )
+        made = self._defined(name, node, form["name"], free)
+        made.__defaults__, made.__kwdefaults__ = self.build(form["defaults"]), self.build(form["kwdefaults"])
+        return made
+
+    def _class(self, form: dict[str, Any]) -> Any:
+        name, qualname = form["in"], form["name"]
+        free = dict((self.build(key), self.build(item)) for key, item in form["free"])
+        self._code.module(name)
+        path = [part for part in qualname.split(".") if part != "<locals>"]
+        tree: Any = ast.parse(self._code.text_of(name))
+        for part in path:
+            tree = next((node for node in ast.walk(tree) if getattr(node, "name", "") == part and node is not tree), None)
+            if tree is None:
+                raise UsageError(f"the class {qualname} is no longer in {self._code.file_of(name)}")
+        return self._defined(name, tree, path[-1], free)
+
+    def _node(self, module: str, fits: Any) -> Any:
+        """The innermost node that fits."""
+        found = list(filter(fits, ast.walk(ast.parse(self._code.text_of(module)))))
+        return found[-1] if found else None
+
+    def _defined(self, module: str, node: Any, name: str, free: dict[str, Any]) -> Any:
+        """What a statement or lambda inside of a function defines, with its free variables."""
+        for used in {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)} - free.keys():
+            self._code.module(module, used)
+        if isinstance(node, ast.Lambda):
+            name, node = "_made", ast.Assign([ast.Name("_made", ast.Store())], node)
+        tree = ast.parse(f"def _outer({', '.join(free)}):\n    return {name}")
+        outer: Any = tree.body[0]
+        outer.body.insert(0, node)
+        tree = ast.fix_missing_locations(tree)
+        place = vars(self._code.module(module))
+        defined: dict[str, Any] = {}
+        exec(compile(tree, self._code.file_of(module), "exec"), place, defined)
+        made = defined["_outer"](**free)
+        if isinstance(made, types.FunctionType):
+            made.__name__ = made.__name__ if made.__name__ != "_made" else "<lambda>"
+        return made
+
+
+def _members(form: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The parameters and buffers below a module, by name."""
+    for group in ("parameters", "buffers"):
+        yield from ((f"{prefix}{name}", item) for name, item in form[group] if item is not None)
+    for name, item in form["modules"]:
+        if isinstance(item, dict) and item.get("is") == "nn.Module":
+            yield from _members(item, f"{prefix}{name}.")
+
+
+def is_function_at(node: ast.AST, form: dict[str, Any]) -> bool:
+    if not isinstance(node, (ast.Lambda, ast.FunctionDef)):
+        return False
+    first = node.decorator_list[0].lineno if isinstance(node, ast.FunctionDef) and node.decorator_list else node.lineno
+    if first != form["line"] or (isinstance(node, ast.FunctionDef) and node.name != form["name"]):
+        return False
+    if isinstance(node, ast.FunctionDef) or form["column"] < 0:
+        return True
+    return bool(node.col_offset <= form["column"] <= (node.end_col_offset or 0))

@@ -1,0 +1,191 @@
+"""A replay: what it does, one after the other."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UsageError
+from ..rerun.repetition import repeat
+from .code import UsersCode
+from .opened import OpenedCapsule, find_capsule, open_capsule
+from .options import ReplayOptions
+from .script import write_script
+from .summary import AS_TRAINED, ReplayFindings
+from .trial import ForwardResult, Trial, dtypes_of, enough, in_precision, moved, of_rows, own_dtype, rows_of
+
+MAX_SECONDS = 300
+"""For one run of ``repro.py``."""
+
+
+def replay(options: ReplayOptions) -> ReplayFindings:
+    """Replays a capsule. Raises UsageError if it cannot."""
+    dtypes = dtypes_of(options.precision)
+    capsule = open_capsule(find_capsule(options.capsule))
+    manifest = capsule.manifest
+    renamed = dict(one.split("=", 1) for one in options.module if "=" in one)
+    code = UsersCode(manifest["code"], capsule.sources, manifest["path"], stored=options.stored_code, replaced=renamed)
+    named = [one for one in options.module if "=" not in one]
+    make = _maker(named[-1], code, manifest["module"]) if named else None
+    trial = Trial(capsule, code, make)
+    try:
+        call = trial.call()
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the module cannot be made of the capsule: {type(error).__name__}: {error}. --module MODULE:FUNCTION names a "
+            f"function that makes it{_other_torch(capsule)}"
+        ) from error
+    devices = _devices(options, call)
+    found = ReplayFindings(capsule.path, manifest, str(devices[0]), own_dtype(call))
+    found.notes += _notes(capsule)
+    _repeat(trial, devices[0], options.repeat, found)
+    if found.error:
+        found.error += _other_torch(capsule)
+        found.notes += code.notes
+        return found
+    _name_operator(trial, devices[0], found)
+    _try_precisions(trial, devices, dtypes, found)
+    if found.recurred:
+        _find_rows(trial, devices[0], rows_of(call), found)
+    _write_repro(options, capsule, code, trial.draws, found)
+    if trial.drawn:
+        found.notes.append(
+            "the capsule has no inputs (capsule=no-inputs): drawn at random, in the shapes and ranges of the real ones, were "
+            + "; ".join(trial.drawn)
+        )
+    found.notes += code.notes
+    return found
+
+
+def _maker(name: str, code: UsersCode, form: dict[str, Any]) -> Callable[[], nn.Module] | None:
+    """What ``--module`` names: a class takes the place of the capsule's, a function makes the module."""
+    if ":" not in name:
+        raise UsageError(f"--module {name}: expected MODULE:CLASS, such as model:Block, or OLD=NEW")
+    made = code.find(name)
+    if isinstance(made, type) and issubclass(made, nn.Module):
+        form["class"] = {"name": name}
+        return None
+    if not callable(made):
+        raise UsageError(f"--module {name} is neither a module's class nor a function that makes a module")
+    return functools.partial(_made, name, made)
+
+
+def _made(name: str, make: Callable[[], Any]) -> nn.Module:
+    module = make()
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"--module {name} returned {type(module).__name__}, no torch.nn.Module")
+    return module
+
+
+def _devices(options: ReplayOptions, call: Any) -> list[torch.device]:
+    names = options.device or ("cuda", "cpu")
+    found = []
+    for name in names:
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise UsageError(f"--device {name}: {str(error).partition('. ')[0]}") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            if options.device:
+                raise UsageError(f"--device {name}: torch sees no GPU here")
+            continue
+        found.append(device)
+    return found
+
+
+def _notes(capsule: OpenedCapsule) -> list[str]:
+    versions, notes = capsule.manifest["versions"], []
+    if versions["torch"] != torch.__version__:
+        notes.append(f"torch is {torch.__version__} here and was {versions['torch']} in the training: bits may differ")
+    gpu = versions.get("gpu", "")
+    here = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    if gpu and gpu != here:
+        notes.append(f"the training ran on {gpu}, this is {here or 'a CPU'}: bits may differ")
+    if capsule.manifest["left_out"]:
+        notes.append(f"not in the capsule: {', '.join(capsule.manifest['left_out'][:8])}")
+    return notes
+
+
+def _other_torch(capsule: OpenedCapsule) -> str:
+    trained = capsule.manifest["versions"]["torch"]
+    return "" if trained == torch.__version__ else f" (torch is {torch.__version__} here, and was {trained} in the training)"
+
+
+def _repeat(trial: Trial, device: torch.device, times: int, found: ReplayFindings) -> None:
+    outcomes = [trial.run(device) for _ in range(times)]
+    found.of, found.recurred = times, sum(one.is_bad for one in outcomes)
+    found.error = next((one.error for one in outcomes if one.error), "")
+    found.same_bits = len({one.digest for one in outcomes}) == 1
+    known = [trial.is_as_trained(one) for one in outcomes if one.is_bad]
+    found.as_trained = known[0] if known else None
+
+
+def _name_operator(trial: Trial, device: torch.device, found: ReplayFindings) -> None:
+    call = moved(trial.call(), device)
+    with trial.surrounded(device):
+        repeated = repeat(call.module, call.args, call.kwargs)
+    found.operator = repeated.operator if repeated is not None else None
+    if found.operator is None and found.recurred:
+        found.no_operator = "not found: the inputs or weights were bad before" if repeated is not None else "not found"
+
+
+def _try_precisions(trial: Trial, devices: list[torch.device], dtypes: list[torch.dtype], found: ReplayFindings) -> None:
+    found.table[AS_TRAINED] = {str(device): trial.run(device) for device in devices}
+    for dtype in dtypes:
+        name = str(dtype).removeprefix("torch.")
+        found.table[name] = {str(device): trial.run(device, in_precision(dtype)) for device in devices}
+
+
+def _find_rows(trial: Trial, device: torch.device, rows: int, found: ReplayFindings) -> None:
+    if rows < 2:
+        found.why_no_rows = "the inputs have no rows to halve" if not rows else "the batch has one row"
+        return
+    errors: list[str] = []
+
+    def is_bad(begin: int, end: int) -> bool:
+        outcome: ForwardResult = trial.run(device, of_rows(begin, end, rows))
+        if outcome.error:
+            errors.append(outcome.error)
+        return outcome.is_bad
+
+    begin, end = enough(rows, is_bad)
+    if errors and end - begin == rows:
+        found.why_no_rows = f"not known: with half of the rows it raises {errors[0]}"
+        return
+    found.rows = begin, end, rows
+
+
+def _write_repro(
+    options: ReplayOptions, capsule: OpenedCapsule, code: UsersCode, draws: bool, found: ReplayFindings
+) -> None:
+    """Writes the script, and runs it once: what is said of it is then true."""
+    path = options.repro or Path(capsule.path, "repro.py")
+    if not capsule.manifest["has_inputs"]:
+        found.notes.append("no repro.py: the capsule has no inputs")
+        return
+    texts = {name: code.text_of(name) for name in capsule.manifest["code"]}
+    is_cut = found.rows is not None and found.rows[1] - found.rows[0] < found.rows[2]
+    try:
+        write_script(path, capsule, texts, rows=found.rows if is_cut else None, draws=draws)
+        done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=MAX_SECONDS)
+    except OSError as error:
+        found.notes.append(f"no repro.py: cannot write {path}: {error.strerror}; --repro FILE names another place")
+        return
+    except subprocess.TimeoutExpired:
+        found.repro = f"{path} (it ran for {MAX_SECONDS} s without an end)"
+        return
+    said = done.stdout.strip().rpartition("\n")[2]
+    if said.startswith("inf or nan: "):
+        found.repro = f"{path} (run once, by itself: {'inf or nan again' if not done.returncode else 'finite'})"
+    else:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        found.repro = f"{path} (it does not run by itself yet: {last})"

@@ -1,0 +1,225 @@
+"""A capsule -> forwards of its module: as in the training, on another device, in another precision, or of some rows alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..measure.extremes import dtype_name
+from ..measure.walk import leaves
+from ..rerun.surroundings import surrounded
+from ..rerun.tensor_file import digest_of
+from ..shared.frame import State, state_of
+from .code import UsersCode
+from .opened import OpenedCapsule
+from .rebuild import Builder
+
+SEED = 0
+"""For inputs that are drawn because the capsule has none."""
+
+
+class Call(NamedTuple):
+    """A module with its inputs, made anew from the capsule."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class ForwardResult(NamedTuple):
+    """What a forward returned. ``error``: it raised instead, or ran out of memory."""
+
+    state: State
+    abs_max: float
+    digest: str
+    error: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        return self.state in (State.INF, State.NAN)
+
+
+class Trial:
+    """Runs the forward of a capsule.
+
+    Args:
+        make: makes the module, in the place of the class that the capsule names; see ``--module``.
+    """
+
+    def __init__(self, capsule: OpenedCapsule, code: UsersCode, make: Callable[[], nn.Module] | None = None) -> None:
+        self._capsule = capsule
+        self._code = code
+        self._make = make
+        self._label = "" if capsule.manifest["name"] != capsule.trip["module"] else str(capsule.trip["label"])
+        self.drawn: list[str] = []
+        self.draws = False
+        """Whether the forward drew random numbers."""
+
+    def call(self) -> Call:
+        """The module and its inputs as they were, on the CPU."""
+        manifest = self._capsule.manifest
+        builder = Builder(self._capsule.tensors, self._code, torch.Generator().manual_seed(SEED))
+        form = manifest["module"]
+        module = builder.build(form) if self._make is None else builder.fill_by_name(self._make(), form)
+        args, kwargs = builder.build(manifest["args"]), builder.build(manifest["kwargs"])
+        self.drawn = builder.drawn
+        return Call(module, args, kwargs)
+
+    @contextlib.contextmanager
+    def surrounded(self, device: torch.device) -> Iterator[None]:
+        """Flags, modes and random state as in the training."""
+        manifest = self._capsule.manifest
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), surrounded(manifest["surroundings"]):
+            for name, form in manifest["random"].items():
+                if name == "cpu":
+                    torch.set_rng_state(self._capsule.tensors[form["tensor"]])
+                elif device.type == "cuda":
+                    torch.cuda.set_rng_state(self._capsule.tensors[form["tensor"]], device)
+            yield
+
+    def run(self, device: torch.device, change: Callable[[Call], Call] | None = None) -> ForwardResult:
+        """Runs a forward on this device; ``change`` changes it before."""
+        call = moved(self.call(), device)
+        if change is not None:
+            call = change(call)
+        try:
+            with self.surrounded(device):
+                before = torch.get_rng_state()
+                output = call.module(*call.args, **call.kwargs)
+                self.draws |= not torch.equal(before, torch.get_rng_state())
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001  the user's code
+            return ForwardResult(State.NONE, 0.0, "", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        return self.outcome(output)
+
+    def outcome(self, output: Any) -> ForwardResult:
+        """The worst of what a forward returned, or that output which tripped."""
+        found = [(label, leaf) for label, leaf in leaves(output, "output") if isinstance(leaf, Tensor) and _is_float(leaf)]
+        named = [leaf for label, leaf in found if label == self._label]
+        outcomes = [_outcome(leaf) for leaf in named or [leaf for _, leaf in found]]
+        return max(
+            outcomes, key=lambda one: (one.is_bad, one.state, one.abs_max), default=ForwardResult(State.EMPTY, 0.0, "")
+        )
+
+    def is_as_trained(self, outcome: ForwardResult) -> bool | None:
+        """Whether the bits are those of the training; None: the capsule does not know them."""
+        known = {one["sha256"] for one in self._capsule.manifest["outputs"]}
+        return outcome.digest in known if known else None
+
+
+def moved(call: Call, device: torch.device, dtype: torch.dtype | None = None) -> Call:
+    """A call on another device, and with its floating tensors in another dtype."""
+
+    def move(value: Tensor) -> Tensor:
+        to = dtype if dtype is not None and value.dtype.is_floating_point else value.dtype
+        if value.device == device and value.dtype == to:
+            return value
+        return value.detach().to(device, to).requires_grad_(value.requires_grad)
+
+    module = call.module.to(device)
+    module = module.to(dtype) if dtype is not None else module
+    for inner in module.modules():
+        for name, value in vars(inner).items():
+            if isinstance(value, Tensor):
+                vars(inner)[name] = move(value)
+    args, kwargs = mapped((call.args, call.kwargs), move)
+    return Call(module, args, kwargs)
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor], depth: int = 0) -> Any:
+    """The same structure with other tensors."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if depth > 16 or value is None or isinstance(value, (str, bytes, int, float, torch.device, torch.dtype)):
+        return value
+    if isinstance(value, torch.Size):
+        return value
+    if isinstance(value, tuple):
+        items = [mapped(item, change, depth + 1) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, (list, dict)):
+        keys = range(len(value)) if isinstance(value, list) else list(value)
+        for key in keys:
+            value[key] = mapped(value[key], change, depth + 1)
+    if not isinstance(value, (list, type, nn.Module)) and hasattr(value, "__dict__"):
+        for name, item in vars(value).items():
+            value.__dict__[name] = mapped(item, change, depth + 1)
+    return value
+
+
+def in_precision(dtype: torch.dtype) -> Callable[[Call], Call]:
+    return lambda call: moved(call, next(iter(_devices(call)), torch.device("cpu")), dtype)
+
+
+def _devices(call: Call) -> Iterator[torch.device]:
+    values = [*call.module.parameters(), *(leaf for _, leaf in leaves([call.args, call.kwargs], ""))]
+    return (value.device for value in values if isinstance(value, Tensor))
+
+
+# --- rows --------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(call: Call) -> int:
+    """The rows of the batch: the first dimension of the first input that has one; 0 if there is none."""
+    found = (leaf for _, leaf in leaves([call.args, call.kwargs], "") if isinstance(leaf, Tensor) and leaf.dim())
+    first = next(found, None)
+    return int(first.shape[0]) if first is not None else 0
+
+
+def of_rows(begin: int, end: int, rows: int) -> Callable[[Call], Call]:
+    """The same forward of these rows alone. Inputs with another first dimension stay whole."""
+
+    def pick(value: Tensor) -> Tensor:
+        return value[begin:end] if value.dim() and value.shape[0] == rows else value
+
+    def change(call: Call) -> Call:
+        args, kwargs = mapped((call.args, call.kwargs), pick)
+        return Call(call.module, args, kwargs)
+
+    return change
+
+
+def enough(rows: int, is_bad: Callable[[int, int], bool]) -> tuple[int, int]:
+    """The rows that are enough, by halving: from the first to before the second."""
+    begin, end = 0, rows
+    while end - begin > 1:
+        middle = (begin + end) // 2
+        if is_bad(begin, middle):
+            end = middle
+        elif is_bad(middle, end):
+            begin = middle
+        else:
+            break
+    return begin, end
+
+
+def _is_float(value: Tensor) -> bool:
+    return value.dtype.is_floating_point or value.dtype.is_complex
+
+
+def _outcome(value: Tensor) -> ForwardResult:
+    flat = value.detach()
+    if not flat.numel():
+        return ForwardResult(State.EMPTY, 0.0, "")
+    largest = float(flat.abs().to(torch.float64).max())
+    return ForwardResult(state_of(largest, largest), largest, digest_of(flat) if flat.layout is torch.strided else "")
+
+
+def dtypes_of(names: Sequence[str]) -> list[torch.dtype]:
+    found = [getattr(torch, name, None) for name in names]
+    for name, dtype in zip(names, found, strict=True):
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise UsageError(f"{name} is no floating dtype of torch: float16, bfloat16, float32 and float64 are")
+    return [dtype for dtype in found if dtype is not None]
+
+
+def own_dtype(call: Call) -> str:
+    values = [leaf for _, leaf in leaves([call.args, call.kwargs], "") if isinstance(leaf, Tensor) and _is_float(leaf)]
+    values += [value for value in call.module.parameters() if _is_float(value)]
+    return dtype_name(values[0].dtype) if values else ""

@@ -1,0 +1,203 @@
+"""A capsule: the files from which the forward of one module can be run again elsewhere, by ``rankwatch replay``.
+
+``capsule.json`` has the module and its inputs (see ``encoding``), ``tensors.safetensors`` their tensors, ``sources/`` the user's
+code. ``SHA256SUMS`` has the checksum of each, as ``sha256sum`` writes it. All is readable for its owner alone. A capsule is
+written beside its place and then renamed: there is none that is not whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..measure.modules import class_name
+from ..measure.walk import leaves
+from ..shared.trip import Trip
+from . import sources, surroundings
+from .encoding import Encoder, TensorBag, TooLargeError
+from .tensor_file import OutOfTimeError, digest_of, write_tensors
+
+FORMAT = 1
+MAX_COMPARED = 1 << 24
+"""Numbers in an output with a checksum."""
+
+MANIFEST, TENSORS, SUMS = "capsule.json", "tensors.safetensors", "SHA256SUMS"
+
+
+class CapsuleRules(NamedTuple):
+    """What is written: at most ``limit`` bytes of tensors; without the inputs, if their owner does not want it."""
+
+    folder: Path
+    """The folder for the capsules of this rank's run."""
+    name: str
+    with_inputs: bool = True
+    limit: int = 2 << 30
+
+
+class CapsuleWritten(NamedTuple):
+    """Where a capsule is, or why there is none."""
+
+    path: Path | None
+    why_not: str = ""
+
+
+def write(
+    rules: CapsuleRules,
+    module: nn.Module,
+    args: Any,
+    kwargs: Any,
+    *,
+    trip: Trip,
+    rank: int = 0,
+    name: str | None = None,
+    output: Any = None,
+    until: float = float("inf"),
+    random_state: Mapping[str, Tensor] | None = None,
+) -> CapsuleWritten:
+    """Writes the capsule of a forward that tripped.
+
+    Args:
+        name: the module's name in the model; None: it is the module that tripped.
+        output: what the forward returned; its checksums tell whether a replay returns the same bits.
+        until: of ``time.monotonic()``; a capsule that takes longer is given up.
+        random_state: torch's at the entry of the forward, by device; None: the present one.
+    """
+    place = rules.folder / rules.name
+    part = rules.folder / f".{rules.name}.{os.getpid()}.part"
+    try:
+        rules.folder.mkdir(parents=True, exist_ok=True)
+        part.mkdir(mode=0o700)
+        try:
+            _write(part, rules, module, args, kwargs, trip, rank, name, output, until, random_state)
+            place = _free(place)
+            part.rename(place)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+    except OutOfTimeError:
+        return CapsuleWritten(
+            None, "not written: it takes longer than the close-up may (RANKWATCH_CLOSEUP=10 gives it ten seconds)"
+        )
+    except OSError as error:
+        return CapsuleWritten(None, f"not written to {rules.folder}: {error.strerror or error}")
+    except Exception as error:  # noqa: BLE001  out of memory, say: the report has it as a line
+        return CapsuleWritten(None, f"not written: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
+    return CapsuleWritten(place)
+
+
+def _write(
+    part: Path,
+    rules: CapsuleRules,
+    module: nn.Module,
+    args: Any,
+    kwargs: Any,
+    trip: Trip,
+    rank: int,
+    name: str | None,
+    output: Any,
+    until: float,
+    random_state: Mapping[str, Tensor] | None,
+) -> None:
+    bag = TensorBag(rules.limit)
+    encoder = Encoder(bag)
+    devices = {leaf.device for _, leaf in leaves([args, kwargs], "") if isinstance(leaf, Tensor)}
+    devices |= {value.device for value in [*module.parameters(), *module.buffers()]}
+    with torch.no_grad():
+        # In this order, so that the limit cuts off the parameters and not the inputs.
+        encoder.with_tensors = encoder.with_texts = rules.with_inputs
+        try:
+            given = {"args": encoder.encode(tuple(args), "input"), "kwargs": encoder.encode(dict(kwargs), "input")}
+        except TooLargeError:
+            raise ValueError("its inputs have too many parts") from None
+        encoder.with_texts = encoder.with_tensors = True
+        drawn = surroundings.random_state(devices) if random_state is None else random_state
+        states = {device: bag.put(value, f"random.{device}", with_values=True) for device, value in drawn.items()}
+        encoder.with_tensors = rules.with_inputs
+        made = encoder.encode(module, "")
+        modules = sources.gather(encoder)
+        results = [
+            {"label": label, "shape": list(leaf.shape), "sha256": digest_of(leaf)}
+            for label, leaf in leaves(output, "output")
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.numel() <= MAX_COMPARED
+        ]
+    sums = {TENSORS: write_tensors(part / TENSORS, bag.tensors, until)}
+    if modules:
+        (part / "sources").mkdir(mode=0o700)
+    described = {}
+    for name, about in modules.items():
+        file = f"sources/{name}.py"
+        sums[file] = _put(part / file, about.pop("text").encode())
+        described[name] = {**about, "source": file}
+    manifest = {
+        "format": FORMAT,
+        "written_at": time.time(),
+        "rank": rank,
+        "trip": _trip(trip),
+        "name": trip.frame.spec.module if name is None else name,
+        "class": class_name(module),
+        "module": made,
+        **given,
+        "has_inputs": rules.with_inputs,
+        "outputs": results,
+        "random": states,
+        "surroundings": surroundings.surroundings(),
+        "versions": surroundings.versions(),
+        "path": [str(Path(folder).absolute()) for folder in sys.path if Path(folder or ".").is_dir()],
+        "code": described,
+        "absent": encoder.absent,
+        "left_out": bag.left_out,
+    }
+    body = json.dumps(manifest, allow_nan=False, indent=1).encode("utf-8", "surrogateescape")
+    sums[MANIFEST] = _put(part / MANIFEST, body)
+    _put(part / SUMS, "".join(f"{digest}  {file}\n" for file, digest in sums.items()).encode())
+
+
+def _trip(trip: Trip) -> dict[str, Any]:
+    spec, position = trip.frame.spec, trip.position
+    rows = [
+        [row.label, row.dtype, row.abs_min if _is_number(row.abs_min) else None, row.abs_max if _is_number(row.abs_max) else None,
+         row.state.name.lower()]
+        for row in trip.frame.readings
+    ]  # fmt: skip
+    return {
+        "module": spec.module,
+        "class": spec.module_class,
+        "phase": spec.phase.name.lower(),
+        "batch": position.batch,
+        "eval": position.eval,
+        "frame": position.frame,
+        "optimizer_step": trip.optimizer_step,
+        "label": trip.culprit.label,
+        "state": trip.culprit.state.name.lower(),
+        "readings": rows,
+    }
+
+
+def _is_number(value: float) -> bool:
+    return value - value == 0
+
+
+def _put(path: Path, body: bytes) -> str:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(body)
+    return hashlib.sha256(body).hexdigest()
+
+
+def _free(place: Path) -> Path:
+    """The place, or the next one that is free: a rank that was started again writes beside its former capsule."""
+    number = 2
+    found = place
+    while found.exists():
+        found = place.with_name(f"{place.name}.{number}")
+        number += 1
+    return found
