@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from .closeup import CloseUp, Precision
 from .frame import Reading, State
 from .text import printable
@@ -35,8 +37,10 @@ def replay_fields(closeup: CloseUp | None, folder: str = "", host: str = "") -> 
     if closeup is None or not closeup.capsule:
         return []
     if closeup.capsule.startswith("/"):
-        return [("replay", f"rankwatch replay {printable(closeup.capsule)}" + (f" (on {host})" if host else ""))]
-    return [("replay", f"rankwatch replay {folder}" if folder else f"{printable(closeup.capsule)} in the run's folder")]
+        return [("replay", f"rankwatch replay {quote(printable(closeup.capsule))}" + (f" (on {host})" if host else ""))]
+    if not folder:
+        return [("replay", f"{printable(closeup.capsule)} in the run's folder")]
+    return [("replay", f"rankwatch replay {quote(printable(folder))}")]
 
 
 def describe_closeup(closeup: CloseUp) -> str:

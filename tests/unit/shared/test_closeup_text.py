@@ -141,6 +141,7 @@ def test_in_which_precision_it_is_finite(precision: list[tuple[str, State, float
 def test_the_command_that_runs_the_capsule_again() -> None:
     assert replay_fields(None) == replay_fields(CloseUp()) == []
     assert replay_fields(closeup(), "rankwatch-runs/train-0") == [("replay", "rankwatch replay rankwatch-runs/train-0")]
+    assert replay_fields(closeup(), "my runs/train-0") == [("replay", "rankwatch replay 'my runs/train-0'")]
     assert replay_fields(closeup()) == [("replay", "capsule in the run's folder")]
     local = closeup(capsule="/tmp/capsule-1")
     assert replay_fields(local) == [("replay", "rankwatch replay /tmp/capsule-1")]
