@@ -11,6 +11,7 @@ from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborte
 from rankwatch.hook.detector import Detector
 from rankwatch.judge.settler import BadReading
 from rankwatch.shared.cause import Trip
+from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.config import resolve
 from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Position
 from rankwatch.shared.notice import Notice
@@ -26,6 +27,7 @@ class Notebook:
         self.traces: list[list[Frame]] = []
         self.trips: list[Trip] = []
         self.found: list[tuple[Position, int]] = []
+        self.closeups: list[CloseUp] = []
         self.bad_readings: list[list[BadReading]] = []
         self.faults: list[str] = []
 
@@ -46,6 +48,12 @@ class Notebook:
 
     def on_found(self, trip: Trip) -> None:
         self.found.append((trip.position, len(self.sent)))
+
+    def is_wanted(self) -> bool:
+        return True
+
+    def on_closeup(self, closeup: CloseUp) -> None:
+        self.closeups.append(closeup)
 
     def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted:
         self.trips.append(trip)

@@ -10,6 +10,7 @@ from torch import Tensor
 from .judge.settler import BadReading
 from .measure.extremes import count_non_finite
 from .registry import open_watches
+from .rerun.careful import running_again
 from .shared.config import is_disabled
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ def detect_overflow(var: Tensor, ctx: str) -> bool:
     if is_disabled():
         return False
     counts = count_non_finite(var)
-    emit(describe_bad_reading(BadReading(ctx, counts.nans, counts.infs)))
+    if running_again() is None:
+        emit(describe_bad_reading(BadReading(ctx, counts.nans, counts.infs)))
     for watch in open_watches():
         watch.mark(var, ctx)
     return bool(counts.nans or counts.infs)

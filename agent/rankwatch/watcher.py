@@ -8,6 +8,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ from .measure.modules import unwrap
 from .registry import forget, open_watches, prepare, remember
 from .shared import connection as connections
 from .shared.cause import Trip, classify
+from .shared.closeup import CloseUp
+from .shared.closeup_text import fields_of, replay_fields
 from .shared.config import Config, Policy, is_disabled, resolve
 from .shared.divergence import OwnLosses
 from .shared.frame import BEGINNING, NO_STAGE, BatchSummary, Frame, FrameTable, Moment
@@ -67,6 +70,8 @@ class Watch:
         """The reason in the collector's ABORT; empty before one came."""
         self._culprit_time = 0.0
         self._is_culprit = False
+        self._closeup: CloseUp | None = None
+        self._closeup_seconds = config.closeup
         self._last = LastBatch()
         self._losses = OwnLosses()
         self._has_compared = False
@@ -182,6 +187,16 @@ class Watch:
         if self._link is not None:
             self._link.send_trip(trip)
 
+    def is_wanted(self) -> bool:
+        """Whether the close-up may be shown: not when the verdict names another rank."""
+        return not self._reason or self._is_culprit
+
+    def on_closeup(self, closeup: CloseUp) -> None:
+        machine = ", ".join(filter(None, (self._identity.host, closeup.machine)))
+        self._closeup = replace(closeup, machine=machine)
+        if self._link is not None:
+            self._link.send_closeup(self._closeup)
+
     def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted:
         if self._link is not None and self._link.wait_for_verdict():
             return self._exception()
@@ -204,8 +219,9 @@ class Watch:
         why = "no collector in reach" if self._link is not None else "no collector configured"
         fields = [
             ("culprit", describe_trip(self._name, trip)),
-            ("cause", f"{cause.value}: {evidence}"),
+            *fields_of(f"{cause.value}: {evidence}", trip, self._closeup),
             ("certainty", f"this rank alone: {why}"),
+            *replay_fields(self._closeup),
         ]
         emit(format_head(f"first {trip.culprit.state.name.lower()} of this process", fields) + format_dump(trip.frames))
 
@@ -284,7 +300,9 @@ class Watch:
         self._reason = abort.reason
         self._detector.abort = self._exception
         self._write_error_file()
-        Deadline(f"{self._name}: {abort.reason}", abort.grace).start()
+        looks_closer = self._is_culprit and self._closeup is None
+        grace = abort.grace + (self._closeup_seconds if looks_closer else 0.0)
+        Deadline(f"{self._name}: {abort.reason}", grace).start()
 
     def _exception(self) -> TrainingAborted:
         return (OverflowDetected if self._is_culprit else TrainingAborted)(self._reason)
@@ -343,6 +361,7 @@ def watch(
     loss_scale: Callable[[], float] | None = None,
     max_scale_shrinks: int = 10,
     first_batch: int = 0,
+    closeup: float = 2.0,
     stop: Callable[[TrainingAborted], None] | None = None,
     connection: str | os.PathLike[str] | None = None,
 ) -> Watch:
@@ -373,6 +392,8 @@ def watch(
             ``torch.amp.GradScaler`` needs none. While a scale is in use, non-finite gradients are measured, but do not trip.
         max_scale_shrinks: after the loss scale has shrunk this often in a row, from 65536 or less, non-finite gradients trip.
         first_batch: the number of the next batch, for a resumed training. See also ``Watch.optimizer_step``.
+        closeup: seconds in which the rank of a trip runs the bad forward again, after it has told the collector: does it
+            recur, and in which precision is it finite? 0: it does not.
         stop: called once with the exception, instead of raising it: for training loops that stop in a way of their own,
             within the collector's grace. From then on nothing is judged, and optimizer steps find no gradients, so that the
             weights do not change. (An optimizer with a closure computes its gradients later: raise there.)
@@ -405,6 +426,7 @@ def watch(
             loss_scale=loss_scale,
             max_scale_shrinks=max_scale_shrinks,
             first_batch=first_batch,
+            closeup=closeup,
             stop=stop,
             connection=connection,
         ),

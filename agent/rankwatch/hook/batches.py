@@ -13,13 +13,17 @@ An unsure batch in another style has the position of an eval, or of loose frames
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
 from ..judge.settler import Settler
+from ..measure.modules import NamedModule
 from ..measure.recorder import Call, PendingFrame, Recorder
+from ..rerun.forward import RootEntry
 from ..shared.config import Config
 from ..shared.frame import NOWHERE, Moment, Phase, Position
 from ..shared.tuning import Tuning
@@ -122,6 +126,11 @@ class Batches:
         self.is_open = True
         self.phase = "forward"
         self._recorder.begin(self._steps.done, self.position.batch)
+
+    def enter(self, named: NamedModule, args: Any, kwargs: Any) -> None:
+        """What the root is given is evidence; the root's own frame is the last one of the batch: too late."""
+        self.current.root_inputs = self._recorder.inputs(self.next, named, args, kwargs)
+        self.current.entry = RootEntry(named.module, args, kwargs)
 
     def is_opened_by_direct(self, style: Style) -> bool:
         """Whether a direct call with gradients begins a batch: not if it belongs to the batch of the calls before."""

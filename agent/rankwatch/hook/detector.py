@@ -25,7 +25,7 @@ from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import Cell, Tape
-from ..rerun.repetition import is_repeating
+from ..rerun.careful import passed_again
 from ..shared.config import Config, Policy
 from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position, ReadingSpec
 from ..shared.tuning import NO_CHANGE, Tuning
@@ -96,6 +96,7 @@ class Detector:
             observer,
             judge_traced=judge_traced,
             gradients=config.gradients,
+            closeup=config.closeup,
             steps=lambda: self._steps.done,
             modules=lambda: self._hooks.modules,
             watched=lambda: self._hooks.watched,
@@ -204,7 +205,7 @@ class Detector:
 
     def mark(self, tensor: Tensor, label: str) -> None:
         """Records a tensor that the user marked, as a frame of its own under the name of the running module."""
-        if not is_repeating():
+        if not passed_again(label, tensor):
             self._guarded(self._mark)(tensor, label, self._hooks.running())
 
     def _hook(self, body: Callable[..., None]) -> Callable[..., None]:
@@ -255,8 +256,7 @@ class Detector:
             return
         if is_outermost:
             self._open_batch(self._style_of(self.root.training, torch.is_grad_enabled()))
-            # The root's inputs are evidence, and the root's own frame is the last one of the batch: too late.
-            self._batches.current.root_inputs = self._recorder.inputs(self._batches.next, named, args, kwargs)
+            self._batches.enter(named, args, kwargs)
         self._settler.raise_waiting()
 
     def _leave(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:

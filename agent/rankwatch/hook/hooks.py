@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from ..measure.modules import NamedModule, named_modules, unwrap
-from ..rerun.repetition import Repetition
+from ..rerun.careful import Careful, passed_again, running_again
 from . import traced
 
 log = logging.getLogger(__name__)
@@ -175,12 +175,16 @@ class _Hook:
         # torch.compiler.disable, without its import of the whole compiler.
         before = set_eval_frame(None)
         try:
-            if _modes_on():
-                _unseen(self._body, self._named, *rest)
-            else:
+            if not _modes_on():
                 self._body(self._named, *rest)
+            elif not self._is_passed_again(*rest):
+                _unseen(self._body, self._named, *rest)
         finally:
             set_eval_frame(before)
+
+    def _is_passed_again(self, *rest: Any) -> bool:
+        """Whether it is called in a forward that is run again after a trip."""
+        return running_again() is not None
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return _inert
@@ -204,6 +208,9 @@ class _Leave(_Hook):
         else:
             self._call(args, kwargs, output)
 
+    def _is_passed_again(self, *rest: Any) -> bool:
+        return passed_again(self._named.module, rest[-1])
+
 
 # Private, too: if it is missing, the modes see our operations.
 _modes_on: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
@@ -213,12 +220,12 @@ def _unseen(body: Callable[..., None], *args: Any) -> None:
     """Calls ``body`` while modes are on that see every operation: profilers, memory estimators, selective checkpointing.
 
     They must see only the model's operations. If its tensors are fake, there is nothing to measure, and nothing is called.
-    Nor is anything called in a forward that is repeated after a trip.
+    Nor is anything called in a forward that is run again after a trip.
     """
     from torch._subclasses import FakeTensorMode
     from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-    if any(isinstance(mode, (FakeTensorMode, Repetition)) for mode in _get_current_dispatch_mode_stack()):
+    if any(isinstance(mode, (FakeTensorMode, Careful)) for mode in _get_current_dispatch_mode_stack()):
         return
     with _disable_current_modes():
         body(*args)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ..measure.recorder import PendingFrame
 from ..measure.sweep import Look
+from ..rerun.forward import RootEntry
 from ..shared.bounded import BoundedDict
 from ..shared.frame import NOWHERE, BatchSummary, FrameSpec, FrameTable, Moment, Position, pack
 
@@ -85,8 +86,10 @@ class BatchInProgress:
         self.is_compiled = False
         """Whether a compiled graph began it."""
         self.root_inputs: PendingFrame | None = None
+        self.entry: RootEntry | None = None
+        """The root's forward as it began, until it is judged."""
         self.root_call: tuple[Any, Any] | None = None
-        """The args and kwargs of the root, until its forward is judged."""
+        """The args and kwargs of the root, as it leaves."""
         self.scaling: LossScaling | None = None
         """The loss scaling when its backward began; None: it has not begun."""
         self.part = BatchPart(self)

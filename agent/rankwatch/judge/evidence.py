@@ -6,16 +6,18 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..measure.modules import NamedModule, class_name
 from ..measure.recorder import Call, PendingFrame, Recorder, WeightReading
 from ..measure.shards import Key, is_bad
-from ..measure.walk import leaves
+from ..rerun.careful import has_compiled, tensors
+from ..rerun.closeup import NOTHING, Subject
+from ..rerun.forward import Forward
 from ..rerun.repetition import Repeated, repeat
 from ..shared.bounded import BoundedDict
-from ..shared.frame import SHARD, Kind, Phase, State
+from ..shared.frame import SHARD, Kind, Phase, ReadingSpec, State
 from ..shared.trip import BadWeight, Operator
 from .batch import BatchPart
 
@@ -35,6 +37,8 @@ class Gathered(NamedTuple):
     operator: Operator | None = None
     weights: tuple[BadWeight, ...] = ()
     harmless: tuple[str, ...] = ()
+    recurs: bool | None = None
+    subject: Subject = NOTHING
 
 
 class Evidence:
@@ -91,17 +95,18 @@ class Evidence:
             if cell.is_bad and row.kind in _INPUTS:
                 self._harmless[module, row.label, cell.state] = None
 
-    def of(self, frame: PendingFrame, kind: Kind, part: BatchPart, call: Call | None) -> Gathered:
-        """The evidence of a frame whose culprit is a reading of this kind. The trip counts without it, too."""
+    def of(self, frame: PendingFrame, culprit: ReadingSpec, part: BatchPart, call: Call | None) -> Gathered:
+        """The evidence of a frame whose culprit is this reading. The trip counts without it, too."""
         try:
-            return self._gather(frame, kind, part, call)
+            return self._gather(frame, culprit, part, call)
         except Exception:
             log.exception("rankwatch: an error of its own as it gathered evidence; the trip is reported without it")
-            return Gathered()
+            return Gathered(subject=Subject(note="not run again: rankwatch had an error of its own"))
 
-    def _gather(self, frame: PendingFrame, kind: Kind, part: BatchPart, call: Call | None) -> Gathered:
-        given = self._given(frame, part, call) if kind is Kind.OUTPUT else None
-        repeated = repeat(frame.named.module, *given) if given is not None else None
+    def _gather(self, frame: PendingFrame, culprit: ReadingSpec, part: BatchPart, call: Call | None) -> Gathered:
+        kind = culprit.kind
+        forwards = self._forwards(frame, kind, culprit.label, part, call)
+        repeated, forward = repeat(forwards)
         weights: tuple[BadWeight, ...] = ()
         if frame.step == self._steps():  # an optimizer step would have changed them since
             weights = tuple(self._bad_weights(frame, repeated))[:MAX_WEIGHTS]
@@ -109,27 +114,42 @@ class Evidence:
         module = frame.spec.module
         labels = self._harmless_of("", root) if root is not None else []
         own = [f"{module}:{label}" for label in self._harmless_of(module, frame)]
-        operator = repeated.operator if repeated is not None else None
-        if repeated is not None and given is not None and _only_read(repeated, frame, given, bool(labels or own)):
-            operator = None
-        return Gathered(operator, weights, (*labels, *own))
+        was_given = forward is not None and _only_read(repeated, frame, forward, bool(labels or own))
+        is_outside = forward is not None and _is_outside(repeated, forward)
+        operator = None if was_given or is_outside else repeated.operator
+        is_compiled = part.batch.is_compiled or (forward is not None and has_compiled(forward.module))
+        recurs = None if is_compiled and not repeated.recurred else repeated.recurred
+        note = "" if forwards else _why_not(frame, kind, is_compiled)
+        subject = Subject(forwards, forward, repeated, was_given, is_compiled, note)
+        return Gathered(operator, weights, (*labels, *own), recurs, subject)
 
-    def _given(self, frame: PendingFrame, part: BatchPart, call: Call | None) -> tuple[Any, Any] | None:
-        """The args and kwargs of a forward that can be repeated."""
-        batch = part.batch
-        if frame.spec.phase is not Phase.FORWARD or batch.is_compiled:
-            return None
-        if batch.root_call is not None and not frame.spec.module:
-            return batch.root_call  # also at a batch's end, and where the root's frame has no inputs
-        return call[:2] if call is not None and batch.is_full else None
+    def _forwards(self, frame: PendingFrame, kind: Kind, label: str, part: BatchPart, call: Call | None) -> list[Forward]:
+        """The forwards that can be repeated: of the frame's module alone, then of the root, which calls it."""
+        batch, module = part.batch, frame.named.module
+        if frame.spec.phase is not Phase.FORWARD or kind not in (Kind.OUTPUT, Kind.MARKED):
+            return []
+        entry, found = batch.entry, []
+        if not frame.spec.module and kind is Kind.OUTPUT:
+            given = batch.root_call or (call[:2] if call is not None else None)  # also where its frame has no inputs
+            if given is not None:
+                return [Forward(module, *given, label, entry=entry)]
+            return [Forward(module, entry.args, entry.kwargs, label, entry=entry)] if entry is not None else []
+        if call is not None and batch.is_full and kind is Kind.OUTPUT:
+            found.append(Forward(module, *call[:2], label))
+        if entry is not None:
+            args, kwargs = batch.root_call or (entry.args, entry.kwargs)
+            inner: Any = label if kind is Kind.MARKED else module
+            nth = sum(_is_same_call(one, frame, kind, label) for one in part.frames[: part.frames.index(frame) + 1])
+            found.append(Forward(entry.module, args, kwargs, label, inner, nth, entry))
+        return found
 
     def _harmless_of(self, module: str, frame: PendingFrame) -> list[str]:
         rows = zip(frame.spec.readings, frame.cells, strict=True)
         return [row.label for row, cell in rows if cell.is_bad and (module, row.label, cell.state) in self._harmless]
 
-    def _bad_weights(self, frame: PendingFrame, repeated: Repeated | None) -> Iterator[BadWeight]:
+    def _bad_weights(self, frame: PendingFrame, repeated: Repeated) -> Iterator[BadWeight]:
         """The bad weights of the frame's module and of all others, those nearest to it first."""
-        given = repeated.given if repeated is not None else None
+        given = repeated.given
         shards = self._shards()
         ordered = _nearest_first(frame.named, list(self._modules()))
         found = [one for one in self._recorder.bad_weights(ordered) if _counts(one, given)]
@@ -139,18 +159,43 @@ class Evidence:
             yield BadWeight(name, class_name(module), one.reading, one.finite_in, is_here)
 
 
-def _only_read(repeated: Repeated, frame: PendingFrame, given: tuple[Any, Any], has_masks: bool) -> bool:
+def _why_not(frame: PendingFrame, kind: Kind, is_compiled: bool) -> str:
+    """Why there is no forward to run again."""
+    if kind is Kind.PARAMETER:
+        return "not run again: the weight was bad before this forward"
+    if kind is Kind.LOSS:
+        return "not run again: the loss is computed outside of the model's forward"
+    if kind in (Kind.INPUT, Kind.KEYWORD, Kind.BUFFER):
+        return "not run again: what came into the module was bad"
+    if frame.spec.phase is not Phase.FORWARD:
+        return "not run again: only forwards are"
+    if is_compiled:
+        return "not run again: it runs compiled, and what the model was given is not at hand"
+    return "not run again: what the module was given is not at hand any more"
+
+
+def _is_same_call(one: PendingFrame, frame: PendingFrame, kind: Kind, label: str) -> bool:
+    """Whether a frame is a call of the same module, or has the same mark."""
+    first = one.spec.readings[0] if one.spec.readings else None
+    is_mark = first is not None and first.kind is Kind.MARKED
+    if kind is Kind.MARKED:
+        return is_mark and first is not None and first.label == label
+    return one.named is frame.named and not is_mark
+
+
+def _is_outside(repeated: Repeated, forward: Forward) -> bool:
+    """Whether the operator ran before the module whose output was bad: between modules, or in another one."""
+    return isinstance(forward.inner, nn.Module) and forward.inner not in repeated.modules
+
+
+def _only_read(repeated: Repeated, frame: PendingFrame, forward: Forward, has_masks: bool) -> bool:
     """Whether the operator did no more than to read a bad input or weight of the module: these are evidence by themselves."""
     operator = repeated.operator
     if repeated.given is None or operator is None:
         return False
-    known = [*frame.named.module.parameters(), *frame.named.module.buffers(), *_tensors(given)]
+    known = [*frame.named.module.parameters(), *frame.named.module.buffers(), *tensors([forward.args, forward.kwargs])]
     made_nan = operator.output.state is State.NAN and all(one.state is not State.NAN for one in operator.inputs)
     return not (made_nan and has_masks) and any(_is_same(value, repeated.given) for value in known)
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for _, leaf in leaves(values, "") if isinstance(leaf, Tensor)]
 
 
 def _bad_kinds(frame: PendingFrame) -> set[Kind]:

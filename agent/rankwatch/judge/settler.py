@@ -20,7 +20,9 @@ from ..measure.modules import NamedModule
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import PendingRead, Tape
+from ..rerun.closeup import Subject, look_closer
 from ..shared.cause import Trip
+from ..shared.closeup import CloseUp
 from ..shared.frame import BatchSummary, Frame, FrameTable, Kind, Moment, Phase, State
 from ..shared.notice import Notice
 from ..shared.tuning import Check, Tuning
@@ -50,20 +52,25 @@ class BadReading(NamedTuple):
 class Observer(Protocol):
     """Receives batches, notices and trips, in the training thread.
 
-    For a trip, ``on_found`` is called first, before anything that shows this rank at a later position. Then ``on_trip``
-    returns the exception that is raised in the training.
+    For a trip, ``on_found`` is called first, before anything that shows this rank at a later position; ``on_closeup`` when
+    the close-up is done, which ends early if it is not ``is_wanted`` any more. Then ``on_trip`` returns the exception that
+    is raised in the training.
     """
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None: ...
     def on_notice(self, notice: Notice) -> None: ...
     def on_trace(self, frames: list[Frame]) -> None: ...
     def on_found(self, trip: Trip) -> None: ...
+    def is_wanted(self) -> bool: ...
+    def on_closeup(self, closeup: CloseUp) -> None: ...
     def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted: ...
 
 
 class FoundTrip(NamedTuple):
     trip: Trip
     bad_readings: list[BadReading]
+    subject: Subject
+    """What the close-up looks at."""
 
 
 class _ReadPart(NamedTuple):
@@ -76,6 +83,7 @@ class Settler:
 
     Args:
         gradients: whether gradients are watched.
+        closeup: the seconds that the close-up of a trip may take; 0: there is none.
         steps: returns the number of optimizer steps done.
         modules: returns the modules of the model; ``watched``: those with hooks.
     """
@@ -92,6 +100,7 @@ class Settler:
         *,
         judge_traced: bool,
         gradients: bool,
+        closeup: float,
         steps: Callable[[], int],
         modules: Callable[[], Iterable[NamedModule]],
         watched: Callable[[], Iterable[NamedModule]],
@@ -106,6 +115,8 @@ class Settler:
         self._observer = observer
         self._judge_traced = judge_traced
         self._gradients = gradients
+        self._closeup = closeup
+        self._modules = modules
         self._steps = steps
         self._evidence = Evidence(recorder, steps, modules, watched, sweep.shards)
         self._tables = Tables()
@@ -145,11 +156,11 @@ class Settler:
         found = self._trip(frame, part, values, call, changed)
         if found is None:
             return
-        self._observer.on_found(found.trip)
+        self._announce(found)
         if found.trip.culprit.kind is Kind.MARKED:
             self.waiting = self.waiting or found  # detect_overflow returns to its caller, and the next hook raises
         else:
-            raise self._observer.on_trip(*found)
+            raise self._observer.on_trip(found.trip, found.bad_readings)
 
     def close(self, batch: BatchInProgress, *, awaits_loss: bool = False) -> None:
         """A part ends: it is read, judged if it was not yet, and sent. With ``async``, all this when its numbers come.
@@ -236,6 +247,7 @@ class Settler:
 
     def _judged(self, part: BatchPart) -> None:
         part.is_judged = True
+        part.batch.entry = None
         if part in self._closed:
             self._closed.remove(part)
 
@@ -247,13 +259,13 @@ class Settler:
         self._trace(part)
         found, self.waiting = self.waiting or found, None
         if found is not None and self._is_late(part):
-            self._observer.on_found(found.trip)  # the user's exception goes on; the trip still counts for the verdict
+            self._announce(found)  # the user's exception goes on; the trip still counts for the verdict
         self._judged(part)
 
     def raise_waiting(self) -> None:
         if self.waiting is not None:
             found, self.waiting = self.waiting, None
-            raise self._observer.on_trip(*found)
+            raise self._observer.on_trip(found.trip, found.bad_readings)
 
     def _is_late(self, part: BatchPart) -> bool:
         """Whether the frames of a part are judged at its end; a traced batch's always are, so that it is printed in full."""
@@ -282,7 +294,7 @@ class Settler:
         found = self._judge_late(part)
         if found is not None:
             self._trace(part)
-            self._observer.on_found(found.trip)
+            self._announce(found)
         elif self._has_bad:
             self._evidence.learn(part)
         self._judged(part)
@@ -294,7 +306,7 @@ class Settler:
         elif not part.is_held and not part.awaits_loss:
             self._send(part)
         if found is not None:
-            raise self._observer.on_trip(*found)
+            raise self._observer.on_trip(found.trip, found.bad_readings)
 
     def _send_without_loss(self, forward: BatchPart) -> None:
         """No loss, or no further one, of this forward will come."""
@@ -354,7 +366,7 @@ class Settler:
         counts = {row: _counts(values[row] if values is not None else None) for row in tripping}
         root_inputs = part.batch.root_inputs
         collective, sum_state = guilty_collective(list(self._ring))
-        evidence = self._evidence.of(frame, rows[first].kind, part, call)
+        evidence = self._evidence.of(frame, rows[first], part, call)
         trip = Trip(
             position=frame.position,
             reading=first,
@@ -375,8 +387,25 @@ class Settler:
             weights=evidence.weights,
             operator=evidence.operator,
             harmless=evidence.harmless,
+            recurs=evidence.recurs,
+            closeup_within=self._closeup,
         )
-        return FoundTrip(trip, [BadReading(rows[row].label, counts[row].nans, counts[row].infs) for row in tripping])
+        self._closeup = 0.0  # one close-up is enough
+        readings = [BadReading(rows[row].label, counts[row].nans, counts[row].infs) for row in tripping]
+        return FoundTrip(trip, readings, evidence.subject)
+
+    def _announce(self, found: FoundTrip) -> None:
+        """Tells of a trip at once, and then of its close-up."""
+        self._observer.on_found(found.trip)
+        if found.trip.has_closeup:
+            names = {id(named.module): named.names[0] for named in self._modules()}
+            closeup = look_closer(
+                found.subject,
+                found.trip.closeup_within,
+                self._observer.is_wanted,
+                lambda module: names.get(id(module), ""),
+            )
+            self._observer.on_closeup(closeup)
 
 
 def _counts(value: Any) -> NonFiniteCounts:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
+from ..rerun.forward import Forward
 from ..rerun.repetition import repeat
 from .code import UsersCode
 from .opened import OpenedCapsule, find_capsule, open_capsule
@@ -132,10 +133,10 @@ def _repeat(trial: Trial, device: torch.device, times: int, found: ReplayFinding
 def _name_operator(trial: Trial, device: torch.device, found: ReplayFindings) -> None:
     call = moved(trial.call(), device)
     with trial.surrounded(device):
-        repeated = repeat(call.module, call.args, call.kwargs)
-    found.operator = repeated.operator if repeated is not None else None
+        repeated, _ = repeat([Forward(call.module, call.args, call.kwargs, "output", is_live=False)])
+    found.operator = repeated.operator
     if found.operator is None and found.recurred:
-        found.no_operator = "not found: the inputs or weights were bad before" if repeated is not None else "not found"
+        found.no_operator = "not found: " + (repeated.note or "the inputs or weights were bad before")
 
 
 def _try_precisions(trial: Trial, devices: list[torch.device], dtypes: list[torch.dtype], found: ReplayFindings) -> None:

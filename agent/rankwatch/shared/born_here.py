@@ -35,6 +35,11 @@ def born_here(trip: Trip) -> tuple[Cause, str]:
     if product * _SUMMANDS[trip.culprit.state] >= DTYPE_MAX[dtype]:
         reach = f", and products such as {factors} can reach the end" if reading.abs_max < 0.1 * DTYPE_MAX[limited] else ""
         return Cause.OVERFLOW, f"{clean}{near}{reach}"
+    if trip.recurs is False:
+        return Cause.UNEXPLAINED, (
+            f"{clean}{near}; no product of them can reach {dtype}'s end, and the same forward, run again, was finite: suspect "
+            "the hardware, or code that was not run again"
+        )
     if is_nan:
         return Cause.INVALID, f"{clean}, but the {trip.culprit.label} is nan{near}"
     if not inputs:

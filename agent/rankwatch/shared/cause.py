@@ -33,7 +33,7 @@ def classify(trip: Trip) -> tuple[Cause, str]:
     inputs = [r for r in readings if r.kind in _INPUTS]
     if not inputs and not trip.frame.spec.module and trip.culprit.kind is Kind.OUTPUT and trip.root_inputs:
         return _of_root_alone(trip)
-    if trip.operator is not None and is_own(trip.operator):
+    if trip.operator is not None and is_own(trip.operator) and trip.culprit.kind is not Kind.MARKED:
         return _of_operator(trip.operator, trip)
     within = [weight for weight in trip.weights if _is_within(weight, trip)]
     parameters = [weight for weight in within if weight.reading.kind is Kind.PARAMETER]

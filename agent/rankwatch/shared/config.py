@@ -61,9 +61,13 @@ class Config:
     loss_scale: Callable[[], float] | None = None
     max_scale_shrinks: int = 10
     first_batch: int = 0
+    closeup: float = 2.0
     stop: Callable[[TrainingAborted], None] | None = None
     connection: str | None = None
 
+
+MOST_SECONDS = 3600.0
+"""Of a close-up: the report waits for it."""
 
 FUNCTIONS = frozenset({"loss_scale", "stop"})
 """Options that only an argument can set."""
@@ -158,6 +162,16 @@ def _whole(value: Any, where: str, least: int) -> int:
     return number
 
 
+def _seconds(value: Any, where: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if isinstance(value, bool) or not 0.0 <= number <= MOST_SECONDS:
+        raise UsageError(f"{where}: expected seconds, from 0 (none) to {MOST_SECONDS:g}")
+    return number
+
+
 def _batches(value: Any, where: str) -> frozenset[int]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise UsageError(f"{where}: expected batch numbers, such as [149, 150]")
@@ -228,6 +242,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "loss_scale": _loss_scale,
     "max_scale_shrinks": lambda value, where: _whole(value, where, 1),
     "first_batch": lambda value, where: _whole(value, where, 0),
+    "closeup": _seconds,
     "stop": _stop,
     "connection": _optional_path,
 }

@@ -193,13 +193,22 @@ def _write_operator(operator: Operator | None) -> list[Any] | None:
     source = operator.source
     line = None if source is None else [cut(source.file), source.line, cut(source.function), cut(source.text)]
     operands = pack("d", operator.operands[:MAX_RING])
-    return [cut(operator.name), inputs, _write_reading(operator.output), operands, shapes, line, cut(operator.node)]
+    return [
+        cut(operator.name),
+        inputs,
+        _write_reading(operator.output),
+        operands,
+        shapes,
+        line,
+        cut(operator.node),
+        cut(operator.module),
+    ]
 
 
 def _read_operator(value: Any) -> Operator | None:
     if value is None:
         return None
-    name, inputs, output, operands, shapes, source, node = check_list(value, 7, 7)
+    name, inputs, output, operands, shapes, source, node, module = check_list(value, 8, 8)
     return Operator(
         check_str(name, MAX_NAME),
         tuple(map(_read_reading, check_list(inputs, 0, MAX_RING))),
@@ -208,6 +217,7 @@ def _read_operator(value: Any) -> Operator | None:
         tuple(map(_read_shape, check_list(shapes, 0, MAX_RING))),
         _read_source(source),
         check_str(node, MAX_NAME),
+        check_str(module, MAX_NAME),
     )
 
 

@@ -66,6 +66,7 @@ class Operator:
     ``operands`` are what went into its first bad element, one number for each input; empty if it does not work element by
     element. ``shapes`` are those of the inputs, () for a number. ``source`` is the line that called it. In a backward,
     ``node`` is autograd's name of the function that ran, such as ``SqrtBackward0``, and ``source`` the line of its forward.
+    ``module`` is the module in which it ran, if that is not the culprit.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Operator:
     shapes: tuple[tuple[int, ...], ...] = ()
     source: Source | None = None
     node: str = ""
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import zmq
 from ..errors import ProtocolError
 from ..shared import messages, wire
 from ..shared.cause import Trip
+from ..shared.closeup import CloseUp
 from ..shared.connection import Connection
 from ..shared.frame import NO_STAGE, BatchSummary, FrameTable, Moment
 from ..shared.identity import Identity
@@ -154,6 +155,9 @@ class Link:
 
     def send_trip(self, trip: Trip) -> None:
         self._append(lambda seq: messages.Tripped(seq, trip))
+
+    def send_closeup(self, closeup: CloseUp) -> None:
+        self._append(lambda seq: messages.LookedCloser(seq, closeup))
 
     def send_notice(self, notice: Notice) -> None:
         self._append(lambda seq: messages.Noticed(seq, notice))

@@ -1,0 +1,315 @@
+"""Runs a forward again without harm: nothing communicates, and nothing that was there before is changed.
+
+``Careful`` is the dispatch mode that stops a forward before an operator that would. ``untouched`` restores what a forward
+changes without operators, and ``same_surroundings`` what it finds around it.
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from ..measure.walk import leaves
+from .arguments import storage_of, written
+
+MAX_OPERATORS = 100_000
+
+_COMMUNICATES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem", "fsdp", "_dtensor")
+_SHARDS = ("FullyShardedDataParallel", "FSDPModule", "DistributedDataParallel", "DeepSpeedEngine")
+_COMMUNICATORS = ("deep_ep", "nvshmem", "mori", "pplx_kernels", "mpi4py")
+"""Packages whose objects communicate by no operator that a mode sees."""
+
+
+class Stopped(BaseException):
+    """Ends a forward that is run again. Not an Exception, which a user's forward may catch."""
+
+
+class Careful(TorchDispatchMode):
+    """Stops a forward before an operator that communicates, changes what is not its own, or comes too late.
+
+    Args:
+        buffers: the tensors that may be changed.
+        until: when it stops, by ``time.monotonic``.
+        wanted: whether anybody still waits for what is found.
+    """
+
+    def __init__(
+        self, buffers: Sequence[Tensor] = (), until: float = float("inf"), wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stopped = ""
+        self.is_late = False
+        """Whether it stopped because of the time."""
+        self.count = 0
+        self.largest = 0
+        """The bytes that the largest operator read and wrote."""
+        self.left: Callable[[nn.Module | str, Any], None] | None = None
+        """Called with each watched module that returns, and its output; with each label of a marked tensor, and the tensor."""
+        self._until = until
+        self._wanted = wanted
+        self._ours = {storage_of(value) for value in buffers}
+        """The storages that may be written to."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler here, for seconds
+
+    def check(self) -> None:
+        if self.stopped:
+            raise Stopped(self.stopped)
+
+    def prepare(self, module: nn.Module) -> None:
+        """Called before the forward of the module, whose attributes are restored after it."""
+
+    def stop(self, why: str) -> None:
+        self.stopped = self.stopped or why
+        self.check()
+
+    def guard(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Raises ``Stopped`` if the operator must not run, and in each operator after that."""
+        self.count += 1
+        if self.communicates(func):
+            self.stopped = self.stopped or f"it communicates by {func}"
+        elif self.count > MAX_OPERATORS:
+            self.stopped = self.stopped or f"it has more than {MAX_OPERATORS} operators"
+        elif time.monotonic() > self._until:
+            self.is_late = self.is_late or not self.stopped
+            self.stopped = self.stopped or "it takes too long"
+        elif not self._wanted():
+            self.stopped = self.stopped or "the run has ended meanwhile"
+        elif any(storage_of(value) not in self._ours for value in written(func, args, kwargs)):
+            self.stopped = self.stopped or f"{func} changes a tensor that is not its own"
+        self.check()
+
+    @staticmethod
+    def communicates(func: Any) -> bool:
+        return getattr(func, "namespace", "") in _COMMUNICATES
+
+    def own(self, outputs: Sequence[Tensor], given: Sequence[Any]) -> None:
+        """The outputs of an operator may be changed, unless they are views of what it was given."""
+        known = {storage_of(value) for value in given if isinstance(value, Tensor)}
+        self._ours |= {storage_of(value) for value in outputs} - known
+        self.largest = max(self.largest, sum(_bytes(value) for value in (*outputs, *given) if isinstance(value, Tensor)))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.guard(func, args, kwargs)
+        result = func(*args, **kwargs)
+        self.own(tensors(result), [leaf for _, leaf in leaves([args, kwargs], "")])
+        return result
+
+
+def running_again() -> Careful | None:
+    """The mode of the forward that is run again, if the calling code runs in one."""
+    return next((mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Careful)), None)
+
+
+def passed_again(key: nn.Module | str, value: Any) -> bool:
+    """Tells a forward that is run again, if there is one, what the calling code has come to. Returns whether there is one."""
+    mode = running_again()
+    if mode is not None and mode.left is not None:
+        mode.left(key, value)
+    return mode is not None
+
+
+def tensors(values: Any) -> list[Tensor]:
+    return [leaf for _, leaf in leaves(values, "") if isinstance(leaf, Tensor)]
+
+
+def _bytes(value: Tensor) -> int:
+    try:
+        return value.numel() * value.element_size()
+    except RuntimeError:  # a nested tensor of an unknown size, say
+        return 0
+
+
+# --- what must not be run again --------------------------------------------------------------------------------------
+
+
+def refusal(module: nn.Module, args: Any, kwargs: Any) -> str:
+    """Why a forward must not be run again: it might communicate unseen by the mode, or is not the same code. Empty: it may."""
+    interpreter = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
+    if not hasattr(torch._C, "_len_torch_dispatch_stack") or interpreter() is not None:
+        return "it runs inside a transformation of torch.func"
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured"
+    for inner in module.modules():
+        names = {cls.__name__ for cls in type(inner).__mro__}
+        if not names.isdisjoint(_SHARDS):
+            found = next(name for name in _SHARDS if name in names)
+            return f"{found} inside of it communicates" if inner is not module else f"it communicates ({found})"
+        if any(type(value).__module__.partition(".")[0] in _COMMUNICATORS for value in vars(inner).values()):
+            return f"{type(inner).__name__} communicates by a library that torch does not see"
+        if is_compiled(inner) and not hasattr(torch.compiler, "set_stance"):
+            return "it is compiled, and this release of torch cannot run it eagerly"
+    given = [*tensors(list(args)), *tensors(dict(kwargs)), *module.parameters(), *module.buffers()]
+    if any(hasattr(value, name) for value in given for name in ("to_local", "ds_id", "_fsdp_flattened")):
+        return "its tensors are sharded: computing with them communicates"
+    return ""
+
+
+def is_compiled(module: nn.Module) -> bool:
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def has_compiled(module: nn.Module) -> bool:
+    """Whether a module, or one below it, runs compiled."""
+    return any(is_compiled(inner) for inner in module.modules())
+
+
+# --- what is restored ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Altered:
+    """What a forward that was run again had changed, and was restored. It tells whether it was the same forward twice."""
+
+    names: list[str] = field(default_factory=list)
+    """Attributes and buffers that the module reads, perhaps."""
+    drew: bool = False
+    """Whether it drew random numbers of torch."""
+    drew_others: bool = False
+    """Whether it drew random numbers of Python or NumPy."""
+
+
+@contextmanager
+def untouched(module: nn.Module, changes: Altered) -> Iterator[None]:
+    """Restores the buffers and attributes of a module and of those below it, and the gradients of its parameters."""
+    inner = list(module.modules())
+    attributes = [(one, dict(vars(one))) for one in inner]
+    containers = [
+        (name, value, _copied(value))
+        for _, known in attributes
+        for name, value in known.items()
+        if type(value) in _CONTAINERS
+    ]
+    buffers = [
+        (one, name, value, value.detach().clone())
+        for one in inner
+        for name, value in one._buffers.items()
+        if value is not None and not value.is_meta
+    ]
+    gradients = [(value, value.grad) for value in module.parameters() if value.is_leaf]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for one, name, value, before in buffers:
+                one._buffers[name] = value
+                if not torch.equal(value, before):  # batch_norm writes without a new version
+                    if not isinstance(one, _NormBase) and not _is_equal(value, before):
+                        changes.names.append(name)  # in training mode, norms do not read theirs
+                    value.copy_(before)
+        for name, value, before in containers:
+            if _differs(value, before):
+                _put_back(value, before)
+                if name not in _TORCH_OWN:
+                    changes.names.append(name)
+        for one, known in attributes:
+            now = vars(one)
+            changed = [name for name in {**now, **known} if now.get(name, _ABSENT) is not known.get(name, _ABSENT)]
+            if changed:
+                changes.names += [name for name in changed if not _is_same_number(now.get(name), known.get(name))]
+                now.clear()
+                now.update(known)
+        for parameter, gradient in gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+
+
+_CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict)
+_TORCH_OWN = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+_ABSENT = object()
+
+
+def _copied(value: Any) -> Any:
+    return list(value) if isinstance(value, (list, collections.deque)) else value.copy()
+
+
+def _differs(value: Any, before: Any) -> bool:
+    if len(value) != len(before):
+        return True
+    if isinstance(value, dict):
+        return any(value.get(key, _ABSENT) is not one for key, one in before.items())
+    if isinstance(value, set):
+        return bool(value != before)
+    return any(one is not other for one, other in zip(value, before, strict=True))
+
+
+def _put_back(value: Any, before: Any) -> None:
+    value.clear()
+    (value.update if isinstance(value, (dict, set)) else value.extend)(before)
+
+
+def _is_same_number(now: Any, before: Any) -> bool:
+    return type(now) is type(before) and isinstance(now, (int, float, str, bool)) and now == before
+
+
+def _is_equal(value: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same where they are numbers."""
+    return value.dtype.is_floating_point and torch.equal(value.nan_to_num(), other.nan_to_num())
+
+
+@contextmanager
+def same_surroundings(
+    module: nn.Module, args: Any, kwargs: Any, changes: Altered, entry: AbstractContextManager[Any] | None = None
+) -> Iterator[None]:
+    """Random state restored; autocast without its cache of weights, which would hide their casts; nothing compiled.
+
+    ``entry`` puts the random state, autocast and so on back to what they were as the forward began.
+    """
+    given = [*module.parameters(), *module.buffers(), *tensors([args, kwargs])]
+    devices = sorted({value.device.index or 0 for value in given if value.device.type == "cuda"})
+    had_cache = torch.is_autocast_cache_enabled()
+    others = _other_random_states()
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        # A checkpoint around it counts what the forward saves for the backward.
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda value: value, lambda value: value))
+        stack.enter_context(entry or nullcontext())
+        torch.set_autocast_cache_enabled(False)
+        before = _random_state(devices)
+        try:
+            yield
+        finally:
+            torch.set_autocast_cache_enabled(had_cache)
+            changes.drew = not all(map(torch.equal, before, _random_state(devices)))
+            changes.drew_others = _put_other_random_states_back(others)
+
+
+def _random_state(devices: Sequence[int]) -> list[Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(index) for index in devices)]
+
+
+def _other_random_states() -> tuple[Any, Any]:
+    numpy = sys.modules.get("numpy.random")
+    return random.getstate(), numpy.get_state() if numpy is not None else None
+
+
+def _put_other_random_states_back(before: tuple[Any, Any]) -> bool:
+    """Returns whether they had changed."""
+    now = _other_random_states()
+    drew = now[0] != before[0]
+    random.setstate(before[0])
+    if before[1] is not None:
+        drew |= not all(map(_is_alike, now[1], before[1]))
+        sys.modules["numpy.random"].set_state(before[1])
+    return bool(drew)
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    """Whether two values, or two arrays, are equal."""
+    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)

@@ -1,0 +1,159 @@
+"""A forward that can be run again: the module, what it was given, and what was around it as it began."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from ..measure.walk import flatten, leaves
+from .careful import Altered, Careful, Stopped, refusal, same_surroundings, tensors, untouched
+from .source import Caller, caller_of
+
+
+class RootEntry:
+    """The forward of a root as it began. Made in each batch: it refers to what the root was given, and copies nothing of it."""
+
+    __slots__ = ("_autocast", "_random", "_versions", "args", "caller", "has_gradients", "kwargs", "module")
+
+    def __init__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.module = module
+        self.args = args
+        self.kwargs = kwargs
+        found: list[Any] = []
+        flatten(args, found)
+        flatten(kwargs, found)
+        given = [value for value in found if isinstance(value, Tensor) and not value.is_inference()]
+        self._versions = [(value, value._version) for value in given]
+        self._random = _random_states()
+        self._autocast = [
+            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _devices()
+        ]
+        self.has_gradients = torch.is_grad_enabled()
+        self.caller = caller_of()
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether what the root was given was changed in place since."""
+        return any(value._version != version for value, version in self._versions)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Random state and autocast as they were."""
+        with ExitStack() as stack:
+            for index, state in self._random:
+                if index is None:
+                    torch.set_rng_state(state)
+                else:
+                    torch.cuda.set_rng_state(state, index)
+            for device, is_on, dtype in self._autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=is_on))
+            yield
+
+
+def _devices() -> tuple[str, ...]:
+    return ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)
+
+
+def _random_states() -> list[tuple[int | None, Tensor]]:
+    states: list[tuple[int | None, Tensor]] = [(None, torch.get_rng_state())]
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        index = torch.cuda.current_device()
+        states.append((index, torch.cuda.get_rng_state(index)))
+    return states
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A forward whose output was bad in ``label``, or in which something else was.
+
+    ``inner`` is a module that it called, for the ``nth`` time, and whose output was bad; or the label of a tensor that was
+    marked in it. None: its own output was. ``entry`` is there if the module is the root. ``is_live``: the call that it
+    repeats is still on the stack.
+    """
+
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    label: str
+    inner: nn.Module | str | None = None
+    nth: int = 1
+    entry: RootEntry | None = None
+    is_live: bool = True
+
+    @property
+    def refusal(self) -> str:
+        """Why it must not be run again; empty: it may."""
+        if self.entry is not None and self.entry.is_changed:
+            return "what the model was given has been changed in place since"
+        return refusal(self.module, self.args, self.kwargs)
+
+    def caller_of_operator(self) -> Caller | None:
+        """The user's line that called the operator which runs now in this forward."""
+        if self.entry is not None:
+            return caller_of(within_run=True) or self.entry.caller
+        return caller_of(within_run=not self.is_live)
+
+
+def run_again(forward: Forward, mode: Careful, *, grad: bool) -> tuple[list[Tensor], Altered]:
+    """Runs a forward under a mode; returns the tensors in which it was bad before, and what it had changed.
+
+    Raises:
+        Stopped: the mode stopped it, or it did not come to where it was bad.
+    """
+    module, changes = forward.module, Altered()
+    reached: list[Any] = []
+    calls = 0
+
+    def leave(key: nn.Module | str, value: Any) -> None:
+        nonlocal calls
+        if key is forward.inner or (isinstance(key, str) and key == forward.inner):
+            calls += 1
+            if calls == forward.nth and not reached:
+                reached.append(value)
+                mode.stop("it has come to where it was bad")
+
+    mode.left = leave
+    around = forward.entry.again() if forward.entry is not None else None
+    with (
+        untouched(module, changes),
+        same_surroundings(module, forward.args, forward.kwargs, changes, around),
+        torch.set_grad_enabled(grad),
+    ):
+        try:
+            mode.prepare(module)
+            with mode:
+                output = _hooked(module, forward.args, forward.kwargs, module.forward(*forward.args, **forward.kwargs))
+        except (Exception, Stopped):
+            if not reached:
+                mode.check()  # the forward may have raised something of its own as it was stopped
+                raise
+    if not reached:
+        mode.check()  # the forward may have caught what stopped it
+        if forward.inner is not None:
+            raise Stopped("run again, it did not come to where it was bad")
+        reached.append(output)
+    if isinstance(forward.inner, str):
+        return tensors(reached[0]), changes
+    named = leaves(reached[0], "output")
+    return [leaf for label, leaf in named if label == forward.label and isinstance(leaf, Tensor)] or tensors(
+        reached[0]
+    ), changes
+
+
+def _hooked(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    """What the user's forward hooks make of an output, up to the hook of the watch, which saw the bad one."""
+    hooks = {**torch_module._global_forward_hooks, **module._forward_hooks}
+    with_kwargs = {**torch_module._global_forward_hooks_with_kwargs, **module._forward_hooks_with_kwargs}
+    for key, hook in hooks.items():
+        if type(hook).__module__.startswith("rankwatch."):
+            break
+        given = (args, kwargs, output) if key in with_kwargs else (args, output)
+        changed: Any = hook(module, *given)
+        output = output if changed is None else changed
+    return output

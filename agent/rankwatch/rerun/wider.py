@@ -1,0 +1,109 @@
+"""Runs a forward in a wider precision: each floating point number that an operator reads or makes has at least this dtype.
+
+Nothing is copied beforehand, and the module is not changed: under the mode, operators get their tensors converted, and a
+conversion to a narrower dtype, by the user's code or by autocast, gives the wide one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+
+from .arguments import storage_of
+from .careful import Careful, tensors
+
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+
+
+class Wider(Careful):
+    """Computes in ``dtype`` what would be computed in a narrower one.
+
+    What is written to a buffer is written to its wide copy, and read from there. ``with_weights``: the module also has wide
+    parameters and buffers, as code that compares dtypes wants it.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        buffers: Sequence[Tensor],
+        until: float,
+        wanted: Callable[[], bool],
+        *,
+        with_weights: bool = False,
+    ) -> None:
+        super().__init__(buffers, until, wanted)
+        self._with_weights = with_weights
+        self._dtype = dtype
+        self._buffers = {storage_of(value) for value in buffers}
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        """The wide copies of buffers, by ``id``; with the buffers, so that no id is used again."""
+
+    def widened(self, values: Any) -> Any:
+        """Arguments with each tensor and dtype made wide."""
+        return tree_map(self._widened, values)
+
+    def prepare(self, module: nn.Module) -> None:
+        if not self._with_weights:
+            return
+        wide = {id(value): nn.Parameter(self._converted(value.detach()), False) for value in module.parameters()}
+        for inner in module.modules():
+            for name, value in inner._parameters.items():
+                inner._parameters[name] = None if value is None else wide[id(value)]
+            for name, buffer in inner._buffers.items():
+                inner._buffers[name] = None if buffer is None else self._widened(buffer)
+            for name, kept in list(vars(inner).items()):
+                if type(kept) is list and any(id(value) in wide for value in kept):  # the flat weights of an nn.LSTM
+                    setattr(inner, name, [wide.get(id(value), value) for value in kept])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.guard(func, args, kwargs)
+        args, kwargs = self.widened((args, kwargs))
+        result = func(*args, **kwargs)
+        outputs = tensors(result)
+        if any(self._is_narrow(value.dtype) for value in outputs):  # the operator chose a dtype by itself
+            result = tree_map(lambda value: self._converted(value) if isinstance(value, Tensor) else value, result)
+            outputs = tensors(result)
+        self.own(outputs, tensors([args, kwargs]))
+        return result
+
+    def _widened(self, value: Any) -> Any:
+        if isinstance(value, torch.dtype):
+            return self._wide(value) if self._is_narrow(value) else value
+        if not isinstance(value, Tensor) or not self._is_narrow(value.dtype):
+            return value
+        if storage_of(value) not in self._buffers:
+            return self._converted(value)
+        known = self._copies.get(id(value))
+        if known is None:
+            known = self._copies[id(value)] = (value, self._converted(value))
+        return known[1]
+
+    def _is_narrow(self, dtype: torch.dtype) -> bool:
+        if dtype.is_complex:
+            return dtype.itemsize < 2 * self._dtype.itemsize
+        return dtype.is_floating_point and dtype.itemsize < self._dtype.itemsize
+
+    def _wide(self, dtype: torch.dtype) -> torch.dtype:
+        return _COMPLEX[self._dtype] if dtype.is_complex else self._dtype
+
+    def _converted(self, value: Tensor) -> Tensor:
+        return value.to(self._wide(value.dtype)) if self._is_narrow(value.dtype) else value
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Kernels that compute in each dtype: fused attention and oneDNN know only some."""
+    had_mkldnn = torch._C._get_mkldnn_enabled()
+    with sdpa_kernel(SDPBackend.MATH):
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            yield
+        finally:
+            torch._C._set_mkldnn_enabled(had_mkldnn)
