@@ -18,6 +18,7 @@ from ..shared.trip import Source
 
 _STARTED = time.time()
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_DEMO = f"{_OURS}demo.py"
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__))) + os.sep
 _SITE = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 _STANDARD = tuple({os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
@@ -85,7 +86,7 @@ def _owner(file: str) -> str:
         return "torch"
     path = os.path.abspath(file)
     if path.startswith(_OURS):
-        return "ours"
+        return "user" if path == _DEMO else "ours"
     if path.startswith(tuple(f"{_PACKAGES}{name}{os.sep}" for name in _AROUND)):
         return "torch"
     is_installed = any(folder in path for folder in _SITE)

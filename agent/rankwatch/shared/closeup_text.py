@@ -52,22 +52,24 @@ def describe_closeup(closeup: CloseUp) -> str:
 
 def describe_operator(operator: Operator) -> str:
     """Two lines: ``aten.exp at model.py:87, in forward: e = torch.exp(scores)``; what went in, and what came out."""
-    name = ".".join(operator.name.split(".")[:2])
+    what = ".".join(operator.name.split(".")[:2])
+    if operator.node:
+        what += f" in {operator.node}"
+    if operator.module:
+        what += f" {'of' if operator.node else 'in'} {operator.module}"
     source = operator.source
-    at = "; the line that called it is not known"
-    if source is not None:
+    if source is None:
+        at = f"; the line {'of its forward' if operator.node else 'that called it'} is not known"
+    else:
         function = f", in {source.function}" if source.function else ""
         text = f": {source.text.strip()}" if source.text.strip() else ""
-        at = f"{source.file}:{source.line}{function}{text}"
-        at = f" in {operator.node}, the backward of {at}" if operator.node else f" at {at}"
-    elif operator.node:
-        at = f" in {operator.node}; the line of its forward is not known"
+        at = f"{', the backward of' if operator.node else ' at'} {source.file}:{source.line}{function}{text}"
     shapes = operator.shapes + ((),) * (len(operator.inputs) - len(operator.shapes))
     inputs = [_describe_input(reading, shape) for reading, shape in zip(operator.inputs, shapes, strict=False)]
     hidden = [f"{len(inputs) - _MOST_INPUTS} more"] if len(inputs) > _MOST_INPUTS else []
     given = ", ".join([*inputs[:_MOST_INPUTS], *hidden])
     flow = f"{given} -> {_state(operator.output.state)}" if given else f"-> {_state(operator.output.state)}"
-    return f"{printable(name + at)}\n{printable(flow)}"
+    return f"{printable(what + at)}\n{printable(flow)}"
 
 
 def describe_recurrence(closeup: CloseUp) -> str:

@@ -44,6 +44,7 @@ def to_dict(rank: int, trip: Trip, closeup: CloseUp | None) -> dict[str, Any] | 
     return {
         "operator": operator.name if operator is not None else None,
         "node": (operator.node or None) if operator is not None else None,
+        "module": (operator.module or None) if operator is not None else None,
         "source": source._asdict() if source is not None else None,
         "inputs": _inputs(operator) if operator is not None else [],
         "recurred": closeup.recurred if closeup.of else None,

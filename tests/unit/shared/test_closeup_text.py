@@ -66,6 +66,13 @@ def test_the_operator_of_a_backward_is_named_with_the_line_of_its_forward() -> N
     assert text.startswith("aten.div in SqrtBackward0, the backward of model.py:87, in forward: e = torch.exp(scores)\n")
 
 
+def test_the_module_in_which_it_ran_is_named_where_it_is_not_the_culprit() -> None:
+    inner = replace(made_by(), module="blocks.2")
+    assert describe_operator(inner).startswith("aten.exp in blocks.2 at model.py:87, in forward: ")
+    backward = replace(inner, node="ExpBackward0")
+    assert describe_operator(backward).startswith("aten.exp in ExpBackward0 of blocks.2, the backward of model.py:87, in")
+
+
 def test_a_line_that_is_not_known_is_said_to_be_not_known() -> None:
     unknown = replace(made_by(), source=None)
     assert describe_operator(unknown).startswith("aten.exp; the line that called it is not known\n")

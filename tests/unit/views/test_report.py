@@ -132,6 +132,7 @@ def test_the_closeup_for_programs() -> None:
     assert parsed["closeup"] == {
         "operator": "aten.exp.default",
         "node": None,
+        "module": None,
         "source": {"file": "model.py", "line": 87, "function": "forward", "text": "e = torch.exp(scores)"},
         "inputs": [{"label": "self", "shape": [2, 3], "dtype": "float32", "abs_max": 1000.0, "state": "finite"}],
         "recurred": 3,
