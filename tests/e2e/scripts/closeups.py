@@ -1,0 +1,90 @@
+"""A DDP training of two ranks in which rank 1 goes bad in batch 5: ``closeups.py WHAT``. The guilty line ends in ``# WHAT``.
+
+half      a product of float16 numbers beyond 65504, called through two helper functions
+zero      0 / 0
+gradient  the root of 0, whose slope is inf: the forward is finite
+once      the output is poisoned from outside, once: it does not recur
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel
+
+import rankwatch
+
+STEPS, GUILTY, BATCH = 8, 1, 5
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    return torch.matmul(left, right.transpose(-1, -2))  # half
+
+
+def scores(x: Tensor) -> Tensor:
+    half = x.half()
+    return product(half, half).float()
+
+
+class Attention(nn.Module):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.linear = nn.Linear(8, 8)
+        self.is_bad = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.linear(x))
+        if self.what == "half":
+            return scores(x * (200.0 if self.is_bad else 1.0))
+        if self.what == "zero":
+            kept = x * (0.0 if self.is_bad else 1.0)
+            return kept / kept.abs().sum()  # zero
+        if self.what == "gradient":
+            return torch.sqrt(x.abs() * (0.0 if self.is_bad else 1.0))  # gradient
+        return x
+
+
+class Poison:
+    """A hook that writes nan to one output."""
+
+    def __init__(self) -> None:
+        self.is_armed = False
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
+        if not self.is_armed:
+            return None
+        self.is_armed = False
+        return output * math.nan
+
+
+@record
+def main(what: str) -> None:
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    attention, poison = Attention(what), Poison()
+    attention.register_forward_hook(poison)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), attention))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    try:
+        with rankwatch.watch(model):
+            for batch in range(STEPS):
+                if dist.get_rank() == GUILTY and batch == BATCH:
+                    attention.is_bad = what != "once"
+                    poison.is_armed = what == "once"
+                model(torch.randn(16, 8)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        is_finite = all(bool(torch.isfinite(weight).all()) for weight in model.parameters())
+        print(f"rank {dist.get_rank()}: weights {'finite' if is_finite else 'bad'}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,112 @@
+"""The close-up of a real job of two ranks: operator, line of the user's script, recurrence and precision, in every form."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from commands import printed as rankwatch
+from jobs import SCRIPTS, Job, forked, run_job, torchrun
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+SCRIPT = SCRIPTS / "closeups.py"
+
+
+def line_of(what: str) -> tuple[int, str]:
+    """The number and the text of the line that goes bad."""
+    lines = SCRIPT.read_text().splitlines()
+    return next((number, line.strip()) for number, line in enumerate(lines, 1) if line.endswith(f"# {what}"))
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(tmp_path_factory.mktemp("half"), torchrun("closeups.py", "half"), timeout=240)
+
+
+def test_the_report_for_programs_names_operator_and_line(half: Job) -> None:
+    assert half.code == 77, half.stderr
+    verdict, closeup = half.verdict, half.verdict["closeup"]
+    assert (verdict["rank"], verdict["batch"], verdict["module"]) == (1, 5, "1")
+    assert (verdict["cause"], verdict["certainty"]) == ("overflow", "complete")
+    number, text = line_of("half")
+    assert closeup["source"] == {"file": str(SCRIPT), "line": number, "function": "product", "text": text}
+    assert closeup["operator"] == "aten.mm.default"
+    assert [(one["shape"], one["dtype"]) for one in closeup["inputs"]] == [([16, 8], "float16"), ([8, 16], "float16")]
+    assert all(one["abs_max"] <= 200 for one in closeup["inputs"])
+    assert (closeup["recurred"], closeup["of"], closeup["eager"]) == (3, 3, False)
+    for dtype in ("float32", "float64"):
+        assert closeup["precision"][dtype]["state"] == "finite"
+        assert 65504 < closeup["precision"][dtype]["abs_max"] < 8 * 200 * 200
+    assert half.left_behind == []
+
+
+def test_the_report_for_people_is_the_same_on_the_terminal_and_on_disk(half: Job) -> None:
+    report = (half.run_dir / "report.txt").read_text()
+    assert report in half.stdout
+    lines = report.splitlines()
+    titles = [line[2:12].strip() for line in lines[1 : lines.index("")] if line[2:12].strip()]
+    assert titles[:5] == ["culprit", "operator", "cause", "recurs", "precision"]
+    number, text = line_of("half")
+    assert f"  operator   aten.mm at {SCRIPT}:{number}, in product: {text}\n" in report
+    assert "  recurs     recurred 3 of 3\n" in report
+    assert "  precision  finite in float32 and float64: abs max " in report
+    assert half.stdout.rstrip().endswith(report.rstrip())  # the verdict is the last thing on the terminal
+    assert rankwatch("report", str(half.run_dir)) == report
+
+
+def test_the_events_the_rank_and_the_file_have_it_too(half: Job, tmp_path: Path) -> None:
+    number, _ = line_of("half")
+    at = f"aten.mm at {SCRIPT}:{number}, in product"
+    with closing(sqlite3.connect(half.run_dir / "run.db")) as record:
+        found = record.execute("SELECT rank FROM events WHERE kind = 'lookedcloser'").fetchall()
+    assert found == [(1,)]
+    assert at in rankwatch("report", str(half.run_dir), "--rank", "1")
+    of_rank = json.loads(rankwatch("report", str(half.run_dir), "--rank", "1", "--json"))
+    assert of_rank["closeup"] == half.verdict["closeup"]
+    rankwatch("report", str(half.run_dir), "--html", str(tmp_path / "run.html"))
+    assert at in (tmp_path / "run.html").read_text()
+
+
+def test_the_others_do_not_wait_for_it(half: Job) -> None:
+    with closing(sqlite3.connect(half.run_dir / "run.db")) as record:
+        kinds = [kind for (kind,) in record.execute("SELECT kind FROM events ORDER BY id")]
+    assert kinds.index("tripped") < kinds.index("decided") < kinds.index("lookedcloser")
+    assert half.report["acknowledged_in"] < 2.0
+
+
+def test_a_number_that_is_bad_in_every_precision(tmp_path: Path) -> None:
+    job = run_job(tmp_path, forked("closeups.py", "zero"))
+    assert job.code == 77, job.stderr
+    closeup = job.verdict["closeup"]
+    number, _ = line_of("zero")
+    assert (closeup["operator"], closeup["source"]["line"], closeup["recurred"]) == ("aten.div.Tensor", number, 3)
+    assert "  precision  bad in every precision: nan in float32 and float64\n" in job.stdout
+
+
+def test_a_fault_that_does_not_recur_is_the_machines(tmp_path: Path) -> None:
+    job = run_job(tmp_path, forked("closeups.py", "once"))
+    assert job.code == 77, job.stderr
+    assert (job.verdict["rank"], job.verdict["cause"]) == (1, "unexplained")
+    closeup = job.verdict["closeup"]
+    assert (closeup["operator"], closeup["recurred"], closeup["of"]) == (None, 0, 3)
+    host = job.verdict["host"]
+    assert closeup["machine"].startswith(host)
+    assert f"  recurs     did not recur: suspect the hardware of {host}" in job.stdout
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.0"])
+def test_it_can_be_turned_off(tmp_path: Path, seconds: str) -> None:
+    job = run_job(tmp_path, forked("closeups.py", "half"), env={"RANKWATCH_CLOSEUP": seconds})
+    assert job.code == 77, job.stderr
+    closeup = job.verdict["closeup"]  # the operator is the trip's own
+    assert (closeup["operator"], closeup["source"]["line"], closeup["recurred"]) == (
+        "aten.mm.default",
+        line_of("half")[0],
+        None,
+    )
+    assert (closeup["precision"], closeup["note"], job.verdict["capsule"]) == ({}, "", None)
