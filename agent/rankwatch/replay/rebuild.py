@@ -201,6 +201,8 @@ class Builder:
         elif "dict" in form:
             made = OrderedDict.__new__(cls) if issubclass(cls, OrderedDict) else dict.__new__(cls)
             put = OrderedDict.__setitem__ if issubclass(cls, OrderedDict) else dict.__setitem__
+            if "factory" in form:
+                made.default_factory = self.build(form["factory"])
             for key, item in form["dict"]:
                 put(made, self.build(key), self.build(item))
         else:

@@ -333,6 +333,8 @@ class _Script:
         self._helpers.add(_OBJECT)
         self._imports["from collections import OrderedDict"] = None
         parts = [self._value(form["class"])]
+        if "factory" in form:
+            parts[0] = "dict"  # an ordinary one does
         if "dict" in form:
             parts.append(self._pairs(form["dict"]))
         parts += [f"[{', '.join(map(self._value, form[name]))}]" for name in ("list", "tuple") if name in form]

@@ -7,6 +7,7 @@ Nothing is pickled: a class or function is a name, an object is the name of its 
 from __future__ import annotations
 
 import base64
+import collections
 import dataclasses
 import enum
 import functools
@@ -243,6 +244,8 @@ class Encoder:
             del self.absent[said:]
             return self._absent(f"{'an' if kind.__name__[:1] in 'AEIOU' else 'a'} {kind.__name__}", path)
         form: dict[str, Any] = {"is": "object", "class": made}
+        if isinstance(value, collections.defaultdict):
+            form["factory"] = self.encode(value.default_factory, path, depth)
         if base is dict:
             form["dict"] = self._items(dict(value), path, depth)
         elif base is not None:
