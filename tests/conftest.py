@@ -41,6 +41,12 @@ FIRST = [
 have only slow tests."""
 
 
+@pytest.fixture(autouse=True)
+def _no_capsules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that are watched in this process write none into the working directory; jobs do, into their runs."""
+    monkeypatch.setenv("RANKWATCH_CAPSULE", "off")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     turn = {HERE / name: number for number, name in enumerate(FIRST)}
     assert all(path.exists() for path in turn)

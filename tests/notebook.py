@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
 from rankwatch.hook.detector import Detector
 from rankwatch.judge.settler import BadReading
+from rankwatch.rerun.capsule import CapsuleRules
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.config import resolve
@@ -28,6 +29,7 @@ class Notebook:
         self.trips: list[Trip] = []
         self.found: list[tuple[Position, int]] = []
         self.closeups: list[CloseUp] = []
+        self.rules: CapsuleRules | None = None
         self.bad_readings: list[list[BadReading]] = []
         self.faults: list[str] = []
 
@@ -51,6 +53,9 @@ class Notebook:
 
     def is_wanted(self) -> bool:
         return True
+
+    def capsule_rules(self) -> CapsuleRules | None:
+        return self.rules
 
     def on_closeup(self, closeup: CloseUp) -> None:
         self.closeups.append(closeup)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -23,11 +25,12 @@ from .judge.settler import BadReading
 from .mark import emit
 from .measure.modules import unwrap
 from .registry import forget, open_watches, prepare, remember
+from .rerun.capsule import CapsuleRules
 from .shared import connection as connections
 from .shared.cause import Trip, classify
 from .shared.closeup import CloseUp
 from .shared.closeup_text import fields_of, replay_fields
-from .shared.config import Config, Policy, is_disabled, resolve
+from .shared.config import Capsule, Config, Policy, is_disabled, resolve
 from .shared.divergence import OwnLosses
 from .shared.frame import BEGINNING, NO_STAGE, BatchSummary, Frame, FrameTable, Moment
 from .shared.identity import identify, unnamed_job
@@ -72,6 +75,7 @@ class Watch:
         self._is_culprit = False
         self._closeup: CloseUp | None = None
         self._closeup_seconds = config.closeup
+        self._config = config
         self._last = LastBatch()
         self._losses = OwnLosses()
         self._has_compared = False
@@ -191,9 +195,32 @@ class Watch:
         """Whether the close-up may be shown: not when the verdict names another rank."""
         return not self._reason or self._is_culprit
 
+    def capsule_rules(self) -> CapsuleRules | None:
+        config = self._config
+        if config.capsule is Capsule.OFF:
+            return None
+        return CapsuleRules(
+            self._capsule_folder(), self._identity.rank, config.capsule is Capsule.ON, limit=config.capsule_mib << 20
+        )
+
+    def _capsule_folder(self) -> Path:
+        """In the run's folder, if this host sees it: the collector has its record open there. Else in a folder of our own."""
+        folder = self._run_folder()
+        if folder is not None:
+            return folder / "capsule"
+        run = (self._link.run if self._link is not None else "") or f"process-{os.getpid()}"
+        here = Path.cwd()
+        return (here if os.access(here, os.W_OK) else Path(tempfile.gettempdir())) / "rankwatch-capsules" / run
+
+    def _run_folder(self) -> Path | None:
+        folder = self._link.folder if self._link is not None else ""
+        return Path(folder) if folder and Path(folder, "run.db-wal").is_file() else None
+
     def on_closeup(self, closeup: CloseUp) -> None:
         machine = ", ".join(filter(None, (self._identity.host, closeup.machine)))
-        self._closeup = replace(closeup, machine=machine)
+        folder = self._run_folder()
+        capsule = closeup.capsule.removeprefix(f"{folder}/") if folder is not None else closeup.capsule
+        self._closeup = replace(closeup, machine=machine, capsule=capsule)
         if self._link is not None:
             self._link.send_closeup(self._closeup)
 
@@ -362,6 +389,8 @@ def watch(
     max_scale_shrinks: int = 10,
     first_batch: int = 0,
     closeup: float = 2.0,
+    capsule: str | Capsule = Capsule.ON,
+    capsule_mib: int = 2048,
     stop: Callable[[TrainingAborted], None] | None = None,
     connection: str | os.PathLike[str] | None = None,
 ) -> Watch:
@@ -394,6 +423,9 @@ def watch(
         first_batch: the number of the next batch, for a resumed training. See also ``Watch.optimizer_step``.
         closeup: seconds in which the rank of a trip runs the bad forward again, after it has told the collector: does it
             recur, and in which precision is it finite? 0: it does not.
+        capsule: within the close-up, write what ``rankwatch replay`` needs: ``on``; ``no-inputs``: without the data that the
+            module was given; ``off``. It lies in the run's folder, or in ``rankwatch-capsules``, and only its owner can read it.
+        capsule_mib: the most that a capsule may hold, in MiB; the inputs come first.
         stop: called once with the exception, instead of raising it: for training loops that stop in a way of their own,
             within the collector's grace. From then on nothing is judged, and optimizer steps find no gradients, so that the
             weights do not change. (An optimizer with a closure computes its gradients later: raise there.)
@@ -427,6 +459,8 @@ def watch(
             max_scale_shrinks=max_scale_shrinks,
             first_batch=first_batch,
             closeup=closeup,
+            capsule=capsule,
+            capsule_mib=capsule_mib,
             stop=stop,
             connection=connection,
         ),

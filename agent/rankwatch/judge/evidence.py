@@ -120,7 +120,8 @@ class Evidence:
         is_compiled = part.batch.is_compiled or (forward is not None and has_compiled(forward.module))
         recurs = None if is_compiled and not repeated.recurred else repeated.recurred
         note = "" if forwards else _why_not(frame, kind, is_compiled)
-        subject = Subject(forwards, forward, repeated, was_given, is_compiled, note)
+        output = call[2] if call is not None else None
+        subject = Subject(forwards, forward, repeated, was_given, is_compiled, note, output)
         return Gathered(operator, weights, (*labels, *own), recurs, subject)
 
     def _forwards(self, frame: PendingFrame, kind: Kind, label: str, part: BatchPart, call: Call | None) -> list[Forward]:

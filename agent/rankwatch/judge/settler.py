@@ -20,7 +20,9 @@ from ..measure.modules import NamedModule
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import PendingRead, Tape
+from ..rerun.capsule import CapsuleRules, CapsuleWritten, write
 from ..rerun.closeup import Subject, look_closer
+from ..rerun.forward import Forward
 from ..shared.cause import Trip
 from ..shared.closeup import CloseUp
 from ..shared.frame import BatchSummary, Frame, FrameTable, Kind, Moment, Phase, State
@@ -53,8 +55,8 @@ class Observer(Protocol):
     """Receives batches, notices and trips, in the training thread.
 
     For a trip, ``on_found`` is called first, before anything that shows this rank at a later position; ``on_closeup`` when
-    the close-up is done, which ends early if it is not ``is_wanted`` any more. Then ``on_trip`` returns the exception that
-    is raised in the training.
+    the close-up is done, which ends early if it is not ``is_wanted`` any more, and writes a capsule by ``capsule_rules``.
+    Then ``on_trip`` returns the exception that is raised in the training.
     """
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None: ...
@@ -62,6 +64,7 @@ class Observer(Protocol):
     def on_trace(self, frames: list[Frame]) -> None: ...
     def on_found(self, trip: Trip) -> None: ...
     def is_wanted(self) -> bool: ...
+    def capsule_rules(self) -> CapsuleRules | None: ...
     def on_closeup(self, closeup: CloseUp) -> None: ...
     def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted: ...
 
@@ -399,11 +402,22 @@ class Settler:
         self._observer.on_found(found.trip)
         if found.trip.has_closeup:
             names = {id(named.module): named.names[0] for named in self._modules()}
+
+            def name(module: nn.Module) -> str:
+                return names.get(id(module), "")
+
+            rules = self._observer.capsule_rules()
+
+            def keep(forward: Forward, until: float) -> CapsuleWritten:
+                assert rules is not None
+                return write(rules, forward, found.trip, name=name(forward.module), output=found.subject.output, until=until)
+
             closeup = look_closer(
                 found.subject,
                 found.trip.closeup_within,
                 self._observer.is_wanted,
-                lambda module: names.get(id(module), ""),
+                name,
+                keep if rules is not None else None,
             )
             self._observer.on_closeup(closeup)
 

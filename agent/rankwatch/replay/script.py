@@ -191,20 +191,25 @@ class _Script:
         return "\n".join(["", *lines, ""]) if lines else ""
 
     def _end(self) -> str:
-        by, trip = self._capsule.manifest["surroundings"], self._capsule.trip
+        by, label, inner = (self._capsule.manifest[key] for key in ("surroundings", "label", "inner"))
         modes = [f"torch.set_grad_enabled({by['grad']})"]
         modes += [
             f'torch.autocast("{device}", dtype=torch.{dtype})'
             for device, (is_on, dtype) in by["autocast"].items()
             if is_on and device == "cpu"
         ]
-        is_plain = self._capsule.manifest["name"] == trip["module"] and re.fullmatch(
-            r"output(\[\d+\]|\.\w+)*", trip["label"]
-        )
+        before, what = "", label if re.fullmatch(r"output(\[\d+\]|\.\w+)*", label) else "output"
+        if inner is not None:
+            before = (
+                "\nreached = []\n"
+                f"inner = module.get_submodule({inner['name']!r})\n"
+                "inner.register_forward_hook(lambda module, args, output: reached.append(output))\n"
+            )
+            what = what.replace("output", f"reached[{inner['nth'] - 1}]")
         return (
-            f"\nwith {', '.join(modes)}, First():\n"
+            f"{before}\nwith {', '.join(modes)}, First():\n"
             "    output = module(*args, **kwargs)\n"
-            f"outputs = tree_leaves({trip['label'] if is_plain else 'output'})\n"
+            f"outputs = tree_leaves({what})\n"
             'print("inf or nan:", any(map(is_bad, outputs)))\n'
             "sys.exit(0 if any(map(is_bad, outputs)) else 1)\n"
         )

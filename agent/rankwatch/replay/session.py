@@ -13,14 +13,13 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from ..rerun.forward import Forward
 from ..rerun.repetition import repeat
 from .code import UsersCode
 from .opened import OpenedCapsule, find_capsule, open_capsule
 from .options import ReplayOptions
 from .script import write_script
 from .summary import AS_TRAINED, ReplayFindings
-from .trial import ForwardResult, Trial, dtypes_of, enough, in_precision, moved, of_rows, own_dtype, rows_of
+from .trial import ForwardResult, Trial, dtypes_of, enough, of_rows, rows_of
 
 MAX_SECONDS = 300
 """For one run of ``repro.py``."""
@@ -46,7 +45,7 @@ def replay(options: ReplayOptions) -> ReplayFindings:
             f"function that makes it{_other_torch(capsule)}"
         ) from error
     devices = _devices(options, call)
-    found = ReplayFindings(capsule.path, manifest, str(devices[0]), own_dtype(call))
+    found = ReplayFindings(capsule.path, manifest, str(devices[0]))
     found.notes += _notes(capsule)
     _repeat(trial, devices[0], options.repeat, found)
     if found.error:
@@ -131,19 +130,21 @@ def _repeat(trial: Trial, device: torch.device, times: int, found: ReplayFinding
 
 
 def _name_operator(trial: Trial, device: torch.device, found: ReplayFindings) -> None:
-    call = moved(trial.call(), device)
     with trial.surrounded(device):
-        repeated, _ = repeat([Forward(call.module, call.args, call.kwargs, "output", is_live=False)])
-    found.operator = repeated.operator
-    if found.operator is None and found.recurred:
-        found.no_operator = "not found: " + (repeated.note or "the inputs or weights were bad before")
+        repeated, _ = repeat([trial.forward(device)], seconds=MAX_SECONDS)
+    if repeated.given is not None and repeated.operator is not None:
+        found.no_operator = f"it was bad before this forward: {repeated.operator.name} is the first that read it"
+    elif repeated.operator is not None:
+        found.operator = repeated.operator
+    elif found.recurred:
+        found.no_operator = f"not found: {repeated.note or 'the inputs or weights were bad before'}"
 
 
 def _try_precisions(trial: Trial, devices: list[torch.device], dtypes: list[torch.dtype], found: ReplayFindings) -> None:
     found.table[AS_TRAINED] = {str(device): trial.run(device) for device in devices}
     for dtype in dtypes:
         name = str(dtype).removeprefix("torch.")
-        found.table[name] = {str(device): trial.run(device, in_precision(dtype)) for device in devices}
+        found.table[name] = {str(device): trial.run(device, dtype=dtype) for device in devices}
 
 
 def _find_rows(trial: Trial, device: torch.device, rows: int, found: ReplayFindings) -> None:

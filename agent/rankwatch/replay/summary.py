@@ -26,7 +26,6 @@ class ReplayFindings:
     capsule: Path
     about: dict[str, Any]
     device: str
-    own_dtype: str
     recurred: int = 0
     of: int = 0
     same_bits: bool = True
@@ -45,7 +44,7 @@ def render(found: ReplayFindings) -> str:
     about, trip = found.about, found.about["trip"]
     where = f"{about['name'] or '(root)'} ({about['class']})"
     what = f"{where}, of rank {about['rank']}, batch {trip['batch']} (optimizer step {trip['optimizer_step']})"
-    if trip["module"] == about["name"]:
+    if about["inner"] is None:
         what += f": {trip['label']} was {trip['state']}"
     else:
         what += f", in which {trip['module']} ({trip['class']}) had {trip['label']} {trip['state']}"

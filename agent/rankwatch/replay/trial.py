@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..measure.extremes import dtype_name
 from ..measure.walk import leaves
+from ..rerun.careful import Careful, Stopped, passed_again, tensors
+from ..rerun.forward import Forward, run_again
 from ..rerun.surroundings import surrounded
 from ..rerun.tensor_file import digest_of
+from ..rerun.wider import Wider, plain_kernels
 from ..shared.frame import State, state_of
 from .code import UsersCode
 from .opened import OpenedCapsule
@@ -45,7 +48,7 @@ class ForwardResult(NamedTuple):
 
 
 class Trial:
-    """Runs the forward of a capsule.
+    """Runs the forward of a capsule, as the close-up does.
 
     Args:
         make: makes the module, in the place of the class that the capsule names; see ``--module``.
@@ -55,7 +58,6 @@ class Trial:
         self._capsule = capsule
         self._code = code
         self._make = make
-        self._label = "" if capsule.manifest["name"] != capsule.trip["module"] else str(capsule.trip["label"])
         self.drawn: list[str] = []
         self.draws = False
         """Whether the forward drew random numbers."""
@@ -82,35 +84,59 @@ class Trial:
                     torch.cuda.set_rng_state(self._capsule.tensors[form["tensor"]], device)
             yield
 
-    def run(self, device: torch.device, change: Callable[[Call], Call] | None = None) -> ForwardResult:
-        """Runs a forward on this device; ``change`` changes it before."""
+    def forward(self, device: torch.device, change: Callable[[Call], Call] | None = None) -> Forward:
+        """The forward on this device; ``change`` changes it before."""
         call = moved(self.call(), device)
         if change is not None:
             call = change(call)
+        manifest, inner = self._capsule.manifest, None
+        if manifest["inner"] is not None:
+            inner = call.module.get_submodule(manifest["inner"]["name"])
+            inner.register_forward_hook(_pass)
+        nth = manifest["inner"]["nth"] if manifest["inner"] is not None else 1
+        return Forward(call.module, call.args, call.kwargs, manifest["label"], inner, nth)
+
+    def run(
+        self, device: torch.device, change: Callable[[Call], Call] | None = None, dtype: torch.dtype | None = None
+    ) -> ForwardResult:
+        """Runs a forward; in another precision, if ``dtype`` is given."""
+        own = own_dtype(self.call())
+        is_wider = dtype is not None and own is not None and dtype.itemsize > own.itemsize
+        if dtype is not None and dtype != own and not is_wider:
+            change = in_precision(device, dtype)
+        forward = self.forward(device, change)
+        values = tensors([forward.args, forward.kwargs, *forward.module.parameters(), *forward.module.buffers()])
+        mode = Careful(values)
+        kernels: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if is_wider and dtype is not None:
+            mode = wide = Wider(dtype, values, float("inf"), lambda: True)
+            args, kwargs = wide.widened((forward.args, forward.kwargs))
+            forward, kernels = replace(forward, args=args, kwargs=kwargs), plain_kernels()
         try:
-            with self.surrounded(device):
-                before = torch.get_rng_state()
-                output = call.module(*call.args, **call.kwargs)
-                self.draws |= not torch.equal(before, torch.get_rng_state())
+            with self.surrounded(device), kernels:
+                outputs, changes = run_again(forward, mode, grad=self._capsule.manifest["surroundings"]["grad"])
+                self.draws |= changes.drew
         except UsageError:
             raise
+        except Stopped as stop:
+            return ForwardResult(State.NONE, 0.0, "", str(stop))
         except Exception as error:  # noqa: BLE001  the user's code
             return ForwardResult(State.NONE, 0.0, "", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-        return self.outcome(output)
+        return worst([_result(value) for value in outputs if _is_float(value)])
 
-    def outcome(self, output: Any) -> ForwardResult:
-        """The worst of what a forward returned, or that output which tripped."""
-        found = [(label, leaf) for label, leaf in leaves(output, "output") if isinstance(leaf, Tensor) and _is_float(leaf)]
-        named = [leaf for label, leaf in found if label == self._label]
-        outcomes = [_outcome(leaf) for leaf in named or [leaf for _, leaf in found]]
-        return max(
-            outcomes, key=lambda one: (one.is_bad, one.state, one.abs_max), default=ForwardResult(State.EMPTY, 0.0, "")
-        )
-
-    def is_as_trained(self, outcome: ForwardResult) -> bool | None:
+    def is_as_trained(self, result: ForwardResult) -> bool | None:
         """Whether the bits are those of the training; None: the capsule does not know them."""
         known = {one["sha256"] for one in self._capsule.manifest["outputs"]}
-        return outcome.digest in known if known else None
+        return result.digest in known if known else None
+
+
+def _pass(module: nn.Module, args: Any, output: Any) -> None:
+    """Tells the forward that is run again that it has come to this module."""
+    passed_again(module, output)
+
+
+def worst(results: list[ForwardResult]) -> ForwardResult:
+    return max(results, key=lambda one: (one.is_bad, one.state, one.abs_max), default=ForwardResult(State.EMPTY, 0.0, ""))
 
 
 def moved(call: Call, device: torch.device, dtype: torch.dtype | None = None) -> Call:
@@ -153,13 +179,9 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor], depth: int = 0) -> An
     return value
 
 
-def in_precision(dtype: torch.dtype) -> Callable[[Call], Call]:
-    return lambda call: moved(call, next(iter(_devices(call)), torch.device("cpu")), dtype)
-
-
-def _devices(call: Call) -> Iterator[torch.device]:
-    values = [*call.module.parameters(), *(leaf for _, leaf in leaves([call.args, call.kwargs], ""))]
-    return (value.device for value in values if isinstance(value, Tensor))
+def in_precision(device: torch.device, dtype: torch.dtype) -> Callable[[Call], Call]:
+    """Casts the module and its inputs: to a precision that is narrower than their own."""
+    return lambda call: moved(call, device, dtype)
 
 
 # --- rows --------------------------------------------------------------------------------------------------------------
@@ -203,7 +225,7 @@ def _is_float(value: Tensor) -> bool:
     return value.dtype.is_floating_point or value.dtype.is_complex
 
 
-def _outcome(value: Tensor) -> ForwardResult:
+def _result(value: Tensor) -> ForwardResult:
     flat = value.detach()
     if not flat.numel():
         return ForwardResult(State.EMPTY, 0.0, "")
@@ -219,7 +241,8 @@ def dtypes_of(names: Sequence[str]) -> list[torch.dtype]:
     return [dtype for dtype in found if dtype is not None]
 
 
-def own_dtype(call: Call) -> str:
+def own_dtype(call: Call) -> torch.dtype | None:
+    """The dtype in which a forward computes, by its first input or parameter; None: it has none."""
     values = [leaf for _, leaf in leaves([call.args, call.kwargs], "") if isinstance(leaf, Tensor) and _is_float(leaf)]
     values += [value for value in call.module.parameters() if _is_float(value)]
-    return dtype_name(values[0].dtype) if values else ""
+    return values[0].dtype if values else None

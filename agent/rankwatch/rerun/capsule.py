@@ -13,18 +13,19 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..measure.modules import class_name
 from ..measure.walk import leaves
 from ..shared.trip import Trip
 from . import sources, surroundings
 from .encoding import Encoder, TensorBag, TooLargeError
+from .forward import Forward
 from .tensor_file import OutOfTimeError, digest_of, write_tensors
 
 FORMAT = 1
@@ -39,7 +40,7 @@ class CapsuleRules(NamedTuple):
 
     folder: Path
     """The folder for the capsules of this rank's run."""
-    name: str
+    rank: int = 0
     with_inputs: bool = True
     limit: int = 2 << 30
 
@@ -53,32 +54,27 @@ class CapsuleWritten(NamedTuple):
 
 def write(
     rules: CapsuleRules,
-    module: nn.Module,
-    args: Any,
-    kwargs: Any,
-    *,
+    forward: Forward,
     trip: Trip,
-    rank: int = 0,
-    name: str | None = None,
+    *,
+    name: str = "",
     output: Any = None,
     until: float = float("inf"),
-    random_state: Mapping[str, Tensor] | None = None,
 ) -> CapsuleWritten:
     """Writes the capsule of a forward that tripped.
 
     Args:
-        name: the module's name in the model; None: it is the module that tripped.
+        name: the name in the model of the module that the forward is of.
         output: what the forward returned; its checksums tell whether a replay returns the same bits.
         until: of ``time.monotonic()``; a capsule that takes longer is given up.
-        random_state: torch's at the entry of the forward, by device; None: the present one.
     """
-    place = rules.folder / rules.name
-    part = rules.folder / f".{rules.name}.{os.getpid()}.part"
+    place = rules.folder / f"rank-{rules.rank}"
+    part = rules.folder / f".rank-{rules.rank}.{os.getpid()}.part"
     try:
         rules.folder.mkdir(parents=True, exist_ok=True)
         part.mkdir(mode=0o700)
         try:
-            _write(part, rules, module, args, kwargs, trip, rank, name, output, until, random_state)
+            _write(part, rules, forward, trip, name, output, until)
             place = _free(place)
             part.rename(place)
         except BaseException:
@@ -95,19 +91,8 @@ def write(
     return CapsuleWritten(place)
 
 
-def _write(
-    part: Path,
-    rules: CapsuleRules,
-    module: nn.Module,
-    args: Any,
-    kwargs: Any,
-    trip: Trip,
-    rank: int,
-    name: str | None,
-    output: Any,
-    until: float,
-    random_state: Mapping[str, Tensor] | None,
-) -> None:
+def _write(part: Path, rules: CapsuleRules, forward: Forward, trip: Trip, name: str, output: Any, until: float) -> None:
+    module, args, kwargs, entry = forward.module, forward.args, forward.kwargs, forward.entry
     bag = TensorBag(rules.limit)
     encoder = Encoder(bag)
     devices = {leaf.device for _, leaf in leaves([args, kwargs], "") if isinstance(leaf, Tensor)}
@@ -120,7 +105,7 @@ def _write(
         except TooLargeError:
             raise ValueError("its inputs have too many parts") from None
         encoder.with_texts = encoder.with_tensors = True
-        drawn = surroundings.random_state(devices) if random_state is None else random_state
+        drawn = surroundings.random_state(devices) if entry is None else entry.random_state
         states = {device: bag.put(value, f"random.{device}", with_values=True) for device, value in drawn.items()}
         encoder.with_tensors = rules.with_inputs
         made = encoder.encode(module, "")
@@ -134,23 +119,27 @@ def _write(
     if modules:
         (part / "sources").mkdir(mode=0o700)
     described = {}
-    for name, about in modules.items():
-        file = f"sources/{name}.py"
+    for one, about in modules.items():
+        file = f"sources/{one}.py"
         sums[file] = _put(part / file, about.pop("text").encode())
-        described[name] = {**about, "source": file}
+        described[one] = {**about, "source": file}
+    with entry.again() if entry is not None else nullcontext(), torch.random.fork_rng(devices=[], enabled=entry is not None):
+        around = surroundings.surroundings()
     manifest = {
         "format": FORMAT,
         "written_at": time.time(),
-        "rank": rank,
+        "rank": rules.rank,
         "trip": _trip(trip),
-        "name": trip.frame.spec.module if name is None else name,
+        "name": name,
         "class": class_name(module),
+        "label": forward.label,
+        "inner": _inner(forward),
         "module": made,
         **given,
         "has_inputs": rules.with_inputs,
         "outputs": results,
         "random": states,
-        "surroundings": surroundings.surroundings(),
+        "surroundings": {**around, "grad": entry.has_gradients if entry is not None else around["grad"]},
         "versions": surroundings.versions(),
         "path": [str(Path(folder).absolute()) for folder in sys.path if Path(folder or ".").is_dir()],
         "code": described,
@@ -160,6 +149,15 @@ def _write(
     body = json.dumps(manifest, allow_nan=False, indent=1).encode("utf-8", "surrogateescape")
     sums[MANIFEST] = _put(part / MANIFEST, body)
     _put(part / SUMS, "".join(f"{digest}  {file}\n" for file, digest in sums.items()).encode())
+
+
+def _inner(forward: Forward) -> dict[str, Any] | None:
+    """The module inside of this one whose output was bad, and in which of its calls."""
+    inner = forward.inner
+    if inner is None or isinstance(inner, str):  # a mark is not seen without a watch
+        return None
+    names = [name for name, one in forward.module.named_modules() if one is inner]
+    return {"name": names[0], "nth": forward.nth} if names else None
 
 
 def _trip(trip: Trip) -> dict[str, Any]:

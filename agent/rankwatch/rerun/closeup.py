@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from ..shared.closeup import CloseUp, Precision
 from ..shared.frame import Kind, State
 from ..shared.trip import Operator
 from .arguments import reading_of, state_of_tensor
+from .capsule import CapsuleWritten
 from .careful import Careful, Stopped, tensors
 from .forward import Forward, run_again
 from .machine import describe_gpus
@@ -39,6 +41,7 @@ class Subject:
     """What a close-up looks at: the forwards that can be run again, and what the repetition before the TRIP found.
 
     ``was_given``: the operator that it found only read what was bad before. ``note`` is why there is nothing to run.
+    ``output`` is what was bad, if it is at hand.
     """
 
     forwards: Sequence[Forward] = ()
@@ -47,26 +50,58 @@ class Subject:
     was_given: bool = False
     is_compiled: bool = False
     note: str = ""
+    output: Any = None
 
 
 NOTHING = Subject()
 
 
-def look_closer(subject: Subject, seconds: float, wanted: Callable[[], bool], name: Callable[[nn.Module], str]) -> CloseUp:
-    """The close-up, within ``seconds``. ``wanted``: whether anybody still waits for it; ``name``: the name of a module."""
-    look = _Look(subject, time.monotonic() + seconds, wanted, name)
+Keep = Callable[[Forward, float], CapsuleWritten]
+"""Writes the capsule of a forward, until then by ``time.monotonic``."""
+
+
+def look_closer(
+    subject: Subject,
+    seconds: float,
+    wanted: Callable[[], bool],
+    name: Callable[[nn.Module], str],
+    keep: Keep | None = None,
+) -> CloseUp:
+    """The close-up, within ``seconds``.
+
+    Args:
+        wanted: whether anybody still waits for it.
+        name: the name of a module.
+        keep: None: no capsule is wanted.
+    """
+    until = time.monotonic() + seconds
+    look = _Look(subject, until, wanted, name)
     try:
         found = look.all()
     except Exception as error:
         log.debug("the close-up failed", exc_info=True)
         found = CloseUp(note=describe_error(error))
+    if keep is not None and wanted():
+        found = _kept(found, look.forward, keep, until)
     devices = [value.device for forward in subject.forwards for value in tensors([forward.args, forward.kwargs])]
     devices += [value.device for forward in subject.forwards for value in forward.module.parameters()]
     return replace(found, machine=describe_gpus(devices))
 
 
+def _kept(found: CloseUp, forward: Forward | None, keep: Keep, until: float) -> CloseUp:
+    """With the capsule of the forward, or why there is none."""
+    if forward is None or forward.refusal:
+        return found  # the note says why it was not run again
+    written = keep(forward, until)
+    if written.path is not None:
+        return replace(found, capsule=str(written.path))
+    return replace(found, note="; ".join(filter(None, (found.note, f"capsule: {written.why_not}"))))
+
+
 class _Look:
     def __init__(self, subject: Subject, until: float, wanted: Callable[[], bool], name: Callable[[nn.Module], str]) -> None:
+        self.forward = subject.forward or next(iter(subject.forwards), None)
+        """The forward that was bad again."""
         self._subject = subject
         self._until = until
         self._wanted = wanted
@@ -85,6 +120,7 @@ class _Look:
             return CloseUp(note=subject.note)
         if subject.was_given or (repeated.is_late and repeated.recurred is None):
             repeated, forward = self._look_around(repeated, forward)
+            self.forward = forward or self.forward
         if forward is None:
             return CloseUp(operator=self._operator(repeated), note=repeated.note)
         if repeated.recurred is None:

@@ -42,6 +42,11 @@ class RootEntry:
         """Whether what the root was given was changed in place since."""
         return any(value._version != version for value, version in self._versions)
 
+    @property
+    def random_state(self) -> dict[str, Tensor]:
+        """The state of torch's random numbers, by device."""
+        return {"cpu" if index is None else f"cuda:{index}": state for index, state in self._random}
+
     @contextmanager
     def again(self) -> Iterator[None]:
         """Random state and autocast as they were."""

@@ -63,19 +63,21 @@ def source_of(module: types.ModuleType) -> str | None:
 
 def is_users(module: types.ModuleType) -> bool:
     """Whether a module is neither torch's, Python's, an installed package's nor ours."""
-    name = module.__name__
-    if name == "__main__":
+    if module.__name__ == "__main__":
         return True
     file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or not file.endswith(".py") or name.partition(".")[0] == "rankwatch":
+    if not isinstance(file, str) or not file.endswith(".py"):
         return False
-    return not any(file.startswith(folder) for folder in _installed()) and "site-packages" not in file
+    return not file.startswith(_installed()) and "site-packages" not in file
 
 
 @cache
 def _installed() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
-    return tuple({f"{paths[key]}/" for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+    ours = Path(__file__).parents[1]
+    return tuple(
+        {f"{folder}/" for folder in (ours, *(paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")))}
+    )
 
 
 class _Reached:

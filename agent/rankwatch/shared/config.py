@@ -44,6 +44,21 @@ class Policy(StrEnum):
     OFF = "off"
 
 
+class Capsule(StrEnum):
+    """What the rank of a trip writes, so that ``rankwatch replay`` can run the bad forward again.
+
+    ON: the module, with what it was given.
+
+    NO_INPUTS: the module alone. Of what it was given, shapes and ranges: replay draws numbers like these.
+
+    OFF: nothing.
+    """
+
+    ON = "on"
+    NO_INPUTS = "no-inputs"
+    OFF = "off"
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """The options of one watch; ``watch`` says what each means."""
@@ -62,6 +77,8 @@ class Config:
     max_scale_shrinks: int = 10
     first_batch: int = 0
     closeup: float = 2.0
+    capsule: Capsule = Capsule.ON
+    capsule_mib: int = 2048
     stop: Callable[[TrainingAborted], None] | None = None
     connection: str | None = None
 
@@ -194,6 +211,13 @@ def _check(value: Any, where: str) -> Check | None:
         raise UsageError(f"{where}: expected one of {', '.join(check.value for check in Check)}") from None
 
 
+def _capsule(value: Any, where: str) -> Capsule:
+    try:
+        return Capsule(value)
+    except ValueError:
+        raise UsageError(f"{where}: expected one of {', '.join(one.value for one in Capsule)}") from None
+
+
 def _flag(value: Any, where: str) -> bool:
     words = {True: True, False: False, "1": True, "0": False, "true": True, "false": False}
     known = value.lower() if isinstance(value, str) else value
@@ -243,6 +267,8 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "max_scale_shrinks": lambda value, where: _whole(value, where, 1),
     "first_batch": lambda value, where: _whole(value, where, 0),
     "closeup": _seconds,
+    "capsule": _capsule,
+    "capsule_mib": lambda value, where: _whole(value, where, 1),
     "stop": _stop,
     "connection": _optional_path,
 }

@@ -25,13 +25,14 @@ from rankwatch.replay.code import UsersCode
 from rankwatch.replay.opened import OpenedCapsule, open_capsule
 from rankwatch.replay.trial import Call, Trial, enough, of_rows
 from rankwatch.rerun.capsule import MANIFEST, SUMS, TENSORS, CapsuleRules, write
+from rankwatch.rerun.forward import Forward
 
 SCALE = 3.0
 
 
 def opened(folder: Path, module: nn.Module, *args: Any, **kwargs: Any) -> OpenedCapsule:
-    rules = CapsuleRules(folder, "rank-0", **kwargs.pop("rules", {}))
-    found = write(rules, module, args, kwargs, trip=makers.trip(), name="a", output=kwargs.pop("output", None))
+    rules = CapsuleRules(folder, **kwargs.pop("rules", {}))
+    found = write(rules, Forward(module, args, kwargs, "output"), makers.trip(), name="a")
     assert found.path is not None, found.why_not
     return open_capsule(found.path)
 

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 import makers
 from rankwatch.rerun import capsule
 from rankwatch.rerun.capsule import MANIFEST, SUMS, TENSORS, CapsuleRules, CapsuleWritten, write
+from rankwatch.rerun.forward import Forward
 from rankwatch.rerun.tensor_file import BrokenTensorsError, read_tensors, write_tensors
 
 SECRET = 1234567.0
 
 
 def written(folder: Path, module: nn.Module, *args: Any, until: float = float("inf"), **rules: Any) -> CapsuleWritten:
-    return write(CapsuleRules(folder, "rank-0", **rules), module, args, {}, trip=makers.trip(), until=until)
+    return write(CapsuleRules(folder, **rules), Forward(module, args, {}, "output"), makers.trip(), until=until)
 
 
 def manifest(at: Path) -> dict[str, Any]:
@@ -35,8 +36,8 @@ def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
     assert at is not None
     for path in (at, *at.rglob("*")):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
-    sums = dict(reversed(line.split("  ")) for line in (at / SUMS).read_text().splitlines())  # type: ignore[misc]
-    assert {MANIFEST, TENSORS} < {str(name) for name in sums}
+    listed = {line.split("  ")[1] for line in (at / SUMS).read_text().splitlines()}
+    assert {MANIFEST, TENSORS} < listed
 
 
 def test_another_library_reads_its_tensors(tmp_path: Path) -> None:
