@@ -16,16 +16,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
 from ..judge.settler import Settler
 from ..measure.modules import NamedModule
 from ..measure.recorder import Call, PendingFrame, Recorder
+from ..measure.tape import Cell
 from ..rerun.forward import RootEntry
 from ..shared.config import Config
-from ..shared.frame import NOWHERE, Moment, Phase, Position
+from ..shared.frame import NOWHERE, Moment, Phase, Position, ReadingSpec
 from ..shared.tuning import Tuning
 from .scaler import LossScales
 from .stage import is_rehearsal
@@ -71,6 +72,7 @@ class Batches:
         self._unsure_part: BatchPart | None = None  # its last forward, until an optimizer step
         self._is_waiting = False  # whether ``position`` waits: unsure forwards were seen that had no backward
         self._awaits_backward = False  # whether neither a backward nor a step came after the forward of a sure batch
+        self._compiled_entry: RootEntry | None = None  # of a compiled root whose graph has not begun
         self._style: Style | None = None  # how the last sure batch began
         self._last_step = -1  # the optimizer steps done when it began
         self._last_backward = -1  # the backward that made it sure
@@ -131,6 +133,16 @@ class Batches:
         """What the root is given is evidence; the root's own frame is the last one of the batch: too late."""
         self.current.root_inputs = self._recorder.inputs(self.next, named, args, kwargs)
         self.current.entry = RootEntry(named.module, args, kwargs)
+
+    def given(self, root: nn.Module, args: Any, kwargs: Any) -> None:
+        """A forward of a compiled root begins."""
+        self._compiled_entry = RootEntry(root, args, kwargs)
+
+    def enter_compiled(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
+        """The graph of the root begins, with these readings of what it was given."""
+        self.current.root_inputs = self._recorder.cells(self.current.position, named, Phase.FORWARD, rows, cells)
+        self.current.entry, self._compiled_entry = self._compiled_entry, None
+        self.current.is_compiled = True
 
     def is_opened_by_direct(self, style: Style) -> bool:
         """Whether a direct call with gradients begins a batch: not if it belongs to the batch of the calls before."""

@@ -32,13 +32,13 @@ from ..shared.tuning import NO_CHANGE, Tuning
 from . import backward, traced
 from .batches import Batches
 from .collectives import Collectives
+from .compiled import CompiledEntry
 from .hooks import Hooks
 from .loss import BackwardWatch, Losses
 from .reduced import ReducedGradients
 from .running import RunningRoots
 from .scaler import LossScales, Scale
 from .steps import OptimizerSteps
-from .traced import What
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +136,7 @@ class Detector:
             before_step=self._guarded(self._before_step),
             after_step=self._guarded(self._after_step),
         )
+        self._compiled = CompiledEntry(model, self._guarded(partial(self._batches.given, self._hooks.root)))
         self._losses = Losses(self._batches, self._loss_scales, self._recorder, self._hooks)
         self._backwards = BackwardWatch(self._guarded(self._backward_begins), self._guarded(self._backward_ends))
 
@@ -179,6 +180,7 @@ class Detector:
         """Takes all hooks away; the model is as it was. Pending frames are judged and sent, but nothing is raised."""
         self._off, self._stop = True, None
         self._hooks.remove()
+        self._compiled.remove()
         self._parameters.remove()
         self._loss_scales.close()
         self._backwards.remove()
@@ -325,7 +327,7 @@ class Detector:
             if is_outermost:
                 self._batches.is_open = False
 
-    def _handed(self, named: NamedModule, what: What, numbers: list[Tensor]) -> None:
+    def _handed(self, named: NamedModule, what: traced.What, numbers: list[Tensor]) -> None:
         """A compiled graph hands over numbers: it does what ``_enter``, ``_leave`` and ``_leave_root`` do."""
         if self._running.is_elsewhere():
             return
@@ -334,9 +336,7 @@ class Detector:
                 self._raised()  # no hook is called when a graph raises: the next graph that begins shows it
             if self._running.enter():
                 self._open_batch(self._style_of(what.event == traced.TRAIN, what.has_gradients))
-                batch, cells = self._batches.current, self._recorder.handed(numbers, what.states)
-                batch.root_inputs = self._recorder.cells(batch.position, named, Phase.FORWARD, what.rows, cells)
-                batch.is_compiled = True
+                self._batches.enter_compiled(named, what.rows, self._recorder.handed(numbers, what.states))
         elif named.module is self._hooks.root:
             with self._leaving_root() as ends_batch:
                 self._traced(named, what, numbers)
@@ -354,7 +354,7 @@ class Detector:
         if self._config.gradients:
             self._watch_gradients(named, args, kwargs, output, self._batches.of_forward)
 
-    def _traced(self, named: NamedModule, what: What, numbers: list[Tensor]) -> None:
+    def _traced(self, named: NamedModule, what: traced.What, numbers: list[Tensor]) -> None:
         cells = self._recorder.handed(numbers, what.states)
         self._batches.add(self._recorder.traced(self._batches.next, named, what.rows, cells), None)
         if self._config.gradients and self._batches.of_forward.is_streamed and torch.is_grad_enabled():

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 set_eval_frame: Callable[[Any], Any] = getattr(_eval_frame, "set_eval_frame", lambda callback: None)
 
+DOES_NOTHING = getattr, (nullcontext(), "__exit__")
+"""What a hook of ours is in a pickle: it does nothing, and loads without rankwatch."""
+
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 """Makes a hook that catches the errors of its body, so that they do not stop the training."""
 
@@ -187,10 +190,10 @@ class _Hook:
         return running_again() is not None
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
-        return _inert
+        return inert
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return getattr, (nullcontext(), "__exit__")  # does nothing, and loads without rankwatch
+        return DOES_NOTHING
 
 
 class _Enter(_Hook):
@@ -300,5 +303,5 @@ def _remove(handles: list[RemovableHandle]) -> None:
         handles.pop().remove()
 
 
-def _inert(*args: Any) -> None:
+def inert(*args: Any) -> None:
     """The hook in a copied model."""

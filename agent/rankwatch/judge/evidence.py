@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..measure.modules import NamedModule, class_name
 from ..measure.recorder import Call, PendingFrame, Recorder, WeightReading
 from ..measure.shards import Key, is_bad
-from ..rerun.careful import has_compiled, tensors
+from ..rerun.careful import runs_compiled, tensors
 from ..rerun.closeup import NOTHING, Subject
 from ..rerun.forward import Forward
 from ..rerun.repetition import Repeated, repeat
@@ -117,7 +117,7 @@ class Evidence:
         was_given = forward is not None and _only_read(repeated, frame, forward, bool(labels or own))
         is_outside = forward is not None and _is_outside(repeated, forward)
         operator = None if was_given or is_outside else repeated.operator
-        is_compiled = part.batch.is_compiled or (forward is not None and has_compiled(forward.module))
+        is_compiled = part.batch.is_compiled or any(runs_compiled(frame.named.module, one.module) for one in forwards)
         recurs = None if is_compiled and not repeated.recurred else repeated.recurred
         note = "" if forwards else _why_not(frame, kind, is_compiled)
         output = call[2] if call is not None else None

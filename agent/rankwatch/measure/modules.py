@@ -25,11 +25,16 @@ class NamedModule:
 
 def unwrap(module: nn.Module) -> nn.Module:
     """The user's module without its wrappers (DDP, DataParallel, FSDP, DeepSpeed, compiled, checkpointed)."""
-    while True:
-        inner = _wrapped(module)
-        if inner is None:
-            return module
-        module = inner
+    *_, inner = wrapped_in(module)
+    return inner
+
+
+def wrapped_in(module: nn.Module) -> Iterator[nn.Module]:
+    """A module and what it wraps, down to the user's module."""
+    inner: nn.Module | None = module
+    while inner is not None:
+        yield inner
+        inner = _wrapped(inner)
 
 
 def named_modules(root: nn.Module, name: str = "") -> dict[int, NamedModule]:

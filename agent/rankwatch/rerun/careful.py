@@ -163,9 +163,13 @@ def is_compiled(module: nn.Module) -> bool:
     return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def has_compiled(module: nn.Module) -> bool:
-    """Whether a module, or one below it, runs compiled."""
-    return any(is_compiled(inner) for inner in module.modules())
+def runs_compiled(module: nn.Module, root: nn.Module) -> bool:
+    """Whether a module of the root, one below it, or one around it runs compiled."""
+    compiled = [one for one in root.modules() if is_compiled(one)]
+    return bool(compiled) and (
+        any(is_compiled(one) for one in module.modules())
+        or any(module is inner for one in compiled for inner in one.modules())
+    )
 
 
 # --- what is restored ------------------------------------------------------------------------------------------------

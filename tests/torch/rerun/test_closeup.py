@@ -1,11 +1,10 @@
-"""The close-up of a trip: the operator and the user's line, whether it recurs, and in which precision it is finite."""
+"""The close-up of a trip: where the line is, whether it recurs, in which precision it is finite, and that it harms nothing."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,332 +16,23 @@ from torch.utils.checkpoint import checkpoint
 
 import notebook
 import rankwatch
+from closeups import late, line_of, the_only, tripped
 from models import Calls
-from notebook import Notebook, first_weight, watched
+from notebook import first_weight, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun import closeup
-from rankwatch.shared.cause import Cause, Trip, classify
-from rankwatch.shared.closeup import CloseUp
+from rankwatch.shared.cause import Cause, classify
 from rankwatch.shared.frame import State
 from trainings import Root
 
-HERE = Path(__file__)
 NAN, INF = float("nan"), float("inf")
+ONES = torch.ones(2, 4)
 
 
 @pytest.fixture(autouse=True)
 def _unwatch() -> Iterator[None]:
     yield
     notebook.unwatch()
-
-
-def tripped(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Trip, CloseUp]:
-    """The trip of one forward, and its close-up. ``watch``: the options of the watch."""
-    _, notes = watched(model, **kwargs.pop("watch", {}))
-    with pytest.raises(OverflowDetected):
-        model(*args, **kwargs)
-    return the_only(notes)
-
-
-def the_only(notes: Notebook) -> tuple[Trip, CloseUp]:
-    (trip,), (found,) = notes.trips, notes.closeups
-    return trip, found
-
-
-def line_of(mark: str) -> int:
-    """The line of this file that ends with this mark."""
-    (line,) = [number for number, text in enumerate(HERE.read_text().split("\n"), 1) if text.endswith(f"  # {mark}")]
-    return line
-
-
-# --- 40 mechanisms: the operator, and the line -------------------------------------------------------------------------
-
-FINITE, BAD = "finite", "bad"
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """``operator`` is torch's name of it; ``wide`` is whether it is finite in float64."""
-
-    call: Callable[..., Any]
-    operator: str
-    wide: str
-    given: tuple[Any, ...]
-
-    def __str__(self) -> str:
-        return self.call.__name__
-
-
-MECHANISMS: list[Mechanism] = []
-
-
-def mechanism(operator: str, *given: Any, wide: str = BAD) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def add(call: Callable[..., Any]) -> Callable[..., Any]:
-        MECHANISMS.append(Mechanism(call, f"aten.{operator}", wide, given))
-        return call
-
-    return add
-
-
-ONES = torch.ones(2, 4)
-HALVES = torch.full((4, 4), 300.0, dtype=torch.float16)
-
-
-@mechanism("exp.default", ONES * 100, wide=FINITE)
-def an_exponential(x: Tensor) -> Tensor:
-    scores = x * 2
-    return torch.exp(scores)  # an_exponential
-
-
-@mechanism("log.default", ONES * 0)
-def the_log_of_zero(x: Tensor) -> Tensor:
-    return (x + 0).log()  # the_log_of_zero
-
-
-@mechanism("div.Tensor", ONES)
-def a_division_by_zero(x: Tensor) -> Tensor:
-    spread = x - x.mean()
-    return x / spread  # a_division_by_zero
-
-
-@mechanism("sqrt.default", -ONES)
-def the_root_of_a_negative(x: Tensor) -> Tensor:
-    return torch.sqrt(x)  # the_root_of_a_negative
-
-
-@mechanism("rsqrt.default", ONES)
-def a_norm_without_an_epsilon(x: Tensor) -> Tensor:
-    variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
-    return x * torch.rsqrt(variance)  # a_norm_without_an_epsilon
-
-
-@mechanism("pow.Tensor_Scalar", ONES * 1e30, wide=FINITE)
-def a_power(x: Tensor) -> Tensor:
-    return x**3  # a_power
-
-
-@mechanism("pow.Tensor_Scalar", -ONES)
-def a_broken_power_of_a_negative(x: Tensor) -> Tensor:
-    return x.pow(0.5) if x.dim() == 3 else x.pow(0.7)  # a_broken_power_of_a_negative
-
-
-@mechanism("_softmax.default", ONES)
-def a_row_that_is_fully_masked(x: Tensor) -> Tensor:
-    mask = torch.zeros_like(x, dtype=torch.bool)
-    mask[1] = True
-    scores = x.masked_fill(mask, -INF)
-    return scores.softmax(-1)  # a_row_that_is_fully_masked
-
-
-@mechanism("mm.default", HALVES, wide=FINITE)
-def a_product_in_half(x: Tensor) -> Tensor:
-    return (x @ x.t()).float()  # a_product_in_half
-
-
-@mechanism("sum.default", HALVES.repeat(4, 4), wide=FINITE)
-def a_sum_in_half(x: Tensor) -> Tensor:
-    total = x.sum()  # a_sum_in_half
-    return total / x.numel()
-
-
-@mechanism("cumsum.default", HALVES.reshape(-1).repeat(16), wide=FINITE)
-def a_running_sum_in_half(x: Tensor) -> Tensor:
-    return x.cumsum(0)  # a_running_sum_in_half
-
-
-@mechanism("prod.default", ONES.flatten() * 1e20, wide=FINITE)
-def a_long_product(x: Tensor) -> Tensor:
-    return x.prod()  # a_long_product
-
-
-@mechanism("native_layer_norm.default", ONES)
-def a_layer_norm_without_eps(x: Tensor) -> Tensor:
-    return F.layer_norm(x, (4,), eps=0.0)  # a_layer_norm_without_eps
-
-
-@mechanism("nll_loss_forward.default", ONES, torch.full((2,), -100))
-def a_cross_entropy_without_labels(x: Tensor, labels: Tensor) -> Tensor:
-    hidden = x * 2
-    return F.cross_entropy(hidden, labels)  # a_cross_entropy_without_labels
-
-
-@mechanism("div.Tensor", ONES)
-def two_helpers_down(x: Tensor) -> Tensor:
-    return _outer(x)
-
-
-def _outer(x: Tensor) -> Tensor:
-    return _inner(x, x * 0)
-
-
-def _inner(x: Tensor, y: Tensor) -> Tensor:
-    return x / y  # two_helpers_down
-
-
-class Loses(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.log()  # a_function_of_the_users
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return gradients[0]
-
-
-@mechanism("log.default", ONES * 0)
-def a_function_of_the_users(x: Tensor) -> Any:
-    return Loses.apply(x)
-
-
-@mechanism("sqrt_.default", ONES)
-def in_place(x: Tensor) -> Tensor:
-    y = x - 3
-    y.mul_(2)
-    y.sqrt_()  # in_place
-    return y
-
-
-@mechanism("mul.Tensor", ONES)
-def with_a_number_that_is_inf(x: Tensor) -> Tensor:
-    return x * INF  # with_a_number_that_is_inf
-
-
-@mechanism("sub.Tensor", ONES * 0)
-def a_difference_of_infinities(x: Tensor) -> Tensor:
-    penalty = torch.full_like(x, -INF)
-    return penalty - penalty  # a_difference_of_infinities
-
-
-@mechanism("_to_copy.default", ONES * 1e5, wide=FINITE)
-def a_cast_to_half(x: Tensor) -> Tensor:
-    return x.half()  # a_cast_to_half
-
-
-@mechanism("bmm.default", HALVES.expand(2, 4, 4).contiguous(), wide=FINITE)
-def an_einsum_in_half(x: Tensor) -> Tensor:
-    return torch.einsum("bij,bjk->bik", x, x)  # an_einsum_in_half
-
-
-@mechanism("std.correction", ONES[:1, 0])
-def the_deviation_of_one(x: Tensor) -> Tensor:
-    return x.std()  # the_deviation_of_one
-
-
-@mechanism("mean.default", ONES)
-def the_mean_of_nothing(x: Tensor) -> Tensor:
-    kept = x[x > 1]
-    return kept.mean()  # the_mean_of_nothing
-
-
-@mechanism("acos.default", ONES * 2)
-def an_angle(x: Tensor) -> Tensor:
-    return x.acos()  # an_angle
-
-
-@mechanism("atanh.default", ONES)
-def an_inverse_tanh(x: Tensor) -> Tensor:
-    return torch.atanh(x)  # an_inverse_tanh
-
-
-@mechanism("log1p.default", -ONES)
-def a_log_at_its_pole(x: Tensor) -> Tensor:
-    return torch.log1p(x)  # a_log_at_its_pole
-
-
-@mechanism("logit.default", ONES)
-def a_logit_of_one(x: Tensor) -> Tensor:
-    return torch.logit(x)  # a_logit_of_one
-
-
-@mechanism("reciprocal.default", ONES * 0)
-def a_reciprocal(x: Tensor) -> Tensor:
-    return x.reciprocal()  # a_reciprocal
-
-
-@mechanism("div.Tensor", ONES * 0)
-def a_unit_vector_of_zero(x: Tensor) -> Tensor:
-    return F.normalize(x, dim=-1, eps=0.0)  # a_unit_vector_of_zero
-
-
-@mechanism("addcdiv.default", ONES)
-def a_step_of_an_optimizer_by_hand(x: Tensor) -> Tensor:
-    return torch.addcdiv(x, x, x * 0)  # a_step_of_an_optimizer_by_hand
-
-
-@mechanism("expm1.default", ONES * 100, wide=FINITE)
-def an_expm1(x: Tensor) -> Tensor:
-    return torch.expm1(x)  # an_expm1
-
-
-@mechanism("cosh.default", ONES * 100, wide=FINITE)
-def a_log_cosh(x: Tensor) -> Tensor:
-    return torch.log(torch.cosh(x))  # a_log_cosh
-
-
-@mechanism("convolution.default", torch.full((1, 1, 4, 4), 300.0, dtype=torch.float16), wide=FINITE)
-def a_convolution_in_half(x: Tensor) -> Tensor:
-    return F.conv2d(x, x)  # a_convolution_in_half
-
-
-@mechanism("lgamma.default", ONES * 0)
-def a_log_gamma(x: Tensor) -> Tensor:
-    return torch.lgamma(x)  # a_log_gamma
-
-
-@mechanism("div.Tensor", ONES)
-def in_a_comprehension(x: Tensor) -> Tensor:
-    return torch.stack([row / (row - 1) for row in x])  # in_a_comprehension
-
-
-@mechanism("exp.default", ONES * 100, wide=FINITE)
-def in_a_call_of_several_lines(x: Tensor) -> Tensor:
-    return torch.where(
-        x > 0,
-        torch.exp(x),  # in_a_call_of_several_lines
-        x,
-    )
-
-
-@mechanism("linalg_inv_ex.default", torch.zeros(2, 2))
-def an_inverse(x: Tensor) -> Any:
-    inverse, _ = torch.linalg.inv_ex(x)  # an_inverse
-    return inverse
-
-
-@mechanism("mul.Tensor", ONES * 1e20, wide=FINITE)
-def without_gradients(x: Tensor) -> Tensor:
-    with torch.no_grad():
-        squares: Tensor = x * x  # without_gradients
-    return squares
-
-
-@mechanism("_scaled_dot_product_flash_attention_for_cpu.default", ONES[None, None] * 1e30, wide=FINITE)
-def attention(x: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(x, x, x)  # attention
-
-
-@mechanism("div.Tensor", ONES)
-def a_generator(x: Tensor) -> Tensor:
-    def rows() -> Iterator[Tensor]:
-        for row in x:
-            yield row / 0  # a_generator
-
-    return torch.stack(list(rows()))
-
-
-@pytest.mark.parametrize("one", MECHANISMS, ids=str)
-def test_operator_line_recurrence_and_precision(one: Mechanism) -> None:
-    trip, found = tripped(nn.Sequential(Calls(one.call)) if len(one.given) == 1 else Calls(one.call), *one.given)
-    operator = found.operator
-    assert operator is not None
-    assert operator.source is not None
-    assert (operator.name, operator.source.line) == (one.operator, line_of(str(one)))
-    assert Path(operator.source.file) == HERE
-    assert operator.source.text.endswith(f"# {one}")
-    assert trip.operator == operator
-    assert (trip.recurs, found.recurred, found.of, found.note) == (True, 3, 3, "")
-    wide = {row.dtype: row.state for row in found.precision}["float64"]
-    assert (wide is State.FINITE) == (one.wide == FINITE)
 
 
 # --- where the line is -------------------------------------------------------------------------------------------------
@@ -368,7 +58,7 @@ def test_a_module_of_torch_has_the_line_of_its_call(check: str) -> None:
     assert trip.frame.spec.module == "0.first"
     assert found.operator is not None
     assert found.operator.source is not None
-    assert (found.operator.name, found.operator.source.line) == ("aten.addmm.default", line_of("a_linear"))
+    assert (found.operator.name, found.operator.source.line) == ("aten.addmm.default", line_of("a_linear", __file__))
     model = nn.Sequential(Block())
     trip, found = late(model, ONES, check=check)
     assert trip.frame.spec.module == "0.norm"
@@ -376,14 +66,6 @@ def test_a_module_of_torch_has_the_line_of_its_call(check: str) -> None:
     assert found.operator.source is not None
     assert found.operator.name == "aten.native_layer_norm.default"
     assert found.operator.source.text.startswith("return self.norm(hidden * 0)")
-
-
-def late(model: nn.Module, *args: Any, check: str) -> tuple[Trip, CloseUp]:
-    """A bad forward; with ``async`` it is judged when the next one begins."""
-    _, notes = watched(model, check=check)
-    with pytest.raises(OverflowDetected):
-        _ = model(*args), model(*args)
-    return the_only(notes)
 
 
 @pytest.mark.parametrize("check", ["frame", "batch", "async"])
@@ -395,7 +77,7 @@ def test_the_call_of_the_model_is_the_line_where_it_has_no_code_of_the_users(che
     _, found = the_only(notes)
     assert found.operator is not None
     assert found.operator.source is not None
-    assert found.operator.source.line == line_of("the_model")
+    assert found.operator.source.line == line_of("the_model", __file__)
 
 
 @dataclass
@@ -418,7 +100,7 @@ def test_keyword_and_dataclass_inputs(check: str) -> None:
     _, found = the_only(notes)
     assert found.operator is not None
     assert found.operator.source is not None
-    assert (found.operator.name, found.operator.source.line) == ("aten.div.Tensor", line_of("of_given"))
+    assert (found.operator.name, found.operator.source.line) == ("aten.div.Tensor", line_of("of_given", __file__))
     assert found.operator.shapes == ((2, 4), (2, 4))
     assert found.recurred == 3
 
@@ -431,7 +113,7 @@ def test_what_was_born_between_modules_is_found_in_the_forward_around_them(check
     assert classify(trip)[0] is Cause.UPSTREAM
     assert found.operator is not None
     assert found.operator.source is not None
-    assert (found.operator.name, found.operator.source.line) == ("aten.div.Tensor", line_of("between"))
+    assert (found.operator.name, found.operator.source.line) == ("aten.div.Tensor", line_of("between", __file__))
     assert found.recurred == 3
 
 
@@ -455,7 +137,11 @@ def test_a_marked_tensor_is_found_in_the_forward_around_it() -> None:
     assert found is not None
     assert found.operator is not None
     assert found.operator.source is not None
-    assert (found.operator.name, found.operator.source.line, found.recurred) == ("aten.log.default", line_of("marked"), 3)
+    assert (found.operator.name, found.operator.source.line, found.recurred) == (
+        "aten.log.default",
+        line_of("marked", __file__),
+        3,
+    )
 
 
 # --- does it recur? ----------------------------------------------------------------------------------------------------
@@ -548,7 +234,7 @@ def test_an_attribute_that_a_forward_changes_makes_it_unknown_whether_it_recurs(
 
 
 def test_the_largest_number_of_the_wide_output() -> None:
-    _, found = tripped(Calls(lambda x: (x @ x.t()).clamp(min=1)), HALVES)
+    _, found = tripped(Calls(lambda x: (x @ x.t()).clamp(min=1)), torch.full((4, 4), 300.0, dtype=torch.float16))
     assert [(row.dtype, row.state, row.abs_max) for row in found.precision] == [
         ("float32", State.FINITE, 360000.0),
         ("float64", State.FINITE, 360000.0),

@@ -1,0 +1,241 @@
+"""Forwards that are run again in a way of their own (compiled, checkpointed), or are not, with the reason."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import notebook
+from closeups import late, line_of, the_only, tripped
+from models import Calls
+from notebook import watched
+from rankwatch.errors import OverflowDetected
+from rankwatch.shared.cause import Cause, classify
+from rankwatch.shared.frame import State
+from trainings import Root
+
+NAN, INF = float("nan"), float("inf")
+ONES = torch.ones(2, 4)
+
+
+@pytest.fixture(autouse=True)
+def _unwatch() -> Iterator[None]:
+    yield
+    notebook.unwatch()
+
+
+# --- compiled modules ---------------------------------------------------------------------------------------------------
+
+
+class Exponential(nn.Module):
+    def __init__(self, factor: float = 1e6) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.exp(self.inner(x).abs() * self.factor)  # compiled
+
+
+def whole() -> Any:
+    return torch.compile(nn.Sequential(Exponential()), backend="aot_eager")
+
+
+def in_its_place() -> Any:
+    model = nn.Sequential(Exponential())
+    model.compile(backend="aot_eager")
+    return model
+
+
+def one_block() -> Any:
+    return nn.Sequential(nn.Linear(4, 4), cast(Any, torch.compile(Exponential(), backend="aot_eager")))
+
+
+@pytest.mark.parametrize("make", [whole, pytest.param(in_its_place, marks=pytest.mark.slow), one_block])
+@pytest.mark.parametrize("check", ["frame", pytest.param("async", marks=pytest.mark.slow)])
+def test_a_compiled_module_is_run_eagerly(make: Callable[[], Any], check: str) -> None:
+    torch._dynamo.reset()
+    _, found = late(make(), ONES, check=check)
+    assert found.operator is not None
+    assert found.operator.source is not None
+    assert (found.operator.name, found.operator.source.line) == ("aten.exp.default", line_of("compiled", __file__))
+    assert (found.recurred, found.of, found.is_eager) == (3, 3, True)
+    torch._dynamo.reset()
+
+
+def test_a_compiled_function_around_the_model_hides_what_it_was_given() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(Exponential())
+    _, notes = watched(model)
+    step = torch.compile(lambda x: model(x), backend="eager")
+    with pytest.raises(OverflowDetected):
+        step(ONES)
+    _, found = the_only(notes)
+    assert found.note == "not run again: it runs compiled, and what the model was given is not at hand"
+    torch._dynamo.reset()
+
+
+def wrong(graph: Any, inputs: Any) -> Any:
+    """A compiler with a bug: its exp is inf."""
+    for node in graph.graph.nodes:
+        if node.target is torch.exp:
+            node.target = lambda x: torch.exp(x) / 0
+    graph.recompile()
+    return graph
+
+
+def test_a_bug_of_the_compiler_is_not_called_one_of_the_hardware() -> None:
+    torch._dynamo.reset()
+    model: Any = torch.compile(nn.Sequential(Exponential(0.1)), backend=wrong)
+    trip, found = tripped(model, ONES)
+    assert (found.recurred, found.of, found.is_eager, trip.recurs) == (0, 3, True, None)
+    assert classify(trip)[0] is not Cause.UNEXPLAINED
+    torch._dynamo.reset()
+
+
+# --- what is refused, with its reason ----------------------------------------------------------------------------------
+
+
+class Communicates(nn.Module):
+    """Bad before it communicates: what was about to be sent has an origin."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x / 0  # sent
+        dist.all_reduce(y)
+        return y
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_forward_that_communicates_is_run_up_to_there() -> None:
+    _, found = tripped(nn.Sequential(Communicates()), ONES)
+    assert found.operator is not None
+    assert found.operator.source is not None
+    assert (found.operator.name, found.operator.source.line) == ("aten.div.Tensor", line_of("sent", __file__))
+    assert (found.of, found.note) == (0, "not run again: it communicates by c10d.allreduce_.default")
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore")
+def test_a_wrapper_that_communicates_inside_of_the_model_is_not_called() -> None:
+    inner = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    _, found = tripped(Root(lambda self, x: self.inner(x) / 0, inner=inner), ONES)
+    assert (found.of, found.note) == (0, "not run again: DistributedDataParallel inside of it communicates")
+    _, found = tripped(nn.Sequential(Root(lambda self, x: self.inner(x), inner=inner), Calls(lambda x: x / 0)), ONES)
+    assert (found.recurred, found.of) == (3, 3)  # the module that tripped communicates with nobody
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore")
+def test_sharded_modules_and_tensors_are_not_run_again() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1,))
+    given = distribute_tensor(ONES, mesh, [Replicate()])
+    assert isinstance(given, DTensor)
+    _, found = tripped(Calls(lambda x: x / 0), given)
+    assert (found.of, found.note) == (0, "not run again: its tensors are sharded: computing with them communicates")
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore")
+def test_of_an_fsdp_model_the_module_inside_of_a_unit_is_run_again() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(nn.Linear(4, 4), Calls(lambda x: x / 0))
+    fully_shard(model)
+    trip, found = tripped(model, ONES)
+    assert (trip.frame.spec.module, found.recurred, found.of) == ("1", 3, 3)
+    unit: Any = fully_shard(Root(lambda self, x: self.inner(x) / 0, inner=nn.Linear(4, 4)))
+    _, found = tripped(unit, ONES)
+    assert (found.of, found.note) == (0, "not run again: it communicates (FSDPModule)")
+
+
+def test_a_transformation_of_functions_is_not_run_again() -> None:
+    model = Calls(lambda x: x / 0)
+    _, notes = watched(model)
+    with pytest.raises(OverflowDetected):
+        torch.func.functional_call(model, {}, (ONES,))
+    assert notes.closeups[0].recurred == 3
+    notebook.unwatch()
+    _, notes = watched(model)
+    try:
+        torch.func.vmap(model)(ONES)
+    except OverflowDetected:
+        assert "torch.func" in notes.closeups[0].note
+
+
+def test_a_functional_call_is_run_again_with_its_own_parameters() -> None:
+    model = nn.Linear(4, 4)
+    _, notes = watched(model)
+    with pytest.raises(OverflowDetected):
+        torch.func.functional_call(model, {"weight": torch.full((4, 4), 1e38), "bias": torch.zeros(4)}, (ONES * 100,))
+    assert (notes.closeups[0].recurred, notes.closeups[0].precision[1].state) == (3, State.FINITE)
+    assert notes.closeups[0].precision[1].abs_max > 1e40
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_an_evaluation_is_run_again(mode: Callable[[], Any]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), Calls(lambda x: (x - 1e3).sqrt())).eval()
+    _, notes = watched(model)
+    with mode(), pytest.raises(OverflowDetected):
+        model(ONES)
+    assert (notes.closeups[0].recurred, notes.closeups[0].of) == (3, 3)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpointed_module_is_run_again(use_reentrant: bool) -> None:
+    model = Root(lambda self, x: checkpoint(self.inner, x, use_reentrant=use_reentrant), inner=Exponential())
+    trip, found = tripped(model, ONES.clone().requires_grad_())
+    assert (trip.frame.spec.module, found.recurred, found.of) == ("inner", 3, 3)
+
+
+def test_a_hook_of_the_users_that_makes_it_bad_is_run_again() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].register_forward_hook(lambda module, args, output: output / 0)  # hooked
+    _, found = tripped(model, ONES)
+    assert found.operator is not None
+    assert found.operator.source is not None
+    assert (found.operator.name, found.operator.source.line) == ("aten.div.Tensor", line_of("hooked", __file__))
+    assert found.recurred == 3
+
+
+def test_a_model_that_a_thread_of_its_own_runs() -> None:
+    model = nn.Sequential(Exponential())
+    _, notes = watched(model)
+    raised: list[BaseException] = []
+
+    def forward() -> None:
+        try:
+            model(ONES)
+        except OverflowDetected as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=forward)
+    thread.start()
+    thread.join()
+    assert raised
+    assert notes.closeups[0].recurred == 3
+
+
+def test_a_loss_has_no_forward_to_run_again() -> None:
+    model = nn.Linear(4, 4)
+    _, notes = watched(model)
+    loss = (model(ONES) * 0).log().sum()
+    with pytest.raises(OverflowDetected):
+        loss.backward()
+    assert notes.closeups[0].note == "not run again: the loss is computed outside of the model's forward"
