@@ -101,8 +101,9 @@ class Trial:
     ) -> ForwardResult:
         """Runs a forward; in another precision, if ``dtype`` is given."""
         own = own_dtype(self.call())
-        is_wider = dtype is not None and own is not None and dtype.itemsize > own.itemsize
-        if dtype is not None and dtype != own and not is_wider:
+        # Its own dtype counts as wider: what the forward casts to a narrower one stays wide.
+        is_wider = dtype is not None and own is not None and (dtype == own or dtype.itemsize > own.itemsize)
+        if dtype is not None and not is_wider:
             change = in_precision(device, dtype)
         forward = self.forward(device, change)
         values = tensors([forward.args, forward.kwargs, *forward.module.parameters(), *forward.module.buffers()])
