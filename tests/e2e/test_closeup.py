@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -70,6 +71,20 @@ def test_the_events_the_rank_and_the_file_have_it_too(half: Job, tmp_path: Path)
     assert of_rank["closeup"] == half.verdict["closeup"]
     rankwatch("report", str(half.run_dir), "--html", str(tmp_path / "run.html"))
     assert at in (tmp_path / "run.html").read_text()
+
+
+def test_the_last_line_replays_the_capsule_and_says_the_same(half: Job) -> None:
+    lines = (half.run_dir / "report.txt").read_text().splitlines()
+    assert lines[lines.index("") - 1] == f"  replay     rankwatch replay {half.run_dir}"
+    capsule = half.run_dir / half.verdict["capsule"]
+    assert {one.name for one in capsule.iterdir()} >= {"capsule.json", "tensors.safetensors", "SHA256SUMS"}
+    assert all(one.stat().st_mode & 0o077 == 0 for one in (capsule, *capsule.iterdir()))
+    replayed = rankwatch("replay", str(half.run_dir))
+    number, text = line_of("half")
+    assert f"  operator   aten.mm at {SCRIPT}:{number}, in product: {text}\n" in replayed
+    assert "  recurs     3 of 3, the same bits each time, the bits of the training\n" in replayed
+    highest = half.verdict["closeup"]["precision"]["float32"]["abs_max"]
+    assert re.search(rf"float32 +{re.escape(f'{highest:.2e}')}\n", replayed)  # as the close-up found it
 
 
 def test_the_others_do_not_wait_for_it(half: Job) -> None:
