@@ -385,6 +385,7 @@ def watch(
     modules: Sequence[str] = (),
     weights_every: int = 16,
     gradients: bool = False,
+    guard: bool = True,
     loss_scale: Callable[[], float] | None = None,
     max_scale_shrinks: int = 10,
     first_batch: int = 0,
@@ -417,6 +418,8 @@ def watch(
         weights_every: batches between two measurements of a parameter, since only the optimizer changes it; for a report,
             parameters are measured anew. 0: every batch, as always with policy ``strict``.
         gradients: also watch the backward: gradients of module outputs, inputs, and parameters.
+        guard: look at the gradients before each optimizer step. If one is not finite, and no loss scaler deals with it, the
+            step is not taken, and each rank runs its batch again to find where the gradient came from.
         loss_scale: a function that returns the dynamic loss scale in use, of DeepSpeed for example;
             ``torch.amp.GradScaler`` needs none. While a scale is in use, non-finite gradients are measured, but do not trip.
         max_scale_shrinks: after the loss scale has shrunk this often in a row, from 65536 or less, non-finite gradients trip.
@@ -455,6 +458,7 @@ def watch(
             modules=modules,
             weights_every=weights_every,
             gradients=gradients,
+            guard=guard,
             loss_scale=loss_scale,
             max_scale_shrinks=max_scale_shrinks,
             first_batch=first_batch,

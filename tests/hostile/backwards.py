@@ -232,9 +232,17 @@ def a_hook_on_the_output() -> Training:
     return Training(model, step)
 
 
-@hostile(module="0", cause="weight", batch=BAD + 1, says=f"batch {BAD}")
+@hostile(module="1", cause="gradient", says="PoisonedBackward")
 def a_gradient_without_gradients() -> Training:
-    """In the default mode the weight says when: finite in batch 5, bad in 6."""
+    """In the default mode the step is not taken, and the batch is run again."""
+    through = Through()
+    model = chain(nn.Linear(4, 8), through, nn.Linear(8, 4))
+    return spoiled(model, lambda: setattr(through, "gain", NAN))
+
+
+@hostile(module="0", cause="weight", batch=BAD + 1, says=f"batch {BAD}", guard=False)
+def a_gradient_without_the_guard() -> Training:
+    """The weight says when: finite in batch 5, bad in 6."""
     through = Through()
     model = chain(nn.Linear(4, 8), through, nn.Linear(8, 4))
     return spoiled(model, lambda: setattr(through, "gain", NAN))

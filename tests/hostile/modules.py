@@ -191,9 +191,9 @@ def jagged_data() -> Training:
     return trained(model, loss_of)
 
 
-@hostile(module="table", cause=("weight",), batch=BAD + 1)
+@hostile(module="", cause="gradient", label="grad_output")
 def a_sparse_gradient() -> Training:
-    """Only the rows that were read turn bad, after the step of batch 5."""
+    """The rows that were read would turn bad in the step of batch 5."""
     model = Root(lambda root, tokens: root.table(tokens), table=nn.Embedding(20, 4, sparse=True))
     tokens = torch.arange(8)
 

@@ -86,9 +86,9 @@ def a_learning_rate_of_inf() -> Training:
     return Training(model, step)
 
 
-@hostile(module="0", **WEIGHT, batch=BAD + 1)
+@hostile(module="", cause="gradient", label="grad_output", says="gradient of the loss")
 def a_gradient_of_nan() -> Training:
-    """The loss is 0 + sqrt(0): finite, and its gradient is not."""
+    """The loss is 0 + sqrt(0): finite, and its gradient is not. The step is not taken."""
     model = chain()
 
     def loss_of(number: int) -> Any:
@@ -98,9 +98,9 @@ def a_gradient_of_nan() -> Training:
     return trained(model, loss_of)
 
 
-@hostile(module="0", **WEIGHT, batch=8, never="gradients of batch 7")
+@hostile(module="", cause="gradient", label="grad_output", says="gradient of the loss")
 def a_gradient_among_accumulated_ones() -> Training:
-    """Batch 5 of 4 to 7 spoils the sum; the step comes after batch 7."""
+    """Batch 5 of 4 to 7 spoils the sum; the step comes after batch 7, and is not taken."""
     model = chain()
 
     def loss_of(number: int) -> Any:

@@ -15,6 +15,7 @@ from ..measure.modules import NamedModule
 from ..measure.tape import Cell
 from ..measure.walk import inputs, leaves
 from ..measure.weights import mark_shard
+from ..rerun.batch import outputs_of
 from ..shared.frame import Kind, ReadingSpec
 from ..shared.notice import ZEROS
 from .hooks import never_compile, quietly
@@ -147,16 +148,22 @@ def _rows(name: str, parameter: Tensor) -> tuple[ReadingSpec, ReadingSpec]:
     )
 
 
-def mark_outputs(output: Any, reached: Callable[[], None]) -> None:
-    """Calls ``reached`` when a backward begins at a root's output: its frames belong to that forward's batch."""
-    for value in (output,) if type(output) is Tensor else [value for _, value in leaves(output, "output")]:
-        if isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None:
-            value.register_hook(partial(_call_reached, reached))
+def mark_outputs(output: Any, reached: Callable[[], None], keep: Callable[[int, Tensor], None] | None = None) -> None:
+    """Calls ``reached`` when a backward begins at a root's output: its frames belong to that forward's batch.
+
+    Then ``keep`` is called with the output's number and its gradient.
+    """
+    for number, value in enumerate(outputs_of(output)):
+        value.register_hook(partial(_call_reached, reached, keep, number))
 
 
-def _call_reached(reached: Callable[[], None], gradient: Tensor) -> None:
+def _call_reached(
+    reached: Callable[[], None], keep: Callable[[int, Tensor], None] | None, number: int, gradient: Tensor
+) -> None:
     if not torch.compiler.is_dynamo_compiling():  # in compiled autograd: BackwardWatch sees the end of the backward
         quietly(reached)
+        if keep is not None:
+            keep(number, gradient)
 
 
 never_compile(_call_reached)

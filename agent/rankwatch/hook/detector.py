@@ -18,27 +18,27 @@ from torch.optim import Optimizer
 
 from ..errors import TrainingAborted
 from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
-from ..judge.health import is_looked_at
 from ..judge.policy import Judge
 from ..judge.settler import Observer, Settler, default_check
 from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep
-from ..measure.tape import Cell, Tape
+from ..measure.tape import Tape
 from ..rerun.careful import passed_again
 from ..shared.config import Config, Policy
-from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position, ReadingSpec
+from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position
 from ..shared.tuning import NO_CHANGE, Tuning
 from . import backward, traced
 from .batches import Batches
 from .collectives import Collectives
 from .compiled import CompiledEntry
+from .gradients import Gradients
+from .guard import Guard
 from .hooks import Hooks
 from .loss import BackwardWatch, Losses
-from .reduced import ReducedGradients
 from .running import RunningRoots
 from .scaler import LossScales, Scale
-from .steps import OptimizerSteps
+from .steps import OptimizerSteps, after_closure, has_closure
 
 log = logging.getLogger(__name__)
 
@@ -106,25 +106,23 @@ class Detector:
         self._batches = Batches(
             config, self._settler, self._recorder, self._loss_scales, self._steps, sends_at_once=sends_at_once
         )
-        self._parameters = backward.ParameterGradients(
-            self._recorder.cell,
-            self._hook(self._gradients),
-            lambda: is_looked_at(self._batches.of_backward.position.batch),
-        )
         self._collectives = Collectives(
             self._recorder, self._guarded, is_watched=self._is_watched, is_measured=self._is_measured
         )
-        self._reduced = ReducedGradients(
+        self._gradients = Gradients(
+            config.gradients,
+            self._batches,
             self._recorder,
-            self._gradients,
+            self._hook,
             modules=lambda: self._hooks.watched,
-            was_measured=self._parameters.was_measured,
             reductions=lambda: self._collectives.reductions,
+            reach=self._reach,
+            take_loss=lambda: self._losses.take(),
         )
-        self._call_gradients = self._hook(self._gradients_of_call)
         self._reached = self._guarded(self._reach)
         self._return_root = self._hook(self._root_returned)
         self._judge_before_step = self._hook(self._judge_step)
+        self._guard_update = self._hook(lambda optimizer: self._guard.before_step(optimizer))
         self._hooks = Hooks(
             model,
             self._guarded,
@@ -138,6 +136,16 @@ class Detector:
         )
         self._compiled = CompiledEntry(model, self._guarded(partial(self._batches.given, self._hooks.root)))
         self._losses = Losses(self._batches, self._loss_scales, self._recorder, self._hooks)
+        self._guard = Guard(
+            config,
+            self._batches,
+            self._settler,
+            self._recorder,
+            self._loss_scales,
+            self._steps,
+            self._hooks,
+            reductions=lambda: self._collectives.reductions,
+        )
         self._backwards = BackwardWatch(self._guarded(self._backward_begins), self._guarded(self._backward_ends))
 
     @property
@@ -181,9 +189,10 @@ class Detector:
         self._off, self._stop = True, None
         self._hooks.remove()
         self._compiled.remove()
-        self._parameters.remove()
+        self._gradients.remove()
         self._loss_scales.close()
         self._backwards.remove()
+        self._guard.remove()
         self._collectives.close()
         if not self.fault:
             try:
@@ -210,28 +219,29 @@ class Detector:
         if not passed_again(label, tensor):
             self._guarded(self._mark)(tensor, label, self._hooks.running())
 
-    def _hook(self, body: Callable[..., None]) -> Callable[..., None]:
+    def _hook(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """``body`` as a hook: it raises a pending abort first, and does nothing once the detector is off."""
         return self._guarded(body, obeys=True)
 
-    def _guarded(self, body: Callable[..., None], obeys: bool = False) -> Callable[..., None]:
+    def _guarded(self, body: Callable[..., Any], obeys: bool = False) -> Callable[..., Any]:
         """``body``, but an error in it only switches the detector off. ``obeys``: as ``_hook``; one call less per frame."""
 
         @wraps(body)
-        def hook(*args: Any) -> None:
+        def hook(*args: Any) -> Any:
             try:
                 if obeys:
                     if self.abort is not None:
                         raise self.abort()
                     if self._off:
-                        return
-                body(*args)
+                        return None
+                return body(*args)
             except TrainingAborted as error:
                 if self._stop is None:
                     raise
                 self._ask_to_stop(self._stop, error)
             except Exception as error:
                 log.exception("rankwatch: %s", self._switch_off(error))
+            return None
 
         return hook
 
@@ -312,7 +322,7 @@ class Detector:
             self._call(named, args, kwargs, output)
             if ends_batch:
                 if batch.is_streamed and torch.is_grad_enabled():
-                    backward.mark_outputs(output, partial(self._reached, batch.part))
+                    self._guard.mark(batch, output, self._reached)
                 self._end_batch()
 
     @contextmanager
@@ -351,14 +361,12 @@ class Detector:
     def _call(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         frame = self._recorder.call(self._batches.next, named, Phase.FORWARD, args, kwargs, output)
         self._batches.add(frame, (args, kwargs, output))
-        if self._config.gradients:
-            self._watch_gradients(named, args, kwargs, output, self._batches.of_forward)
+        self._gradients.watch_call(named, args, kwargs, output, self._batches.of_forward)
 
     def _traced(self, named: NamedModule, what: traced.What, numbers: list[Tensor]) -> None:
         cells = self._recorder.handed(numbers, what.states)
         self._batches.add(self._recorder.traced(self._batches.next, named, what.rows, cells), None)
-        if self._config.gradients and self._batches.of_forward.is_streamed and torch.is_grad_enabled():
-            self._parameters.watch(named)
+        self._gradients.watch_compiled(named, self._batches.of_forward)
 
     def _mark(self, tensor: Tensor, label: str, named: NamedModule) -> None:
         self._batches.add(self._recorder.values(self._batches.next, named, [(Kind.MARKED, label, tensor)]), ((), {}, tensor))
@@ -395,7 +403,8 @@ class Detector:
             batch.part.look = self._sweep.look(batch.position.batch, self._steps.done)
 
     def _prepare(self) -> None:
-        self._reduced.forward_begins()
+        self._gradients.forward_begins()
+        self._guard.forward_begins()
         self._batches.settle()
         self._loss_scales.poll()
         self._tune()
@@ -430,11 +439,12 @@ class Detector:
     def _backward_begins(self, losses: list[Tensor]) -> None:
         if not (self._off or self._count_all or self._running.depth):
             self._losses.begin(losses)
+            self._guard.backward_begins(is_first=self._losses.is_first)
 
     def _backward_ends(self, has_returned: bool) -> None:
         self._losses.end(is_taken=has_returned and not self._off, reach=self._reach)
-        if has_returned and not self._off and self._config.gradients and self._batches.of_backward.is_streamed:
-            self._reduced.backward_ends()
+        if has_returned and not self._off:
+            self._gradients.backward_ends()
 
     def _scaler_stepped(self, scale: Scale, optimizer: Optimizer) -> None:
         """The scale of a loss shrinks without end: it is not the cause. The gradients tell where they are not finite."""
@@ -443,15 +453,13 @@ class Detector:
             return
         batch.is_full = True  # with every=K, too
         batch.scaling = self._loss_scales.scaling(scale)
-        self._parameters.sweep(reversed(self._hooks.watched))  # as a backward runs
-        self._batches.settle()
+        self._guard.find_origin()
 
     def _recompute(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         self._losses.take()
         batch = self._batches.of_backward
         self._batches.add_backward(self._recorder.call(batch.position, named, Phase.RECOMPUTE, args, kwargs, output))
-        if self._config.gradients:
-            self._watch_gradients(named, args, kwargs, output, batch)
+        self._gradients.watch_call(named, args, kwargs, output, batch)
 
     def _reach(self, part: BatchPart) -> None:
         """A backward has reached what the forward of this part returned."""
@@ -463,26 +471,18 @@ class Detector:
         if not was_sure:
             self._check_limit(part.batch)
 
-    def _watch_gradients(self, named: NamedModule, args: Any, kwargs: Any, output: Any, batch: BatchInProgress) -> None:
-        if torch.is_grad_enabled() and batch.is_streamed:
-            backward.watch_call(args, kwargs, output, self._recorder.cell, partial(self._call_gradients, batch.part, named))
-            self._parameters.watch(named)
-
-    def _gradients_of_call(
-        self, part: BatchPart, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]
-    ) -> None:
-        self._reach(part)
-        self._gradients(named, rows, cells)
-
-    def _gradients(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
-        self._losses.take()
-        batch = self._batches.of_backward
-        if batch.is_full:
-            self._batches.add_backward(self._recorder.cells(batch.position, named, Phase.BACKWARD, rows, cells))
-
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._judge_before_step(optimizer)
-        if self._is_stopping and self._steps.is_ours(optimizer):
+        if not self._steps.is_ours(optimizer):
+            return None
+        if has_closure(args, kwargs):  # it computes the gradients: until then they are those of an earlier step
+            return after_closure(args, kwargs, partial(self._before_update, optimizer))
+        self._before_update(optimizer)
+        return None
+
+    def _before_update(self, optimizer: Optimizer) -> None:
+        self._guard_update(optimizer)
+        if self._is_stopping:
             optimizer.zero_grad(set_to_none=True)  # without gradients it leaves the weights alone
 
     def _judge_step(self, optimizer: Optimizer) -> None:
@@ -490,9 +490,7 @@ class Detector:
             return
         if (unsure := self._batches.unsure_before(optimizer)) is not None:
             self._reach(unsure)
-        if self._config.gradients and self._batches.of_backward.is_streamed and self._batches.of_backward.is_full:
-            self._reduced.before_step()
-            self._parameters.sweep(self._hooks.watched)
+        self._gradients.before_step()
         self._batches.before_step()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

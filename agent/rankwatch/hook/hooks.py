@@ -52,7 +52,7 @@ class Hooks:
         leave: Callable[..., None],
         leave_root: Callable[..., None],
         handed: Callable[..., None],
-        before_step: Callable[..., None],
+        before_step: Callable[..., Any],
         after_step: Callable[..., None],
     ) -> None:
         self.root = unwrap(model)
@@ -283,13 +283,12 @@ def _forget_compiled() -> None:
         dynamo.reset()
 
 
-def _weakly(function: Callable[..., None]) -> Callable[..., None]:
+def _weakly(function: Callable[..., Any]) -> Callable[..., Any]:
     reference = weakref.ref(function)
 
-    def call(*args: Any) -> None:
+    def call(*args: Any) -> Any:
         held = reference()
-        if held is not None:
-            held(*args)
+        return held(*args) if held is not None else None
 
     return call
 

@@ -51,6 +51,11 @@ class Losses:
         self._handed: list[Tensor] = []  # to the backward that runs, while it has not reached the model
         self._before: list[tuple[int, int] | None] = []
 
+    @property
+    def is_first(self) -> bool:
+        """Whether no parameter had a gradient when the backward began."""
+        return bool(self._before) and not any(self._before)
+
     def begin(self, losses: list[Tensor]) -> None:
         """A backward begins; it may be another model's."""
         self._handed = losses

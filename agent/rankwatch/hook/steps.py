@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -35,6 +37,11 @@ class OptimizerSteps:
         ours = {id(parameter) for parameter in self._model.parameters()}
         return any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
 
+    @property
+    def has_several(self) -> bool:
+        """Whether several optimizers have stepped."""
+        return len(self._steps) > 1
+
     def of(self, optimizer: Optimizer) -> int:
         """The steps that this optimizer has done."""
         return self._steps.get(optimizer, 0)
@@ -45,3 +52,28 @@ class OptimizerSteps:
         # The parameters may be divided between several optimizers: one step of each is one step of the training.
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
         self.done = max(self.done, self._steps[optimizer])
+
+
+def has_closure(args: Any, kwargs: Any) -> bool:
+    """Whether an optimizer's ``step`` was given a function that computes the loss and the gradients."""
+    return _closure(args, kwargs) is not None
+
+
+def after_closure(args: Any, kwargs: Any, then: Callable[[], None]) -> tuple[Any, Any]:
+    """The arguments of ``step`` with a closure after which ``then`` is called: before the update."""
+    closure = _closure(args, kwargs)
+
+    def both() -> Any:
+        result = closure()
+        then()
+        return result
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": both}
+    return (args[0], both, *args[2:]), kwargs
+
+
+def _closure(args: Any, kwargs: Any) -> Any:
+    """``args`` begins with the optimizer itself."""
+    found = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    return found if callable(found) else None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ..measure.recorder import PendingFrame
 from ..measure.sweep import Look
+from ..rerun.batch import RootRun
 from ..rerun.forward import RootEntry
 from ..shared.bounded import BoundedDict
 from ..shared.frame import NOWHERE, BatchSummary, FrameSpec, FrameTable, Moment, Position, pack
@@ -88,6 +89,8 @@ class BatchInProgress:
         self.root_inputs: PendingFrame | None = None
         self.entry: RootEntry | None = None
         """The root's forward as it began, until it is judged."""
+        self.run: RootRun | None = None
+        """The root's forward with the gradients that were handed to its outputs, until the optimizer step."""
         self.root_call: tuple[Any, Any] | None = None
         """The args and kwargs of the root, as it leaves."""
         self.scaling: LossScaling | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -12,12 +13,13 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..measure.modules import NamedModule, class_name
 from ..measure.recorder import Call, PendingFrame, Recorder, WeightReading
 from ..measure.shards import Key, is_bad
+from ..rerun.batch import is_bad_again, origin_of_gradient
 from ..rerun.careful import runs_compiled, tensors
 from ..rerun.closeup import NOTHING, Subject
 from ..rerun.forward import Forward
-from ..rerun.repetition import Repeated, repeat
+from ..rerun.repetition import MAX_SECONDS, Repeated, repeat
 from ..shared.bounded import BoundedDict
-from ..shared.frame import SHARD, Kind, Phase, ReadingSpec, State
+from ..shared.frame import REDUCED, SHARD, Kind, Phase, ReadingSpec, State
 from ..shared.trip import BadWeight, Operator
 from .batch import BatchPart
 
@@ -27,6 +29,10 @@ MAX_WEIGHTS = 16
 MAX_HARMLESS = 4096
 
 _INPUTS = (Kind.INPUT, Kind.KEYWORD)
+_GRADIENTS = (Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRADIENT)
+
+MAX_SECONDS_UNWAITED = 10.0
+"""For a gradient that the guard has found: no rank waits in a collective."""
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +113,11 @@ class Evidence:
         kind = culprit.kind
         forwards = self._forwards(frame, kind, culprit.label, part, call)
         repeated, forward = repeat(forwards)
+        again = None
+        if kind in _GRADIENTS and not frame.unfound and not culprit.label.endswith(REDUCED) and part.batch.run is not None:
+            parameters = list(part.batch.run.entry.module.parameters())
+            repeated = origin_of_gradient(part.batch.run, parameters, MAX_SECONDS_UNWAITED if frame.guarded else MAX_SECONDS)
+            again = partial(is_bad_again, part.batch.run, parameters) if repeated.recurred else None
         weights: tuple[BadWeight, ...] = ()
         if frame.step == self._steps():  # an optimizer step would have changed them since
             weights = tuple(self._bad_weights(frame, repeated))[:MAX_WEIGHTS]
@@ -119,9 +130,9 @@ class Evidence:
         operator = None if was_given or is_outside else repeated.operator
         is_compiled = part.batch.is_compiled or any(runs_compiled(frame.named.module, one.module) for one in forwards)
         recurs = None if is_compiled and not repeated.recurred else repeated.recurred
-        note = "" if forwards else _why_not(frame, kind, is_compiled)
+        note = "" if forwards or again else frame.unfound or repeated.note or _why_not(frame, kind, is_compiled)
         output = call[2] if call is not None else None
-        subject = Subject(forwards, forward, repeated, was_given, is_compiled, note, output)
+        subject = Subject(forwards, forward, repeated, was_given, is_compiled, note, output, again)
         return Gathered(operator, weights, (*labels, *own), recurs, subject)
 
     def _forwards(self, frame: PendingFrame, kind: Kind, label: str, part: BatchPart, call: Call | None) -> list[Forward]:
@@ -168,8 +179,8 @@ def _why_not(frame: PendingFrame, kind: Kind, is_compiled: bool) -> str:
         return "not run again: the loss is computed outside of the model's forward"
     if kind in (Kind.INPUT, Kind.KEYWORD, Kind.BUFFER):
         return "not run again: what came into the module was bad"
-    if frame.spec.phase is not Phase.FORWARD:
-        return "not run again: only forwards are"
+    if frame.spec.phase is not Phase.FORWARD or kind in _GRADIENTS:
+        return "not run again: what the model was given is not at hand any more"
     if is_compiled:
         return "not run again: it runs compiled, and what the model was given is not at hand"
     return "not run again: what the module was given is not at hand any more"

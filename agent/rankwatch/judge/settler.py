@@ -384,7 +384,7 @@ class Settler:
             loss_scale=scaling.value,
             bad_since=scaling.since,
             collective=collective if sum_state is State.INF else "",
-            received=collective if sum_state is State.NAN else "",
+            received=frame.received or (collective if sum_state is State.NAN else ""),
             changed=changed,
             gradients=self._gradients,
             weights=evidence.weights,
@@ -392,6 +392,8 @@ class Settler:
             harmless=evidence.harmless,
             recurs=evidence.recurs,
             closeup_within=self._closeup,
+            guarded=frame.guarded,
+            unfound=frame.unfound,
         )
         self._closeup = 0.0  # one close-up is enough
         readings = [BadReading(rows[row].label, counts[row].nans, counts[row].infs) for row in tripping]

@@ -63,7 +63,8 @@ class PendingFrame:
 
     The first ``weights`` cells are the module's weights. ``step``: the optimizer steps done when the frame ran.
     ``reductions``: those that ended since the frame before.
-    ``is_absorbed``: a loss scaler is expected to deal with what is not finite.
+    ``is_absorbed``: a loss scaler is expected to deal with what is not finite. ``guarded``: the gradient guard made it, before
+    an optimizer step; ``unfound``: why it could not be said where its gradients came from.
     """
 
     position: Position
@@ -74,6 +75,9 @@ class PendingFrame:
     weights: int = 0
     reductions: Sequence[Reduction] = ()
     is_absorbed: bool = False
+    guarded: bool = False
+    unfound: str = ""
+    received: str = ""
 
     def measured(self) -> Frame:
         return Frame(

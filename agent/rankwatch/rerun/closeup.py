@@ -51,6 +51,8 @@ class Subject:
     is_compiled: bool = False
     note: str = ""
     output: Any = None
+    again: Callable[[float], bool | None] | None = None
+    """Of a gradient: runs forward and backward within these seconds; whether it was bad, None if they were not run."""
 
 
 NOTHING = Subject()
@@ -116,6 +118,8 @@ class _Look:
     def all(self) -> CloseUp:
         subject, forward = self._subject, self._subject.forward
         repeated = subject.repeated
+        if subject.again is not None:
+            return self._of_gradient(subject.again)
         if forward is None:
             return CloseUp(note=subject.note)
         if subject.was_given or (repeated.is_late and repeated.recurred is None):
@@ -136,6 +140,18 @@ class _Look:
             note="; ".join(dict.fromkeys(self._notes)),
             is_eager=subject.is_compiled,
         )
+
+    def _of_gradient(self, again: Callable[[float], bool | None]) -> CloseUp:
+        """How often a gradient was bad again. Of a backward, another precision says little."""
+        recurred, of = 1, 1
+        while of < RUNS and self._has_time():
+            is_bad = again(self._until - time.monotonic())
+            if is_bad is None:
+                self._notes.append("there was no time to run it more often")
+                break
+            of += 1
+            recurred += is_bad
+        return CloseUp(self._operator(self._subject.repeated), recurred, of, note="; ".join(self._notes))
 
     def _operator(self, repeated: Repeated) -> Operator | None:
         operator = repeated.operator

@@ -19,10 +19,11 @@ from .source import Caller, caller_of
 class RootEntry:
     """The forward of a root as it began. Made in each batch: it refers to what the root was given, and copies nothing of it."""
 
-    __slots__ = ("_autocast", "_random", "_versions", "args", "caller", "has_gradients", "kwargs", "module")
+    __slots__ = ("_autocast", "_random", "_versions", "args", "caller", "forward", "has_gradients", "kwargs", "module")
 
     def __init__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self.module = module
+        self.forward = module.forward  # a framework may replace it during this call alone
         self.args = args
         self.kwargs = kwargs
         found: list[Any] = []
@@ -36,6 +37,11 @@ class RootEntry:
         ]
         self.has_gradients = torch.is_grad_enabled()
         self.caller = caller_of()
+
+    @property
+    def given(self) -> list[Tensor]:
+        """The tensors that the root was given."""
+        return [value for value, _ in self._versions]
 
     @property
     def is_changed(self) -> bool:
@@ -133,7 +139,8 @@ def run_again(forward: Forward, mode: Careful, *, grad: bool) -> tuple[list[Tens
         try:
             mode.prepare(module)
             with mode:
-                output = _hooked(module, forward.args, forward.kwargs, module.forward(*forward.args, **forward.kwargs))
+                call = forward.entry.forward if forward.entry is not None else module.forward
+                output = hooked(module, forward.args, forward.kwargs, call(*forward.args, **forward.kwargs))
         except (Exception, Stopped):
             if not reached:
                 mode.check()  # the forward may have raised something of its own as it was stopped
@@ -151,7 +158,7 @@ def run_again(forward: Forward, mode: Careful, *, grad: bool) -> tuple[list[Tens
     ), changes
 
 
-def _hooked(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+def hooked(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     """What the user's forward hooks make of an output, up to the hook of the watch, which saw the bad one."""
     hooks = {**torch_module._global_forward_hooks, **module._forward_hooks}
     with_kwargs = {**torch_module._global_forward_hooks_with_kwargs, **module._forward_hooks_with_kwargs}

@@ -49,7 +49,7 @@ class Caller(NamedTuple):
 
     @property
     def source(self) -> Source:
-        return Source(self.code.co_filename, self.line, self.code.co_name, _text(self.code.co_filename, self.line))
+        return Source(self.code.co_filename, self.line, self.code.co_name, text_of(self.code.co_filename, self.line))
 
 
 def caller_of(*, within_run: bool = False) -> Caller | None:
@@ -59,7 +59,7 @@ def caller_of(*, within_run: bool = False) -> Caller | None:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        owner = _owner(frame.f_code.co_filename)
+        owner = owner_of(frame.f_code.co_filename)
         if owner == "user":
             return Caller(frame.f_code, frame.f_lineno)
         if within_run and owner == "ours" and frame.f_code.co_name == RUN:
@@ -72,7 +72,7 @@ def modules_within_run() -> tuple[nn.Module, ...]:
     """The modules whose call is on the stack, the innermost first, up to ``forward.run_again``."""
     found = []
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not (frame.f_code.co_name == RUN and _owner(frame.f_code.co_filename) == "ours"):
+    while frame is not None and not (frame.f_code.co_name == RUN and owner_of(frame.f_code.co_filename) == "ours"):
         if frame.f_code.co_name == "_call_impl" and isinstance(module := frame.f_locals.get("self"), nn.Module):
             found.append(module)
         frame = frame.f_back
@@ -80,7 +80,7 @@ def modules_within_run() -> tuple[nn.Module, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _owner(file: str) -> str:
+def owner_of(file: str) -> str:
     """Whose code it is: ``user``, ``torch`` (also Python's own libraries), or ``ours``."""
     if file.startswith("<frozen"):
         return "torch"
@@ -96,7 +96,7 @@ def _owner(file: str) -> str:
     return "torch" if path.startswith(_STANDARD) else "user"
 
 
-def _text(file: str, line: int) -> str:
+def text_of(file: str, line: int) -> str:
     """The line itself; empty if the file cannot be read, or was changed after this process began."""
     try:
         if os.path.getmtime(file) > _STARTED:

@@ -6,7 +6,7 @@ import math
 
 from .born_here import born_here, describe_share, fed, nearest
 from .frame import DTYPE_MAX, REDUCED, Frame, FrameSpec, Kind, Phase, Reading, State
-from .operators import explain, explain_given, is_own
+from .operators import explain, explain_given, explain_gradient, is_own
 from .trip import BadWeight, Cause, Operator, Trip
 
 __all__ = ["PHASE_WORDS", "BadWeight", "Cause", "Operator", "Trip", "classify", "describe_module"]
@@ -23,13 +23,16 @@ def classify(trip: Trip) -> tuple[Cause, str]:
     weights = [r for r in readings if r.kind is Kind.PARAMETER and r.state in _NON_FINITE]
     if weights:
         return Cause.WEIGHT, _weight_evidence(_known_weight(weights[0], trip), trip)
+    if trip.unfound:
+        return _of_unfound(trip)
     if trip.collective or trip.received or trip.culprit.label.endswith(REDUCED):
         return _reduced(trip)
     if trip.culprit.kind is Kind.LOSS:
         cause, evidence = _of_loss(trip)
         return cause, evidence + _of_scale(trip)
     if trip.frame.spec.phase is Phase.BACKWARD or trip.culprit.kind in _GRADIENTS:
-        return Cause.GRADIENT, _gradient_evidence(trip) + _of_scale(trip)
+        made = f"{explain_gradient(trip.operator)}; " if trip.operator is not None else ""
+        return Cause.GRADIENT, made + _gradient_evidence(trip) + _of_scale(trip)
     inputs = [r for r in readings if r.kind in _INPUTS]
     if not inputs and not trip.frame.spec.module and trip.culprit.kind is Kind.OUTPUT and trip.root_inputs:
         return _of_root_alone(trip)
@@ -212,6 +215,20 @@ def _weight_evidence(weight: BadWeight, trip: Trip) -> str:
     if trip.optimizer_step == 0:
         return f"{bad}, and no optimizer step was seen before it: look at the initialisation or the checkpoint"
     return f"{bad}, and it was never seen finite: look at the initialisation or the checkpoint"
+
+
+def _of_unfound(trip: Trip) -> tuple[Cause, str]:
+    """The cause where the gradient guard did not find where a gradient came from."""
+    culprit = trip.culprit
+    what = f"the {culprit.label} was {culprit.state.name.lower()} before the optimizer step, which was not taken"
+    if not trip.received:
+        return Cause.GRADIENT, f"{what}; {trip.unfound}" + _of_scale(trip)
+    cause = Cause.REDUCTION if culprit.state is State.INF else Cause.GRADIENT
+    how = "the sum over the ranks may be beyond its dtype, or " if cause is Cause.REDUCTION else ""
+    return cause, (
+        f"{what}; {trip.unfound}: {how}it came from another rank, or by a way that does not lead through the model's outputs, "
+        "such as a term of the loss that is made of the parameters"
+    )
 
 
 def _gradient_evidence(trip: Trip) -> str:

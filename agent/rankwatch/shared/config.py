@@ -73,6 +73,7 @@ class Config:
     modules: tuple[str, ...] = ()
     weights_every: int = 16
     gradients: bool = False
+    guard: bool = True
     loss_scale: Callable[[], float] | None = None
     max_scale_shrinks: int = 10
     first_batch: int = 0
@@ -263,6 +264,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "modules": _patterns,
     "weights_every": lambda value, where: _whole(value, where, 0),
     "gradients": _flag,
+    "guard": _flag,
     "loss_scale": _loss_scale,
     "max_scale_shrinks": lambda value, where: _whole(value, where, 1),
     "first_batch": lambda value, where: _whole(value, where, 0),

@@ -267,12 +267,14 @@ def write_trip(t: Trip) -> list[Any]:
         [_write_weight(weight) for weight in t.weights[:MAX_RING]], _write_operator(t.operator),
         [cut(label) for label in t.harmless[:MAX_RING]], cut(t.collective), t.bad_since,
         cut(t.received), cut(t.changed), t.gradients, t.recurs, t.closeup_within,
+        t.guarded, cut(t.unfound),
     ]  # fmt: skip
 
 
 def read_trip(value: Any) -> Trip:
-    position, reading, frames, roots, step, shape, numel, nans, infs, time, scale, *evidence = check_list(value, 21, 21)
-    weights, operator, harmless, collective, bad_since, received, changed, gradients, recurs, closeup_within = evidence
+    position, reading, frames, roots, step, shape, numel, nans, infs, time, scale, *evidence = check_list(value, 23, 23)
+    weights, operator, harmless, collective, bad_since, received, changed, gradients, *further = evidence
+    recurs, closeup_within, guarded, unfound = further
     trip = Trip(
         position=_check_position(position),
         reading=integer(0, MAX_ROWS).decode(reading),
@@ -295,6 +297,8 @@ def read_trip(value: Any) -> Trip:
         gradients=check_bool(gradients),
         recurs=None if recurs is None else check_bool(recurs),
         closeup_within=number(0.0, MAX_CLOSEUP).decode(closeup_within),
+        guarded=check_bool(guarded),
+        unfound=check_str(unfound, MAX_NAME),
     )
     if trip.frame.position != trip.position or trip.reading >= len(trip.frame.spec.readings):
         raise ValueError("the last frame of the ring is not the one that tripped")

@@ -43,6 +43,17 @@ def explain_given(operator: Operator) -> tuple[Cause, str]:
     )
 
 
+def explain_gradient(operator: Operator) -> str:
+    """The evidence where a gradient was bad: what ran in the backward, or in the forward, where it was hidden."""
+    text = explain(operator)[1] if is_own(operator) else f"{_of(operator)} is {operator.output.state.name.lower()}"
+    if not operator.node:
+        return text
+    slope = _SLOPES.get(operator.node.removesuffix("0").removesuffix("Backward"))
+    if slope is not None:
+        text = f"{_of(operator)} is {operator.output.state.name.lower()}: {slope}"
+    return f"in {operator.node}, {text}"
+
+
 def _is_masked(operator: Operator) -> bool:
     name = short_name(operator)
     return operator.operands == (-math.inf,) and (name in _SOFTMAX or "scaled_dot_product" in name)
@@ -207,3 +218,16 @@ _DOMAINS = {
     "native_batch_norm": "its input is constant and its eps is 0: 0 / 0; give it an eps",
 }
 """Why an operator makes nan of finite numbers."""
+
+_EPSILON_BELOW = "its slope at 0 is infinite: add an epsilon below the root, or clamp what goes in"
+_SLOPES = {
+    "Sqrt": _EPSILON_BELOW,
+    "Rsqrt": _EPSILON_BELOW,
+    "Pow": "the slope of this power at 0 is infinite: add an epsilon to what goes in, or clamp it",
+    "Norm": "the slope of a norm at 0 is not defined: add an epsilon to what goes in",
+    "LinalgVectorNorm": "the slope of a norm at 0 is not defined: add an epsilon to what goes in",
+    "Std": "the slope of std at constants is infinite: take the root of var plus an epsilon",
+    "Acos": "its slope at -1 and 1 is infinite: clamp what goes in to less than 1",
+    "Asin": "its slope at -1 and 1 is infinite: clamp what goes in to less than 1",
+}
+"""What to do about an infinite slope, by autograd's name of the function."""

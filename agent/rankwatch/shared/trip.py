@@ -97,6 +97,8 @@ class Trip:
     output was changed in place, unseen by autograd, and then was bad as the culprit or its input. All empty: none.
     ``gradients`` tells whether gradients were watched.
     ``recurs`` tells whether the repeated forward or backward was bad again; None: it was not repeated.
+    ``guarded`` tells that the gradient guard found it before an optimizer step, which was not taken. ``unfound``: why it is
+    not known where such a gradient came from; empty: this rank ran its batch again, and its own gradient was bad.
     ``closeup_within`` is the seconds within which a CLOSEUP of this trip follows; 0: none does.
     ``bad_since`` is the first of the batches in a row whose bad gradients a loss scaler had absorbed before; -1: none.
     """
@@ -122,6 +124,8 @@ class Trip:
     gradients: bool = False
     recurs: bool | None = None
     closeup_within: float = 0.0
+    guarded: bool = False
+    unfound: str = ""
 
     @property
     def has_closeup(self) -> bool:

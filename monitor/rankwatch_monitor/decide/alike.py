@@ -14,7 +14,7 @@ _SHARED = frozenset({Cause.WEIGHT, Cause.GRADIENT, Cause.REDUCTION})
 
 def rank_order(rank: int, trip: Trip) -> tuple[int, int]:
     """The order of ranks that tripped at one moment: those with bad values of their own first, of other ranks last."""
-    return (2 if trip.is_from_others else 0 if _has_bad_shard(trip) else 1), rank
+    return (2 if trip.is_from_others or trip.unfound else 0 if _has_bad_shard(trip) else 1), rank
 
 
 def who_has_it(first: int, at_once: Sequence[int], trips: Mapping[int, Trip], cause: Cause) -> list[int]:
@@ -28,7 +28,8 @@ def who_has_it(first: int, at_once: Sequence[int], trips: Mapping[int, Trip], ca
 def tell_apart(ranks: Sequence[int], trips: Mapping[int, Trip], cause: Cause, world_size: int) -> tuple[bool, str]:
     """Whether one of these ranks, which all have it, can be told to be the culprit; and what is to be said of them."""
     if len(ranks) < 2:
-        return True, ""
+        is_told = world_size == 1 or not trips[ranks[0]].unfound
+        return is_told, "" if is_told else "which rank made it is not known"
     if len(ranks) == world_size:
         have = "both ranks have it" if world_size == 2 else f"all {world_size} ranks have it"
     else:
@@ -46,7 +47,9 @@ def tell_apart(ranks: Sequence[int], trips: Mapping[int, Trip], cause: Cause, wo
         return False, f"{have}, but no bad value is in the shards of {name_spans(elsewhere)}"
     if cause is Cause.WEIGHT and first.optimizer_step == 0:
         return False, have
-    if not first.gradients:
+    if first.unfound:
+        return False, f"{have}; which one made it is not known"
+    if not first.gradients and not first.guarded:
         return False, f"{have}; which one made it is not known: gradients=True tells"
     if cause is Cause.GRADIENT:
         return False, f"{have} at once: each of them made it, or it was reduced over them before it was measured"

@@ -478,7 +478,7 @@ def test_a_scale_that_shrinks_without_end_ends_in_a_trip(options: dict[str, Any]
         for _ in range(95):
             training.bad_batch()
     trip = only(training.notebook)
-    assert (trip.position.batch, trip.frame.spec.phase, trip.culprit.kind) == (11, Phase.BACKWARD, Kind.GRADIENT)
+    assert (trip.position.batch, trip.frame.spec.phase, trip.culprit.kind) == (11, Phase.BACKWARD, Kind.GRAD_OUTPUT)
     assert trip.bad_since == 1
     assert "since batch 1" in classify(trip)[1]
 

@@ -1,0 +1,94 @@
+"""The frames of a backward, where ``gradients=True`` asks for them: of calls, of parameters, and after a reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..judge.batch import BatchInProgress, BatchPart
+from ..judge.health import is_looked_at
+from ..measure.modules import NamedModule
+from ..measure.recorder import Recorder
+from ..measure.tape import Cell
+from ..shared.frame import Phase, ReadingSpec
+from .backward import ParameterGradients, watch_call
+from .batches import Batches
+from .reduced import ReducedGradients
+
+
+class Gradients:
+    """Measures the gradients of one model, until ``remove``. Without ``is_on`` it does nothing.
+
+    Args:
+        hook: makes a hook that catches the errors of its body.
+        modules: returns the watched modules.
+        reductions: returns the number of reductions that were called from Python.
+        reach: called with a part when a backward has reached what its forward returned.
+        take_loss: called when a backward has reached the model.
+    """
+
+    def __init__(
+        self,
+        is_on: bool,
+        batches: Batches,
+        recorder: Recorder,
+        hook: Callable[[Callable[..., None]], Callable[..., None]],
+        *,
+        modules: Callable[[], list[NamedModule]],
+        reductions: Callable[[], int],
+        reach: Callable[[BatchPart], None],
+        take_loss: Callable[[], None],
+    ) -> None:
+        self._is_on = is_on
+        self._batches = batches
+        self._recorder = recorder
+        self._modules = modules
+        self._reach = reach
+        self._take_loss = take_loss
+        self._call_frame = hook(self._add_call)
+        self._parameters = ParameterGradients(
+            recorder.cell, hook(self._add), lambda: is_looked_at(batches.of_backward.position.batch)
+        )
+        self._reduced = ReducedGradients(
+            recorder, self._add, modules=modules, was_measured=self._parameters.was_measured, reductions=reductions
+        )
+
+    def remove(self) -> None:
+        self._parameters.remove()
+
+    def watch_call(self, named: NamedModule, args: Any, kwargs: Any, output: Any, batch: BatchInProgress) -> None:
+        """Measures the gradients of a call when its backward comes."""
+        if self._is_on and torch.is_grad_enabled() and batch.is_streamed:
+            watch_call(args, kwargs, output, self._recorder.cell, partial(self._call_frame, batch.part, named))
+            self._parameters.watch(named)
+
+    def watch_compiled(self, named: NamedModule, batch: BatchInProgress) -> None:
+        """The same for a compiled call, of which only the parameters can be measured."""
+        if self._is_on and torch.is_grad_enabled() and batch.is_streamed:
+            self._parameters.watch(named)
+
+    def forward_begins(self) -> None:
+        self._reduced.forward_begins()
+
+    def backward_ends(self) -> None:
+        if self._is_on and self._batches.of_backward.is_streamed:
+            self._reduced.backward_ends()
+
+    def before_step(self) -> None:
+        batch = self._batches.of_backward
+        if self._is_on and batch.is_streamed and batch.is_full:
+            self._reduced.before_step()
+            self._parameters.sweep(self._modules())
+
+    def _add_call(self, part: BatchPart, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
+        self._reach(part)
+        self._add(named, rows, cells)
+
+    def _add(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
+        self._take_loss()
+        batch = self._batches.of_backward
+        if batch.is_full:
+            self._batches.add_backward(self._recorder.cells(batch.position, named, Phase.BACKWARD, rows, cells))

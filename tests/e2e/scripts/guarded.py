@@ -1,0 +1,191 @@
+"""Trainings whose loss is finite, and whose gradient is not, on one rank: ``guarded.py NAME``. ``test_guard.py`` has the truths.
+
+Each rank says at the end whether its weights are finite.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+import rankwatch
+
+BAD, BATCHES = 5, 12
+
+Training = Callable[[int], Any]
+TRAININGS: dict[str, Callable[[], tuple[nn.Module, Training]]] = {}
+
+
+def training(build: Callable[[], tuple[nn.Module, Training]]) -> Callable[[], tuple[nn.Module, Training]]:
+    TRAININGS[build.__name__] = build
+    return build
+
+
+def is_culprit() -> bool:
+    return dist.get_rank() == dist.get_world_size() - 1
+
+
+class Length(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square().sum(-1, keepdim=True).sqrt()  # its slope at 0 is infinite
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.length, self.head = nn.Linear(8, 8, bias=False), Length(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        out: Tensor = self.head(x * self.length(x))
+        return out
+
+
+def fed(number: int) -> Tensor:
+    """On the culprit, what the norm is taken of is 0 in one batch."""
+    return torch.randn(4, 8) * float(not (number == BAD and is_culprit()))
+
+
+def trained(model: nn.Module, *, accumulate: int = 1, clips: bool = False, **options: Any) -> tuple[nn.Module, Training]:
+    rankwatch.watch(model, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(number: int) -> None:
+        (model(fed(number)).square().mean() / accumulate).backward()
+        if (number + 1) % accumulate:
+            return
+        if clips:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+@training
+def plain() -> tuple[nn.Module, Training]:
+    return trained(DistributedDataParallel(Net()))
+
+
+@training
+def with_gradients() -> tuple[nn.Module, Training]:
+    return trained(DistributedDataParallel(Net()), gradients=True)
+
+
+@training
+def clipped() -> tuple[nn.Module, Training]:
+    return trained(DistributedDataParallel(Net()), clips=True)
+
+
+@training
+def late() -> tuple[nn.Module, Training]:
+    return trained(DistributedDataParallel(Net()), check="batch", every=4)
+
+
+@training
+def accumulated() -> tuple[nn.Module, Training]:
+    """Batch 5 of 4 to 7, the last of which is reduced."""
+    model = DistributedDataParallel(Net())
+    whole, step = trained(model, accumulate=4)
+
+    def step_with_sync_at_last(number: int) -> None:
+        if (number + 1) % 4:
+            with model.no_sync():
+                step(number)
+        else:
+            step(number)
+
+    return whole, step_with_sync_at_last
+
+
+@training
+def scaled() -> tuple[nn.Module, Training]:
+    """The scaler of all ranks skips the step, and the training goes on."""
+    model = DistributedDataParallel(Net())
+    rankwatch.watch(model)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.01), torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def step(number: int) -> None:
+        scaler.scale(model(fed(number)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+@training
+def penalised() -> tuple[nn.Module, Training]:
+    """A term of the loss that is made of the parameters, on all ranks alike: no rank is the culprit."""
+    net = Net()
+    model = DistributedDataParallel(net)
+    rankwatch.watch(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(number: int) -> None:
+        penalty = (net.head.bias * float(number != BAD)).square().sum().sqrt()
+        (model(torch.randn(4, 8)).square().mean() + penalty).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+@training
+def synchronised() -> tuple[nn.Module, Training]:
+    """A module that communicates in its forward is not run again."""
+
+    class Shared(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            total = x.detach().clone()
+            dist.all_reduce(total)
+            return x + 0 * total
+
+    net = Net()
+    net.first = nn.Sequential(nn.Linear(8, 8, bias=False), Shared())  # type: ignore[assignment]
+    return trained(DistributedDataParallel(net))
+
+
+@training
+def fsdp2() -> tuple[nn.Module, Training]:
+    from torch.distributed.fsdp import fully_shard
+
+    net, mesh = Net(), init_device_mesh("cpu", (dist.get_world_size(),))
+    for module in (net.first, net.head, net):
+        fully_shard(module, mesh=mesh)
+    return trained(net)
+
+
+@training
+def tensor_parallel() -> tuple[nn.Module, Training]:
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    net, mesh = Net(), init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(net, mesh, {"head": ColwiseParallel(output_layouts=None)})
+    return trained(net)
+
+
+def are_finite(model: nn.Module) -> bool:
+    values = [getattr(value, "to_local", lambda value=value: value)() for value in model.parameters()]
+    return all(bool(value.isfinite().all()) for value in values)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    model, step = TRAININGS[sys.argv[1]]()
+    try:
+        for number in range(BATCHES):
+            step(number)
+    finally:
+        print(f"rank {dist.get_rank()}: weights {'finite' if are_finite(model) else 'BAD'}", flush=True)
+    dist.destroy_process_group()

@@ -1,0 +1,78 @@
+"""A bad gradient of one rank, which the all-reduce gives to all: the weights stay finite, and the verdict names its origin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import Job, forked, run_job
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+SCRIPT = Path(__file__).parent / "scripts" / "guarded.py"
+LINE = next(number for number, line in enumerate(SCRIPT.read_text().splitlines(), 1) if "its slope at 0" in line)
+
+
+def ended(tmp_path: Path, name: str, ranks: int) -> Job:
+    job = run_job(tmp_path, forked("guarded.py", name, ranks=ranks), "--abort-grace", "5", timeout=240)
+    assert job.left_behind == []
+    assert [f"rank {rank}: weights finite" in job.stdout for rank in range(ranks)] == [True] * ranks, job.stdout
+    return job
+
+
+def operator_of(verdict: dict[str, Any]) -> tuple[str, str, int]:
+    closeup = verdict["closeup"]
+    return closeup["operator"], closeup["node"], closeup["source"]["line"]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("plain", 2), ("plain", 4), ("with_gradients", 2), ("clipped", 3), ("late", 2), ("accumulated", 2), ("accumulated", 4)],
+)
+def test_the_rank_and_the_line_that_made_it_are_named(tmp_path: Path, name: str, ranks: int) -> None:
+    job = ended(tmp_path, name, ranks)
+    assert job.code == 77, job.stderr
+    verdict = job.verdict
+    found = {key: verdict[key] for key in ("rank", "batch", "module", "cause", "state", "certainty")}
+    assert found == {
+        "rank": ranks - 1,
+        "batch": 5,
+        "module": "length",
+        "cause": "gradient",
+        "state": "nan",
+        "certainty": "complete",
+    }
+    assert operator_of(verdict) == ("aten.div.Tensor", "SqrtBackward0", LINE)
+    assert (verdict["closeup"]["recurred"], verdict["closeup"]["of"]) == (3, 3)
+    assert "in SqrtBackward0, the backward of" in job.stdout
+
+
+def test_a_step_that_the_scaler_skips_trips_nothing(tmp_path: Path) -> None:
+    job = ended(tmp_path, "scaled", 2)
+    assert (job.code, job.report["verdict"]) == (0, None), job.stdout + job.stderr
+
+
+def test_a_gradient_that_comes_by_another_way_blames_no_rank(tmp_path: Path) -> None:
+    job = ended(tmp_path, "penalised", 2)
+    verdict = job.verdict
+    assert (job.code, verdict["batch"], verdict["module"], verdict["reading"]) == (77, 5, "head", "bias.grad")
+    assert verdict["cause"] == "gradient"
+    assert "this rank's own gradient was finite" in verdict["evidence"]
+    assert "by a way that does not lead through the model's outputs" in verdict["evidence"]
+    assert "no single rank" in job.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("synchronised", "communicates by c10d"), ("fsdp2", "FSDPModule"), ("tensor_parallel", "sharded")],
+)
+def test_what_communicates_is_guarded_and_not_run_again(tmp_path: Path, name: str, why: str) -> None:
+    job = ended(tmp_path, name, 2)
+    verdict = job.verdict
+    assert (job.code, verdict["batch"], verdict["cause"]) == (77, 5, "gradient")
+    assert verdict["reading"].startswith("weight.grad")
+    assert "not run again" in verdict["evidence"]
+    assert why in verdict["evidence"]
+    assert verdict["rank"] is None or "no single rank" in job.stdout

@@ -1,0 +1,562 @@
+"""The gradient guard: a bad gradient never reaches the weights, and the line that made it is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from notebook import Notebook, watched
+from rankwatch.errors import OverflowDetected
+from rankwatch.shared.cause import Cause, Trip, classify
+from rankwatch.shared.trip import Operator
+
+BAD = 2
+every_way = pytest.mark.parametrize("gradients", [False, True], ids=["guard", "gradients"])
+
+
+def root_of(x: Tensor) -> Tensor:
+    return x.abs().sqrt()  # a root
+
+
+def norm_of(x: Tensor) -> Tensor:
+    return x.square().sum(-1, keepdim=True).sqrt() + x  # a norm
+
+
+def hidden(x: Tensor) -> Tensor:
+    y = x.abs() - 1e-30
+    return torch.where(y > 0, y.sqrt(), torch.zeros_like(y))  # a branch
+
+
+def power(x: Tensor) -> Tensor:
+    return x.abs().pow(0.5)  # a power
+
+
+def spread(x: Tensor) -> Tensor:
+    return x + x.var(-1, keepdim=True).sqrt()  # a deviation
+
+
+def divided(x: Tensor) -> Tensor:
+    return torch.where(x.abs() > 0, 1 / x, x)  # a quotient
+
+
+def logarithm(x: Tensor) -> Tensor:
+    return x.abs().log().clamp(min=-5.0)  # a logarithm
+
+
+class Spoiling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.gain = 1.0 if bool(x.any()) else math.nan
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] * ctx.gain
+
+
+def function(x: Tensor) -> Tensor:
+    out: Tensor = Spoiling.apply(x)  # a function
+    return out
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = x * 2
+    if not bool(x.any()):
+        y.register_hook(lambda gradient: gradient * math.nan)  # a hook
+    return y + 1
+
+
+def within_a_checkpoint(x: Tensor) -> Tensor:
+    out: Tensor = checkpoint(root_of, x, use_reentrant=False)
+    return out
+
+
+def within_a_reentrant_checkpoint(x: Tensor) -> Tensor:
+    out: Tensor = checkpoint(root_of, x, use_reentrant=True)
+    return out
+
+
+class Calls(nn.Module):
+    """Calls a function of the user's."""
+
+    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(x)
+
+
+def model_of(call: Callable[[Tensor], Tensor] = root_of, *more: nn.Module) -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4, bias=False), Calls(call), nn.Linear(4, 2), *more)
+
+
+def loss_of(model: nn.Module, number: int) -> Tensor:
+    loss: Tensor = model(fed(number)).square().mean()
+    return loss
+
+
+def fed(number: int) -> Tensor:
+    """In the bad batch it is 0, and what the first layer makes of it."""
+    return torch.randn(3, 4) * float(number != BAD)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def tripped(model: nn.Module, step: Callable[[int], object], *, steps: int = 4, **options: Any) -> Trip:
+    """The only trip of a training; afterwards the weights are finite."""
+    detector, notebook = watched(model, **options)
+    with suppress(OverflowDetected):
+        for number in range(steps):
+            step(number)
+    assert detector.fault == ""
+    assert all(bool(value.isfinite().all()) for value in model.parameters())
+    (trip,) = notebook.trips
+    return trip
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Callable[[int], None]:
+    used = optimizer or sgd(model)
+
+    def step(number: int) -> None:
+        loss_of(model, number).backward()
+        used.step()
+        used.zero_grad()
+
+    return step
+
+
+def operator_of(trip: Trip) -> Operator:
+    assert trip.operator is not None
+    return trip.operator
+
+
+@every_way
+@pytest.mark.parametrize(
+    ("call", "module", "name", "node", "line"),
+    [
+        (root_of, "1", "aten.div.Tensor", "SqrtBackward0", "# a root"),
+        (norm_of, "1", "aten.div.Tensor", "SqrtBackward0", "# a norm"),
+        (hidden, "1", "aten.sqrt.default", "", "# a branch"),
+        (power, "1", "aten.pow.Tensor_Scalar", "PowBackward0", "# a power"),
+        (spread, "1", "aten.div.Tensor", "SqrtBackward0", "# a deviation"),
+        (divided, "1", "aten.reciprocal.default", "", "# a quotient"),
+        (logarithm, "1", "aten.div.Tensor", "LogBackward0", "# a logarithm"),
+        (function, "1", "aten.mul.Tensor", "SpoilingBackward", "# a function"),
+        (hooked, "1", "aten.mul.Tensor", "", "# a hook"),
+        (within_a_checkpoint, "1", "aten.div.Tensor", "SqrtBackward0", "# a root"),
+        (within_a_reentrant_checkpoint, "1", "aten.div.Tensor", "SqrtBackward0", "# a root"),
+    ],
+)
+def test_the_line_whose_backward_made_it_is_named(
+    call: Callable[[Tensor], Tensor], module: str, name: str, node: str, line: str, gradients: bool
+) -> None:
+    model = model_of(call)
+    trip = tripped(model, trained(model), gradients=gradients)
+    operator = operator_of(trip)
+    assert (trip.position.batch, trip.frame.spec.module, classify(trip)[0]) == (BAD, module, Cause.GRADIENT)
+    assert (operator.name, operator.node) == (name, node)
+    assert operator.source is not None
+    assert operator.source.text.endswith(line)
+    assert (trip.recurs, trip.guarded, trip.unfound) == (True, not gradients, "")
+
+
+@pytest.mark.parametrize("check", ["frame", "batch", "async"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_whenever_readings_are_judged(check: str, every: int) -> None:
+    model = model_of()
+    trip = tripped(model, trained(model), check=check, every=every)
+    assert (trip.position.batch, trip.frame.spec.module, operator_of(trip).node) == (BAD, "1", "SqrtBackward0")
+
+
+def test_a_bad_gradient_of_the_loss_is_the_losss() -> None:
+    model = model_of(torch.tanh)
+    optimizer = sgd(model)
+
+    def step(number: int) -> None:
+        out = model(torch.randn(3, 4))
+        (out.square().mean() + (out * float(number != BAD)).square().sum().sqrt()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trip = tripped(model, step)
+    assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (BAD, "", "grad_output")
+    assert trip.operator is None
+    assert "look at the loss function" in classify(trip)[1]
+
+
+def test_the_micro_batch_that_made_it_is_named() -> None:
+    model = model_of()
+    optimizer = sgd(model)
+
+    def step(number: int) -> None:
+        loss_of(model, number).backward()
+        if number % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    trip = tripped(model, step, steps=8)
+    assert (trip.position.batch, trip.frame.spec.module, operator_of(trip).node) == (BAD, "1", "SqrtBackward0")
+
+
+def test_two_forwards_of_one_backward() -> None:
+    model = model_of()
+    optimizer = sgd(model)
+
+    def step(number: int) -> None:
+        (loss_of(model, 2 * number) + loss_of(model, 2 * number + 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trip = tripped(model, step)
+    assert (trip.position.batch, trip.frame.spec.module) == (BAD, "1")
+
+
+def test_two_backwards_of_one_forward() -> None:
+    model = model_of()
+    optimizer = sgd(model)
+
+    def step(number: int) -> None:
+        out = model(fed(number))
+        out[:, 0].sum().backward(retain_graph=True)
+        out[:, 1].sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert tripped(model, step).frame.spec.module == "1"
+
+
+def test_clipping_does_not_hide_it() -> None:
+    model = model_of()
+    optimizer = sgd(model)
+
+    def step(number: int) -> None:
+        loss_of(model, number).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trip = tripped(model, step)
+    assert (trip.frame.spec.module, operator_of(trip).node) == ("1", "SqrtBackward0")
+
+
+def test_the_norm_that_clipping_computed_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(torch.tanh)
+    optimizer = sgd(model)
+    watched(model)
+    model(torch.randn(3, 4)).square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    looked: list[int] = []
+    norms = torch._foreach_norm
+
+    def counted(values: list[Tensor], *rest: Any) -> Any:
+        looked.append(len(values))
+        return norms(values, *rest)
+
+    monkeypatch.setattr(torch, "_foreach_norm", counted)
+    optimizer.step()
+    assert looked == []
+    model(torch.randn(3, 4)).square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(model[0].parameters(), 1.0)
+    looked.clear()
+    optimizer.step()
+    assert looked == [2]  # weight and bias of the last layer
+
+
+def test_a_step_that_the_training_itself_leaves_out_is_its_own_business() -> None:
+    model = model_of()
+    optimizer = sgd(model)
+    detector, notebook = watched(model)
+    for number in range(6):
+        loss_of(model, number).backward()
+        if torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
+            optimizer.step()
+        optimizer.zero_grad()
+    detector.remove()
+    assert notebook.trips == []
+
+
+def test_a_step_that_was_left_out_is_not_blamed_for_a_later_one() -> None:
+    model = model_of()
+    optimizer = sgd(model)
+
+    def step(number: int) -> None:
+        loss_of(model, BAD if number in (1, 2) else 0).backward()
+        if number != 1:
+            optimizer.step()
+        optimizer.zero_grad()
+
+    assert tripped(model, step).position.batch == 2
+
+
+def test_gradients_that_the_training_mends_are_its_own_business() -> None:
+    model = model_of()
+    optimizer = sgd(model)
+    detector, notebook = watched(model)
+    for number in range(4):
+        loss_of(model, number).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf)
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.nan_to_num_(0.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    detector.remove()
+    assert notebook.trips == []
+
+
+def test_large_gradients_whose_norm_overflows_are_no_trip() -> None:
+    model = nn.Linear(4, 2).half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-8)
+    detector, notebook = watched(model)
+    for _ in range(3):
+        (
+            model(torch.ones(4, 4).half()).float().sum() * 15000
+        ).backward()  # each gradient 60000: their norm is beyond float16
+        optimizer.step()
+        optimizer.zero_grad()
+    detector.remove()
+    assert notebook.trips == []
+
+
+def test_a_scaler_skips_the_step_and_nothing_trips() -> None:
+    model = model_of()
+    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    detector, notebook = watched(model)
+    for number in range(5):
+        scaler.scale(loss_of(model, number)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    detector.remove()
+    assert notebook.trips == []
+    assert scaler.get_scale() == 2.0**9
+
+
+def test_the_line_of_a_gradient_that_no_scale_helps() -> None:
+    model = model_of()
+    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+
+    def step(number: int) -> None:
+        scaler.scale(loss_of(model, 0 if number < BAD else BAD)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    trip = tripped(model, step, steps=30)
+    assert (trip.bad_since, trip.frame.spec.module, operator_of(trip).node) == (BAD, "1", "SqrtBackward0")
+
+
+def test_a_closure() -> None:
+    """The gradients are computed within the step."""
+    model = model_of()
+    optimizer = sgd(model)
+
+    def step(number: int) -> None:
+        def closure() -> float:
+            optimizer.zero_grad()
+            loss = loss_of(model, number)
+            loss.backward()
+            return float(loss)
+
+        optimizer.step(closure)
+
+    trip = tripped(model, step)
+    assert (trip.position.batch, trip.frame.spec.module, operator_of(trip).node) == (BAD, "1", "SqrtBackward0")
+
+
+@pytest.mark.parametrize("by_closure", [False, True])
+def test_a_training_that_is_asked_to_stop_keeps_its_weights(by_closure: bool) -> None:
+    model = model_of()
+    optimizer = sgd(model)
+    asked: list[Any] = []
+    watched(model, stop=asked.append)
+
+    def gradients(number: int) -> float:
+        optimizer.zero_grad()
+        loss = loss_of(model, number)
+        loss.backward()
+        return float(loss)
+
+    for number in range(BAD + 1):
+        before = [value.detach().clone() for value in model.parameters()]
+        if by_closure:
+            optimizer.step(partial(gradients, number))
+        else:
+            gradients(number)
+            optimizer.step()
+    assert len(asked) == 1
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_several_optimizers() -> None:
+    model = model_of()
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in (model[2], model[0])]
+
+    def step(number: int) -> None:
+        loss_of(model, number).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    trip = tripped(model, step)
+    assert (trip.position.batch, trip.frame.spec.module, operator_of(trip).node) == (BAD, "1", "SqrtBackward0")
+
+
+def test_an_optimizer_of_another_model_is_none_of_its_business() -> None:
+    model, other = model_of(torch.tanh), nn.Linear(2, 2)
+    optimizer = sgd(other)
+    detector, notebook = watched(model)
+    other.weight.register_hook(lambda gradient: gradient * math.nan)
+    other(model(torch.randn(3, 4))).sum().backward()
+    optimizer.step()
+    detector.remove()
+    assert notebook.trips == []
+
+
+def test_a_term_of_the_loss_that_does_not_lead_through_the_model() -> None:
+    """It cannot be run again. What is said must not claim more than that."""
+    model = model_of(torch.tanh)
+    optimizer = sgd(model)
+
+    def step(number: int) -> None:
+        penalty = (model[0].weight * float(number != BAD)).square().sum().sqrt()
+        (model(torch.randn(3, 4)).square().mean() + penalty).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trip = tripped(model, step)
+    cause, evidence = classify(trip)
+    assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (BAD, "0", "weight.grad")
+    assert (cause, trip.operator, trip.recurs) == (Cause.GRADIENT, None, None)
+    assert "came by a way that does not lead through the model's outputs" in evidence
+
+
+def test_direct_calls_are_not_run_again() -> None:
+    model = model_of()
+    optimizer = sgd(model)
+
+    def step(number: int) -> None:
+        x = fed(number)
+        for layer in model:
+            x = layer(x)
+        x.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trip = tripped(model, step)
+    assert (trip.position.batch, trip.culprit.label) == (BAD, "weight.grad")
+    assert "not run again" in classify(trip)[1]
+
+
+def test_a_hook_on_a_parameter_is_run_again() -> None:
+    model = model_of(torch.tanh)
+    model[0].weight.register_hook(lambda gradient: gradient if bool(gradient.any()) else gradient * math.nan)
+    trip = tripped(model, trained(model))
+    assert (trip.frame.spec.module, trip.culprit.label, trip.recurs) == ("0", "weight.grad", True)
+
+
+def test_a_model_that_returns_its_loss_beside_what_it_was_made_from() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model_of()
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            logits: Tensor = self.net(x)
+            return {"logits": logits, "loss": logits.square().mean()}
+
+    model = Whole()
+    optimizer = sgd(model)
+
+    def step(number: int) -> None:
+        model(fed(number))["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trip = tripped(model, step)
+    assert (trip.frame.spec.module, operator_of(trip).node) == ("net.1", "SqrtBackward0")
+
+
+def test_the_random_numbers_are_those_of_the_batch() -> None:
+    """One element of the mask decides."""
+    model = model_of(lambda x: (x * (torch.rand(3, 4) > 0.001)).abs().sqrt())
+    torch.manual_seed(1)
+    trip = tripped(model, trained(model), steps=2000)
+    assert (trip.frame.spec.module, trip.recurs) == ("1", True)
+
+
+def test_it_goes_on_as_without_a_watch() -> None:
+    """A test that catches the trip finds weights, buffers, gradients and random numbers as the training left them."""
+
+    def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = model_of(root_of, nn.BatchNorm1d(2), nn.Dropout(0.5))
+        return model, sgd(model)
+
+    def run(watches: bool) -> list[Tensor]:
+        torch.manual_seed(3)
+        model, optimizer = parts()
+        torch.manual_seed(4)
+        if watches:
+            watched(model)
+        for number in range(4):
+            loss_of(model, number).backward()
+            found = [value.grad.clone() for value in model.parameters() if value.grad is not None]
+            if number == BAD and watches:
+                with pytest.raises(OverflowDetected):
+                    optimizer.step()
+            elif number != BAD:
+                optimizer.step()
+            optimizer.zero_grad()
+        return [*model.state_dict().values(), *found, torch.get_rng_state()]
+
+    assert all(map(torch.equal, run(True), run(False)))
+
+
+def test_the_option_turns_it_off() -> None:
+    model = model_of()
+    optimizer = sgd(model)
+    _, notebook = watched(model, guard=False)
+    for number in range(BAD + 1):
+        loss_of(model, number).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert notebook.trips == []
+    assert not all(bool(value.isfinite().all()) for value in model.parameters())
+
+
+def test_nothing_is_kept_after_the_step() -> None:
+    model = model_of(torch.tanh)
+    optimizer = sgd(model)
+    detector, _ = watched(model)
+    loss_of(model, 0).backward()
+    kept = detector._guard._kept
+    assert [batch.run is not None for batch in kept] == [True]
+    batch = kept[0]
+    optimizer.step()
+    assert (kept, batch.run) == ([], None)
+
+
+def closeups(notebook: Notebook) -> list[tuple[int, int]]:
+    return [(closeup.recurred, closeup.of) for closeup in notebook.closeups]
+
+
+def test_the_close_up_runs_it_three_times() -> None:
+    model = model_of()
+    _, notebook = watched(model)
+    step = trained(model)
+    with suppress(OverflowDetected):
+        for number in range(BAD + 1):
+            step(number)
+    assert closeups(notebook) == [(3, 3)]
