@@ -63,6 +63,8 @@ def replay(options: ReplayOptions) -> ReplayFindings:
             + "; ".join(trial.drawn)
         )
     found.notes += code.notes
+    found.notes += [f"--module {one} took the place of the code of the training" for one in options.module]
+    found.differs = bool(code.notes or trial.drawn or options.module or capsule.manifest["left_out"])
     return found
 
 

@@ -19,6 +19,7 @@ AS_TRAINED = "as trained"
 @dataclass
 class ReplayFindings:
     """``recurred`` of ``of`` forwards were bad; ``same_bits``: all returned the same. ``as_trained``: those of the training.
+    ``differs``: code or inputs are not those of the training.
 
     ``table`` has an outcome for each precision and device. ``rows``: from, to before, of how many.
     """
@@ -31,6 +32,7 @@ class ReplayFindings:
     same_bits: bool = True
     as_trained: bool | None = None
     error: str = ""
+    differs: bool = False
     operator: Operator | None = None
     no_operator: str = ""
     table: dict[str, dict[str, ForwardResult]] = field(default_factory=dict)
@@ -103,9 +105,12 @@ def _recurs(found: ReplayFindings) -> str:
     if found.error:
         return f"not known: the forward raises {found.error}"
     if not found.recurred:
+        finite = f"no: finite {found.of} of {found.of} times here"
+        if found.differs:
+            return f"{finite}. It was not the same forward as in the training: see the notes"
         return (
-            f"no: finite {times} times. Replay it on the machine of the report, with its torch: if it is finite there, too, "
-            "suspect the hardware of that machine"
+            f"{finite}. Replay it on the machine of the report, with its torch: if it is finite there, too, suspect the hardware "
+            "of that machine, or code that is not in the capsule, such as another thread"
         )
     bits = "the same bits each time" if found.same_bits else "but other bits each time: an operator is not deterministic"
     if found.of == 1:
