@@ -58,9 +58,18 @@ NOT_RUN = {
 
 
 def test_every_command_runs_in_a_test() -> None:
-    """Another test runs the README's commands; the tutorial's run one after the other."""
+    """Another test runs the README's commands; those of the tutorial and of the page on replay run one after the other."""
     shown = {command for page in PAGES if page not in ("README.md", "tutorial.md") for command in commands(page)}
-    ours = {ONE_NODE, UI, COLLECTOR, ONE_OF_TWO_NODES, *TUNE, *OF_A_RUN, *(each for some in JOBS.values() for each in some)}
+    ours = {
+        *commands("replay.md"),
+        ONE_NODE,
+        UI,
+        COLLECTOR,
+        ONE_OF_TWO_NODES,
+        *TUNE,
+        *OF_A_RUN,
+        *(each for some in JOBS.values() for each in some),
+    }
     assert {command.split()[0] for command in shown - ours} == NOT_RUN.keys()
 
 
@@ -170,19 +179,30 @@ def shaped(line: str) -> str:
     return " ".join(re.sub(r"(?<![\w.\[(])x?\d[\d.]*(e[+-]\d+)?(?![\w\]])", "N", line).split())
 
 
-@pytest.mark.slow
-def test_the_tutorial(tmp_path: Path) -> None:
-    """Each command runs and prints the lines that the page shows after it, except for numbers."""
-    (tmp_path / "train_pumps.py").write_text((ROOT / "deploy" / "examples" / "train_pumps.py").read_text())
-    parts = re.split(r"```bash\n(.*?)\n```", PAGES["tutorial.md"], flags=re.DOTALL)
+def exit_codes(page: str, folder: Path) -> tuple[list[str], list[int]]:
+    """Runs the commands of a page; each prints the lines that the page shows after it, except for numbers."""
+    parts = re.split(r"```bash\n(.*?)\n```", PAGES[page], flags=re.DOTALL)
     codes, steps = [], parts[1::2]
     for command, after in zip(steps, parts[2::2], strict=True):
-        done = run(command, tmp_path)
+        done = run(command, folder)
         codes.append(done.returncode)
         printed = {shaped(line) for line in (done.stdout + done.stderr).splitlines()}
         shown = [line for block in blocks(after, "text") for line in block.splitlines() if line != "[...]"]
         missing = [line for line in shown if shaped(line) not in printed]
         assert not missing, (command, missing, done.stdout, done.stderr)
+    return steps, codes
+
+
+@pytest.mark.slow
+def test_the_page_on_replay(tmp_path: Path) -> None:
+    _, codes = exit_codes("replay.md", tmp_path)
+    assert codes == [0, 0]
+
+
+@pytest.mark.slow
+def test_the_tutorial(tmp_path: Path) -> None:
+    (tmp_path / "train_pumps.py").write_text((ROOT / "deploy" / "examples" / "train_pumps.py").read_text())
+    steps, codes = exit_codes("tutorial.md", tmp_path)
     assert codes == [77, 77, 0, 0, 0, 0, 0]
     assert [command for command in steps if "torchrun" in command] == [steps[0], steps[1], steps[-1]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from torch import nn
 
 from ..errors import UsageError
 from ..rerun.repetition import repeat
+from ..shared.trip import Operator, Source
 from .code import UsersCode
 from .opened import OpenedCapsule, find_capsule, open_capsule
 from .options import ReplayOptions
@@ -57,6 +59,10 @@ def replay(options: ReplayOptions) -> ReplayFindings:
     if found.recurred:
         _find_rows(trial, devices[0], rows_of(call), found)
     _write_repro(options, capsule, code, trial.draws, found)
+    if trial.draws and not manifest["random_at_entry"]:
+        found.notes.append(
+            "the module draws random numbers, and the capsule does not have those of the training: its own were drawn after them"
+        )
     if trial.drawn:
         found.notes.append(
             "the capsule has no inputs (capsule=no-inputs): drawn at random, in the shapes and ranges of the real ones, were "
@@ -137,9 +143,15 @@ def _name_operator(trial: Trial, device: torch.device, found: ReplayFindings) ->
     if repeated.given is not None and repeated.operator is not None:
         found.no_operator = f"it was bad before this forward: {repeated.operator.name} is the first that read it"
     elif repeated.operator is not None:
-        found.operator = repeated.operator
+        found.operator = _with_known_line(repeated.operator, found.about["trip"])
     elif found.recurred:
         found.no_operator = f"not found: {repeated.note or 'the inputs or weights were bad before'}"
+
+
+def _with_known_line(operator: Operator, trip: dict[str, Any]) -> Operator:
+    """The user's line that called one of torch's own modules is not run here; the training had it on its stack."""
+    is_same = operator.source is None and trip["source"] is not None and trip["operator"] == operator.name
+    return dataclasses.replace(operator, source=Source(*trip["source"])) if is_same else operator
 
 
 def _try_precisions(trial: Trial, devices: list[torch.device], dtypes: list[torch.dtype], found: ReplayFindings) -> None:

@@ -139,6 +139,7 @@ def _write(part: Path, rules: CapsuleRules, forward: Forward, trip: Trip, name: 
         "has_inputs": rules.with_inputs,
         "outputs": results,
         "random": states,
+        "random_at_entry": entry is not None,
         "surroundings": {**around, "grad": entry.has_gradients if entry is not None else around["grad"]},
         "versions": surroundings.versions(),
         "path": [str(Path(folder).absolute()) for folder in sys.path if Path(folder or ".").is_dir()],
@@ -178,6 +179,8 @@ def _trip(trip: Trip) -> dict[str, Any]:
         "label": trip.culprit.label,
         "state": trip.culprit.state.name.lower(),
         "readings": rows,
+        "operator": trip.operator.name if trip.operator is not None else "",
+        "source": list(trip.operator.source) if trip.operator is not None and trip.operator.source is not None else None,
     }
 
 

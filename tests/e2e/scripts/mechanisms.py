@@ -79,7 +79,7 @@ class Root(torch.autograd.Function):
 
 class Applies(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = Root.apply(x)
+        out: Tensor = Root.apply(x)  # type: ignore[no-untyped-call]
         return out
 
 
