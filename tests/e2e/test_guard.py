@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs import Job, forked, run_job
+from jobs import Job, forked, run_job, torchrun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -76,3 +77,24 @@ def test_what_communicates_is_guarded_and_not_run_again(tmp_path: Path, name: st
     assert "not run again" in verdict["evidence"]
     assert why in verdict["evidence"]
     assert verdict["rank"] is None or "no single rank" in job.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "module", "step"),
+    [
+        ("trainer", "transformers", "length", 2),
+        ("lightning", "lightning", "net.length", 5),
+        ("accelerate", "accelerate", "length", 2),
+    ],
+)
+def test_a_framework_keeps_its_weights(tmp_path: Path, name: str, library: str, module: str, step: int) -> None:
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    command = torchrun("guarded_frameworks.py", name, str(tmp_path / "work"))
+    job = run_job(tmp_path, command, "--abort-grace", "10", timeout=280)
+    verdict = job.verdict
+    assert job.code == 77, job.stderr
+    assert (verdict["rank"], verdict["batch"], verdict["optimizer_step"], verdict["module"]) == (1, 5, step, module)
+    assert operator_of(verdict)[:2] == ("aten.div.Tensor", "SqrtBackward0")
+    assert verdict["closeup"]["source"]["text"].endswith("# its slope at 0 is infinite")
+    assert all(f"rank {rank}: weights finite" in job.stdout for rank in range(2))

@@ -48,6 +48,7 @@ class RootRun:
     """
 
     def __init__(self, entry: RootEntry, output: Any) -> None:
+        entry.leave()
         self.entry = entry
         self.gradients: list[dict[int, Tensor]] = []
         self._task = -1

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,10 @@ from .source import Caller, caller_of
 class RootEntry:
     """The forward of a root as it began. Made in each batch: it refers to what the root was given, and copies nothing of it."""
 
-    __slots__ = ("_autocast", "_random", "_versions", "args", "caller", "forward", "has_gradients", "kwargs", "module")
+    __slots__ = (
+        *("_autocast", "_counters", "_random", "_seen", "_versions"),
+        *("args", "caller", "forward", "has_gradients", "kwargs", "module"),
+    )
 
     def __init__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self.module = module
@@ -37,6 +41,16 @@ class RootEntry:
         ]
         self.has_gradients = torch.is_grad_enabled()
         self.caller = caller_of()
+        known = _counters.get(module)
+        self._seen = _numbers(module) if known is None else []
+        self._counters = [(one, name, vars(one).get(name)) for kept, name in known or () if (one := kept()) is not None]
+
+    def leave(self) -> None:
+        """The forward has returned. After the first one, it is known which numbers its modules count."""
+        if self.module not in _counters:
+            self._counters = [row for row in self._seen if vars(row[0]).get(row[1]) != row[2]]
+            _counters[self.module] = [(ref(one), name) for one, name, _ in self._counters]
+            self._seen = []
 
     @property
     def given(self) -> list[Tensor]:
@@ -55,7 +69,9 @@ class RootEntry:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Random state and autocast as they were."""
+        """Random state, autocast, and what its modules count, as they were."""
+        for one, name, value in self._counters:
+            vars(one)[name] = value
         with ExitStack() as stack:
             for index, state in self._random:
                 if index is None:
@@ -65,6 +81,19 @@ class RootEntry:
             for device, is_on, dtype in self._autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=is_on))
             yield
+
+
+_counters: WeakKeyDictionary[nn.Module, list[tuple[ref[nn.Module], str]]] = WeakKeyDictionary()
+"""The plain numbers of modules that a forward of this root changes: calls that are counted, say."""
+
+
+def _numbers(module: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+    return [
+        (inner, name, value)
+        for inner in module.modules()
+        for name, value in vars(inner).items()
+        if type(value) in (int, float, bool)
+    ]
 
 
 def _devices() -> tuple[str, ...]:

@@ -21,8 +21,8 @@ def who_has_it(first: int, at_once: Sequence[int], trips: Mapping[int, Trip], ca
     """The ranks that tripped at once with the same bad reading, which came to all of them; the first one's is ``cause``."""
     if cause not in _SHARED:
         return [first]
-    same = _reading(trips[first])
-    return [rank for rank in at_once if _reading(trips[rank]) == same]
+    same, is_found = _reading(trips[first]), not trips[first].unfound
+    return [rank for rank in at_once if _reading(trips[rank]) == same and (not trips[rank].unfound) == is_found]
 
 
 def tell_apart(ranks: Sequence[int], trips: Mapping[int, Trip], cause: Cause, world_size: int) -> tuple[bool, str]:
@@ -51,6 +51,8 @@ def tell_apart(ranks: Sequence[int], trips: Mapping[int, Trip], cause: Cause, wo
         return False, f"{have}; which one made it is not known"
     if not first.gradients and not first.guarded:
         return False, f"{have}; which one made it is not known: gradients=True tells"
+    if cause is Cause.GRADIENT and first.guarded:
+        return False, f"{have} at once: each of them made it, as it ran its own batch again"
     if cause is Cause.GRADIENT:
         return False, f"{have} at once: each of them made it, or it was reduced over them before it was measured"
     return False, f"{have}; which one made it is not known, though gradients were watched"

@@ -49,17 +49,21 @@ class Net(nn.Module):
         return out
 
 
-def fed(number: int) -> Tensor:
-    """On the culprit, what the norm is taken of is 0 in one batch."""
-    return torch.randn(4, 8) * float(not (number == BAD and is_culprit()))
+def fed(number: int, to_all: bool = False) -> Tensor:
+    """On the culprit, what the norm is taken of is 0 in one batch. ``to_all``: the ranks are all fed the same."""
+    if to_all:
+        torch.manual_seed(number)
+    return torch.randn(4, 8) * float(not (number == BAD and (to_all or is_culprit())))
 
 
-def trained(model: nn.Module, *, accumulate: int = 1, clips: bool = False, **options: Any) -> tuple[nn.Module, Training]:
+def trained(
+    model: nn.Module, *, accumulate: int = 1, clips: bool = False, to_all: bool = False, **options: Any
+) -> tuple[nn.Module, Training]:
     rankwatch.watch(model, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step(number: int) -> None:
-        (model(fed(number)).square().mean() / accumulate).backward()
+        (model(fed(number, to_all)).square().mean() / accumulate).backward()
         if (number + 1) % accumulate:
             return
         if clips:
@@ -166,11 +170,13 @@ def fsdp2() -> tuple[nn.Module, Training]:
 
 @training
 def tensor_parallel() -> tuple[nn.Module, Training]:
+    from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
+    torch.manual_seed(0)
     net, mesh = Net(), init_device_mesh("cpu", (dist.get_world_size(),))
-    parallelize_module(net, mesh, {"head": ColwiseParallel(output_layouts=None)})
-    return trained(net)
+    parallelize_module(net, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})
+    return trained(net, to_all=True)
 
 
 def are_finite(model: nn.Module) -> bool:

@@ -497,6 +497,31 @@ def test_the_random_numbers_are_those_of_the_batch() -> None:
     assert (trip.frame.spec.module, trip.recurs) == ("1", True)
 
 
+def test_what_a_module_counts_is_as_it_was() -> None:
+    """The forward is bad in its third call alone."""
+
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return root_of(x * (self.calls != BAD + 1))
+
+    model = model_of(Counts())
+    optimizer = sgd(model)
+
+    def step(number: int) -> None:
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trip = tripped(model, step)
+    assert (trip.position.batch, operator_of(trip).node, trip.recurs) == (BAD, "SqrtBackward0", True)
+    assert model[1].call.calls == BAD + 1
+
+
 def test_it_goes_on_as_without_a_watch() -> None:
     """A test that catches the trip finds weights, buffers, gradients and random numbers as the training left them."""
 

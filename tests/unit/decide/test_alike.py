@@ -92,6 +92,30 @@ def test_what_came_to_all_ranks_alike_is_no_single_ranks(trip: Trip, said: str) 
     assert found.evidence.endswith(said)
 
 
+def guarded_trip(unfound: str = "", *, at: tuple[int, int, int] = (3, 0, 4), received: str = "") -> Trip:
+    """A nan gradient before an optimizer step; ``unfound``: why it is not known where it came from."""
+    trip = makers.trip(reading("weight.grad", NAN, kind=Kind.GRADIENT), at=at, phase=Phase.BACKWARD)
+    return replace(trip, guarded=True, unfound=unfound, received=received, recurs=None if unfound else True)
+
+
+def test_the_rank_whose_own_gradient_was_bad_comes_before_those_that_received_it() -> None:
+    received = guarded_trip("run again, it was finite", received="all_reduce")
+    found = verdict_of(received, guarded_trip(), received)
+    assert (found.rank, found.alike, found.certainty) == (1, (), Certainty.COMPLETE)
+    assert [rank for rank, _ in found.also] == [0, 2]
+
+
+def test_a_gradient_whose_origin_no_rank_found_blames_none() -> None:
+    found = verdict_of(guarded_trip(), guarded_trip())
+    assert found.evidence.endswith("both ranks have it at once: each of them made it, as it ran its own batch again")
+    found = verdict_of(*[guarded_trip("not run again: its tensors are sharded")] * 2)
+    assert found.alike == (0, 1)
+    assert found.evidence.endswith("both ranks have it; which one made it is not known")
+    found = verdict_of(None, guarded_trip("not run again: its tensors are sharded"))
+    assert found.alike == (1,)
+    assert found.evidence.endswith("which rank made it is not known")
+
+
 def test_ranks_that_trip_at_once_of_themselves_are_named_each() -> None:
     found = verdict_of(*[makers.trip(at=(3, 0, 1))] * 3)
     assert (found.rank, found.alike) == (0, ())
