@@ -31,6 +31,7 @@ TRUTHS = {
     "function": Truth("aten.sqrt.default", "nan", (9, 10, 16)),
     "random": Truth("aten.log.default", "nan", None),
     "inside": Truth("aten.native_layer_norm.default", "nan", (0, 1, 4)),
+    "between": Truth("aten.log.default", "nan", (0, 1, 4)),
     "closure": Truth("aten.pow.Tensor_Scalar", "inf", (0, 1, 16)),
 }
 
@@ -71,7 +72,8 @@ def test_a_mechanism_in_a_fresh_process(name: str, capsules: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert (found["recurred"], found["of"], found["same_bits"]) == (3, 3, True)
-    assert found["bits_of_the_training"] is (None if name == "inside" else True)
+    assert found["bits_of_the_training"] is (None if name in ("inside", "between") else True)
+    assert found["module"] == {"inside": "norm"}.get(name, "")
     source = found["operator"]["source"]
     assert (found["operator"]["operator"], source["line"], source["text"]) == (truth.operator, *line_of(name))
     assert found["precision"]["float64"]["cpu"]["state"] == truth.in_float64

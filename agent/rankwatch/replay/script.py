@@ -206,9 +206,14 @@ class _Script:
                 "inner.register_forward_hook(lambda module, args, output: reached.append(output))\n"
             )
             what = what.replace("output", f"reached[{inner['nth'] - 1}]")
+        call = "    output = module(*args, **kwargs)\n"
+        if inner is not None:  # what comes after it is not looked at
+            call = (
+                f"    try:\n    {call}    except Exception:\n        if len(reached) < {inner['nth']}:\n            raise\n"
+            )
         return (
             f"{before}\nwith {', '.join(modes)}, First():\n"
-            "    output = module(*args, **kwargs)\n"
+            f"{call}"
             f"outputs = tree_leaves({what})\n"
             'print("inf or nan:", any(map(is_bad, outputs)))\n'
             "sys.exit(0 if any(map(is_bad, outputs)) else 1)\n"

@@ -109,6 +109,7 @@ def _write(part: Path, rules: CapsuleRules, forward: Forward, trip: Trip, name: 
         states = {device: bag.put(value, f"random.{device}", with_values=True) for device, value in drawn.items()}
         encoder.with_tensors = rules.with_inputs
         made = encoder.encode(module, "")
+        made["hooks"] = [one for one in made["hooks"] if one[0] != "_forward_pre_hooks"]  # the inputs are what they returned
         modules = sources.gather(encoder)
         results = [
             {"label": label, "shape": list(leaf.shape), "sha256": digest_of(leaf)}

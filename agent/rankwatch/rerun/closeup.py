@@ -24,6 +24,7 @@ from .capsule import CapsuleWritten
 from .careful import Careful, Stopped, tensors
 from .forward import Forward, run_again
 from .machine import describe_gpus
+from .narrowed import keep_inner
 from .repetition import UNKNOWN, Repeated, describe_error, repeat
 
 log = logging.getLogger(__name__)
@@ -84,17 +85,18 @@ def look_closer(
         log.debug("the close-up failed", exc_info=True)
         found = CloseUp(note=describe_error(error))
     if keep is not None and wanted():
-        found = _kept(found, look.forward, keep, until)
+        found = _kept(found, look, keep, until)
     devices = [value.device for forward in subject.forwards for value in tensors([forward.args, forward.kwargs])]
     devices += [value.device for forward in subject.forwards for value in forward.module.parameters()]
     return replace(found, machine=describe_gpus(devices))
 
 
-def _kept(found: CloseUp, forward: Forward | None, keep: Keep, until: float) -> CloseUp:
+def _kept(found: CloseUp, look: _Look, keep: Keep, until: float) -> CloseUp:
     """With the capsule of the forward, or why there is none."""
+    forward = look.forward
     if forward is None or forward.refusal:
         return found  # the note says why it was not run again
-    written = keep(forward, until)
+    written = (keep_inner(forward, keep, until) if look.is_inner else None) or keep(forward, until)
     if written.path is not None:
         return replace(found, capsule=str(written.path))
     return replace(found, note="; ".join(filter(None, (found.note, f"capsule: {written.why_not}"))))
@@ -104,6 +106,8 @@ class _Look:
     def __init__(self, subject: Subject, until: float, wanted: Callable[[], bool], name: Callable[[nn.Module], str]) -> None:
         self.forward = subject.forward or next(iter(subject.forwards), None)
         """The forward that was bad again."""
+        self.is_inner = False
+        """Whether it was bad by an operator of the module inside of it alone."""
         self._subject = subject
         self._until = until
         self._wanted = wanted
@@ -130,6 +134,7 @@ class _Look:
         if repeated.recurred is None:
             return CloseUp(operator=self._operator(repeated), note=f"not run again: {repeated.note}")
         self._grad = repeated.grad
+        self.is_inner = isinstance(forward.inner, nn.Module) and forward.inner in repeated.modules and repeated.given is None
         recurred, of = self._recurrence(forward, repeated.recurred)
         precision = self._precision(forward) if recurred else ()
         return CloseUp(

@@ -104,6 +104,18 @@ class Inside(nn.Module):
         return torch.nan_to_num(self.norm(x))  # line of inside
 
 
+class Between(nn.Module):
+    """The bad number is made outside of the module in which it is seen: the capsule is the root's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.log(self.first(x) * 0 - 1))  # line of between
+        return out
+
+
 class Closed(nn.Module):
     def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -142,6 +154,7 @@ TRAININGS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]
     "function": (Applies, lambda: (batch_with(9, -1.0),), {}, {}),
     "random": (Drops, lambda: (torch.ones(32, 4),), {}, {}),
     "inside": (Inside, lambda: (torch.ones(4, 4),), {}, {"check": "batch"}),
+    "between": (Between, lambda: (torch.ones(4, 4),), {}, {"check": "batch"}),
     "closure": (closed, lambda: (batch_with(0, 0.0),), {}, {}),
 }
 

@@ -113,7 +113,7 @@ def hooked() -> nn.Module:
     module = nn.Linear(4, 4)
     module.register_forward_hook(lambda module, args, output: output * SCALE)
     module.register_forward_pre_hook(lambda module, args, kwargs: ((args[0] + 1,), kwargs), with_kwargs=True)
-    return module
+    return nn.Sequential(module)
 
 
 def local() -> nn.Module:
