@@ -173,8 +173,9 @@ def test_several_nodes_and_their_tuning(tmp_path: Path) -> None:
 
 
 def shaped(line: str) -> str:
-    """A line without what differs between machines: numbers, and table cells that are cut because of their width."""
+    """A line without what differs between machines: numbers, folders, and table cells that are cut because of their width."""
     line = re.sub(r"\(vm, |\([\w.-]+, (?=local rank)", "(HOST, ", line)
+    line = re.sub(r"(/[\w.-]+)+/(?=\w+\.py)", "", line)
     line = re.sub(r"in under \S+ s|in \d+\.\d+ s", "in TIME", line)
     return " ".join(re.sub(r"(?<![\w.\[(])x?\d[\d.]*(e[+-]\d+)?(?![\w\]])", "N", line).split())
 
@@ -203,14 +204,14 @@ def test_the_page_on_replay(tmp_path: Path) -> None:
 def test_the_tutorial(tmp_path: Path) -> None:
     (tmp_path / "train_pumps.py").write_text((ROOT / "deploy" / "examples" / "train_pumps.py").read_text())
     steps, codes = exit_codes("tutorial.md", tmp_path)
-    assert codes == [77, 77, 0, 0, 0, 0, 0]
-    assert [command for command in steps if "torchrun" in command] == [steps[0], steps[1], steps[-1]]
+    assert codes == [77, 0, 0, 0, 0, 0]
+    assert [command for command in steps if "torchrun" in command] == [steps[0], steps[-1]]
 
 
 def test_the_numbers_that_the_tutorial_quotes() -> None:
     """The text beside the output quotes them."""
     text = PAGES["tutorial.md"]
-    for number in ("by a factor of 1.41", "grows by x1.41 a batch", "4.34e+00 input[0]", "3.42e+00 and 1.49e+01", "73.7"):
+    for number in ("by a factor of 1.41", "grows by x1.41 a batch", "5.25e+00 input[0]", "3.42e+00 and 1.49e+01", "7,240"):
         assert number in text
 
 
