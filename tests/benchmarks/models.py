@@ -34,6 +34,7 @@ MODES: dict[str, dict[str, Any] | None] = {
     "batch": {"check": "batch"},
     "async": {"check": "async"},
     "every=10": {"every": 10},
+    "no guard": {"guard": False},
 }
 """Each mode, with the arguments of watch() where rankwatch watches."""
 WATCH_PARAMETERS = inspect.signature(rankwatch.watch).parameters

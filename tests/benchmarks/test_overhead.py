@@ -32,6 +32,6 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads(tables.read_text())
     modes = {row["mode"]: row for row in written["steps"] if row["model"] == "gpt2"}
-    assert modes.keys() == {"bare", "bare (again)", "hugging face", "frame", "batch", "async", "every=10"}
+    assert modes.keys() == {"bare", "bare (again)", "hugging face", "frame", "batch", "async", "every=10", "no guard"}
     assert not any(row["blind"] for row in modes.values())
     assert {row["dtype"] for row in written["measure"]} == {"float32", "bfloat16", "float16"}
