@@ -162,6 +162,9 @@ def _try_precisions(trial: Trial, devices: list[torch.device], dtypes: list[torc
 
 
 def _find_rows(trial: Trial, device: torch.device, rows: int, found: ReplayFindings) -> None:
+    if trial.drawn:
+        found.why_no_rows = "not looked for: the inputs were drawn at random"
+        return
     if rows < 2:
         found.why_no_rows = "the inputs have no rows to halve" if not rows else "the batch has one row"
         return

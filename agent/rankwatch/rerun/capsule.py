@@ -114,7 +114,10 @@ def _write(part: Path, rules: CapsuleRules, forward: Forward, trip: Trip, name: 
         results = [
             {"label": label, "shape": list(leaf.shape), "sha256": digest_of(leaf)}
             for label, leaf in leaves(output, "output")
-            if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.numel() <= MAX_COMPARED
+            if isinstance(leaf, Tensor)
+            and leaf.layout is torch.strided
+            and rules.with_inputs
+            and leaf.numel() <= MAX_COMPARED
         ]
     sums = {TENSORS: write_tensors(part / TENSORS, bag.tensors, until)}
     if modules:

@@ -117,6 +117,7 @@ def test_without_inputs_nothing_of_them_is_stored(tmp_path: Path) -> None:
     assert set(read_tensors(at / TENSORS)) == {"linear.weight", "linear.bias", "random.cpu"}
     (form, _) = manifest(at)["args"]["items"]
     assert (form["shape"], form["low"], form["high"]) == ([4, 2], -1.0, SECRET)
+    assert manifest(at)["outputs"] == []
     assert b"my secret" not in (at / MANIFEST).read_bytes()
 
 
