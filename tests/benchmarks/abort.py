@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
 
 from jobs import SCRIPTS, environment, torchrun
 from rankwatch.shared.messages import Abort, Ack, Tripped
-from rankwatch_monitor.decide.effects import Effect, Send
+from rankwatch_monitor.decide.effects import Effect, Send, SendAll
 from rankwatch_monitor.decide.ledger import Event, Received
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.serve.collector import Collector
@@ -66,7 +66,7 @@ class Watched(Collector):
     def _do(self, effects: Iterator[Effect]) -> None:
         done = list(effects)
         super()._do(iter(done))
-        if not self.times.abort and any(isinstance(e, Send) and isinstance(e.message, Abort) for e in done):
+        if not self.times.abort and any(isinstance(e, (Send, SendAll)) and isinstance(e.message, Abort) for e in done):
             self.times.abort = time.time()
 
 

@@ -32,12 +32,15 @@ class RootEntry:
         self.kwargs = kwargs
         found: list[Any] = []
         flatten(args, found)
-        flatten(kwargs, found)
+        if kwargs:
+            flatten(kwargs, found)
         given = [value for value in found if isinstance(value, Tensor) and not value.is_inference()]
         self._versions = [(value, value._version) for value in given]
-        self._random = _random_states()
+        has_cuda = torch.cuda.is_initialized()
+        self._random = _random_states(has_cuda)
+        devices = ("cpu", "cuda") if has_cuda else ("cpu",)
         self._autocast = [
-            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _devices()
+            (device, torch.get_autocast_dtype(device)) for device in devices if torch.is_autocast_enabled(device)
         ]
         self.has_gradients = torch.is_grad_enabled()
         self.caller = caller_of()
@@ -78,8 +81,9 @@ class RootEntry:
                     torch.set_rng_state(state)
                 else:
                     torch.cuda.set_rng_state(state, index)
-            for device, is_on, dtype in self._autocast:
-                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=is_on))
+            was_on = dict(self._autocast)
+            for device in ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",):
+                stack.enter_context(torch.autocast(device, dtype=was_on.get(device), enabled=device in was_on))
             yield
 
 
@@ -96,13 +100,9 @@ def _numbers(module: nn.Module) -> list[tuple[nn.Module, str, Any]]:
     ]
 
 
-def _devices() -> tuple[str, ...]:
-    return ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)
-
-
-def _random_states() -> list[tuple[int | None, Tensor]]:
+def _random_states(has_cuda: bool) -> list[tuple[int | None, Tensor]]:
     states: list[tuple[int | None, Tensor]] = [(None, torch.get_rng_state())]
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+    if has_cuda and not torch.cuda.is_current_stream_capturing():
         index = torch.cuda.current_device()
         states.append((index, torch.cuda.get_rng_state(index)))
     return states
