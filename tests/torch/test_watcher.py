@@ -190,3 +190,33 @@ def test_a_training_that_diverges_alone_says_so(capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert "cause      divergence: the loss left its range in batch " in out
     assert "learning rate" in out
+
+
+def divides(x: Tensor) -> Tensor:
+    return x / (x - 1)
+
+
+class Divides(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return divides(x)
+
+
+def test_the_local_report_has_the_close_up(capsys: pytest.CaptureFixture[str]) -> None:
+    with rankwatch.watch(Divides(), capsule="off") as watch, pytest.raises(rankwatch.OverflowDetected):
+        watch.root(torch.ones(1, 4))
+    out = capsys.readouterr().out
+    assert f"  operator   aten.div at {__file__}:" in out
+    assert ", in divides: return x / (x - 1)\n" in out
+    assert "  recurs     recurred 3 of 3\n" in out
+    assert "  precision  bad in every precision: inf in float32 and float64\n" in out
+
+
+def test_without_a_close_up_the_local_report_still_has_the_operator(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKWATCH_CLOSEUP", "0")
+    with rankwatch.watch(Divides()) as watch, pytest.raises(rankwatch.OverflowDetected):
+        watch.root(torch.ones(1, 4))
+    out = capsys.readouterr().out
+    assert f"  operator   aten.div at {__file__}:" in out
+    assert "recurs " not in out

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..measure.extremes import dtype_name
+from ..measure.walk import leaves
 from ..shared.frame import Kind, Reading, State, state_of
 
 _OVERWRITES = ("copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "set_")
@@ -16,6 +17,15 @@ _OVERWRITES = ("copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "
 
 _NUMBERS = ("number", "float", "Tensor")
 """The types of an argument for which a number may be passed."""
+
+
+class _NoRow(NamedTuple):
+    alias_info: None = None
+    is_out: bool = False
+
+
+_NO_ROW = _NoRow()
+"""Stands for the row of a schema where an operator has none."""
 
 
 class Input(NamedTuple):
@@ -28,7 +38,7 @@ class Input(NamedTuple):
 
 def name_of(func: Any) -> str:
     """``exp`` of ``aten.exp.default``."""
-    return str(getattr(func, "_opname", "")) or str(func).split(".")[1]
+    return str(getattr(func, "_opname", "")) or str(func).rpartition(".")[2]
 
 
 def storage_of(value: Tensor) -> int:
@@ -40,6 +50,9 @@ def storage_of(value: Tensor) -> int:
 
 def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, str, Any]]:
     """Each argument that was passed: its row of the schema, label and value; the items of a list one by one."""
+    if not hasattr(func, "_schema"):  # an operator on functions, such as flex_attention
+        yield from ((_NO_ROW, label, value) for label, value in leaves(list(args), "input") if isinstance(value, Tensor))
+        return
     for index, row in enumerate(func._schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(row.name)
         if isinstance(value, (list, tuple)):
@@ -51,7 +64,7 @@ def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, str, An
 
 def written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The arguments that an operator writes to."""
-    if not func._schema.is_mutable:
+    if not hasattr(func, "_schema") or not func._schema.is_mutable:
         return []
     found = _arguments(func, args, kwargs)
     return [value for row, _, value in found if _is_written(row) and isinstance(value, Tensor)]
@@ -117,7 +130,7 @@ def reading_of(label: str, kind: Kind, value: Tensor | float) -> Reading:
 
 def operands_of(func: Any, inputs: list[Input], output: Tensor) -> tuple[float, ...]:
     """What an operator that works element by element had for its first bad element, one number for each input."""
-    is_pointwise = torch.Tag.pointwise in func.tags or name_of(func) in ("_to_copy", "copy_")
+    is_pointwise = torch.Tag.pointwise in getattr(func, "tags", ()) or name_of(func) in ("_to_copy", "copy_")
     tensors = [one.value for one in inputs if isinstance(one.value, Tensor)]
     plain = [value.layout is torch.strided and not value.is_nested for value in [output, *tensors]]
     if not is_pointwise or not all(plain) or any(value.dtype.is_complex for value in [output, *tensors]):

@@ -61,6 +61,8 @@ class Careful(TorchDispatchMode):
         self._ours = {storage_of(value) for value in buffers}
         """The storages that may be written to."""
 
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # else torch imports its compiler here, for seconds

@@ -6,6 +6,7 @@ It is bounded in time and memory, and an error in it is a line in the report.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 
 RUNS = 3
 """The forward is run again this often; the repetition before the TRIP is the first time."""
+
+SWITCH_INTERVAL = 0.0005
+"""Python's, meanwhile: the thread that talks to the collector acknowledges the abort."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -79,16 +83,28 @@ def look_closer(
     """
     until = time.monotonic() + seconds
     look = _Look(subject, until, wanted, name)
+    found = CloseUp()
+    steps: list[Callable[[CloseUp], CloseUp]] = [lambda _: look.all()]
+    if keep is not None:
+        steps.append(lambda found: _kept(found, look, keep, until) if wanted() else found)
+    steps.append(lambda found: replace(found, machine=describe_gpus(_devices(subject.forwards))))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL)
     try:
-        found = look.all()
-    except Exception as error:
-        log.debug("the close-up failed", exc_info=True)
-        found = CloseUp(note=describe_error(error))
-    if keep is not None and wanted():
-        found = _kept(found, look, keep, until)
-    devices = [value.device for forward in subject.forwards for value in tensors([forward.args, forward.kwargs])]
-    devices += [value.device for forward in subject.forwards for value in forward.module.parameters()]
-    return replace(found, machine=describe_gpus(devices))
+        for step in steps:
+            try:
+                found = step(found)
+            except Exception as error:
+                log.debug("a part of the close-up failed", exc_info=True)
+                found = replace(found, note="; ".join(filter(None, (found.note, describe_error(error)))))
+    finally:
+        sys.setswitchinterval(before)
+    return found
+
+
+def _devices(forwards: Sequence[Forward]) -> set[torch.device]:
+    given = [value for one in forwards for value in (*tensors([one.args, one.kwargs]), *one.module.parameters())]
+    return {value.device for value in given}
 
 
 def _kept(found: CloseUp, look: _Look, keep: Keep, until: float) -> CloseUp:
@@ -189,7 +205,9 @@ class _Look:
 
     def _has_time(self) -> bool:
         """Whether another forward fits in the time that is left. If not, the note says so."""
-        has_time = time.monotonic() + self._took < self._until and self._wanted()
+        if not self._wanted():
+            return False
+        has_time = time.monotonic() + self._took < self._until
         if not has_time:
             self._notes.append(f"no time for more: one forward takes {self._took:.2g} s")
         return has_time

@@ -136,13 +136,10 @@ def why_it_differs(forward: Forward, changes: Altered) -> str:
 
 def describe_error(error: BaseException) -> str:
     """What an error in a forward that is run again means, in a few words."""
-    if (
-        isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        or "out of memory" in str(error)
-        or "can't allocate" in str(error)
-    ):
+    text = str(error)
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or "out of memory" in text or "can't allocate" in text:
         return "out of memory as it was run again"
-    text = " ".join(str(error).split())[:160]
+    text = " ".join(text.split())[:160]
     return f"run again, it raised {type(error).__name__}" + (f": {text}" if text else "")
 
 

@@ -48,6 +48,9 @@ FAREWELL_TIMEOUT = 4.0
 """Seconds that ``close`` waits for the last messages to be acknowledged, even if the collector has just become unreachable:
 a rank whose BYE does not arrive counts as lost."""
 
+TRIP_TIMEOUT = 0.2
+"""Seconds that a close-up waits until the collector has the trip."""
+
 VERDICT_MARGIN = 1.0
 """Seconds on top of the decision window that a tripped rank waits for its verdict."""
 
@@ -155,6 +158,8 @@ class Link:
 
     def send_trip(self, trip: Trip) -> None:
         self._append(lambda seq: messages.Tripped(seq, trip))
+        if trip.has_closeup and self._online.is_set():  # which would keep this process busy
+            self._spool.wait_until_empty(TRIP_TIMEOUT)
 
     def send_closeup(self, closeup: CloseUp) -> None:
         self._append(lambda seq: messages.LookedCloser(seq, closeup))

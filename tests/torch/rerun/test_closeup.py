@@ -378,3 +378,54 @@ def test_memory_is_looked_at_before_and_an_end_of_it_is_a_line(monkeypatch: pyte
 def test_an_input_that_was_changed_in_place_is_not_run_again() -> None:
     _, found = tripped(Calls(lambda x: x.exp_()), ONES * 1000)
     assert (found.of, found.note) == (0, "not run again: what the model was given has been changed in place since")
+
+
+def test_it_ends_when_the_verdict_names_another_rank() -> None:
+    wanted = [True]
+    ran: list[int] = []
+
+    def forward(x: Tensor) -> Tensor:
+        ran.append(1)
+        wanted[0] = len(ran) < 3  # the verdict comes in the second run
+        return x / 0
+
+    _, notes = watched(Calls(forward))
+    notes.is_wanted = lambda: wanted[0]  # type: ignore[method-assign]
+    assert notes.detector is not None
+    with pytest.raises(OverflowDetected):
+        notes.detector.root(ONES)
+    _, found = the_only(notes)
+    assert (found.recurred, found.of, found.precision, len(ran)) == (1, 1, (), 3)
+    assert found.note == "stopped: the run has ended meanwhile"
+
+
+def test_one_close_up_is_enough() -> None:
+    model = Calls(lambda x: x / 0)
+    _, notes = watched(model)
+    for _ in range(3):
+        with pytest.raises(OverflowDetected):
+            model(ONES)
+    assert [trip.has_closeup for trip in notes.trips] == [True, False, False]
+    assert len(notes.closeups) == 1
+
+
+@pytest.mark.parametrize("check", ["frame", "batch"])
+def test_it_comes_also_where_the_forward_raises_by_itself(check: str) -> None:
+    def careful(self: Any, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        assert y.isfinite().all()
+        return y
+
+    model = Root(careful, inner=Calls(lambda x: x / 0))
+    _, notes = watched(model, check=check)
+    with pytest.raises(OverflowDetected if check == "frame" else AssertionError):
+        model(ONES)
+    assert len(notes.closeups) == 1
+    assert notes.closeups[0].recurred == 3
+
+
+def test_a_bound_that_is_too_short_is_said() -> None:
+    _, found = tripped(Calls(lambda x: x / 0), ONES, watch={"closeup": 1e-9})
+    assert (found.recurred, found.of, found.precision) == (1, 1, ())
+    assert found.note.startswith("no time for more: one forward takes")
+    assert found.operator is not None

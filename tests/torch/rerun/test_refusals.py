@@ -239,3 +239,15 @@ def test_a_loss_has_no_forward_to_run_again() -> None:
     with pytest.raises(OverflowDetected):
         loss.backward()
     assert notes.closeups[0].note == "not run again: the loss is computed outside of the model's forward"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_operator_on_functions_is_found() -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    torch._dynamo.reset()
+    model = Calls(lambda x: flex.flex_attention(x, x, x))  # flex
+    _, found = tripped(model, torch.ones(1, 1, 16, 16) * 1e30)
+    assert found.operator is not None
+    assert found.operator.source is not None
+    assert (found.operator.name, found.operator.source.line) == ("flex_attention", line_of("flex", __file__))
+    assert found.recurred == 3
