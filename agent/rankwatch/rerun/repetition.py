@@ -80,11 +80,14 @@ UNKNOWN = Repeated()
 def repeat(
     forwards: Sequence[Forward], seconds: float = MAX_SECONDS, wanted: Callable[[], bool] = lambda: True
 ) -> tuple[Repeated, Forward | None]:
-    """Repeats the first of these forwards that is bad again; or the last one, if none is."""
+    """Repeats the first of these forwards of which it is then known whether it recurs; or the first one, if there is none."""
     until = time.monotonic() + seconds
     found, which = UNKNOWN, None
     for forward in forwards:
-        found, which = _repeat(forward, until, wanted), forward
+        repeated = _repeat(forward, until, wanted)
+        is_better = repeated.recurred is not None or (repeated.operator is not None and found.operator is None)
+        if which is None or is_better:
+            found, which = repeated, forward
         if found.recurred is not None:
             break
     return found, which
