@@ -210,17 +210,26 @@ def test_other_random_numbers_make_it_unknown_whether_it_recurs() -> None:
 
 
 class CountsToThree(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, start: Any) -> None:
         super().__init__()
-        self.calls = 0
+        self.calls = start
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
+        self.calls = self.calls + 1
         return x / 0 if self.calls == 3 else x
 
 
-def test_an_attribute_that_a_forward_changes_makes_it_unknown_whether_it_recurs() -> None:
-    model = CountsToThree()
+def test_a_number_that_its_module_counts_is_as_it_was() -> None:
+    model = CountsToThree(0)
+    _, notes = watched(model)
+    with pytest.raises(OverflowDetected):
+        _ = model(ONES), model(ONES), model(ONES)
+    trip, found = the_only(notes)
+    assert (trip.recurs, found.recurred, found.of, model.calls) == (True, 3, 3, 3)
+
+
+def test_another_attribute_that_a_forward_changes_makes_it_unknown_whether_it_recurs() -> None:
+    model = CountsToThree(torch.tensor(0))
     _, notes = watched(model)
     with pytest.raises(OverflowDetected):
         _ = model(ONES), model(ONES), model(ONES)
