@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import dis
 from collections.abc import Iterator, Set
+from types import CodeType
 
 
 def needed(tree: ast.Module, names: Set[str], known: Set[str] = frozenset()) -> list[ast.stmt]:
@@ -54,14 +56,20 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def used_by(statement: ast.stmt) -> Iterator[str]:
-    """The names that a statement reads."""
+    """The global names that a statement reads, also in functions and classes below it. Their own local names are no such."""
+    yield from _globals_read_by(compile(ast.Module([statement], []), "<script>", "exec", dont_inherit=True))
     for node in ast.walk(statement):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            yield node.id
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            yield node.target.id
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
             yield node.value  # an annotation in quotes, or __all__: too much does no harm
+
+
+def _globals_read_by(code: CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"):
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _globals_read_by(constant)
 
 
 def _is_star(statement: ast.stmt) -> bool:
