@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import random
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -60,11 +59,6 @@ def random_state(devices: set[torch.device]) -> dict[str, Tensor]:
     found = {"cpu": torch.get_rng_state()}
     found.update({str(device): torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda"})
     return found
-
-
-def python_random() -> list[Any]:
-    version, numbers, gauss = random.getstate()
-    return [version, list(numbers), gauss]
 
 
 @contextmanager
