@@ -22,6 +22,9 @@ def is_own(operator: Operator) -> bool:
 def explain(operator: Operator) -> tuple[Cause, str]:
     """The cause and its evidence. The operator's inputs were finite, or held -inf on purpose."""
     name = short_name(operator)
+    if name in _CONSTANTS:
+        state, cause = operator.output.state, Cause.OVERFLOW if operator.output.state is State.INF else Cause.INVALID
+        return cause, f"the code makes a tensor of numbers that hold {state.name.lower()}: look at where they were computed"
     if operator.output.state is State.INF:
         return _explain_inf(operator, name)
     if _is_masked(operator):
@@ -144,6 +147,9 @@ def _is_at(*poles: float) -> _Pole:
 def _is_zero(operands: tuple[float, ...], tiny: float) -> bool:
     return _is_tiny(operands[0], tiny)
 
+
+_CONSTANTS = ("lift_fresh", "lift_fresh_copy")
+"""The operators through which ``torch.tensor(...)`` and NumPy's numbers come."""
 
 _SOFTMAX = ("softmax", "log_softmax", "safe_softmax")
 _SUMS = (

@@ -128,6 +128,15 @@ def test_the_module_in_which_the_operator_ran_is_named_where_only_the_root_was_m
     assert found.operator.module == "1.0"
 
 
+def test_numbers_that_numpy_computed_are_said_to_be_made_elsewhere() -> None:
+    model = Calls(lambda x: x + torch.from_numpy(np.array([1, np.inf])))  # numpy
+    trip, found = tripped(model, torch.ones(2))
+    assert found.operator is not None
+    assert found.operator.source is not None
+    assert found.operator.source.line == line_of("numpy", __file__)
+    assert "the code makes a tensor of numbers that hold inf" in classify(trip)[1]
+
+
 def test_a_marked_tensor_is_found_in_the_forward_around_it() -> None:
     model = Root(lambda self, x: rankwatch.detect_overflow(self.body(x).log() * 0, "scores") or x, body=nn.ReLU())  # marked
     with rankwatch.watch(model) as watch:
