@@ -79,7 +79,8 @@ def test_golden_bytes() -> None:
     )
     trip = wire.encode(messages.Tripped(1, makers.trip(loss_scale=1024.0)))
     assert trip.hex().endswith(
-        "9202030600" "01" "cb408f400000000000" "cb4090000000000000" "90" "c0" "90" "a0" "ff" "a0a0" "c2" "c0" "cb0000000000000000"
+        "9202030600" "01" "cb408f400000000000" "cb4090000000000000" "90" "c0" "90" "a0" "ff" "a0a0" "c2" "c0"
+        "cb0000000000000000" "c2a0"
     )
 
 
