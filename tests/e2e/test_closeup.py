@@ -26,7 +26,7 @@ def line_of(what: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return run_job(tmp_path_factory.mktemp("half"), torchrun("closeups.py", "half"), timeout=240)
+    return run_job(tmp_path_factory.mktemp("half"), torchrun("closeups.py", "half"))
 
 
 def test_the_report_for_programs_names_operator_and_line(half: Job) -> None:
@@ -115,7 +115,7 @@ def test_a_fault_that_does_not_recur_is_the_machines(tmp_path: Path) -> None:
 
 
 def test_a_gradient_names_the_line_of_its_forward_and_reaches_no_weight(tmp_path: Path) -> None:
-    job = run_job(tmp_path, torchrun("closeups.py", "gradient"), timeout=240)
+    job = run_job(tmp_path, torchrun("closeups.py", "gradient"))
     assert job.code == 77, job.stderr
     verdict, closeup = job.verdict, job.verdict["closeup"]
     assert (verdict["rank"], verdict["batch"], verdict["cause"], verdict["certainty"]) == (1, 5, "gradient", "complete")

@@ -17,7 +17,7 @@ LINE = next(number for number, line in enumerate(SCRIPT.read_text().splitlines()
 
 
 def ended(tmp_path: Path, name: str, ranks: int) -> Job:
-    job = run_job(tmp_path, forked("guarded.py", name, ranks=ranks), "--abort-grace", "5", timeout=240)
+    job = run_job(tmp_path, forked("guarded.py", name, ranks=ranks), "--abort-grace", "5")
     assert job.left_behind == []
     assert [f"rank {rank}: weights finite" in job.stdout for rank in range(ranks)] == [True] * ranks, job.stdout
     return job
@@ -91,7 +91,7 @@ def test_a_framework_keeps_its_weights(tmp_path: Path, name: str, library: str, 
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     command = torchrun("guarded_frameworks.py", name, str(tmp_path / "work"))
-    job = run_job(tmp_path, command, "--abort-grace", "10", timeout=280)
+    job = run_job(tmp_path, command, "--abort-grace", "10")
     verdict = job.verdict
     assert job.code == 77, job.stderr
     assert (verdict["rank"], verdict["batch"], verdict["optimizer_step"], verdict["module"]) == (1, 5, step, module)
