@@ -158,6 +158,7 @@ def test_what_cannot_be_replayed(arguments: tuple[str, ...], words: str, capsule
     assert words in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_is_replayed_from_its_folder(bad: Job, tmp_path: Path) -> None:
     """The report names the capsule in the run's folder, and the folder is enough."""
     assert bad.verdict["capsule"] == "capsule/rank-1"
