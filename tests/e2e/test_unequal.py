@@ -50,14 +50,15 @@ def test_a_rank_whose_watch_broke_does_not_count_as_finite_and_is_not_waited_for
 
 
 def test_a_nan_that_the_all_reduce_handed_to_both_is_no_single_ranks(tmp_path: Path) -> None:
-    job = job_of(tmp_path, "gradient", window=LONG)
+    job = run_job(tmp_path, forked("unequal.py", "gradient"), "--decision-window", LONG, env={"RANKWATCH_GUARD": "0"})
     assert at(job.verdict) == (0, 5, 5, "first")
     assert (job.verdict["cause"], job.verdict["alike_ranks"]) == ("weight", [0, 1])
     assert "culprit    no single rank (ranks 0-1 of 2 at once), batch 5" in job.stdout
     assert "both ranks have it; which one made it is not known: gradients=True tells" in job.stdout
 
 
-def test_with_gradients_watched_the_rank_that_made_it_is_named(tmp_path: Path) -> None:
-    job = run_job(tmp_path, forked("unequal.py", "gradient"), "--decision-window", LONG, env={"RANKWATCH_GRADIENTS": "1"})
+@pytest.mark.parametrize("option", ["RANKWATCH_GUARD", "RANKWATCH_GRADIENTS"])
+def test_with_the_guard_or_gradients_the_rank_that_made_it_is_named(tmp_path: Path, option: str) -> None:
+    job = run_job(tmp_path, forked("unequal.py", "gradient"), "--decision-window", LONG, env={option: "1"})
     assert (job.verdict["rank"], job.verdict["batch"], job.verdict["cause"]) == (1, 4, "gradient")
     assert job.verdict["alike_ranks"] == []

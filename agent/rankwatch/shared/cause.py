@@ -228,7 +228,7 @@ def _of_unfound(trip: Trip) -> tuple[Cause, str]:
     return cause, (
         f"{what}; {trip.unfound}: {how}it came from another rank, or by a way that does not lead through the model's outputs, "
         "such as a term of the loss that is made of the parameters"
-    )
+    ) + _of_scale(trip)
 
 
 def _gradient_evidence(trip: Trip) -> str:

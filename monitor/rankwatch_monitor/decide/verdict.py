@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankwatch.shared.cause import Cause, Trip, classify
 from rankwatch.shared.divergence import Divergence
@@ -19,7 +19,7 @@ from rankwatch.shared.frame import NO_STAGE, Moment, Phase
 from rankwatch.shared.str_enum import StrEnum
 from rankwatch.shared.text import name_ranks, name_spans
 
-from .alike import rank_order, tell_apart, who_has_it
+from .alike import FROM_OTHERS, rank_order, tell_apart, who_has_it
 
 NO_SINGLE_RANK = "no single rank"
 """Who the culprit is where ranks went bad alike."""
@@ -148,7 +148,7 @@ def elect(
     """
     trips = {rank: witness.trip for rank, witness in witnesses.items() if witness.trip is not None}
     times = {rank: logical_time_of(trip, witnesses[rank].stage) for rank, trip in trips.items()}
-    order = sorted(trips, key=lambda rank: (times[rank], rank_order(rank, trips[rank])))
+    order = sorted(trips, key=lambda rank: _place(times[rank], rank_order(rank, trips[rank]), uneven))
     first = order[0]
     target = times[first]
     unsure = range(world_size) if unsure is None else sorted(unsure)
@@ -231,6 +231,12 @@ def _has_passed(witness: Witness, target: LogicalTime) -> bool:
     if at > aim or (at == aim and comes_later):
         return True
     return not target.eval and not position.eval and witness.reported_batch >= target.batch - comes_later
+
+
+def _place(time: LogicalTime, order: tuple[int, int], uneven: str) -> tuple[Any, ...]:
+    """What trips are sorted by. Ranks that count batches differently share only the steps: what came from another rank in a
+    step came after that rank's own trip."""
+    return (time.step, order[0] == FROM_OTHERS, time, order) if uneven else (time, order)
 
 
 def _in_step(time: LogicalTime) -> LogicalTime:
