@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import notebook
 import rankwatch
 from closeups import late, line_of, the_only, tripped
 from models import Calls
@@ -27,12 +25,6 @@ from trainings import Root
 
 NAN, INF = float("nan"), float("inf")
 ONES = torch.ones(2, 4)
-
-
-@pytest.fixture(autouse=True)
-def _unwatch() -> Iterator[None]:
-    yield
-    notebook.unwatch()
 
 
 # --- where the line is -------------------------------------------------------------------------------------------------

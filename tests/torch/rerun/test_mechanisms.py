@@ -11,19 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import notebook
 from closeups import line_of, tripped
 from models import Calls
 from rankwatch.shared.frame import State
 
 NAN, INF = float("nan"), float("inf")
 ONES = torch.ones(2, 4)
-
-
-@pytest.fixture(autouse=True)
-def _unwatch() -> Iterator[None]:
-    yield
-    notebook.unwatch()
 
 
 # --- 40 mechanisms: the operator, and the line -------------------------------------------------------------------------

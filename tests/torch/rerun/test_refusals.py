@@ -25,12 +25,6 @@ NAN, INF = float("nan"), float("inf")
 ONES = torch.ones(2, 4)
 
 
-@pytest.fixture(autouse=True)
-def _unwatch() -> Iterator[None]:
-    yield
-    notebook.unwatch()
-
-
 # --- compiled modules ---------------------------------------------------------------------------------------------------
 
 

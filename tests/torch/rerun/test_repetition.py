@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,12 +17,6 @@ from notebook import model_of, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun import careful, closeup
 from rankwatch.shared.cause import Trip
-
-
-@pytest.fixture(autouse=True)
-def _unwatch() -> Iterator[None]:
-    yield
-    notebook.unwatch()
 
 
 def trip_of(model: nn.Module, *args: Any) -> Trip:
