@@ -23,6 +23,8 @@ from .hooks import never_compile, quietly
 Emit = Callable[[tuple[ReadingSpec, ...], list[Cell]], None]
 """Takes the readings of one frame of the backward, in the thread that runs the backward."""
 EmitFor = Callable[[NamedModule, tuple[ReadingSpec, ...], list[Cell]], None]
+Hook = Callable[[Callable[..., None]], Callable[..., None]]
+"""Makes a hook that catches the errors of its body: torch calls it within the user's backward."""
 
 
 def is_running() -> bool:
@@ -30,51 +32,67 @@ def is_running() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def watch_call(args: Any, kwargs: Any, output: Any, take: Callable[[Tensor], Cell], emit: Emit) -> None:
-    """Measures the gradients with respect to a call's outputs and inputs, and emits them when all have come.
+class CallGradients:
+    """Measures the gradients with respect to the outputs and inputs of calls.
 
     The hooks are on tensors: torch's module backward hooks wrap outputs in views, which forbid in-place changes.
     """
-    given = [(Kind.GRAD_OUTPUT, "output", output), *inputs(args, kwargs, Kind.GRAD_INPUT, Kind.GRAD_INPUT)]
-    found = [
-        (kind, f"grad_{path}", value)
-        for kind, label, container in given
-        for path, value in leaves(container, label)
-        if isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None
-    ]
-    if found:
-        call = _Call(take, emit)
-        for kind, label, value in found:
-            call.expect(kind, label, value)
+
+    def __init__(self, take: Callable[[Tensor], Cell], hook: Hook) -> None:
+        self._take = take
+        self._arrived = hook(self._arrive)
+        self._finish = hook(_Call.finish)
+
+    def watch(self, args: Any, kwargs: Any, output: Any, emit: Emit) -> None:
+        """Emits the gradients of a call when all have come."""
+        given = [(Kind.GRAD_OUTPUT, "output", output), *inputs(args, kwargs, Kind.GRAD_INPUT, Kind.GRAD_INPUT)]
+        found = [
+            (kind, f"grad_{path}", value)
+            for kind, label, container in given
+            for path, value in leaves(container, label)
+            if isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None
+        ]
+        if found:
+            call = _Call(emit)
+            for kind, label, value in found:
+                value.register_hook(partial(self._arrived, call, call.expect(kind, label, value)))
+
+    def _arrive(self, call: _Call, index: int, gradient: Tensor | None) -> None:
+        if gradient is None:  # it is 0: a Function returned None for it
+            return
+        if not call.has_begun:
+            # Some gradients may never come: an output is unused, or an input's gradient not wanted. So finish at the end.
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._finish, call))
+        if call.take(index, self._take(gradient)):
+            call.finish()
 
 
 class _Call:
     """A call of a module whose backward has yet to come. The graph refers to it, so it must not refer to the graph."""
 
-    def __init__(self, take: Callable[[Tensor], Cell], emit: Emit) -> None:
-        self._take = take
+    def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._rows: list[ReadingSpec] = []
         self._cells: dict[int, Cell] = {}
         self._inputs: set[int] = set()
 
-    def expect(self, kind: Kind, label: str, value: Tensor) -> None:
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._cells)
+
+    def expect(self, kind: Kind, label: str, value: Tensor) -> int:
         index = len(self._rows)
         self._rows.append(ReadingSpec(kind, label, dtype_name(value.dtype)))
         if kind is Kind.GRAD_INPUT:
             self._inputs.add(index)
-        value.register_hook(lambda gradient: self._arrived(index, gradient))
+        return index
 
-    def _arrived(self, index: int, gradient: Tensor) -> None:
-        if not self._cells:
-            # Some gradients may never come: an output is unused, or an input's gradient not wanted. So finish at the end.
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        self._cells[index] = self._take(gradient)
-        # The gradients of inputs come after those of outputs.
-        if self._inputs.issubset(self._cells) if self._inputs else len(self._cells) == len(self._rows):
-            self._finish()
+    def take(self, index: int, cell: Cell) -> bool:
+        """A gradient has come. Returns whether all have: the gradients of inputs come after those of outputs."""
+        self._cells[index] = cell
+        return self._inputs.issubset(self._cells) if self._inputs else len(self._cells) == len(self._rows)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         if self._cells:
             order = sorted(self._cells)
             cells, self._cells = [self._cells[index] for index in order], {}
@@ -88,8 +106,9 @@ class ParameterGradients:
         counts_zeros: tells whether to measure the share of exact zeros, too.
     """
 
-    def __init__(self, take: Callable[[Tensor], Cell], emit: EmitFor, counts_zeros: Callable[[], bool]) -> None:
+    def __init__(self, take: Callable[[Tensor], Cell], emit: EmitFor, hook: Hook, counts_zeros: Callable[[], bool]) -> None:
         self._take = take
+        self._accumulated = hook(self._measure_accumulated)
         self._counts_zeros = counts_zeros
         self._emit = emit
         self._hooked: dict[int, ReferenceType[Tensor]] = {}
@@ -101,7 +120,8 @@ class ParameterGradients:
         for name, value in named.module._parameters.items():
             if value is not None and value.requires_grad and value.is_leaf and not self._is_hooked(value):
                 self._hooked[id(value)] = ref(value)
-                self._handles.append(value.register_post_accumulate_grad_hook(self._hook(named, *_rows(name, value))))
+                accumulated = partial(self._accumulated, named, *_rows(name, value))
+                self._handles.append(value.register_post_accumulate_grad_hook(accumulated))
 
     def was_measured(self, value: Tensor) -> bool:
         """Whether a hook has measured this parameter's gradient since the last sweep."""
@@ -123,13 +143,10 @@ class ParameterGradients:
         hooked = self._hooked.get(id(value))
         return hooked is not None and hooked() is value
 
-    def _hook(self, named: NamedModule, row: ReadingSpec, zeros: ReadingSpec) -> Callable[[Tensor], None]:
-        def hook(parameter: Tensor) -> None:
-            if parameter.grad is not None:
-                self._seen.add(id(parameter))
-                self._measure(named, parameter.grad, row, zeros)
-
-        return hook
+    def _measure_accumulated(self, named: NamedModule, row: ReadingSpec, zeros: ReadingSpec, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self._seen.add(id(parameter))
+            self._measure(named, parameter.grad, row, zeros)
 
     def _measure(self, named: NamedModule, gradient: Tensor, row: ReadingSpec, zeros: ReadingSpec) -> None:
         values = local(gradient)
@@ -148,22 +165,18 @@ def _rows(name: str, parameter: Tensor) -> tuple[ReadingSpec, ReadingSpec]:
     )
 
 
-def mark_outputs(output: Any, reached: Callable[[], None], keep: Callable[[int, Tensor], None] | None = None) -> None:
+def mark_outputs(output: Any, reached: Callable[[int, Tensor | None], None]) -> None:
     """Calls ``reached`` when a backward begins at a root's output: its frames belong to that forward's batch.
 
-    Then ``keep`` is called with the output's number and its gradient.
+    It is called with the output's number and its gradient. None is a gradient of 0: a Function returned None for it.
     """
     for number, value in enumerate(outputs_of(output)):
-        value.register_hook(partial(_call_reached, reached, keep, number))
+        value.register_hook(partial(_call_reached, reached, number))
 
 
-def _call_reached(
-    reached: Callable[[], None], keep: Callable[[int, Tensor], None] | None, number: int, gradient: Tensor
-) -> None:
+def _call_reached(reached: Callable[[int, Tensor | None], None], number: int, gradient: Tensor | None) -> None:
     if not torch.compiler.is_dynamo_compiling():  # in compiled autograd: BackwardWatch sees the end of the backward
-        quietly(reached)
-        if keep is not None:
-            keep(number, gradient)
+        quietly(reached, number, gradient)
 
 
 never_compile(_call_reached)

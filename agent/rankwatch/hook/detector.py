@@ -35,7 +35,7 @@ from .compiled import CompiledEntry
 from .gradients import Gradients
 from .guard import Guard
 from .hooks import Hooks
-from .loss import BackwardWatch, Losses
+from .loss import BackwardWatch, Losses, losses_of
 from .running import RunningRoots
 from .scaler import LossScales, Scale
 from .steps import OptimizerSteps, after_closure, has_closure
@@ -119,7 +119,7 @@ class Detector:
             reach=self._reach,
             take_loss=lambda: self._losses.take(),
         )
-        self._reached = self._guarded(self._reach)
+        self._reached = self._guarded(self._arrive)
         self._return_root = self._hook(self._root_returned)
         self._judge_before_step = self._hook(self._judge_step)
         self._guard_update = self._hook(lambda optimizer: self._guard.before_step(optimizer))
@@ -144,6 +144,7 @@ class Detector:
             self._loss_scales,
             self._steps,
             self._hooks,
+            guarded=self._guarded,
             reductions=lambda: self._collectives.reductions,
         )
         self._backwards = BackwardWatch(self._guarded(self._backward_begins), self._guarded(self._backward_ends))
@@ -291,7 +292,7 @@ class Detector:
         is_first = self._open_direct(torch.is_grad_enabled())
         batch = self._batches.of_forward
         if not batch.is_sure:
-            backward.mark_outputs(output, partial(self._reached, batch.part))
+            backward.mark_outputs(output, partial(self._reached, batch.part, None))
         if not batch.is_full:
             return
         try:
@@ -436,9 +437,9 @@ class Detector:
 
     # --- backward and the optimizer -----------------------------------------------------------------------------------
 
-    def _backward_begins(self, losses: list[Tensor]) -> None:
+    def _backward_begins(self, args: Any, kwargs: Any) -> None:
         if not (self._off or self._count_all or self._running.depth):
-            self._losses.begin(losses)
+            self._losses.begin(losses_of(args, kwargs))
             self._guard.backward_begins(is_first=self._losses.is_first)
 
     def _backward_ends(self, has_returned: bool) -> None:
@@ -460,6 +461,12 @@ class Detector:
         batch = self._batches.of_backward
         self._batches.add_backward(self._recorder.call(batch.position, named, Phase.RECOMPUTE, args, kwargs, output))
         self._gradients.watch_call(named, args, kwargs, output, batch)
+
+    def _arrive(self, part: BatchPart, keep: Callable[..., None] | None, number: int, gradient: Tensor | None) -> None:
+        """A backward hands a gradient to what the forward of this part returned."""
+        self._reach(part)
+        if keep is not None and not self._off:
+            keep(number, gradient)
 
     def _reach(self, part: BatchPart) -> None:
         """A backward has reached what the forward of this part returned."""

@@ -31,9 +31,11 @@ class _Norm(NamedTuple):
 
 
 class GradientLook:
-    """Looks at the gradients of an optimizer, until ``remove``."""
+    """Looks at the gradients of an optimizer, until ``remove``. ``guarded`` makes a function that catches its errors."""
 
-    def __init__(self) -> None:
+    def __init__(self, guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+        self.took = guarded(self._take)
+        """Called with gradients, and the norm that the training computed from them."""
         self._norms: list[_Norm] = []
         _wrap()
         _looks.add(self)
@@ -45,7 +47,7 @@ class GradientLook:
         """A backward begins: it changes gradients whose norm is known."""
         self._norms.clear()
 
-    def took(self, gradients: Iterable[Tensor], norm: Tensor) -> None:
+    def _take(self, gradients: Iterable[Tensor], norm: Tensor) -> None:
         self._norms.append(_Norm(frozenset(map(id, gradients)), norm.detach()))
 
     def is_bad(self, optimizer: Optimizer, *, may_wait: bool) -> bool:

@@ -14,7 +14,7 @@ from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.tape import Cell
 from ..shared.frame import Phase, ReadingSpec
-from .backward import ParameterGradients, watch_call
+from .backward import CallGradients, Hook, ParameterGradients
 from .batches import Batches
 from .reduced import ReducedGradients
 
@@ -23,7 +23,6 @@ class Gradients:
     """Measures the gradients of one model, until ``remove``. Without ``is_on`` it does nothing.
 
     Args:
-        hook: makes a hook that catches the errors of its body.
         modules: returns the watched modules.
         reductions: returns the number of reductions that were called from Python.
         reach: called with a part when a backward has reached what its forward returned.
@@ -35,7 +34,7 @@ class Gradients:
         is_on: bool,
         batches: Batches,
         recorder: Recorder,
-        hook: Callable[[Callable[..., None]], Callable[..., None]],
+        hook: Hook,
         *,
         modules: Callable[[], list[NamedModule]],
         reductions: Callable[[], int],
@@ -48,9 +47,9 @@ class Gradients:
         self._modules = modules
         self._reach = reach
         self._take_loss = take_loss
-        self._call_frame = hook(self._add_call)
+        self._calls = CallGradients(recorder.cell, hook)
         self._parameters = ParameterGradients(
-            recorder.cell, hook(self._add), lambda: is_looked_at(batches.of_backward.position.batch)
+            recorder.cell, self._add, hook, lambda: is_looked_at(batches.of_backward.position.batch)
         )
         self._reduced = ReducedGradients(
             recorder, self._add, modules=modules, was_measured=self._parameters.was_measured, reductions=reductions
@@ -62,7 +61,7 @@ class Gradients:
     def watch_call(self, named: NamedModule, args: Any, kwargs: Any, output: Any, batch: BatchInProgress) -> None:
         """Measures the gradients of a call when its backward comes."""
         if self._is_on and torch.is_grad_enabled() and batch.is_streamed:
-            watch_call(args, kwargs, output, self._recorder.cell, partial(self._call_frame, batch.part, named))
+            self._calls.watch(args, kwargs, output, partial(self._add_call, batch.part, named))
             self._parameters.watch(named)
 
     def watch_compiled(self, named: NamedModule, batch: BatchInProgress) -> None:

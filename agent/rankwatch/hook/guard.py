@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..judge.batch import BatchInProgress, BatchPart
+from ..judge.batch import BatchInProgress
 from ..judge.settler import Settler
 from ..measure.extremes import dtype_name
 from ..measure.modules import NamedModule
@@ -56,6 +56,7 @@ class Guard:
     """Guards the weights of one model, until ``remove``.
 
     Args:
+        guarded: makes a function that catches the errors of its body.
         reductions: returns the number of reductions that were called from Python.
     """
 
@@ -69,6 +70,7 @@ class Guard:
         steps: OptimizerSteps,
         hooks: Hooks,
         *,
+        guarded: Callable[[Callable[..., None]], Callable[..., None]],
         reductions: Callable[[], int],
     ) -> None:
         self._guards = config.guard and config.policy is not Policy.OFF
@@ -81,7 +83,8 @@ class Guard:
         self._hooks = hooks
         self._reductions = reductions
         self._reduced_before = 0
-        self._look = GradientLook()
+        self._look = GradientLook(guarded)
+        self._calls = backward.CallGradients(self._measured, hook=lambda body: body)
         self._kept: list[BatchInProgress] = []
         """The batches since the last step, whose backward has come."""
         self._dropped = 0
@@ -107,12 +110,15 @@ class Guard:
         ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)  # set while DDP runs its module
         self._is_reduced_by_ddp |= ddp is not None and torch.distributed.get_world_size() > 1
 
-    def mark(self, batch: BatchInProgress, output: Any, reached: Callable[[BatchPart], None]) -> None:
-        """A root returns: the gradients that the loss will hand to its output are kept."""
+    def mark(self, batch: BatchInProgress, output: Any, reached: Callable[..., None]) -> None:
+        """A root returns: the gradients that the loss will hand to its output are kept.
+
+        ``reached`` is called with the part, what keeps a gradient or None, the number of the output, and its gradient.
+        """
         keep = None
         if self._keeps and batch.entry is not None:
             keep = partial(self._keep, batch, RootRun(batch.entry, output))
-        backward.mark_outputs(output, partial(reached, batch.part), keep)
+        backward.mark_outputs(output, partial(reached, batch.part, keep))
 
     def backward_begins(self, *, is_first: bool) -> None:
         """``is_first``: no parameter has a gradient; what was kept belongs to a step that was skipped."""
@@ -120,7 +126,7 @@ class Guard:
         if is_first:
             self._drop()
 
-    def _keep(self, batch: BatchInProgress, run: RootRun, number: int, gradient: Tensor) -> None:
+    def _keep(self, batch: BatchInProgress, run: RootRun, number: int, gradient: Tensor | None) -> None:
         if not self._keeps:
             return
         if batch.run is not run:
@@ -213,7 +219,7 @@ class Guard:
             named = self._hooks.named(module)
             if named is not None:
                 with _disable_current_modes():
-                    backward.watch_call(args, kwargs, output, self._measured, lambda *rows: found.append((named, *rows)))
+                    self._calls.watch(args, kwargs, output, lambda *rows: found.append((named, *rows)))
 
         self._recorder.forget()
         parameters = [value for value in run.entry.module.parameters() if value.requires_grad]

@@ -25,12 +25,11 @@ class BackwardWatch:
     """Sees every backward of the process, except one that is a part of a running backward, as in reentrant checkpointing.
 
     Args:
-        begin: called with the losses before the backward. There are none where the gradients are given, as between the
-            stages of a pipeline.
+        begin: called before the backward, with what ``torch.autograd.backward`` was given: see ``losses_of``.
         end: called after the backward, with whether it returned; if not, it raised.
     """
 
-    def __init__(self, begin: Callable[[list[Tensor]], None], end: Callable[[bool], None]) -> None:
+    def __init__(self, begin: Callable[[Any, Any], None], end: Callable[[bool], None]) -> None:
         self.begin = begin
         self.end = end
         _wrap()
@@ -122,10 +121,8 @@ def _wrap() -> None:
         watches = list(_watches)
         has_returned = False
         try:
-            losses = list(_losses(*args, **kwargs))
             for watch in watches:
-                quietly(watch.begin, losses)
-            del losses
+                quietly(watch.begin, args, kwargs)
             original(*args, **kwargs)
             has_returned = True
         except BaseException as error:
@@ -140,8 +137,16 @@ def _wrap() -> None:
     torch.autograd.backward = observed
 
 
+def losses_of(args: Any, kwargs: Any) -> list[Tensor]:
+    """The losses among what ``torch.autograd.backward`` was given.
+
+    They are the tensors without a given gradient, and single numbers, whose given gradient is mostly a sign or a scale.
+    There are none where all gradients are given, as between the stages of a pipeline.
+    """
+    return list(_losses(*args, **kwargs))
+
+
 def _losses(tensors: Any = (), grad_tensors: Any = None, *_: Any, **others: Any) -> Iterator[Tensor]:
-    """The tensors without a given gradient, and single numbers, whose given gradient is mostly a sign or a scale."""
     given = others.get("grad_variables") if grad_tensors is None else grad_tensors
     handed = [tensors] if isinstance(tensors, Tensor) else list(tensors) if isinstance(tensors, (list, tuple)) else []
     gradients = list(given) if isinstance(given, (list, tuple)) else [given] * len(handed)

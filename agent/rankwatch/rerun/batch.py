@@ -54,14 +54,14 @@ class RootRun:
         self._task = -1
         self._made = _made_from(outputs_of(output))
 
-    def keep(self, number: int, gradient: Tensor) -> None:
-        """A backward hands a gradient to an output."""
+    def keep(self, number: int, gradient: Tensor | None) -> None:
+        """A backward hands a gradient to an output. None is a gradient of 0."""
         task = torch._C._current_graph_task_id()
         if task != self._task or not self.gradients:
             self._task = task
             self.gradients.append({})
         handed = self.gradients[-1]
-        if not any(later in handed for later in self._made.get(number, ())):
+        if gradient is not None and not any(later in handed for later in self._made.get(number, ())):
             handed[number] = gradient.detach()
 
     @property
@@ -189,6 +189,8 @@ def run_again(
         outputs = outputs_of(output)
         turn()
         for nth, handed in enumerate(run.gradients, 1):
+            if not handed:
+                continue
             made = [outputs[number] for number in handed]
             more = nth < len(run.gradients)
             found = torch.autograd.grad(made, wanted, list(handed.values()), retain_graph=more, allow_unused=True)

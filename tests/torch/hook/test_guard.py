@@ -561,6 +561,39 @@ def test_the_option_turns_it_off() -> None:
     assert not all(bool(value.isfinite().all()) for value in model.parameters())
 
 
+class FirstOnly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
+        return first.sum() + second.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.expand(2, 4), None
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first(x), self.second(x)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_an_output_whose_gradient_is_none(gradients: bool) -> None:
+    """A Function may return None for a gradient of 0, and hooks of torch are called with it."""
+    model = TwoHeads()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, notebook = watched(model, gradients=gradients)
+    for _ in range(2):
+        FirstOnly.apply(*model(torch.ones(2, 4))).backward()
+        optimizer.step()
+    assert notebook.faults == []
+    assert len(notebook.batches) >= 2
+
+
 def test_nothing_is_kept_after_the_step() -> None:
     model = model_of(torch.tanh)
     optimizer = sgd(model)
