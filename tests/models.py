@@ -17,3 +17,15 @@ class Calls(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.call(*args, **kwargs)
+
+
+def replicated(model: nn.Module) -> nn.Module:
+    """A replica as ``nn.DataParallel`` makes them: it shares the hooks, and its parameters are copies without a name."""
+    replica: nn.Module = model._replicate_for_data_parallel()
+    for name, child in model.named_children():
+        setattr(replica, name, replicated(child))
+    for name, parameter in model._parameters.items():
+        setattr(replica, name, None if parameter is None else parameter.clone())
+    for name, buffer in model._buffers.items():
+        replica._buffers[name] = None if buffer is None else buffer.clone()
+    return replica

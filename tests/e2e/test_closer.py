@@ -33,6 +33,7 @@ def line_of(mark: str) -> int:
         ("fsdp2", "it communicates (FSDPModule)"),
         ("ddp-inside", "DistributedDataParallel inside of it communicates"),
         ("tp", "its tensors are sharded: computing with them communicates"),
+        ("sync-norm", "it communicates by c10d.allgather_.default"),
     ],
 )
 def test_what_communicates_is_not_run_again(tmp_path: Path, how: str, why: str) -> None:
@@ -47,6 +48,7 @@ def test_up_to_a_collective_the_origin_is_found(tmp_path: Path) -> None:
     assert closeup["note"] == "not run again: it communicates by c10d.allreduce_.default"
 
 
-def test_a_module_inside_of_a_sharded_one_is_run_again(tmp_path: Path) -> None:
-    _, closeup = ended(tmp_path, "fsdp2-module")
+@pytest.mark.parametrize("how", ["fsdp2-module", "sync-norm-module"])
+def test_a_module_inside_that_communicates_with_nobody_is_run_again(tmp_path: Path, how: str) -> None:
+    _, closeup = ended(tmp_path, how)
     assert (closeup["source"]["line"], closeup["recurred"], closeup["of"]) == (line_of("inner"), 3, 3)

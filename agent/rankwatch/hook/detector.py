@@ -20,7 +20,7 @@ from ..errors import TrainingAborted
 from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
 from ..judge.policy import Judge
 from ..judge.settler import Observer, Settler, default_check
-from ..measure.modules import NamedModule
+from ..measure.modules import NamedModule, unwrap
 from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import Tape
@@ -102,7 +102,7 @@ class Detector:
             watched=lambda: self._hooks.watched,
         )
         self._off = False
-        self._running = RunningRoots()
+        self._running = RunningRoots(unwrap(model))
         self._batches = Batches(
             config, self._settler, self._recorder, self._loss_scales, self._steps, sends_at_once=sends_at_once
         )
@@ -304,6 +304,8 @@ class Detector:
                 self._recorder.forget()
 
     def _leave_root(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
+        if self._running.leave_unwatched():
+            return
         if output is not None or not self._running.is_raising():
             self._return_root(named, args, kwargs, output)
         elif self._running.is_here():

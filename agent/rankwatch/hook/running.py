@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 
+from torch import nn
+
+from ..rerun.careful import is_run_again, stop_again
 from . import backward
 
 
@@ -14,8 +17,11 @@ class RunningRoots:
     A root forward in a second thread at the same time is not watched.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, root: nn.Module) -> None:
         self.depth = 0
+        self._root = root
+        self._unwatched: set[int] = set()
+        """The threads whose root forward is not watched."""
         self._thread = 0
         self._lock = threading.Lock()
         self._raised_before: BaseException | None = None
@@ -23,8 +29,11 @@ class RunningRoots:
     def enter(self) -> bool | None:
         """A root forward begins. Returns whether it is the outermost one; None if another thread's is running."""
         with self._lock:
-            if self.is_elsewhere():
+            self._unwatched.discard(threading.get_ident())
+            if self._is_taken():
+                self._unwatched.add(threading.get_ident())
                 return None
+            self._take()
             self.depth += 1
         if self.depth > 1:
             return False
@@ -37,6 +46,12 @@ class RunningRoots:
         self.depth = max(0, self.depth - 1)
         return was_outermost
 
+    def leave_unwatched(self) -> bool:
+        """A root forward ends. Returns whether it is one that was not watched."""
+        was_unwatched = threading.get_ident() in self._unwatched
+        self._unwatched.discard(threading.get_ident())
+        return was_unwatched
+
     def is_here(self) -> bool:
         """Whether a root forward is running in the calling thread."""
         return bool(self.depth) and self._thread == threading.get_ident()
@@ -47,15 +62,23 @@ class RunningRoots:
 
     def is_elsewhere(self) -> bool:
         """Whether a root forward is running in another thread. If not, the calling thread becomes the watched one."""
-        current = threading.get_ident()
-        if current == self._thread:
-            return False
-        if backward.is_running():  # in a thread of torch's, while the watched thread waits for it
-            return False
-        if self.depth:
+        if threading.get_ident() in self._unwatched:
             return True
-        self._thread = current
+        if self._is_taken():
+            stop_again(self._root)  # no mode sees this thread
+            return True
+        self._take()
         return False
+
+    def _is_taken(self) -> bool:
+        """Whether a root forward is running in another thread, or is run again there after a trip."""
+        if threading.get_ident() == self._thread or backward.is_running():
+            return False  # a backward runs in a thread of torch's, while the watched thread waits for it
+        return self.depth > 0 or is_run_again(self._root)
+
+    def _take(self) -> None:
+        if not backward.is_running():
+            self._thread = threading.get_ident()
 
     def is_recomputing(self) -> bool:
         """Whether a forward that runs now is a checkpoint's recomputation."""

@@ -176,6 +176,7 @@ def run_again(
     module, wanted = entry.module, [value for value in parameters if value.requires_grad]
     sums: dict[int, Tensor] = {}
     args, kwargs = _cut((entry.args, entry.kwargs))
+    mode.module = module
     with (
         _silent(module),
         _no_reentrant_checkpoints(),

@@ -56,12 +56,22 @@ class Careful(TorchDispatchMode):
         """The bytes that the largest operator read and wrote."""
         self.left: Callable[[nn.Module | str, Any], None] | None = None
         """Called with each watched module that returns, and its output; with each label of a marked tensor, and the tensor."""
+        self.module: nn.Module | None = None
+        """The module whose forward is run again."""
         self._until = until
         self._wanted = wanted
         self._ours = {storage_of(value) for value in buffers}
         """The storages that may be written to."""
 
     supports_higher_order_operators = True
+
+    def __enter__(self) -> Any:
+        in_any_thread.append(self)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> None:
+        in_any_thread.remove(self)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -110,6 +120,25 @@ class Careful(TorchDispatchMode):
         result = func(*args, **kwargs)
         self.own(tensors(result), [leaf for _, leaf in leaves([args, kwargs], "")])
         return result
+
+
+in_any_thread: list[Careful] = []
+"""The modes of the forwards that are run again now."""
+
+
+def is_run_again(root: nn.Module) -> bool:
+    """Whether a forward of this model is run again now, in any thread."""
+    return bool(_inside(root))
+
+
+def stop_again(root: nn.Module) -> None:
+    """Stops the forwards of this model that are run again now: they have started the calling thread."""
+    for mode in _inside(root):
+        mode.stopped = mode.stopped or "it runs its modules in threads of its own"
+
+
+def _inside(root: nn.Module) -> list[Careful]:
+    return [mode for mode in in_any_thread if any(mode.module is inner for inner in root.modules())]
 
 
 def running_again() -> Careful | None:

@@ -158,7 +158,7 @@ def run_again(forward: Forward, mode: Careful, *, grad: bool) -> tuple[list[Tens
                 reached.append(value)
                 mode.stop("it has come to where it was bad")
 
-    mode.left = leave
+    mode.left, mode.module = leave, module
     around = forward.entry.again() if forward.entry is not None else None
     with (
         untouched(module, changes),

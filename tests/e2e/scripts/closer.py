@@ -1,6 +1,7 @@
-"""Two ranks train a model that communicates, ``closer.py fsdp2|fsdp2-module|tp|ddp-inside|own``: rank 1 goes bad in batch 3.
+"""Two ranks train a model that communicates: rank 1 goes bad in batch 3. ``closer.py HOW`` names the model; see ``made``.
 
-``fsdp2-module``: in a module that communicates with nobody. Else in one that communicates. Rank 0 waits for rank 1 then.
+``fsdp2-module`` and ``sync-norm-module``: in a module that communicates with nobody. Else in one that communicates: rank 0 then
+waits for rank 1.
 """
 
 from __future__ import annotations
@@ -56,6 +57,28 @@ class Sums(nn.Module):
         return y + total
 
 
+class Gathers(torch.autograd.Function):
+    """What torch's own function does, which needs a GPU: gathers the mean in the forward, sums its gradient in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        means = [torch.empty_like(x[0]) for _ in range(dist.get_world_size())]
+        dist.all_gather(means, x.mean(0))
+        return x - torch.stack(means).mean(0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.sum(0)
+        dist.all_reduce(total)
+        return gradient - total / dist.get_world_size() / len(gradient)
+
+
+class SyncNorm(nn.SyncBatchNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        centred: Tensor = Gathers.apply(x)  # type: ignore[no-untyped-call]
+        return centred * self.weight + self.bias
+
+
 def made(how: str) -> tuple[nn.Module, Any]:
     """The model, and the module that goes bad."""
     inner = Inner()
@@ -76,6 +99,9 @@ def made(how: str) -> tuple[nn.Module, Any]:
     if how == "ddp-inside":
         outer = Outer(nn.parallel.DistributedDataParallel(inner))
         return nn.Sequential(outer), outer
+    if how in ("sync-norm", "sync-norm-module"):
+        outer = Outer(nn.Sequential(inner, SyncNorm(4)))
+        return nn.Sequential(outer), inner if how == "sync-norm-module" else outer
     sums = Sums()
     return nn.Sequential(sums, nn.Linear(4, 1)), sums
 

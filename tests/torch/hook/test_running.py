@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+from torch import nn
+
 from rankwatch.hook.running import RunningRoots
 
 
 def test_only_the_outermost_forward_begins_and_ends_a_batch() -> None:
-    roots = RunningRoots()
+    roots = RunningRoots(nn.Identity())
     assert [roots.enter(), roots.enter(), roots.enter()] == [True, False, False]
     assert [roots.leave(), roots.leave(), roots.leave()] == [False, False, True]
     assert not roots.is_here()
 
 
 def test_a_second_thread_is_not_watched_while_a_forward_runs() -> None:
-    roots = RunningRoots()
+    roots = RunningRoots(nn.Identity())
     assert roots.enter()
     with ThreadPoolExecutor(1) as other:
         assert other.submit(roots.enter).result() is None
@@ -28,13 +30,13 @@ def test_a_second_thread_is_not_watched_while_a_forward_runs() -> None:
 
 
 def test_a_forward_that_ends_without_a_beginning_is_no_outermost_one() -> None:
-    roots = RunningRoots()
+    roots = RunningRoots(nn.Identity())
     assert not roots.leave()
     assert roots.enter()
 
 
 def test_only_an_exception_raised_during_the_forward_counts() -> None:
-    roots = RunningRoots()
+    roots = RunningRoots(nn.Identity())
     try:
         raise ValueError("before")
     except ValueError:

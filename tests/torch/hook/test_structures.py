@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import rankwatch
-from models import Calls
+from models import Calls, replicated
 from notebook import Gain, Notebook, first_weight, model_of, ones, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.hook.detector import Detector
@@ -584,13 +584,6 @@ def test_one_of_several_replicas_in_threads_is_watched(check: str) -> None:
     assert [frame.readings[-1].abs_max for frame in notebook.frames()] == [2, 2, 6, 6]
     with pytest.raises(OverflowDetected):
         in_a_thread(lambda: judged(second, detector, ones() * math.nan))
-
-
-def replicated(model: nn.Module) -> nn.Module:
-    replica: nn.Module = model._replicate_for_data_parallel()
-    for name, child in model.named_children():
-        setattr(replica, name, replicated(child))
-    return replica
 
 
 # --- activation checkpointing --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import notebook
 from closeups import late, line_of, the_only, tripped
-from models import Calls
+from models import Calls, replicated
 from notebook import watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.shared.cause import Cause, classify
@@ -224,6 +224,79 @@ def test_a_model_that_a_thread_of_its_own_runs() -> None:
     thread.join()
     assert raised
     assert notes.closeups[0].recurred == 3
+
+
+class Threads(nn.Module):
+    """Computes the halves of a batch in threads, on replicas, as ``nn.DataParallel`` does with several GPUs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves, made, raised = x.chunk(2), {}, []
+
+        def run(number: int) -> None:
+            try:
+                made[number] = replicated(self.module)(halves[number])
+            except OverflowDetected as error:
+                raised.append(error)
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if raised:
+            raise raised[0]
+        return torch.cat([made[0], made[1]])
+
+
+class Counted(nn.Module):
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.log(self.inner(x) * 0)  # in a replica
+
+
+@pytest.mark.parametrize("check", ["frame", "batch", "async"])
+def test_a_replica_of_data_parallel_is_run_again(check: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Counted())
+    _, notes = watched(model, check=check)  # of DataParallel, what it wraps is watched
+    with pytest.raises(OverflowDetected):
+        _ = Threads(model)(ONES), Threads(model)(ONES)
+    (trip,), (found,) = notes.trips, notes.closeups
+    assert found.operator is not None
+    assert found.operator.source is not None
+    assert (trip.frame.spec.module, found.operator.name) == ("1", "aten.log.default")
+    assert found.operator.source.line == line_of("in a replica", __file__)
+    assert (found.recurred, found.of) == (3, 3)
+    assert cast(Any, model[1]).calls == 0  # of the replicas alone
+
+
+@pytest.mark.parametrize("check", ["frame", "batch", "async"])
+def test_a_forward_that_starts_threads_is_not_run_again(check: str) -> None:
+    """What its threads do is not seen. Run again, they make no frames, and no operator of the others is blamed."""
+    detector, notes = watched(model := Threads(nn.Sequential(Counted())), check=check)
+    with pytest.raises(OverflowDetected):
+        _ = model(ONES), model(ONES)
+    (trip,), (found,) = notes.trips, notes.closeups
+    assert (trip.frame.spec.module, trip.operator, found.operator, detector.fault) == ("", None, None, "")
+    assert (found.of, found.note) == (0, "not run again: it runs its modules in threads of its own")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_data_parallel_without_a_gpu() -> None:
+    inner = nn.Sequential(Exponential())
+    model = nn.DataParallel(inner)
+    trip, found = tripped(model, ONES)
+    assert (trip.frame.spec.module, found.recurred, found.of) == ("0", 3, 3)
 
 
 def test_a_loss_has_no_forward_to_run_again() -> None:
