@@ -155,6 +155,8 @@ class Watch:
     def end_by(self, error: BaseException) -> None:
         """Closes when an exception ends the training, and reports it before its traceback is printed."""
         error = _inner(error)
+        if isinstance(error, Exception) and not (self._reason or is_of_the_network(error) or self._is_forked):
+            error = self._detector.look_back(error) or error
         if isinstance(error, BatchLimitReached):
             write_error_file(str(error), time.time(), is_culprit=True)
             self._finish("limit", str(error))
@@ -354,8 +356,13 @@ class Watch:
         """The watched module, without its wrappers."""
         return self._detector.root
 
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this is a forked child, which has the object, but no thread."""
+        return os.getpid() != self._identity.pid
+
     def _finish(self, outcome: str, text: str = "") -> None:
-        if self._closed or os.getpid() != self._identity.pid:  # a forked child has the object, but no thread
+        if self._closed or self._is_forked:
             return
         self._closed = True
         self._detector.remove()

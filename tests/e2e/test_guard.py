@@ -30,7 +30,11 @@ def operator_of(verdict: dict[str, Any]) -> tuple[str, str, int]:
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
-    [("plain", 2), ("plain", 4), ("with_gradients", 2), ("clipped", 3), ("late", 2), ("accumulated", 2), ("accumulated", 4)],
+    [
+        *(("plain", 2), ("plain", 4), ("with_gradients", 2), ("clipped", 3), ("late", 2)),
+        *(("accumulated", 2), ("accumulated", 4)),
+        *(("refused", 2), ("refused", 4), ("asserted", 2), ("asserted", 4)),
+    ],
 )
 def test_the_rank_and_the_line_that_made_it_are_named(tmp_path: Path, name: str, ranks: int) -> None:
     job = ended(tmp_path, name, ranks)
@@ -48,6 +52,14 @@ def test_the_rank_and_the_line_that_made_it_are_named(tmp_path: Path, name: str,
     assert operator_of(verdict) == ("aten.div.Tensor", "SqrtBackward0", LINE)
     assert (verdict["closeup"]["recurred"], verdict["closeup"]["of"]) == (3, 3)
     assert "in SqrtBackward0, the backward of" in job.stdout
+
+
+def test_an_anomaly_that_torch_itself_detects(tmp_path: Path) -> None:
+    """It stops one rank within its backward; the other waits in the all-reduce, and has not answered."""
+    job = ended(tmp_path, "anomalous", 2)
+    verdict = job.verdict
+    assert (job.code, verdict["rank"], verdict["batch"], verdict["module"]) == (77, 1, 5, "length")
+    assert operator_of(verdict) == ("aten.div.Tensor", "SqrtBackward0", LINE)
 
 
 def test_a_step_that_the_scaler_skips_trips_nothing(tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ class Detector:
             guarded=self._guarded,
             reductions=lambda: self._collectives.reductions,
         )
+        self.look_back = self._guarded(lambda error: None if self._off else self._guard.look_back(error))
         self._backwards = BackwardWatch(self._guarded(self._backward_begins), self._guarded(self._backward_ends))
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -83,6 +84,22 @@ def is_bad(gradient: Tensor) -> bool:
     except (Unmeasurable, RuntimeError) as error:
         log.debug("cannot read a gradient: %s", error)
         return False
+
+
+def is_of_anomaly(error: BaseException) -> bool:
+    """Whether the user's ``torch.autograd.detect_anomaly`` has raised an exception because of a nan in a backward."""
+    return isinstance(error, RuntimeError) and "returned nan values in its" in str(error)
+
+
+def have_come(gradients: list[Tensor]) -> bool:
+    """Whether gradients can be read within a second: on a device, a collective may wait for a rank that has failed."""
+    devices = {gradient.device for gradient in gradients if gradient.device.type == "cuda"}
+    until = time.monotonic() + 1.0
+    while not all([torch.cuda.current_stream(device).query() for device in devices]):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def _norms(gradients: list[Tensor]) -> list[Tensor]:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..errors import TrainingAborted
 from ..judge.batch import BatchInProgress
 from ..judge.settler import Settler
 from ..measure.extremes import dtype_name
@@ -33,7 +34,7 @@ from ..shared.frame import Kind, Phase, ReadingSpec
 from ..shared.tuning import Check
 from . import backward
 from .batches import Batches
-from .gradient_look import GradientLook, is_bad
+from .gradient_look import GradientLook, have_come, is_bad, is_of_anomaly
 from .hooks import Hooks
 from .scaler import LossScales
 from .steps import OptimizerSteps
@@ -91,6 +92,8 @@ class Guard:
         self._is_over = False
         """Whether an optimizer has stepped since the last forward, and another one may still do."""
         self._is_reduced_by_ddp = False
+        self._awaits_step = False
+        """Whether a backward has begun, and neither a forward nor a step since."""
 
     def remove(self) -> None:
         self._guards = self._keeps = False
@@ -100,6 +103,7 @@ class Guard:
     # --- what is kept until the step --------------------------------------------------------------------------------------
 
     def forward_begins(self) -> None:
+        self._awaits_step = False
         if self._is_over:
             self._drop()
         size = sum(map(_bytes, self._kept))
@@ -123,6 +127,7 @@ class Guard:
     def backward_begins(self, *, is_first: bool) -> None:
         """``is_first``: no parameter has a gradient; what was kept belongs to a step that was skipped."""
         self._look.forget()
+        self._awaits_step = True
         if is_first:
             self._drop()
 
@@ -151,15 +156,29 @@ class Guard:
         looks = self._guards and batch.is_streamed and not self._is_scaled(optimizer)
         if looks and self._look.is_bad(optimizer, may_wait=may_wait):
             self.find_origin()
+        self._awaits_step = False
         if self._steps.has_several:
             self._is_over = True
         else:
             self._drop()
 
+    def look_back(self, error: BaseException) -> TrainingAborted | None:
+        """An exception ends the training. If it came upon a bad gradient, before a step could use it, that is a trip."""
+        if not (self._guards and self._awaits_step and self._batches.of_backward.is_streamed) or self._is_absorbed():
+            return None
+        gradients = [value.grad for value in self._hooks.root.parameters() if value.grad is not None]
+        try:
+            if is_of_anomaly(error) or (have_come(gradients) and any(map(is_bad, gradients))):
+                self.find_origin()
+        except TrainingAborted as trip:
+            return trip
+        return None
+
     def _is_scaled(self, optimizer: Optimizer) -> bool:
         """Whether a loss scaler is in use: it skips the steps with bad gradients by itself, in a fused optimizer too."""
-        if getattr(optimizer, "found_inf", None) is not None:
-            return True
+        return getattr(optimizer, "found_inf", None) is not None or self._is_absorbed()
+
+    def _is_absorbed(self) -> bool:
         scaling = self._batches.of_backward.scaling or self._scales.scaling(self._scales.last())
         return scaling.absorbs
 

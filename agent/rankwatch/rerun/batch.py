@@ -122,7 +122,7 @@ def run_batch_again(run: RootRun, parameters: Sequence[Tensor], watch: Watch, se
         return Ran([], why)
     mode = Careful([*module.buffers()], time.monotonic() + seconds)
     try:
-        with _hooks_on(module, watch):
+        with _hooks_on(module, watch), torch.autograd.set_detect_anomaly(False):  # the user's would raise
             gradients, changes = run_again(run, parameters, mode, watch)
     except Stopped as stop:
         return Ran([], str(stop))

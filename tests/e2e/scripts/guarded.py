@@ -57,7 +57,14 @@ def fed(number: int, to_all: bool = False) -> Tensor:
 
 
 def trained(
-    model: nn.Module, *, accumulate: int = 1, clips: bool = False, to_all: bool = False, **options: Any
+    model: nn.Module,
+    *,
+    accumulate: int = 1,
+    clips: bool = False,
+    to_all: bool = False,
+    refuses: bool = False,
+    look: Callable[[Tensor], object] = bool,
+    **options: Any,
 ) -> tuple[nn.Module, Training]:
     rankwatch.watch(model, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -67,7 +74,7 @@ def trained(
         if (number + 1) % accumulate:
             return
         if clips:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            look(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=refuses))
         optimizer.step()
         optimizer.zero_grad()
 
@@ -87,6 +94,29 @@ def with_gradients() -> tuple[nn.Module, Training]:
 @training
 def clipped() -> tuple[nn.Module, Training]:
     return trained(DistributedDataParallel(Net()), clips=True)
+
+
+@training
+def refused() -> tuple[nn.Module, Training]:
+    """torch raises in the user's code, on all ranks."""
+    return trained(DistributedDataParallel(Net()), clips=True, refuses=True)
+
+
+@training
+def asserted() -> tuple[nn.Module, Training]:
+    """The training itself raises, on rank 0 alone."""
+
+    def look(norm: Tensor) -> None:
+        assert dist.get_rank() > 0 or norm.isfinite(), "the norm is bad"
+
+    return trained(DistributedDataParallel(Net()), clips=True, look=look)
+
+
+@training
+def anomalous() -> tuple[nn.Module, Training]:
+    """torch raises within the backward, on one rank alone."""
+    torch.autograd.set_detect_anomaly(True)
+    return trained(DistributedDataParallel(Net()))
 
 
 @training

@@ -251,6 +251,96 @@ def test_clipping_does_not_hide_it() -> None:
     assert (trip.frame.spec.module, operator_of(trip).node) == ("1", "SqrtBackward0")
 
 
+def failed(
+    model: nn.Module, look: Callable[[Any], None], fails: type[Exception], **options: Any
+) -> tuple[Notebook, OverflowDetected | None]:
+    """A training that clips, with what the guard finds as an exception ends it."""
+    optimizer = sgd(model)
+    detector, notebook = watched(model)
+
+    def train() -> None:
+        for number in range(4):
+            loss_of(model, number).backward()
+            look(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, **options))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with pytest.raises(fails) as caught:
+        train()
+    return notebook, detector.look_back(caught.value)
+
+
+def is_asserted(norm: Tensor) -> None:
+    assert norm.isfinite()
+
+
+@pytest.mark.parametrize(
+    ("look", "fails", "options"),
+    [(bool, RuntimeError, {"error_if_nonfinite": True}), (is_asserted, AssertionError, {})],
+    ids=["refused", "asserted"],
+)
+def test_an_exception_that_comes_before_the_step(
+    look: Callable[[Any], None], fails: type[Exception], options: dict[str, bool]
+) -> None:
+    notebook, found = failed(model_of(), look, fails, **options)
+    (trip,) = notebook.trips
+    assert isinstance(found, OverflowDetected)
+    assert (trip.position.batch, trip.frame.spec.module, operator_of(trip).node) == (BAD, "1", "SqrtBackward0")
+    assert trip.guarded
+
+
+def test_an_exception_in_the_backward_itself() -> None:
+    model = model_of()
+    detector, notebook = watched(model)
+    with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError) as caught:
+        loss_of(model, BAD).backward()
+    with torch.autograd.set_detect_anomaly(True):  # as in a training that has turned it on for good
+        assert detector.look_back(caught.value) is not None
+    (trip,) = notebook.trips
+    assert (trip.frame.spec.module, operator_of(trip).node, trip.recurs) == ("1", "SqrtBackward0", True)
+
+
+def test_an_exception_for_another_reason() -> None:
+    notebook, found = failed(model_of(torch.tanh), lambda norm: print([][1]), IndexError)
+    assert (notebook.trips, found) == ([], None)
+
+
+def test_a_norm_that_torch_refuses_and_the_training_forgives() -> None:
+    model = model_of()
+    optimizer = sgd(model)
+    detector, notebook = watched(model)
+    for number in range(6):
+        loss_of(model, number).backward()
+        with suppress(RuntimeError):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+            optimizer.step()
+        optimizer.zero_grad()
+    loss_of(model, 0)
+    assert detector.look_back(KeyError("another reason")) is None
+    assert notebook.trips == []
+
+
+def test_a_norm_that_torch_refuses_under_a_scaler() -> None:
+    """The scaler would skip the step: the gradient is none of the guard's business."""
+    model = model_of()
+    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    detector, notebook = watched(model)
+
+    def train() -> None:
+        for number in range(4):
+            scaler.scale(loss_of(model, number)).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    with pytest.raises(RuntimeError, match="non-finite") as caught:
+        train()
+    assert detector.look_back(caught.value) is None
+    assert notebook.trips == []
+
+
 def test_the_norm_that_clipping_computed_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(torch.tanh)
     optimizer = sgd(model)
