@@ -102,6 +102,7 @@ def test_the_command_starts_its_own_ranks() -> None:
     assert pair["bytes_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_a_reader_that_closes_the_pipe_early() -> None:
     done = doctor("bash", "-c", f"{INTERPRETER} -m rankwatch.doctor | head -1")
     assert done.stdout == f"[{os.uname().nodename}-0] is OK (global rank: 0/1)\n"
@@ -147,6 +148,7 @@ def test_a_rank_that_never_starts_is_named(clinic: Clinic, tmp_path: Path) -> No
     assert diagnosis.of("all_reduce", "ok")[0]["ranks"] == [0, 1, 3]
 
 
+@pytest.mark.slow
 def test_a_rank_0_that_never_starts_is_reported_by_each_rank(clinic: Clinic, tmp_path: Path) -> None:
     diagnosis = clinic.see(tmp_path, 3, [Patient(1), Patient(2)], "--timeout", "0.5")
     assert diagnosis.codes == [1, 1]
@@ -180,6 +182,7 @@ def test_a_rank_0_that_hangs_is_reported_by_each_rank(clinic: Clinic, tmp_path: 
     ]
 
 
+@pytest.mark.slow
 def test_differences_between_ranks_are_named(clinic: Clinic, tmp_path: Path) -> None:
     patients = [Patient(rank, {"NCCL_ALGO": "Tree" if rank == 2 else "Ring"}, clock=7.0 * (rank == 1)) for rank in range(3)]
     for patient in patients:

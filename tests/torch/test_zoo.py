@@ -143,9 +143,20 @@ def check_log(caplog: pytest.LogCaptureFixture) -> None:
 
 # --- eager ------------------------------------------------------------------------------------------------------------
 
+SAMPLE = ["modernbert", "llama", "bart", "mixtral", "mamba2", "jamba", "vit", "whisper", "llava"]
+"""One model of each family."""
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("species", ZOO, ids=lambda species: species.name)
+
+@pytest.mark.parametrize(
+    ("species", "seed"),
+    [
+        pytest.param(
+            species, seed, id=f"{species.name}-{seed}", marks=pytest.mark.slow if seed or species.name not in SAMPLE else ()
+        )
+        for species in ZOO
+        for seed in (0, 1)
+    ],
+)
 def test_a_module_that_turns_bad_is_named(species: Species, seed: int, caplog: pytest.LogCaptureFixture) -> None:
     draw = random.Random(f"{species.name} {seed}")
     spot = draw.choice(spots(species))
@@ -179,9 +190,6 @@ def test_a_long_healthy_training_is_left_in_peace(species: Species) -> None:
 
 
 # --- compiled ---------------------------------------------------------------------------------------------------------
-
-COMPILED = ["modernbert", "llama", "bart", "mixtral", "mamba2", "jamba", "vit", "whisper", "llava"]
-"""One model of each family: compiling all models takes minutes."""
 
 
 class TracedPoison:
@@ -229,7 +237,7 @@ def _skip_if_never_compiled(species: Species) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.parametrize("species", [s for s in ZOO if s.name in COMPILED], ids=lambda species: species.name)
+@pytest.mark.parametrize("species", [s for s in ZOO if s.name in SAMPLE], ids=lambda species: species.name)
 def test_a_module_that_turns_bad_in_a_compiled_model_is_named(species: Species, caplog: pytest.LogCaptureFixture) -> None:
     unwatched = train(warmed_up(species), species)  # nor compiled
     draw = random.Random(species.name)
