@@ -416,10 +416,10 @@ def watch(
         policy: ``first``: outputs, own parameters, marked tensors and the loss trip; ``strict``: inputs trip, too; ``off``:
             nothing trips.
         ignore: shell patterns of ``module`` or ``module:label`` that never trip: ``["*.rotary", "*:output[1]"]``.
-        check: when readings are judged. ``frame``: right after each module's forward (the default on CPU). ``batch``: before
-            the root's forward returns, so before the backward (the default on other devices, which it stops once a batch).
-            ``async``: without ever waiting for the device; before the next optimizer step if the numbers have come by then,
-            at most one batch later.
+        check: when readings are judged. ``frame``: right after each module's forward (the default on CPU). ``batch`` (the
+            default on other devices): before the root's forward returns; on a device with ``guard``, before the optimizer step
+            at the latest, so that the host waits once for all. ``async``: without ever waiting for the device; before the next
+            optimizer step if the numbers have come by then, at most one batch later.
         every: every ``every``-th batch, all modules are measured; in the other batches, only the root's output.
         modules: shell patterns of the modules to watch, ``["encoder.*"]``; none: all. The root is always watched.
         weights_every: batches between two measurements of a parameter, since only the optimizer changes it; for a report,

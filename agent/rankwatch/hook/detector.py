@@ -97,6 +97,7 @@ class Detector:
             judge_traced=judge_traced,
             gradients=config.gradients,
             closeup=config.closeup,
+            awaits_step=lambda: self._guard.awaits_step,
             steps=lambda: self._steps.done,
             modules=lambda: self._hooks.modules,
             watched=lambda: self._hooks.watched,

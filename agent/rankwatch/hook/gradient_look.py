@@ -16,60 +16,81 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from ..measure.extremes import Unmeasurable, local
+from ..measure.tape import Event, to_host, wait_for
 
 log = logging.getLogger(__name__)
 
 _looks: weakref.WeakSet[GradientLook] = weakref.WeakSet()
 
 
-class _Norm(NamedTuple):
-    """A norm, and the gradients that it was computed from."""
+class Norms(NamedTuple):
+    """Norms of gradients, on their way to the host. None: there are none of this layout or dtype."""
 
-    gradients: frozenset[int]
-    value: Tensor
+    copies: list[tuple[Tensor, Event | None]] | None
+
+    def wait(self) -> None:
+        for _, event in reversed(self.copies or ()):  # with the last one, the others have come
+            wait_for(event)
+
+    @property
+    def are_finite(self) -> bool:
+        return self.copies is not None and all([bool(torch.isfinite(norms).all()) for norms, _ in self.copies])
+
+
+class _KnownNorm(NamedTuple):
+    """A norm that the training has computed, and the gradients, with their versions at that time."""
+
+    gradients: list[Tensor]
+    versions: list[int]
+    norm: Tensor
+
+    @property
+    def unchanged(self) -> set[int]:
+        """The gradients that are as they were, except that ``clip_grad_norm_`` has multiplied them."""
+        pairs = zip(self.gradients, self.versions, strict=True)
+        return {id(gradient) for gradient, version in pairs if gradient._version <= version + 1}
 
 
 class GradientLook:
-    """Looks at the gradients of an optimizer, until ``remove``. ``guarded`` makes a function that catches its errors."""
+    """Looks at gradients, until ``remove``. ``guarded`` makes a function that catches its errors."""
 
     def __init__(self, guarded: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
         self.took = guarded(self._take)
         """Called with gradients, and the norm that the training computed from them."""
-        self._norms: list[_Norm] = []
+        self._known: list[_KnownNorm] = []
         _wrap()
         _looks.add(self)
 
     def remove(self) -> None:
+        self.forget()
         _looks.discard(self)
 
     def forget(self) -> None:
-        """A backward begins: it changes gradients whose norm is known."""
-        self._norms.clear()
+        """The gradients whose norm is known were used, or change."""
+        self._known.clear()
 
     def _take(self, gradients: Iterable[Tensor], norm: Tensor) -> None:
-        self._norms.append(_Norm(frozenset(map(id, gradients)), norm.detach()))
+        known = list(gradients)
+        self._known.append(_KnownNorm(known, [gradient._version for gradient in known], norm.detach()))
 
-    def is_bad(self, optimizer: Optimizer, *, may_wait: bool) -> bool:
-        """Whether one of the optimizer's gradients is not finite. Without ``may_wait``, only those on the host are read."""
-        gradients = gradients_of(optimizer)
-        if not gradients or not (may_wait or gradients[0].is_cpu):
-            return False
-        known: set[int] = set()
+    def norms_of(self, gradients: list[Tensor]) -> Norms:
+        """Begins to read the norms of gradients: those that the training has computed, and of the other gradients."""
+        seen: set[int] = set()
         norms = []
-        for norm in self._norms:
-            if not known.issuperset(norm.gradients):
-                known |= norm.gradients
-                norms.append(norm.value)
-        rest = [gradient for gradient in gradients if id(gradient) not in known]
+        for known in self._known:
+            unchanged = known.unchanged
+            if not unchanged <= seen:
+                seen |= unchanged
+                norms.append(known.norm)
         try:
-            suspects = not _are_finite([*norms, *_norms(rest)])
-        except RuntimeError as error:  # a layout or dtype that has no norm
+            norms += _norms([gradient for gradient in gradients if id(gradient) not in seen])
+            return Norms([to_host(norm) for norm in norms])
+        except RuntimeError as error:
             log.debug("cannot take the norm of the gradients: %s", error)
-            suspects = True
-        # A norm may overflow where no gradient has, and gradients may have been mended since the norm was taken.
-        return suspects and any(map(is_bad, gradients))
+            return Norms(None)
 
 
 def gradients_of(optimizer: Optimizer) -> list[Tensor]:
@@ -102,21 +123,13 @@ def have_come(gradients: list[Tensor]) -> bool:
     return True
 
 
+@torch.no_grad()
 def _norms(gradients: list[Tensor]) -> list[Tensor]:
-    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for gradient in gradients:
-        values = gradient.detach() if type(gradient) is Tensor and gradient.layout is torch.strided else local(gradient)
-        if not values.is_meta:
-            alike.setdefault((values.device, values.dtype), []).append(values)
-    return [norm for values in alike.values() for norm in torch._foreach_norm(values)]
-
-
-def _are_finite(norms: list[Tensor]) -> bool:
-    """Reads the norms: once for each device."""
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for norm in norms:
-        by_device.setdefault(norm.device, []).append(norm.to(torch.float64 if norm.is_cpu else torch.float32))
-    return all([bool(torch.isfinite(torch.stack(some)).all()) for some in by_device.values()])
+    if not gradients:
+        return []
+    values = [one if type(one) is Tensor and one.layout is torch.strided else local(one) for one in gradients]
+    groups: Any = _group_tensors_by_device_and_dtype([values])  # type: ignore[list-item]
+    return [torch.stack(torch._foreach_norm(alike)) for (device, _), ([alike], _) in groups.items() if device.type != "meta"]
 
 
 def _wrap() -> None:
@@ -130,7 +143,7 @@ def _wrap() -> None:
             torch.nn.utils.clip_grad_norm_ = observed
 
 
-def _observed(original: Callable[..., Any], takes_parameters: bool) -> Callable[..., Any]:
+def _observed(original: Callable[..., Any], *, takes_parameters: bool) -> Callable[..., Any]:
     @functools.wraps(original)
     def total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling() or not _looks:

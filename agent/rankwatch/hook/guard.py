@@ -34,7 +34,7 @@ from ..shared.frame import Kind, Phase, ReadingSpec
 from ..shared.tuning import Check
 from . import backward
 from .batches import Batches
-from .gradient_look import GradientLook, have_come, is_bad, is_of_anomaly
+from .gradient_look import GradientLook, gradients_of, have_come, is_bad, is_of_anomaly
 from .hooks import Hooks
 from .scaler import LossScales
 from .steps import OptimizerSteps
@@ -104,6 +104,7 @@ class Guard:
 
     def forward_begins(self) -> None:
         self._awaits_step = False
+        self._look.forget()
         if self._is_over:
             self._drop()
         size = sum(map(_bytes, self._kept))
@@ -149,14 +150,27 @@ class Guard:
 
     # --- the look before a step ----------------------------------------------------------------------------------------
 
+    @property
+    def awaits_step(self) -> bool:
+        """Whether a step is going to wait for the gradients: the optimizers have stepped before, and are likely to go on."""
+        return self._guards and self._steps.done > 0
+
     def before_step(self, optimizer: Optimizer) -> None:
         """An optimizer of the model is about to step, with the gradients that it has now."""
         batch = self._batches.of_backward
         may_wait = self._settler.check is not Check.ASYNC  # on a device it never waits: there the weights tell later
         looks = self._guards and batch.is_streamed and not self._is_scaled(optimizer)
-        if looks and self._look.is_bad(optimizer, may_wait=may_wait):
+        gradients = gradients_of(optimizer) if looks else []
+        norms = self._look.norms_of(gradients) if gradients and (may_wait or gradients[0].is_cpu) else None
+        if may_wait:
+            if norms is not None:
+                norms.wait()
+            self._settler.poll(wait=True)  # what the forward shows comes first: its numbers have come with these
+        # A norm may overflow where no gradient has, and gradients may have been mended since the norm was taken.
+        if norms is not None and not norms.are_finite and any(map(is_bad, gradients)):
             self.find_origin()
         self._awaits_step = False
+        self._look.forget()
         if self._steps.has_several:
             self._is_over = True
         else:

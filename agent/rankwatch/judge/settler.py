@@ -1,7 +1,8 @@
 """Frames -> trips and batch summaries: decides when numbers are read and judged, and holds the ring of last frames.
 
-``check="frame"`` reads and judges each frame as it comes; ``"batch"`` all frames of a part at its end; ``"async"`` begins to
-read at the part's end, and judges when the numbers have come, at most one part later.
+``check="frame"`` reads and judges each frame as it comes; ``"batch"`` all frames of a part at its end, or, where
+an optimizer step waits for the device, at the latest before that; ``"async"`` begins to read at the part's end, and judges when
+the numbers have come, at most one part later.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class Settler:
 
     Args:
         gradients: whether gradients are watched.
+        awaits_step: returns whether an optimizer step will wait for the device, so that numbers may be read with it.
         closeup: the seconds that the close-up of a trip may take; 0: there is none.
         steps: returns the number of optimizer steps done.
         modules: returns the modules of the model; ``watched``: those with hooks.
@@ -104,6 +106,7 @@ class Settler:
         judge_traced: bool,
         gradients: bool,
         closeup: float,
+        awaits_step: Callable[[], bool],
         steps: Callable[[], int],
         modules: Callable[[], Iterable[NamedModule]],
         watched: Callable[[], Iterable[NamedModule]],
@@ -119,6 +122,7 @@ class Settler:
         self._judge_traced = judge_traced
         self._gradients = gradients
         self._closeup = closeup
+        self._awaits_step = awaits_step
         self._modules = modules
         self._steps = steps
         self._evidence = Evidence(recorder, steps, modules, watched, sweep.shards)
@@ -166,7 +170,7 @@ class Settler:
             raise self._observer.on_trip(found.trip, found.bad_readings)
 
     def close(self, batch: BatchInProgress, *, awaits_loss: bool = False) -> None:
-        """A part ends: it is read, judged if it was not yet, and sent. With ``async``, all this when its numbers come.
+        """A part ends: it is read, judged if it was not yet, and sent, all this perhaps when its numbers come.
 
         ``awaits_loss``: it is a forward, and is sent with its loss.
         """
@@ -175,12 +179,13 @@ class Settler:
         if awaits_loss:
             self.expect_no_loss()
             part.awaits_loss, self._awaited = True, part
-        if self.check is Check.ASYNC:
+        is_late = self._may_be_late and batch.is_streamed and batch.is_sure and self._tape.is_far
+        if is_late or self.check is Check.ASYNC:
             self._pending.append(_ReadPart(self._tape.read_later(), part))
-            while self._pending[0].part is not part:
+            while (first := self._pending[0].part) is not part and not (is_late and first.batch is batch):
                 self._settle_first()
         else:
-            self.poll()
+            self.poll(wait=True)
             self._has_bad |= self._tape.read()
             self._add_unseen(part)
             self._settle(part)
@@ -226,13 +231,20 @@ class Settler:
             self.judge = self.judge.ignoring(tuning.ignore)
 
     def poll(self, *, wait: bool = False) -> None:
-        """Judges the parts whose numbers have come; ``wait``: all parts, waiting for their numbers.
+        """Judges the parts whose numbers have come; ``wait``: all parts, waiting once for the numbers of the last one.
 
-        Without ``async`` that is the loss of the last backward, if it is on a device: it was computed long ago.
+        Where no step is awaited, it waits for the loss of the last backward, if that is on a device: it was computed long ago.
         """
-        self._settle_pending(wait=wait or self.check is not Check.ASYNC)
+        self._settle_pending(wait=wait or not (self.check is Check.ASYNC or self._may_be_late))
+
+    @property
+    def _may_be_late(self) -> bool:
+        """Whether the numbers of a device are judged before the next step, not at once: so the host waits once for all."""
+        return self.check is Check.BATCH and self._awaits_step()
 
     def _settle_pending(self, *, wait: bool) -> None:
+        if wait and self._pending:
+            self._pending[-1].reading.wait()
         while self._pending and (wait or self._pending[0].reading.is_ready()):
             self._settle_first()
 

@@ -16,6 +16,34 @@ FIRST_ROWS = 256
 _EMPTY_BITS = (0x7FFF_FFFF, 0)  # see kernel.EMPTY
 
 
+Event = torch.cuda.Event
+"""When it has come, so has all that was done before on its device."""
+
+
+def is_far(device: torch.device) -> bool:
+    return device.type != "cpu"
+
+
+def to_host(values: Tensor, into: Tensor | None = None) -> tuple[Tensor, Event | None]:
+    """Begins to copy values to the host, in the stream in which they were written. They are there after the event.
+
+    ``into``: pinned memory for them.
+    """
+    if values.device.type != "cuda":
+        return (values.cpu() if is_far(values.device) else values.clone()), None
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True) if into is None else into
+    with torch.cuda.device(values.device):
+        host.copy_(values, non_blocking=True)
+        event = Event()
+        event.record()
+    return host, event
+
+
+def wait_for(event: Event | None) -> None:
+    if event is not None and not event.query():
+        event.synchronize()
+
+
 class Cell:
     """One reading's numbers. ``low`` and ``high`` are 0 until its row of the tape is read.
 
@@ -93,6 +121,11 @@ class Tape:
         bad = any([buffer.read() for buffer in self._buffers.values() if buffer.cells])
         return self._had_bad() or bad
 
+    @property
+    def is_far(self) -> bool:
+        """Whether to read what was written since the last read, the host would wait for a device."""
+        return any([bool(buffer.cells) and is_far(buffer.device) for buffer in self._buffers.values()])
+
     def read_later(self) -> PendingRead:
         """Begins to read, without waiting: the rows are copied to the host in the stream in which they were written."""
         return PendingRead([buffer.copy() for buffer in self._buffers.values() if buffer.cells], self._had_bad())
@@ -118,11 +151,14 @@ class PendingRead:
     def is_ready(self) -> bool:
         return all(copy.event is None or copy.event.query() for copy in self._copies)
 
-    def finish(self) -> bool:
-        """Waits for the rows, which blocks only this thread, and fills their cells; returns what ``Tape.read`` does."""
+    def wait(self) -> None:
+        """Waits for the rows, which blocks only this thread."""
         for copy in self._copies:
-            if copy.event is not None:
-                copy.event.synchronize()
+            wait_for(copy.event)
+
+    def finish(self) -> bool:
+        """Waits for the rows, and fills their cells; returns what ``Tape.read`` does."""
+        self.wait()
         bad = any([_fill(copy.cells, copy.rows.tolist()) for copy in self._copies]) or self._has_bad
         for copy in self._copies:
             copy.free()
@@ -138,7 +174,7 @@ class _Copy:
         self,
         cells: list[Cell],
         rows: Tensor,
-        event: torch.cuda.Event | None = None,
+        event: Event | None = None,
         free: Callable[[], None] = lambda: None,
     ) -> None:
         self.cells = cells
@@ -151,7 +187,7 @@ class _Buffer:
     """``rows`` to write to. The first ones belong to ``cells``; a cell is added after its row was written."""
 
     def __init__(self, device: torch.device, layout: Layout) -> None:
-        self._device = device
+        self.device = device
         self._layout = layout
         self._is_updated = layout.written is not layout.read and device.type != "cpu"
         self.cells: list[Cell] = []
@@ -181,18 +217,14 @@ class _Buffer:
     def copy(self) -> _Copy:
         cells, self.cells = self.cells, []
         used = len(cells)
-        if self._device.type != "cuda":
-            rows = self._read[:used].cpu() if self._device.type != "cpu" else self._read[:used].clone()
+        if self.device.type != "cuda":
+            rows, event = to_host(self._read[:used])
             self._clear(used)
-            return _Copy(cells, rows)
+            return _Copy(cells, rows, event)
         pinned = self._pinned.pop() if self._pinned else None
         if pinned is None or len(pinned) < used:
             pinned = torch.empty((len(self.rows), 2), dtype=self._layout.read, pin_memory=True)
-        rows = pinned[:used]
-        with torch.cuda.device(self._device):
-            rows.copy_(self._read[:used], non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
+        rows, event = to_host(self._read[:used], pinned[:used])
         self._clear(used)
         return _Copy(cells, rows, event, partial(self._pinned.append, pinned))
 
@@ -208,13 +240,13 @@ class _Buffer:
     def _allocate(self, rows: int) -> None:
         written, read = self._layout
         with torch.inference_mode(False), torch.no_grad():
-            self._written = torch.zeros((rows, 2), dtype=written, device=self._device)
+            self._written = torch.zeros((rows, 2), dtype=written, device=self.device)
             self._read = self._written.view(read)
             if self._is_updated:
-                self._empty = torch.tensor(_EMPTY_BITS, dtype=written, device=self._device).expand(rows, 2).contiguous()
+                self._empty = torch.tensor(_EMPTY_BITS, dtype=written, device=self.device).expand(rows, 2).contiguous()
                 self._written.copy_(self._empty)
         self.rows = [TapeRow(row[0], row[1], row) for row in self._written]
-        self._few = [(row[0], row[1]) for row in self._read[:4]] if self._device.type == "cpu" else []
+        self._few = [(row[0], row[1]) for row in self._read[:4]] if self.device.type == "cpu" else []
 
 
 def _fill(cells: list[Cell], numbers: list[list[float]]) -> bool:

@@ -16,7 +16,7 @@ class Check(StrEnum):
     FRAME = "frame"
     """After each module's forward."""
     BATCH = "batch"
-    """Before the root's forward returns."""
+    """Before the root's forward returns; on a device with the gradient guard, at the latest before the optimizer step."""
     ASYNC = "async"
     """When the numbers have reached the host, without waiting for them: a batch later at most."""
 

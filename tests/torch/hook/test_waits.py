@@ -1,0 +1,207 @@
+"""On a device, the host waits once a step: for the readings and for the norms of the gradients at the same time.
+
+There is no device here: what is copied to the host is there at once, but counts as under way until it, or what came later, is
+waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from notebook import Gain, model_of, ones, watched
+from rankwatch.errors import OverflowDetected
+from rankwatch.measure import tape
+
+FIRST = 2
+"""The first batches: until an optimizer has stepped, it is not known that one will."""
+
+
+class Device:
+    """Its stream, and how often the host has waited for it."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self.queued = 0
+        self.done = 0
+
+    def to_host(self, values: Tensor, into: Tensor | None = None) -> tuple[Tensor, Any]:
+        self.queued += 1
+        return values.clone(), Event(self, self.queued)
+
+    def wait(self) -> None:
+        self.waits += 1
+        self.done = self.queued
+
+
+class Event:
+    def __init__(self, device: Device, number: int) -> None:
+        self.device, self.number = device, number
+
+    def query(self) -> bool:
+        return self.number <= self.device.done
+
+    def synchronize(self) -> None:
+        self.device.waits += 1
+        self.device.done = max(self.device.done, self.number)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made, read = Device(), tape._Buffer.read
+
+    def read_at_once(buffer: Any) -> bool:
+        made.wait()
+        return read(buffer)
+
+    monkeypatch.setattr("rankwatch.measure.tape.is_far", lambda device: True)
+    monkeypatch.setattr("rankwatch.measure.tape.to_host", made.to_host)
+    monkeypatch.setattr("rankwatch.hook.gradient_look.to_host", made.to_host)
+    monkeypatch.setattr("rankwatch.measure.tape._Buffer.read", read_at_once)
+    return made
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(ones()).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def clipped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(ones()).square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def clipped_in_part(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    model(ones()).square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(model[0].parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("options", [{}, {"gradients": True}, {"every": 3}], ids=["guard", "gradients", "every"])
+@pytest.mark.parametrize("step", [plain, clipped, clipped_in_part])
+def test_one_wait_a_step(
+    device: Device, step: Callable[[nn.Module, torch.optim.Optimizer], None], options: dict[str, Any]
+) -> None:
+    model = model_of()
+    optimizer = sgd(model)
+    detector, notebook = watched(model, check="batch", **options)
+    waits = []
+    for _ in range(8):
+        before = device.waits
+        step(model, optimizer)
+        waits.append(device.waits - before)
+    detector.remove()
+    assert (detector.fault, set(waits[FIRST:])) == ("", {1})
+    assert sorted({summary.batch for _, summary in notebook.sent}) == list(range(8))
+
+
+def test_none_with_async(device: Device) -> None:
+    model = model_of()
+    optimizer = sgd(model)
+    detector, _ = watched(model, check="async")
+    plain(model, optimizer)
+    device.done, device.waits = math.inf, 0  # type: ignore[assignment]  # it is never behind
+    for _ in range(4):
+        plain(model, optimizer)
+    assert (detector.fault, device.waits) == ("", 0)
+
+
+def test_without_a_guard_a_forward_is_judged_at_its_end(device: Device) -> None:
+    model: Any = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    optimizer = sgd(model)
+    watched(model, check="batch", guard=False)
+    for _ in range(4):
+        plain(model, optimizer)
+    model[1].gain = math.inf
+    with pytest.raises(OverflowDetected):
+        model(ones())
+
+
+def test_a_forward_trips_before_the_weights_change(device: Device) -> None:
+    model: Any = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    optimizer = sgd(model)
+    _, notebook = watched(model, check="batch")
+    for _ in range(4):
+        plain(model, optimizer)
+    before = [value.clone() for value in model.parameters()]
+    model[1].gain = math.inf
+    loss = model(ones()).square().mean()
+    loss.backward()
+    with pytest.raises(OverflowDetected):
+        optimizer.step()
+    (trip,) = notebook.trips
+    assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (4, "1", "output")
+    assert trip.operator is not None
+    assert trip.operator.name == "aten.mul.Tensor"
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_forward_whose_step_never_comes_trips_in_the_next_one(device: Device) -> None:
+    model: Any = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    optimizer = sgd(model)
+    _, notebook = watched(model, check="batch")
+    for _ in range(4):
+        plain(model, optimizer)
+    model[1].gain = math.inf
+    model(ones())
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert notebook.trips[0].position.batch == 4
+
+
+def test_an_evaluation_is_judged_at_its_end(device: Device) -> None:
+    model: Any = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    optimizer = sgd(model)
+    watched(model, check="batch")
+    for _ in range(4):
+        plain(model, optimizer)
+    model[1].gain = math.inf
+    with torch.no_grad(), pytest.raises(OverflowDetected):
+        model(ones())
+
+
+def test_a_bad_gradient_is_found_by_the_same_wait(device: Device) -> None:
+    model: Any = model_of()
+    optimizer = sgd(model)
+    _, notebook = watched(model, check="batch")
+    for _ in range(4):
+        plain(model, optimizer)
+    model[0].weight.register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(OverflowDetected):
+        plain(model, optimizer)
+    (trip,) = notebook.trips
+    assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (4, "0", "weight.grad")
+    assert all(bool(value.isfinite().all()) for value in model.parameters())
+
+
+def test_micro_batches(device: Device) -> None:
+    """A forward waits for the numbers of the one before it, which came long ago, unless the host is far ahead."""
+    model = model_of()
+    optimizer = sgd(model)
+    watched(model, check="batch")
+    waits = []
+    for number in range(16):
+        before = device.waits
+        model(ones()).square().mean().backward()
+        device.done = device.queued if number % 4 < 3 else device.done
+        if number % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+            waits.append(device.waits)
+        else:
+            assert number < 4 or device.waits == before
+    assert [after - before for before, after in itertools.pairwise(waits[1:])] == [1, 1]
