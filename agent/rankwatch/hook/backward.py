@@ -165,13 +165,16 @@ def _rows(name: str, parameter: Tensor) -> tuple[ReadingSpec, ReadingSpec]:
     )
 
 
-def mark_outputs(output: Any, reached: Callable[[int, Tensor | None], None]) -> None:
+def mark_outputs(output: Any, reached: Callable[[int, Tensor | None], None]) -> list[Tensor]:
     """Calls ``reached`` when a backward begins at a root's output: its frames belong to that forward's batch.
 
     It is called with the output's number and its gradient. None is a gradient of 0: a Function returned None for it.
+    Returns the outputs.
     """
-    for number, value in enumerate(outputs_of(output)):
+    outputs = outputs_of(output)
+    for number, value in enumerate(outputs):
         value.register_hook(partial(_call_reached, reached, number))
+    return outputs
 
 
 def _call_reached(reached: Callable[[int, Tensor | None], None], number: int, gradient: Tensor | None) -> None:

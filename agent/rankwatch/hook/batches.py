@@ -25,6 +25,7 @@ from ..measure.modules import NamedModule
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..measure.tape import Cell
 from ..rerun.forward import RootEntry
+from ..rerun.loss_graph import LossOrigin
 from ..shared.config import Config
 from ..shared.frame import NOWHERE, Moment, Phase, Position, ReadingSpec
 from ..shared.tuning import Tuning
@@ -310,14 +311,15 @@ class Batches:
         self._settler.add(frame, batch.part, None)
         self._move_on(batch)
 
-    def add_loss(self, frame: PendingFrame, values: list[Tensor]) -> None:
+    def add_loss(self, frame: PendingFrame, values: list[Tensor], origin: LossOrigin | None) -> None:
         """Adds the frame of a loss to the batch whose backward runs: to its forward, while that is not sent yet."""
         batch = self.of_backward
         if self._settler.awaits_loss_of(batch):
-            self._settler.add_loss(frame, values)
+            self._settler.add_loss(frame, values, origin)
             batch.pass_frame()
             self._move_on(batch)
         else:
+            batch.part.loss_origin = batch.part.loss_origin or origin
             self.add_backward(frame)
 
     def _be_sure(self, batch: BatchInProgress) -> None:

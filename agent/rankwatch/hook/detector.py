@@ -27,7 +27,7 @@ from ..measure.tape import Tape
 from ..rerun.careful import passed_again
 from ..shared.config import Config, Policy
 from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position
-from ..shared.tuning import NO_CHANGE, Tuning
+from ..shared.tuning import NO_CHANGE, Check, Tuning
 from . import backward, traced
 from .batches import Batches
 from .collectives import Collectives
@@ -136,7 +136,13 @@ class Detector:
             after_step=self._guarded(self._after_step),
         )
         self._compiled = CompiledEntry(model, self._guarded(partial(self._batches.given, self._hooks.root)))
-        self._losses = Losses(self._batches, self._loss_scales, self._recorder, self._hooks)
+        self._losses = Losses(
+            self._batches,
+            self._loss_scales,
+            self._recorder,
+            self._hooks,
+            may_wait=lambda: self._settler.check is Check.FRAME,
+        )
         self._guard = Guard(
             config,
             self._batches,
@@ -294,7 +300,7 @@ class Detector:
         is_first = self._open_direct(torch.is_grad_enabled())
         batch = self._batches.of_forward
         if not batch.is_sure:
-            backward.mark_outputs(output, partial(self._reached, batch.part, None))
+            self._losses.returned(backward.mark_outputs(output, partial(self._reached, batch.part, None)))
         if not batch.is_full:
             return
         try:
@@ -327,7 +333,7 @@ class Detector:
             self._call(named, args, kwargs, output)
             if ends_batch:
                 if batch.is_streamed and torch.is_grad_enabled():
-                    self._guard.mark(batch, output, self._reached)
+                    self._losses.returned(self._guard.mark(batch, output, self._reached))
                 self._end_batch()
 
     @contextmanager

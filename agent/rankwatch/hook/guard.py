@@ -115,15 +115,15 @@ class Guard:
         ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)  # set while DDP runs its module
         self._is_reduced_by_ddp |= ddp is not None and torch.distributed.get_world_size() > 1
 
-    def mark(self, batch: BatchInProgress, output: Any, reached: Callable[..., None]) -> None:
-        """A root returns: the gradients that the loss will hand to its output are kept.
+    def mark(self, batch: BatchInProgress, output: Any, reached: Callable[..., None]) -> list[Tensor]:
+        """A root returns: the gradients that the loss will hand to its outputs are kept. Returns these outputs.
 
         ``reached`` is called with the part, what keeps a gradient or None, the number of the output, and its gradient.
         """
         keep = None
         if self._keeps and batch.entry is not None:
             keep = partial(self._keep, batch, RootRun(batch.entry, output))
-        backward.mark_outputs(output, partial(reached, batch.part, keep))
+        return backward.mark_outputs(output, partial(reached, batch.part, keep))
 
     def backward_begins(self, *, is_first: bool) -> None:
         """``is_first``: no parameter has a gradient; what was kept belongs to a step that was skipped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,11 +13,20 @@ from torch import Tensor
 
 from ..judge.batch import BatchPart
 from ..measure.recorder import Recorder
+from ..rerun.loss_graph import LossOrigin, Outputs, origin_of_loss
 from ..shared.frame import Kind
 from . import backward
 from .batches import Batches
 from .hooks import Hooks, never_compile, quietly
 from .scaler import LossScales
+
+MAX_LOOKS = 16
+"""Bad losses whose graph is looked at. A training that goes on with them is not slowed down for ever."""
+
+ON_A_DEVICE = LossOrigin(
+    note="its operator is not known: this loss was read after its backward, which frees what autograd had saved "
+    '(check="frame" reads it before)'
+)
 
 _watches: weakref.WeakSet[BackwardWatch] = weakref.WeakSet()
 
@@ -40,15 +50,26 @@ class BackwardWatch:
 
 
 class Losses:
-    """The losses of one model: of the backwards that reach what it returned, or a parameter of it."""
+    """The losses of one model: of the backwards that reach what it returned, or a parameter of it.
 
-    def __init__(self, batches: Batches, scales: LossScales, recorder: Recorder, hooks: Hooks) -> None:
+    Args:
+        may_wait: tells whether to wait for the number of a loss on a device.
+    """
+
+    def __init__(
+        self, batches: Batches, scales: LossScales, recorder: Recorder, hooks: Hooks, *, may_wait: Callable[[], bool]
+    ) -> None:
         self._batches = batches
         self._scales = scales
         self._recorder = recorder
         self._hooks = hooks
         self._handed: list[Tensor] = []  # to the backward that runs, while it has not reached the model
         self._before: list[tuple[int, int] | None] = []
+        self._may_wait = may_wait
+        self._outputs = Outputs()
+        self._origin: LossOrigin | None = None
+        """Where the first bad one of the losses came from."""
+        self._looks = 0
 
     @property
     def is_first(self) -> bool:
@@ -59,6 +80,24 @@ class Losses:
         """A backward begins; it may be another model's."""
         self._handed = losses
         self._before = self._gradients() if losses else []
+        self._origin = self._look(losses)
+
+    def returned(self, outputs: list[Tensor]) -> None:
+        """The model has returned these."""
+        self._outputs.add(outputs)
+
+    def _look(self, losses: list[Tensor]) -> LossOrigin | None:
+        """The backward frees what autograd has saved: before it, the graph of a bad loss tells where it came from."""
+        plain = [loss for loss in losses if type(loss) is Tensor and loss.numel() == 1 and not loss.is_meta]
+        if not all(loss.device.type == "cpu" or self._may_wait() for loss in plain):
+            return ON_A_DEVICE
+        bad = next((loss for loss in plain if not math.isfinite(abs(loss.item()))), None)
+        if bad is None:
+            return None
+        self._looks += 1
+        if self._looks > MAX_LOOKS:
+            return LossOrigin(note=f"its operator is not known: {MAX_LOOKS} losses before were bad, too")
+        return origin_of_loss(bad, self._outputs)
 
     def take(self) -> None:
         """The backward has reached the model: what was handed to it is a loss of the batch whose backward runs."""
@@ -74,7 +113,7 @@ class Losses:
         rows = [(Kind.LOSS, label, value) for label, value in zip(_name(handed), values, strict=True)]
         frame = self._recorder.values(batch.position, root, rows)
         frame.is_absorbed = batch.scaling.absorbs and not all(one.is_exact for one in unscaled)
-        self._batches.add_loss(frame, values)
+        self._batches.add_loss(frame, values, self._origin)
 
     def end(self, *, is_taken: bool, reach: Callable[[BatchPart], None]) -> None:
         """The backward has ended. ``is_taken``: if it has reached the model, and no hook told so, its losses are taken.

@@ -11,6 +11,7 @@ from ..measure.recorder import PendingFrame
 from ..measure.sweep import Look
 from ..rerun.batch import RootRun
 from ..rerun.forward import RootEntry
+from ..rerun.loss_graph import LossOrigin
 from ..shared.bounded import BoundedDict
 from ..shared.frame import NOWHERE, BatchSummary, FrameSpec, FrameTable, Moment, Position, pack
 
@@ -129,6 +130,8 @@ class BatchPart:
         """The forward whose loss this is: judged apart from it, and sent with it."""
         self.values: list[Any] | None = None
         """The values of the loss."""
+        self.loss_origin: LossOrigin | None = None
+        """Where the loss came from, if it is bad."""
         self.awaits_loss = False
         """Whether it is sent with a loss that may come."""
         self.is_held = not batch.is_sure

@@ -17,6 +17,7 @@ from ..rerun.batch import is_bad_again, origin_of_gradient
 from ..rerun.careful import runs_compiled, tensors
 from ..rerun.closeup import NOTHING, Subject
 from ..rerun.forward import Forward
+from ..rerun.loss_graph import LossOrigin
 from ..rerun.repetition import MAX_SECONDS, Repeated, repeat
 from ..shared.bounded import BoundedDict
 from ..shared.frame import REDUCED, SHARD, Kind, Phase, ReadingSpec, State
@@ -118,6 +119,8 @@ class Evidence:
             parameters = list(part.batch.run.entry.module.parameters())
             repeated = origin_of_gradient(part.batch.run, parameters, MAX_SECONDS_UNWAITED if frame.guarded else MAX_SECONDS)
             again = partial(is_bad_again, part.batch.run, parameters) if repeated.recurred else None
+        if kind is Kind.LOSS:
+            repeated = Repeated(*_of_loss(part))
         weights: tuple[BadWeight, ...] = ()
         if frame.step == self._steps():  # an optimizer step would have changed them since
             weights = tuple(self._bad_weights(frame, repeated))[:MAX_WEIGHTS]
@@ -175,8 +178,6 @@ def _why_not(frame: PendingFrame, kind: Kind, is_compiled: bool) -> str:
     """Why there is no forward to run again."""
     if kind is Kind.PARAMETER:
         return "not run again: the weight was bad before this forward"
-    if kind is Kind.LOSS:
-        return "not run again: the loss is computed outside of the model's forward"
     if kind in (Kind.INPUT, Kind.KEYWORD, Kind.BUFFER):
         return "not run again: what came into the module was bad"
     if frame.spec.phase is not Phase.FORWARD or kind in _GRADIENTS:
@@ -184,6 +185,30 @@ def _why_not(frame: PendingFrame, kind: Kind, is_compiled: bool) -> str:
     if is_compiled:
         return "not run again: it runs compiled, and what the model was given is not at hand"
     return "not run again: what the module was given is not at hand any more"
+
+
+def _of_loss(part: BatchPart) -> tuple[Operator | None, None, None, str]:
+    """The operator that made the loss bad, and what is not known of it, as a ``Repeated`` begins."""
+    origin = part.loss_origin or LossOrigin()
+    note = origin.note
+    if origin.supposes_finite and not _has_finite_outputs(part):
+        origin, note = LossOrigin(), "its operator is not known: the model's outputs were not at hand any more"
+    called = f"; backward was called at {origin.caller.file}:{origin.caller.line}" if origin.caller is not None else ""
+    note = f"not run again: the loss is computed outside of the model's forward{called}" + (f"; {note}" if note else "")
+    return origin.operator, None, None, note
+
+
+def _has_finite_outputs(part: BatchPart) -> bool:
+    """Whether what the model returned was finite."""
+    frames = part.loss_of.frames if part.loss_of is not None else part.frames
+    found = [frame for frame in frames if not frame.spec.module and frame.spec.phase is Phase.FORWARD]
+    made = [
+        cell.state
+        for frame in found
+        for row, cell in zip(frame.spec.readings, frame.cells, strict=True)
+        if row.kind is Kind.OUTPUT
+    ]
+    return State.FINITE in made and not any(state in (State.INF, State.NAN) for state in made)
 
 
 def _is_same_call(one: PendingFrame, frame: PendingFrame, kind: Kind, label: str) -> bool:

@@ -24,6 +24,7 @@ from ..measure.tape import PendingRead, Tape
 from ..rerun.capsule import CapsuleRules, CapsuleWritten, write
 from ..rerun.closeup import Subject, look_closer
 from ..rerun.forward import Forward
+from ..rerun.loss_graph import LossOrigin
 from ..shared.cause import Trip
 from ..shared.closeup import CloseUp
 from ..shared.frame import BatchSummary, Frame, FrameTable, Kind, Moment, Phase, State
@@ -195,13 +196,13 @@ class Settler:
         forward = self._awaited
         return forward is not None and forward.batch is batch and not batch.part.frames and forward.end == batch.position
 
-    def add_loss(self, frame: PendingFrame, values: list[Any]) -> None:
+    def add_loss(self, frame: PendingFrame, values: list[Any], origin: LossOrigin | None) -> None:
         """The loss of the forward that awaits it. Unless ``check`` is ``async``, it is judged at once if it is on the host."""
         forward, self._awaited = self._awaited, None
         if forward is None:
             return
         part = BatchPart(forward.batch)
-        part.loss_of, part.values = forward, values
+        part.loss_of, part.values, part.loss_origin = forward, values, origin
         part.frames.append(frame)
         self._closed.append(part)
         self._pending.append(_ReadPart(self._tape.read_later(), part))

@@ -25,6 +25,11 @@ def explain(operator: Operator) -> tuple[Cause, str]:
     if name in _CONSTANTS:
         state, cause = operator.output.state, Cause.OVERFLOW if operator.output.state is State.INF else Cause.INVALID
         return cause, f"the code makes a tensor of numbers that hold {state.name.lower()}: look at where they were computed"
+    if operator.output.state is State.INF and _is_masked(operator):
+        return Cause.SINGULAR, (
+            f"{_title(operator)} is -inf where what goes in is -inf (masked): a label that chooses such an element costs inf; "
+            "mask the label, too, or fill with torch.finfo(dtype).min"
+        )
     if operator.output.state is State.INF:
         return _explain_inf(operator, name)
     if _is_masked(operator):
