@@ -65,7 +65,8 @@ def describe_operator(operator: Operator) -> str:
         text = f": {source.text.strip()}" if source.text.strip() else ""
         at = f"{', the backward of' if operator.node else ' at'} {source.file}:{source.line}{function}{text}"
     shapes = operator.shapes + ((),) * (len(operator.inputs) - len(operator.shapes))
-    inputs = [_describe_input(reading, shape) for reading, shape in zip(operator.inputs, shapes, strict=False)]
+    operands = operator.operands + (None,) * len(operator.inputs)
+    inputs = list(map(_describe_input, operator.inputs, shapes, operands))
     hidden = [f"{len(inputs) - _MOST_INPUTS} more"] if len(inputs) > _MOST_INPUTS else []
     given = ", ".join([*inputs[:_MOST_INPUTS], *hidden])
     flow = f"{given} -> {_state(operator.output.state)}" if given else f"-> {_state(operator.output.state)}"
@@ -106,9 +107,10 @@ def _findings(closeup: CloseUp) -> list[tuple[str, str]]:
     return [*fields, ("close-up", printable(closeup.note))] if closeup.note else fields
 
 
-def _describe_input(reading: Reading, shape: tuple[int, ...]) -> str:
-    if reading.dtype == "float":  # a number
-        return f"{reading.label} {reading.abs_max:g}"
+def _describe_input(reading: Reading, shape: tuple[int, ...], operand: float | None) -> str:
+    if reading.dtype == "float":  # a number, whose sign only the operand has
+        sign_matters = operand is None and reading.abs_max
+        return f"|{reading.label}| {reading.abs_max:g}" if sign_matters else f"{reading.label} {operand or 0.0:g}"
     size = f" ({', '.join(map(str, shape))})" if shape else ""
     if reading.state is State.FINITE or reading.state is State.NOT_FLOAT:
         return f"{reading.label}{size} {reading.dtype}, abs max {reading.abs_max:.2e}"

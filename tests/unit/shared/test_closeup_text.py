@@ -93,6 +93,13 @@ def test_inputs_are_named_with_shape_dtype_and_state() -> None:
     assert text.endswith(f"self (4) float32, nan, other 0, input[0] {one}, input[1] {one}, 2 more -> inf")
 
 
+@pytest.mark.parametrize(("operands", "expected"), [((0.0, -1.0), "exponent -1"), ((), "|exponent| 1")])
+def test_a_number_has_its_sign_where_that_is_known(operands: tuple[float, ...], expected: str) -> None:
+    inputs = (reading("self"), Reading("exponent", Kind.INPUT, "float", 1.0, 1.0, State.FINITE))
+    text = describe_operator(replace(made_by("aten.pow_.Scalar"), inputs=inputs, operands=operands))
+    assert text.endswith(f", {expected} -> inf")
+
+
 def test_control_characters_of_a_rank_reach_no_terminal() -> None:
     source = Source("a\x1b[2J.py", 1, "forward", "e\x07")
     assert "\x1b" not in describe_operator(replace(made_by(), source=source))
