@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..measure.modules import NamedModule, class_name
 from ..measure.recorder import Call, PendingFrame, Recorder, WeightReading
 from ..measure.shards import Key, is_bad
-from ..rerun.batch import is_bad_again, origin_of_gradient
+from ..rerun.batch import origin_of_gradient
 from ..rerun.careful import runs_compiled, tensors
 from ..rerun.closeup import NOTHING, Subject
 from ..rerun.forward import Forward
@@ -118,7 +117,7 @@ class Evidence:
         if kind in _GRADIENTS and not frame.unfound and not culprit.label.endswith(REDUCED) and part.batch.run is not None:
             parameters = list(part.batch.run.entry.module.parameters())
             repeated = origin_of_gradient(part.batch.run, parameters, MAX_SECONDS_UNWAITED if frame.guarded else MAX_SECONDS)
-            again = partial(is_bad_again, part.batch.run, parameters) if repeated.recurred else None
+            again = (part.batch.run, parameters) if repeated.recurred else None
         if kind is Kind.LOSS:
             repeated = Repeated(*_of_loss(part))
         weights: tuple[BadWeight, ...] = ()

@@ -109,10 +109,15 @@ def _sequence(node: Any) -> int:
 
 
 class Ran(NamedTuple):
-    """The gradients of the parameters, in their order, or why there are none."""
+    """The gradients of the parameters, in their order, or why there are none. ``made``: the bytes that operators made."""
 
     gradients: list[Tensor | None]
     note: str = ""
+    made: int = 0
+
+    @property
+    def is_bad(self) -> bool:
+        return any(value is not None and state_of_tensor(value) is not State.FINITE for value in self.gradients)
 
 
 def run_batch_again(run: RootRun, parameters: Sequence[Tensor], watch: Watch, seconds: float) -> Ran:
@@ -129,7 +134,7 @@ def run_batch_again(run: RootRun, parameters: Sequence[Tensor], watch: Watch, se
     except Exception as error:  # noqa: BLE001  the trip matters more than where it came from
         log.debug("the batch cannot be run again: %r", error)
         return Ran([], describe_error(error))
-    return Ran(gradients, why_it_differs(_forward_of(run), changes))
+    return Ran(gradients, why_it_differs(_forward_of(run), changes), mode.made)
 
 
 def origin_of_gradient(run: RootRun, parameters: Sequence[Tensor], seconds: float) -> Repeated:
@@ -157,25 +162,39 @@ def origin_of_gradient(run: RootRun, parameters: Sequence[Tensor], seconds: floa
     return found if found.given is None else found._replace(operator=None)
 
 
-def is_bad_again(run: RootRun, parameters: Sequence[Tensor], seconds: float) -> bool | None:
-    """Whether a gradient is bad when forward and backward are run once more; None: they were not run."""
-    ran = run_batch_again(run, parameters, lambda *call: None, seconds)
-    if not ran.gradients:
-        return None
-    return any(gradient is not None and state_of_tensor(gradient) is not State.FINITE for gradient in ran.gradients)
+def run_wide(
+    run: RootRun, parameters: Sequence[Tensor], dtype: torch.dtype, until: float, wanted: Callable[[], bool]
+) -> Ran:
+    """Runs forward and backward again in a wider precision."""
+    from .wider import Wider, plain_kernels
+
+    mode = Wider(dtype, [*run.entry.module.buffers()], until, wanted, with_weights=True, with_gradients=True)
+    args, kwargs = mode.widened((run.entry.args, run.entry.kwargs))
+    try:
+        with plain_kernels(), torch.autograd.set_detect_anomaly(False):
+            return Ran(run_again(run, parameters, mode, lambda *call: None, given=(args, kwargs))[0])
+    except Stopped as stop:
+        return Ran([], f"stopped: {stop}")
+    except Exception as error:  # noqa: BLE001  a line in the report
+        return Ran([], describe_error(error))
 
 
 def run_again(
-    run: RootRun, parameters: Sequence[Tensor], mode: Careful, watch: Watch, turn: Callable[[], None] = lambda: None
+    run: RootRun,
+    parameters: Sequence[Tensor],
+    mode: Careful,
+    watch: Watch,
+    turn: Callable[[], None] = lambda: None,
+    given: tuple[Any, Any] | None = None,
 ) -> tuple[list[Tensor | None], Altered]:
     """Forward and backward under a mode; returns the gradients of the parameters, and what the forward had changed.
 
-    ``turn`` is called between the two.
+    ``turn`` is called between the two. ``given``: the args and kwargs, if not those of the training.
     """
     entry, changes = run.entry, Altered()
     module, wanted = entry.module, [value for value in parameters if value.requires_grad]
     sums: dict[int, Tensor] = {}
-    args, kwargs = _cut((entry.args, entry.kwargs))
+    args, kwargs = _cut(given or (entry.args, entry.kwargs))
     mode.module = module
     with (
         _silent(module),
@@ -183,7 +202,7 @@ def run_again(
         untouched(module, changes),
         same_surroundings(module, args, kwargs, changes, entry.again()),
         torch.enable_grad(),
-        mode,
+        prepared(mode, module),
     ):
         output = hooked(module, args, kwargs, entry.forward(*args, **kwargs))
         watch(module, args, kwargs, output)
@@ -194,13 +213,22 @@ def run_again(
                 continue
             made = [outputs[number] for number in handed]
             more = nth < len(run.gradients)
-            found = torch.autograd.grad(made, wanted, list(handed.values()), retain_graph=more, allow_unused=True)
+            gradients = [value.to(outputs[number].dtype) for number, value in handed.items()]
+            leaves_of = list(map(mode.in_place_of, wanted))
+            found = torch.autograd.grad(made, leaves_of, gradients, retain_graph=more, allow_unused=True)
             for parameter, gradient in zip(wanted, found, strict=True):
                 if gradient is not None:
                     known = sums.get(id(parameter))
                     sums[id(parameter)] = gradient if known is None else known + gradient
     mode.check()  # the forward may have caught what stopped it
     return [sums.get(id(parameter)) for parameter in parameters], changes
+
+
+@contextmanager
+def prepared(mode: Careful, module: nn.Module) -> Iterator[None]:
+    mode.prepare(module)
+    with mode:
+        yield
 
 
 def _forward_of(run: RootRun) -> Forward:

@@ -54,6 +54,8 @@ class Careful(TorchDispatchMode):
         self.count = 0
         self.largest = 0
         """The bytes that the largest operator read and wrote."""
+        self.made = 0
+        """The bytes that all operators made."""
         self.left: Callable[[nn.Module | str, Any], None] | None = None
         """Called with each watched module that returns, and its output; with each label of a marked tensor, and the tensor."""
         self.module: nn.Module | None = None
@@ -84,6 +86,10 @@ class Careful(TorchDispatchMode):
     def prepare(self, module: nn.Module) -> None:
         """Called before the forward of the module, whose attributes are restored after it."""
 
+    def in_place_of(self, parameter: Tensor) -> Tensor:
+        """What the forward has in the place of a parameter, once it is prepared."""
+        return parameter
+
     def stop(self, why: str) -> None:
         self.stopped = self.stopped or why
         self.check()
@@ -112,6 +118,7 @@ class Careful(TorchDispatchMode):
         """The outputs of an operator may be changed, unless they are views of what it was given."""
         known = {storage_of(value) for value in given if isinstance(value, Tensor)}
         self._ours |= {storage_of(value) for value in outputs} - known
+        self.made += sum(_bytes(value) for value in outputs if storage_of(value) not in known)
         self.largest = max(self.largest, sum(_bytes(value) for value in (*outputs, *given) if isinstance(value, Tensor)))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -21,6 +21,7 @@ from ..shared.closeup import CloseUp, Precision
 from ..shared.frame import Kind, State
 from ..shared.trip import Operator
 from .arguments import reading_of, state_of_tensor
+from .batch import RootRun, run_batch_again, run_wide
 from .capsule import CapsuleWritten
 from .careful import Careful, Stopped, tensors
 from .forward import Forward, run_again
@@ -56,8 +57,8 @@ class Subject:
     is_compiled: bool = False
     note: str = ""
     output: Any = None
-    again: Callable[[float], bool | None] | None = None
-    """Of a gradient: runs forward and backward within these seconds; whether it was bad, None if they were not run."""
+    again: tuple[RootRun, Sequence[Tensor]] | None = None
+    """Of a gradient: the forward of the root whose backward is run again, and the parameters."""
 
 
 NOTHING = Subject()
@@ -139,7 +140,7 @@ class _Look:
         subject, forward = self._subject, self._subject.forward
         repeated = subject.repeated
         if subject.again is not None:
-            return self._of_gradient(subject.again)
+            return self._of_gradient(*subject.again)
         if forward is None:
             return CloseUp(note=subject.note)
         if subject.was_given or (repeated.is_late and repeated.recurred is None):
@@ -152,7 +153,8 @@ class _Look:
         self._grad = repeated.grad
         self.is_inner = isinstance(forward.inner, nn.Module) and forward.inner in repeated.modules and repeated.given is None
         recurred, of = self._recurrence(forward, repeated.recurred)
-        precision = self._precision(forward) if recurred else ()
+        look = forward
+        precision = self._precision(lambda dtype: self._run_wide(look, dtype), forward.module) if recurred else ()
         return CloseUp(
             operator=self._operator(repeated),
             recurred=recurred,
@@ -162,17 +164,28 @@ class _Look:
             is_eager=subject.is_compiled,
         )
 
-    def _of_gradient(self, again: Callable[[float], bool | None]) -> CloseUp:
-        """How often a gradient was bad again. Of a backward, another precision says little."""
+    def _of_gradient(self, run: RootRun, parameters: Sequence[Tensor]) -> CloseUp:
+        """How often a gradient was bad again, and in which precision the backward of this batch is finite."""
         recurred, of = 1, 1
         while of < RUNS and self._has_time():
-            is_bad = again(self._until - time.monotonic())
-            if is_bad is None:
+            start = time.monotonic()
+            ran = run_batch_again(run, parameters, lambda *call: None, self._until - start)
+            self._took = max(self._took, time.monotonic() - start)
+            if not ran.gradients:
                 self._notes.append("there was no time to run it more often")
                 break
+            # A backward needs all that the forward made, and the gradients of the parameters.
+            self._largest = (ran.made + 2 * sum(value.numel() * value.element_size() for value in parameters)) // 4
             of += 1
-            recurred += is_bad
-        return CloseUp(self._operator(self._subject.repeated), recurred, of, note="; ".join(self._notes))
+            recurred += ran.is_bad
+        precision = self._precision(lambda dtype: self._gradients_in(run, parameters, dtype), run.entry.module)
+        return CloseUp(self._operator(self._subject.repeated), recurred, of, precision, note="; ".join(self._notes))
+
+    def _gradients_in(self, run: RootRun, parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor] | None:
+        ran = run_wide(run, parameters, dtype, self._until, self._wanted)
+        if not ran.gradients:
+            self._notes.append(f"in {dtype_name(dtype)}: {ran.note}")
+        return [value for value in ran.gradients if value is not None] or None
 
     def _operator(self, repeated: Repeated) -> Operator | None:
         operator = repeated.operator
@@ -227,12 +240,12 @@ class _Look:
         self._largest = max(self._largest, mode.largest)
         return outputs
 
-    def _precision(self, forward: Forward) -> tuple[Precision, ...]:
+    def _precision(self, run: Callable[[torch.dtype], list[Tensor] | None], module: nn.Module) -> tuple[Precision, ...]:
         found: list[Precision] = []
         for dtype in WIDE:
-            if not self._has_time() or not self._has_memory(dtype):
+            if not self._has_time() or not self._has_memory(dtype, module):
                 break
-            outputs = self._run_wide(forward, dtype)
+            outputs = run(dtype)
             if outputs is None:
                 continue
             if any(_is_wider(value.dtype, dtype) for value in outputs):
@@ -261,9 +274,9 @@ class _Look:
         self._notes = [*notes, f"in {dtype_name(dtype)}: {self._notes[-1]}"]
         return None
 
-    def _has_memory(self, dtype: torch.dtype) -> bool:
+    def _has_memory(self, dtype: torch.dtype, module: nn.Module) -> bool:
         """Whether the largest operator fits in a wider dtype, several times over."""
-        free = _free_memory(self._subject.forwards[0])
+        free = _free_memory(module)
         has_memory = free is None or 4 * self._largest * dtype.itemsize / 2 < free
         if not has_memory:
             self._notes.append(f"not run in {dtype_name(dtype)}: too little memory is free")
@@ -275,9 +288,9 @@ def _is_wider(dtype: torch.dtype, other: torch.dtype) -> bool:
     return dtype.is_floating_point and size > other.itemsize
 
 
-def _free_memory(forward: Forward) -> float | None:
-    """The bytes that are free where a forward runs; None if that is not known."""
-    device = next((value.device for value in forward.module.parameters()), torch.device("cpu"))
+def _free_memory(module: nn.Module) -> float | None:
+    """The bytes that are free where a module runs; None if that is not known."""
+    device = next((value.device for value in module.parameters()), torch.device("cpu"))
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     found = []

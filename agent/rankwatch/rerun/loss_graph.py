@@ -125,7 +125,9 @@ def _origin_of_loss(loss: Tensor, outputs: Outputs, seconds: float) -> LossOrigi
 class _Mode(Repetition):
     """Follows bad numbers through the operators of the graph. No line of the user's calls them."""
 
-    _guessed: set[int] = set()
+    def __init__(self, until: float) -> None:
+        super().__init__(Forward(nn.Module(), (), {}, "loss", is_live=False), until)
+        self._guessed: set[int] = set()
 
     def _operator(self, func: Any, inputs: list[Input], output: Tensor) -> Operator:
         known = [one for one in inputs if not isinstance(one.value, Tensor) or storage_of(one.value) not in self._guessed]
@@ -148,7 +150,7 @@ class _Mode(Repetition):
 class _Walk:
     def __init__(self, outputs: Outputs, until: float) -> None:
         self._outputs = outputs
-        self._mode = _Mode(Forward(nn.Module(), (), {}, "loss", is_live=False), until)
+        self._mode = _Mode(until)
         self._nodes: dict[Any, GraphNode] = {}
         self._values: dict[Edge, Tensor] = {}
         """What is known of the outputs of nodes."""

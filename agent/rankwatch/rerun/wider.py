@@ -25,7 +25,7 @@ class Wider(Careful):
     """Computes in ``dtype`` what would be computed in a narrower one.
 
     What is written to a buffer is written to its wide copy, and read from there. ``with_weights``: the module also has wide
-    parameters and buffers, as code that compares dtypes wants it.
+    parameters and buffers, as code that compares dtypes wants it. ``with_gradients``: these parameters need gradients.
     """
 
     def __init__(
@@ -36,9 +36,12 @@ class Wider(Careful):
         wanted: Callable[[], bool],
         *,
         with_weights: bool = False,
+        with_gradients: bool = False,
     ) -> None:
         super().__init__(buffers, until, wanted)
         self._with_weights = with_weights
+        self._with_gradients = with_gradients
+        self._parameters: dict[int, nn.Parameter] = {}
         self._dtype = dtype
         self._buffers = {storage_of(value) for value in buffers}
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
@@ -51,7 +54,10 @@ class Wider(Careful):
     def prepare(self, module: nn.Module) -> None:
         if not self._with_weights:
             return
-        wide = {id(value): nn.Parameter(self._converted(value.detach()), False) for value in module.parameters()}
+        wide = self._parameters = {
+            id(value): nn.Parameter(self._converted(value.detach()), self._with_gradients and value.requires_grad)
+            for value in module.parameters()
+        }
         for inner in module.modules():
             for name, value in inner._parameters.items():
                 inner._parameters[name] = None if value is None else wide[id(value)]
@@ -60,6 +66,9 @@ class Wider(Careful):
             for name, kept in list(vars(inner).items()):
                 if type(kept) is list and any(id(value) in wide for value in kept):  # the flat weights of an nn.LSTM
                     setattr(inner, name, [wide.get(id(value), value) for value in kept])
+
+    def in_place_of(self, parameter: Tensor) -> Tensor:
+        return self._parameters.get(id(parameter), parameter)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
