@@ -47,18 +47,24 @@ class UsersCode:
         self._stored = stored
         self._replaced = dict(replaced or {})
         self._made: dict[str, types.ModuleType] = {}
+        self._taken: set[str] = set()
         self._wanted: set[str] = set()
         self._executed: set[int] = set()
         self._tree: ast.Module | None = None
         self._changed: set[str] = set()
-        self._set: set[tuple[str, str]] = set()
-        self.build: Callable[[Any], Any] | None = None
-        """Makes a value of its form in the capsule: a global that the training had set."""
+        self._set: dict[tuple[str, str], tuple[Any, str, Any]] = {}
+        self._build: Callable[[Any], Any] | None = None
         self.notes: list[str] = []
         """What is not as it was in the training."""
         sys.path += [folder for folder in path if folder not in sys.path and Path(folder).is_dir()]
         if stored:
             sys.meta_path.append(_StoredFinder(self))
+
+    def build_with(self, build: Callable[[Any], Any]) -> None:
+        """Makes the globals that the training had set by ``build``, which makes a value of its form; those that are set, anew."""
+        self._build = build
+        for place, name, form in self._set.values():
+            setattr(place, name, build(form))
 
     def find(self, name: str) -> Any:
         """The object of the name ``module:qualname``. Raises UsageError if it is not here."""
@@ -79,34 +85,32 @@ class UsersCode:
 
     def module(self, name: str, wanted: str = "") -> types.ModuleType:
         """A module; of the script, with the definition of ``wanted``. Raises UsageError if it cannot be imported."""
-        about = self._code.get(name)
-        if name in self._replaced:
-            return self._import(self._replaced[name], name)
-        if name == "__main__":
+        if name == "__main__" and name not in self._replaced:
             return self._script(wanted)
         if name not in self._made:
-            self._made[name] = self._import(name, name)
-            if about is not None:
-                self._compare(name, getattr(self._made[name], "__file__", None))
-                self._set_globals(self._made[name], set(self._globals(name)))
+            self._made[name] = self._import(self._replaced.get(name, name), name)
+            self._take_imported()
         return self._made[name]
+
+    def _take_imported(self) -> None:
+        """Sets the globals of the user's modules that are imported now, also by one another."""
+        for name in self._code.keys() & sys.modules.keys() - {"__main__", *self._taken}:
+            self._taken.add(name)
+            self._compare(name, getattr(sys.modules[name], "__file__", None))
+            names = {key.partition(".")[0] for key in self._globals(name)}
+            self._set_globals(sys.modules[name], names)
+            self._set_globals(sys.modules[name], names, of_classes=True)
 
     def text_of(self, name: str) -> str:
         """The source text of a user's module: the one that is imported here, else the one in the capsule."""
-        file = getattr(self._made.get(name), "__file__", None)
-        if file and Path(file).is_file():
+        file = self.file_of(name)
+        if name in self._made.keys() | self._taken and Path(file).is_file():
             return Path(file).read_text(encoding="utf-8")
         return self._sources.get(name, "")
 
     def file_of(self, name: str) -> str:
-        return str(getattr(self._made.get(name), "__file__", None) or self._code.get(name, {}).get("file", ""))
-
-    def execute(self, source: str, module: str, name: str, **names: Any) -> Any:
-        """Runs a function's text with the globals of a module; returns what it defines as ``name``."""
-        place = dict(vars(self.module(module)))
-        place.update(names)
-        exec(compile(source, self.file_of(module), "exec"), place)
-        return place[name]
+        made = self._made.get(name) or (sys.modules[name] if name in self._taken else None)
+        return str(getattr(made, "__file__", None) or self._code.get(name, {}).get("file", ""))
 
     def tell(self, note: str) -> None:
         if note not in self.notes:
@@ -137,12 +141,24 @@ class UsersCode:
         about = self._code.get(name, {"globals": []})
         return {} if name in self._changed else {key: form for key, form in about["globals"] if not is_absent(form)}
 
-    def _set_globals(self, module: types.ModuleType, names: set[str]) -> None:
+    def _set_globals(self, module: types.ModuleType, names: set[str], of_classes: bool = False) -> None:
+        """Of these names; ``of_classes``: the attributes of the classes of these names."""
         name = "__main__" if module.__name__ == SCRIPT else module.__name__
         for key, form in self._globals(name).items():
-            if key in names and (name, key) not in self._set and self.build is not None:
-                self._set.add((name, key))
-                vars(module)[key] = self.build(form)
+            *path, last = key.split(".")
+            if (
+                (path or [last])[0] not in names
+                or bool(path) != of_classes
+                or (name, key) in self._set
+                or self._build is None
+            ):
+                continue
+            place: Any = module
+            for part in path:
+                place = getattr(place, part, None)
+            if place is not None:
+                self._set[name, key] = place, last, form
+                setattr(place, last, self._build(form))
 
     # --- the script ---------------------------------------------------------------------------------------------------
 
@@ -160,6 +176,7 @@ class UsersCode:
                     self._executed.add(id(statement))
                     self._set_globals(module, set(used_by(statement)) & known)
                     self._run(statement, module)
+                    self._set_globals(module, {getattr(statement, "name", "")}, of_classes=True)
         return module
 
     def _prepare_script(self) -> types.ModuleType:
@@ -197,6 +214,7 @@ class UsersCode:
                 f"{module.__file__}:{statement.lineno} cannot be executed here, and the module needs it: {type(error).__name__}: "
                 f"{error}. --module MODULE:CLASS names a class that can be imported"
             ) from None
+        self._take_imported()
 
     def run_stored(self, name: str, module: types.ModuleType) -> None:
         """Executes the text of a module in the capsule."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ class OpenedCapsule(NamedTuple):
     tensors: dict[str, Tensor]
     sources: dict[str, str]
     """The source text of the user's modules."""
+    forms: dict[int, dict[str, Any]]
+    """The forms of the values that occur more than once; see ``encoding``."""
 
     @property
     def trip(self) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def open_capsule(path: Path) -> OpenedCapsule:
             for name, about in manifest["code"].items()
             if about["source"] in sums
         }
-        return OpenedCapsule(path, manifest, read_tensors(path / TENSORS), sources)
+        return OpenedCapsule(path, manifest, read_tensors(path / TENSORS), sources, dict(_numbered(manifest)))
     except OSError as error:
         raise UsageError(f"cannot read the capsule {path}: {error.filename or path}: {error.strerror}") from None
     except BrokenTensorsError as error:
@@ -98,6 +101,14 @@ def open_capsule(path: Path) -> OpenedCapsule:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{path} is no capsule of this release: {type(error).__name__}: {error}") from None
+
+
+def _numbered(value: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    if isinstance(value, dict) and type(value.get("id")) is int:
+        yield value["id"], value
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbered(item)
 
 
 def _check(file: Path, digest: str) -> None:

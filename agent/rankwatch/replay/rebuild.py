@@ -8,7 +8,7 @@ import functools
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from .code import UsersCode, is_absent
+from .opened import OpenedCapsule
 
 _ALLOCATED = 1 << 34
 """Numbers in a tensor: a form in a changed file must not ask for all memory."""
@@ -42,21 +43,23 @@ class Builder:
         generator: draws numbers in the place of inputs that are not in the capsule.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], code: UsersCode, generator: torch.Generator) -> None:
-        self._tensors = tensors
+    def __init__(self, capsule: OpenedCapsule, code: UsersCode, generator: torch.Generator) -> None:
+        self._tensors = capsule.tensors
+        self._forms = capsule.forms
         self._code = code
         self._random = generator
         self._made: dict[int, Any] = {}
         self._known: dict[tuple[Any, ...], Tensor] = {}
         self.drawn: list[str] = []
         """The inputs that were drawn at random."""
-        code.build = self.build
+        code.build_with(self.build)
 
     def build(self, form: Any) -> Any:
         if not isinstance(form, dict):
             return form
         if "same" in form:
-            return self._made[form["same"]]
+            number = form["same"]
+            return self._made[number] if number in self._made else self.build(self._forms[number])
         kind = form.get("is", "")
         if kind in ("tensor", "parameter"):
             return self._tensor(form, is_parameter=kind == "parameter")
@@ -64,6 +67,8 @@ class Builder:
             return Absent(form.get("path", ""), form["absent"])
         if not kind:
             return self._plain(form)
+        if form.get("id") in self._made:  # a global of the training that is also an attribute
+            return self._made[form["id"]]
         made = getattr(self, f"_{kind.replace('nn.Module', 'module')}")(form)
         if "id" in form:
             self._made[form["id"]] = made
@@ -215,9 +220,16 @@ class Builder:
     # --- modules ---
 
     def _module(self, form: dict[str, Any]) -> nn.Module:
+        if is_absent(form["class"]):
+            raise UsageError(
+                f"{form['class']['path'] or 'the module'} cannot be made: {form['class']['absent']}. Define it at the top of a "
+                "file or notebook, or name a function that makes the module by --module MODULE:FUNCTION"
+            )
         cls = self.build(form["class"])
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
             raise UsageError(f"{cls} is no torch.nn.Module")
+        if form["id"] in self._made:  # a global that is read by its class
+            return self._made[form["id"]]  # type: ignore[no-any-return]
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         self._made[form["id"]] = module

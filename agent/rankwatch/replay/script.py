@@ -140,6 +140,7 @@ class _Script:
         module = self._value(manifest["module"])
         self._is_input = True
         args, kwargs = self._value(manifest["args"]), self._value(manifest["kwargs"])
+        self._set_imported()
         around, end = self._around(), self._end()
         where = f"{manifest['name'] or '(root)'} ({manifest['class']})"
         head = (
@@ -172,6 +173,14 @@ class _Script:
             end,
         ]
         return "\n".join(part for part in parts if part)
+
+    def _set_imported(self) -> None:
+        """The globals of modules that are imported, of which the code is not here."""
+        for module, about in self._code.items() if self._needs_path else ():
+            if module != "__main__" and module not in self._inlined.values():
+                known = [(name, form) for name, form in about["globals"] if not is_absent(form)]
+                self._imports.update({f"import {module}": None} if known else {})
+                self._statements += [f"{module}.{name} = {self._value(form)}" for name, form in known]
 
     def _around(self) -> str:
         """The flags that are not torch's defaults."""
@@ -225,12 +234,14 @@ class _Script:
         if not isinstance(form, dict):
             return repr(form)
         if "same" in form:
-            return self._names[form["same"]]
+            return self._names.get(form["same"]) or self._value(self._capsule.forms[form["same"]])
         if is_absent(form):
             return "None"
         kind = form.get("is", "")
         if not kind:
             return self._plain(form)
+        if form.get("id") in self._names:  # a global of the training that is also an attribute
+            return self._names[form["id"]]
         text = getattr(self, f"_{kind.replace('nn.Module', 'module')}")(form)
         if "id" not in form:
             return str(text)
@@ -403,10 +414,7 @@ class _Script:
             for one in ast.walk(statement):
                 if isinstance(one, ast.Name) and one.id in known and (module, hash(one.id)) not in self._done:
                     self._done.add((module, hash(one.id)))
-                    before, self._statements = self._statements, []
-                    value = self._value(known[one.id])
-                    self._source += [*self._statements, f"{one.id} = {value}"]
-                    self._statements = before
+                    self._set_global(one.id, known[one.id])
         for statement in statements:
             if (module, statement.lineno) in self._done:
                 continue
@@ -421,7 +429,33 @@ class _Script:
                     self._needs_path |= any(root in self._code for root in roots)
                 continue
             self._source.append(_segment(text, statement))
+            if isinstance(statement, ast.ClassDef):
+                self._set_attributes(statement, known)
         return True
+
+    def _set_attributes(self, statement: ast.ClassDef, known: dict[str, Any]) -> None:
+        """The attributes of a class that were not as its text has them."""
+        written = {
+            ast.unparse(target): ast.unparse(node.value)
+            for node in statement.body
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        }
+        for name, form in known.items():
+            of, _, attribute = name.partition(".")
+            if of == statement.name and attribute and written.get(attribute) != self._value(form):
+                self._set_global(name, form)
+
+    def _set_global(self, name: str, form: Any) -> None:
+        """Before the code that reads it; but behind the statements that made it, if it is part of the module as well."""
+        before, self._statements = self._statements, []
+        new = f"{name} = {self._value(form)}"
+        made = {one.partition(" = ")[0] for one in before}
+        if made.isdisjoint(re.findall(r"\bv\d+\b", "\n".join([*self._statements, new]))):
+            self._source += [*self._statements, new]
+            self._statements = before
+        else:
+            self._statements = [*before, *self._statements, new]
 
     def _is_copied(self, statement: ast.ImportFrom, module: str) -> bool:
         source = self._absolute(statement, module).module or ""

@@ -110,7 +110,7 @@ def _recurs(found: ReplayFindings) -> str:
             return f"{finite}. It was not the same forward as in the training: see the notes"
         return (
             f"{finite}. Replay it on the machine of the report, with its torch: if it is finite there, too, suspect the hardware "
-            "of that machine, or code that is not in the capsule, such as another thread"
+            "of that machine, or what is not in the capsule: another thread, an environment variable, a file that it reads"
         )
     bits = "the same bits each time" if found.same_bits else "but other bits each time: an operator is not deterministic"
     if found.of == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -65,7 +66,7 @@ class Trial:
     def call(self) -> Call:
         """The module and its inputs as they were, on the CPU."""
         manifest = self._capsule.manifest
-        builder = Builder(self._capsule.tensors, self._code, torch.Generator().manual_seed(SEED))
+        builder = Builder(self._capsule, self._code, torch.Generator().manual_seed(SEED))
         form = manifest["module"]
         module = builder.build(form) if self._make is None else builder.fill_by_name(self._make(), form)
         args, kwargs = builder.build(manifest["args"]), builder.build(manifest["kwargs"])
@@ -122,13 +123,25 @@ class Trial:
         except Stopped as stop:
             return ForwardResult(State.NONE, 0.0, "", str(stop))
         except Exception as error:  # noqa: BLE001  the user's code
-            return ForwardResult(State.NONE, 0.0, "", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            return ForwardResult(State.NONE, 0.0, "", _describe(error))
         return worst([_result(value) for value in outputs if _is_float(value)])
 
     def is_as_trained(self, result: ForwardResult) -> bool | None:
         """Whether the bits are those of the training; None: the capsule does not know them."""
         known = {one["sha256"] for one in self._capsule.manifest["outputs"]}
         return result.digest in known if known else None
+
+
+def _describe(error: Exception) -> str:
+    """What a forward raised; what to do about it where it communicates."""
+    text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any(name.startswith("torch.distributed") for name in frames):
+        return (
+            f"{text} It uses torch.distributed, and a replay is one process without a process group: look at the operator in the "
+            "report, or take the communication out of the forward and replay it with the code changed so"
+        )
+    return text
 
 
 def _pass(module: nn.Module, args: Any, output: Any) -> None:

@@ -51,6 +51,7 @@ class Careful(TorchDispatchMode):
         self.stopped = ""
         self.is_late = False
         """Whether it stopped because of the time."""
+        self.came_to_collective = False
         self.count = 0
         self.largest = 0
         """The bytes that the largest operator read and wrote."""
@@ -98,6 +99,7 @@ class Careful(TorchDispatchMode):
         """Raises ``Stopped`` if the operator must not run, and in each operator after that."""
         self.count += 1
         if self.communicates(func):
+            self.came_to_collective = True
             self.stopped = self.stopped or f"it communicates by {func}"
         elif self.count > MAX_OPERATORS:
             self.stopped = self.stopped or f"it has more than {MAX_OPERATORS} operators"

@@ -111,7 +111,7 @@ def _devices(forwards: Sequence[Forward]) -> set[torch.device]:
 def _kept(found: CloseUp, look: _Look, keep: Keep, until: float) -> CloseUp:
     """With the capsule of the forward, or why there is none."""
     forward = look.forward
-    if forward is None or forward.refusal:
+    if forward is None or forward.refusal or look.communicates:
         return found  # the note says why it was not run again
     written = (keep_inner(forward, keep, until) if look.is_inner else None) or keep(forward, until)
     if written.path is not None:
@@ -129,6 +129,8 @@ class _Look:
         self._until = until
         self._wanted = wanted
         self._name = name
+        self.communicates = subject.repeated.communicates
+        """Whether the forward comes to a collective: it cannot be run elsewhere."""
         self._took = 0.0
         """The seconds of the longest forward that was run again here."""
         self._largest = 0

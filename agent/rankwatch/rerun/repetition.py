@@ -62,7 +62,8 @@ class Repeated(NamedTuple):
 
     ``recurred``: None if that is not known; ``note`` then says why. ``given`` is a bad tensor that was there before, and
     ``operator`` then the first one that read it. ``modules`` are those in which the operator ran, the innermost first.
-    ``is_late``: it was stopped because of the time. ``grad``: it ran with gradients enabled.
+    ``is_late``: it was stopped because of the time. ``grad``: it ran with gradients enabled. ``communicates``: it was stopped
+    before a collective.
     """
 
     operator: Operator | None = None
@@ -72,6 +73,7 @@ class Repeated(NamedTuple):
     modules: tuple[nn.Module, ...] = ()
     is_late: bool = False
     grad: bool = False
+    communicates: bool = False
 
 
 UNKNOWN = Repeated()
@@ -106,7 +108,8 @@ def _repeat(forward: Forward, until: float, wanted: Callable[[], bool]) -> Repea
         return found
     except Stopped as stop:
         log.debug("%s was not repeated to its end: %s", name, stop)
-        return mode.communicated or Repeated(note=str(stop), is_late=mode.is_late)
+        found = mode.communicated or Repeated(note=str(stop), is_late=mode.is_late)
+        return found._replace(communicates=mode.came_to_collective)
     except Exception as error:  # noqa: BLE001  the trip matters more than its operator
         log.debug("%s cannot be repeated: %r", name, error)
         return Repeated(note=describe_error(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import enum
 import sys
 import sysconfig
 import types
@@ -85,7 +86,7 @@ class _Reached:
 
     def __init__(self, encoder: Encoder) -> None:
         self.data: dict[str, dict[str, Any]] = {}
-        """For each module that was reached, the values of its globals that are data, as JSON."""
+        """For each module that was reached, the values of its globals and of its classes' attributes that are data, as JSON."""
         self._encoder = encoder
         self._seen: set[int] = set()
 
@@ -101,6 +102,8 @@ class _Reached:
             self.data.setdefault(module.__name__, {})
             if isinstance(one, type):
                 code += [*one.__bases__, *_functions_of(one)]
+                for name, value in _data_of(one):
+                    self._store(module.__name__, f"{one.__qualname__}.{name}", value)
             elif isinstance(one, types.FunctionType):
                 code += self._read_by(one.__code__, one.__globals__)
 
@@ -145,6 +148,15 @@ def _functions_of(cls: type) -> Iterator[Any]:
         for one in (member, *(getattr(member, name, None) for name in ("__func__", "fget", "__wrapped__"))):
             if isinstance(one, types.FunctionType):
                 yield one
+
+
+def _data_of(cls: type) -> Iterator[tuple[str, Any]]:
+    """The attributes of a class that are data: the training may have set them."""
+    if "<locals>" in cls.__qualname__ or issubclass(cls, enum.Enum):
+        return
+    for name, value in vars(cls).items():
+        if not (name.startswith("__") or callable(value) or hasattr(value, "__get__") or name == "_abc_impl"):
+            yield name, value
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -17,6 +18,7 @@ from closeups import late, line_of, the_only, tripped
 from models import Calls, replicated
 from notebook import watched
 from rankwatch.errors import OverflowDetected
+from rankwatch.rerun.capsule import CapsuleRules
 from rankwatch.shared.cause import Cause, classify
 from rankwatch.shared.frame import State
 from trainings import Root
@@ -114,8 +116,14 @@ def group() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("group")
-def test_a_forward_that_communicates_is_run_up_to_there() -> None:
-    _, found = tripped(nn.Sequential(Communicates()), ONES)
+def test_a_forward_that_communicates_is_run_up_to_there(tmp_path: Path) -> None:
+    model = nn.Sequential(Communicates())
+    _, notes = watched(model)
+    notes.rules = CapsuleRules(tmp_path)
+    with pytest.raises(OverflowDetected):
+        model(ONES)
+    _, found = the_only(notes)
+    assert (found.capsule, [*tmp_path.iterdir()]) == ("", [])  # it could not be run elsewhere
     assert found.operator is not None
     assert found.operator.source is not None
     assert (found.operator.name, found.operator.source.line) == ("aten.div.Tensor", line_of("sent", __file__))

@@ -1,0 +1,160 @@
+"""What a training has set before its forward: globals and attributes of classes are as they were, in a replay and in ``repro.py``."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import makers
+from rankwatch.errors import UsageError
+from rankwatch.replay.code import UsersCode
+from rankwatch.replay.opened import open_capsule
+from rankwatch.replay.script import write_script
+from rankwatch.replay.trial import ForwardResult, Trial
+from rankwatch.rerun.capsule import CapsuleRules, write
+from rankwatch.rerun.forward import Forward
+from rankwatch.shared.frame import State
+
+CONF = "GAIN = 1.0\n"
+HELPER = """
+import torch
+from . import conf
+def scaled(x):
+    return torch.exp(x * conf.GAIN)
+"""
+NET = """
+import torch
+from dataclasses import dataclass
+from torch import nn
+from . import helper
+from .helper import scaled
+
+@dataclass
+class Settings:
+    gain: float = 1.0
+
+class Options:
+    gain = 1.0
+    names = ["a"]
+    class Inner:
+        gain = 1.0
+
+SETTINGS, TABLE = Settings(), {"gain": 1.0}
+
+class Imports(nn.Module):
+    def forward(self, x):
+        return scaled(x)
+
+class Calls(nn.Module):
+    def forward(self, x):
+        return helper.scaled(x)
+
+class Shares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.settings, self.table = SETTINGS, TABLE
+    def forward(self, x):
+        assert self.settings is SETTINGS and self.table is TABLE
+        return torch.exp(x * SETTINGS.gain * TABLE["gain"])
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.settings = Shares(), SETTINGS
+    def forward(self, x):
+        return self.inner(x)
+
+class Reads(nn.Module):
+    gain = 1.0
+    def forward(self, x):
+        return torch.exp(x * Options.gain * Options.Inner.gain * self.gain)
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A package of the user's."""
+    (tmp_path / "stately").mkdir()
+    for name, text in {"__init__": "", "conf": CONF, "helper": HELPER, "net": NET}.items():
+        (tmp_path / "stately" / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield imported()
+    forget()
+
+
+def imported() -> Any:
+    import stately.net  # type: ignore[import-not-found]
+
+    return stately.net
+
+
+def forget() -> None:
+    for name in [one for one in sys.modules if one.partition(".")[0] == "stately"]:
+        del sys.modules[name]
+
+
+def set_all(net: Any) -> None:
+    sys.modules["stately.conf"].GAIN = 1e3  # type: ignore[attr-defined]
+    net.SETTINGS.gain, net.TABLE["gain"] = 1e2, 10.0
+    net.Options.gain, net.Options.Inner.gain, net.Reads.gain = 10.0, 10.0, 10.0
+
+
+@pytest.mark.parametrize("name", ["Imports", "Calls", "Shares", "Outer", "Reads"])
+def test_what_the_training_had_set_is_set(name: str, net: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    set_all(net)
+    module, x = getattr(net, name)(), torch.ones(2, 3)
+    written = write(CapsuleRules(tmp_path / "capsule"), Forward(module, (x,), {}, "output"), makers.trip(), output=module(x))
+    assert written.path is not None, written.why_not
+    forget()  # a fresh process has the values of the files
+    capsule = open_capsule(written.path)
+    code = UsersCode(capsule.manifest["code"], capsule.sources, [])
+    trial = Trial(capsule, code)
+    for _ in range(2):
+        result = trial.run(torch.device("cpu"))
+        assert result.state is State.INF, result
+        assert trial.is_as_trained(result)
+    script = tmp_path / "capsule" / "repro.py"
+    texts = {one: code.text_of(one) for one in capsule.manifest["code"] if one.startswith("stately")}
+    write_script(script, capsule, texts, rows=None, draws=False)
+    forget()
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script))
+    assert (ended.value.code, capsys.readouterr().out.splitlines()[-1]) == (0, "inf or nan: True")
+    assert "names = ['a']" not in script.read_text()  # what was not set is not said
+
+
+def test_a_class_without_a_place_says_what_to_do(tmp_path: Path) -> None:
+    place: dict[str, Any] = {"__name__": "__main__"}
+    exec("from torch import nn\nclass Cell(nn.Identity):\n    pass\n", place)
+    written = write(CapsuleRules(tmp_path), Forward(place["Cell"](), (torch.ones(2),), {}, "output"), makers.trip())
+    assert written.path is not None
+    capsule = open_capsule(written.path)
+    with pytest.raises(UsageError, match=r"the class Cell, which has no name in its module. Define it at .* --module"):
+        Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [])).call()
+
+
+ASKS = """
+import torch.distributed as dist
+from torch import nn
+class Asks(nn.Module):
+    def forward(self, x):
+        return x / dist.get_rank()
+"""
+
+
+def test_a_forward_that_asks_for_its_group_says_what_is_wrong(net: Any, tmp_path: Path) -> None:
+    Path(net.__file__).with_name("asks.py").write_text(ASKS)
+    from stately.asks import Asks  # type: ignore[import-not-found]
+
+    written = write(CapsuleRules(tmp_path / "capsule"), Forward(Asks(), (torch.ones(2),), {}, "output"), makers.trip())
+    assert written.path is not None
+    capsule = open_capsule(written.path)
+    trial = Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, []))
+    found: ForwardResult = trial.run(torch.device("cpu"))
+    assert "It uses torch.distributed, and a replay is one process without a process group" in found.error
