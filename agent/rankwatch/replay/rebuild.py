@@ -26,7 +26,9 @@ class Absent:
     """Stands where a value is not in the capsule. Whoever uses it is told so."""
 
     def __init__(self, path: str, why: str) -> None:
-        self.__dict__["_text"] = f"{path or 'a value'} is not in the capsule: {why}"
+        self.__dict__["_text"] = (
+            f"{path or 'a value'} is not in the capsule: {why}. --module MODULE:FUNCTION names a function that makes it"
+        )
 
     def _fail(self, *args: Any, **kwargs: Any) -> Any:
         raise UsageError(self.__dict__["_text"])

@@ -1,4 +1,4 @@
-"""What a training has set before its forward: globals and attributes of classes are as they were, in a replay and in ``repro.py``."""
+"""What a training had set before its forward is set in a replay and in ``repro.py``: globals, and attributes of classes."""
 
 from __future__ import annotations
 
