@@ -73,7 +73,8 @@ class Batches:
         self._unsure_part: BatchPart | None = None  # its last forward, until an optimizer step
         self._is_waiting = False  # whether ``position`` waits: unsure forwards were seen that had no backward
         self._awaits_backward = False  # whether neither a backward nor a step came after the forward of a sure batch
-        self._compiled_entry: RootEntry | None = None  # of a compiled root whose graph has not begun
+        self._compiled_entry: RootEntry | None = None  # of a compiled root that runs
+        self._compiled_part: BatchPart | None = None
         self._style: Style | None = None  # how the last sure batch began
         self._last_step = -1  # the optimizer steps done when it began
         self._last_backward = -1  # the backward that made it sure
@@ -142,8 +143,19 @@ class Batches:
     def enter_compiled(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
         """The graph of the root begins, with these readings of what it was given."""
         self.current.root_inputs = self._recorder.cells(self.current.position, named, Phase.FORWARD, rows, cells)
-        self.current.entry, self._compiled_entry = self._compiled_entry, None
+        self.current.entry, self._compiled_part = self._compiled_entry, self.current.part
         self.current.is_compiled = True
+
+    def returned(self) -> tuple[BatchPart, RootEntry] | None:
+        """A forward of a compiled root has returned; None: its graph was not ours, or none ran."""
+        part, entry = self._compiled_part, self._compiled_entry
+        self._compiled_part = self._compiled_entry = None
+        return None if part is None or entry is None else (part, entry)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it is known what the compiled root that runs was given."""
+        return self._compiled_entry is not None
 
     def is_opened_by_direct(self, style: Style) -> bool:
         """Whether a direct call with gradients begins a batch: not if it belongs to the batch of the calls before."""

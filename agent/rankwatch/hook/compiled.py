@@ -1,4 +1,4 @@
-"""Sees what a compiled model is given, before its graph runs: no hook of ours is called in a graph with its arguments."""
+"""Sees what a compiled model is given, and what it returns, outside of its graph: no hook of ours in a graph sees these."""
 
 from __future__ import annotations
 
@@ -7,33 +7,54 @@ from typing import Any
 
 from torch import nn
 
-from ..measure.modules import wrapped_in
+from ..measure.modules import unwrap, wrapped_in
 from .hooks import DOES_NOTHING, inert, never_compile, quietly
+
+Given = Callable[[Any, Any], None]
+Returned = Callable[[Any], None]
 
 
 class CompiledEntry:
-    """Calls ``given(args, kwargs)`` before each forward of a model that was compiled before it was watched.
+    """Calls ``given(args, kwargs)`` before each forward of a compiled model, and ``returned(output)`` after it.
 
-    ``torch.compile(model)`` makes a wrapper, which takes a hook. ``model.compile()`` puts a function in place of the call.
+    ``torch.compile(model)`` makes a wrapper, which takes hooks. ``model.compile()`` puts a function in place of the call.
     """
 
-    def __init__(self, model: nn.Module, given: Callable[[Any, Any], None]) -> None:
+    def __init__(self, model: nn.Module, given: Given, returned: Returned) -> None:
+        self._given = given
+        self._returned = returned
+        self._root = unwrap(model)
         self._undo: list[Callable[[], None]] = []
         for module in wrapped_in(model):
             if "_orig_mod" in module._modules:
-                handle = module.register_forward_pre_hook(_BeforeGraph(given), with_kwargs=True)
-                self._undo.append(handle.remove)
-                return
-            if getattr(module, "_compiled_call_impl", None) is not None:
-                self._replace_call(module, given)
-                return
+                self.wrapped(module, model)
+            else:
+                self._look_at(module)
 
-    def _replace_call(self, module: Any, given: Callable[[Any, Any], None]) -> None:
+    def wrapped(self, wrapper: nn.Module, module: nn.Module) -> None:
+        """``torch.compile`` wraps a module."""
+        if not self._undo and unwrap(module) is self._root:
+            before = wrapper.register_forward_pre_hook(_BeforeGraph(self._given), with_kwargs=True)
+            after = wrapper.register_forward_hook(_AfterGraph(self._returned))
+            self._undo += [before.remove, after.remove]
+
+    def look_again(self) -> None:
+        """The root runs compiled, and nothing was seen before: ``model.compile()`` was called after the model was watched."""
+        self._look_at(self._root)
+
+    def _look_at(self, module: nn.Module) -> None:
+        if not self._undo and getattr(module, "_compiled_call_impl", None) is not None:
+            self._replace_call(module)
+
+    def _replace_call(self, module: Any) -> None:
         original = module._compiled_call_impl
+        given, returned = self._given, self._returned
 
         def call(*args: Any, **kwargs: Any) -> Any:
             quietly(given, args, kwargs)
-            return original(*args, **kwargs)
+            output = original(*args, **kwargs)
+            quietly(returned, output)
+            return output
 
         never_compile(call)
         module._compiled_call_impl = call
@@ -49,17 +70,24 @@ class CompiledEntry:
             self._undo.pop()()
 
 
-class _BeforeGraph:
-    """In a copy or pickle of the model it does nothing."""
+class _OutsideOfGraph:
+    """A hook of a wrapper. In a copy or pickle of the model it does nothing."""
 
-    def __init__(self, given: Callable[[Any, Any], None]) -> None:
-        self._given = given
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        quietly(self._given, args, kwargs)
+    def __init__(self, body: Callable[..., None]) -> None:
+        self._body = body
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return inert
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return DOES_NOTHING
+
+
+class _BeforeGraph(_OutsideOfGraph):
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        quietly(self._body, args, kwargs)
+
+
+class _AfterGraph(_OutsideOfGraph):
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        quietly(self._body, output)

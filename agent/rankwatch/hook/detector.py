@@ -134,8 +134,13 @@ class Detector:
             handed=self._hook(self._handed),
             before_step=self._guarded(self._before_step),
             after_step=self._guarded(self._after_step),
+            wrapped=lambda *modules: self._compiled.wrapped(*modules),
         )
-        self._compiled = CompiledEntry(model, self._guarded(partial(self._batches.given, self._hooks.root)))
+        self._compiled = CompiledEntry(
+            model,
+            self._guarded(partial(self._batches.given, self._hooks.root)),
+            self._guarded(lambda output: self._losses.returned(self._guard.mark_compiled(output, self._reached))),
+        )
         self._losses = Losses(
             self._batches,
             self._loss_scales,
@@ -332,8 +337,7 @@ class Detector:
                 args, kwargs = (), {}
             self._call(named, args, kwargs, output)
             if ends_batch:
-                if batch.is_streamed and torch.is_grad_enabled():
-                    self._losses.returned(self._guard.mark(batch, output, self._reached))
+                self._losses.returned(self._guard.mark(batch.part, batch.entry, output, self._reached))
                 self._end_batch()
 
     @contextmanager
@@ -358,6 +362,8 @@ class Detector:
             if self._running.enter():
                 self._open_batch(self._style_of(what.event == traced.TRAIN, what.has_gradients))
                 self._batches.enter_compiled(named, what.rows, self._recorder.handed(numbers, what.states))
+                if not self._batches.is_given:
+                    self._compiled.look_again()
         elif named.module is self._hooks.root:
             with self._leaving_root() as ends_batch:
                 self._traced(named, what, numbers)

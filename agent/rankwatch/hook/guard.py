@@ -21,14 +21,16 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import TrainingAborted
-from ..judge.batch import BatchInProgress
+from ..judge.batch import BatchInProgress, BatchPart
 from ..judge.settler import Settler
 from ..measure.extremes import dtype_name
 from ..measure.modules import NamedModule
 from ..measure.recorder import PendingFrame, Recorder
 from ..measure.tape import Cell
 from ..measure.weights import mark_shard
-from ..rerun.batch import OTHERWISE, RootRun, run_batch_again
+from ..rerun.batch import OTHERWISE, OTHERWISE_COMPILED, RootRun, run_batch_again
+from ..rerun.careful import is_compiled
+from ..rerun.forward import RootEntry
 from ..shared.config import Config, Policy
 from ..shared.frame import Kind, Phase, ReadingSpec
 from ..shared.tuning import Check
@@ -115,15 +117,22 @@ class Guard:
         ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)  # set while DDP runs its module
         self._is_reduced_by_ddp |= ddp is not None and torch.distributed.get_world_size() > 1
 
-    def mark(self, batch: BatchInProgress, output: Any, reached: Callable[..., None]) -> list[Tensor]:
+    def mark(self, part: BatchPart, entry: RootEntry | None, output: Any, reached: Callable[..., None]) -> list[Tensor]:
         """A root returns: the gradients that the loss will hand to its outputs are kept. Returns these outputs.
 
         ``reached`` is called with the part, what keeps a gradient or None, the number of the output, and its gradient.
         """
+        if not (part.batch.is_streamed and torch.is_grad_enabled()):
+            return []
         keep = None
-        if self._keeps and batch.entry is not None:
-            keep = partial(self._keep, batch, RootRun(batch.entry, output))
-        return backward.mark_outputs(output, partial(reached, batch.part, keep))
+        if self._keeps and entry is not None:
+            keep = partial(self._keep, part.batch, RootRun(entry, output, is_compiled=part.batch.is_compiled))
+        return backward.mark_outputs(output, partial(reached, part, keep))
+
+    def mark_compiled(self, output: Any, reached: Callable[..., None]) -> list[Tensor]:
+        """The same for a compiled root."""
+        forward = self._batches.returned()
+        return self.mark(*forward, output, reached) if forward is not None else []
 
     def backward_begins(self, *, is_first: bool) -> None:
         """``is_first``: no parameter has a gradient; what was kept belongs to a step that was skipped."""
@@ -209,9 +218,10 @@ class Guard:
         came_from = ""
         if not why and self._is_reduced:
             came_from = "all_reduce"
-            why = "run again, this rank's own gradient was finite"
+            how = "run again eagerly (it runs compiled)" if self._is_compiled else "run again"
+            why = f"{how}, this rank's own gradient was finite"
         elif not why:
-            why = OTHERWISE
+            why = OTHERWISE_COMPILED if self._is_compiled else OTHERWISE
         self._batches.begin_backward(last)
         self._recorder.forget()
         for named in reversed(self._hooks.modules):
@@ -225,12 +235,20 @@ class Guard:
         """Whether the gradients are a sum over ranks."""
         return self._is_reduced_by_ddp or self._reductions() != self._reduced_before
 
+    @property
+    def _is_compiled(self) -> bool:
+        """Whether compiled code made the gradients, at least in part."""
+        return any(batch.is_compiled for batch in self._kept) or any(map(is_compiled, self._hooks.root.modules()))
+
     def _why_not(self) -> str:
         """Why the batches cannot be run again; empty: they can."""
         if backward.is_running():
             return "not run again: the optimizer steps within the backward"
         if not self._kept:
-            return "not run again: what the model was given is not at hand (it runs compiled, or its modules are called directly)"
+            return (
+                "not run again: what the model was given is not at hand (it is called in a compiled function, or its modules are "
+                "called directly)"
+            )
         if self._dropped:
             return f"not run again: of {self._dropped + len(self._kept)} forwards of this step, only the last ones were kept"
         return ""

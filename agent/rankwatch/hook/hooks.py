@@ -39,6 +39,7 @@ class Hooks:
     For the root: ``enter(named, args, kwargs)`` and ``leave_root(named, args, kwargs, output)``, with output None if its
     forward raised. For each other module with a name that fits one of ``patterns`` (none: all modules):
     ``leave(named, args, kwargs, output)``. In a compiled model: ``handed(named, what, numbers)`` instead (see ``traced``).
+    Where ``torch.compile`` wraps a module: ``wrapped(wrapper, module)``.
     In a deep copy or pickle of the model, the hooks do nothing.
     """
 
@@ -54,12 +55,14 @@ class Hooks:
         handed: Callable[..., None],
         before_step: Callable[..., Any],
         after_step: Callable[..., None],
+        wrapped: Callable[[nn.Module, nn.Module], None],
     ) -> None:
         self.root = unwrap(model)
         self._patterns = patterns
         self._enter = enter
         self._leave = leave
         self._leave_root = leave_root
+        self._wrapped = wrapped
         self._on_handed = handed
         self._is_compiled = False
         self._known: dict[int, NamedModule] = {}
@@ -154,6 +157,8 @@ class Hooks:
             self._handles[key] = handles
 
     def _on_module_added(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        if name == "_orig_mod" and child is not None:
+            self._wrapped(parent, child)
         named = self._known.get(id(parent))
         if named is None or child is None:
             return

@@ -130,7 +130,10 @@ class Evidence:
         was_given = forward is not None and _only_read(repeated, frame, forward, bool(labels or own))
         is_outside = forward is not None and _is_outside(repeated, forward)
         operator = None if was_given or is_outside else repeated.operator
-        is_compiled = part.batch.is_compiled or any(runs_compiled(frame.named.module, one.module) for one in forwards)
+        run_again = [one.module for one in forwards] + (
+            [part.batch.run.entry.module] if again is not None and part.batch.run else []
+        )
+        is_compiled = part.batch.is_compiled or any(runs_compiled(frame.named.module, one) for one in run_again)
         recurs = None if is_compiled and not repeated.recurred else repeated.recurred
         note = "" if forwards or again else frame.unfound or repeated.note or _why_not(frame, kind, is_compiled)
         output = call[2] if call is not None else None

@@ -36,6 +36,11 @@ MAX_NODES = 5_000
 
 OTHERWISE = "run again, it was finite: it came by a way that does not lead through the model's outputs, or did not recur"
 
+OTHERWISE_COMPILED = (
+    "run again eagerly, it was finite: the compiled code made it, or it came by a way that does not lead through the model's "
+    "outputs, or did not recur"
+)
+
 Watch = Callable[[Any, Any, Any, Any], None]
 """Called with a module, and the args, kwargs and output of its call, as it leaves."""
 
@@ -47,9 +52,10 @@ class RootRun:
     An output that another one was made from, as a loss is made from logits, needs none: its gradient follows.
     """
 
-    def __init__(self, entry: RootEntry, output: Any) -> None:
+    def __init__(self, entry: RootEntry, output: Any, *, is_compiled: bool = False) -> None:
         entry.leave()
         self.entry = entry
+        self.is_compiled = is_compiled
         self.gradients: list[dict[int, Tensor]] = []
         self._task = -1
         self._made = _made_from(outputs_of(output))
@@ -134,7 +140,7 @@ def run_batch_again(run: RootRun, parameters: Sequence[Tensor], watch: Watch, se
     except Exception as error:  # noqa: BLE001  the trip matters more than where it came from
         log.debug("the batch cannot be run again: %r", error)
         return Ran([], describe_error(error))
-    return Ran(gradients, why_it_differs(_forward_of(run), changes), mode.made)
+    return Ran(gradients, _why_it_differs(run, changes), mode.made)
 
 
 def origin_of_gradient(run: RootRun, parameters: Sequence[Tensor], seconds: float) -> Repeated:
@@ -158,8 +164,14 @@ def origin_of_gradient(run: RootRun, parameters: Sequence[Tensor], seconds: floa
         return Repeated(note=f"not run again: {describe_error(error)}")
     found = mode.origin_of([gradient for gradient in gradients if gradient is not None])
     if found is None:
-        return Repeated(note=why_it_differs(forward, changes) or OTHERWISE)
+        return Repeated(note=_why_it_differs(run, changes) or (OTHERWISE_COMPILED if run.is_compiled else OTHERWISE))
     return found if found.given is None else found._replace(operator=None)
+
+
+def _why_it_differs(run: RootRun, changes: Altered) -> str:
+    if run.is_compiled and changes.drew:
+        return "it draws random numbers, and compiled code may draw others"
+    return why_it_differs(_forward_of(run), changes)
 
 
 def run_wide(

@@ -181,7 +181,14 @@ class _Look:
             of += 1
             recurred += ran.is_bad
         precision = self._precision(lambda dtype: self._gradients_in(run, parameters, dtype), run.entry.module)
-        return CloseUp(self._operator(self._subject.repeated), recurred, of, precision, note="; ".join(self._notes))
+        return CloseUp(
+            self._operator(self._subject.repeated),
+            recurred,
+            of,
+            precision,
+            note="; ".join(self._notes),
+            is_eager=self._subject.is_compiled,
+        )
 
     def _gradients_in(self, run: RootRun, parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor] | None:
         ran = run_wide(run, parameters, dtype, self._until, self._wanted)

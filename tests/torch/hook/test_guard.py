@@ -84,6 +84,18 @@ def within_a_reentrant_checkpoint(x: Tensor) -> Tensor:
     return out
 
 
+class _Spoiled(torch.autograd.Function):
+    """1, with a gradient of nan."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.ones_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] * math.nan
+
+
 class Calls(nn.Module):
     """Calls a function of the user's."""
 
@@ -531,6 +543,75 @@ def test_a_term_of_the_loss_that_does_not_lead_through_the_model() -> None:
     assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (BAD, "0", "weight.grad")
     assert (cause, trip.operator, trip.recurs) == (Cause.GRADIENT, None, None)
     assert "came by a way that does not lead through the model's outputs" in evidence
+
+
+def wrapped(model: Any, backend: Any) -> Any:
+    return torch.compile(model, backend=backend)
+
+
+def in_place(model: Any, backend: Any) -> Any:
+    model.compile(backend=backend)
+    return model
+
+
+def in_part(model: Any, backend: Any) -> Any:
+    model[1].compile(backend=backend)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_first", [True, False], ids=["compiled first", "watched first"])
+@pytest.mark.parametrize("compiled", [wrapped, in_place, in_part])
+def test_a_compiled_model_is_run_again_eagerly(compiled: Callable[[Any, Any], Any], is_first: bool) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    model: Any = model_of()
+    called = compiled(model, graphs) if is_first else model
+    detector, notebook = watched(called)
+    called = called if is_first else compiled(model, graphs)
+    optimizer = sgd(model)
+    with suppress(OverflowDetected):
+        for number in range(BAD + 1):
+            called(fed(number)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (trip,) = notebook.trips
+    assert (detector.fault, graphs.frame_count) == ("", 1)
+    assert all(bool(value.isfinite().all()) for value in model.parameters())
+    assert (trip.position.batch, trip.frame.spec.module, operator_of(trip).node) == (BAD, "1", "SqrtBackward0")
+    source = operator_of(trip).source
+    assert source is not None
+    assert source.text.endswith("# a root")
+    assert (trip.recurs, trip.guarded, trip.unfound) == (True, True, "")
+    assert closeups(notebook) == [(3, 3)]
+    assert [closeup.is_eager for closeup in notebook.closeups] == [True]
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_a_gradient_that_compiled_code_alone_makes_bad() -> None:
+    """What is said must not claim that the gradient came from elsewhere."""
+    torch._dynamo.reset()
+
+    def spoiled(value: Tensor) -> Any:
+        return value * _Spoiled.apply(value) if value.requires_grad else value
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        return lambda *given: [spoiled(one) for one in graph(*given)]
+
+    model: Any = model_of(torch.tanh)
+    called: Any = torch.compile(model, backend=backend)
+    _, notebook = watched(called)
+    optimizer = sgd(model)
+    with suppress(OverflowDetected):
+        called(fed(0)).square().mean().backward()
+        optimizer.step()
+    (trip,) = notebook.trips
+    assert trip.recurs is None
+    assert "run again eagerly, it was finite: the compiled code made it, or" in classify(trip)[1]
+    torch._dynamo.reset()
 
 
 def test_direct_calls_are_not_run_again() -> None:
