@@ -134,5 +134,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def run_folder(path: Path) -> Path:
-    """The run's folder; for the folder of all runs, that of the newest."""
-    return path / "latest" if (path / "latest").is_dir() else path
+    """The run's folder; for the folder of all runs, that of the newest. ``latest`` is followed: it may soon be another run."""
+    path = path / "latest" if (path / "latest").is_dir() else path
+    return path.parent / path.readlink() if path.is_symlink() else path
