@@ -33,6 +33,8 @@ def operator_of(verdict: dict[str, Any]) -> tuple[str, str, int]:
     [
         *(("plain", 2), ("plain", 4), ("with_gradients", 2), ("clipped", 3), ("late", 2)),
         *(("accumulated", 2), ("accumulated", 4)),
+        *(("in_buckets", 3), ("of_a_static_graph", 2), ("with_unused", 2), ("compressed", 4), ("by_hand", 2)),
+        *(("compiled_around", 2), ("compiled_within", 2)),
         *(("refused", 2), ("refused", 4), ("asserted", 2), ("asserted", 4)),
     ],
 )
@@ -52,6 +54,14 @@ def test_the_rank_and_the_line_that_made_it_are_named(tmp_path: Path, name: str,
     assert operator_of(verdict) == ("aten.div.Tensor", "SqrtBackward0", LINE)
     assert (verdict["closeup"]["recurred"], verdict["closeup"]["of"]) == (3, 3)
     assert "in SqrtBackward0, the backward of" in job.stdout
+
+
+def test_an_optimizer_that_steps_within_the_backward(tmp_path: Path) -> None:
+    job = ended(tmp_path, "in_the_backward", 2)
+    verdict = job.verdict
+    assert (job.code, verdict["rank"], verdict["batch"], verdict["cause"]) == (77, 1, 5, "gradient")
+    assert (verdict["module"], verdict["reading"]) == ("first", "weight.grad")
+    assert "the optimizer steps within the backward" in verdict["evidence"]
 
 
 def test_an_anomaly_that_torch_itself_detects(tmp_path: Path) -> None:
@@ -79,7 +89,12 @@ def test_a_gradient_that_comes_by_another_way_blames_no_rank(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("synchronised", "communicates by c10d"), ("fsdp2", "FSDPModule"), ("tensor_parallel", "sharded")],
+    [
+        ("synchronised", "communicates by c10d"),
+        ("fsdp1", "FullyShardedDataParallel"),
+        ("fsdp2", "FSDPModule"),
+        ("tensor_parallel", "sharded"),
+    ],
 )
 def test_what_communicates_is_guarded_and_not_run_again(tmp_path: Path, name: str, why: str) -> None:
     job = ended(tmp_path, name, 2)

@@ -63,6 +63,7 @@ def trained(
     clips: bool = False,
     to_all: bool = False,
     refuses: bool = False,
+    reduces: bool = False,
     look: Callable[[Tensor], object] = bool,
     **options: Any,
 ) -> tuple[nn.Module, Training]:
@@ -73,6 +74,8 @@ def trained(
         (model(fed(number, to_all)).square().mean() / accumulate).backward()
         if (number + 1) % accumulate:
             return
+        for value in model.parameters() if reduces else ():
+            dist.all_reduce(value.grad)
         if clips:
             look(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=refuses))
         optimizer.step()
@@ -94,6 +97,68 @@ def with_gradients() -> tuple[nn.Module, Training]:
 @training
 def clipped() -> tuple[nn.Module, Training]:
     return trained(DistributedDataParallel(Net()), clips=True)
+
+
+@training
+def in_buckets() -> tuple[nn.Module, Training]:
+    """The gradients are views of what is reduced."""
+    return trained(DistributedDataParallel(Net(), gradient_as_bucket_view=True), clips=True)
+
+
+@training
+def of_a_static_graph() -> tuple[nn.Module, Training]:
+    return trained(DistributedDataParallel(Net(), static_graph=True))
+
+
+@training
+def with_unused() -> tuple[nn.Module, Training]:
+    """A parameter that no loss reaches."""
+    net = Net()
+    net.unused = nn.Linear(8, 8)
+    return trained(DistributedDataParallel(net, find_unused_parameters=True))
+
+
+@training
+def compressed() -> tuple[nn.Module, Training]:
+    """The gradients are reduced in float16."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    model = DistributedDataParallel(Net())
+    model.register_comm_hook(None, fp16_compress_hook)
+    return trained(model)
+
+
+@training
+def compiled_around() -> tuple[nn.Module, Training]:
+    return trained(torch.compile(DistributedDataParallel(Net()), backend="aot_eager"))  # type: ignore[arg-type]
+
+
+@training
+def compiled_within() -> tuple[nn.Module, Training]:
+    return trained(DistributedDataParallel(torch.compile(Net(), backend="aot_eager")))
+
+
+@training
+def by_hand() -> tuple[nn.Module, Training]:
+    """The training itself reduces the gradients, after the backward."""
+    model, step = trained(Net(), reduces=True)
+    return model, step
+
+
+@training
+def in_the_backward() -> tuple[nn.Module, Training]:
+    """Each parameter is updated as its gradient comes; the ranks do not communicate."""
+    net = Net()
+    rankwatch.watch(net)
+    optimizers = {value: torch.optim.SGD([value], lr=0.01) for value in net.parameters()}
+
+    def update(value: Any) -> None:
+        optimizers[value].step()
+        optimizers[value].zero_grad()
+
+    for value in net.parameters():
+        value.register_post_accumulate_grad_hook(update)
+    return net, lambda number: net(fed(number)).square().mean().backward()
 
 
 @training
@@ -186,6 +251,16 @@ def synchronised() -> tuple[nn.Module, Training]:
     net = Net()
     net.first = nn.Sequential(nn.Linear(8, 8, bias=False), Shared())  # type: ignore[assignment]
     return trained(DistributedDataParallel(net))
+
+
+@training
+def fsdp1() -> tuple[nn.Module, Training]:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    net = Net()
+    for name in ("first", "head"):
+        setattr(net, name, FullyShardedDataParallel(getattr(net, name), device_id=torch.device("cpu"), use_orig_params=True))
+    return trained(FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True))
 
 
 @training
