@@ -155,8 +155,7 @@ class Watch:
     def end_by(self, error: BaseException) -> None:
         """Closes when an exception ends the training, and reports it before its traceback is printed."""
         error = _inner(error)
-        if isinstance(error, Exception) and not (self._reason or is_of_the_network(error) or self._is_forked):
-            error = self._detector.look_back(error) or error
+        error = self.look_back(error)
         if isinstance(error, BatchLimitReached):
             write_error_file(str(error), time.time(), is_culprit=True)
             self._finish("limit", str(error))
@@ -171,6 +170,13 @@ class Watch:
             if not is_of_the_network(error):
                 write_error_file("".join(traceback.format_exception(error)), time.time(), is_culprit=True)
             self._finish("failed", f"{type(error).__name__}: {error}".removesuffix(": "))
+
+    def look_back(self, error: BaseException) -> BaseException:
+        """An exception is ending the training. If it came upon a bad gradient, that is a trip; returns what ends the training."""
+        follows = self._reason or isinstance(error, TrainingAborted) or is_of_the_network(error)
+        if follows or self._is_forked or not isinstance(error, Exception):
+            return error
+        return self._detector.look_back(error) or error
 
     # --- the detector's observer, in the training thread --------------------------------------------------------------
 

@@ -111,6 +111,7 @@ def test_what_communicates_is_guarded_and_not_run_again(tmp_path: Path, name: st
     [
         ("trainer", "transformers", "length", 2),
         ("lightning", "lightning", "net.length", 5),
+        ("asserting", "lightning", "net.length", 5),
         ("accelerate", "accelerate", "length", 2),
     ],
 )

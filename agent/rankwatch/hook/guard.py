@@ -189,6 +189,7 @@ class Guard:
         """An exception ends the training. If it came upon a bad gradient, before a step could use it, that is a trip."""
         if not (self._guards and self._awaits_step and self._batches.of_backward.is_streamed) or self._is_absorbed():
             return None
+        self._awaits_step = False
         gradients = [value.grad for value in self._hooks.root.parameters() if value.grad is not None]
         try:
             if is_of_anomaly(error) or (have_come(gradients) and any(map(is_bad, gradients))):

@@ -50,6 +50,8 @@ class RankwatchCallback(WatchingCallback, pl.Callback):  # type: ignore[misc]
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self._restore(pl_module)  # the watch stays open: where the exception ends the process, it reports how
+        if self.watch is not None:
+            self.watch.look_back(exception)  # now, as the strategy moves the model to the host next
 
     def _close(self, pl_module: pl.LightningModule) -> None:
         self._restore(pl_module)

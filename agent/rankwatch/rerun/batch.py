@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 MAX_NODES = 5_000
 """Of a graph, that are looked at for an output that another output was made from."""
 
-OTHERWISE = "run again, it was finite: it came by a way that does not lead through the model's outputs, or did not recur"
-
-OTHERWISE_COMPILED = (
-    "run again eagerly, it was finite: the compiled code made it, or it came by a way that does not lead through the model's "
-    "outputs, or did not recur"
+_OTHER_WAYS = (
+    "it came by a way that does not lead through the model's outputs, the training changed it after the backward, or it did not "
+    "recur"
 )
+OTHERWISE = f"run again, it was finite: {_OTHER_WAYS}"
+OTHERWISE_COMPILED = f"run again eagerly, it was finite: the compiled code made it, {_OTHER_WAYS}"
 
 Watch = Callable[[Any, Any, Any, Any], None]
 """Called with a module, and the args, kwargs and output of its call, as it leaves."""

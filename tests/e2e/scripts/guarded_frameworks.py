@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +84,8 @@ def trainer(folder: Path) -> None:
         say(model)
 
 
-def lightning(folder: Path) -> None:
-    """The sampler deals the samples one by one to the ranks."""
+def lightning(folder: Path, asserts: bool = False) -> None:
+    """The sampler deals the samples one by one to the ranks. ``asserts``: the training looks at the norm itself."""
     import lightning.pytorch as pl
 
     from rankwatch.integrations.lightning import RankwatchCallback
@@ -97,6 +99,12 @@ def lightning(folder: Path) -> None:
             loss: Tensor = self.net(**batch)["loss"]
             self.log("loss", loss)
             return loss
+
+        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+            if asserts:
+                for value in self.parameters():
+                    assert value.grad is not None
+                    assert value.grad.isfinite().all(), "the training's own look"
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters(), lr=0.01)
@@ -139,6 +147,13 @@ def accelerate(folder: Path) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    {"trainer": trainer, "lightning": lightning, "accelerate": accelerate}[sys.argv[1]](Path(sys.argv[2]))
+    asserting = partial(lightning, asserts=True)
+    trainings: dict[str, Callable[[Path], None]] = {
+        "trainer": trainer,
+        "lightning": lightning,
+        "asserting": asserting,
+        "accelerate": accelerate,
+    }
+    trainings[sys.argv[1]](Path(sys.argv[2]))
     if dist.is_initialized():
         dist.destroy_process_group()

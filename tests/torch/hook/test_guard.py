@@ -610,8 +610,27 @@ def test_a_gradient_that_compiled_code_alone_makes_bad() -> None:
         optimizer.step()
     (trip,) = notebook.trips
     assert trip.recurs is None
-    assert "run again eagerly, it was finite: the compiled code made it, or" in classify(trip)[1]
+    assert "run again eagerly, it was finite: the compiled code made it, it came by" in classify(trip)[1]
     torch._dynamo.reset()
+
+
+def test_a_gradient_that_the_training_spoils_after_clipping() -> None:
+    """Its norm is known, but not of what it is now."""
+    model: Any = model_of(torch.tanh)
+    optimizer = sgd(model)
+
+    def step(number: int) -> None:
+        loss_of(model, number).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if number == BAD:
+            model[0].weight.grad = model[0].weight.grad * math.nan
+            model[2].bias.grad.mul_(math.inf).mul_(0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trip = tripped(model, step)
+    assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (BAD, "2", "bias.grad")
+    assert "the training changed it after the backward" in classify(trip)[1]
 
 
 def test_direct_calls_are_not_run_again() -> None:
