@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import dis
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from types import CodeType
+from typing import Any
 
 
 def needed(tree: ast.Module, names: Set[str], known: Set[str] = frozenset()) -> list[ast.stmt]:
@@ -61,6 +62,31 @@ def used_by(statement: ast.stmt) -> Iterator[str]:
     for node in ast.walk(statement):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
             yield node.value  # an annotation in quotes, or __all__: too much does no harm
+
+
+def definition_of(form: Mapping[str, Any], text: str) -> Any:
+    """The node of a function, lambda or class that has no name of its own in its module; None if it is no longer there.
+
+    Args:
+        form: of ``encoding``; ``text``: of the module.
+    """
+    node: Any = ast.parse(text)
+    if form["is"] == "function":
+        return next((one for one in reversed([*ast.walk(node)]) if _is_function_at(one, form)), None)
+    for part in [part for part in form["name"].split(".") if part != "<locals>"]:
+        node = next((one for one in ast.walk(node) if getattr(one, "name", "") == part and one is not node), None)
+        if node is None:
+            return None
+    return node
+
+
+def _is_function_at(node: ast.AST, form: Mapping[str, Any]) -> bool:
+    if isinstance(node, ast.FunctionDef):
+        first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        return (first, node.name) == (form["line"], form["name"])
+    if not isinstance(node, ast.Lambda) or node.lineno != form["line"]:
+        return False
+    return bool(form["column"] < 0 or node.col_offset <= form["column"] <= (node.end_col_offset or 0))
 
 
 def _globals_read_by(code: CodeType) -> Iterator[str]:

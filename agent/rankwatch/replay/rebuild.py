@@ -8,7 +8,7 @@ import functools
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from .code import UsersCode, is_absent
+from .definitions import definition_of
 from .opened import OpenedCapsule
 
 _ALLOCATED = 1 << 34
@@ -38,17 +39,32 @@ class Absent:
     __hash__ = None  # type: ignore[assignment]
 
 
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "float": float,
+    "torch": lambda name: getattr(torch, name),
+    "size": torch.Size,
+    "complex": lambda parts: complex(*parts),
+    "bytes": base64.b64decode,
+    "range": lambda parts: range(*parts),
+    "slice": lambda parts: slice(*parts),
+    "operator": lambda name: functools.reduce(getattr, name.split("."), torch.ops),
+}
+"""Makes values without parts, by the key of their forms."""
+
+
 class Builder:
     """Makes values of their forms.
 
     Args:
+        device: stands for a GPU that a value names.
         generator: draws numbers in the place of inputs that are not in the capsule.
     """
 
-    def __init__(self, capsule: OpenedCapsule, code: UsersCode, generator: torch.Generator) -> None:
+    def __init__(self, capsule: OpenedCapsule, code: UsersCode, device: torch.device, generator: torch.Generator) -> None:
         self._tensors = capsule.tensors
         self._forms = capsule.forms
         self._code = code
+        self._device = device
         self._random = generator
         self._made: dict[int, Any] = {}
         self._known: dict[tuple[Any, ...], Tensor] = {}
@@ -78,32 +94,21 @@ class Builder:
 
     def _plain(self, form: dict[str, Any]) -> Any:
         ((key, value), *rest) = form.items()
-        if key == "float":
-            return float(value)
-        if key == "torch":
-            return getattr(torch, value)
+        if key in _PLAIN:
+            return _PLAIN[key](value)
         if key == "device":
-            return torch.device(value)
-        if key == "size":
-            return torch.Size(value)
+            return self._on(value)
         if key == "enum":
             return self._code.find(value)[rest[0][1]]
-        if key == "complex":
-            return complex(*value)
-        if key == "bytes":
-            return base64.b64decode(value)
-        if key in ("range", "slice"):
-            return {"range": range, "slice": slice}[key](*value)
-        if key == "operator":
-            found: Any = torch.ops
-            for name in value.split("."):
-                found = getattr(found, name)
-            return found
         if key == "module":
             return self._code.module(value)
         if key == "name":
             return self._code.find(value)
         raise UsageError(f"the capsule has a value of an unknown kind: {key}")
+
+    def _on(self, device: str) -> torch.device:
+        """The device that stands for one of the training."""
+        return torch.device(device) if device in ("cpu", "meta") else self._device
 
     # --- tensors ------------------------------------------------------------------------------------------------------
 
@@ -186,8 +191,9 @@ class Builder:
         return functools.partial(function, *args, **kwargs)
 
     def _generator(self, form: dict[str, Any]) -> Any:
-        made = torch.Generator(form["device"])
-        made.set_state(self.build(form["state"]))
+        made = torch.Generator(self._on(form["device"]))
+        if made.device.type == torch.device(form["device"]).type:  # another kind has other states
+            made.set_state(self.build(form["state"]))
         return made
 
     def _weakref(self, form: dict[str, Any]) -> Any:
@@ -281,34 +287,19 @@ class Builder:
     # --- code without a name of its own ---
 
     def _function(self, form: dict[str, Any]) -> Any:
-        """A lambda, or a function that was defined in another one: found again by its line."""
-        name, free = form["in"], dict((self.build(key), self.build(item)) for key, item in form["free"])
-        self._code.module(name)
-        node = self._node(name, lambda node: is_function_at(node, form))
-        if node is None:
-            raise UsageError(
-                f"the function {form['name']} is no longer at line {form['line']} of {self._code.file_of(name)}"
-            )
-        made = self._defined(name, node, form["name"], free)
+        made = self._class(form)
         made.__defaults__, made.__kwdefaults__ = self.build(form["defaults"]), self.build(form["kwdefaults"])
         return made
 
     def _class(self, form: dict[str, Any]) -> Any:
-        name, qualname = form["in"], form["name"]
-        free = dict((self.build(key), self.build(item)) for key, item in form["free"])
+        """A class, function or lambda that was defined in a function."""
+        name, free = form["in"], {self.build(key): self.build(item) for key, item in form["free"]}
         self._code.module(name)
-        path = [part for part in qualname.split(".") if part != "<locals>"]
-        tree: Any = ast.parse(self._code.text_of(name))
-        for part in path:
-            tree = next((node for node in ast.walk(tree) if getattr(node, "name", "") == part and node is not tree), None)
-            if tree is None:
-                raise UsageError(f"the class {qualname} is no longer in {self._code.file_of(name)}")
-        return self._defined(name, tree, path[-1], free)
-
-    def _node(self, module: str, fits: Any) -> Any:
-        """The innermost node that fits."""
-        found = list(filter(fits, ast.walk(ast.parse(self._code.text_of(module)))))
-        return found[-1] if found else None
+        node = definition_of(form, self._code.text_of(name))
+        if node is None:
+            at = f"at line {form['line']} of" if "line" in form else "in"
+            raise UsageError(f"{form['name']} is no longer {at} {self._code.file_of(name)}")
+        return self._defined(name, node, form["name"].rpartition(".")[2], free)
 
     def _defined(self, module: str, node: Any, name: str, free: dict[str, Any]) -> Any:
         """What a statement or lambda inside of a function defines, with its free variables."""
@@ -336,14 +327,3 @@ def _members(form: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
     for name, item in form["modules"]:
         if isinstance(item, dict) and item.get("is") == "nn.Module":
             yield from _members(item, f"{prefix}{name}.")
-
-
-def is_function_at(node: ast.AST, form: dict[str, Any]) -> bool:
-    if not isinstance(node, (ast.Lambda, ast.FunctionDef)):
-        return False
-    first = node.decorator_list[0].lineno if isinstance(node, ast.FunctionDef) and node.decorator_list else node.lineno
-    if first != form["line"] or (isinstance(node, ast.FunctionDef) and node.name != form["name"]):
-        return False
-    if isinstance(node, ast.FunctionDef) or form["column"] < 0:
-        return True
-    return bool(node.col_offset <= form["column"] <= (node.end_col_offset or 0))

@@ -23,6 +23,7 @@ from .code import UsersCode
 from .opened import OpenedCapsule
 from .rebuild import Builder
 
+CPU = torch.device("cpu")
 SEED = 0
 """For inputs that are drawn because the capsule has none."""
 
@@ -63,21 +64,23 @@ class Trial:
         self.draws = False
         """Whether the forward drew random numbers."""
 
-    def call(self) -> Call:
-        """The module and its inputs as they were, on the CPU."""
+    def call(self, device: torch.device = CPU) -> Call:
+        """The module and its inputs as they were, on this device."""
         manifest = self._capsule.manifest
-        builder = Builder(self._capsule, self._code, torch.Generator().manual_seed(SEED))
+        builder = Builder(self._capsule, self._code, device, torch.Generator().manual_seed(SEED))
         form = manifest["module"]
         module = builder.build(form) if self._make is None else builder.fill_by_name(self._make(), form)
         args, kwargs = builder.build(manifest["args"]), builder.build(manifest["kwargs"])
         self.drawn = builder.drawn
-        return Call(module, args, kwargs)
+        return moved(Call(module, args, kwargs), device)
 
     @contextlib.contextmanager
     def surrounded(self, device: torch.device) -> Iterator[None]:
         """Flags, modes and random state as in the training."""
-        manifest = self._capsule.manifest
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), surrounded(manifest["surroundings"]):
+        manifest, around = self._capsule.manifest, self._capsule.manifest["surroundings"]
+        if device.type == "cpu" and around["autocast"]["cuda"][0]:  # the CPU stands for the GPU
+            around = {**around, "autocast": {"cpu": around["autocast"]["cuda"]}}
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), surrounded(around):
             for name, form in manifest["random"].items():
                 if name == "cpu":
                     torch.set_rng_state(self._capsule.tensors[form["tensor"]])
@@ -87,7 +90,7 @@ class Trial:
 
     def forward(self, device: torch.device, change: Callable[[Call], Call] | None = None) -> Forward:
         """The forward on this device; ``change`` changes it before."""
-        call = moved(self.call(), device)
+        call = self.call(device)
         if change is not None:
             call = change(call)
         manifest, inner = self._capsule.manifest, None
@@ -182,7 +185,7 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor], depth: int = 0) -> An
         return value
     if isinstance(value, tuple):
         items = [mapped(item, change, depth + 1) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, (list, dict)):
         keys = range(len(value)) if isinstance(value, list) else list(value)
         for key in keys:

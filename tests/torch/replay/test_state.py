@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from rankwatch.replay.code import UsersCode
 from rankwatch.replay.opened import open_capsule
 from rankwatch.replay.script import write_script
 from rankwatch.replay.trial import ForwardResult, Trial
-from rankwatch.rerun.capsule import CapsuleRules, write
+from rankwatch.rerun.capsule import MANIFEST, CapsuleRules, write
 from rankwatch.rerun.forward import Forward
 from rankwatch.shared.frame import State
 
@@ -69,6 +70,14 @@ class Outer(nn.Module):
         self.inner, self.settings = Shares(), SETTINGS
     def forward(self, x):
         return self.inner(x)
+
+class Placed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.device, self.linear = torch.device("cpu"), nn.Linear(3, 3)
+    def forward(self, x):
+        assert self.linear(x).dtype is torch.bfloat16
+        return torch.exp(x + torch.rand(3, device=self.device))
 
 class Reads(nn.Module):
     gain = 1.0
@@ -158,3 +167,28 @@ def test_a_forward_that_asks_for_its_group_says_what_is_wrong(net: Any, tmp_path
     trial = Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, []))
     found: ForwardResult = trial.run(torch.device("cpu"))
     assert "It uses torch.distributed, and a replay is one process without a process group" in found.error
+
+
+def test_a_script_of_a_training_on_a_gpu_takes_a_device(
+    net: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a GPU it runs on the CPU: its tensors, its devices, its random numbers and autocast."""
+    module, x = net.Placed(), torch.full((2, 3), 300.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        written = write(CapsuleRules(tmp_path / "capsule"), Forward(module, (x,), {}, "output"), makers.trip())
+    assert written.path is not None, written.why_not
+    manifest = json.loads((written.path / MANIFEST).read_text().replace('"cpu"', '"cuda:0"'))
+    manifest["random"]["cpu"] = manifest["random"].pop("cuda:0")
+    manifest["surroundings"]["autocast"] = {"cpu": [False, "bfloat16"], "cuda": [True, "bfloat16"]}
+    capsule = open_capsule(written.path)._replace(manifest=manifest)
+    code = UsersCode(manifest["code"], capsule.sources, [])
+    trial = Trial(capsule, code)
+    assert trial.run(torch.device("cpu")).state is State.INF
+    script = tmp_path / "repro.py"
+    write_script(script, capsule, {"stately.net": NET}, rows=None, draws=True)
+    (line,) = [line for line in script.read_text().splitlines() if line.startswith("DEVICE = ")]
+    assert line == 'DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the training ran on cuda:0'
+    script.write_text(script.read_text().replace(line, 'DEVICE = "cpu"'))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script))
+    assert (ended.value.code, capsys.readouterr().out.splitlines()[-1]) == (0, "inf or nan: True")
