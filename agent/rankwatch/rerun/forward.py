@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,18 +30,14 @@ class RootEntry:
         self.forward = module.forward  # a framework may replace it during this call alone
         self.args = args
         self.kwargs = kwargs
-        found: list[Any] = []
-        flatten(args, found)
-        if kwargs:
-            flatten(kwargs, found)
-        given = [value for value in found if isinstance(value, Tensor) and not value.is_inference()]
-        self._versions = [(value, value._version) for value in given]
+        found: list[Any] = [*args, *kwargs.values()] if kwargs else list(args)
+        if not all([type(value) is Tensor for value in found]):
+            found = []
+            flatten((args, kwargs), found)
+        self._versions = [(one, one._version) for one in found if isinstance(one, Tensor) and not one.is_inference()]
         has_cuda = torch.cuda.is_initialized()
         self._random = _random_states(has_cuda)
-        devices = ("cpu", "cuda") if has_cuda else ("cpu",)
-        self._autocast = [
-            (device, torch.get_autocast_dtype(device)) for device in devices if torch.is_autocast_enabled(device)
-        ]
+        self._autocast = _autocast(has_cuda) if _is_any_autocast_enabled() else []
         self.has_gradients = torch.is_grad_enabled()
         self.caller = caller_of()
         known = _counters.get(module)
@@ -100,8 +96,16 @@ def _numbers(module: nn.Module) -> list[tuple[nn.Module, str, Any]]:
     ]
 
 
+_is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+def _autocast(has_cuda: bool) -> list[tuple[str, torch.dtype]]:
+    devices = ("cpu", "cuda") if has_cuda else ("cpu",)
+    return [(device, torch.get_autocast_dtype(device)) for device in devices if torch.is_autocast_enabled(device)]
+
+
 def _random_states(has_cuda: bool) -> list[tuple[int | None, Tensor]]:
-    states: list[tuple[int | None, Tensor]] = [(None, torch.get_rng_state())]
+    states: list[tuple[int | None, Tensor]] = [(None, torch.default_generator.get_state())]
     if has_cuda and not torch.cuda.is_current_stream_capturing():
         index = torch.cuda.current_device()
         states.append((index, torch.cuda.get_rng_state(index)))
