@@ -32,8 +32,15 @@ TRUTHS = {
     "random": Truth("aten.log.default", "nan", None),
     "inside": Truth("aten.native_layer_norm.default", "nan", (0, 1, 4)),
     "between": Truth("aten.log.default", "nan", (0, 1, 4)),
+    "slope": Truth("aten.div.Tensor", "nan", (11, 12, 16)),
+    "branch": Truth("aten.div.Tensor", "nan", None),
+    "narrow": Truth("aten.mul.Tensor", "finite", (0, 1, 8)),
     "closure": Truth("aten.pow.Tensor_Scalar", "inf", (0, 1, 16)),
 }
+
+
+BACKWARDS = ("slope", "branch", "narrow")
+"""Their forward is finite, a gradient is not."""
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +79,11 @@ def test_a_mechanism_in_a_fresh_process(name: str, capsules: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert (found["recurred"], found["of"], found["same_bits"]) == (3, 3, True)
-    assert found["bits_of_the_training"] is (None if name in ("inside", "between") else True)
+    assert found["bits_of_the_training"] is (None if name in ("inside", "between", *BACKWARDS) else True)
     assert found["module"] == {"inside": "norm"}.get(name, "")
     source = found["operator"]["source"]
     assert (found["operator"]["operator"], source["line"], source["text"]) == (truth.operator, *line_of(name))
+    assert found["backward"] is (name in BACKWARDS)
     assert found["precision"]["float64"]["cpu"]["state"] == truth.in_float64
     if truth.rows is not None:
         assert tuple(found["rows"].values()) == truth.rows

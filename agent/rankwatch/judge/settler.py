@@ -425,7 +425,16 @@ class Settler:
 
             def keep(forward: Forward, until: float) -> CapsuleWritten:
                 assert rules is not None
-                return write(rules, forward, found.trip, name=name(forward.module), output=found.subject.output, until=until)
+                subject = found.subject
+                return write(
+                    rules,
+                    forward,
+                    found.trip,
+                    name=name(forward.module),
+                    output=subject.output,
+                    gradients=subject.again[0].gradients if subject.again is not None else (),
+                    until=until,
+                )
 
             closeup = look_closer(
                 found.subject,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..rerun.capsule import TENSORS
+from .backward_script import end_of_backward
 from .code import is_absent
 from .definitions import definition_of, needed
 from .opened import OpenedCapsule
@@ -73,20 +74,25 @@ class _Script:
     names: dict[int, str] = field(default_factory=dict)
     """The values that have a name, by the number of their form."""
     needs_path: bool = False
+    gradients: str = ""
+    """What the backwards are handed, by the number of the output."""
     helpers: set[str] = field(default_factory=lambda: {MODULE})
 
     def __post_init__(self) -> None:
         self.code = self.capsule.manifest["code"]
-        self.json = json.dumps([self.capsule.manifest[key] for key in ("module", "args", "kwargs", "code")])
+        self.json = json.dumps([self.capsule.manifest[key] for key in ("module", "args", "kwargs", "gradients", "code")])
 
     def text(self) -> str:
         manifest, trip = self.capsule.manifest, self.capsule.trip
         module = self._value(manifest["module"])
         self.is_input = True
         args, kwargs = self._value(manifest["args"]), self._value(manifest["kwargs"])
+        backwards = [", ".join(f"{number}: {self._value(form)}" for number, form in one) for one in manifest["gradients"]]
+        self.gradients = f"[{', '.join(f'{{{one}}}' for one in backwards)}]"
         self._set_imported()
         around, end = self._around(), self._end()
         where = f"{manifest['name'] or '(root)'} ({manifest['class']})"
+        what = "backward" if backwards else "forward"
         beside = self.path.parent.resolve() == self.capsule.path.resolve()
         file = (
             'Path(__file__).parent / "tensors.safetensors"' if beside else repr(str(self.capsule.path.resolve() / TENSORS))
@@ -96,7 +102,7 @@ class _Script:
         ]
         paths = [f"sys.path += {folders!r}", ""] if self.needs_path and folders else []
         parts = [
-            HEAD.format(where=where, state=trip["state"], rank=manifest["rank"], batch=trip["batch"],
+            HEAD.format(what=what, where=where, state=trip["state"], rank=manifest["rank"], batch=trip["batch"],
                          torch=manifest["versions"]["torch"], device=self._device()),
             "\n".join([*paths, *sorted(self.imports)]) + "\n" if self.imports else "",
             "\n\n".join(["", LOAD.format(file=file), *[one for one in _HELPERS if one in self.helpers], IS_BAD, FIRST]),
@@ -140,6 +146,9 @@ class _Script:
             for device, (is_on, dtype) in by["autocast"].items()
             if is_on
         ]
+        if self.capsule.manifest["gradients"]:
+            self.imports["import dataclasses"] = None
+            return end_of_backward(self.gradients, modes)
         before, what = "", label if re.fullmatch(r"output(\[\d+\]|\.\w+)*", label) else "output"
         if inner is not None:
             before = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 HEAD = '''\
-"""The forward of {where} that made {state} on rank {rank}, in batch {batch}.
+"""The {what} of {where} that made {state} on rank {rank}, in batch {batch}.
 
 Written by rankwatch replay, for torch {torch}. Exit code 0: inf or nan again.
 """

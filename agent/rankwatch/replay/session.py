@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
+from ..rerun.batch import origin_of_gradient
 from ..rerun.repetition import repeat
 from ..shared.trip import Operator, Source
 from .code import UsersCode
@@ -138,7 +139,11 @@ def _repeat(trial: Trial, device: torch.device, times: int, found: ReplayFinding
 
 def _name_operator(trial: Trial, device: torch.device, found: ReplayFindings) -> None:
     with trial.surrounded(device):
-        repeated, _ = repeat([trial.forward(device)], seconds=MAX_SECONDS)
+        if found.is_backward:
+            run = trial.root_run(device)
+            repeated = origin_of_gradient(run, list(run.entry.module.parameters()), MAX_SECONDS)
+        else:
+            repeated, _ = repeat([trial.forward(device)], seconds=MAX_SECONDS)
     if repeated.given is not None and repeated.operator is not None:
         found.no_operator = f"it was bad before this forward: {repeated.operator.name} is the first that read it"
     elif repeated.operator is not None:

@@ -41,12 +41,19 @@ class ReplayFindings:
     repro: str = ""
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def is_backward(self) -> bool:
+        """Whether a gradient was bad, and not an output."""
+        return bool(self.about["gradients"])
+
 
 def render(found: ReplayFindings) -> str:
     about, trip = found.about, found.about["trip"]
     where = f"{about['name'] or '(root)'} ({about['class']})"
     what = f"{where}, of rank {about['rank']}, batch {trip['batch']} (optimizer step {trip['optimizer_step']})"
-    if about["inner"] is None:
+    if found.is_backward:
+        what += f", in whose backward {trip['module'] or '(root)'} ({trip['class']}) had {trip['label']} {trip['state']}"
+    elif about["inner"] is None:
         what += f": {trip['label']} was {trip['state']}"
     else:
         what += f", in which {trip['module']} ({trip['class']}) had {trip['label']} {trip['state']}"
@@ -74,6 +81,7 @@ def to_json(found: ReplayFindings) -> str:
                 "rank": found.about["rank"],
                 "batch": found.about["trip"]["batch"],
                 "device": found.device,
+                "backward": found.is_backward,
                 "recurred": found.recurred,
                 "of": found.of,
                 "same_bits": found.same_bits,
@@ -103,7 +111,7 @@ def _outcome_to_dict(one: ForwardResult) -> dict[str, Any]:
 def _recurs(found: ReplayFindings) -> str:
     times = f"{found.recurred} of {found.of}"
     if found.error:
-        return f"not known: the forward raises {found.error}"
+        return f"not known: the {'backward' if found.is_backward else 'forward'} raises {found.error}"
     if not found.recurred:
         finite = f"no: finite {found.of} of {found.of} times here"
         if found.differs:

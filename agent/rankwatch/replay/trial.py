@@ -1,4 +1,4 @@
-"""A capsule -> forwards of its module: as in the training, on another device, in another precision, or of some rows alone."""
+"""A capsule -> its forward, and backward, again: as in the training, on another device, in another precision, or of some rows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..measure.walk import leaves
+from ..rerun.batch import RootRun, run_batch_again, run_wide
 from ..rerun.careful import Careful, Stopped, passed_again, tensors
-from ..rerun.forward import Forward, run_again
+from ..rerun.forward import Forward, RootEntry, run_again
 from ..rerun.surroundings import surrounded
 from ..rerun.tensor_file import digest_of
 from ..rerun.wider import Wider, plain_kernels
@@ -34,10 +35,12 @@ class Call(NamedTuple):
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    gradients: Sequence[dict[int, Tensor]] = ()
+    """What its backwards are handed, by the number of the output."""
 
 
 class ForwardResult(NamedTuple):
-    """What a forward returned. ``error``: it raised instead, or ran out of memory."""
+    """What a forward returned, or the gradients of its backward. ``error``: it raised instead, or ran out of memory."""
 
     state: State
     abs_max: float
@@ -71,8 +74,9 @@ class Trial:
         form = manifest["module"]
         module = builder.build(form) if self._make is None else builder.fill_by_name(self._make(), form)
         args, kwargs = builder.build(manifest["args"]), builder.build(manifest["kwargs"])
+        gradients = [{number: builder.build(form) for number, form in handed} for handed in manifest["gradients"]]
         self.drawn = builder.drawn
-        return moved(Call(module, args, kwargs), device)
+        return moved(Call(module, args, kwargs, gradients), device)
 
     @contextlib.contextmanager
     def surrounded(self, device: torch.device) -> Iterator[None]:
@@ -100,6 +104,13 @@ class Trial:
         nth = manifest["inner"]["nth"] if manifest["inner"] is not None else 1
         return Forward(call.module, call.args, call.kwargs, manifest["label"], inner, nth)
 
+    def root_run(self, device: torch.device, change: Callable[[Call], Call] | None = None) -> RootRun:
+        """The forward whose backward tripped, with what the backward was handed. Within ``surrounded``."""
+        call = self.call(device)
+        if change is not None:
+            call = change(call)
+        return RootRun(RootEntry(call.module, call.args, call.kwargs), None, gradients=call.gradients)
+
     def run(
         self, device: torch.device, change: Callable[[Call], Call] | None = None, dtype: torch.dtype | None = None
     ) -> ForwardResult:
@@ -109,6 +120,8 @@ class Trial:
         is_wider = dtype is not None and own is not None and (dtype == own or dtype.itemsize > own.itemsize)
         if dtype is not None and not is_wider:
             change = in_precision(device, dtype)
+        if self._capsule.manifest["gradients"]:
+            return self._run_backward(device, change, dtype if is_wider else None)
         forward = self.forward(device, change)
         values = tensors([forward.args, forward.kwargs, *forward.module.parameters(), *forward.module.buffers()])
         mode = Careful(values)
@@ -117,10 +130,39 @@ class Trial:
             mode = wide = Wider(dtype, values, float("inf"), lambda: True)
             args, kwargs = wide.widened((forward.args, forward.kwargs))
             forward, kernels = replace(forward, args=args, kwargs=kwargs), plain_kernels()
+        return self._result_of(lambda: self._run_forward(device, forward, mode, kernels))
+
+    def _run_forward(
+        self, device: torch.device, forward: Forward, mode: Careful, kernels: contextlib.AbstractContextManager[Any]
+    ) -> list[Tensor]:
+        with self.surrounded(device), kernels:
+            outputs, changes = run_again(forward, mode, grad=self._capsule.manifest["surroundings"]["grad"])
+        self.draws |= changes.drew
+        return outputs
+
+    def _run_backward(
+        self, device: torch.device, change: Callable[[Call], Call] | None, dtype: torch.dtype | None
+    ) -> ForwardResult:
+        """Forward and backward; the result is that of the gradients of the parameters."""
+
+        def run() -> list[Tensor]:
+            with self.surrounded(device):
+                again = self.root_run(device, change)
+                parameters = list(again.entry.module.parameters())
+                if dtype is None:
+                    ran = run_batch_again(again, parameters, lambda *call: None, float("inf"))
+                else:
+                    ran = run_wide(again, parameters, dtype, float("inf"), lambda: True)
+            self.draws |= ran.drew
+            if not ran.gradients:
+                raise Stopped(ran.note)
+            return [value for value in ran.gradients if value is not None]
+
+        return self._result_of(run)
+
+    def _result_of(self, run: Callable[[], list[Tensor]]) -> ForwardResult:
         try:
-            with self.surrounded(device), kernels:
-                outputs, changes = run_again(forward, mode, grad=self._capsule.manifest["surroundings"]["grad"])
-                self.draws |= changes.drew
+            outputs = run()
         except UsageError:
             raise
         except Stopped as stop:
@@ -171,8 +213,8 @@ def moved(call: Call, device: torch.device, dtype: torch.dtype | None = None) ->
         for name, value in vars(inner).items():
             if isinstance(value, Tensor):
                 vars(inner)[name] = move(value)
-    args, kwargs = mapped((call.args, call.kwargs), move)
-    return Call(module, args, kwargs)
+    args, kwargs, gradients = mapped((call.args, call.kwargs, call.gradients), move)
+    return Call(module, args, kwargs, gradients)
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor], depth: int = 0) -> Any:
@@ -218,8 +260,8 @@ def of_rows(begin: int, end: int, rows: int) -> Callable[[Call], Call]:
         return value[begin:end] if value.dim() and value.shape[0] == rows else value
 
     def change(call: Call) -> Call:
-        args, kwargs = mapped((call.args, call.kwargs), pick)
-        return Call(call.module, args, kwargs)
+        args, kwargs, gradients = mapped((call.args, call.kwargs, call.gradients), pick)
+        return Call(call.module, args, kwargs, gradients)
 
     return change
 

@@ -52,11 +52,18 @@ class RootRun:
     An output that another one was made from, as a loss is made from logits, needs none: its gradient follows.
     """
 
-    def __init__(self, entry: RootEntry, output: Any, *, is_compiled: bool = False) -> None:
+    def __init__(
+        self,
+        entry: RootEntry,
+        output: Any,
+        *,
+        gradients: Sequence[dict[int, Tensor]] = (),
+        is_compiled: bool = False,
+    ) -> None:
         entry.leave()
         self.entry = entry
         self.is_compiled = is_compiled
-        self.gradients: list[dict[int, Tensor]] = []
+        self.gradients = list(gradients)
         self._task = -1
         self._made = _made_from(outputs_of(output))
 
@@ -115,11 +122,15 @@ def _sequence(node: Any) -> int:
 
 
 class Ran(NamedTuple):
-    """The gradients of the parameters, in their order, or why there are none. ``made``: the bytes that operators made."""
+    """The gradients of the parameters, in their order, or why there are none.
+
+    ``made``: the bytes that operators made. ``drew``: the forward drew random numbers.
+    """
 
     gradients: list[Tensor | None]
     note: str = ""
     made: int = 0
+    drew: bool = False
 
     @property
     def is_bad(self) -> bool:
@@ -129,7 +140,7 @@ class Ran(NamedTuple):
 def run_batch_again(run: RootRun, parameters: Sequence[Tensor], watch: Watch, seconds: float) -> Ran:
     """Runs a forward of the root and its backward again. ``watch`` is called for each module that runs."""
     module = run.entry.module
-    if why := _forward_of(run).refusal:
+    if why := forward_of(run).refusal:
         return Ran([], why)
     mode = Careful([*module.buffers()], time.monotonic() + seconds)
     try:
@@ -140,13 +151,13 @@ def run_batch_again(run: RootRun, parameters: Sequence[Tensor], watch: Watch, se
     except Exception as error:  # noqa: BLE001  the trip matters more than where it came from
         log.debug("the batch cannot be run again: %r", error)
         return Ran([], describe_error(error))
-    return Ran(gradients, _why_it_differs(run, changes), mode.made)
+    return Ran(gradients, _why_it_differs(run, changes), mode.made, changes.drew)
 
 
 def origin_of_gradient(run: RootRun, parameters: Sequence[Tensor], seconds: float) -> Repeated:
     """The operator that made a gradient bad, with the line of the forward whose backward ran it."""
     module = run.entry.module
-    forward = _forward_of(run)
+    forward = forward_of(run)
     if why := forward.refusal:
         return Repeated(note=f"not run again: {why}")
     if any(state_of_tensor(gradient) is not State.FINITE for handed in run.gradients for gradient in handed.values()):
@@ -171,7 +182,7 @@ def origin_of_gradient(run: RootRun, parameters: Sequence[Tensor], seconds: floa
 def _why_it_differs(run: RootRun, changes: Altered) -> str:
     if run.is_compiled and changes.drew:
         return "it draws random numbers, and compiled code may draw others"
-    return why_it_differs(_forward_of(run), changes)
+    return why_it_differs(forward_of(run), changes)
 
 
 def run_wide(
@@ -243,7 +254,8 @@ def prepared(mode: Careful, module: nn.Module) -> Iterator[None]:
         yield
 
 
-def _forward_of(run: RootRun) -> Forward:
+def forward_of(run: RootRun) -> Forward:
+    """The forward alone."""
     return Forward(run.entry.module, run.entry.args, run.entry.kwargs, "output", entry=run.entry)
 
 

@@ -1,4 +1,4 @@
-"""A capsule: the files from which the forward of one module can be run again elsewhere, by ``rankwatch replay``.
+"""A capsule: the files from which a forward, and its backward, can be run again elsewhere, by ``rankwatch replay``.
 
 ``capsule.json`` has the module and its inputs (see ``encoding``), ``tensors.safetensors`` their tensors, ``sources/`` the user's
 code. ``SHA256SUMS`` has the checksum of each, as ``sha256sum`` writes it. All is readable for its owner alone. A capsule is
@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,13 +60,15 @@ def write(
     *,
     name: str = "",
     output: Any = None,
+    gradients: Sequence[Mapping[int, Tensor]] = (),
     until: float = float("inf"),
 ) -> CapsuleWritten:
-    """Writes the capsule of a forward that tripped.
+    """Writes the capsule of a forward that tripped, or whose backward did.
 
     Args:
         name: the name in the model of the module that the forward is of.
         output: what the forward returned; its checksums tell whether a replay returns the same bits.
+        gradients: those that its backwards were handed, by the number of the output; without any, the forward tripped.
         until: of ``time.monotonic()``; a capsule that takes longer is given up.
     """
     place = rules.folder / f"rank-{rules.rank}"
@@ -74,7 +77,7 @@ def write(
         rules.folder.mkdir(parents=True, exist_ok=True)
         part.mkdir(mode=0o700)
         try:
-            _write(part, rules, forward, trip, name, output, until)
+            _write(part, rules, forward, trip, name, output, gradients, until)
             place = _free(place)
             part.rename(place)
         except BaseException:
@@ -91,7 +94,16 @@ def write(
     return CapsuleWritten(place)
 
 
-def _write(part: Path, rules: CapsuleRules, forward: Forward, trip: Trip, name: str, output: Any, until: float) -> None:
+def _write(
+    part: Path,
+    rules: CapsuleRules,
+    forward: Forward,
+    trip: Trip,
+    name: str,
+    output: Any,
+    gradients: Sequence[Mapping[int, Tensor]],
+    until: float,
+) -> None:
     module, args, kwargs, entry = forward.module, forward.args, forward.kwargs, forward.entry
     bag = TensorBag(rules.limit)
     encoder = Encoder(bag)
@@ -102,6 +114,10 @@ def _write(part: Path, rules: CapsuleRules, forward: Forward, trip: Trip, name: 
         encoder.with_tensors = encoder.with_texts = rules.with_inputs
         try:
             given = {"args": encoder.encode(tuple(args), "input"), "kwargs": encoder.encode(dict(kwargs), "input")}
+            handed = [
+                [[number, encoder.encode(value, f"gradient[{number}]")] for number, value in one.items()]
+                for one in gradients
+            ]
         except TooLargeError:
             raise ValueError("its inputs have too many parts") from None
         encoder.with_texts = encoder.with_tensors = True
@@ -140,6 +156,7 @@ def _write(part: Path, rules: CapsuleRules, forward: Forward, trip: Trip, name: 
         "inner": _inner(forward),
         "module": made,
         **given,
+        "gradients": handed,
         "has_inputs": rules.with_inputs,
         "outputs": results,
         "random": states,

@@ -21,7 +21,7 @@ from ..shared.closeup import CloseUp, Precision
 from ..shared.frame import Kind, State
 from ..shared.trip import Operator
 from .arguments import reading_of, state_of_tensor
-from .batch import RootRun, run_batch_again, run_wide
+from .batch import RootRun, forward_of, run_batch_again, run_wide
 from .capsule import CapsuleWritten
 from .careful import Careful, Stopped, tensors
 from .forward import Forward, run_again
@@ -111,8 +111,10 @@ def _devices(forwards: Sequence[Forward]) -> set[torch.device]:
 def _kept(found: CloseUp, look: _Look, keep: Keep, until: float) -> CloseUp:
     """With the capsule of the forward, or why there is none."""
     forward = look.forward
-    if forward is None or forward.refusal or look.communicates:
-        return found  # the note says why it was not run again
+    if forward is None:  # the note says why it was not run again
+        return replace(found, note="; ".join(filter(None, (found.note, "so there is no capsule"))))
+    if forward.refusal or look.communicates:
+        return found
     written = (keep_inner(forward, keep, until) if look.is_inner else None) or keep(forward, until)
     if written.path is not None:
         return replace(found, capsule=str(written.path))
@@ -122,7 +124,9 @@ def _kept(found: CloseUp, look: _Look, keep: Keep, until: float) -> CloseUp:
 class _Look:
     def __init__(self, subject: Subject, until: float, wanted: Callable[[], bool], name: Callable[[nn.Module], str]) -> None:
         self.forward = subject.forward or next(iter(subject.forwards), None)
-        """The forward that was bad again."""
+        """The forward that was bad again, or whose backward was."""
+        if subject.again is not None:
+            self.forward = forward_of(subject.again[0])
         self.is_inner = False
         """Whether it was bad by an operator of the module inside of it alone."""
         self._subject = subject

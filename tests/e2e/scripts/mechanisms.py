@@ -134,6 +134,38 @@ def closed() -> nn.Module:
     return Closed(call)
 
 
+class Rooted(nn.Module):
+    """Finite forwards. In the backward the root of 0 has no slope."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Sample:
+        norm = self.first(x).square().sum(-1).sqrt()  # line of slope
+        return Sample(norm, norm.detach(), "fan")
+
+
+class Chosen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout(self.first(x).abs(), 0.1)
+        return torch.where(y > 0, y.log(), 0 * y)  # line of branch
+
+
+class Narrow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        small: Tensor = (self.first(x) * 1e-9).half()
+        return small * 60000  # line of narrow
+
+
 def batch_with(row: int, value: float, rows: int = 16, columns: int = 4) -> Tensor:
     x = torch.ones(rows, columns)
     x[row] = value
@@ -155,6 +187,9 @@ TRAININGS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]
     "random": (Drops, lambda: (torch.ones(32, 4),), {}, {}),
     "inside": (Inside, lambda: (torch.ones(4, 4),), {}, {"check": "batch"}),
     "between": (Between, lambda: (torch.ones(4, 4),), {}, {"check": "batch"}),
+    "slope": (Rooted, lambda: (batch_with(11, 0.0),), {}, {}),
+    "branch": (Chosen, lambda: (batch_with(3, 0.0),), {}, {}),
+    "narrow": (Narrow, lambda: (torch.ones(8, 4),), {}, {}),
     "closure": (closed, lambda: (batch_with(0, 0.0),), {}, {}),
 }
 
@@ -165,7 +200,10 @@ def train(name: str) -> None:
     model = make()
     with rankwatch.watch(model, **options) as watch:
         try:
-            model(*given(), **kwargs)
+            made = model(*given(), **kwargs)
+            made = made.values if isinstance(made, Sample) else made
+            (made.sum() * 64).backward()
+            torch.optim.SGD(model.parameters()).step()
         except OverflowDetected:
             watch.close()
             return
