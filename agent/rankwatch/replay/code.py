@@ -47,7 +47,7 @@ class UsersCode:
         self._stored = stored
         self._replaced = dict(replaced or {})
         self._made: dict[str, types.ModuleType] = {}
-        self._taken: set[str] = set()
+        self._taken: dict[str, types.ModuleType] = {}
         self._wanted: set[str] = set()
         self._executed: set[int] = set()
         self._tree: ast.Module | None = None
@@ -85,31 +85,41 @@ class UsersCode:
 
     def module(self, name: str, wanted: str = "") -> types.ModuleType:
         """A module; of the script, with the definition of ``wanted``. Raises UsageError if it cannot be imported."""
-        if name == "__main__" and name not in self._replaced:
+        if name == "__main__" and self._here(name) == name:
             return self._script(wanted)
         if name not in self._made:
-            self._made[name] = self._import(self._replaced.get(name, name), name)
+            self._made[name] = self._import(self._here(name), name)
             self._take_imported()
         return self._made[name]
 
     def _take_imported(self) -> None:
         """Sets the globals of the user's modules that are imported now, also by one another."""
-        for name in self._code.keys() & sys.modules.keys() - {"__main__", *self._taken}:
-            self._taken.add(name)
-            self._compare(name, getattr(sys.modules[name], "__file__", None))
+        for name in [name for name in self._code if name not in self._taken and name != "__main__"]:
+            module = sys.modules.get(self._here(name))
+            if module is None:
+                continue
+            self._taken[name] = module
+            self._compare(name, getattr(module, "__file__", None))
             names = {key.partition(".")[0] for key in self._globals(name)}
-            self._set_globals(sys.modules[name], names)
-            self._set_globals(sys.modules[name], names, of_classes=True)
+            self._set_globals(name, module, names)
+            self._set_globals(name, module, names, of_classes=True)
+
+    def _here(self, name: str) -> str:
+        """The name here of a module of the training; that of its package may have changed."""
+        for old, new in self._replaced.items():
+            if name == old or name.startswith(f"{old}."):
+                return new + name[len(old) :]
+        return name
 
     def text_of(self, name: str) -> str:
         """The source text of a user's module: the one that is imported here, else the one in the capsule."""
         file = self.file_of(name)
-        if name in self._made.keys() | self._taken and Path(file).is_file():
+        if name in self._made.keys() | self._taken.keys() and Path(file).is_file():
             return Path(file).read_text(encoding="utf-8")
         return self._sources.get(name, "")
 
     def file_of(self, name: str) -> str:
-        made = self._made.get(name) or (sys.modules[name] if name in self._taken else None)
+        made = self._made.get(name) or self._taken.get(name)
         return str(getattr(made, "__file__", None) or self._code.get(name, {}).get("file", ""))
 
     def tell(self, note: str) -> None:
@@ -120,13 +130,17 @@ class UsersCode:
         try:
             return importlib.import_module(here)
         except Exception as error:  # noqa: BLE001  the user's code
-            why = f"{type(error).__name__}: {error}" if not isinstance(error, ModuleNotFoundError) else str(error)
-            where = self._code.get(there, {}).get("file", "")
+            text = str(error) if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: {error}"
+            file = self._code.get(there, {}).get("file", "")
+            trained = f" ({file} in the training)" if file else ""
+            missing = getattr(error, "name", None) or ""
+            if isinstance(error, ModuleNotFoundError) and f"{here}.".startswith(f"{missing}."):
+                advice = "Start replay where it can be imported, or set PYTHONPATH"
+                advice += f"; --module {there}=NAME names it otherwise" if there in self._code else ""
+            else:
+                advice = "Its own code raises this as it is imported: install what it needs, or mend it"
             stored = ", or --stored-code runs the copy in the capsule" if there in self._sources and not self._stored else ""
-            raise UsageError(
-                f"cannot import {here}, where the training has code of this module{f' ({where})' if where else ''}: {why}. Start "
-                f"replay where it can be imported, or set PYTHONPATH; --module {there}=NAME names it otherwise{stored}"
-            ) from None
+            raise UsageError(f"cannot import {here}{trained}: {text}. {advice}{stored}") from None
 
     def _compare(self, name: str, file: str | None) -> None:
         text = self._sources.get(name)
@@ -141,9 +155,8 @@ class UsersCode:
         about = self._code.get(name, {"globals": []})
         return {} if name in self._changed else {key: form for key, form in about["globals"] if not is_absent(form)}
 
-    def _set_globals(self, module: types.ModuleType, names: set[str], of_classes: bool = False) -> None:
+    def _set_globals(self, name: str, module: types.ModuleType, names: set[str], of_classes: bool = False) -> None:
         """Of these names; ``of_classes``: the attributes of the classes of these names."""
-        name = "__main__" if module.__name__ == SCRIPT else module.__name__
         for key, form in self._globals(name).items():
             *path, last = key.split(".")
             if (
@@ -170,13 +183,13 @@ class UsersCode:
         if wanted and wanted not in self._wanted and self._tree is not None:
             self._wanted.add(wanted)
             known = set(self._globals("__main__"))
-            self._set_globals(module, {wanted} & known)
+            self._set_globals("__main__", module, {wanted} & known)
             for statement in needed(self._tree, {wanted}, known):
                 if id(statement) not in self._executed:
                     self._executed.add(id(statement))
-                    self._set_globals(module, set(used_by(statement)) & known)
+                    self._set_globals("__main__", module, set(used_by(statement)) & known)
                     self._run(statement, module)
-                    self._set_globals(module, {getattr(statement, "name", "")}, of_classes=True)
+                    self._set_globals("__main__", module, {getattr(statement, "name", "")}, of_classes=True)
         return module
 
     def _prepare_script(self) -> types.ModuleType:

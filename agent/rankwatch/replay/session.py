@@ -33,7 +33,7 @@ def replay(options: ReplayOptions) -> ReplayFindings:
     dtypes = dtypes_of(options.precision)
     capsule = open_capsule(find_capsule(options.capsule))
     manifest = capsule.manifest
-    renamed = dict(one.split("=", 1) for one in options.module if "=" in one)
+    renamed = dict(_renamed(one) for one in options.module if "=" in one)
     code = UsersCode(manifest["code"], capsule.sources, manifest["path"], stored=options.stored_code, replaced=renamed)
     named = [one for one in options.module if "=" not in one]
     make = _maker(named[-1], code, manifest["module"]) if named else None
@@ -73,6 +73,15 @@ def replay(options: ReplayOptions) -> ReplayFindings:
     found.notes += [f"--module {one} took the place of the code of the training" for one in options.module]
     found.differs = bool(code.notes or trial.drawn or options.module or capsule.manifest["left_out"])
     return found
+
+
+def _renamed(text: str) -> tuple[str, str]:
+    old, _, new = text.partition("=")
+    if not old or not new or ":" in text:
+        raise UsageError(
+            f"--module {text}: expected OLD=NEW with the names of two modules, or MODULE:CLASS with the class alone"
+        )
+    return old, new
 
 
 def _maker(name: str, code: UsersCode, form: dict[str, Any]) -> Callable[[], nn.Module] | None:
@@ -185,6 +194,9 @@ def _find_rows(trial: Trial, device: torch.device, rows: int, found: ReplayFindi
         found.why_no_rows = f"not known: with half of the rows it raises {errors[0]}"
         return
     found.rows = begin, end, rows
+    if end - begin < rows:
+        others = [is_bad(*some) for some in ((0, begin), (end, rows)) if some[0] < some[1]]
+        found.others_bad = None if errors else any(others)
 
 
 def _write_repro(

@@ -21,7 +21,8 @@ class ReplayFindings:
     """``recurred`` of ``of`` forwards were bad; ``same_bits``: all returned the same. ``as_trained``: those of the training.
     ``differs``: code or inputs are not those of the training.
 
-    ``table`` has an outcome for each precision and device. ``rows``: from, to before, of how many.
+    ``table`` has an outcome for each precision and device. ``rows``: from, to before, of how many. ``others_bad``: whether
+    the other rows are bad without these.
     """
 
     capsule: Path
@@ -37,6 +38,7 @@ class ReplayFindings:
     no_operator: str = ""
     table: dict[str, dict[str, ForwardResult]] = field(default_factory=dict)
     rows: tuple[int, int, int] | None = None
+    others_bad: bool | None = None
     why_no_rows: str = ""
     repro: str = ""
     notes: list[str] = field(default_factory=list)
@@ -93,6 +95,7 @@ def to_json(found: ReplayFindings) -> str:
                     for dtype, row in found.table.items()
                 },
                 "rows": None if found.rows is None else dict(zip(("from", "to_before", "of"), found.rows, strict=True)),
+                "other_rows_bad": found.others_bad,
                 "repro": found.repro or None,
                 "notes": found.notes,
             },
@@ -148,6 +151,10 @@ def _rows(found: ReplayFindings) -> str:
     begin, end, of = found.rows
     if end - begin == of:
         return f"all {of} rows: neither half of the batch alone is enough"
+    others = {True: "; the others are bad without it, too", False: "; the others without it are finite", None: ""}[
+        found.others_bad
+    ]
     if end - begin == 1:
-        return f"row {begin} of {of} is enough (counted from 0)"
-    return f"rows {begin} to {end - 1} of {of} are enough (counted from 0), and neither half of them"
+        return f"row {begin} of {of} is enough (counted from 0){others}"
+    others = others.replace(" it", " them")
+    return f"rows {begin} to {end - 1} of {of} are enough (counted from 0), and neither half of them{others}"

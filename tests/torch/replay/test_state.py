@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import runpy
 import sys
@@ -104,7 +105,7 @@ def imported() -> Any:
 
 
 def forget() -> None:
-    for name in [one for one in sys.modules if one.partition(".")[0] == "stately"]:
+    for name in [one for one in sys.modules if one.partition(".")[0] in ("stately", "renamed")]:
         del sys.modules[name]
 
 
@@ -192,3 +193,24 @@ def test_a_script_of_a_training_on_a_gpu_takes_a_device(
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(script))
     assert (ended.value.code, capsys.readouterr().out.splitlines()[-1]) == (0, "inf or nan: True")
+
+
+def test_a_package_that_was_renamed(net: Any, tmp_path: Path) -> None:
+    """Its modules, and what the training had set in them."""
+    set_all(net)
+    written = write(CapsuleRules(tmp_path / "capsule"), Forward(net.Calls(), (torch.ones(2),), {}, "output"), makers.trip())
+    assert written.path is not None
+    (tmp_path / "stately").rename(tmp_path / "renamed")
+    forget()
+    importlib.invalidate_caches()
+    capsule = open_capsule(written.path)
+    trial = Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [], replaced={"stately": "renamed"}))
+    assert trial.run(torch.device("cpu")).state is State.INF
+    with pytest.raises(UsageError, match=r"cannot import stately.net \(.*\): No module named 'stately'. Start replay where"):
+        Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [])).call()
+    (tmp_path / "renamed" / "net.py").write_text("import not_installed")
+    del sys.modules["renamed.net"]
+    with pytest.raises(
+        UsageError, match=r"No module named 'not_installed'. Its own code raises this .* install what it needs"
+    ):
+        Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [], replaced={"stately": "renamed"})).call()
