@@ -106,6 +106,15 @@ def test_what_communicates_is_guarded_and_not_run_again(tmp_path: Path, name: st
     assert verdict["rank"] is None or "no single rank" in job.stdout
 
 
+def test_of_what_is_clipped_and_not_run_again_the_first_one_is_not_known(tmp_path: Path) -> None:
+    job = ended(tmp_path, "fsdp2_clipped", 2)
+    verdict = job.verdict
+    assert (job.code, verdict["batch"], verdict["cause"]) == (77, 5, "gradient")
+    assert "no single rank" in job.stdout
+    assert "so were all others, as clip_grad_norm_ or a bad loss makes them: which one was bad first" in verdict["evidence"]
+    assert "not run again: it communicates (FSDPModule)" in verdict["evidence"]
+
+
 @pytest.mark.parametrize(
     ("name", "library", "module", "step"),
     [

@@ -107,6 +107,15 @@ def is_bad(gradient: Tensor) -> bool:
         return False
 
 
+def are_all_bad(gradients: list[Tensor]) -> bool:
+    """Whether each of several gradients is not finite, as far as this rank has a part of it."""
+    try:
+        here = [gradient for gradient in gradients if local(gradient).numel()]
+    except (Unmeasurable, RuntimeError):
+        return False
+    return len(here) > 1 and all(map(is_bad, here))
+
+
 def is_of_anomaly(error: BaseException) -> bool:
     """Whether the user's ``torch.autograd.detect_anomaly`` has raised an exception because of a nan in a backward."""
     return isinstance(error, RuntimeError) and "returned nan values in its" in str(error)

@@ -36,7 +36,7 @@ from ..shared.frame import Kind, Phase, ReadingSpec
 from ..shared.tuning import Check
 from . import backward
 from .batches import Batches
-from .gradient_look import GradientLook, gradients_of, have_come, is_bad, is_of_anomaly
+from .gradient_look import GradientLook, are_all_bad, gradients_of, have_come, is_bad, is_of_anomaly
 from .hooks import Hooks
 from .scaler import LossScales
 from .steps import OptimizerSteps
@@ -48,6 +48,8 @@ MAX_RUNS = 64
 
 MAX_BYTES = 256 * 2**20
 """What may be kept alive from one forward to the next, for the sake of the earlier ones."""
+
+ALL_BAD = "so were all others, as clip_grad_norm_ or a bad loss makes them: which one was bad first is not known"
 
 MAX_SECONDS = 30.0
 """Within which a batch is run again. No rank waits in a collective meanwhile, unless its own is slower."""
@@ -190,9 +192,8 @@ class Guard:
         if not (self._guards and self._awaits_step and self._batches.of_backward.is_streamed) or self._is_absorbed():
             return None
         self._awaits_step = False
-        gradients = [value.grad for value in self._hooks.root.parameters() if value.grad is not None]
         try:
-            if is_of_anomaly(error) or (have_come(gradients) and any(map(is_bad, gradients))):
+            if is_of_anomaly(error) or (have_come(self._gradients) and any(map(is_bad, self._gradients))):
                 self.find_origin()
         except TrainingAborted as trip:
             return trip
@@ -223,6 +224,8 @@ class Guard:
             why = f"{how}, this rank's own gradient was finite"
         elif not why:
             why = OTHERWISE_COMPILED if self._is_compiled else OTHERWISE
+        if are_all_bad(self._gradients):
+            why = f"{ALL_BAD}; {why}"
         self._batches.begin_backward(last)
         self._recorder.forget()
         for named in reversed(self._hooks.modules):
@@ -230,6 +233,10 @@ class Guard:
             if rows:
                 self._add(last, named, rows, list(map(self._recorder.cell, gradients)), why, came_from)
         self._batches.settle(wait=True)
+
+    @property
+    def _gradients(self) -> list[Tensor]:
+        return [value.grad for value in self._hooks.root.parameters() if value.grad is not None]
 
     @property
     def _is_reduced(self) -> bool:

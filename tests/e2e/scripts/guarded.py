@@ -265,12 +265,21 @@ def fsdp1() -> tuple[nn.Module, Training]:
 
 @training
 def fsdp2() -> tuple[nn.Module, Training]:
+    return trained(sharded())
+
+
+@training
+def fsdp2_clipped() -> tuple[nn.Module, Training]:
+    return trained(sharded(), clips=True)
+
+
+def sharded() -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     net, mesh = Net(), init_device_mesh("cpu", (dist.get_world_size(),))
     for module in (net.first, net.head, net):
         fully_shard(module, mesh=mesh)
-    return trained(net)
+    return net
 
 
 @training

@@ -633,6 +633,24 @@ def test_a_gradient_that_the_training_spoils_after_clipping() -> None:
     assert "the training changed it after the backward" in classify(trip)[1]
 
 
+def test_of_gradients_that_are_all_bad_none_is_called_the_first() -> None:
+    model = model_of()
+    optimizer = sgd(model)
+
+    def step(number: int) -> None:
+        x = fed(number)
+        for layer in model:  # so it is not run again
+            x = layer(x)
+        x.square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    evidence = classify(tripped(model, step))[1]
+    assert "so were all others, as clip_grad_norm_ or a bad loss makes them" in evidence
+    assert "not run again" in evidence
+
+
 def test_direct_calls_are_not_run_again() -> None:
     model = model_of()
     optimizer = sgd(model)
