@@ -7,6 +7,7 @@ of it, only the definitions are executed that the module needs, with the imports
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import importlib.util
 import linecache
@@ -70,7 +71,7 @@ class UsersCode:
         """The object of the name ``module:qualname``. Raises UsageError if it is not here."""
         module, _, path = name.partition(":")
         if module == "builtins":
-            return _builtin(path)
+            return getattr(builtins, path)
         place: Any = self.module(module, path.partition(".")[0])
         for part in path.split("."):
             try:
@@ -265,10 +266,3 @@ class _StoredFinder:
 def is_absent(form: Any) -> bool:
     """Whether a value is not in the capsule."""
     return isinstance(form, dict) and "absent" in form
-
-
-def _builtin(name: str) -> Any:
-    import builtins
-
-    found: Callable[..., Any] = getattr(builtins, name)
-    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -15,8 +16,8 @@ import math
 import sys
 import types
 import weakref
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,8 +63,6 @@ class TensorBag:
         if why:
             self.left_out.append(f"{path} ({why})")
             return {**form, "absent": why}
-        if value.is_inference():
-            form["inference"] = True
         if type(value) not in (Tensor, nn.Parameter) and (name := name_of(type(value))):
             form["class"] = name
         form["stride"] = list(value.stride())
@@ -161,10 +160,8 @@ class Encoder:
             return {type(value).__name__: parts} if all(part is None or type(part) is int for part in parts) else None
         if value is Ellipsis or value is NotImplemented:
             return {"name": f"builtins:{value!r}"}
-        if isinstance(value, torch._ops.OpOverload):
+        if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             return {"operator": str(value)}
-        if isinstance(value, torch._ops.OpOverloadPacket):
-            return {"operator": str(value), "packet": True}
         if isinstance(value, types.ModuleType):
             return {"module": value.__name__}
         if isinstance(value, (type, *_FUNCTIONS)):
@@ -234,12 +231,13 @@ class Encoder:
 
     def _object(self, value: Any, path: str, depth: int) -> dict[str, Any]:
         """Any other object: its class and its attributes, and its items if it is a kind of dict, list or tuple."""
-        kind, said = type(value), len(self.absent)
+        kind: Any = type(value)
+        said = len(self.absent)
         made = self.encode(kind, path, depth)
         has_name = isinstance(made, dict) and "absent" not in made
         state = attributes(value)
         base = next((one for one in (dict, list, tuple) if isinstance(value, one)), None)
-        is_plain = base is not None or _makes_plainly(kind) or dataclasses.is_dataclass(kind)
+        is_plain = base is not None or kind.__new__ is object.__new__ or dataclasses.is_dataclass(kind)
         if not has_name or not is_plain or (state is None and base is None):
             del self.absent[said:]
             return self._absent(f"{'an' if kind.__name__[:1] in 'AEIOU' else 'a'} {kind.__name__}", path)
@@ -318,12 +316,6 @@ class Encoder:
 
     def _local_function(self, value: types.FunctionType, path: str, depth: int) -> dict[str, Any]:
         code = value.__code__
-        free = {}
-        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
-            try:
-                free[name] = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
         self.code.append(value)
         return {
             "is": "function",
@@ -331,7 +323,7 @@ class Encoder:
             "line": code.co_firstlineno,
             "column": _column(code),
             "name": value.__name__,
-            "free": self._items(free, path, depth),
+            "free": self._items(dict(_free_in(value)), path, depth),
             "defaults": self.encode(value.__defaults__, path, depth),
             "kwdefaults": self.encode(value.__kwdefaults__, path, depth),
         }
@@ -344,9 +336,7 @@ class Encoder:
         for member in vars(value).values():
             function = getattr(member, "__func__", getattr(member, "fget", member))
             if isinstance(function, types.FunctionType):
-                for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-                    if name != "__class__" and _is_set(cell) and cell.cell_contents is not value:
-                        free[name] = cell.cell_contents
+                free.update({name: one for name, one in _free_in(function) if name != "__class__" and one is not value})
         self.code.append(value)
         return {"is": "class", "in": value.__module__, "name": value.__qualname__, "free": self._items(free, path, depth)}
 
@@ -355,15 +345,9 @@ class Encoder:
         return {"is": "absent", "absent": why, "path": path}
 
 
-class _Places(NamedTuple):
-    """Where torch's functions are that do not know their own names."""
-
-    prefix: str
-    place: Any
-
-
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-_PLACES = (_Places("torch", torch), _Places("torch.nn.functional", nn.functional), _Places("torch:Tensor", Tensor))
+_PLACES = {"torch:": torch, "torch.nn.functional:": nn.functional, "torch:Tensor.": Tensor}
+"""Where torch's functions are that do not know their own names."""
 
 
 def name_of(value: Any) -> str:
@@ -372,24 +356,18 @@ def name_of(value: Any) -> str:
     if module in sys.modules and name and _found(sys.modules[module], name) is value:
         return f"{module}:{name}"
     short = getattr(value, "__name__", "")
-    for prefix, place in _PLACES:
-        if short and getattr(place, short, None) is value:
-            return f"{prefix}.{short}" if ":" in prefix else f"{prefix}:{short}"
-    return ""
+    return next((prefix + short for prefix, place in _PLACES.items() if short and getattr(place, short, None) is value), "")
 
 
 def attributes(value: Any) -> dict[str, Any] | None:
     """The attributes of an object, also those in slots; None if it has none of its own."""
     found = dict(getattr(value, "__dict__", {}))
-    slots = [name for cls in type(value).__mro__ for name in _names(vars(cls).get("__slots__", ()))]
+    given = [vars(cls).get("__slots__", ()) for cls in type(value).__mro__]
+    slots = [name for names in given for name in ([names] if isinstance(names, str) else names)]
     found.update(
         {name: getattr(value, name) for name in slots if name not in ("__dict__", "__weakref__") and hasattr(value, name)}
     )
     return found if hasattr(value, "__dict__") or slots else None
-
-
-def _names(slots: Any) -> list[str]:
-    return [slots] if isinstance(slots, str) else list(slots)
 
 
 def _found(place: Any, path: str) -> Any:
@@ -398,19 +376,15 @@ def _found(place: Any, path: str) -> Any:
     return place
 
 
-def _makes_plainly(kind: Any) -> bool:
-    return kind.__new__ is object.__new__
-
-
 def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _is_set(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
+def _free_in(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The variables of the functions around it that a function reads, with their values."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            yield name, cell.cell_contents
 
 
 def _column(code: types.CodeType) -> int:
