@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +32,7 @@ from . import backward, traced
 from .batches import Batches
 from .collectives import Collectives
 from .compiled import CompiledEntry
+from .fails_open import FailsOpen
 from .gradients import Gradients
 from .guard import Guard
 from .hooks import Hooks
@@ -48,7 +49,7 @@ class DetectorObserver(Observer, Protocol):
     def on_fault(self, fault: str) -> None: ...
 
 
-class Detector:
+class Detector(FailsOpen):
     """Watches ``model`` until ``remove``. ``progress``, ``phase``, ``abort`` and ``tune`` may be used from other threads.
 
     Args:
@@ -68,13 +69,7 @@ class Detector:
         judge_traced: bool = True,
         sends_at_once: bool = False,
     ) -> None:
-        self.abort: Callable[[], TrainingAborted] | None = None
-        """Set from outside to stop the training: the next hook raises the exception that it returns."""
-        self.fault = ""
-        """The internal error that switched the detector off."""
-
-        self._stop = config.stop
-        self._is_stopping = False
+        super().__init__(config.stop, observer.on_fault, lambda: self._batches.position.batch)
         self._config = config
         self._observer = observer
         self._count_all = count_all
@@ -102,7 +97,6 @@ class Detector:
             modules=lambda: self._hooks.modules,
             watched=lambda: self._hooks.watched,
         )
-        self._off = False
         self._running = RunningRoots(unwrap(model))
         self._batches = Batches(
             config, self._settler, self._recorder, self._loss_scales, self._steps, sends_at_once=sends_at_once
@@ -232,46 +226,6 @@ class Detector:
         """Records a tensor that the user marked, as a frame of its own under the name of the running module."""
         if not passed_again(label, tensor):
             self._guarded(self._mark)(tensor, label, self._hooks.running())
-
-    def _hook(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """``body`` as a hook: it raises a pending abort first, and does nothing once the detector is off."""
-        return self._guarded(body, obeys=True)
-
-    def _guarded(self, body: Callable[..., Any], obeys: bool = False) -> Callable[..., Any]:
-        """``body``, but an error in it only switches the detector off. ``obeys``: as ``_hook``; one call less per frame."""
-
-        @wraps(body)
-        def hook(*args: Any) -> Any:
-            try:
-                if obeys:
-                    if self.abort is not None:
-                        raise self.abort()
-                    if self._off:
-                        return None
-                return body(*args)
-            except TrainingAborted as error:
-                if self._stop is None:
-                    raise
-                self._ask_to_stop(self._stop, error)
-            except Exception as error:
-                log.exception("rankwatch: %s", self._switch_off(error))
-            return None
-
-        return hook
-
-    def _switch_off(self, error: Exception) -> str:
-        """Returns what happened, in words; the collector is told of the first error."""
-        self._off, is_first = True, not self.fault
-        self.fault = f"switched itself off in batch {self._batches.position.batch} by an error of its own: {error!r}"
-        if is_first:
-            self._observer.on_fault(self.fault)
-        return self.fault
-
-    def _ask_to_stop(self, stop: Callable[[TrainingAborted], None], error: TrainingAborted) -> None:
-        """Asks the training to stop by its own means. That may take until its step ends; nothing is judged till then."""
-        if not self._is_stopping:
-            self._off = self._is_stopping = True
-            stop(error)
 
     # --- forward ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,75 @@
+"""What torch and the user's code call: an error of ours switches it off, and never stops a healthy training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from ..errors import TrainingAborted
+
+log = logging.getLogger(__name__)
+
+
+class FailsOpen:
+    """The base of the detector: makes its hooks.
+
+    Args:
+        stop: see ``watch``.
+        on_fault: called with the first error.
+        batch: returns the number of the batch that runs, or ran last.
+    """
+
+    def __init__(
+        self, stop: Callable[[TrainingAborted], None] | None, on_fault: Callable[[str], None], batch: Callable[[], int]
+    ) -> None:
+        self.abort: Callable[[], TrainingAborted] | None = None
+        """Set from outside to stop the training: the next hook raises the exception that it returns."""
+        self.fault = ""
+        """The internal error that switched the detector off."""
+        self._off = False
+        self._stop = stop
+        self._is_stopping = False
+        self._on_fault = on_fault
+        self._batch = batch
+
+    def _hook(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """``body`` as a hook: it raises a pending abort first, and does nothing once the detector is off."""
+        return self._guarded(body, obeys=True)
+
+    def _guarded(self, body: Callable[..., Any], obeys: bool = False) -> Callable[..., Any]:
+        """``body``, but an error in it only switches the detector off. ``obeys``: as ``_hook``; one call less per frame."""
+
+        @wraps(body)
+        def hook(*args: Any) -> Any:
+            try:
+                if obeys:
+                    if self.abort is not None:
+                        raise self.abort()
+                    if self._off:
+                        return None
+                return body(*args)
+            except TrainingAborted as error:
+                if self._stop is None:
+                    raise
+                self._ask_to_stop(self._stop, error)
+            except Exception as error:
+                log.exception("rankwatch: %s", self._switch_off(error))
+            return None
+
+        return hook
+
+    def _switch_off(self, error: Exception) -> str:
+        """Returns what happened, in words; the collector is told of the first error."""
+        self._off, is_first = True, not self.fault
+        self.fault = f"switched itself off in batch {self._batch()} by an error of its own: {error!r}"
+        if is_first:
+            self._on_fault(self.fault)
+        return self.fault
+
+    def _ask_to_stop(self, stop: Callable[[TrainingAborted], None], error: TrainingAborted) -> None:
+        """Asks the training to stop by its own means. That may take until its step ends; nothing is judged till then."""
+        if not self._is_stopping:
+            self._off = self._is_stopping = True
+            stop(error)
