@@ -205,6 +205,11 @@ class UsersCode:
         if is_here:
             self._compare("__main__", str(file))
             text = file.read_text(encoding="utf-8")
+        elif not self._stored and not about["file"]:
+            raise UsageError(
+                "the module was defined in a notebook: --stored-code runs the copy of its cells in the capsule, or name its "
+                "class with --module MODULE:CLASS"
+            )
         elif not self._stored:
             raise UsageError(
                 f"the script {file} is not here: start replay where it is, name its class with --module MODULE:CLASS, or let "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dis
 import enum
+import re
 import sys
 import sysconfig
 import types
@@ -55,11 +58,20 @@ def source_of(module: types.ModuleType) -> str | None:
     file = getattr(module, "__file__", None)
     if file is None:
         cells = getattr(module, "In", None)
-        return "\n\n".join(map(str, cells)) if isinstance(cells, list) else None
+        return "\n\n".join(_without_magics(str(cell)) for cell in cells) if isinstance(cells, list) else None
     try:
         return Path(file).read_text(encoding="utf-8") if file.endswith(".py") else None
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def _without_magics(cell: str) -> str:
+    """A cell as Python, without the commands of the notebook; nothing of one that never ran."""
+    for text in (cell, re.sub(r"(?m)^([ \t]*)[%!].*$", r"\1pass", cell)):
+        with contextlib.suppress(SyntaxError):
+            ast.parse(text)
+            return text
+    return ""
 
 
 def is_users(module: types.ModuleType) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import runpy
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,35 @@ def test_a_class_without_a_place_says_what_to_do(tmp_path: Path) -> None:
     capsule = open_capsule(written.path)
     with pytest.raises(UsageError, match=r"the class Cell, which has no name in its module. Define it at .* --module"):
         Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [])).call()
+
+
+CELLS = [
+    "",
+    "%matplotlib inline\nimport torch\nfrom torch import nn\n!pip install nothing",
+    "%%time\nGAIN = 1.0\nclass Cell(nn.Module):\n    def forward(self, x):\n        return torch.exp(x * GAIN)",
+    "this cell is no Python",
+    "GAIN = 1e3",
+]
+
+
+def test_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook: Any = types.ModuleType("__main__")
+    notebook.In = CELLS
+    for cell in (1, 2, 4):
+        exec(re.sub(r"(?m)^[%!].*", "", CELLS[cell]), vars(notebook))
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    written = write(CapsuleRules(tmp_path), Forward(notebook.Cell(), (torch.ones(2),), {}, "output"), makers.trip())
+    monkeypatch.undo()
+    assert written.path is not None, written.why_not
+    capsule = open_capsule(written.path)
+    with pytest.raises(UsageError, match="defined in a notebook: --stored-code runs the copy of its cells"):
+        Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [])).call()
+    finders = list(sys.meta_path)
+    try:
+        trial = Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [], stored=True))
+        assert trial.run(torch.device("cpu")).state is State.INF
+    finally:
+        sys.meta_path[:] = finders
 
 
 ASKS = """
