@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..judge.batch import BatchPart
 from ..measure.recorder import Recorder
@@ -97,7 +97,10 @@ class Losses:
         self._looks += 1
         if self._looks > MAX_LOOKS:
             return LossOrigin(note=f"its operator is not known: {MAX_LOOKS} losses before were bad, too")
-        return origin_of_loss(bad, self._outputs)
+        return origin_of_loss(bad, self._outputs, self._is_model)
+
+    def _is_model(self, module: nn.Module) -> bool:
+        return any(one is self._hooks.root for one in module.modules())
 
     def take(self) -> None:
         """The backward has reached the model: what was handed to it is a loss of the batch whose backward runs."""

@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import FrameType
@@ -40,6 +40,7 @@ from .graph_nodes import (
     saved_names,
     short_of,
 )
+from .loss_line import lines_of_operator
 from .repetition import MAX_SECONDS, Repetition, describe_error
 from .source import caller_of, owner_of
 
@@ -101,10 +102,29 @@ def _key(node: Any) -> tuple[str, int]:
     return node.name(), node._sequence_nr()
 
 
-def origin_of_loss(loss: Tensor, outputs: Outputs, seconds: float = MAX_SECONDS) -> LossOrigin:
-    """The origin of a bad loss whose backward is about to run."""
+def origin_of_loss(
+    loss: Tensor, outputs: Outputs, is_model: Callable[[nn.Module], bool], seconds: float = MAX_SECONDS
+) -> LossOrigin:
+    """The origin of a bad loss whose backward is about to run. ``is_model``: whether a module is the model, or has it inside."""
     caller = caller_of()
-    return _origin_of_loss(loss, outputs, seconds)._replace(caller=caller.source if caller is not None else None)
+    found = _origin_of_loss(loss, outputs, seconds)._replace(caller=caller.source if caller is not None else None)
+    return found if found.operator is None else _with_line(found, found.operator, is_model)
+
+
+def _with_line(origin: LossOrigin, operator: Operator, is_model: Callable[[nn.Module], bool]) -> LossOrigin:
+    """With the line that called the operator, if one alone can have; or with those that may have."""
+    try:
+        lines, is_sure = lines_of_operator(operator.name.split(".")[1], is_model)
+    except Exception as error:  # noqa: BLE001  the operator is known without it
+        log.debug("the line of %s is not known: %r", operator.name, error)
+        return origin
+    if is_sure:
+        return origin._replace(operator=replace(operator, source=lines[0]))
+    if not 1 <= len(lines) <= _MOST_LINES:
+        return origin
+    places = _and([f"{one.file}:{one.line}" for one in lines])
+    note = f"perhaps its line is {'one of ' if len(lines) > 1 else ''}{places}"
+    return origin._replace(note="; ".join(filter(None, (origin.note, note))))
 
 
 def _origin_of_loss(loss: Tensor, outputs: Outputs, seconds: float) -> LossOrigin:
@@ -372,6 +392,7 @@ class _Walk:
 
 
 _MOST_NAMED = 6
+_MOST_LINES = 3
 _TOLERANCE = 1e-2
 
 
