@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_ERROR
     sys.stdout.write(to_json(found) if options.json else render(found))
     sys.stdout.flush()
+    if found.error:
+        return UsageError.exit_code
     return 0 if found.recurred else EXIT_ERROR
 
 

@@ -68,7 +68,7 @@ def parse(argv: Sequence[str] | None) -> ReplayOptions:
     parser = argparse.ArgumentParser(
         prog="python -m rankwatch.replay",
         description="Runs the forward of a capsule again, and says whether it recurs, which operator makes the inf or nan, "
-        "where it is finite, and which rows of the batch are enough. Exit code 0: it recurs; 1: it does not.",
+        "where it is finite, and which rows are enough. Exit code 0: it recurs; 1: it does not; 2: it cannot be run.",
     )
     add_options(parser)
     values = parser.parse_args(argv)

@@ -17,6 +17,7 @@ import torch
 
 import makers
 from rankwatch.errors import UsageError
+from rankwatch.replay.__main__ import main
 from rankwatch.replay.code import UsersCode
 from rankwatch.replay.opened import open_capsule
 from rankwatch.replay.script import write_script
@@ -189,7 +190,9 @@ class Asks(nn.Module):
 """
 
 
-def test_a_forward_that_asks_for_its_group_says_what_is_wrong(net: Any, tmp_path: Path) -> None:
+def test_a_forward_that_asks_for_its_group_says_what_is_wrong(
+    net: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path(net.__file__).with_name("asks.py").write_text(ASKS)
     from stately.asks import Asks  # type: ignore[import-not-found]
 
@@ -199,6 +202,9 @@ def test_a_forward_that_asks_for_its_group_says_what_is_wrong(net: Any, tmp_path
     trial = Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, []))
     found: ForwardResult = trial.run(torch.device("cpu"))
     assert "It uses torch.distributed, and a replay is one process without a process group" in found.error
+    monkeypatch.setenv("RANKWATCH_MODE", "")  # set by main
+    assert main([str(written.path), "--repeat", "1"]) == 2  # neither that it recurs nor that it does not
+    assert "recurs     not known: the forward raises" in capsys.readouterr().out
 
 
 def test_a_script_of_a_training_on_a_gpu_takes_a_device(
