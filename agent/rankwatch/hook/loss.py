@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..judge.batch import BatchPart
 from ..measure.recorder import Recorder
-from ..rerun.loss_graph import LossOrigin, Outputs, origin_of_loss
+from ..rerun.loss_graph import LossOrigin, Outputs, origin_after_backward, origin_of_loss
 from ..shared.frame import Kind
 from . import backward
 from .batches import Batches
@@ -22,11 +22,6 @@ from .scaler import LossScales
 
 MAX_LOOKS = 16
 """Bad losses whose graph is looked at. A training that goes on with them is not slowed down for ever."""
-
-ON_A_DEVICE = LossOrigin(
-    note="its operator is not known: this loss was read after its backward, which frees what autograd had saved "
-    '(check="frame" reads it before)'
-)
 
 _watches: weakref.WeakSet[BackwardWatch] = weakref.WeakSet()
 
@@ -90,7 +85,7 @@ class Losses:
         """The backward frees what autograd has saved: before it, the graph of a bad loss tells where it came from."""
         plain = [loss for loss in losses if type(loss) is Tensor and loss.numel() == 1 and not loss.is_meta]
         if not all(loss.device.type == "cpu" or self._may_wait() for loss in plain):
-            return ON_A_DEVICE
+            return LossOrigin(later=functools.partial(origin_after_backward, weakref.ref(plain[0]), self._outputs))
         bad = next((loss for loss in plain if not math.isfinite(abs(loss.item()))), None)
         if bad is None:
             return None

@@ -192,6 +192,7 @@ def _why_not(frame: PendingFrame, kind: Kind, is_compiled: bool) -> str:
 def _of_loss(part: BatchPart) -> tuple[Operator | None, None, None, str]:
     """The operator that made the loss bad, and what is not known of it, as a ``Repeated`` begins."""
     origin = part.loss_origin or LossOrigin()
+    origin = origin.later() if origin.later is not None else origin
     note = origin.note
     if origin.supposes_finite and not _has_finite_outputs(part):
         origin, note = LossOrigin(), "its operator is not known: the model's outputs were not at hand any more"

@@ -71,6 +71,8 @@ class LossOrigin(NamedTuple):
     note: str = ""
     supposes_finite: bool = False
     caller: Source | None = None
+    later: Callable[[], LossOrigin] | None = None
+    """Looks for it at the trip, where the loss must not be read before its backward."""
 
 
 class Outputs:
@@ -109,6 +111,19 @@ def origin_of_loss(
     caller = caller_of()
     found = _origin_of_loss(loss, outputs, seconds)._replace(caller=caller.source if caller is not None else None)
     return found if found.operator is None else _with_line(found, found.operator, is_model)
+
+
+def origin_after_backward(loss: Callable[[], Tensor | None], outputs: Outputs) -> LossOrigin:
+    """What is known of a bad loss whose backward has freed what autograd had saved: the operators that remain."""
+    value = loss()
+    found = _origin_of_loss(value, outputs, MAX_SECONDS) if value is not None else LossOrigin()
+    return LossOrigin(note="; ".join(filter(None, (_FREED, found.note))))
+
+
+_FREED = (
+    'its operator is not known: this loss was read after its backward, which frees what autograd had saved (check="frame" reads '
+    "it before)"
+)
 
 
 def _with_line(origin: LossOrigin, operator: Operator, is_model: Callable[[nn.Module], bool]) -> LossOrigin:
@@ -382,9 +397,9 @@ class _Walk:
             one = rest.pop(0)
             names.append(name_of_node(one, self._nodes[one]))
             for edge in self._nodes[one].edges:
-                if edge is not None and not self._is_finite(edge) and edge[0] not in seen and edge[0] in self._nodes:
+                if edge is not None and self._supposed_of(edge) != () and edge[0] not in seen and edge[0] in self._nodes:
                     seen.add(edge[0])
-                    rest += [edge[0]] if not self._nodes[edge[0]].is_model else []
+                    rest.append(edge[0])
         names = list(dict.fromkeys(reversed(names)))
         if len(names) == 1:
             return f"it came out of {names[0]}; autograd did not save all that went in there"

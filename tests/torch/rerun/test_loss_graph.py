@@ -13,6 +13,7 @@ from torch.nn import functional
 from closeups import line_of, the_only
 from notebook import model_of, ones, unwatch, watched
 from rankwatch.errors import OverflowDetected
+from rankwatch.rerun.loss_graph import Outputs, origin_after_backward
 from rankwatch.shared.cause import Cause, Trip, classify
 from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.closeup_text import fields_of
@@ -206,6 +207,27 @@ def test_why_it_is_not_known(loss: Callable[[Tensor], Tensor], why: str) -> None
     trip, found = trained(loss)
     assert trip.operator is None
     assert why in found.note
+
+
+@pytest.mark.parametrize(
+    ("loss", "names"),
+    [
+        (lambda x: functional.cross_entropy(x, IGNORED), "it came out of aten.nll_loss_forward.default;"),
+        (lambda x: (x - 9).log().mean(), "one of aten.sub.Tensor, aten.log.default and aten.mean.default;"),
+    ],
+)
+def test_after_the_backward_the_operators_that_remain_are_named(loss: Callable[[Tensor], Tensor], names: str) -> None:
+    """As where a loss is on a GPU."""
+    outputs = Outputs()
+    out = model_of()(ones())
+    outputs.add([out])
+    value = loss(out)
+    value.backward()
+    found = origin_after_backward(lambda: value, outputs)
+    assert found.operator is None
+    assert found.note.startswith("its operator is not known: this loss was read after its backward")
+    assert names in found.note
+    assert origin_after_backward(lambda: None, outputs).note in found.note
 
 
 def test_a_backward_is_bitwise_as_without_a_watch() -> None:
