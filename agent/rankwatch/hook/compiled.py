@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from torch import nn
 
 from ..measure.modules import unwrap, wrapped_in
 from .hooks import DOES_NOTHING, inert, never_compile, quietly
+
+MAX_LOOKS = 4
+"""Times that a compiled root's callers are looked at, before it is taken to be called in a compiled function."""
 
 Given = Callable[[Any, Any], None]
 Returned = Callable[[Any], None]
@@ -25,6 +30,7 @@ class CompiledEntry:
         self._returned = returned
         self._root = unwrap(model)
         self._undo: list[Callable[[], None]] = []
+        self._looks = 0
         for module in wrapped_in(model):
             if "_orig_mod" in module._modules:
                 self.wrapped(module, model)
@@ -39,8 +45,20 @@ class CompiledEntry:
             self._undo += [before.remove, after.remove]
 
     def look_again(self) -> None:
-        """The root runs compiled, and nothing was seen before: ``model.compile()`` was called after the model was watched."""
+        """The root's graph runs, and nothing was seen before: looks at the root, and at what has called the graph.
+
+        ``model.compile()`` may be called after ``watch``, and ``watch`` may be given what an earlier ``torch.compile`` wraps.
+        """
+        if self._looks == MAX_LOOKS:
+            return
+        self._looks += 1
         self._look_at(self._root)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not self._undo:
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, nn.Module) and "_orig_mod" in caller._modules:
+                self.wrapped(caller, caller)
+            frame = frame.f_back
 
     def _look_at(self, module: nn.Module) -> None:
         if not self._undo and getattr(module, "_compiled_call_impl", None) is not None:
