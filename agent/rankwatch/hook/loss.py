@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..judge.batch import BatchPart
 from ..measure.recorder import Recorder
-from ..rerun.loss_graph import LossOrigin, Outputs, origin_after_backward, origin_of_loss
+from ..rerun.loss_graph import LossOrigin, Outputs, origin_after_backward, origin_of_loss, steep_operators
 from ..shared.frame import Kind
 from . import backward
 from .batches import Batches
@@ -86,7 +86,10 @@ class Losses:
         plain = [loss for loss in losses if type(loss) is Tensor and loss.numel() == 1 and not loss.is_meta]
         if not all(loss.device.type == "cpu" or self._may_wait() for loss in plain):
             return LossOrigin(later=functools.partial(origin_after_backward, weakref.ref(plain[0]), self._outputs))
-        bad = next((loss for loss in plain if not math.isfinite(abs(loss.item()))), None)
+        try:
+            bad = next((loss for loss in plain if not math.isfinite(abs(loss.item()))), None)
+        except RuntimeError:  # within a transformation of torch.func, say, it has no number
+            return None
         if bad is None:
             return None
         self._looks += 1
@@ -105,6 +108,7 @@ class Losses:
         batch, root = self._batches.of_backward, self._hooks.named(self._hooks.root)
         if root is None or not batch.is_streamed:
             return
+        batch.steep = functools.partial(steep_operators, list(map(weakref.ref, handed)), self._outputs)
         unscaled = [self._scales.unscale(tensor) for tensor in handed]
         batch.scaling = self._scales.scaling(next((one.scale for one in unscaled if one.scale is not None), None))
         values = [one.loss for one in unscaled]

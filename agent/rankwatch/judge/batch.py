@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -92,6 +92,8 @@ class BatchInProgress:
         """The root's forward as it began, until it is judged."""
         self.run: RootRun | None = None
         """The root's forward with the gradients that were handed to its outputs, until the optimizer step."""
+        self.steep: Callable[[], str] | None = None
+        """Describes the operators of its loss that may have an infinite slope."""
         self.root_call: tuple[Any, Any] | None = None
         """The args and kwargs of the root, as it leaves."""
         self.scaling: LossScaling | None = None

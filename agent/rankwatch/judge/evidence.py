@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..measure.modules import NamedModule, class_name
 from ..measure.recorder import Call, PendingFrame, Recorder, WeightReading
 from ..measure.shards import Key, is_bad
-from ..rerun.batch import origin_of_gradient
+from ..rerun.batch import FROM_THE_LOSS, origin_of_gradient
 from ..rerun.careful import runs_compiled, tensors
 from ..rerun.closeup import NOTHING, Subject
 from ..rerun.forward import Forward
@@ -117,6 +117,8 @@ class Evidence:
         if kind in _GRADIENTS and not frame.unfound and not culprit.label.endswith(REDUCED) and part.batch.run is not None:
             parameters = list(part.batch.run.entry.module.parameters())
             repeated = origin_of_gradient(part.batch.run, parameters, MAX_SECONDS_UNWAITED if frame.guarded else MAX_SECONDS)
+            if repeated.note == FROM_THE_LOSS and part.batch.steep is not None:
+                repeated = repeated._replace(note=FROM_THE_LOSS + part.batch.steep())
             again = (part.batch.run, parameters) if repeated.recurred else None
         if kind is Kind.LOSS:
             repeated = Repeated(*_of_loss(part))

@@ -41,6 +41,8 @@ _OTHER_WAYS = (
 OTHERWISE = f"run again, it was finite: {_OTHER_WAYS}"
 OTHERWISE_COMPILED = f"run again eagerly, it was finite: the compiled code made it, {_OTHER_WAYS}"
 
+FROM_THE_LOSS = "not run again: the gradient that came from the loss was bad, and the loss is the user's code"
+
 Watch = Callable[[Any, Any, Any, Any], None]
 """Called with a module, and the args, kwargs and output of its call, as it leaves."""
 
@@ -161,7 +163,7 @@ def origin_of_gradient(run: RootRun, parameters: Sequence[Tensor], seconds: floa
     if why := forward.refusal:
         return Repeated(note=f"not run again: {why}")
     if any(state_of_tensor(gradient) is not State.FINITE for handed in run.gradients for gradient in handed.values()):
-        return Repeated(note="not run again: the gradient that came from the loss was bad, and the loss is the user's code")
+        return Repeated(note=FROM_THE_LOSS)
     mode = _Backward(forward, time.monotonic() + seconds)
     try:
         # With the mode for anomalies, each node remembers the line that made it. It warns where a backward raises.

@@ -59,6 +59,8 @@ def name_of_node(node: Any, known: GraphNode) -> str:
     if known.calls:
         return str(known.calls[0].func)
     if isinstance(node, torch.autograd.function.BackwardCFunction):
+        if type(node).__name__ == "CompiledFunctionBackward":
+            return "compiled code"
         return f"the autograd.Function {type(node).__name__.removesuffix('Backward')}"
     found = operators_by_title().get(title_of(node), [])
     return str(found[0]) if found else str(node.name())

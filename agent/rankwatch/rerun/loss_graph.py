@@ -37,8 +37,10 @@ from .graph_nodes import (
     metadata,
     name_of_node,
     names_of_edges,
+    operators_by_title,
     saved_names,
     short_of,
+    title_of,
 )
 from .loss_line import lines_of_operator
 from .repetition import MAX_SECONDS, Repetition, describe_error
@@ -119,6 +121,42 @@ def origin_after_backward(loss: Callable[[], Tensor | None], outputs: Outputs) -
     found = _origin_of_loss(value, outputs, MAX_SECONDS) if value is not None else LossOrigin()
     return LossOrigin(note="; ".join(filter(None, (_FREED, found.note))))
 
+
+def steep_operators(losses: Sequence[Callable[[], Tensor | None]], outputs: Outputs) -> str:
+    """Of a finite loss whose gradient was bad: its operators that may have an infinite slope. Its backward has run."""
+    names: dict[str, None] = {}
+    seen: set[Any] = set()
+    rest = [value.grad_fn for loss in losses if (value := loss()) is not None]
+    while rest and len(seen) < MAX_NODES:
+        node = rest.pop()
+        if node is None or node in seen or node in outputs:
+            continue
+        seen.add(node)
+        if title_of(node) in _STEEP:
+            names[str(operators_by_title()[title_of(node)][0])] = None
+        rest += [below for below, _ in node.next_functions]
+    return f"; in it, {_and(list(names))} may have an infinite slope" if names else ""
+
+
+_STEEP = (
+    *(
+        "Sqrt",
+        "Rsqrt",
+        "Pow",
+        "Norm",
+        "LinalgVectorNorm",
+        "Std",
+        "Log",
+        "Log2",
+        "Log10",
+        "Log1P",
+        "Div",
+        "Reciprocal",
+        "Acos",
+    ),
+    *("Asin", "Acosh", "Atanh", "Atan2", "Cdist", "Dist", "Prod", "Logit", "Erfinv"),
+)
+"""Operators by autograd's name for them."""
 
 _FREED = (
     'its operator is not known: this loss was read after its backward, which frees what autograd had saved (check="frame" reads '

@@ -83,6 +83,19 @@ def test_a_gradient_of_0_times_inf_is_bad_in_every_precision() -> None:
     assert describe_precision(found.precision).startswith("bad in every precision")
 
 
+def test_a_gradient_that_the_loss_made_names_its_steep_operators() -> None:
+    model = nn.Linear(4, 4, bias=False)
+    _, notes = watched(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    loss = (model(torch.zeros(2, 4)) ** 2).mean().sqrt()
+    loss.backward()
+    with pytest.raises(OverflowDetected):
+        optimizer.step()
+    _, found = the_only(notes)
+    assert found.note.startswith("not run again: the gradient that came from the loss was bad")
+    assert "in it, aten.sqrt.default and aten.pow" in found.note
+
+
 def test_the_model_is_as_it_was() -> None:
     model = narrow(nn.BatchNorm1d(4), nn.Dropout())
     kept = {**dict(model.named_parameters()), **dict(model.named_buffers())}
