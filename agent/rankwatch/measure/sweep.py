@@ -19,6 +19,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
+from torch.nn.parameter import is_lazy
 
 from ..shared.frame import Kind, Position
 from .extremes import local
@@ -79,7 +80,7 @@ class Sweep:
             (named, name, value)
             for named in modules
             for name, value in named.module._parameters.items()
-            if value is not None and value.requires_grad
+            if value is not None and not is_lazy(value) and value.requires_grad
         ]
         shards = self.shards()
         versions = 0 if shards else sum([value._version for _, _, value in found if not value.is_inference()])

@@ -757,3 +757,12 @@ def test_generation_between_batches_is_no_batch(is_training: bool) -> None:
     labels = {r.label for r in notebook.frames()[-2].readings}
     assert {"input[input_ids]", "input[labels]", "output.loss", "output.logits"} <= labels
     assert first_weight(nn.Sequential(model.lm_head)).isfinite().all()
+
+
+def test_parameters_that_the_first_forward_makes_do_not_blind_the_watch() -> None:
+    model = model_of(nn.LazyLinear(4), Gain())
+    detector, notebook = watched(model)
+    for _ in range(2):
+        model(ones()).sum().backward()
+    assert detector.fault == ""
+    assert modules(notebook.frames(0)) == ["0", "1", "", ""]  # the last one is the loss
