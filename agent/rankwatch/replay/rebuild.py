@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import base64
+import collections
 import functools
+import logging
+import threading
 import types
 import weakref
 from collections import OrderedDict
@@ -34,7 +37,7 @@ class Absent:
     def _fail(self, *args: Any, **kwargs: Any) -> Any:
         raise UsageError(self.__dict__["_text"])
 
-    __getattr__ = __call__ = __iter__ = __len__ = __bool__ = __getitem__ = __enter__ = _fail
+    __getattr__ = __call__ = __iter__ = __len__ = __bool__ = __getitem__ = __enter__ = __exit__ = _fail
     __eq__ = __lt__ = __gt__ = __add__ = __mul__ = __rmul__ = __radd__ = _fail
     __hash__ = None  # type: ignore[assignment]
 
@@ -43,6 +46,8 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {
     "float": float,
     "torch": lambda name: getattr(torch, name),
     "size": torch.Size,
+    "logger": logging.getLogger,
+    "lock": lambda name: {"Lock": threading.Lock, "RLock": threading.RLock}[name](),
     "complex": lambda parts: complex(*parts),
     "bytes": base64.b64decode,
     "range": lambda parts: range(*parts),
@@ -167,6 +172,9 @@ class Builder:
         self._made[form["id"]] = made
         made += [self.build(item) for item in form["items"]]
         return made
+
+    def _deque(self, form: dict[str, Any]) -> Any:
+        return collections.deque(self._list(form), form["maxlen"])
 
     def _tuple(self, form: dict[str, Any]) -> Any:
         return tuple([self.build(item) for item in form["items"]])

@@ -23,6 +23,7 @@ _HELPERS = (LAYOUT, PARAMETER, MODULE, OBJECT)
 _PLAIN = {
     "float": "float({!r})", "torch": "torch.{}", "size": "torch.Size({!r})", "complex": "complex(*{!r})",
     "bytes": "__import__('base64').b64decode({!r})", "range": "range(*{!r})", "slice": "slice(*{!r})", "operator": "torch.ops.{}",
+    "logger": "__import__('logging').getLogger({!r})", "lock": "__import__('threading').{}()",
 }  # fmt: skip
 """Values without parts, by the key of their forms."""
 
@@ -76,6 +77,10 @@ class _Script:
     needs_path: bool = False
     gradients: str = ""
     """What the backwards are handed, by the number of the output."""
+    open: list[int] = field(default_factory=list)
+    """The objects that are being made, by the number of their forms."""
+    later: list[tuple[int, int, str, Any]] = field(default_factory=list)
+    """Attributes: the object that each waits for, the object that it belongs to, its name and form."""
     helpers: set[str] = field(default_factory=lambda: {MODULE})
 
     def __post_init__(self) -> None:
@@ -199,7 +204,30 @@ class _Script:
             self.names[form["id"]] = text
             return str(text)
         self.statements.append(f"{name} = {text}")
+        self._close(form["id"])
         return name
+
+    def _state(self, form: dict[str, Any]) -> list[str]:
+        """The attributes of an object. One that refers to what is not made yet, as to itself, comes when it is."""
+        found = []
+        if form["id"] not in self.open:
+            self.open.append(form["id"])
+        for name, item in form["state"]:
+            text = json.dumps(item)
+            waits_for = next((number for number in self.open if f'"same": {number}}}' in text), None)
+            if waits_for is not None:
+                self.later.append((waits_for, form["id"], name, item))
+            elif str(name).isidentifier() and not is_absent(item):
+                found.append(f"{name}={self._value(item)}")
+        return found
+
+    def _close(self, number: int) -> None:
+        """An object is made."""
+        if number in self.open:
+            self.open.remove(number)
+        waiting = [row for row in self.later if row[0] == number]
+        self.later = [row for row in self.later if row[0] != number]
+        self.statements += [f"object.__setattr__(v{of}, {name!r}, {self._value(item)})" for _, of, name, item in waiting]
 
     def _is_shared(self, form: dict[str, Any]) -> bool:
         return f'"same": {form["id"]}}}' in self.json
@@ -247,6 +275,10 @@ class _Script:
 
     _list = _tuple = _set = _frozenset = _sequence
 
+    def _deque(self, form: dict[str, Any]) -> str:
+        self.imports["from collections import deque"] = None
+        return f"deque([{', '.join(map(self._value, form['items']))}], {form['maxlen']})"
+
     def _dict(self, form: dict[str, Any]) -> str:
         return self._pairs(form["items"])
 
@@ -282,20 +314,17 @@ class _Script:
         if "dict" in form:
             parts.append(self._pairs(form["dict"]))
         parts += [f"[{', '.join(map(self._value, form[name]))}]" for name in ("list", "tuple") if name in form]
-        state = [f"{name}={self._value(item)}" for name, item in form["state"] if str(name).isidentifier()]
-        return f"new({', '.join([*parts, *state])})"
+        return f"new({', '.join([*parts, *self._state(form)])})"
 
     def _module(self, form: dict[str, Any]) -> str:
         """A module is a statement, so that its parts can be read one after the other."""
+        self.open.append(form["id"])
         groups = [self._pairs(form[group]) for group in ("parameters", "buffers", "modules")]
-        state = [
-            f"{name}={self._value(item)}"
-            for name, item in form["state"]
-            if not is_absent(item) and not (name == "_non_persistent_buffers_set" and not item.get("items"))
-        ]
+        state = [one for one in self._state(form) if one != "_non_persistent_buffers_set=set([])"]
         parts = ", ".join([self._value(form["class"]), *groups, *state])
         name = self.names[form["id"]] = f"v{form['id']}"
         self.statements.append(f"{name} = make({parts})")
+        self._close(form["id"])
         for number, tensor in enumerate(form["parametrized"]):
             if not number:
                 self.statements.append(f"torch.nn.utils.parametrize._inject_new_class({name})")

@@ -215,6 +215,9 @@ def _write_repro(
     except OSError as error:
         found.notes.append(f"no repro.py: cannot write {path}: {error.strerror}; --repro FILE names another place")
         return
+    except (LookupError, SyntaxError, RecursionError) as error:  # code that is not as it was
+        found.notes.append(f"no repro.py: it cannot be written for this module: {type(error).__name__}: {error}")
+        return
     except subprocess.TimeoutExpired:
         found.repro = f"{path} (it ran for {MAX_SECONDS} s without an end)"
         return

@@ -12,8 +12,10 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import logging
 import math
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Iterator, Mapping
@@ -164,6 +166,10 @@ class Encoder:
             return {"operator": str(value)}
         if isinstance(value, types.ModuleType):
             return {"module": value.__name__}
+        if isinstance(value, logging.Logger):
+            return {"logger": value.name}
+        if isinstance(value, _LOCKS):
+            return {"lock": "Lock" if isinstance(value, _LOCKS[0]) else "RLock"}
         if isinstance(value, (type, *_FUNCTIONS)):
             name = self._name(value)
             return {"name": name} if name else None
@@ -185,10 +191,10 @@ class Encoder:
 
     def _parts(self, value: Any, path: str, depth: int) -> dict[str, Any]:
         kind = type(value)
-        if kind in (list, tuple, set, frozenset):
-            ordered = value if kind in (list, tuple) else sorted(value, key=repr)
+        if kind in (list, tuple, set, frozenset, collections.deque):
+            ordered = sorted(value, key=repr) if kind in (set, frozenset) else value
             items = [self.encode(item, f"{path}[{index}]", depth) for index, item in enumerate(ordered)]
-            return {"is": kind.__name__, "items": items}
+            return {"is": kind.__name__, "items": items, **({"maxlen": value.maxlen} if kind is collections.deque else {})}
         if kind in (dict, types.MappingProxyType):
             return {"is": "dict", "items": self._items(value, path, depth)}
         if isinstance(value, nn.Module):
@@ -345,6 +351,7 @@ class Encoder:
         return {"is": "absent", "absent": why, "path": path}
 
 
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _PLACES = {"torch:": torch, "torch.nn.functional:": nn.functional, "torch:Tensor.": Tensor}
 """Where torch's functions are that do not know their own names."""

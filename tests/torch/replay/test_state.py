@@ -34,6 +34,7 @@ def scaled(x):
     return torch.exp(x * conf.GAIN)
 """
 NET = """
+import collections, logging, threading, weakref
 import torch
 from dataclasses import dataclass
 from torch import nn
@@ -83,6 +84,23 @@ class Placed(nn.Module):
         assert self.linear(x).dtype is torch.bfloat16
         return torch.exp(x + torch.rand(3, device=self.device))
 
+class Itself(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.forward = nn.Linear(3, 3), self.call
+        self.inner.above = weakref.ref(self)
+    def call(self, x):
+        return torch.log(self.inner.above().inner(x) * 0)
+
+class Holds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lock, self.log, self.last = threading.RLock(), logging.getLogger("a"), collections.deque([1.0], 3)
+    def forward(self, x):
+        with self.lock:
+            self.log.info("called")
+            return x / (self.last[0] - 1) * torch.complex(x, x)
+
 class Reads(nn.Module):
     gain = 1.0
     def forward(self, x):
@@ -118,7 +136,7 @@ def set_all(net: Any) -> None:
     net.Options.gain, net.Options.Inner.gain, net.Reads.gain = 10.0, 10.0, 10.0
 
 
-@pytest.mark.parametrize("name", ["Imports", "Calls", "Shares", "Outer", "Reads"])
+@pytest.mark.parametrize("name", ["Imports", "Calls", "Shares", "Outer", "Reads", "Itself", "Holds"])
 def test_what_the_training_had_set_is_set(name: str, net: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     set_all(net)
     module, x = getattr(net, name)(), torch.ones(2, 3)
