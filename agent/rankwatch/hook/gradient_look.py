@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -37,7 +38,9 @@ class Norms(NamedTuple):
 
     @property
     def are_finite(self) -> bool:
-        return self.copies is not None and all([bool(torch.isfinite(norms).all()) for norms, _ in self.copies])
+        """If so, their sum is, unless it overflows."""
+        sums = [norms if norms.ndim == 0 else norms.sum(dtype=torch.float64) for norms, _ in self.copies or ()]
+        return self.copies is not None and all([math.isfinite(one.item()) for one in sums])
 
 
 class _KnownNorm(NamedTuple):

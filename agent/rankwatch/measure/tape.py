@@ -27,10 +27,10 @@ def is_far(device: torch.device) -> bool:
 def to_host(values: Tensor, into: Tensor | None = None) -> tuple[Tensor, Event | None]:
     """Begins to copy values to the host, in the stream in which they were written. They are there after the event.
 
-    ``into``: pinned memory for them.
+    Values of the host are not copied. ``into``: pinned memory for them.
     """
     if values.device.type != "cuda":
-        return (values.cpu() if is_far(values.device) else values.clone()), None
+        return values.cpu(), None
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True) if into is None else into
     with torch.cuda.device(values.device):
         host.copy_(values, non_blocking=True)
@@ -218,7 +218,7 @@ class _Buffer:
         cells, self.cells = self.cells, []
         used = len(cells)
         if self.device.type != "cuda":
-            rows, event = to_host(self._read[:used])
+            rows, event = to_host(self._read[:used].clone())
             self._clear(used)
             return _Copy(cells, rows, event)
         pinned = self._pinned.pop() if self._pinned else None
