@@ -613,7 +613,7 @@ def objects_left_by(sizes: Iterable[int], model: nn.Module, notebook: Notebook) 
 def test_nothing_grows_with_the_number_of_batches(check: str, gradients: bool) -> None:
     model = model_of(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     detector, notebook = watched(model, check=check, gradients=gradients, weights_every=3)
-    before = objects_left_by([*range(20)] * 3, model, notebook)
+    before = objects_left_by([*range(20)] * 14, model, notebook)  # what is remembered of the last 256 outputs is full then
     after = objects_left_by([*range(20)] * 10, model, notebook)
     assert after - before < 50
     assert detector.fault == ""
