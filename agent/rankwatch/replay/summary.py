@@ -139,7 +139,8 @@ def _table(found: ReplayFindings) -> list[str]:
         for device in devices:
             one = row[device]
             if one.error:
-                errors.append(f"{name} on {device}: {one.error}")
+                fixed = " (its code may fix another dtype)" if "dtype" in one.error else ""
+                errors.append(f"{name} on {device}: {one.error}{fixed}")
             cells.append(f"{'error' if one.error else one.state.name.lower() if one.is_bad else f'{one.abs_max:.2e}':>12}")
         lines.append(f"{name:10} " + " ".join(cells))
     return [*lines, *errors]

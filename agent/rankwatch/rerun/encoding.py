@@ -1,7 +1,7 @@
 """Modules, inputs and plain values -> JSON and tensors, from which ``replay`` makes them again.
 
 Nothing is pickled: a class or function is a name, an object is the name of its class and its attributes. What has no such form
-(a lock, a process group, a data loader) is left out with its reason, and whoever needs it in a replay is told so.
+(an open file, a process group, a data loader) is left out with its reason, and whoever needs it in a replay is told so.
 """
 
 from __future__ import annotations
