@@ -237,6 +237,8 @@ def _gradient_evidence(trip: Trip) -> str:
     bad = [r for r in came_in if r.state in _NON_FINITE]
     if bad and not spec.module:
         state = bad[0].state.name.lower()
+        if trip.operator is not None:  # what the loss handed over was finite, or the backward would not have been run again
+            return f"{bad[0].label} became {state} there, as the model makes another output from this one"
         return f"the gradient of the loss with respect to the model's output was {state}: {_LOSS}"
     if bad:
         return f"{bad[0].label} was {bad[0].state.name.lower()} already as it arrived: {_born_before(trip)}"

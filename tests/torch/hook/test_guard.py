@@ -697,6 +697,34 @@ def test_a_model_that_returns_its_loss_beside_what_it_was_made_from() -> None:
     assert (trip.frame.spec.module, operator_of(trip).node) == ("net.1", "SqrtBackward0")
 
 
+def test_a_model_that_returns_what_another_output_was_made_from() -> None:
+    """The gradient of the first one went bad in the model's own backward: the loss is not to blame."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            hidden = self.net(x) if bool(x.any()) else self.net(x) * 0
+            return hidden, hidden.abs().sqrt()
+
+    model = Both()
+    optimizer = sgd(model)
+
+    def step(number: int) -> None:
+        hidden, root = model(fed(number))
+        (hidden.mean() + root.mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trip = tripped(model, step)
+    cause, evidence = classify(trip)
+    assert (cause, operator_of(trip).node) == (Cause.GRADIENT, "SqrtBackward0")
+    assert "grad_output[0] became nan there, as the model makes another output from this one" in evidence
+    assert "loss function" not in evidence
+
+
 def test_the_random_numbers_are_those_of_the_batch() -> None:
     """One element of the mask decides."""
     model = model_of(lambda x: (x * (torch.rand(3, 4) > 0.001)).abs().sqrt())
