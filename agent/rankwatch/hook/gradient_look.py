@@ -141,7 +141,17 @@ def _norms(gradients: list[Tensor]) -> list[Tensor]:
         return []
     values = [one if type(one) is Tensor and one.layout is torch.strided else local(one) for one in gradients]
     groups: Any = _group_tensors_by_device_and_dtype([values])  # type: ignore[list-item]
-    return [torch.stack(torch._foreach_norm(alike)) for (device, _), ([alike], _) in groups.items() if device.type != "meta"]
+    return [
+        torch.stack(_sums(alike) if device.type == "cpu" else torch._foreach_norm(alike))
+        for (device, _), ([alike], _) in groups.items()
+        if device.type != "meta"
+    ]
+
+
+def _sums(alike: list[Tensor]) -> list[Tensor]:
+    """On the host, a sum takes all threads, and half as long as a norm. It is not finite if a number in it is not."""
+    is_narrow = alike[0].dtype is torch.float16
+    return [values.sum(dtype=torch.float32) if is_narrow else values.sum() for values in alike]
 
 
 def _wrap() -> None:
