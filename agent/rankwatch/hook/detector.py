@@ -297,14 +297,14 @@ class Detector(FailsOpen):
     @contextmanager
     def _leaving_root(self) -> Iterator[bool]:
         """A root forward ends. The outermost one ends the batch, even if judging it raises; yields whether this is it."""
-        is_outermost = self._running.leave()
-        try:
-            yield is_outermost
-        finally:
-            if not self._running.depth:
-                self._recorder.forget()
-            if is_outermost:
-                self._batches.is_open = False
+        with self._running.leaving() as is_outermost:
+            try:
+                yield is_outermost
+            finally:
+                if not self._running.depth:
+                    self._recorder.forget()
+                if is_outermost:
+                    self._batches.is_open = False
 
     def _handed(self, named: NamedModule, what: traced.What, numbers: list[Tensor]) -> None:
         """A compiled graph hands over numbers: it does what ``_enter``, ``_leave`` and ``_leave_root`` do."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import nn
 
@@ -23,6 +25,8 @@ class RunningRoots:
         self._unwatched: set[int] = set()
         """The threads whose root forward is not watched."""
         self._thread = 0
+        self._is_judged = False
+        """Whether the outermost one has returned, and its batch is being judged."""
         self._lock = threading.Lock()
         self._raised_before: BaseException | None = None
 
@@ -45,6 +49,15 @@ class RunningRoots:
         was_outermost = self.depth == 1
         self.depth = max(0, self.depth - 1)
         return was_outermost
+
+    @contextmanager
+    def leaving(self) -> Iterator[bool]:
+        """A root forward ends; yields whether it was the outermost one. Until its batch is judged, no other thread is watched."""
+        was_outermost = self._is_judged = self.leave()
+        try:
+            yield was_outermost
+        finally:
+            self._is_judged = False
 
     def leave_unwatched(self) -> bool:
         """A root forward ends. Returns whether it is one that was not watched."""
@@ -71,10 +84,10 @@ class RunningRoots:
         return False
 
     def _is_taken(self) -> bool:
-        """Whether a root forward is running in another thread, or is run again there after a trip."""
+        """Whether a root forward is running in another thread, is judged there, or is run again after a trip."""
         if threading.get_ident() == self._thread or backward.is_running():
             return False  # a backward runs in a thread of torch's, while the watched thread waits for it
-        return self.depth > 0 or is_run_again(self._root)
+        return self.depth > 0 or self._is_judged or is_run_again(self._root)
 
     def _take(self) -> None:
         if not backward.is_running():

@@ -29,6 +29,16 @@ def test_a_second_thread_is_not_watched_while_a_forward_runs() -> None:
         assert roots.is_elsewhere()
 
 
+def test_a_second_thread_is_not_watched_before_the_first_one_is_judged() -> None:
+    roots = RunningRoots(nn.Identity())
+    assert roots.enter()
+    with ThreadPoolExecutor(1) as other:
+        with roots.leaving() as is_outermost:
+            assert is_outermost
+            assert other.submit(roots.enter).result() is None
+        assert other.submit(roots.enter).result()
+
+
 def test_a_forward_that_ends_without_a_beginning_is_no_outermost_one() -> None:
     roots = RunningRoots(nn.Identity())
     assert not roots.leave()

@@ -279,7 +279,7 @@ def test_a_replica_of_data_parallel_is_run_again(check: str) -> None:
     _, notes = watched(model, check=check)  # of DataParallel, what it wraps is watched
     with pytest.raises(OverflowDetected):
         _ = Threads(model)(ONES), Threads(model)(ONES)
-    (trip,), (found,) = notes.trips, notes.closeups
+    trip, (found,) = notes.trips[0], notes.closeups  # the other thread may begin after this trip, and trip too
     assert found.operator is not None
     assert found.operator.source is not None
     assert (trip.frame.spec.module, found.operator.name) == ("1", "aten.log.default")
