@@ -142,6 +142,7 @@ print(len(model._forward_hooks), len(model._forward_pre_hooks))
 """
 
 
+@pytest.mark.slow
 def test_when_disabled_nothing_is_watched_and_zmq_is_not_loaded(tmp_path: Path) -> None:
     script = tmp_path / "training.py"
     script.write_text(TRAINING)

@@ -109,6 +109,7 @@ def test_a_reader_that_closes_the_pipe_early() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_without_torch_the_rest_is_checked(tmp_path: Path) -> None:
     """torch is hidden, as on a head node."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -172,6 +173,7 @@ def test_a_rank_that_hangs_is_named_and_the_others_are_checked(clinic: Clinic, t
     assert diagnosis.of("all_reduce", "ok")[0]["ranks"] == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_rank_0_that_hangs_is_reported_by_each_rank(clinic: Clinic, tmp_path: Path) -> None:
     patients = [Patient(0, deaf=True), Patient(1), Patient(2)]
     diagnosis = clinic.see(tmp_path, 3, patients, "--timeout", "4", "--check-timeout", "0.1")

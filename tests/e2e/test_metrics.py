@@ -74,6 +74,7 @@ def test_a_run_from_its_first_batch_to_its_verdict(site: Site) -> None:
     assert site.end() == 0
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_is_counted_as_lost(site: Site) -> None:
     site.collect("--metrics", "127.0.0.1:0", "--metrics-per-rank")
     ranks = site.start(RANKS)

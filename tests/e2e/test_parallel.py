@@ -44,9 +44,8 @@ def job_of(tmp_path: Path, script: str, how: str, *fault: str) -> Job:
     return job
 
 
-@pytest.mark.parametrize(
-    "how", ["fsdp2", *(pytest.param(how, marks=pytest.mark.slow) for how in ("fsdp1", "tp", "fsdp2+tp"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["fsdp1", "fsdp2", "tp", "fsdp2+tp"])
 def test_overflow_in_a_sharded_model(tmp_path: Path, how: str) -> None:
     if "fsdp2" in how and not hasattr(torch.distributed.fsdp, "fully_shard"):
         pytest.skip("torch.distributed.fsdp.fully_shard came with torch 2.6")

@@ -22,6 +22,7 @@ def training(tmp_path: Path) -> Iterator[Training]:
     training.overflow()
 
 
+@pytest.mark.slow
 def test_run_shows_a_line_and_leaves_a_clean_terminal(training: Training) -> None:
     with closing(Tmux(training.job, FAULT_FILE=training.env["FAULT_FILE"])) as terminal:
         screen = terminal.await_text("  change +")

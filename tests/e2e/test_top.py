@@ -94,6 +94,7 @@ def test_the_terminal_is_restored_however_it_ends(tmp_path: Path, how: str) -> N
         assert b"Traceback" not in terminal.seen
 
 
+@pytest.mark.slow
 def test_once(tmp_path: Path) -> None:
     crowds.write(tmp_path, 64, 3)
 

@@ -609,6 +609,7 @@ def objects_left_by(sizes: Iterable[int], model: nn.Module, notebook: Notebook) 
     return len(gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("check", "gradients"), [("frame", False), ("batch", True), ("async", True)])
 def test_nothing_grows_with_the_number_of_batches(check: str, gradients: bool) -> None:
     model = model_of(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -619,6 +620,7 @@ def test_nothing_grows_with_the_number_of_batches(check: str, gradients: bool) -
     assert detector.fault == ""
 
 
+@pytest.mark.slow
 def test_an_endless_stream_of_shapes_is_bounded() -> None:
     model = model_of(nn.Linear(4, 4), nn.ReLU())
     detector, notebook = watched(model)
