@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from models import Calls
 from notebook import Notebook, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.hook import gradient_look
@@ -95,17 +96,6 @@ class _Spoiled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return gradients[0] * math.nan
-
-
-class Calls(nn.Module):
-    """Calls a function of the user's."""
-
-    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.call(x)
 
 
 def model_of(call: Callable[[Tensor], Tensor] = root_of, *more: nn.Module) -> Any:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from notebook import Gain, model_of, ones, watched
+from notebook import Gain, Notebook, model_of, ones, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.measure import tape
 
@@ -91,6 +91,16 @@ def clipped_in_part(model: Any, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
+def trained(**options: Any) -> tuple[Any, torch.optim.Optimizer, Notebook]:
+    """A model with a gain of 1 after four batches."""
+    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    optimizer = sgd(model)
+    _, notebook = watched(model, check="batch", **options)
+    for _ in range(4):
+        plain(model, optimizer)
+    return model, optimizer, notebook
+
+
 @pytest.mark.parametrize("options", [{}, {"gradients": True}, {"every": 3}], ids=["guard", "gradients", "every"])
 @pytest.mark.parametrize("step", [plain, clipped, clipped_in_part])
 def test_one_wait_a_step(
@@ -122,22 +132,14 @@ def test_none_with_async(device: Device) -> None:
 
 
 def test_without_a_guard_a_forward_is_judged_at_its_end(device: Device) -> None:
-    model: Any = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
-    optimizer = sgd(model)
-    watched(model, check="batch", guard=False)
-    for _ in range(4):
-        plain(model, optimizer)
+    model, _, _ = trained(guard=False)
     model[1].gain = math.inf
     with pytest.raises(OverflowDetected):
         model(ones())
 
 
 def test_a_forward_trips_before_the_weights_change(device: Device) -> None:
-    model: Any = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
-    optimizer = sgd(model)
-    _, notebook = watched(model, check="batch")
-    for _ in range(4):
-        plain(model, optimizer)
+    model, optimizer, notebook = trained()
     before = [value.clone() for value in model.parameters()]
     model[1].gain = math.inf
     loss = model(ones()).square().mean()
@@ -152,11 +154,7 @@ def test_a_forward_trips_before_the_weights_change(device: Device) -> None:
 
 
 def test_a_forward_whose_step_never_comes_trips_in_the_next_one(device: Device) -> None:
-    model: Any = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
-    optimizer = sgd(model)
-    _, notebook = watched(model, check="batch")
-    for _ in range(4):
-        plain(model, optimizer)
+    model, _, notebook = trained()
     model[1].gain = math.inf
     model(ones())
     with pytest.raises(OverflowDetected):
@@ -165,11 +163,7 @@ def test_a_forward_whose_step_never_comes_trips_in_the_next_one(device: Device) 
 
 
 def test_an_evaluation_is_judged_at_its_end(device: Device) -> None:
-    model: Any = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
-    optimizer = sgd(model)
-    watched(model, check="batch")
-    for _ in range(4):
-        plain(model, optimizer)
+    model, _, _ = trained()
     model[1].gain = math.inf
     with torch.no_grad(), pytest.raises(OverflowDetected):
         model(ones())

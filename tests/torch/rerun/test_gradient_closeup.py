@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from closeups import the_only
+from models import Calls
 from notebook import watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun import closeup
 from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.closeup_text import describe_precision
 from rankwatch.shared.frame import State
-
-
-class Calls(nn.Module):
-    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.call(x)
 
 
 def hidden(x: Tensor) -> Tensor:
