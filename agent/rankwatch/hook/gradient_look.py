@@ -28,7 +28,7 @@ _looks: weakref.WeakSet[GradientLook] = weakref.WeakSet()
 
 
 class Norms(NamedTuple):
-    """Norms of gradients, on their way to the host. None: there are none of this layout or dtype."""
+    """Norms of gradients, on the host their sums, on their way to the host. None: there are none of this layout or dtype."""
 
     copies: list[tuple[Tensor, Event | None]] | None
 
@@ -80,7 +80,7 @@ class GradientLook:
         self._known.append(_KnownNorm(known, [gradient._version for gradient in known], norm.detach()))
 
     def norms_of(self, gradients: list[Tensor]) -> Norms:
-        """Begins to read the norms of gradients: those that the training has computed, and of the other gradients."""
+        """Begins to read what tells of gradients whether they are finite: the norms that the training knows, and the others'."""
         seen: set[int] = set()
         norms = []
         for known in self._known:
@@ -131,7 +131,7 @@ def have_come(gradients: list[Tensor]) -> bool:
     while not all([torch.cuda.current_stream(device).query() for device in devices]):
         if time.monotonic() > until:
             return False
-        time.sleep(0.001)
+        time.sleep(0.001)  # torch has no wait for a stream that ends after a time
     return True
 
 
