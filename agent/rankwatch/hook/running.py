@@ -25,7 +25,7 @@ class RunningRoots:
         self._unwatched: set[int] = set()
         """The threads whose root forward is not watched."""
         self._thread = 0
-        self._is_judged = False
+        self._is_judging = False
         """Whether the outermost one has returned, and its batch is being judged."""
         self._lock = threading.Lock()
         self._raised_before: BaseException | None = None
@@ -53,11 +53,11 @@ class RunningRoots:
     @contextmanager
     def leaving(self) -> Iterator[bool]:
         """A root forward ends; yields whether it was the outermost one. Until its batch is judged, no other thread is watched."""
-        was_outermost = self._is_judged = self.leave()
+        self._is_judging = self.depth == 1  # before the depth falls: another thread may look at any moment
         try:
-            yield was_outermost
+            yield self.leave()
         finally:
-            self._is_judged = False
+            self._is_judging = False
 
     def leave_unwatched(self) -> bool:
         """A root forward ends. Returns whether it is one that was not watched."""
@@ -87,7 +87,7 @@ class RunningRoots:
         """Whether a root forward is running in another thread, is judged there, or is run again after a trip."""
         if threading.get_ident() == self._thread or backward.is_running():
             return False  # a backward runs in a thread of torch's, while the watched thread waits for it
-        return self.depth > 0 or self._is_judged or is_run_again(self._root)
+        return self.depth > 0 or self._is_judging or is_run_again(self._root)
 
     def _take(self) -> None:
         if not backward.is_running():
