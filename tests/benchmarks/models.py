@@ -190,8 +190,9 @@ class Trainee:
     what it compiled, for every model.
     """
 
-    def __init__(self, setting: Setting, mode: str) -> None:
+    def __init__(self, setting: Setting, mode: str, *, clips: bool = False) -> None:
         self.mode = mode
+        self._clips = clips
         self.period = (MODES[mode] or {}).get("every", WEIGHTS_EVERY)
         """The number of steps after which the cost of watching repeats, near enough."""
         self.seconds: list[float] = []
@@ -223,6 +224,8 @@ class Trainee:
         output = self._call(**self._batch)
         loss = output if isinstance(output, Tensor) else output.loss
         loss.backward()
+        if self._clips:
+            torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad()
 

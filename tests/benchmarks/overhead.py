@@ -2,7 +2,7 @@
 
     python tests/benchmarks/overhead.py [--small] [--json FILE] [--models t5,gpt2] [--modes bare,frame] [...]
 
-Three tables:
+Four tables:
   steps    The time of a training step (forward, backward, AdamW, zero_grad) divided by the bare model's.
            Each mode has its own model from the same seed, watched from its first step to its last. In every round each mode
            does one step, in a shuffled order; a ratio compares two steps of one round. Watching has a cycle: the weights are
@@ -13,6 +13,9 @@ Three tables:
            gets a nan, which its mode must detect, or its row is marked BLIND. "graphs" is the number of graphs that
            torch.compile made; "syncs" how often the host waits for CUDA in a step, as far as torch notices.
   memory   The peak of a process (CPU, eager only) or of the allocator (CUDA) in the same training, divided by the bare peak.
+  parts    The host's time in what watches beside the readings, divided by that of the same steps: the look at the gradients
+           before the optimizer's, also after clip_grad_norm_; the state of the root's entry, kept for a rerun; the look at
+           the loss. Far below the noise of "steps", and not part of a comparison: nothing of it is done twice.
   measure  The time of rankwatch's measurement of one tensor, divided by the time of torch.aminmax.
 
 The figures mean nothing on a machine with other work, above all with one thread per core: look at the noise first.
@@ -29,7 +32,9 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,9 +46,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.models import DTYPES, MODELS, MODES, NotAvailable, Setting, Trainee, graphs_made, time_of
+from rankwatch.hook.guard import Guard
+from rankwatch.hook.loss import Losses
 from rankwatch.measure.extremes import Layout, Measure, TapeRow, layout_of
+from rankwatch.rerun.forward import RootEntry
 
-TABLES = ("steps", "memory", "measure")
+TABLES = ("steps", "parts", "memory", "measure")
 KIBI_ELEMENTS = (64, 256, 1024, 4096, 16384)
 """The tensors of the table "measure"."""
 
@@ -148,6 +156,55 @@ def step_row(setting: Setting, trainee: Trainee, bare: Trainee) -> Line:
         "seconds": trainee.seconds,
         "peak": trainee.peak,
     }
+
+
+PARTS: dict[str, tuple[type, str]] = {
+    "guard": (Guard, "before_step"),
+    "root's entry": (RootEntry, "__init__"),
+    "loss": (Losses, "_look"),
+}
+
+
+def table_of_parts(setting: Setting, rounds: int) -> list[Line]:
+    print(f"  {'parts':<22}{'ms':>9}{'share':>9}{'q1':>9}{'q3':>9}", flush=True)
+    rows = []
+    for clips in (False, True):
+        trainee = Trainee(setting, "default", clips=clips)
+        trainee.warm_up()
+        with ExitStack() as stack:
+            spent = {name: stack.enter_context(timed(*place)) for name, place in PARTS.items()}
+            for _ in range(rounds):
+                trainee.time_step()
+                for seconds in spent.values():
+                    seconds.append(0.0)
+        trainee.close()
+        for name, seconds in spent.items():
+            shares = [part / step for part, step in zip(seconds, trainee.seconds, strict=False)]
+            q1, share, q3 = statistics.quantiles(shares, n=4, method="inclusive")
+            title, ms = name + ", clipped" * clips, 1000 * statistics.median(seconds[:-1])
+            text = verdict(share, 0.01)
+            rows.append({**vars(setting), "part": title, "ms": ms, "share": share, "q1": q1, "q3": q3, "verdict": text})
+            print(f"  {title:<22}{ms:9.3f}{share:9.5f}{q1:9.5f}{q3:9.5f}  {text}", flush=True)
+    return rows
+
+
+@contextmanager
+def timed(owner: type, name: str) -> Iterator[list[float]]:
+    """Adds the seconds in a method to the last item of the list."""
+    original, spent = getattr(owner, name), [0.0]
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            spent[-1] += time.perf_counter() - begin
+
+    setattr(owner, name, method)
+    try:
+        yield spent
+    finally:
+        setattr(owner, name, original)
 
 
 def table_of_memory(setting: Setting, peaks: dict[str, int]) -> list[Line]:
@@ -289,6 +346,8 @@ def main() -> None:
     for setting in itertools.starmap(Setting, itertools.product(arguments.models, [size], [device], arguments.dtypes, ways)):
         rows = table_of_steps(setting, modes, arguments.steps) if "steps" in arguments.tables else []
         results["steps"] += rows
+        if "parts" in arguments.tables and not setting.compiled:
+            results["parts"] += table_of_parts(setting, arguments.steps)
         gc.collect()  # the models
         torch.compiler.reset()
         if "memory" in arguments.tables and not (device == "cpu" and setting.compiled):

@@ -19,7 +19,7 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     options = [
         "--small",
         "--tables",
-        "steps,measure",
+        "steps,parts,measure",
         "--models",
         "gpt2",
         "--dtypes",
@@ -34,4 +34,7 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     modes = {row["mode"]: row for row in written["steps"] if row["model"] == "gpt2"}
     assert modes.keys() == {"bare", "bare (again)", "hugging face", "frame", "batch", "async", "every=10", "no guard"}
     assert not any(row["blind"] for row in modes.values())
+    assert {row["part"] for row in written["parts"]} == {
+        *("guard", "root's entry", "loss", "guard, clipped", "root's entry, clipped", "loss, clipped")
+    }
     assert {row["dtype"] for row in written["measure"]} == {"float32", "bfloat16", "float16"}
