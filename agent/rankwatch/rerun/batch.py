@@ -24,7 +24,7 @@ from ..measure.walk import leaves
 from ..shared.frame import State
 from ..shared.trip import Operator, Source
 from .arguments import Input, state_of_tensor
-from .careful import Altered, Careful, Stopped, same_surroundings, untouched
+from .careful import Altered, Careful, Stopped, same_surroundings, uncollected, untouched
 from .forward import Forward, RootEntry, hooked
 from .repetition import Repeated, Repetition, describe_error, why_it_differs
 from .source import Caller, caller_of, owner_of, text_of
@@ -139,6 +139,7 @@ class Ran(NamedTuple):
         return any(value is not None and state_of_tensor(value) is not State.FINITE for value in self.gradients)
 
 
+@uncollected()
 def run_batch_again(run: RootRun, parameters: Sequence[Tensor], watch: Watch, seconds: float) -> Ran:
     """Runs a forward of the root and its backward again. ``watch`` is called for each module that runs."""
     module = run.entry.module
@@ -156,6 +157,7 @@ def run_batch_again(run: RootRun, parameters: Sequence[Tensor], watch: Watch, se
     return Ran(gradients, _why_it_differs(run, changes), mode.made, changes.drew)
 
 
+@uncollected()
 def origin_of_gradient(run: RootRun, parameters: Sequence[Tensor], seconds: float) -> Repeated:
     """The operator that made a gradient bad, with the line of the forward whose backward ran it."""
     module = run.entry.module

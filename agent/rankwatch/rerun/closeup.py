@@ -23,7 +23,7 @@ from ..shared.trip import Operator
 from .arguments import reading_of, state_of_tensor
 from .batch import RootRun, forward_of, run_batch_again, run_wide
 from .capsule import CapsuleWritten
-from .careful import Careful, Stopped, tensors
+from .careful import Careful, Stopped, tensors, uncollected
 from .forward import Forward, run_again
 from .machine import describe_gpus
 from .narrowed import keep_inner
@@ -68,6 +68,7 @@ Keep = Callable[[Forward, float], CapsuleWritten]
 """Writes the capsule of a forward, until then by ``time.monotonic``."""
 
 
+@uncollected()
 def look_closer(
     subject: Subject,
     seconds: float,

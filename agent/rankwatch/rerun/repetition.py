@@ -32,7 +32,7 @@ from .arguments import (
     values_of,
     written,
 )
-from .careful import Altered, Careful, Stopped, tensors
+from .careful import Altered, Careful, Stopped, tensors, uncollected
 from .forward import Forward, run_again
 from .source import modules_within_run
 
@@ -79,6 +79,7 @@ class Repeated(NamedTuple):
 UNKNOWN = Repeated()
 
 
+@uncollected()
 def repeat(
     forwards: Sequence[Forward], seconds: float = MAX_SECONDS, wanted: Callable[[], bool] = lambda: True
 ) -> tuple[Repeated, Forward | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -68,6 +69,27 @@ def test_buffers_and_random_state_are_as_after_one_forward() -> None:
     assert model.calls == 1
     for name, value in alone.state_dict().items():
         assert torch.equal(value, model.state_dict()[name]), name
+
+
+class Litters(nn.Module):
+    """Makes more garbage than Python leaves uncollected, and notes the collections."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = sum(generation["collections"] for generation in gc.get_stats())
+        for _ in range(10 * gc.get_threshold()[0]):
+            cycle: list[Any] = []
+            cycle.append(cycle)
+        after = sum(generation["collections"] for generation in gc.get_stats())
+        RUNS.append("collected" if after > before else "left")
+        return torch.log(x * 0)
+
+
+def test_no_garbage_is_collected_in_the_time_of_a_repetition() -> None:
+    trip = trip_of(Litters(), torch.ones(2))
+    assert trip.operator is not None
+    assert RUNS[0] == "collected"
+    assert set(RUNS[1:]) == {"left"}
+    assert gc.isenabled()
 
 
 class Writes(nn.Module):
