@@ -45,7 +45,7 @@ from .notices import Notices
 from .options import Options
 from .rank import Rank, count_frames, describe_first_lost, rows_of
 from .report import Outcome, RankState, Report, RunStanding
-from .silence import CUT_OFF, Silence, describe_lost
+from .silence import CUT_OFF, Silence, describe_lost, is_cut_off
 from .stall import StallWatch
 from .verdict import Verdict, logical_time_of
 
@@ -156,8 +156,7 @@ class Run:
         """A connection of the rank has ended. The rank may have another one, or reconnect: this alone decides nothing."""
         rank = self.ranks[number]
         if rank.peer == peer:
-            # A process that dies is silent from then on; where the network is cut, silence comes first.
-            rank.connected, rank.gone_at, rank.cut_off = False, now, bool(rank.quiet)
+            rank.connected, rank.gone_at, rank.cut_off = False, now, is_cut_off(rank, now)
 
     def tune(self, tuning: Tuning, now: float) -> SendAll:
         """Changes options of the ranks: connected ranks are sent the change now, the others when they connect."""

@@ -15,6 +15,9 @@ from rankwatch.shared.text import name_spans
 
 from .rank import Rank, describe_several
 
+CUT_SEEN_AFTER = 4.0
+"""Seconds: where the network is cut, the kernel ends a silent connection no sooner (``KEEPALIVE_IDLE`` in ``sockets.py``)."""
+
 CUT_OFF, HELD_UP = "silent and cut off, as are all others", "silent, but still connected"
 
 
@@ -61,6 +64,11 @@ class Silence:
         # In the order of the ends of their connections, not of their last beats: the first to die took the others along.
         dead = (rank for rank in quiet if not rank.connected and not (rank.cut_off and is_deaf))
         return Silent(sorted(dead, key=lambda rank: rank.gone_at), notes)
+
+
+def is_cut_off(rank: Rank, now: float) -> bool:
+    """Whether a connection that ends now was cut. A process that was held up and is then killed may be silent before, too."""
+    return bool(rank.quiet) and now - rank.heard_at >= CUT_SEEN_AFTER
 
 
 def describe_lost(lost: Sequence[Rank], after: float) -> str:

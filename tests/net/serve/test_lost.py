@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,17 @@ def test_a_killed_rank_is_lost(collector: Running, rank: subprocess.Popen[str]) 
     (report,) = collector.reports
     assert (report.outcome, report.ranks[0].state) == (Outcome.LOST, RankState.LOST)
     assert "was lost: nothing heard for 0.3 s; last seen in batch 0, frame 2, phase backward" in report.reason
+
+
+def test_a_rank_that_was_stopped_for_a_moment_and_is_then_killed_is_lost(
+    collector: Running, rank: subprocess.Popen[str]
+) -> None:
+    (run,) = collector.collector.ledger.runs.values()
+    rank.send_signal(signal.SIGSTOP)
+    until(lambda: run.ranks[0].quiet)
+    rank.kill()
+    until(lambda: collector.reports)
+    assert collector.reports[0].outcome is Outcome.LOST
 
 
 def test_a_rank_that_keeps_the_interpreter_to_itself_is_not_lost(collector: Running, rank: subprocess.Popen[str]) -> None:

@@ -6,12 +6,13 @@ import pytest
 
 import makers
 from desk import Desk
-from rankwatch.shared import messages
+from rankwatch.shared import messages, sockets
 from rankwatch_monitor.decide.effects import Note
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Left, Opened
 from rankwatch_monitor.decide.ledger import Ledger, Received
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Outcome, RankState
+from rankwatch_monitor.decide.silence import CUT_SEEN_AFTER
 from rankwatch_monitor.decide.verdict import Certainty
 
 
@@ -173,6 +174,23 @@ def test_ranks_that_are_all_cut_off_at_once_are_not_lost() -> None:
         desk.wait(1)
         assert run.ranks[1].state is RankState.RUNNING
     assert desk.sent(0, messages.Abort) == []
+
+
+def test_a_rank_that_was_held_up_and_then_dies_is_lost() -> None:
+    """As on a host that ran out of memory. The kernel sees a cut only after a longer silence."""
+    desk = Desk()
+    desk.connect(1)
+    desk.wait(3.5)
+    assert desk.ledger.runs["train-0"].ranks[0].quiet
+    desk.disconnect(0)
+    desk.wait(3.5)
+    assert desk.reports[-1].outcome is Outcome.LOST
+
+
+def test_a_silence_is_called_a_cut_no_sooner_than_the_kernel_sees_one() -> None:
+    answered = sockets.KEEPALIVE_IDLE + sockets.KEEPALIVE_INTERVAL * sockets.KEEPALIVE_PROBES
+    # The first message of the silence may have waited a moment in the collector.
+    assert answered - 1 <= CUT_SEEN_AFTER < answered
 
 
 def test_a_rank_that_is_cut_off_while_another_is_heard_is_lost() -> None:
