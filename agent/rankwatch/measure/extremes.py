@@ -152,7 +152,7 @@ class Measure:
             return
         if values.is_contiguous():
             values = values.view(-1)
-        parts = list(_split(values, room))
+        parts = list(split(values, room))
         lows, highs, cells = self._cells(dtype, len(parts))
         for part, low, high in zip(parts, lows, highs, strict=False):
             torch.aminmax(self._magnitudes(part, layout), out=(low, high))
@@ -212,7 +212,7 @@ def _dense(values: Tensor) -> Tensor:
     return values.as_strided((values.numel(),), (1,)) if kernel.is_dense(values) else values
 
 
-def _split(values: Tensor, room: int) -> Iterator[Tensor]:
+def split(values: Tensor, room: int) -> Iterator[Tensor]:
     """Pieces of at most ``room`` elements."""
     if values.numel() <= room:
         yield values
@@ -222,7 +222,7 @@ def _split(values: Tensor, room: int) -> Iterator[Tensor]:
         dim = next(dim for dim, size in enumerate(values.shape) if size > 1)
         rest = values.numel() // values.shape[dim]
         for part in values.split(max(1, room // rest), dim):
-            yield from _split(part, room)
+            yield from split(part, room)
 
 
 class NonFiniteCounts(NamedTuple):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from jobs import ROOT, environment
 from rankwatch.measure import kernel
+from rankwatch.measure.checksum import write_lanes
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
@@ -190,6 +191,41 @@ def test_what_is_not_supported() -> None:
         assert not kernel.is_supported(other)
 
 
+@launches
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex128], ids=str)
+def test_a_checksum_in_the_same_pass(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of the operators, and the extremes are those without it."""
+    block = 16 * kernel._ROWS // dtype.itemsize
+    word = max(1, 8 // dtype.itemsize)
+    for size in (5 * block, 6 * block - word + 1, 9 * block + 2 * word + 1):
+        content = patterns(torch.float8_e5m2, (size + word) * dtype.itemsize).view(torch.uint8)
+        memory = (content % 2).view(dtype) if dtype is torch.bool else content.view(dtype)
+        for values in (memory[:size], memory[word:]):  # from an address that 16 divides, and from one that only 8 does
+            assert kernel.can_sum(values)
+            lanes = torch.tensor([1, -1], device=DEVICE)  # is added to
+            if dtype in DTYPES:
+                cells = empty_cells()
+                kernel.record_lanes(values, lanes, cells)
+                assert tuple(cells.tolist()) == recorded(values)
+            else:
+                kernel.record_lanes(values, lanes)
+            theirs, ours = (torch.empty(2, dtype=torch.int64, device=DEVICE) for _ in range(2))
+            write_lanes(values, ours)
+            with monkeypatch.context() as patched:
+                patched.setattr(kernel, "can_sum", lambda values: False)
+                write_lanes(values, theirs)
+            assert ours.tolist() == theirs.tolist() == (lanes - torch.tensor([1, -1], device=DEVICE)).tolist()
+
+
+@launches
+def test_what_has_no_checksum_in_the_kernel() -> None:
+    values = torch.ones(40_000, device=DEVICE)
+    assert kernel.can_sum(values)
+    assert not kernel.can_sum(values[1:])
+    assert not kernel.can_sum(values[:1000])  # too small for a block
+    assert not kernel.can_sum(values.to("meta"))
+
+
 @needs_cuda
 @launches
 def test_no_sync_no_allocation_and_other_streams() -> None:
@@ -258,25 +294,32 @@ class NoGpu:
 
 driver.set_active(NoGpu())
 memory = torch.zeros(64, dtype=torch.int32)
-for dtype, item in kernel._ITEM.items():
-    programs = set()
-    for address in (16, 18, 1, 2**33, 2**47 + 2):
-        for numel in (1, 2, 16, 17, 2**31, 2**33 + 1):
-            for cells in (memory[:2], memory[1:3], memory[2:4]):
-                built = kernel._kernel().warmup(
-                    address, numel, cells, str(dtype), item, kernel._ROWS, num_warps=kernel._WARPS, grid=(1,)
-                )
-                programs.add(built)
-    (built,) = programs
-    ptx = built.asm["ptx"]
-    print(ptx.count("ld.global.v4.b32"), ptx.count("ld.global"), ptx.count(".ftz"))
+for words in (0, kernel.WORDS_PER_ROW):
+    for dtype, item in kernel._ITEM.items():
+        programs = set()
+        for address in (16, 18, 1, 2**33, 2**47 + 2):
+            for numel in (1, 2, 16, 17, 2**31, 2**33 + 1):
+                for cells in (memory[:2], memory[1:3], memory[2:4]):
+                    lanes = memory[4:8].view(torch.int64) if words else cells
+                    built = kernel._kernel().warmup(
+                        *(address, numel, cells, lanes, str(dtype), item, kernel._ROWS, words),
+                        num_warps=kernel._WARPS,
+                        grid=(1,),
+                    )
+                    programs.add(built)
+        (built,) = programs
+        ptx = built.asm["ptx"]
+        print(ptx.count("ld.global.v4.b32"), ptx.count("ld.global"), ptx.count(".ftz"))
 """
 
 
 @needs_triton
 def test_one_program_per_dtype_with_wide_loads(tmp_path: Path) -> None:
     """The kernel compiles for Hopper, for any size and alignment; the interpreter cannot show this. No GPU needed."""
-    assert run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path)).splitlines() == ["2 3 0"] * len(DTYPES)
+    found = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path)).splitlines()
+    assert found[: len(DTYPES)] == ["2 3 0"] * len(DTYPES)
+    with_checksum = [line.split() for line in found[len(DTYPES) :]]
+    assert [(wide, flushes) for wide, _, flushes in with_checksum] == [("2", "0")] * len(DTYPES)
 
 
 @pytest.mark.slow
