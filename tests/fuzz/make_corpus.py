@@ -33,6 +33,8 @@ ONE_OF_EACH: list[messages.Message] = [
     messages.Tripped(5, makers.trip(root_inputs=(makers.reading("input[0]"),), loss_scale=1024.0)),
     messages.LookedCloser(7, makers.closeup()),
     messages.Noticed(6, makers.notice()),
+    messages.Fingerprints(makers.fingerprint_table()),
+    messages.Fingerprinted(12, makers.fingerprint(makers.fingerprint_table())),
     messages.Off(8, "switched itself off in batch 3"),
     makers.beat(3, 0, 17),
     messages.Probe(makers.moment(3, 0, 17)),
@@ -53,6 +55,9 @@ PARTS = {
              "time", "loss_scale", "weights", "operator", "harmless", "collective", "bad_since",
              "received", "changed", "gradients", "recurs", "closeup_within"],
     "CLOSEUP": ["operator", "recurred", "of", "precision", "machine", "note", "capsule", "is_eager"],
+    "FINGERPRINTS": ["rows", "meshes", "inputs"],
+    "FINGERPRINT": ["table_id", "era", "ordinal", "step", "slot", "is_loaded", "is_local", "communicates", "lanes", "gathers",
+                    "inputs"],
     "NOTICE": ["kind", "module", "module_class", "label", "dtype", "since", "batch", "value", "growth"],
     "TUNE": ["every", "modules", "ignore", "trace_batch_nums", "check"],
 }  # fmt: skip
@@ -124,7 +129,7 @@ def fields_broken() -> Iterator[tuple[str, bytes]]:
         kind = parts[0]
         named = [(field.name, (index,)) for index, field in enumerate(dataclasses.fields(message), 1)]
         places: list[tuple[str, tuple[int, ...]]] = [*named]
-        places += [(f"{named[-1][0]}.{part}", (2, index)) for index, part in enumerate(PARTS.get(kind, []))]
+        places += [(f"{named[-1][0]}.{part}", (len(named), index)) for index, part in enumerate(PARTS.get(kind, []))]
         for name, path in places:
             for what, wrong in wrong_ones(pick(parts, *path)):
                 yield f"{kind.lower()}.{name}-{what}", broken(parts, wrong, *path)

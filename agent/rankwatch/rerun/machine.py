@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,16 +21,29 @@ def describe_gpus(devices: Iterable[torch.device]) -> str:
     return ", ".join(found)
 
 
+def gpu_of(device: torch.device) -> str:
+    """``GPU-5f3a...``, or its PCI bus where torch does not tell the UUID; empty if it is none."""
+    if device.type != "cuda":
+        return ""
+    uuid, bus = _identifiers(torch.cuda.get_device_properties(device))
+    return f"GPU-{uuid}" if uuid is not None else bus
+
+
 def _describe_gpu(index: int) -> str:
     properties = torch.cuda.get_device_properties(index)
-    uuid = getattr(properties, "uuid", None)
-    bus = [int(getattr(properties, f"pci_{part}_id", -1)) for part in ("domain", "bus", "device")]
+    uuid, bus = _identifiers(properties)
     parts = [f"GPU {index}: {properties.name}"]
     if uuid is not None:
         parts.append(f"GPU-{uuid}")
-    if min(bus) >= 0:
-        parts.append("PCI bus {:04x}:{:02x}:{:02x}.0".format(*bus))
+    if bus:
+        parts.append(bus)
     return ", ".join(parts)
+
+
+def _identifiers(properties: Any) -> tuple[Any, str]:
+    """The UUID or None, and the PCI bus or an empty text: not each version of torch has them."""
+    bus = [int(getattr(properties, f"pci_{part}_id", -1)) for part in ("domain", "bus", "device")]
+    return getattr(properties, "uuid", None), "PCI bus {:04x}:{:02x}:{:02x}.0".format(*bus) if min(bus) >= 0 else ""
 
 
 def _driver() -> str:

@@ -72,6 +72,7 @@ class Config:
     every: int = 1
     modules: tuple[str, ...] = ()
     weights_every: int = 16
+    fingerprints: int = 16
     gradients: bool = False
     guard: bool = True
     loss_scale: Callable[[], float] | None = None
@@ -150,7 +151,7 @@ def read_file(path: Path) -> dict[str, Any]:
 # Options of the command line and of the job; the options of watch() are the fields of Config.
 _FURTHER = (
     "JOB", "LISTEN", "ADDRESS", "CONNECTION_FILE", "RUNS_DIR", "HEARTBEAT", "DECISION_WINDOW", "ABORT_GRACE",
-    "ON_LOST", "STALL_AFTER", "ON_STALL", "STATUS", "METRICS", "HOST", "PORT", "MODE", "CONFIG", "ATTACH",
+    "ON_LOST", "STALL_AFTER", "ON_STALL", "ON_DESYNC", "STATUS", "METRICS", "HOST", "PORT", "MODE", "CONFIG", "ATTACH",
 )  # fmt: skip
 
 
@@ -263,6 +264,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "every": lambda value, where: _whole(value, where, 1),
     "modules": _patterns,
     "weights_every": lambda value, where: _whole(value, where, 0),
+    "fingerprints": lambda value, where: _whole(value, where, 0),
     "gradients": _flag,
     "guard": _flag,
     "loss_scale": _loss_scale,

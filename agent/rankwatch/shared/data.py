@@ -22,6 +22,7 @@ from .fields import (
     integer,
     number,
 )
+from .fingerprint import ALL_ROWS, NO_GATHER, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
 from .frame import (
     BatchSummary,
     Frame,
@@ -48,7 +49,15 @@ MAX_DIMS = 64
 MAX_CLOSEUP = 3600.0
 """Seconds that a close-up may take: the report waits for it."""
 
+MAX_RANKS = 65_536
+MAX_MESHES = 4096
+"""Of one fingerprint table."""
+
+MAX_PLACES = 8 * MAX_RANKS
+"""Ranks in all meshes of one fingerprint table."""
+
 _COUNT, _BATCH, _SECONDS = integer(), integer(-1), number()
+_RANK = integer(0, MAX_RANKS - 1)
 _STATES = bytes(State)
 
 
@@ -324,4 +333,99 @@ def read_notice(value: Any) -> Notice:
         batch=_BATCH.decode(batch),
         value=number(0.0, largest).decode(size),
         growth=number(-sys.float_info.max, sys.float_info.max).decode(growth),
+    )
+
+
+def write_fingerprint_table(table: FingerprintTable) -> list[Any]:
+    rows = [[cut(row.parameter), *row[1:]] for row in table.rows]
+    inputs = None if table.inputs is None else _write_mesh(table.inputs)
+    return [rows, [_write_mesh(mesh) for mesh in table.meshes], inputs]
+
+
+def read_fingerprint_table(value: Any) -> FingerprintTable:
+    rows, meshes, inputs = check_list(value, 3, 3)
+    table = FingerprintTable(
+        tuple(map(_read_fingerprint_row, check_list(rows, 0, MAX_ROWS))),
+        _read_meshes(meshes),
+        None if inputs is None else _read_mesh(inputs),
+    )
+    if not table.is_valid:
+        raise ValueError("the rows do not fit the meshes, or a mesh does not fit its shape")
+    return table
+
+
+def _read_fingerprint_row(value: Any) -> FingerprintRow:
+    parameter, dtype, numel, mesh, slot, is_trainable = check_list(value, 6, 6)
+    return FingerprintRow(
+        check_str(parameter, MAX_NAME),
+        check_str(dtype, 64),
+        _COUNT.decode(numel),
+        integer(0, MAX_MESHES).decode(mesh),
+        _COUNT.decode(slot),
+        check_bool(is_trainable),
+    )
+
+
+def _write_mesh(mesh: RankMesh) -> list[Any]:
+    # Mostly the ranks follow each other: then the first one and the distance say it all.
+    first, *rest = mesh.ranks or (0,)
+    distance = rest[0] - first if rest else 1
+    is_even = mesh.ranks == tuple(range(first, first + distance * len(mesh.ranks), distance or 1))
+    ranks: Any = [first, distance, len(mesh.ranks)] if is_even and distance > 0 else [list(mesh.ranks)]
+    return [ranks, list(mesh.shape), list(mesh.replicated), mesh.gathers, cut(mesh.source), mesh.is_declared]
+
+
+def _read_meshes(value: Any) -> tuple[RankMesh, ...]:
+    """A few bytes stand for many ranks: ten for a mesh of any size."""
+    found: list[RankMesh] = []
+    places = 0
+    for mesh in check_list(value, 0, MAX_MESHES):
+        found.append(_read_mesh(mesh))
+        places += len(found[-1].ranks)
+        if places > MAX_PLACES:
+            raise ValueError(f"its meshes have more than {MAX_PLACES} ranks in all")
+    return tuple(found)
+
+
+def _read_mesh(value: Any) -> RankMesh:
+    ranks, shape, replicated, gathers, source, is_declared = check_list(value, 6, 6)
+    return RankMesh(
+        _read_ranks(ranks),
+        _read_shape(shape),
+        tuple(map(check_bool, check_list(replicated, 0, MAX_DIMS))),
+        integer(NO_GATHER, MAX_DIMS).decode(gathers),
+        check_str(source, MAX_NAME),
+        check_bool(is_declared),
+    )
+
+
+def _read_ranks(value: Any) -> tuple[int, ...]:
+    parts = check_list(value, 1, 3)
+    if len(parts) == 1:
+        return tuple(_RANK.decode(rank) for rank in check_list(parts[0], 0, MAX_RANKS))
+    first, distance, count = check_list(parts, 3, 3)
+    count, distance = integer(0, MAX_RANKS).decode(count), integer(1, MAX_RANKS).decode(distance)
+    ranks = tuple(range(_RANK.decode(first), _RANK.decode(first) + count * distance, distance))
+    _RANK.decode(max(ranks, default=0))
+    return ranks
+
+
+def write_fingerprint(fingerprint: Fingerprint) -> list[Any]:
+    return list(fingerprint)
+
+
+def read_fingerprint(value: Any) -> Fingerprint:
+    table_id, era, ordinal, step, slot, is_loaded, is_local, communicates, lanes, gathers, inputs = check_list(value, 11, 11)
+    return Fingerprint(
+        check_str(table_id, MAX_TABLE_ID),
+        _COUNT.decode(era),
+        _COUNT.decode(ordinal),
+        _COUNT.decode(step),
+        integer(ALL_ROWS).decode(slot),
+        check_bool(is_loaded),
+        check_bool(is_local),
+        check_bool(communicates),
+        check_bytes(lanes),
+        check_bytes(gathers),
+        check_bytes(inputs),
     )

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from .cause import Trip
 from .closeup import CloseUp
+from .fingerprint import Fingerprint, FingerprintTable
 from .frame import BEGINNING, BatchSummary, FrameTable, Moment
 from .notice import Notice
 from .tuning import NO_CHANGE, Tuning
@@ -16,7 +17,8 @@ from .tuning import NO_CHANGE, Tuning
 class Hello:
     """Rank to collector, first on every connection. ``incarnation``, random per process, tells a reconnect from a restart.
 
-    ``stage`` is the rank's stage in a pipeline, from 0 on; NO_STAGE without a pipeline.
+    ``stage`` is the rank's stage in a pipeline, from 0 on; NO_STAGE without a pipeline. ``gpu`` says which one the model is on,
+    by its UUID where it has one; empty on the CPU.
     """
 
     major: int
@@ -32,6 +34,7 @@ class Hello:
     torch: str
     incarnation: str
     stage: int
+    gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,19 @@ class Noticed:
 
 
 @dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """Rank to collector, before the first fingerprint of this table."""
+
+    table: FingerprintTable
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprinted:
+    seq: int
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
 class Off:
     """Rank to collector: by this error of its own, the watch judges nothing any more. The process trains on."""
 
@@ -108,7 +124,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Collector to rank, repeated until acknowledged: stop. ``rank`` is the culprit (-1: none), ``time`` when it tripped."""
+    """Collector to rank, repeated until acknowledged: stop. ``rank`` is the culprit (-1: none).
+
+    ``time``: when it tripped; 0: it did not, but replicas came apart.
+    """
 
     reason: str
     rank: int
@@ -196,6 +215,8 @@ Message: TypeAlias = (
     | Tripped
     | LookedCloser
     | Noticed
+    | Fingerprints
+    | Fingerprinted
     | Off
     | Beat
     | Probe
@@ -209,7 +230,7 @@ Message: TypeAlias = (
     | Invited
     | Unknown
 )
-Sequenced: TypeAlias = Batch | Tripped | LookedCloser | Noticed | Off | Bye
+Sequenced: TypeAlias = Batch | Tripped | LookedCloser | Noticed | Fingerprinted | Off | Bye
 """Messages with a sequence number: they stay in the rank's spool until they are acknowledged."""
 
 # How a rank ended: close(); the process without close(); an exception; an abort; after the batch that was asked for.

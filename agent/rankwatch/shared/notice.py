@@ -25,6 +25,10 @@ class NoticeKind(enum.IntEnum):
     """A buffer that was finite is inf or nan, and stays so: running statistics, say."""
     JUMP = 4
     """The loss, or an input of the root, is far above its range of the last batches."""
+    NEVER_CHANGED = 5
+    """A trainable parameter has a gradient, and no optimizer step has changed it."""
+    UNTIED = 6
+    """Two parameters that were one tensor are two now, with different values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +36,9 @@ class Notice:
     """A notice about one reading of one rank. A later notice of the same (kind, module, label) replaces the earlier one.
 
     ``value`` is the abs max in batch ``batch``; for ZEROS, the share of zeros (0 to 1); for BUFFER, the last finite abs max
-    that was measured. ``since`` is the batch of the first
-    such notice. ``growth`` is in doublings per batch; for ZEROS, share per batch; for JUMP, the doublings above the largest
-    number of the batches before.
+    that was measured; for NEVER_CHANGED and UNTIED, the optimizer step. ``since`` is the batch of the first such notice; for
+    NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS, share per batch; for JUMP, the
+    doublings above the largest number of the batches before.
     """
 
     kind: NoticeKind
@@ -88,6 +92,14 @@ def describe_notice(notice: Notice) -> str:
         return (
             f"a jump: {where}: abs max {notice.value:.2e} in batch {notice.batch} is x{factor:.3g} "
             "the largest of the batches before"
+        )
+    if notice.kind is NoticeKind.NEVER_CHANGED:
+        return (
+            f"never changed: {where}: it has a gradient, and no optimizer step up to step {notice.value:.0f} has changed it"
+        )
+    if notice.kind is NoticeKind.UNTIED:
+        return (
+            f"untied: {where}: it was one tensor with another parameter, and has other values since step {notice.value:.0f}"
         )
     share = notice.value / DTYPE_MAX.get(notice.dtype, math.inf)
     near = f"abs max {notice.value:.2e} in batch {notice.batch} is {_percent(share)} of {notice.dtype}'s largest number"

@@ -16,14 +16,19 @@ import msgpack
 
 from ..errors import ProtocolError
 from .data import (
+    MAX_RANKS,
     MAX_TEXT,
     check_moment,
     read_closeup,
+    read_fingerprint,
+    read_fingerprint_table,
     read_notice,
     read_summary,
     read_table,
     read_trip,
     write_closeup,
+    write_fingerprint,
+    write_fingerprint_table,
     write_notice,
     write_spec,
     write_summary,
@@ -55,6 +60,8 @@ from .messages import (
     Beat,
     Bye,
     Error,
+    Fingerprinted,
+    Fingerprints,
     Hello,
     Invite,
     Invited,
@@ -77,12 +84,11 @@ VERSION = (1, 0)
 
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 SHORT_BYTES, REMEMBERED_BYTES = 16, 1024 * 1024
-"""Messages up to SHORT_BYTES and frame tables up to REMEMBERED_BYTES are decoded once and cached."""
+"""Messages up to SHORT_BYTES and tables up to REMEMBERED_BYTES are decoded once and cached."""
 
 SHORT_ARRAY = 64
 """An array header that claims so many items costs next to nothing, even if the items are missing."""
 
-MAX_RANKS = 65_536
 MAX_PATTERNS = 256
 MAX_TRACED = 10_000
 MAX_EVERY = 1 << 31
@@ -106,13 +112,18 @@ def decode(data: bytes | memoryview) -> Message:
         raise ProtocolError(f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     if len(data) <= SHORT_BYTES:
         return _decode_short(bytes(data))
-    is_table = data[1:7] == _TABLE_HEAD
+    is_table = data[1:7] == _TABLE_HEAD or data[1:14] == _FINGERPRINTS_HEAD
     return _decode_once(bytes(data)) if is_table and len(data) <= REMEMBERED_BYTES else _decode(data)
 
 
 def is_batch(data: bytes | memoryview) -> bool:
     """Whether these bytes, if they are a message at all, are a BATCH."""
     return bool(data[1:7] == _BATCH_HEAD)
+
+
+def is_fingerprint(data: bytes | memoryview) -> bool:
+    """Whether these bytes, if they are a message at all, are a FINGERPRINT."""
+    return bool(data[1:13] == _FINGERPRINT_HEAD)
 
 
 def is_beat(data: bytes | memoryview) -> bool:
@@ -148,11 +159,12 @@ def _decode(data: bytes | memoryview) -> Message:
     return message
 
 
-# Thousands of ranks send the same frame table within seconds, and decoding one takes milliseconds.
+# Thousands of ranks send the same table within seconds, and decoding one takes milliseconds.
 _decode_once = lru_cache(maxsize=8)(_decode)
 # All ranks acknowledge an abort at once, in the same few bytes.
 _decode_short = lru_cache(maxsize=64)(_decode)
 _TABLE_HEAD, _BATCH_HEAD, _BEAT_HEAD, _ACK_HEAD = map(msgpack.packb, ("TABLE", "BATCH", "BEAT", "ACK"))
+_FINGERPRINT_HEAD, _FINGERPRINTS_HEAD = map(msgpack.packb, ("FINGERPRINT", "FINGERPRINTS"))
 
 
 def _unpack(data: bytes | memoryview) -> Any:
@@ -215,6 +227,7 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, Field]]] = {
             "rank": integer(0, MAX_RANKS - 1), "world_size": integer(1, MAX_RANKS),
             "local_rank": integer(0, MAX_RANKS), "host": string(), "pid": integer(), "device": string(), "torch": string(),
             "incarnation": string(64), "stage": integer(NO_STAGE, MAX_RANKS),
+            "gpu": string(),
         },
     ),
     "WELCOME": (
@@ -228,6 +241,8 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, Field]]] = {
     "BATCH": (Batch, {"seq": _SEQ, "summary": Field(write_summary, read_summary)}),
     "TRIP": (Tripped, {"seq": _SEQ, "trip": Field(write_trip, read_trip)}),
     "CLOSEUP": (LookedCloser, {"seq": _SEQ, "closeup": Field(write_closeup, read_closeup)}),
+    "FINGERPRINTS": (Fingerprints, {"table": Field(write_fingerprint_table, read_fingerprint_table)}),
+    "FINGERPRINT": (Fingerprinted, {"seq": _SEQ, "fingerprint": Field(write_fingerprint, read_fingerprint)}),
     "OFF": (Off, {"seq": _SEQ, "text": _TEXT}),
     "BEAT": (
         Beat,

@@ -28,11 +28,14 @@ ERROR_FILE, SET_ASIDE = "TORCHELASTIC_ERROR_FILE", ".record"
 
 
 def write_error_file(reason: str, culprit_time: float, *, is_culprit: bool) -> None:
-    """If torchrun started this process, writes ``reason`` to the file from which torchrun takes the cause of its end."""
+    """If torchrun started this process, writes ``reason`` to the file from which torchrun takes the cause of its end.
+
+    ``culprit_time``: when the culprit tripped; 0: it did not.
+    """
     path = os.environ.get(ERROR_FILE, "").removesuffix(SET_ASIDE)
     if not path:
         return
-    timestamp = int(culprit_time) if is_culprit else int(max(time.time(), culprit_time)) + FOLLOWER_DELAY
+    timestamp = int(culprit_time or time.time()) if is_culprit else int(max(time.time(), culprit_time)) + FOLLOWER_DELAY
     # torchrun prints the call stack field; the first one under Root Cause.
     shown = (
         reason if is_culprit else f"{reason}\n(this rank only followed; it is dated later so that torchrun shows the cause)"

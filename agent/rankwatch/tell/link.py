@@ -21,6 +21,7 @@ from ..shared import messages, wire
 from ..shared.cause import Trip
 from ..shared.closeup import CloseUp
 from ..shared.connection import Connection
+from ..shared.fingerprint import Fingerprint, FingerprintTable
 from ..shared.frame import NO_STAGE, BatchSummary, FrameTable, Moment
 from ..shared.identity import Identity
 from ..shared.notice import Notice
@@ -42,7 +43,7 @@ PROBE_INTERVAL = 0.002
 """Seconds between checks of the training thread's position while the collector waits for this rank to pass one."""
 
 TABLES_SENT = 64
-"""After this many frame tables, each is sent again when it is used: the collector retains only the last ones."""
+"""After this many tables, each is sent again when it is used: the collector retains only the last ones."""
 
 FAREWELL_TIMEOUT = 4.0
 """Seconds that ``close`` waits for the last messages to be acknowledged, even if the collector has just become unreachable:
@@ -64,7 +65,7 @@ class Link:
         on_abort: called once, in the link's thread, when ABORT comes.
         on_tune: called, in the link's thread, with all changes of options in the run so far: before ``start`` returns if
             there are any, at every change, and again after a reconnection.
-        stage, device, torch_version: sent in HELLO.
+        stage, device, gpu, torch_version: sent in HELLO.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Link:
         device: str,
         torch_version: str,
         stage: int = NO_STAGE,
+        gpu: str = "",
         on_tune: Callable[[messages.Tune], None] | None = None,
     ) -> None:
         self._connection = connection
@@ -98,6 +100,7 @@ class Link:
             torch=torch_version,
             incarnation=os.urandom(8).hex(),
             stage=stage,
+            gpu=gpu,
         )
         self._who = f"rankwatch: rank {identity.rank}"
         self.refusal = ""
@@ -167,6 +170,9 @@ class Link:
     def send_notice(self, notice: Notice) -> None:
         self._append(lambda seq: messages.Noticed(seq, notice))
 
+    def send_fingerprint(self, table: FingerprintTable, fingerprint: Fingerprint) -> None:
+        self._append(lambda seq: messages.Fingerprinted(seq, fingerprint), table)
+
     def send_fault(self, text: str) -> None:
         self._append(lambda seq: messages.Off(seq, text))
 
@@ -193,7 +199,7 @@ class Link:
         self._released = True
         self._wake()
 
-    def _append(self, make: Callable[[int], messages.Sequenced], table: FrameTable | None = None) -> None:
+    def _append(self, make: Callable[[int], messages.Sequenced], table: FrameTable | FingerprintTable | None = None) -> None:
         self._spool.append(make, table)
         self._wake()
 
@@ -287,7 +293,7 @@ class Link:
         for spooled in self._spool.due():
             table = spooled.table
             if table is not None and table.id not in self._tables_sent:
-                if not self._send(socket, messages.Table(table)):
+                if not self._send(socket, _announcing(table)):
                     return
                 if len(self._tables_sent) >= TABLES_SENT:
                     self._tables_sent.clear()
@@ -368,3 +374,7 @@ class Link:
         elif error.text != self._complaint:
             log.warning("%s: the collector refused a message: %s", self._who, error.text)
             self._complaint = error.text
+
+
+def _announcing(table: FrameTable | FingerprintTable) -> messages.Message:
+    return messages.Table(table) if isinstance(table, FrameTable) else messages.Fingerprints(table)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..shared import messages
+from ..shared.fingerprint import FingerprintTable
 from ..shared.frame import FrameTable
 from ..shared.notice import Notice
 
@@ -17,13 +18,16 @@ SPOOL_BATCHES = 1024
 SPOOL_NOTICES = 256
 """Most unacknowledged notices; beyond it, the oldest are dropped. A notice replaces the earlier one of its reading."""
 
+SPOOL_FINGERPRINTS = 256
+"""Most unacknowledged fingerprints; beyond it, the oldest are dropped. They are acknowledged with a later message."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """A message, and the frame table that it needs if it is a batch summary."""
+    """A message, and the table that it needs if it is a batch summary or a fingerprint."""
 
     message: messages.Sequenced
-    table: FrameTable | None
+    table: FrameTable | FingerprintTable | None
 
 
 class Spool:
@@ -36,6 +40,7 @@ class Spool:
         self._last = 0
         self._batches = 0
         self._notices = 0
+        self._fingerprints = 0
         self.sent = 0
         """The sequence number of the last message that was sent."""
         self.dropped = 0
@@ -53,7 +58,7 @@ class Spool:
         """Whether there are messages to send."""
         return self.sent < self._last
 
-    def append(self, make: Callable[[int], messages.Sequenced], table: FrameTable | None = None) -> None:
+    def append(self, make: Callable[[int], messages.Sequenced], table: FrameTable | FingerprintTable | None = None) -> None:
         """Appends the message that ``make`` returns for its sequence number."""
         with self._lock:
             self._last += 1
@@ -63,6 +68,8 @@ class Spool:
                 self._make_room_for(message.notice)
             elif isinstance(message, messages.Batch):
                 self._make_room_for_batch()
+            elif isinstance(message, messages.Fingerprinted):
+                self._make_room_for_fingerprint()
             self._waiting.append(Spooled(message, table))
 
     def due(self) -> list[Spooled]:
@@ -87,6 +94,11 @@ class Spool:
             oldest = self._drop_first(lambda waiting: isinstance(waiting, messages.Batch))
             self.dropped += oldest is not None and oldest.seq > self.sent  # if not, it was sent, only not acknowledged
 
+    def _make_room_for_fingerprint(self) -> None:
+        self._fingerprints += 1
+        if self._fingerprints > SPOOL_FINGERPRINTS:
+            self._drop_first(lambda waiting: isinstance(waiting, messages.Fingerprinted))
+
     def _make_room_for(self, notice: Notice) -> None:
         self._notices += 1
         earlier = self._drop_first(
@@ -106,3 +118,4 @@ class Spool:
     def _forget(self, message: messages.Sequenced) -> None:
         self._batches -= isinstance(message, messages.Batch)
         self._notices -= isinstance(message, messages.Noticed)
+        self._fingerprints -= isinstance(message, messages.Fingerprinted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,14 @@ def test_without_us_torchs_record_writes_it(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(RuntimeError):
         record(fail)()
     assert json.loads(path.read_text())["message"]["message"] == "RuntimeError: what followed from it"
+
+
+def test_a_culprit_that_did_not_trip_is_dated_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv(ERROR_FILE, str(path))
+    before = int(time.time())
+    write_error_file("replicas differ", 0.0, is_culprit=True)
+    assert before <= int(json.loads(path.read_text())["message"]["extraInfo"]["timestamp"]) <= time.time()
 
 
 def test_a_follower_is_dated_after_the_culprit_whose_clock_is_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import makers
 from rankwatch.errors import ProtocolError
 from rankwatch.shared import data, fields, messages, wire
 from rankwatch.shared.closeup import CloseUp
+from rankwatch.shared.fingerprint import FingerprintTable, RankMesh
 from rankwatch.shared.frame import FrameTable, Moment, Phase
 from rankwatch.shared.notice import NoticeKind, describe_notice
 from rankwatch.shared.tuning import NO_CHANGE, Check, Tuning
@@ -36,6 +37,8 @@ MESSAGES: list[messages.Message] = [
     messages.Noticed(6, makers.notice(growth=-0.25)),
     messages.Noticed(7, makers.notice(NoticeKind.ZEROS, value=1.0, dtype="float32")),
     makers.beat(3, 0, 17, phase="backward"),
+    messages.Fingerprints(makers.fingerprint_table()),
+    messages.Fingerprinted(12, makers.fingerprint(makers.fingerprint_table())),
     messages.Off(7, "switched itself off in batch 3"),
     messages.Probe(Moment(0, -1, 2, 0)),
     messages.Abort("rank 1 of 2", 1, 1000.0, 10.0),
@@ -74,8 +77,8 @@ def test_golden_bytes() -> None:
     assert wire.encode(tune).hex() == "93a454554e45" "a7747261696e2d30" "95" "0a" "91a3612e2a" "c0" "91cc95" "a56173796e63"
     assert wire.encode(messages.Tuned(("train-0",), 8)).hex() == "93a554554e4544" "91a7747261696e2d30" "08"
     assert wire.encode(makers.hello(3, 8, stage=2)).hex() == (
-        "9ea548454c4c4f" "0100" "a5747261696e" "00030803" "a56e6f646531" "67" "a3637075" "a6322e31332e30"
-        "a970726f636573732d33" "02"
+        "9fa548454c4c4f" "0100" "a5747261696e" "00030803" "a56e6f646531" "67" "a3637075" "a6322e31332e30"
+        "a970726f636573732d33" "02" "a0"
     )
     trip = wire.encode(messages.Tripped(1, makers.trip(loss_scale=1024.0)))
     assert trip.hex().endswith(
@@ -319,3 +322,11 @@ def _decode_or_refuse(data: bytes) -> None:
         return
     if not isinstance(message, messages.Unknown):
         wire.encode(message)
+
+
+def test_the_meshes_of_a_fingerprint_table_are_bounded_in_all() -> None:
+    everywhere = RankMesh(tuple(range(data.MAX_RANKS)), (data.MAX_RANKS,), (True,))
+    fits = FingerprintTable((), (everywhere,) * 8)
+    assert wire.decode(wire.encode(messages.Fingerprints(fits))) == messages.Fingerprints(fits)
+    with pytest.raises(ProtocolError, match="ranks in all"):
+        wire.decode(wire.encode(messages.Fingerprints(FingerprintTable((), (everywhere,) * 9))))
