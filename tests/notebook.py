@@ -14,6 +14,7 @@ from rankwatch.rerun.capsule import CapsuleRules
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.config import resolve
+from rankwatch.shared.fingerprint import Fingerprint, FingerprintTable
 from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Position
 from rankwatch.shared.notice import Notice
 
@@ -32,6 +33,7 @@ class Notebook:
         self.rules: CapsuleRules | None = None
         self.bad_readings: list[list[BadReading]] = []
         self.faults: list[str] = []
+        self.fingerprints: list[tuple[FingerprintTable, Fingerprint]] = []
 
     @property
     def batches(self) -> list[tuple[FrameTable, BatchSummary]]:
@@ -67,6 +69,9 @@ class Notebook:
 
     def on_fault(self, fault: str) -> None:
         self.faults.append(fault)
+
+    def on_fingerprint(self, table: FingerprintTable, fingerprint: Fingerprint) -> None:
+        self.fingerprints.append((table, fingerprint))
 
     def on_limit(self, batch: int) -> TrainingAborted:
         return BatchLimitReached(str(batch))

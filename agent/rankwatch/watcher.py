@@ -26,12 +26,14 @@ from .mark import emit
 from .measure.modules import unwrap
 from .registry import forget, open_watches, prepare, remember
 from .rerun.capsule import CapsuleRules
+from .rerun.machine import gpu_of
 from .shared import connection as connections
 from .shared.cause import Trip, classify
 from .shared.closeup import CloseUp
 from .shared.closeup_text import fields_of, replay_fields
 from .shared.config import Capsule, Config, Policy, is_disabled, resolve
 from .shared.divergence import OwnLosses
+from .shared.fingerprint import Fingerprint, FingerprintTable
 from .shared.frame import BEGINNING, NO_STAGE, BatchSummary, Frame, FrameTable, Moment
 from .shared.identity import identify, unnamed_job
 from .shared.notice import Notice
@@ -83,7 +85,7 @@ class Watch:
         self._link: Link | None = None
         self._detector = Detector(
             model,
-            config,
+            config if config.connection is not None else replace(config, fingerprints=0),  # nobody would compare them
             self,
             count_all=self._counts_all,
             judge_traced=self._judges_traced,
@@ -190,6 +192,10 @@ class Watch:
     def on_notice(self, notice: Notice) -> None:
         if self._link is not None:
             self._link.send_notice(notice)
+
+    def on_fingerprint(self, table: FingerprintTable, fingerprint: Fingerprint) -> None:
+        if self._link is not None:
+            self._link.send_fingerprint(table, fingerprint)
 
     def on_trace(self, frames: list[Frame]) -> None:
         emit(self._heading() + format_trace(frames) + "\n")
@@ -318,6 +324,7 @@ class Watch:
             device="none" if parameter is None else str(parameter.device),
             torch_version=torch.__version__,
             stage=self._stage,
+            gpu="" if parameter is None else gpu_of(parameter.device),
         )
         weakref.finalize(self, link.release).atexit = False
         if not link.start():
@@ -335,12 +342,17 @@ class Watch:
         self._reason = abort.reason
         self._detector.abort = self._exception
         self._write_error_file()
-        looks_closer = self._is_culprit and self._closeup is None
+        looks_closer = self._has_tripped and self._closeup is None
         grace = abort.grace + (self._closeup_seconds if looks_closer else 0.0)
         Deadline(f"{self._name}: {abort.reason}", grace).start()
 
+    @property
+    def _has_tripped(self) -> bool:
+        """Whether this rank is the culprit by what it computed, and not by a weight in which replicas differ."""
+        return self._is_culprit and self._culprit_time > 0
+
     def _exception(self) -> TrainingAborted:
-        return (OverflowDetected if self._is_culprit else TrainingAborted)(self._reason)
+        return (OverflowDetected if self._has_tripped else TrainingAborted)(self._reason)
 
     def _write_error_file(self) -> None:
         if self._reason:
@@ -397,6 +409,7 @@ def watch(
     every: int = 1,
     modules: Sequence[str] = (),
     weights_every: int = 16,
+    fingerprints: int = 16,
     gradients: bool = False,
     guard: bool = True,
     loss_scale: Callable[[], float] | None = None,
@@ -430,6 +443,8 @@ def watch(
         modules: shell patterns of the modules to watch, ``["encoder.*"]``; none: all. The root is always watched.
         weights_every: batches between two measurements of a parameter, since only the optimizer changes it; for a report,
             parameters are measured anew. 0: every batch, as always with policy ``strict``.
+        fingerprints: optimizer steps in which checksums of all parameters are sent once, so that the collector sees whether
+            the replicas are one model. 1: all at every step; 0: none, and nothing is compared.
         gradients: also watch the backward: gradients of module outputs, inputs, and parameters.
         guard: look at the gradients before each optimizer step. If one is not finite, and no loss scaler deals with it, the
             step is not taken, and each rank runs its batch again to find where the gradient came from.
@@ -470,6 +485,7 @@ def watch(
             every=every,
             modules=modules,
             weights_every=weights_every,
+            fingerprints=fingerprints,
             gradients=gradients,
             guard=guard,
             loss_scale=loss_scale,

@@ -14,6 +14,7 @@ from torch import nn
 
 import rankwatch
 from collectors import Running, until
+from rankwatch.shared.messages import Abort
 
 
 @pytest.fixture
@@ -54,6 +55,19 @@ def test_a_detector_that_switched_itself_off_is_told_in_the_report(
     assert collector.reports[0].ranks[0].farewell == (
         "switched itself off in batch 1 by an error of its own: ZeroDivisionError('division by zero')"
     )
+
+
+@pytest.mark.parametrize(("tripped_at", "raised"), [(1000.0, rankwatch.OverflowDetected), (0.0, rankwatch.TrainingAborted)])
+def test_a_culprit_whose_weights_differ_has_no_overflow(
+    collector: Running, tripped_at: float, raised: type[Exception]
+) -> None:
+    model = nn.Linear(2, 2)
+    with rankwatch.watch(model) as watch:
+        model(torch.ones(2))
+        watch._on_abort(Abort("rank 0 of 1: weight differs", 0, tripped_at, 10.0))
+        with pytest.raises(rankwatch.TrainingAborted, match="weight differs") as found:
+            model(torch.ones(2))
+    assert found.type is raised
 
 
 def test_a_model_that_nobody_holds_ends_its_run(collector: Running) -> None:

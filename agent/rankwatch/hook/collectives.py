@@ -41,6 +41,28 @@ _REDUCTIONS = {
 """Methods of torch's process groups, and the users' names of those that return a sum on each rank. Each version of torch has
 some of them."""
 
+_SENDS = ("send",)
+_PIPES = ("send", "recv", "recv_anysource")
+_SHUFFLES = ("alltoall", "alltoall_base", "all_to_all_single")
+
+FEW = 16
+"""A collective on so few elements is about losses, counts and flags: replicas are not kept equal by it."""
+
+FEW_BYTES = 4096
+"""The same where they are bytes: what an object was pickled to."""
+
+
+class Traffic(NamedTuple):
+    """How this rank has communicated so far, in calls on more than a few elements from any thread.
+
+    ``is_piped``: with one other rank, as stages of a pipeline do; ``is_shuffled``: each rank with each, as experts do.
+    """
+
+    has_talked: bool = False
+    is_piped: bool = False
+    is_shuffled: bool = False
+
+
 _listeners: weakref.WeakSet[Collectives] = weakref.WeakSet()
 
 
@@ -66,16 +88,33 @@ class Collectives:
         self.is_watched = is_watched
         self.begin = guard(self._begin)
         self.end = guard(self._end)
+        self.talk = guard(self._talk)
         self.reductions = 0
         """The number of reductions so far."""
+        self.exchanges = 0
+        """The number of collectives on more than a few elements in what is watched."""
+        self.traffic = Traffic()
         _wrap()
         _listeners.add(self)
 
     def close(self) -> None:
         _listeners.discard(self)
 
+    def hears(self, method: str) -> bool:
+        """Whether a call of this method may change ``traffic``."""
+        return self.traffic != self._traffic_with(method)
+
+    def _talk(self, method: str, args: tuple[Any, ...]) -> None:
+        if any(tensor.numel() > (FEW_BYTES if tensor.dtype is torch.uint8 else FEW) for tensor in _tensors(args)):
+            self.traffic = self._traffic_with(method)
+
+    def _traffic_with(self, method: str) -> Traffic:
+        _, is_piped, is_shuffled = self.traffic
+        return Traffic(True, is_piped or method in _PIPES, is_shuffled or method in _SHUFFLES)
+
     def _begin(self, call: _Operation) -> None:
         self.reductions += bool(call.name)
+        self.exchanges += any(tensor.numel() > FEW for tensor in call.given)
         if call.name and self._is_measured():
             call.parts = [self._recorder.cell(tensor) for tensor in call.given]
         self._recorder.forget_changed(call.written)
@@ -92,7 +131,7 @@ class _Operation:
 
     def __init__(self, method: str, args: tuple[Any, ...]) -> None:
         self.name = _REDUCTIONS.get(method, "")
-        self.written = list(_tensors(args[:1]))
+        self.written = list(_tensors(args[:1])) if method not in _SENDS else []
         self.given = list(_tensors(args[1:2])) or self.written  # without an input of its own, it works in place
         self.parts: list[Cell] = []
 
@@ -122,7 +161,7 @@ def _wrap() -> None:
     library = getattr(torch._C, "_distributed_c10d", None)
     if library is None:
         return
-    for method in (*_GATHERS, *_REDUCTIONS):
+    for method in (*_GATHERS, *_REDUCTIONS, *_SENDS):
         _replace(library.ProcessGroup, method, functools.partial(_observed, method))
     _replace(library.Work, "wait", _awaited)
 
@@ -142,7 +181,11 @@ def _replace(cls: Any, method: str, wrap: Callable[[Callable[..., Any]], Callabl
 
 def _observed(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        listeners = [listener for listener in tuple(_listeners) if listener.is_watched()] if _listeners else []
+        everyone = tuple(_listeners) if _listeners else ()
+        for listener in everyone:
+            if listener.hears(method) and self.size() > 1:
+                quietly(listener.talk, method, args)
+        listeners = [listener for listener in everyone if listener.is_watched()]
         if not listeners:
             return original(self, *args, **kwargs)
         calls = [(listener, _Operation(method, args)) for listener in listeners]

@@ -88,7 +88,7 @@ class CompiledEntry:
             self._undo.pop()()
 
 
-class _OutsideOfGraph:
+class OutsideOfGraph:
     """A hook of a wrapper. In a copy or pickle of the model it does nothing."""
 
     def __init__(self, body: Callable[..., None]) -> None:
@@ -101,11 +101,11 @@ class _OutsideOfGraph:
         return DOES_NOTHING
 
 
-class _BeforeGraph(_OutsideOfGraph):
+class _BeforeGraph(OutsideOfGraph):
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         quietly(self._body, args, kwargs)
 
 
-class _AfterGraph(_OutsideOfGraph):
+class _AfterGraph(OutsideOfGraph):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         quietly(self._body, output)

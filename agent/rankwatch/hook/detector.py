@@ -26,6 +26,7 @@ from ..measure.sweep import Sweep
 from ..measure.tape import Tape
 from ..rerun.careful import passed_again
 from ..shared.config import Config, Policy
+from ..shared.fingerprint import Fingerprint, FingerprintTable
 from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position
 from ..shared.tuning import NO_CHANGE, Check, Tuning
 from . import backward, traced
@@ -33,6 +34,7 @@ from .batches import Batches
 from .collectives import Collectives
 from .compiled import CompiledEntry
 from .fails_open import FailsOpen
+from .fingerprints import FingerprintTaker
 from .gradients import Gradients
 from .guard import Guard
 from .hooks import Hooks
@@ -47,6 +49,7 @@ log = logging.getLogger(__name__)
 class DetectorObserver(Observer, Protocol):
     def on_limit(self, batch: int) -> TrainingAborted: ...
     def on_fault(self, fault: str) -> None: ...
+    def on_fingerprint(self, table: FingerprintTable, fingerprint: Fingerprint) -> None: ...
 
 
 class Detector(FailsOpen):
@@ -153,6 +156,16 @@ class Detector(FailsOpen):
             guarded=self._guarded,
             reductions=lambda: self._collectives.reductions,
         )
+        self._fingerprints = FingerprintTaker(
+            model,
+            0 if count_all else config.fingerprints,
+            self._steps,
+            self._collectives,
+            guard=self._guarded,
+            modules=lambda: self._hooks.modules,
+            send=observer.on_fingerprint,
+            notify=observer.on_notice,
+        )
         self.look_back = self._guarded(lambda error: None if self._off else self._guard.look_back(error))
         self._backwards = BackwardWatch(self._guarded(self._backward_begins), self._guarded(self._backward_ends))
 
@@ -201,10 +214,12 @@ class Detector(FailsOpen):
         self._loss_scales.close()
         self._backwards.remove()
         self._guard.remove()
+        self._fingerprints.remove()
         self._collectives.close()
         if not self.fault:
             try:
                 self._guarded(partial(self._batches.settle, wait=True))()
+                self._guarded(partial(self._fingerprints.flush, wait=True))()
             except TrainingAborted:
                 log.debug("a trip was found as the watch was closed")
 
@@ -237,6 +252,7 @@ class Detector(FailsOpen):
         if is_outermost:
             self._open_batch(self._style_of(self.root.training, torch.is_grad_enabled()))
             self._batches.enter(named, args, kwargs)
+            self._fingerprints.forward_begins(self._batches.current)
         self._settler.raise_waiting()
 
     def _leave(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
@@ -318,6 +334,7 @@ class Detector(FailsOpen):
                 self._batches.enter_compiled(named, what.rows, self._recorder.handed(numbers, what.states))
                 if not self._batches.is_given:
                     self._compiled.look_again()
+                self._fingerprints.forward_begins(self._batches.current)
         elif named.module is self._hooks.root:
             with self._leaving_root() as ends_batch:
                 self._traced(named, what, numbers)
@@ -365,6 +382,7 @@ class Detector(FailsOpen):
             self._prepare()
             self._batches.open_direct(style)
             self._look_at_weights()
+            self._fingerprints.forward_begins(self._batches.of_forward)
             return True
         return False
 
@@ -382,6 +400,7 @@ class Detector(FailsOpen):
 
     def _end_batch(self) -> None:
         self._batches.end()
+        self._fingerprints.root_ends()
         self._check_limit(self._batches.current)
 
     def _check_limit(self, batch: BatchInProgress) -> None:
@@ -469,7 +488,10 @@ class Detector(FailsOpen):
             self._reach(unsure)
         self._gradients.before_step()
         self._batches.before_step()
+        self._fingerprints.before_step(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._batches.phase = "idle"
         self._steps.count(optimizer)
+        if self._steps.of(optimizer) and not self._off:
+            self._fingerprints.after_step(optimizer, self._batches.position.batch)

@@ -20,6 +20,8 @@ class OptimizerSteps:
         """The number of the first counted step, where the training has a count of its own."""
         self._model = model
         self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._users: dict[int, int] = {}
+        """The optimizer that was the last to begin with a parameter, both by ``id``."""
 
     @property
     def number(self) -> int:
@@ -50,8 +52,17 @@ class OptimizerSteps:
         if not self.is_ours(optimizer):
             return
         # The parameters may be divided between several optimizers: one step of each is one step of the training.
-        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        before = self._steps.get(optimizer)
+        self._steps[optimizer] = (self._start_of(optimizer) if before is None else before) + 1
         self.done = max(self.done, self._steps[optimizer])
+
+    def _start_of(self, optimizer: Optimizer) -> int:
+        """What an optimizer counts from that steps for the first time: it may be the successor of another one."""
+        parameters = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        held = [id(value) for value in vars(optimizer).values()]  # it may also call another one's step in its own
+        has_others = any((other := self._users.get(one)) is not None and other not in held for one in parameters)
+        self._users.update(dict.fromkeys(parameters, id(optimizer)))
+        return self.done if has_others else max(0, self.done - 1)
 
 
 def has_closure(args: Any, kwargs: Any) -> bool:

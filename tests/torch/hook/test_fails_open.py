@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import rankwatch
+from notebook import unwatch, watched
 
 OURS = str(Path(rankwatch.__file__).parent)
 
@@ -21,6 +22,7 @@ DOORS = {
     "backward.py:_call_reached",
     "backward.py:is_running",
     "fails_open.py:hook",
+    "fingerprints.py:__call__",
     "gradient_look.py:total_norm",
     "hooks.py:__call__",
     "hooks.py:_call",
@@ -40,19 +42,29 @@ def trained(options: dict[str, Any] | None, trace: Callable[..., None] | None = 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1), nn.Linear(3, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watch = rankwatch.watch(model, **options) if options is not None else None
+    close = closer(model, options)
     sys.settrace(trace)
     try:
         for _ in range(3):
+            model.load_state_dict(model.state_dict())
             optimizer.zero_grad()
             model(torch.randn(4, 3)).sum().backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
     finally:
         sys.settrace(None)
-    if watch is not None:
-        watch.close()
+    close()
     return [value.detach() for value in model.parameters()]
+
+
+def closer(model: nn.Module, options: dict[str, Any] | None) -> Callable[[], None]:
+    """Watches the model with these options; with fingerprints, as if there were a collector. Returns what ends the watch."""
+    if options is None:
+        return lambda: None
+    if "fingerprints" not in options:
+        return rankwatch.watch(model, **options).close
+    watched(model, **options)
+    return unwatch
 
 
 def called(options: dict[str, Any]) -> list[CodeType]:
@@ -81,11 +93,17 @@ def raising(code: CodeType) -> Callable[..., None]:
     return trace
 
 
+@pytest.fixture(autouse=True)
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a generator that is thrown away raises, too
 @pytest.mark.parametrize(
     "options",
-    [{}, {"gradients": True}, {"check": "async"}, {"check": "batch", "every": 2}, {"guard": False}],
+    [{}, {"gradients": True}, {"check": "async"}, {"check": "batch", "every": 2}, {"guard": False}, {"fingerprints": 1}],
     ids=str,
 )
 def test_whichever_function_raises(options: dict[str, Any]) -> None:
