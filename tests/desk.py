@@ -91,6 +91,12 @@ class Desk:
             told, told_again = run.report(), again.report()
             assert (told_again.outcome, told_again.reason) == (told.outcome, told.reason)
             assert told_again.closeup == told.closeup
+            assert (told_again.desync, told_again.desync_unkept, told_again.compared) == (
+                told.desync,
+                told.desync_unkept,
+                told.compared,
+            )
+            assert told_again.stops_ranks == told.stops_ranks
             assert [row.state for row in told_again.ranks] == [row.state for row in told.ranks]
             assert (again.over, again.tuning) == (run.over, run.tuning)
             row = RunRow("")

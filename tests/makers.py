@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from rankwatch.shared import messages, wire
 from rankwatch.shared.cause import BadWeight, Operator, Trip
 from rankwatch.shared.closeup import CloseUp, Precision
+from rankwatch.shared.fingerprint import ALL_ROWS, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
 from rankwatch.shared.frame import (
     NO_STAGE,
     BatchSummary,
@@ -131,8 +135,26 @@ def hello(rank: int = 0, world_size: int = 1, **changes: object) -> messages.Hel
         "torch": "2.13.0",
         "incarnation": f"process-{rank}",
         "stage": NO_STAGE,
+        "gpu": "",
     }
     return messages.Hello(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def fingerprint_table(parameters: int = 2, ranks: int = 2, **changes: Any) -> FingerprintTable:
+    """The table of parameters that DDP replicates on ranks from 0 on; of two slots, in turn."""
+    mesh = RankMesh(tuple(range(ranks)), (ranks,), (True,), source="DDP")
+    rows = tuple(
+        FingerprintRow(f"layers.{number}.weight", "float32", 64, 0, number % 2, True) for number in range(parameters)
+    )
+    data = replace(mesh, replicated=(False,))
+    return FingerprintTable(**{"rows": rows, "meshes": (mesh,), "inputs": data, **changes})
+
+
+def fingerprint(of: FingerprintTable, ordinal: int = 0, values: Sequence[int] = (), **changes: Any) -> Fingerprint:
+    """All rows at step ``ordinal``; ``values``: the first lane of each row, 1 where there is none."""
+    lanes = b"".join(struct.pack("<QQ", value, 2 * value) for value in [*values, *[1] * (len(of.rows) - len(values))])
+    fields = (of.id, 0, ordinal, ordinal, ALL_ROWS, False, False, True, lanes)
+    return Fingerprint(*fields)._replace(**changes)
 
 
 def table() -> FrameTable:

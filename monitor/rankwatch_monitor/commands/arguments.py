@@ -83,6 +83,10 @@ def on_stall(text: str) -> str:
     return _one_of(text, "warn", "abort")
 
 
+def on_desync(text: str) -> str:
+    return _one_of(text, "note", "abort")
+
+
 def _one_of(text: str, *words: str) -> str:
     # argparse checks the type of a default that comes from the environment, but not its choices.
     if text not in words:

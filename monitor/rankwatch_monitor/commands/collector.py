@@ -107,6 +107,14 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
     )
     types.add_option(
         parser,
+        "--on-desync",
+        metavar="{note,abort}",
+        type=types.on_desync,
+        default=types.env("on_desync", "note"),
+        help="what to do when replicas that DDP, HSDP or a DTensor keeps equal differ (default: note, in the log and the report)",
+    )
+    types.add_option(
+        parser,
         "--every",
         metavar="K",
         type=types.whole("K", 1, wire.MAX_EVERY),
@@ -146,5 +154,6 @@ def options_of(arguments: argparse.Namespace) -> Options:
         abort_on_lost=arguments.on_lost == "abort",
         stall_after=arguments.stall_after,
         abort_on_stall=arguments.on_stall == "abort",
+        abort_on_desync=arguments.on_desync == "abort",
         every=arguments.every,
     )

@@ -31,6 +31,8 @@ class Incident(enum.Enum):
     """A lost rank had not acknowledged the abort."""
     RANK_RETURNED = enum.auto()
     """A lost rank has connected again."""
+    DESYNCED = enum.auto()
+    """Replicas that must be equal are not, and the options say that this ends the run."""
     STALLED = enum.auto()
     """And the options say that a stall ends the run."""
     LIMIT_REACHED = enum.auto()
@@ -93,6 +95,7 @@ RULES = (
     Rule(Incident.ELECTED, _ELECTION, Outcome.ABORTED, "{text}", Then.ABORT),
     Rule(Incident.RANK_FAILED, _OPEN, Outcome.FAILED, "{text}", Then.ABORT_OR_WAIVE),
     Rule(Incident.RANKS_LOST, _OPEN, Outcome.LOST, "{text}", Then.ABORT_OR_WAIVE),
+    Rule(Incident.DESYNCED, _UNDER_WAY, Outcome.ABORTED, "{text}", Then.ABORT),
     Rule(Incident.STALLED, _UNDER_WAY, Outcome.STALLED, "{text}", Then.ABORT),
     Rule(Incident.JOB_STOPPED, _UNDER_WAY, Outcome.ABORTED, "stopped by {text}"),
     Rule(Incident.JOB_FAILED, _UNDER_WAY, Outcome.FAILED, "the command ended with exit code {text}"),

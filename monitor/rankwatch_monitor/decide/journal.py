@@ -13,6 +13,7 @@ from rankwatch.shared import messages
 from rankwatch.shared.divergence import Divergence
 from rankwatch.shared.frame import BatchSummary, FrameTable
 
+from .desync import Compared, Desync
 from .report import Outcome, RankState
 
 NO_RANK = -1
@@ -105,7 +106,37 @@ class Diverged:
     found: Divergence
 
 
-OwnEvent: TypeAlias = Opened | Left | Reached | Miscounted | Waited | JobInterrupted | JobEnded | Diverged | Decided | Closed
+@dataclass(frozen=True, slots=True)
+class Desynced:
+    """Parameters that are not what they must be: fingerprints are no facts of the journal. A later entry of the same origin
+    and parameter replaces an earlier one; ``unkept`` more found no room.
+    """
+
+    entries: tuple[Desync, ...]
+    unkept: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasCompared:
+    """What was compared so far."""
+
+    compared: Compared
+
+
+OwnEvent: TypeAlias = (
+    Opened
+    | Left
+    | Reached
+    | Miscounted
+    | Waited
+    | JobInterrupted
+    | JobEnded
+    | Diverged
+    | Desynced
+    | ReplicasCompared
+    | Decided
+    | Closed
+)
 Fact: TypeAlias = messages.Message | OwnEvent | Trained
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rankwatch.shared import wire
+from rankwatch.shared import data
 
 MAX_BEATS = 2048
 """Heartbeats of one run, each second."""
@@ -23,9 +23,10 @@ class Options:
     ``cut_off_after``: ranks that all fell silent at once, before their connections ended, are lost only after this time.
     Once the first of them is heard again, the others have ``return_window`` to reconnect. ``abort_on_lost``: whether a lost
     or failed rank stops the others. ``abort_on_stall``: whether a stalled rank does, one that made no progress for
-    ``stall_after`` (0: stalls are not looked for). ``expects_job_end``: an event will say how the command of the job ended, and
-    no run is over before. ``every``: ranks measure one batch of this many (None: as each rank was told). ``room``: how many
-    ranks can connect. ``runs_dir``: the absolute path of the folder of all runs; empty: ranks are not told.
+    ``stall_after`` (0: stalls are not looked for). ``abort_on_desync``: whether replicas that must be equal and are not do.
+    ``expects_job_end``: an event will say how the command of the job ended, and no run is over before. ``every``: ranks
+    measure one batch of this many (None: as each rank was told). ``room``: how many ranks can connect. ``runs_dir``: the
+    absolute path of the folder of all runs; empty: ranks are not told.
     """
 
     heartbeat: float = 1.0
@@ -38,9 +39,10 @@ class Options:
     return_window: float = 10.0
     stall_after: float = 300.0
     abort_on_stall: bool = False
+    abort_on_desync: bool = False
     expects_job_end: bool = False
     every: int | None = None
-    room: int = wire.MAX_RANKS
+    room: int = data.MAX_RANKS
     runs_dir: str = ""
 
     @property

@@ -47,6 +47,8 @@ class Rank:
     phase: str = "idle"
     seq: int = 0
     """The sequence number of its last message that was taken."""
+    recorded: int = 0
+    """The sequence number of its last message that is to be in the record: fingerprints are not."""
     stored: int = 0
     """The sequence number up to which its messages are in the record: its spool can drop them."""
     awaits_receipt: bool = False
@@ -93,10 +95,14 @@ class Rank:
     def hear(self, now: float) -> None:
         self.heard_at, self.connected, self.quiet, self.cut_off = now, True, "", False
 
-    def is_news(self, seq: int) -> bool:
+    def is_news(self, seq: int, *, is_recorded: bool) -> bool:
         """Whether the message of this number is new. A rank that reconnects sends some messages again."""
         if seq <= self.seq:
             return False
+        if is_recorded:
+            self.recorded = seq
+        elif self.stored == self.seq:
+            self.stored = seq
         self.seq = seq
         return True
 

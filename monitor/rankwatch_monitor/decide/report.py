@@ -11,6 +11,7 @@ from rankwatch.shared.notice import Notice
 from rankwatch.shared.str_enum import StrEnum
 
 from .began import TripOrigin
+from .desync import Compared, Desync
 from .verdict import Verdict
 
 
@@ -89,7 +90,7 @@ class RunStanding(NamedTuple):
     """Where a run is now, and how it ended once it is ``over``; ``tripped`` and ``stalled`` count ranks.
 
     Ranks send a beat, and standings are written, every ``heartbeat`` seconds. ``waiting`` says which ranks an election waits
-    for; it is empty outside an election.
+    for; it is empty outside an election. ``desynced`` counts the parameters that are not what they must be.
     """
 
     job: str
@@ -101,6 +102,7 @@ class RunStanding(NamedTuple):
     over: bool
     heartbeat: float
     waiting: str
+    desynced: int = 0
 
 
 class RankNotice(NamedTuple):
@@ -133,6 +135,14 @@ class Report:
     """Where the verdict's trip came from; None while that was not looked for."""
     closeup: CloseUp | None = None
     """What the verdict's rank found when it ran again what went bad; None: none has arrived."""
+    desync: tuple[Desync, ...] = ()
+    """The parameters that are not what they must be, the earliest first."""
+    desync_unkept: int = 0
+    """How many more found no room."""
+    compared: Compared | None = None
+    """None: no two replicas were compared."""
+    stops_ranks: bool = False
+    """Whether the ranks were stopped by a verdict, or because replicas that must be equal are not."""
     folder: str = ""
     """The run's folder; empty while it is not known."""
 

@@ -19,15 +19,20 @@ from rankwatch.shared.text import describe_culprit
 from rankwatch.shared.tuning import NO_CHANGE, Tuning
 
 from .abort import AbortDelivery
+from .byproducts import ByProducts, desync_of
 from .counting import StepCounts
+from .desync import Desync
+from .desync_text import describe_desync
 from .divergence import LossHistories, blame_all, origin_of
 from .effects import Effect, Note, Publish, RecordTrace, Send, SendAll, Show
 from .election import Election
 from .ending import Ending, Incident, Situation, decide
+from .findings import in_order
 from .journal import (
     NO_RANK,
     Closed,
     Decided,
+    Desynced,
     Diverged,
     Entry,
     Fact,
@@ -38,12 +43,14 @@ from .journal import (
     Opened,
     Progress,
     Reached,
+    ReplicasCompared,
     Trained,
     Waited,
 )
 from .notices import Notices
 from .options import Options
 from .rank import Rank, count_frames, describe_first_lost, rows_of
+from .replicas import ReplicaWatch
 from .report import Outcome, RankState, Report, RunStanding
 from .silence import CUT_OFF, Silence, describe_lost, is_cut_off
 from .stall import StallWatch
@@ -77,7 +84,9 @@ class Run:
     _silence: Silence = field(init=False)
     _stalls: StallWatch = field(init=False)
     _notices: Notices = field(default_factory=Notices)
+    _byproducts: ByProducts = field(default_factory=ByProducts)
     _losses: LossHistories = field(default_factory=LossHistories)
+    _replicas: ReplicaWatch = field(init=False)
     _tables: BoundedDict[str, FrameTable] = field(default_factory=lambda: BoundedDict(MAX_TABLES))
     _counts: StepCounts = field(default_factory=StepCounts)
     _trips: int = 0
@@ -97,6 +106,7 @@ class Run:
         self._election = Election(self.world_size, self.options.decision_window)
         self._silence = Silence(self.options.lost_after, self.options.cut_off_after, self.options.return_window)
         self._stalls = StallWatch(self.options.stall_after)
+        self._replicas = ReplicaWatch(self.world_size, self._locate)
         self._abort = AbortDelivery(self.options.abort_repeat, self.options.acknowledge_window)
         self._note_down(0.0, Opened(self.job, self.restart, self.world_size))
 
@@ -139,6 +149,8 @@ class Run:
         self._silence.heard_at = now
         if isinstance(message, messages.Batch):
             return self._take_batch(rank, message, now)
+        if isinstance(message, messages.Fingerprinted):
+            return self._take_fingerprint(rank, message)
         if isinstance(message, messages.Ack):
             return self._take_ack(rank, message, now)
         return self._take(rank, message, now)
@@ -147,7 +159,8 @@ class Run:
         """The record has the messages of these ranks up to these sequence numbers."""
         for number, seq in seqs.items():
             rank = self.ranks[number]
-            rank.stored = max(rank.stored, seq)
+            # What came after the last message that is recorded needs no record.
+            rank.stored = rank.seq if seq >= rank.recorded else max(rank.stored, seq)
             if rank.awaits_receipt and rank.stored >= rank.seq:
                 rank.awaits_receipt = False
                 yield Send(rank.peer, messages.Ack(rank.stored, abort=False))
@@ -194,6 +207,9 @@ class Run:
             yield from self._look_for_lost(now)
             yield from self._look_for_stall(now)
             yield from self._look_who_is_waited_for(now)
+        if self._replicas.is_due(now) or self._byproducts.is_due(now):
+            yield from self._tell_desync(now)
+        self._note_compared(now)
         if now - self._shown_at >= self.options.heartbeat:
             yield self._show(now)
         if self._abort.is_due(now):
@@ -225,6 +241,10 @@ class Run:
         elif isinstance(fact, Diverged):
             if self.verdict is not None:
                 self.verdict = blame_all(self.verdict, fact.found)
+        elif isinstance(fact, Desynced):
+            self._replicas.restore(fact.entries, fact.unkept)
+        elif isinstance(fact, ReplicasCompared):
+            self._replicas.restore_compared(fact.compared)
         elif isinstance(fact, Decided):
             self._ending = self._ending.decide_as(fact, now)
             if fact.abort and (self._abort.message is None or self._abort.message.reason != fact.reason):
@@ -263,8 +283,11 @@ class Run:
                 yield Send(rank.peer, messages.Ack(rank.stored, abort=False))
         elif isinstance(message, messages.Table):
             self._tables[message.table.id] = message.table
+        elif isinstance(message, messages.Fingerprints):
+            if refusal := self._replicas.take_table(rank.number, message.table):
+                yield Send(rank.peer, messages.Error(refusal, "none"))
         elif isinstance(message, messages.Sequenced):
-            if rank.is_news(message.seq):
+            if rank.is_news(message.seq, is_recorded=True):
                 yield from self._take_sequenced(rank, message, now)
         else:
             yield Send(rank.peer, messages.Error(f"a rank does not send {type(message).__name__}", "none"))
@@ -289,12 +312,14 @@ class Run:
                 self._note_down(now, _moments_of(self.ranks.values()))
         self._note_down(now, message, rank.number)
         if isinstance(message, messages.Noticed):
-            if self._notices.take(rank.number, message.notice):
+            is_new = self._notices.take(rank.number, message.notice)
+            if is_new and not self._byproducts.take(message.notice.kind, now):
                 yield Note(f"run {self.id}: {rank.name}: {describe_notice(message.notice)}")
             return
         rank.awaits_receipt = True
         if isinstance(message, messages.Off):
             rank.fault = message.text
+            self._replicas.leave(rank.number)
             yield Note(f"run {self.id}: the watch of {rank.name} {message.text}; it trains on unwatched")
         elif isinstance(message, messages.Bye):
             yield from self._take_leave(rank, message, now)
@@ -322,7 +347,7 @@ class Run:
             text = f"the frame table of batch {summary.batch} is not known here"
             return (Send(rank.peer, messages.Error(text, "hello")),)
         effects: list[Effect] = []
-        if rank.is_news(message.seq):
+        if rank.is_news(message.seq, is_recorded=True):
             if next(reversed(self._tables)) != table.id:
                 self._tables[table.id] = self._tables.pop(table.id)
             if summary.fits(table):
@@ -341,6 +366,17 @@ class Run:
             self._note_answer(rank)
             effects += self._conclude(now)
         return effects
+
+    def _take_fingerprint(self, rank: Rank, message: messages.Fingerprinted) -> Iterable[Effect]:
+        """As frequent as batches, and never recorded: what is found is."""
+        fingerprint = message.fingerprint
+        if not self._replicas.knows(rank.number, fingerprint.table_id):
+            text = f"the table of the fingerprint of step {fingerprint.step} is not known here"
+            return (Send(rank.peer, messages.Error(text, "hello")),)
+        if not rank.is_news(message.seq, is_recorded=False):
+            return ()
+        refusal = self._replicas.take(rank.number, rank.hello.stage, fingerprint)
+        return (Send(rank.peer, messages.Error(refusal, "none")),) if refusal else ()
 
     def _count(self, rank: Rank, batch: int, step: int, now: float) -> None:
         if self._counts.take(rank.number, rank.hello.stage, batch, step):
@@ -389,6 +425,28 @@ class Run:
             if self._noted_waiting:
                 yield Note(f"run {self.id}: {self._noted_waiting}")
 
+    def _tell_desync(self, now: float) -> Iterator[Effect]:
+        entries, origins = self._replicas.take_news()
+        if entries:
+            self._note_down(now, Desynced(entries, self._replicas.findings.unkept))
+            self._note_compared(now, at_once=True)
+        of_ranks = desync_of(self._notices.all(), self.world_size, self._locate)
+        for found in (*(tuple(one.noted.values()) for one in origins), *self._byproducts.origins(of_ranks)):
+            text = describe_desync(found, self.world_size)
+            yield Note(f"run {self.id}: {text}")
+            if self.options.abort_on_desync and any(one.is_split for one in found):
+                culprit = found[0].ranks[0] if len(found[0].ranks) == 1 else NO_RANK
+                yield from self._abort_upon(Incident.DESYNCED, text, now, culprit)
+
+    def _note_compared(self, now: float, *, at_once: bool = False) -> None:
+        if compared := self._replicas.note_compared(now, at_once=at_once):
+            self._note_down(now, ReplicasCompared(compared))
+
+    def _locate(self, number: int) -> tuple[str, str]:
+        """The host and the GPU of a rank."""
+        rank = self.ranks.get(number)
+        return ("", "") if rank is None else (rank.hello.host, rank.hello.gpu)
+
     def _lose(self, rank: Rank, now: float) -> None:
         state = RankState.LOST if rank.acknowledged_at is None else RankState.ABORTED
         self._note_down(now, Left(state), rank.number)
@@ -399,6 +457,7 @@ class Run:
     def _leave(self, rank: Rank, state: RankState) -> None:
         rank.state = state
         self._running.discard(rank.number)
+        self._replicas.leave(rank.number)
         self._abort.unacknowledged.discard(rank.number)
         self._note_answer(rank)
 
@@ -469,14 +528,20 @@ class Run:
         """Decides, publishes and closes, as soon as each can be done. ``ended``: no rank can report anything any more."""
         if self.over:
             return
+        if ended or self._have_all_ended(now):
+            self._replicas.end()
+            yield from self._tell_desync(now)
         if self._ending.situation is Situation.ELECTION:
             yield from self._elect(now, ended=ended)
         if self._ending.decided is not None and not self._published and (ended or self._is_settled(now)):
             self._published = True
+            yield from self._tell_desync(now)
+            self._note_compared(now, at_once=True)
             yield Publish(self.report(), news=True)
         if ended or self._have_all_ended(now):
             self.over = True
             self._happens(Incident.ALL_ENDED, describe_first_lost(self.ranks.values()), now)
+            self._note_compared(now, at_once=True)
             self._note_down(now, Closed())
             yield self._show(now)
             yield Publish(self.report(), news=not self._published)
@@ -516,7 +581,14 @@ class Run:
             notices_unkept=self._notices.unkept,
             stalled=stall.text if (stall := self._stalls.stall) is not None else "",
             origin=origin_of(self.verdict),
+            desync=self._desync(),
+            desync_unkept=self._replicas.findings.unkept,
+            compared=self._replicas.compared,
+            stops_ranks=self._ending.outcome is Outcome.ABORTED and self._ending.aborts,
         )
+
+    def _desync(self) -> tuple[Desync, ...]:
+        return (*in_order(self._replicas.findings.noted), *desync_of(self._notices.all(), self.world_size, self._locate))
 
     def _show(self, now: float) -> Show:
         self._shown_at = now
@@ -530,6 +602,7 @@ class Run:
             over=self.over,
             heartbeat=self.options.heartbeat,
             waiting=self.waiting,
+            desynced=len(self._desync()) + self._replicas.findings.unkept,
         )
         return Show(self.id, tuple([self.ranks[number].standing(now) for number in sorted(self.ranks)]), standing)
 

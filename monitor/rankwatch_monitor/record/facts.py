@@ -11,6 +11,7 @@ from rankwatch.shared import messages, wire
 from rankwatch.shared.divergence import Divergence
 
 from ..decide import journal
+from ..decide.desync import Compared, Desync, DesyncPattern
 from ..decide.journal import Fact
 from ..decide.report import Outcome, RankState
 from .runs import RunRow
@@ -19,7 +20,7 @@ _OWN: dict[str, type[journal.OwnEvent]] = {
     cls.__name__.lower(): cls
     for cls in (
         journal.Opened, journal.Left, journal.Reached, journal.Miscounted, journal.Waited, journal.JobInterrupted,
-        journal.JobEnded, journal.Diverged, journal.Decided, journal.Closed,
+        journal.JobEnded, journal.Diverged, journal.Desynced, journal.ReplicasCompared, journal.Decided, journal.Closed,
     )
 }  # fmt: skip
 """The facts that come from the collector itself, by kind. They are stored as JSON, messages as the wire's bytes."""
@@ -28,11 +29,17 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "state": RankState,
     "outcome": Outcome,
     "found": lambda fields: Divergence(**fields),
+    "entries": lambda entries: tuple(map(_desync, entries)),
+    "compared": lambda fields: Compared(**fields),
     "ranks": tuple,
     "reported": tuple,
     "moments": lambda moments: tuple(map(tuple, moments)),
 }
 """Makes the fields whose types JSON does not have."""
+
+
+def _desync(fields: dict[str, Any]) -> Desync:
+    return Desync(**{**fields, "ranks": tuple(fields["ranks"]), "pattern": DesyncPattern(fields["pattern"])})
 
 
 def kind_of(fact: Fact) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 import zmq
 
 from rankwatch.errors import ProtocolError
-from rankwatch.shared import messages, sockets, wire
+from rankwatch.shared import data, messages, sockets, wire
 from rankwatch.shared.text import printable
 
 from ..decide.effects import Effect, IssueKey, Note, Publish, RecordTrace, Send, SendAll, Show
@@ -194,7 +194,7 @@ class Collector:
     # --- what comes in -------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Receives what waits in the socket. Batches wait in the backlog while there is anything else."""
+        """Receives what waits in the socket. Batches and fingerprints wait in the backlog while there is anything else."""
         for _ in range(BURST):
             is_full = self._backlog.is_full
             item = None if is_full else self._inbox.take()
@@ -208,7 +208,7 @@ class Collector:
             elif isinstance(item, Ended):
                 self._catch_up(item.peer)  # what a peer said before it went comes first
                 self._perform(Disconnected(item.peer))
-            elif wire.is_batch(item.parts[0]):
+            elif wire.is_batch(item.parts[0]) or wire.is_fingerprint(item.parts[0]):
                 self._backlog.add(item)
             elif wire.is_beat(item.parts[0]) or wire.is_ack(item.parts[0]):
                 # These may overtake their peer's batches: a BEAT says no less than the batches before it, and an ACK says
@@ -332,7 +332,7 @@ def raise_descriptor_limit() -> int:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    room = wire.MAX_RANKS if hard == resource.RLIM_INFINITY else hard - OWN_FILES
+    room = data.MAX_RANKS if hard == resource.RLIM_INFINITY else hard - OWN_FILES
     if room < FEW_RANKS:
         log.warning("this process may have %d files open, so at most %d ranks can connect: raise `ulimit -Hn`", hard, room)
     return room

@@ -45,7 +45,7 @@ def run_command(
     status: bool = True,
     config: str | None = None,
 ) -> int:
-    """Runs ``command`` under its own collector; returns 77 when a verdict aborted the run, else the command's exit code.
+    """Runs ``command`` under its own collector; returns 77 when the run stopped its ranks, else the exit code of the command.
 
     Args:
         status: whether a line shows the state of the run, where stderr is a terminal.
@@ -159,5 +159,5 @@ def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, ru
     # began last: a script that trains twice may begin the second run before the first has ended on all ranks.
     began = {run: number for number, run in enumerate(collector.ledger.runs)}
     last = {report.job: report for report in sorted(reports.values(), key=lambda report: began.get(report.run, -1))}
-    aborted = any(report.verdict is not None for report in last.values())
+    aborted = any(report.stops_ranks for report in last.values())
     return EXIT_ABORTED if aborted else code

@@ -133,6 +133,7 @@ def test_packed_digests_are_the_same_unpacked_whole_or_in_part(made: Array) -> N
     np.testing.assert_array_equal(some["headroom"], made["headroom"])
 
 
+@pytest.mark.slow
 @given(digests(), st.data())
 def test_damaged_digests_are_refused_or_read_but_never_crash(made: Array, data: st.DataObject) -> None:
     body = bytearray(pack_digests(made))

@@ -1,0 +1,154 @@
+"""The rounds of ranks that count alike: what each has reported at the same moment, and when a round is complete. Pure.
+
+A round is complete when each of its ranks has reported it or a later one, has left, or is so late that it is not waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+MAX_ROUNDS = 256
+"""Rounds of the same ranks that wait: the collector may hear of one rank long before it hears of another."""
+
+_MEMBER_BYTES, _ROUND_BYTES = 32, 1024
+"""What a round holds for each rank that it waits for, and for itself."""
+
+
+class At(NamedTuple):
+    """A moment that all ranks count alike: the optimizer steps since the era began."""
+
+    era: int
+    ordinal: int
+
+
+class Memory:
+    """The bytes that all rounds of a run hold together. While it is full, no further round begins and none takes more."""
+
+    def __init__(self, most: int) -> None:
+        self.held = 0
+        self._most = most
+
+    @property
+    def is_full(self) -> bool:
+        return self.held >= self._most
+
+
+class Round(Protocol):
+    held: int
+    """The bytes that it holds."""
+
+
+R = TypeVar("R", bound=Round)
+
+
+class _Waiting(Generic[R]):
+    """``before``: the ordinal that its ranks reported last; None: that is not known, or was in another era."""
+
+    __slots__ = ("before", "missing", "round")
+
+    def __init__(self, round_: R, missing: set[int]) -> None:
+        self.round = round_
+        self.missing = missing
+        self.before: int | None = None
+
+
+class Lockstep(Generic[R]):
+    """The rounds of ``ranks``.
+
+    Args:
+        gone: the ranks of the run that have left, kept by the caller.
+        make: makes an empty round.
+        judge: takes a round when it is complete; of several, the earliest first.
+    """
+
+    def __init__(
+        self, ranks: tuple[int, ...], gone: set[int], memory: Memory, make: Callable[[], R], judge: Callable[[At, R], None]
+    ) -> None:
+        self.ranks = ranks
+        self._judge = judge
+        self._gone = gone
+        self._memory = memory
+        self._make = make
+        self._late: set[int] = set()
+        """Not waited for until they report a round that is not complete yet."""
+        self._reached: dict[int, At] = {}
+        self._waiting: dict[At, _Waiting[R]] = {}
+        self._done = At(-1, -1)
+
+    def enter(self, rank: int, at: At) -> R | None:
+        """The round to which this rank's report belongs. None: it is complete or too far from the others, or memory is full.
+
+        Ranks that reported another moment last do not count alike: one of them may have an optimizer more.
+        """
+        if at <= self._done or at <= self._reached.get(rank, self._done) or self._memory.is_full:
+            return None
+        waiting = self._waiting.get(at)
+        if waiting is None:
+            if len(self._waiting) >= 2 * MAX_ROUNDS:
+                return None
+            missing = {
+                other
+                for other in self.ranks
+                if other not in self._gone and other not in self._late and self._reached.get(other, self._done) < at
+            }
+            waiting = self._waiting[at] = _Waiting(self._make(), missing)
+            waiting.round.held += _MEMBER_BYTES * len(missing) + _ROUND_BYTES
+            self._memory.held += waiting.round.held
+        reached = self._reached.get(rank)
+        if reached is not None and reached.era == at.era:
+            if waiting.before is None:
+                waiting.before = reached.ordinal
+            if waiting.before != reached.ordinal:
+                return None
+        return waiting.round
+
+    def arrive(self, rank: int, at: At) -> None:
+        """The rank has reported all that it says of this moment."""
+        before = self._reached.get(rank, self._done)
+        if at <= before:
+            return
+        self._reached[rank] = at
+        if at > self._done:
+            self._late.discard(rank)
+        if not self._waiting:
+            return
+        for moment, waiting in self._waiting.items():
+            if before < moment <= at:
+                waiting.missing.discard(rank)
+        if len(self._waiting) > MAX_ROUNDS:
+            self._leave_behind()
+        self._complete()
+
+    def leave(self, rank: int) -> None:
+        """The rank is gone. It may come back."""
+        for waiting in self._waiting.values():
+            waiting.missing.discard(rank)
+        self._complete()
+
+    def end(self) -> None:
+        """Nothing more will be reported."""
+        for waiting in self._waiting.values():
+            waiting.missing.clear()
+        self._complete()
+
+    def _leave_behind(self) -> None:
+        """Stops waiting for the ranks that are too late; where they are the most, forgets the rounds of those that run ahead."""
+        late = self._waiting[min(self._waiting)].missing
+        here = sum(rank not in self._gone and rank not in self._late for rank in self.ranks)
+        if 2 * len(late) > here:
+            self._memory.held -= self._waiting.pop(max(self._waiting)).round.held
+            return
+        self._late |= late
+        for waiting in self._waiting.values():
+            waiting.missing -= self._late
+
+    def _complete(self) -> None:
+        if all(waiting.missing for waiting in self._waiting.values()):
+            return
+        last = max(at for at, waiting in self._waiting.items() if not waiting.missing)
+        for at in sorted(at for at in self._waiting if at <= last):
+            round_ = self._waiting.pop(at).round
+            self._memory.held -= round_.held
+            self._judge(at, round_)
+        self._done = max(self._done, last)
