@@ -173,6 +173,8 @@ def test_only_the_doctor_meets_at_a_store() -> None:
         (
             "numpy",
             "record.layout record.digest record.headroom record.store record.reader record.jumps record.origin"
+            " decide.table_layout decide.votes decide.replicated_rows decide.learned"
+            " decide.replica_group decide.gathers decide.replicas decide.weighing"
             " views.ui.grids views.export.rows views.export.parquet views.export.events views.export.written",
         ),
         ("prometheus_client", "serve.metrics.families serve.metrics.server"),

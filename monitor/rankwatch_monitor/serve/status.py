@@ -102,6 +102,8 @@ def describe(shown: Show, pace: float | None, nearest: Headroom | None, width: i
     progress = describe_pace(pace, [standing.still for standing in running])
     long = [f"rankwatch: {shown.run}", f"{len(running)}/{len(shown.standings)} ranks running"]
     long += [f"{silent} silent"] if silent else []
+    desynced = shown.standing.desynced
+    long += [f"{desynced} parameter{'s' * (desynced != 1)} desynced"] if desynced else []
     long += [shown.standing.waiting] if shown.standing.waiting else []
     long += [f"batch {batch}"] if batch >= 0 else []
     long += [progress] if progress else []

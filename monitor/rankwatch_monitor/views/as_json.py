@@ -11,6 +11,8 @@ from rankwatch.shared.frame import MEASURED, NO_LOSS, NO_STAGE, Frame, Reading, 
 from rankwatch.shared.notice import describe_notice
 
 from ..decide.began import TripOrigin, describe_origin
+from ..decide.desync import Desync
+from ..decide.desync_text import desync_lines
 from ..decide.report import RankNotice, RankRow, Report
 from ..decide.verdict import Verdict
 from . import closeup
@@ -37,6 +39,10 @@ def to_dict(report: Report) -> dict[str, Any]:
         "ranks": [rank_to_dict(row) for row in report.ranks],
         "notices": [notice_to_dict(noticed) for noticed in report.notices],
         "notices_unkept": report.notices_unkept,
+        "desync": [desync_to_dict(one) for one in report.desync],
+        "desync_unkept": report.desync_unkept,
+        "desync_text": list(desync_lines(report.desync, report.world_size).values()),
+        "replicas": None if report.compared is None else asdict(report.compared),
         "stalled": report.stalled,
         "loss": [loss_to_dict(row) for row in report.ranks if row.loss != NO_LOSS],
     }
@@ -159,6 +165,18 @@ def notice_to_dict(noticed: RankNotice) -> dict[str, Any]:
         "growth": notice.growth,
         "batches_left": number(notice.batches_left),
         "text": describe_notice(notice),
+    }
+
+
+def desync_to_dict(one: Desync) -> dict[str, Any]:
+    return {
+        "step": one.step,
+        "parameter": one.parameter,
+        "ranks": list(one.ranks),
+        "replicas": one.replicas,
+        "pattern": one.pattern.value,
+        "host": one.host or None,
+        "gpu": one.gpu or None,
     }
 
 

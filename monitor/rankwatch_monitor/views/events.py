@@ -10,11 +10,15 @@ from rankwatch.shared.closeup_text import describe_closeup
 from rankwatch.shared.divergence import describe_divergence
 from rankwatch.shared.frame import Position
 from rankwatch.shared.notice import describe_notice
-from rankwatch.shared.text import describe_culprit, describe_position, describe_rank
+from rankwatch.shared.text import describe_culprit, describe_position, describe_rank, name_ranks
 
 from ..decide import journal
+from ..decide.desync_text import describe_compared
 from ..decide.journal import Entry
 from ..record.facts import kind_of
+
+MAX_ENTRIES = 4
+"""Desynced parameters that a line names."""
 
 
 def to_dict(time: float, entry: Entry) -> dict[str, Any]:
@@ -67,6 +71,13 @@ def describe(entry: Entry) -> str:
             return "the decision window ended"
         case journal.Diverged():
             return f"diverged: {describe_divergence(fact.found)}"
+        case journal.Desynced():
+            return "; ".join(
+                f"desynced ({one.pattern.value}): {one.parameter} of {name_ranks(one.ranks)} since step {one.step}"
+                for one in fact.entries[:MAX_ENTRIES]
+            ) + (f"; and {len(fact.entries) - MAX_ENTRIES} more parameters" if len(fact.entries) > MAX_ENTRIES else "")
+        case journal.ReplicasCompared():
+            return f"replicas compared: {describe_compared(fact.compared, fact.compared.ranks)}"
         case journal.JobInterrupted():
             return f"the command received {fact.signal}"
         case journal.JobEnded():

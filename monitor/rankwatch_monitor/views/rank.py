@@ -11,11 +11,12 @@ from rankwatch.shared.closeup_text import fields_of, replay_fields
 from rankwatch.shared.frame import Position
 from rankwatch.shared.text import describe_position, describe_rank, describe_trip, format_dump, format_head, format_spans
 
+from ..decide.desync import Desync
 from ..decide.report import RankNotice, RankState
 from . import closeup, digests
-from .as_json import SCHEMA, frame_to_dict, notice_to_dict, rank_to_dict, run_to_dict
+from .as_json import SCHEMA, desync_to_dict, frame_to_dict, notice_to_dict, rank_to_dict, run_to_dict
 from .details import RankDetails
-from .text import notice_fields
+from .text import notice_fields, replica_fields
 
 
 def render(details: RankDetails, frames: int) -> str:
@@ -28,6 +29,7 @@ def render(details: RankDetails, frames: int) -> str:
     acknowledged = ", abort acknowledged" if row.acknowledged else ""
     fields = [("process", f"{row.pid} on {row.host}"), ("state", f"{row.state.value}{acknowledged}")]
     fields += [*_where(details), *_lapses(details), *_tripped(details)]
+    fields += replica_fields(replace(report, compared=None, desync=_desync(details), desync_unkept=0))
     fields += notice_fields(replace(report, notices=_notices(details), notices_unkept=0))
     stored = f"batches {format_spans(details.stored)}" if details.stored else "no batch"
     fields.append(("stored", f"{stored} as the rank sent them"))
@@ -49,6 +51,7 @@ def to_json(details: RankDetails, frames: int) -> str:
         "closeup": None if details.trip is None else closeup.to_dict(details.row.rank, details.trip, details.closeup),
         "capsule": closeup.capsule_of(details.closeup),
         "notices": [notice_to_dict(noticed) for noticed in _notices(details)],
+        "desync": [desync_to_dict(one) for one in _desync(details)],
         "batches": [digests.to_dict(part) for part in details.parts],
         "batches_as_sent": details.stored,
     }
@@ -96,6 +99,10 @@ def _tripped(details: RankDetails) -> list[tuple[str, str]]:
 
 def _notices(details: RankDetails) -> tuple[RankNotice, ...]:
     return tuple(noticed for noticed in details.report.notices if noticed.rank == details.row.rank)
+
+
+def _desync(details: RankDetails) -> tuple[Desync, ...]:
+    return tuple(one for one in details.report.desync if details.row.rank in one.ranks)
 
 
 def _trip(trip: Trip, frames: int) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from rankwatch.shared.notice import NoticeKind, describe_notice
 from rankwatch.shared.text import describe_rank, describe_trip, format_dump, format_head, name_ranks, name_spans
 
 from ..decide.began import describe_origin
+from ..decide.byproducts import BY_PRODUCT_KINDS
+from ..decide.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ..decide.report import Outcome, RankNotice, RankRow, RankState, Report
 from ..decide.verdict import Certainty, Verdict
 from . import closeup
@@ -36,6 +38,7 @@ def render_head(report: Report) -> str:
         ("culprit", culprit),
         *closeup.fields(report, verdict),
         *_began(report),
+        *replica_fields(report),
         *notice_fields(report),
         *_also(report, verdict),
         ("certainty", _certainty(report, verdict)),
@@ -52,7 +55,7 @@ def render_so_far(report: Report) -> str:
     for row in report.ranks:
         states[row.state.value] = states.get(row.state.value, 0) + 1
     fields = [("ranks", ", ".join(f"{count} {state}" for state, count in states.items()))]
-    fields += [("batches", str(report.batches)), *notice_fields(report), *_lapses(report)]
+    fields += [("batches", str(report.batches)), *replica_fields(report), *notice_fields(report), *_lapses(report)]
     return format_head(f"run {report.run} is running", fields)
 
 
@@ -63,16 +66,30 @@ def _render_ending(report: Report) -> str:
         unheard = f"; never connected: {name_ranks(missing)}" if missing else ""
         faults = "".join(f"\n  but {_name(report, row.rank)} {row.farewell}" for row in report.ranks if row.farewell)
         head = f"run {report.run} finished: {_ranks(report)}, {batches}, no inf or nan{unheard}{faults}"
-        return format_head(head, [*notice_fields(report), *_lapses(report)])
+        return format_head(head, [*replica_fields(report), *notice_fields(report), *_lapses(report)])
     fields = [("reason", report.reason)]
     for label, state in (("failed", RankState.FAILED), ("lost", RankState.LOST)):
         ranks = [row.rank for row in report.ranks if row.state is state]
         if ranks:
             fields.append((label, name_ranks(ranks)))
-    fields += [("batches", str(report.batches)), *notice_fields(report), *_lapses(report)]
+    fields += [("batches", str(report.batches)), *replica_fields(report), *notice_fields(report), *_lapses(report)]
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
     return format_head(f"run {report.run} {report.outcome.value}", fields)
+
+
+def replica_fields(report: Report) -> list[tuple[str, str]]:
+    """Whether the replicas are one model: what was compared, one line for each origin, and what to do."""
+    if report.compared is None and not report.desync:
+        return []
+    lines = [] if report.compared is None else [describe_compared(report.compared, report.world_size)]
+    found = list(origins(report.desync).values())
+    for origin in found[:MAX_LINES]:
+        lines += [describe_desync(origin, report.world_size), f"try: {describe_remedy(origin)}"]
+    if len(found) > MAX_LINES or report.desync_unkept:
+        count = sum(map(len, found[MAX_LINES:])) + report.desync_unkept
+        lines.append(f"and {count} more: report.json has up to {len(report.desync)}")
+    return [("replicas", "\n".join(lines))]
 
 
 def _began(report: Report) -> list[tuple[str, str]]:
@@ -111,7 +128,9 @@ def noticed(report: Report, only: int | None = None) -> dict[NoticeKey, str]:
 
 
 def notice_fields(report: Report) -> list[tuple[str, str]]:
-    lines = list(noticed(report).values())
+    lines = [
+        line for key, line in noticed(report).items() if key[0] not in BY_PRODUCT_KINDS
+    ]  # those stand with the replicas
     hidden = len(lines[MAX_LINES:])
     if hidden:
         lines[MAX_LINES:] = [f"and {hidden} more: report.json has them"]

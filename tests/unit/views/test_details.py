@@ -18,13 +18,16 @@ from makers import INF, NAN, frame, reading
 from rankwatch.errors import UsageError
 from rankwatch.shared import messages
 from rankwatch.shared.frame import Frame
-from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry
+from rankwatch_monitor.decide.desync import Desync, DesyncPattern
+from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Desynced, Entry
 from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Limits, Store
 from rankwatch_monitor.views import batch, details, rank
 
 OVER = [Entry(3.0, NO_RANK, Decided(Outcome.FINISHED, "", False)), Entry(3.0, NO_RANK, Closed())]
+
+FLIPPED = Desync(9, "layers.3.weight", (1,), 3, DesyncPattern.ONE_RANK, "node0", equal_at=8, source="DDP")
 
 
 def two(batch_number: int, high: float = 1.0) -> list[Frame]:
@@ -184,6 +187,7 @@ def test_a_rank_that_tripped(tmp_path: Path) -> None:
         Entry(1.0, 0, messages.Noticed(5, makers.notice(module="of another rank"))),
         noticed,
         records.tripped(1, *two(11)[1:], *two(12, INF)[:1], step=12),
+        Entry(2.0, NO_RANK, Desynced((FLIPPED, replace(FLIPPED, parameter="of another rank", ranks=(0,))), 0)),
         Entry(2.5, 1, messages.Bye(30, "aborted", "")),
         *OVER[1:],
     )
@@ -209,6 +213,10 @@ def test_a_rank_that_tripped(tmp_path: Path) -> None:
     assert [part["batch"] for part in told["batches"]] == list(range(2, 12))
     assert told["batches_as_sent"] == list(range(12))
     assert [notice["rank"] for notice in told["notices"]] == [1]
+    assert (
+        "  replicas   rank 1 of 2 (node0): layers.3.weight differs from the other 2 since step 9, equal at step 8; " in text
+    )
+    assert [one["parameter"] for one in told["desync"]] == ["layers.3.weight"]
 
 
 def test_a_rank_that_looked_closer(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from rankwatch.shared.divergence import Divergence
 from rankwatch.shared.frame import Moment
 from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide import journal
+from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Fact
 from rankwatch_monitor.decide.report import Outcome, RankState
 from rankwatch_monitor.views import events
@@ -42,6 +43,14 @@ TOLD: list[tuple[Fact, str]] = [
     (
         journal.Diverged(Divergence(2, 2, "Net", "loss", True, 4.2, 300.0, 4e6, 20, 2, True)),
         "diverged: the loss left its range in batch 2 on all 2 ranks that were compared: about 4.2 before, 300 in this batch",
+    ),
+    (
+        journal.Desynced((Desync(20, "layer.weight", (1,), 4, DesyncPattern.ONE_RANK),) * 6, 0),
+        "desynced (one-rank): layer.weight of rank 1 since step 20; desynced (one-rank): layer.weight",
+    ),
+    (
+        journal.ReplicasCompared(Compared(82, 146, 4, 83, True)),
+        "replicas compared: equal at step 82 (all 146 parameters, 4 ranks), compared 83 times",
     ),
     (journal.Closed(), "the run is over"),
 ]

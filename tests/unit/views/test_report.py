@@ -12,6 +12,7 @@ from rankwatch.shared.closeup import CloseUp, Precision
 from rankwatch.shared.frame import Moment, Phase, State
 from rankwatch.shared.notice import NoticeKind
 from rankwatch.shared.text import name_spans
+from rankwatch_monitor.decide.desync import WORDS, Compared, Desync, DesyncPattern
 from rankwatch_monitor.decide.report import Outcome, RankNotice, RankRow, RankState, Report
 from rankwatch_monitor.decide.verdict import Liveness, Verdict, Witness, elect
 from rankwatch_monitor.views import as_json as as_json
@@ -352,6 +353,39 @@ def test_a_tensor_that_was_gone_has_no_counts() -> None:
     assert [parsed[name] for name in ("numel", "nan_count", "inf_count")] == [None] * 3
     counted = as_json.to_dict(report(verdict()))["verdict"]
     assert [counted[name] for name in ("numel", "nan_count", "inf_count")] == [6, 0, 1]
+
+
+FLIPPED = Desync(120, "layers.3.weight", (1,), 4, DesyncPattern.ONE_RANK, "gpu07", "GPU-5f3a", equal_at=104, origin=1)
+
+
+def test_replicas_stand_in_the_report_of_an_overflow_and_of_a_healthy_run() -> None:
+    line = "  replicas   equal at step 82 (all 146 parameters, 4 ranks), compared 83 times\n"
+    compared = Compared(82, 146, 4, 83, True)
+    for of, outcome in ((verdict(), Outcome.ABORTED), (None, Outcome.FINISHED), (None, Outcome.LOST)):
+        assert line in as_text.render(report(of, outcome, compared=compared))
+    assert line in as_text.render_so_far(report(None, compared=compared))
+    assert "replicas" not in as_text.render(report(None, Outcome.FINISHED))
+
+
+def test_replicas_that_differ_and_what_to_do() -> None:
+    compared = Compared(140, 146, 4, 141, False)
+    text = as_text.render(report(None, Outcome.FINISHED, desync=(FLIPPED,), compared=compared))
+    assert "not equal at step 140" in text
+    assert (
+        "rank 1 of 8 (gpu07, GPU-5f3a): layers.3.weight differs from the other 3 since step 120, equal at step 104" in text
+    )
+    assert WORDS[DesyncPattern.ONE_RANK].remedy in text
+    many = tuple(replace(FLIPPED, origin=number) for number in range(20))
+    assert "and 17 more: report.json" in as_text.render(report(None, Outcome.FINISHED, desync=many, desync_unkept=5))
+
+
+def test_replicas_in_json() -> None:
+    told = as_json.to_dict(report(None, Outcome.FINISHED, desync=(FLIPPED,), compared=Compared(140, 146, 4, 141, False)))
+    (one,) = told["desync"]
+    assert list(one) == ["step", "parameter", "ranks", "replicas", "pattern", "host", "gpu"]
+    assert list(one.values()) == [120, "layers.3.weight", [1], 4, "one-rank", "gpu07", "GPU-5f3a"]
+    assert told["replicas"] == {"step": 140, "parameters": 146, "ranks": 4, "times": 141, "equal": False}
+    assert as_json.to_dict(report(None))["replicas"] is None
 
 
 def test_ranks_are_named_in_spans() -> None:

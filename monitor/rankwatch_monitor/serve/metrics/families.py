@@ -138,6 +138,11 @@ FAMILIES = (
         lambda run: _one(run.shown.standing.tripped),
     ),
     Family(
+        "rankwatch_desynced_parameters_total",
+        "Parameters that replicas disagree on, that never changed or came untied, and inputs that ranks share.", (),
+        lambda run: _one(run.shown.standing.desynced),
+    ),
+    Family(
         "rankwatch_dropped_batches_total", "Batches that ranks dropped: the collector was out of reach, or too slow.", (),
         lambda run: _one(run.dropped),
     ),

@@ -11,7 +11,8 @@ from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared.text import describe_rank, format_dump, printable
 
-from ...decide.report import Outcome
+from ...decide.desync_text import desync_lines
+from ...decide.report import Outcome, Report
 from ...record.follow import View
 from ...record.headroom import Headroom, batches_of
 from ..text import noticed, render_head
@@ -23,6 +24,9 @@ from .tables import batch_table, describe_pace, describe_time, module_table, nod
 MAX_MODULES, MIN_MODULES = 20, 4
 MAX_NOTICES = 4
 """Lines of notices."""
+
+MIN_DESYNCED = 4
+"""Lines about desynced parameters that fit in however few rows."""
 
 MIN_ROWS = 4
 """Rows of nodes or ranks that are shown however long the verdict is."""
@@ -134,14 +138,24 @@ def _title(scene: Scene, focus: Focus) -> list[Line]:
     lines += [Line(silence, "red")] if silence else []
     waiting = scene.view.standing.waiting if scene.view.standing and not scene.view.is_decided else ""
     lines += [Line(waiting, "yellow")] if waiting else []
-    states = describe_states(rank.state for rank in scene.ranks)
+    states = describe_states(rank.state for rank in scene.ranks) + _equality(report)
     node = next((node for node in scene.nodes if node.host == scene.host(focus)), None) if nodes > 1 else None
     lines.append(Line(f"{node.counts} on {node.host}; in all {states}" if node and focus.rank is None else states))
     return lines
 
 
+def _equality(report: Report) -> str:
+    compared = report.compared
+    return (
+        f"; replicas equal at step {compared.step}" if compared is not None and compared.equal and not report.desync else ""
+    )
+
+
 def _going_on(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Block]:
-    """The blocks of a running run: ranks, then modules, then notices."""
+    """The blocks of a running run: desynced parameters, then ranks, then modules, then notices."""
+    desynced = _desynced(scene.view, Size(size.width, max(MIN_DESYNCED, size.height // 5)))
+    blocks: list[Block] = [*desynced, Line("")] if desynced else []
+    size = Size(size.width, size.height - len(blocks))
     found, notices = _modules(scene.view, focus), _notices(scene.view, size.width)
     room = min(MAX_NOTICES, size.height // 5, len(notices)) + 1 if notices else 0
     names = scene.names(focus)
@@ -149,7 +163,7 @@ def _going_on(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Blo
     rows = max(1, min(len(names), size.height - 1 - least - room))
     left = size.height - 1 - rows
     modules = min(MAX_MODULES, len(found), left - room - 2) if found else 0
-    blocks: list[Block] = [_crowd(scene, focus, rows, keys=keys)]
+    blocks.append(_crowd(scene, focus, rows, keys=keys))
     if modules > 0:
         blocks += [Line(""), module_table(found[:modules], by_growth=focus.by_growth)]
         left -= 2 + modules
@@ -199,6 +213,8 @@ def _rank(scene: Scene, number: int, size: Size) -> list[Block]:
         lines.append(f"{dropped} of its batches were dropped: the collector was out of reach, or too slow, for too long")
     lines += [row.farewell] if row.farewell else []
     lines += [f"refused {row.rival}: this rank was there already"] if row.rival else []
+    apart = [one for one in view.report.desync if number in one.ranks]
+    lines += [f"desync: {text}" for text in desync_lines(apart, view.report.world_size).values()]
     lines += [f"noticed: {text}" for text in noticed(view.report, only=number).values()]
     head = _cut([Line(text) for text in _wrapped(lines, size.width)], size.height - MIN_ROWS)
     batches = batches_of(number, view.digests, view.tables, size.height - len(head) - 2)
@@ -237,6 +253,13 @@ def _modules(view: View, focus: Focus) -> Sequence[Headroom]:
 def _notices(view: View, width: int) -> list[Line]:
     texts = [f"noticed: {text}" for text in noticed(view.report).values()]
     return [Line(text, "yellow") for text in _wrapped(texts, width)]
+
+
+def _desynced(view: View, size: Size) -> list[Line]:
+    """A line for each origin; they are wrapped if all of them fit."""
+    texts = [f"desync: {text}" for text in desync_lines(view.report.desync, view.report.world_size).values()]
+    wrapped = _wrapped(texts, size.width)
+    return _cut([Line(text, "red") for text in (wrapped if len(wrapped) <= size.height else texts)], size.height)
 
 
 def _keys(scene: Scene, focus: Focus) -> str:

@@ -1,4 +1,4 @@
-"""A run as lines, for a file or a log: its state when it has changed, and each notice and the end."""
+"""A run as lines, for a file or a log: its state when it has changed, what is desynced, each notice and the end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from rankwatch.shared.text import printable
 
+from ...decide.desync_text import desync_lines
 from ...record.follow import Newest, View
 from ...record.schema import StoreError
 from ..text import NoticeKey, noticed, render
@@ -26,12 +27,17 @@ class Changes:
         self._due = float("-inf")
         self._printed: tuple[object, ...] = ()
         self._noticed: set[NoticeKey] = set()
+        self._desynced: set[object] = set()
         self._reason = ""
 
     def lines(self, view: View, now: float) -> Iterator[str]:
         """The lines of what is new, without newlines. ``now``: Unix seconds."""
         scene = Scene.of(view, now)
         report = view.report
+        for origin, text in desync_lines(report.desync, report.world_size).items():
+            if origin not in self._desynced:
+                self._desynced.add(origin)
+                yield printable(f"{report.run}: desync: {text}")
         for key, text in noticed(report).items():
             if key not in self._noticed:
                 self._noticed.add(key)

@@ -8,12 +8,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rankwatch.shared.cause import Trip, describe_module
 from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES, FrameTable
 
+from ...decide.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ...decide.report import Report
 from ...record import replay
 from ...record.digest import Columns
@@ -117,6 +119,7 @@ class RunPages:
             "standing": None if is_over or standings.run is None else standings.run._asdict(),
             "standings": [] if is_over else [standing._asdict() for standing in standings.ranks],
             "path": path.path_to(frames),
+            "replicas": _replicas(report),
             "grid": self.ranks(record)._asdict(),
         }
 
@@ -228,6 +231,19 @@ class RunPages:
             if self._replayed is None or self._replayed[0] != mark:
                 self._replayed = mark, replay.take(record)
             return self._replayed[1]
+
+
+def _replicas(report: Report) -> dict[str, Any]:
+    """A line for each origin of desynced parameters and what to do, each parameter, and what was compared."""
+    return {
+        "lines": [
+            {"text": describe_desync(origin, report.world_size), "try": describe_remedy(origin)}
+            for origin in origins(report.desync).values()
+        ],
+        "rows": [asdict(one) for one in report.desync],
+        "hidden": report.desync_unkept,
+        "compared": describe_compared(report.compared, report.world_size),
+    }
 
 
 def _trips(report: Report) -> list[tuple[int, Trip]]:

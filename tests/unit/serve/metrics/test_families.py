@@ -56,7 +56,7 @@ def test_the_metrics_of_a_run() -> None:
         standing(1, batch=9, still=40.0, quiet="silent, but still connected", queued=5),
         standing(2, batch=2, state=RankState.FAILED, still=100.0, dropped=4),
     )
-    found = values(shown(*ranks, tripped=1, stalled=1), headroom=2.0, age=0.5)
+    found = values(shown(*ranks, tripped=1, stalled=1, desynced=6), headroom=2.0, age=0.5)
     of_run = {name.removesuffix("{run=train-0}"): value for name, value in found.items() if name.endswith("{run=train-0}")}
     assert of_run == {
         "rankwatch_batches_total": 13,
@@ -66,6 +66,7 @@ def test_the_metrics_of_a_run() -> None:
         "rankwatch_silent_ranks": 1,
         "rankwatch_stalled_ranks": 1,
         "rankwatch_trips_total": 1,
+        "rankwatch_desynced_parameters_total": 6,
         "rankwatch_headroom_ratio": 4.0,
         "rankwatch_queued_messages": 7,
         "rankwatch_dropped_batches_total": 5,
@@ -92,6 +93,7 @@ def test_a_run_that_is_over_has_no_samples_of_live_metrics() -> None:
             "rankwatch_batches_total",
             "rankwatch_batch",
             "rankwatch_trips_total",
+            "rankwatch_desynced_parameters_total",
             "rankwatch_dropped_batches_total",
         )
     }

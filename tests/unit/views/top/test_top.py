@@ -11,6 +11,7 @@ import pytest
 
 import crowds
 import makers
+from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.decide.report import RankState
 from rankwatch_monitor.record.follow import Follower, View
 from rankwatch_monitor.views.top.focus import Focus, press, window
@@ -83,6 +84,7 @@ def test_every_view_fits_every_terminal(view: View, size: Size, focus: Focus) ->
     shown(replace(view, is_over=True), focus, size)
 
 
+@pytest.mark.slow
 def test_a_run_of_16384_ranks(tmp_path: Path) -> None:
     huge = Follower(crowds.write(tmp_path, 16384, 2)).look()
     text = shown(huge)
@@ -109,6 +111,36 @@ def test_the_ranks_that_an_election_waits_for_are_shown(view: View) -> None:
     waiting = replace(view, standing=view.standing._replace(waiting="waiting for rank 3 to pass frame 7 of batch 3"))
     assert "waiting for rank 3 to pass frame 7 of batch 3" in shown(waiting)
     assert "waiting for" not in shown(replace(waiting, is_over=True))
+
+
+def test_desynced_parameters_come_first(view: View) -> None:
+    flipped = Desync(120, "layers.3.weight", (203,), 1024, DesyncPattern.ONE_RANK, "gpu-a100-0025.cluster", "GPU-5f3a", 104)
+    apart = replace(view, report=replace(view.report, desync=(flipped,)))
+    lines = shown(apart).splitlines()
+    assert len(lines) == 24
+    assert lines[4].startswith("desync: rank 203 of 1024 (gpu-a100-0025.cluster, GPU-5f3a): layers.3.weight")
+    assert lines[8] == ""
+    assert lines[10].startswith("> gpu-a100-0025")
+    assert "desync: rank 203 of 1024" in shown(apart, Focus(rank=203))
+    assert "desync" not in shown(apart, Focus(rank=204))
+    many = tuple(replace(flipped, ranks=(rank,)) for rank in range(20))
+    crowded = replace(apart, report=replace(apart.report, desync=many))
+    assert [line.partition(":")[0] for line in shown(crowded).splitlines()[4:8]] == ["desync"] * 3 + ["[...]"]
+    for size in (Size(80, 10), Size(120, 50), Size(62, 15)):
+        shown(crowded, size=size)
+    changes = Changes(1.0)
+    (told,) = [line for line in changes.lines(apart, view.standings_at) if "desync" in line]
+    assert told.startswith(
+        "crowd-0: desync: rank 203 of 1024 (gpu-a100-0025.cluster, GPU-5f3a): layers.3.weight differs from"
+    )
+    later = replace(view, report=replace(view.report, desync=(flipped, replace(flipped, step=121, parameter="head.weight"))))
+    assert not [line for line in changes.lines(later, view.standings_at + 2) if "desync" in line]
+
+
+def test_that_replicas_are_equal_is_said_beside_the_ranks(view: View) -> None:
+    equal = replace(view, report=replace(view.report, compared=Compared(19, 146, 1024, 20, True)))
+    assert "1021 running; replicas equal at step 19\n" in shown(equal)
+    assert "replicas" not in shown(replace(view, report=replace(equal.report, compared=Compared(19, 146, 1024, 20, False))))
 
 
 def test_a_silent_collector_and_a_run_without_progress(view: View) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import records
 import standings
+from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
+from rankwatch_monitor.decide.journal import NO_RANK, Desynced, Entry, ReplicasCompared
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Store
 from rankwatch_monitor.views.ui.pages import RunPages
@@ -39,3 +42,24 @@ def test_new_batches_are_added_to_the_earlier_ones(tmp_path: Path) -> None:
         store.close()
     with pages.open() as after:
         assert pages.overview(after)["report"]["batches"] == 2
+
+
+def test_what_is_said_of_replicas(tmp_path: Path) -> None:
+    flipped = Desync(9, "layers.3.weight", (1,), 3, DesyncPattern.ONE_RANK, "node0", "GPU-5f3a", 8, source="DDP")
+    compared = Entry(1.0, NO_RANK, ReplicasCompared(Compared(8, 146, 3, 9, True)))
+    run = records.write(tmp_path / "train-0", records.part(0, *records.frames(0)), compared, world_size=3)
+    with RunPages(run).open() as record:
+        equal = "equal at step 8 (all 146 parameters, 3 ranks), compared 9 times"
+        assert RunPages(run).overview(record)["replicas"] == {"lines": [], "rows": [], "hidden": 0, "compared": equal}
+    store = Store(run / FILE)
+    store.write([Entry(2.0, NO_RANK, Desynced((flipped, replace(flipped, parameter="head.bias")), 4))], 100.0)
+    store.close()
+    with RunPages(run).open() as record:
+        found = RunPages(run).overview(record)["replicas"]
+    (line,) = found["lines"]
+    assert line["try"].startswith("load a checkpoint from before")
+    assert line["text"].startswith(
+        "rank 1 of 3 (node0, GPU-5f3a): layers.3.weight differs from the other 2 since step 9, equal at step 8; and"
+    )
+    assert [row["parameter"] for row in found["rows"]] == ["layers.3.weight", "head.bias"]
+    assert found["hidden"] == 4

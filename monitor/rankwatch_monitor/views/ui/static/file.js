@@ -11,7 +11,8 @@ main.append(
   h("h1", null, report.run.id),
   h("p", null, Views.badge({ is_over: overview.is_over, outcome: report.outcome }), report.verdict ? "" : ` ${report.reason}`),
   Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ["began", Views.clock(overview.began)]]),
-  Views.verdict(report) || "");
+  Views.verdict(report) || "",
+  Views.replicas(overview.replicas) || "");
 if (series) Charts.lines(part("The culprit's reading over the batches"))(series);
 if (report.verdict) part("The last frames").append(h("p", { class: "faint" }, "Read from the bottom up. The marked frames lead to the culprit: the output of each is an input of the next."), Views.frames(report, overview.path));
 if (overview.grid.cells.some((row) => row.length)) Charts.heatmap(part(Charts.title(overview.grid, "rank")), "rank")(overview.grid);

@@ -97,9 +97,9 @@ const PAGES = {
       const { report } = body;
       const states = report.ranks.reduce((sum, row) => ({ ...sum, [row.state]: (sum[row.state] || 0) + 1 }), {});
       state.replaceChildren(
-        h("p", null, Views.badge({ is_over: body.is_over, outcome: report.outcome }), body.is_over && report.reason && !report.verdict ? ` ${report.reason}` : "", body.silent_collector ? " The collector has been silent for more than three heartbeats." : ""),
+        h("p", null, Views.badge({ is_over: body.is_over, outcome: report.outcome }), body.is_over && report.reason && !report.verdict && !body.replicas.lines.some((line) => line.text === report.reason) ? ` ${report.reason}` : "", body.silent_collector ? " The collector has been silent for more than three heartbeats." : ""),
         Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ...Object.entries(states).map(([name, count]) => [name, count]), ["began", Views.clock(body.began)]]));
-      found.replaceChildren(...[Views.verdict(report), report.verdict && h("p", null, Views.link(where(run, "verdict"), "Its frames, and what led to it"))].filter(Boolean));
+      found.replaceChildren(...[Views.verdict(report), report.verdict && h("p", null, Views.link(where(run, "verdict"), "Its frames, and what led to it")), Views.replicas(body.replicas)].filter(Boolean));
       ranks.querySelector("h2").textContent = Charts.title(body.grid, "rank");
       legend.textContent = `${Charts.legend(body.grid)} A cell opens the modules of its rank.`;
       draw(body.grid);
@@ -119,7 +119,8 @@ const PAGES = {
     follow(api("overview"), (body) => {
       const { report } = body;
       if (!report.verdict) {
-        place.replaceChildren(h("p", null, body.is_over ? `The run is over (${report.outcome}): no inf or nan was found. ${report.reason}` : "No inf or nan so far."));
+        const said = Views.replicas(body.replicas);
+        place.replaceChildren(...[said, h("p", null, body.is_over ? `The run is over (${report.outcome}): no inf or nan was found. ${report.reason}` : "No inf or nan so far.")].filter(Boolean));
         return;
       }
       place.replaceChildren(Views.verdict(report));

@@ -102,7 +102,7 @@ const Views = (() => {
 
   const WORST = ["failed", "lost", "missing", "aborted", "running", "ended", "finished"];
 
-  const FIRST_RANKS = 16;
+  const FIRST_RANKS = 16, FIRST_ROWS = 8;
 
   function ranks(run, report, standings) {
     const now = new Map(standings.map((standing) => [standing.rank, standing]));
@@ -130,6 +130,19 @@ const Views = (() => {
     return h("section", null, h("h2", null, "Noticed"), h("ul", null, shown), hidden ? h("p", { class: "faint" }, `and ${hidden} more: report.json has them`) : null);
   }
 
+  // What is said of replicas: the desynced parameters, or that all were equal.
+  function replicas(found) {
+    if (!found.lines.length) return found.compared ? facts([["replicas", found.compared]]) : null;
+    const head = [["parameter", "name"], ["ranks"], ["since step", "number"], ["equal at", "number"], ["pattern"], ["host and GPU", "name"]];
+    const rows = found.rows.map((row) => ["", [row.parameter, spans(row.ranks), row.step, row.equal_at < 0 ? "never" : row.equal_at, row.pattern, `${row.host} ${row.gpu}`.trim()]]);
+    const hidden = Math.max(0, rows.length - FIRST_ROWS) + found.hidden;
+    return h("section", { class: "panel is-bad", "aria-label": "Desync" }, h("h2", null, "Desynced parameters"),
+      h("ul", null, found.lines.slice(0, FIRST_ROWS).map((line) => h("li", null, line.text, h("div", { class: "faint" }, `try: ${line.try}`)))),
+      table("Desynced parameters", head, rows.slice(0, FIRST_ROWS), "stacked"),
+      hidden ? h("p", { class: "faint" }, `and ${hidden} more: report.json has them`) : null,
+      found.compared ? h("p", { class: "faint" }, `In all, the replicas were ${found.compared}.`) : null);
+  }
+
   function diff(found) {
     const side = (reading) => (reading ? Charts.number(reading.abs_max, reading.state) : "-");
     const row = (pair) => ["", [pair.ratio === null ? "inf" : `x${pair.ratio.toPrecision(3)}`, side(pair.left), side(pair.right), cell(`${module(pair.module)} (${pair.class}${pair.phase === "forward" ? "" : `, ${pair.phase}`}${pair.call ? `, call ${pair.call}` : ""})`, "name"), pair.label]];
@@ -145,9 +158,9 @@ const Views = (() => {
   }
 
   function events(found) {
-    const rows = found.events.map((event) => [event.kind === "tripped" || event.kind === "decided" ? "is-bad" : "", [time(event.time), event.rank === null ? "" : event.rank, event.kind, event.text]]);
+    const rows = found.events.map((event) => [["tripped", "desynced", "decided"].includes(event.kind) ? "is-bad" : "", [time(event.time), event.rank === null ? "" : event.rank, event.kind, event.text]]);
     return h("div", null, table("Events, the last first", [["time"], ["rank", "number"], ["what"], ["", "text"]], rows, "stacked"), found.hidden ? h("p", { class: "faint" }, `and ${found.hidden} earlier ones`) : null);
   }
 
-  return { h, cell, table, facts, tiles, clock, link, where, module, badge, runs, verdict, frames, ranks, notices, diff, events };
+  return { h, cell, table, facts, tiles, clock, link, where, module, badge, runs, verdict, frames, ranks, notices, replicas, diff, events };
 })();
