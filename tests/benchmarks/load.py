@@ -1,12 +1,14 @@
 """The load that one collector can take: a real ``rankwatch collector`` on one core, simulated ranks on the others.
 
-    python tests/benchmarks/load.py [--ranks 64,1024,4096,16384] [--seconds 60] [--trips 10] [--json FILE]
+    python tests/benchmarks/load.py [--ranks 64,1024,4096,16384] [--parameters 0,1000] [--seconds 60] [--trips 10] [--json FILE]
 
 Every rank is a DEALER with its own keys. It sends HELLO and its frame table, then one batch (1,000 readings) each second and
-a BEAT each heartbeat, as an agent does. A few processes hold all the ranks. Beside these ranks
+a BEAT each heartbeat, as an agent does. With --parameters, each rank also sends its fingerprint with each batch: of all
+parameters with the first three, then of a 16th. A few processes hold all the ranks. Beside these ranks
   - a probe rank (in its own run) asks for an ACK every 50 ms: "latency" is the time from its BEAT to the ACK;
   - small runs of 8 ranks trip one after another: "small: TRIP to ABORT" and "to last ACK" are the times that the tripping
     rank and the last rank see.
+"decode us" and "compare us" are the collector's CPU time for one fingerprint, with all ranks equal, measured in this process.
 For each size it prints messages per second, the collector's CPU (100 % is one core, its I/O thread included), the collector's
 memory at the start, middle and end of the load, and these latencies. "behind" counts sends that found the queue full.
 
@@ -24,6 +26,8 @@ ROUTER (also CURVE; it receives and drops messages). The figure is the collector
 from __future__ import annotations
 
 import argparse
+import hashlib
+import itertools
 import json
 import math
 import multiprocessing
@@ -52,7 +56,9 @@ from jobs import environment
 from rankwatch.shared import connection as connections
 from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.connection import Connection
-from rankwatch.shared.frame import BatchSummary, FrameSpec, FrameTable, Kind, Moment, ReadingSpec, pack
+from rankwatch.shared.fingerprint import ALL_ROWS, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
+from rankwatch.shared.frame import NO_STAGE, BatchSummary, FrameSpec, FrameTable, Kind, Moment, ReadingSpec, pack
+from rankwatch_monitor.decide.replicas import ReplicaWatch
 from rankwatch_monitor.serve.collector import TO_PEER, raise_descriptor_limit
 
 ROWS = 1000
@@ -67,6 +73,9 @@ MODULES = [
     )
 ]
 TABLE = FrameTable(tuple(MODULES))
+PARAMETERS = 1000
+SLOTS = 16
+
 TRIPS = 100
 TRIP_RANKS = 8
 RANKS_A_PROCESS = 4096
@@ -90,26 +99,49 @@ PACE = 0.005
 """Seconds between bursts of a process that simulates ranks."""
 
 
-def batch_messages(batch: int) -> list[bytes]:
+def batch_messages(batch: int, seq: int = 0) -> list[bytes]:
     """One batch message for each variant of rank."""
     made = []
     for variant in range(VARIANTS):
         column = pack("f", [1.0 + (row * (variant + 1) + batch) % 97 for row in range(ROWS)])
         summary = BatchSummary(batch, 0, batch, time.time(), time.time(), False, TABLE.id, column, column, bytes(ROWS))
-        made.append(wire.encode(messages.Batch(batch + 1, summary)))
+        made.append(wire.encode(messages.Batch(seq or batch + 1, summary)))
     return made
 
 
-class Ranks:
-    """Some ranks of a run, each with a socket, in this process."""
+def fingerprint_table(ranks: range, parameters: int) -> FingerprintTable:
+    """Of a model with this many parameters in DDP, in slots of the same size."""
+    rows = [
+        FingerprintRow(f"layers.{row}.weight", "float32", 4096, 0, row * SLOTS // parameters, True)
+        for row in range(parameters)
+    ]
+    return FingerprintTable(tuple(rows), (RankMesh(tuple(ranks), (len(ranks),), (True,), source="DDP"),))
 
-    def __init__(self, connection: Connection, job: str, world_size: int, numbers: range) -> None:
+
+def fingerprint_message(table: FingerprintTable, batch: int) -> bytes:
+    """The fingerprint as ``batch`` begins: of all rows in the first three batches, then of a slot. Equal on all ranks."""
+    slot = ALL_ROWS if batch < 3 else batch % SLOTS
+    lanes = b"".join(
+        hashlib.blake2b(f"{batch} {row.parameter}".encode(), digest_size=16).digest() for row in table.rows_of(slot)
+    )
+    of_batch = Fingerprint(table.id, 0, batch, batch, slot, False, False, True, lanes)
+    return wire.encode(messages.Fingerprinted(2 * batch + 1, of_batch))
+
+
+class Ranks:
+    """Some ranks of a run, each with a socket, in this process. With ``parameters``, they send fingerprints of them.
+
+    Rank 0 of a large run only trips: the others are each other's replicas.
+    """
+
+    def __init__(self, connection: Connection, job: str, world_size: int, numbers: range, parameters: int = 0) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, sockets.MAX_PEERS)
         self.numbers = numbers
         self.behind = 0
         self.heartbeat = 1.0
         self._job, self._world_size = job, world_size
+        self._table = fingerprint_table(range(1, world_size), parameters) if parameters else None
         self._flooded = 0
         self._asked: set[int] = set()
         self._told: dict[int, float] = {}
@@ -133,7 +165,9 @@ class Ranks:
             )
             for number in self.numbers
         ]
-        table = wire.encode(messages.Table(TABLE))
+        tables = [wire.encode(messages.Table(TABLE))]
+        if self._table is not None:
+            tables.append(wire.encode(messages.Fingerprints(self._table)))
         waiting, said = set(range(len(self.sockets))), set()
         while waiting:
             for index in list(waiting):
@@ -143,7 +177,8 @@ class Ranks:
                     if isinstance(message, messages.Welcome):
                         self.heartbeat = message.heartbeat
                         waiting.discard(index)
-                        self.send(index, table)
+                        for table in tables:
+                            self.send(index, table)
             time.sleep(0.001)
 
     def send(self, index: int, message: bytes, *, required: bool = True) -> bool:
@@ -174,7 +209,8 @@ class Ranks:
         beats_per_batch = 1.0 / self.heartbeat
         next_asked = next_told = 0
         for batch in range(batches):
-            packed = batch_messages(batch)
+            packed = batch_messages(batch, 2 * batch + 2 if self._table is not None else 0)
+            fingerprint = fingerprint_message(self._table, batch) if self._table is not None else b""
             beat = wire.encode(messages.Beat(Moment(batch, batch, 0, len(MODULES)), "backward", 1, 0, time.time()))
             done = 0
             while done < count:
@@ -187,6 +223,8 @@ class Ranks:
                 due = min(count, int((time.time() - begin - batch) * count) + 1)
                 for index in range(done, due):
                     if index not in self._told and not self._heed(index):
+                        if fingerprint:
+                            self.send(index, fingerprint)
                         self.send(index, packed[self.numbers[index] % VARIANTS])
                         if int((batch + 1) * beats_per_batch) > int(batch * beats_per_batch):
                             self.send(index, beat)
@@ -263,11 +301,11 @@ class Ranks:
         self.context.destroy(linger=0)
 
 
-def simulate(pipe: Pipe, path: str, job: str, world_size: int, numbers: range) -> None:
+def simulate(pipe: Pipe, path: str, job: str, world_size: int, numbers: range, parameters: int) -> None:
     """The body of a process that holds ranks: runs the calls that come through the pipe, one after another."""
     if job == "flood":
         sockets.SEND_HIGH_WATER = 4  # so that messages sent are messages accepted
-    ranks = Ranks(connections.read(Path(path)), job, world_size, numbers)
+    ranks = Ranks(connections.read(Path(path)), job, world_size, numbers, parameters)
     while (call := pipe.recv()) is not None:
         name, *arguments = call
         value = getattr(ranks, name)
@@ -278,14 +316,14 @@ def simulate(pipe: Pipe, path: str, job: str, world_size: int, numbers: range) -
 class Crowd:
     """The processes that hold the ranks of one run."""
 
-    def __init__(self, path: Path, job: str, world_size: int, ranks: range, cores: list[int]) -> None:
+    def __init__(self, path: Path, job: str, world_size: int, ranks: range, cores: list[int], parameters: int = 0) -> None:
         count = max(min(len(cores), len(ranks)), -(-len(ranks) // RANKS_A_PROCESS))
         spawn = multiprocessing.get_context("spawn")
         self._pipes, self._processes = [], []
         for process in range(count):
             numbers = ranks[len(ranks) * process // count : len(ranks) * (process + 1) // count]
             ours, theirs = spawn.Pipe()
-            started = spawn.Process(target=simulate, args=(theirs, str(path), job, world_size, numbers))
+            started = spawn.Process(target=simulate, args=(theirs, str(path), job, world_size, numbers, parameters))
             started.start()
             os.sched_setaffinity(started.pid or 0, {cores[process % len(cores)]})
             os.setpriority(os.PRIO_PROCESS, started.pid or 0, SIMULATION_NICE)
@@ -518,10 +556,10 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[math.ceil(share * len(values)) - 1] if values else float("nan")
 
 
-def under_load(world_size: int, seconds: int, trips: int, cores: list[int], folder: Path) -> dict[str, Any]:
+def under_load(world_size: int, parameters: int, seconds: int, trips: int, cores: list[int], folder: Path) -> dict[str, Any]:
     """One size of the first table."""
     with collector(folder, cores[0], folder / "log") as (usage, path):
-        crowd = Crowd(path, "load", world_size, range(1, world_size), cores[1:] or cores)
+        crowd = Crowd(path, "load", world_size, range(1, world_size), cores[1:] or cores, parameters)
         try:
             crowd.call("connect")
             connected = usage.memory()
@@ -559,9 +597,14 @@ def under_load(world_size: int, seconds: int, trips: int, cores: list[int], fold
         finally:
             crowd.close()
     without_load = bare_aborts(world_size, trips, cores, folder)
+    table = fingerprint_table(range(1, world_size), parameters) if parameters else None
     return {
         "ranks": world_size,
-        "messages/s": (world_size - 1) * seconds * (1 + 1 / heartbeat) / elapsed,
+        "parameters": parameters,
+        "fingerprint bytes": len(fingerprint_message(table, SLOTS)) if table is not None else 0,
+        "batch bytes": len(batch_messages(0)[0]),
+        **(cpu_of_comparing(world_size, parameters) if parameters else {"decode us": 0.0, "compare us": 0.0}),
+        "messages/s": (world_size - 1) * seconds * (1 + bool(parameters) + 1 / heartbeat) / elapsed,
         "cpu %": 100 * cpu / elapsed,
         "seconds": elapsed,
         "behind": behind,
@@ -581,6 +624,25 @@ def under_load(world_size: int, seconds: int, trips: int, cores: list[int], fold
         **spread("bare: all told", without_load.to_all),
         **spread("bare: to last ACK", without_load.to_last_ack),
     }
+
+
+def cpu_of_comparing(world_size: int, parameters: int) -> dict[str, float]:
+    """Microseconds of CPU time to decode a fingerprint and to compare it, in this process: of one rank and step."""
+    table, watch = fingerprint_table(range(world_size), parameters), ReplicaWatch(world_size, lambda rank: ("", ""))
+    for rank in range(world_size):
+        watch.take_table(rank, table)
+    spent = {"decode": 0.0, "compare": 0.0}
+    for batch in range(SLOTS):
+        message = fingerprint_message(table, batch)
+        for rank in range(world_size):
+            begun = time.thread_time()
+            decoded = wire.decode(message)
+            between = time.thread_time()
+            assert isinstance(decoded, messages.Fingerprinted)
+            watch.take(rank, NO_STAGE, decoded.fingerprint)
+            spent["decode"] += between - begun
+            spent["compare"] += time.thread_time() - between
+    return {f"{name} us": 1e6 * seconds / (SLOTS * world_size) for name, seconds in spent.items()}
 
 
 def spread(name: str, values: list[float]) -> dict[str, float]:
@@ -618,7 +680,9 @@ def columns(name: str) -> dict[str, str]:
 
 
 LOAD_COLUMNS = {
-    "ranks": "{:.0f}", "messages/s": "{:.0f}", "cpu %": "{:.0f}", "seconds": "{:.1f}", "behind": "{}",
+    "ranks": "{:.0f}", "parameters": "{}", "fingerprint bytes": "{}", "batch bytes": "{}",
+    "decode us": "{:.1f}", "compare us": "{:.1f}",
+    "messages/s": "{:.0f}", "cpu %": "{:.0f}", "seconds": "{:.1f}", "behind": "{}",
     "latency p50": "{:.1f}", "latency p99": "{:.1f}", "latency last": "{:.1f}",
     "small trips": "{}", **columns("small: TRIP to ABORT"), **columns("small: TRIP to last ACK"),
     "trips": "{}", **columns("TRIP to ABORT"), **columns("all told"), **columns("TRIP to last ACK"),
@@ -642,6 +706,12 @@ def main() -> None:
     parser.add_argument(
         "--ranks", type=lambda text: [int(part) for part in text.split(",")], default=[64, 1024, 4096, 16384]
     )
+    parser.add_argument(
+        "--parameters",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=[0, PARAMETERS],
+        help="of which each rank sends fingerprints; 0: none; for each, every size is measured",
+    )
     parser.add_argument("--seconds", type=int, default=60, help="of load at each size")
     parser.add_argument("--trips", type=int, default=10, help="of the large run, of either kind")
     parser.add_argument("--flood", type=int, default=64, metavar="RANKS", help="ranks of the flood; 0: none")
@@ -652,9 +722,11 @@ def main() -> None:
     os.sched_setaffinity(0, cores[1:] or cores)  # the first core is the collector's alone
     print(f"{len(cores)} cores, the collector on one of them; {ROWS} readings a batch, {len(batch_messages(0)[0])} bytes\n")
     result: dict[str, Any] = {"load": [], "flood": []}
-    for world_size in arguments.ranks:
+    for world_size, parameters in itertools.product(arguments.ranks, arguments.parameters):
         with tempfile.TemporaryDirectory() as folder:
-            result["load"].append(under_load(world_size, arguments.seconds, arguments.trips, cores, Path(folder)))
+            result["load"].append(
+                under_load(world_size, parameters, arguments.seconds, arguments.trips, cores, Path(folder))
+            )
         show(result["load"][-1:], LOAD_COLUMNS)
         print(flush=True)
     if arguments.flood:

@@ -35,6 +35,7 @@ MODES: dict[str, dict[str, Any] | None] = {
     "async": {"check": "async"},
     "every=10": {"every": 10},
     "no guard": {"guard": False},
+    "fingerprints=1": {"fingerprints": 1},
 }
 """Each mode, with the arguments of watch() where rankwatch watches."""
 WATCH_PARAMETERS = inspect.signature(rankwatch.watch).parameters

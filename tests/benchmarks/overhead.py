@@ -15,7 +15,9 @@ Four tables:
   memory   The peak of a process (CPU, eager only) or of the allocator (CUDA) in the same training, divided by the bare peak.
   parts    The host's time in what watches beside the readings, divided by that of the same steps: the look at the gradients
            before the optimizer's, also after clip_grad_norm_; the state of the root's entry, kept for a rerun; the look at
-           the loss. Far below the noise of "steps", and not part of a comparison: nothing of it is done twice.
+           the loss; the fingerprint, of a 16th of the parameters (the mean over the steps), and of all of them at each step. A
+           fingerprint is taken as by a rank among others, but not sent. Far below the noise of "steps", and not part of a
+           comparison: nothing of it is done twice.
   measure  The time of rankwatch's measurement of one tensor, divided by the time of torch.aminmax.
 
 The figures mean nothing on a machine with other work, above all with one thread per core: look at the noise first.
@@ -33,11 +35,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent")]
@@ -46,12 +49,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.models import DTYPES, MODELS, MODES, NotAvailable, Setting, Trainee, graphs_made, time_of
+from rankwatch import watcher
+from rankwatch.hook import fingerprints, plan
+from rankwatch.hook.fingerprints import FingerprintTaker
 from rankwatch.hook.guard import Guard
 from rankwatch.hook.loss import Losses
 from rankwatch.measure.extremes import Layout, Measure, TapeRow, layout_of
 from rankwatch.rerun.forward import RootEntry
 
 TABLES = ("steps", "parts", "memory", "measure")
+FINGERPRINT, ALL_AT_ONCE = "fingerprint", "fingerprints=1"
 KIBI_ELEMENTS = (64, 256, 1024, 4096, 16384)
 """The tensors of the table "measure"."""
 
@@ -138,8 +145,7 @@ def take_turns(trainees: list[Trainee], rounds: int) -> None:
 
 def step_row(setting: Setting, trainee: Trainee, bare: Trainee) -> Line:
     ratios = [mine / its for mine, its in zip(trainee.seconds, bare.seconds, strict=True)]
-    places = [ratios[place :: trainee.period] for place in range(min(trainee.period, len(ratios)))]
-    ratio = statistics.fmean(map(statistics.median, places))
+    ratio = over_cycle(ratios, trainee.period)
     q1, _, q3 = statistics.quantiles(ratios, n=4, method="inclusive")
     return {
         **vars(setting),
@@ -158,20 +164,31 @@ def step_row(setting: Setting, trainee: Trainee, bare: Trainee) -> Line:
     }
 
 
-PARTS: dict[str, tuple[type, str]] = {
-    "guard": (Guard, "before_step"),
-    "root's entry": (RootEntry, "__init__"),
-    "loss": (Losses, "_look"),
+def over_cycle(figures: list[float], period: int) -> float:
+    """The median at each place of the cycle, averaged over the cycle."""
+    places = [figures[place::period] for place in range(min(period, len(figures)))]
+    return statistics.fmean(map(statistics.median, places))
+
+
+PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "guard": (Guard, ("before_step",)),
+    "root's entry": (RootEntry, ("__init__",)),
+    "loss": (Losses, ("_look",)),
+    FINGERPRINT: (FingerprintTaker, ("forward_begins", "forward_ends", "before_step", "after_step")),
 }
 
 
 def table_of_parts(setting: Setting, rounds: int) -> list[Line]:
     print(f"  {'parts':<22}{'ms':>9}{'share':>9}{'q1':>9}{'q3':>9}", flush=True)
     rows = []
-    for clips in (False, True):
-        trainee = Trainee(setting, "default", clips=clips)
-        trainee.warm_up()
+    for mode, clips in (("default", False), ("default", True), (ALL_AT_ONCE, False)):
         with ExitStack() as stack:
+            # Alone, or without a collector, a rank has nothing to compare.
+            for module in (plan, fingerprints):
+                stack.enter_context(patch.object(module, "world_size", lambda: 2))
+            stack.enter_context(patch.object(watcher, "replace", lambda config, **changes: config))
+            trainee = Trainee(setting, mode, clips=clips)
+            trainee.warm_up()
             spent = {name: stack.enter_context(timed(*place)) for name, place in PARTS.items()}
             for _ in range(rounds):
                 trainee.time_step()
@@ -179,32 +196,49 @@ def table_of_parts(setting: Setting, rounds: int) -> list[Line]:
                     seconds.append(0.0)
         trainee.close()
         for name, seconds in spent.items():
+            if mode == ALL_AT_ONCE and name != FINGERPRINT:
+                continue
             shares = [part / step for part, step in zip(seconds, trainee.seconds, strict=False)]
             q1, share, q3 = statistics.quantiles(shares, n=4, method="inclusive")
             title, ms = name + ", clipped" * clips, 1000 * statistics.median(seconds[:-1])
-            text = verdict(share, 0.01)
+            limit = 0.01
+            if name == FINGERPRINT:  # a large parameter is due in one step of 16
+                title = name + (", all" if mode == ALL_AT_ONCE else ", clipped" * clips)
+                share, ms = over_cycle(shares, trainee.period), 1000 * over_cycle(seconds[:-1], trainee.period)
+                limit = 0.01 if mode == ALL_AT_ONCE else 0.002
+            text = verdict(share, limit)
             rows.append({**vars(setting), "part": title, "ms": ms, "share": share, "q1": q1, "q3": q3, "verdict": text})
             print(f"  {title:<22}{ms:9.3f}{share:9.5f}{q1:9.5f}{q3:9.5f}  {text}", flush=True)
     return rows
 
 
 @contextmanager
-def timed(owner: type, name: str) -> Iterator[list[float]]:
-    """Adds the seconds in a method to the last item of the list."""
-    original, spent = getattr(owner, name), [0.0]
+def timed(owner: type, names: tuple[str, ...]) -> Iterator[list[float]]:
+    """Adds the seconds in these methods to the last item of the list; those of a call within another one once."""
+    originals, spent = {name: getattr(owner, name) for name in names}, [0.0]
+    depth = 0
 
-    def method(*args: Any, **kwargs: Any) -> Any:
-        begin = time.perf_counter()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            spent[-1] += time.perf_counter() - begin
+    def timing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            begin = time.perf_counter()
+            depth += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                depth -= 1
+                if not depth:
+                    spent[-1] += time.perf_counter() - begin
 
-    setattr(owner, name, method)
+        return method
+
+    for name, original in originals.items():
+        setattr(owner, name, timing(original))
     try:
         yield spent
     finally:
-        setattr(owner, name, original)
+        for name, original in originals.items():
+            setattr(owner, name, original)
 
 
 def table_of_memory(setting: Setting, peaks: dict[str, int]) -> list[Line]:
@@ -305,7 +339,7 @@ def parse() -> argparse.Namespace:
     add_list("--tables", TABLES, TABLES)
     add_list("--models", MODELS, ["gpt2"] if device == "cuda" else MODELS)
     add_list("--dtypes", DTYPES, ["bfloat16"] if device == "cuda" else ["float32", "bfloat16"])
-    add_list("--modes", MODES, [mode for mode in MODES if mode != "default"])
+    add_list("--modes", MODES, [mode for mode in MODES if mode not in ("default", ALL_AT_ONCE)])
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="only compiled models, or none; else both")
     parser.add_argument("--steps", type=int, default=48, help="rounds; three cycles of 16 by default")
     parser.add_argument("--threads", type=int, help="all cores; 1 with --small")

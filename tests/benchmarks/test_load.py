@@ -25,16 +25,31 @@ def measured(tmp_path: Path, script: str, *arguments: str) -> Any:
 
 def test_load(tmp_path: Path) -> None:
     figures = measured(
-        tmp_path, "load.py", "--ranks", "16", "--seconds", "3", "--trips", "2", "--flood", "4", "--flood-seconds", "1"
+        tmp_path,
+        "load.py",
+        "--ranks",
+        "16",
+        "--seconds",
+        "3",
+        "--trips",
+        "2",
+        "--parameters",
+        "0,40",
+        "--flood",
+        "4",
+        "--flood-seconds",
+        "1",
     )
-    (load,) = figures["load"]
-    assert load["messages/s"] == pytest.approx(2 * 15, rel=0.2)  # rank 0 only trips
-    assert load["behind"] == 0
-    assert load["small trips"] > 0
-    assert 0 < load["small: TRIP to ABORT p50"] <= load["small: TRIP to last ACK p99"]
-    assert load["trips"] == 2
-    for kind in ("", "asked: "):
-        assert 0 < load[f"{kind}TRIP to ABORT p50"] <= load[f"{kind}TRIP to last ACK max"]
+    assert [load["parameters"] for load in figures["load"]] == [0, 40]
+    for load, messages in zip(figures["load"], (2, 3), strict=True):
+        assert load["messages/s"] == pytest.approx(messages * 15, rel=0.2)  # rank 0 only trips
+        assert load["behind"] == 0
+        assert load["small trips"] > 0
+        assert 0 < load["small: TRIP to ABORT p50"] <= load["small: TRIP to last ACK p99"]
+        assert load["trips"] == 2
+        for kind in ("", "asked: "):
+            assert 0 < load[f"{kind}TRIP to ABORT p50"] <= load[f"{kind}TRIP to last ACK max"]
+    assert 0 == figures["load"][0]["fingerprint bytes"] < figures["load"][1]["fingerprint bytes"]
     (flood,) = figures["flood"]
     assert 0 < flood["ratio"] == pytest.approx(flood["collector"] / flood["bare ROUTER"])
 

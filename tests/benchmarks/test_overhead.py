@@ -35,6 +35,7 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     assert modes.keys() == {"bare", "bare (again)", "hugging face", "frame", "batch", "async", "every=10", "no guard"}
     assert not any(row["blind"] for row in modes.values())
     assert {row["part"] for row in written["parts"]} == {
-        *("guard", "root's entry", "loss", "guard, clipped", "root's entry, clipped", "loss, clipped")
+        *("guard", "root's entry", "loss", "guard, clipped", "root's entry, clipped", "loss, clipped"),
+        *("fingerprint", "fingerprint, clipped", "fingerprint, all"),
     }
     assert {row["dtype"] for row in written["measure"]} == {"float32", "bfloat16", "float16"}
