@@ -19,6 +19,8 @@ RANKWATCH = [sys.executable, "-m", "rankwatch_monitor"]
 ROOT = Path(__file__).parent.parent
 INTERPRETER = shlex.quote(sys.executable)
 """This interpreter, quoted for a shell: the path of the virtual environment may have spaces."""
+COMES_BACK = "60"
+"""The grace of an abort, in seconds, where all ranks come back by themselves: a busy machine may need more than the default."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,28 @@ def torchrun(script: str, *arguments: str, ranks: int = 2) -> list[str]:
 def forked(script: str, *arguments: str, ranks: int = 2) -> list[str]:
     """The same without torchrun, at a third of the cost; see ``scripts/forked.py``."""
     return [sys.executable, str(SCRIPTS / "forked.py"), str(ranks), str(SCRIPTS / script), *arguments]
+
+
+class Nursery:
+    """Ranks forked as by ``forked``, all jobs from one process, which has imported torch and the ``modules``: a job costs a
+    second or two."""
+
+    def __init__(self, folder: Path, *modules: str) -> None:
+        self._socket = folder / "nursery"
+        self._script = [sys.executable, str(SCRIPTS / "nursery.py"), str(self._socket), *modules]
+
+    def __enter__(self) -> Nursery:
+        self._process = subprocess.Popen(self._script, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline(), "the nursery has failed"
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.communicate()
+
+    def forked(self, script: str, *arguments: str, ranks: int = 2) -> list[str]:
+        born = [sys.executable, "-S", "-E", str(SCRIPTS / "born.py"), str(self._socket)]
+        return [*born, str(ranks), str(SCRIPTS / script), *arguments]
 
 
 def run_job(

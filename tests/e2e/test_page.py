@@ -18,7 +18,8 @@ from jobs import Job
 from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable
 from rankwatch.shared.trip import Source
-from rankwatch_monitor.decide.journal import NO_RANK, Entry, Opened, Trained
+from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
+from rankwatch_monitor.decide.journal import NO_RANK, Desynced, Entry, Opened, ReplicasCompared, Trained
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Store
 from rankwatch_monitor.views.ui import single
@@ -148,10 +149,11 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     line = Source(HOSTILE, 87, HOSTILE, HOSTILE)
     found = makers.closeup(operator=replace(makers.made_by(), source=line), note=HOSTILE, machine=HOSTILE, recurred=0)
     looked = messages.LookedCloser(5, found)
-    facts = [Entry(0.0, NO_RANK, Opened(HOSTILE, 0, 1)), Entry(0.0, 0, hello)]
+    apart = Desynced((Desync(1, HOSTILE, (0,), 1, DesyncPattern.UNTIED, HOSTILE, HOSTILE, source=HOSTILE),), 0)
+    facts = [Entry(0.0, NO_RANK, Opened(HOSTILE, 0, 1)), Entry(0.0, 0, hello), Entry(0.0, NO_RANK, apart)]
     facts += [Entry(1.0, 0, notice), Entry(2.0, 0, trip), Entry(2.5, 0, looked)]
     batches = [Entry(0.5, 0, Trained(1 + batch, makers.summary(batch, of=table), table)) for batch in range(2)]
-    store.write([*facts[:2], *batches, *facts[2:]], 1.8e9)
+    store.write([*facts[:3], *batches, *facts[3:]], 1.8e9)
     store.close()
     (tmp_path / "single.html").write_text(single.render(RunPages(tmp_path / "hostile-0")))
     with browsing(tmp_path) as browser:
@@ -188,6 +190,38 @@ def test_the_close_up_is_on_the_page_and_in_the_file(tmp_path: Path) -> None:
             browser.shows("finite in float32: abs max 1.20e+05; inf in float64", ".panel")
             browser.shows(f"rankwatch replay {run}", ".panel code")
             assert not browser.complaints()
+
+
+def test_desynced_parameters_are_on_the_page_and_in_the_file(tmp_path: Path) -> None:
+    flipped = Desync(9, "layers.0.weight", (1,), 4, DesyncPattern.ONE_RANK, "gpu07", "GPU-5f3a", 8, source="DDP")
+    many = tuple(replace(flipped, parameter=f"layers.{number}.weight") for number in range(12))
+    run = records.write(
+        tmp_path / "train-1",
+        records.part(0, *records.frames(1)),
+        Entry(2.0, NO_RANK, ReplicasCompared(Compared(9, 146, 4, 10, False))),
+        Entry(2.0, NO_RANK, Desynced(many, 0)),
+        world_size=4,
+    )
+    equal = Entry(2.0, NO_RANK, ReplicasCompared(Compared(9, 146, 4, 10, True)))
+    records.write(tmp_path / "equal-1", records.part(0, *records.frames(1)), equal, world_size=4, job="equal")
+    (tmp_path / "run.html").write_text(single.render(RunPages(run)))
+    line = (
+        "rank 1 of 4 (gpu07, GPU-5f3a): layers.0.weight differs from the other 3 since step 9, equal at step 8; and 11 more"
+    )
+    with browsing(tmp_path) as browser:
+        for width in (1440, 390):
+            browser.size(width, 900)
+            for address in (None, (tmp_path / "run.html").as_uri()):
+                browser.open("/run/train-1") if address is None else browser.driver.get(address)
+                browser.shows(line, ".panel")
+                browser.shows("layers.7.weight", ".panel table")
+                browser.shows("and 4 more: report.json has them", ".panel")
+                assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
+        browser.open("/run/train-1/verdict")
+        browser.shows(line, ".panel")
+        browser.open("/run/equal-1")
+        browser.shows("equal at step 9 (all 146 parameters, 4 ranks), compared 10 times", ".facts")
+        assert not browser.complaints()
 
 
 def test_a_single_file_contains_every_view(runs: Path, tmp_path: Path) -> None:

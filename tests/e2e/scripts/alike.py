@@ -1,0 +1,35 @@
+"""One healthy training of several ranks, ``alike.py NAME``: those of the table ``tests/agreeing``.
+
+Where its parameters must have been compared, rank 0 checks at the end that they are one model indeed.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+
+from agreeing.table import CASES, STEPS
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    step = CASES[sys.argv[1]].build()
+    torch.manual_seed(100 + rank)
+    for number in range(STEPS):
+        step(number)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

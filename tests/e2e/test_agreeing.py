@@ -1,0 +1,67 @@
+"""Healthy trainings of several ranks, those of the table ``agreeing``: nothing is said of them, and replicas were compared."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agreeing.table import ANY, CASES, Case
+from jobs import SCRIPTS, Nursery, run_job
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    with Nursery(tmp_path_factory.mktemp("nursery"), "agreeing.table") as nursery:
+        yield nursery
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name, marks=() if case.is_quick else pytest.mark.slow) for name, case in CASES.items()]
+)
+def test_replicas_of_a_healthy_training_are_left_in_peace(tmp_path: Path, nursery: Nursery, case: Case) -> None:
+    job = run_job(tmp_path, nursery.forked("alike.py", case.name, ranks=case.ranks), "--abort-grace", "3")
+    assert job.code == 0, job.stdout + job.stderr
+    report = job.report
+    assert (report["verdict"], report["notices"], report["desync"]) == (None, [], []), job.stdout
+    compared = report["replicas"]
+    if case.compared == 0:
+        assert compared is None
+    else:
+        assert compared is not None
+        assert compared["equal"]
+        assert compared["times"] > 0
+        assert compared["parameters"] == case.compared or case.compared == ANY
+
+
+@pytest.mark.slow
+def test_a_training_that_loses_a_node_goes_on_with_half_of_its_ranks(tmp_path: Path) -> None:
+    elastic = [sys.executable, str(SCRIPTS / "elastic.py"), str(tmp_path)]
+    job = run_job(tmp_path, elastic, "--on-lost", "wait", "--job", "train")
+    assert job.code == 0, job.stdout + job.stderr
+    first, second = [json.loads((job.run_dir.parent / name / "report.json").read_text()) for name in ("train-0", "train-1")]
+    for report, ranks, steps in ((first, 4, 110), (second, 2, 100)):
+        assert (len(report["ranks"]), report["verdict"], report["notices"], report["desync"]) == (ranks, None, [], [])
+        compared = report["replicas"]
+        assert (compared["parameters"], compared["ranks"], compared["equal"]) == (4, ranks, True)
+        assert compared["times"] >= steps - 10
+    assert second["outcome"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_training_is_resumed_by_other_numbers_of_ranks(tmp_path: Path, nursery: Nursery) -> None:
+    """Two replicas of two shards; then the shards of two ranks; then a single rank, which has nobody to be compared with."""
+    checkpoint = str(tmp_path / "checkpoint")
+    for ranks in (4, 2, 1):
+        job = run_job(tmp_path / str(ranks), nursery.forked("resumed.py", checkpoint, ranks=ranks), "--abort-grace", "3")
+        assert job.code == 0, job.stdout + job.stderr
+        assert (job.report["verdict"], job.report["notices"], job.report["desync"]) == (None, [], [])
+        if ranks > 1:
+            assert (job.report["replicas"]["parameters"], job.report["replicas"]["equal"]) == (4, True)
+        else:
+            assert job.report["replicas"] is None

@@ -1,0 +1,66 @@
+"""Trainings whose replicas are silently not one model, those of ``tests/desynced``: each is named, and nothing untrue is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from desynced import CASES
+from desynced.judged import Judged, judged, notice_lines
+from jobs import Job, forked, run_job, torchrun
+
+pytestmark = pytest.mark.e2e
+
+VITAL = "a_flipped_bit_looked_for_at_each_step"
+UNDER_TORCHRUN = ("a_flipped_bit_of_three", "hybrid_shards_of_four_seeds")
+
+
+def found(name: str, folder: Path, *options: str) -> Judged:
+    return judged(CASES[name], folder, *options, start=torchrun if name in UNDER_TORCHRUN else forked)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == VITAL else pytest.mark.slow) for name in CASES])
+def test_it_is_named(tmp_path: Path, name: str) -> None:
+    assert found(name, tmp_path).complaints == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a_flipped_bit_of_two", "fsdp1_in_shards_of_one"])
+def test_it_is_named_in_a_training_that_is_found(tmp_path: Path, name: str) -> None:
+    assert judged(CASES[name], tmp_path, is_bare=True).complaints == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a_flipped_bit_of_three", "a_gather_garbled_for_all_receivers"])
+def test_the_run_is_aborted_where_that_is_asked_for(tmp_path: Path, name: str) -> None:
+    case, truth = CASES[name], CASES[name].truth
+    training = forked("replicas.py", name, str(tmp_path), ranks=case.ranks)
+    job = run_job(tmp_path, training, "--on-desync", "abort", "--abort-grace", "3", env={"BATCHES": "100000"})
+    assert (job.code, job.report["outcome"], job.left_behind) == (77, "aborted", []), job.stderr
+    assert {row["state"] for row in job.report["ranks"]} == {"aborted"}
+    entry = job.report["desync"][0]
+    assert (entry["pattern"], tuple(entry["ranks"])) == (truth.pattern[0], truth.ranks)
+    assert entry["parameter"] in job.stdout
+
+
+@pytest.mark.slow
+def test_what_is_only_learned_aborts_nothing(tmp_path: Path) -> None:
+    judgement = found("a_bias_left_out_by_hand", tmp_path, "--on-desync", "abort")
+    assert judgement.complaints == []
+
+
+def test_an_overflow_says_that_the_replicas_were_equal(bad: Job) -> None:
+    compared = bad.report["replicas"]
+    assert (compared["equal"], compared["parameters"], compared["ranks"]) == (True, 10, 4)
+    assert 2 <= compared["step"] <= 5
+    assert f"replicas   equal at step {compared['step']} (all 10 parameters, 4 ranks)" in bad.stdout
+    assert bad.report["desync"] == []
+
+
+def test_a_healthy_run_says_what_was_compared(good: Job) -> None:
+    compared = good.report["replicas"]
+    assert (compared["equal"], compared["parameters"], compared["ranks"], compared["step"]) == (True, 10, 4, 11)
+    assert compared["times"] >= 12
+    assert notice_lines(good) == []
+    assert "equal at step 11 (all 10 parameters, 4 ranks)" in (good.run_dir / "report.txt").read_text()

@@ -1,0 +1,234 @@
+"""How parameters lie on real ranks, and what is gathered of them, in every arrangement that torch has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from jobs import environment, forked
+from rankwatch.shared.fingerprint import NO_GATHER, FingerprintRow, RankMesh
+
+BLOCK = ("norm.weight", "norm.bias", "up.weight", "up.bias", "down.weight", "down.bias", "scale")
+NET = {
+    *("first.weight", "first.bias", "head.bias", "last.weight", "last.bias"),  # head.weight is first.weight
+    *(f"blocks.{number}.{name}" for number in (0, 1) for name in BLOCK),
+}
+OTHERS = {
+    "ddp ignores": {"router.weight", "router.bias", "out.weight", "out.bias"},
+    "experts": {"router.weight", "router.bias", "out.weight", "out.bias"},
+    "marked": NET - {"last.weight", "last.bias"},
+    "lora": NET | {"last.down.weight"},
+    "dtensor replicate": NET | {"head.weight"},  # made one by one
+    "dtensor partial": NET - {"last.bias"},
+    "fsdp2 of an attention": {
+        f"inner.{name}" for name in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
+    },
+    "fsdp2 expert parallel": {
+        f"{module}.{name}" for module in ("router", "out", "experts.0", "experts.1") for name in ("weight", "bias")
+    },
+}
+
+REPLICATED, SHARDED = (True,), (False,)
+Laid = tuple[tuple[bool, ...], int, str, bool]
+"""replicated, gathers, source, is_declared"""
+
+DDP: Laid = (REPLICATED, NO_GATHER, "DDP", True)
+LEARNED: Laid = (REPLICATED, NO_GATHER, "DDP", False)
+NONE: Laid = (REPLICATED, NO_GATHER, "none", False)
+FSDP: Laid = (SHARDED, 0, "FSDP", True)
+HSDP: Laid = ((True, False), 1, "HSDP", True)
+
+# By the longest part of the parameter's name.
+LAID: dict[str, dict[str, Laid]] = {
+    "plain": {"": NONE},
+    "ddp": {"": DDP},
+    "ddp of a frozen part": {"": DDP},
+    "ddp after watch": {"": DDP},
+    "replicate": {"": DDP},
+    "ddp ignores": {"router": (REPLICATED, NO_GATHER, "DDP ignores it", False), "out": DDP},
+    "ddp powersgd": {"": DDP},
+    "ddp fp16 of allreduce": {"": DDP},
+    "ddp fp16 of noop": {"": LEARNED},
+    "ddp local sgd": {"": LEARNED},
+    "ddp own hook": {"": LEARNED},
+    "experts": {"": NONE},
+    "marked": {"": NONE},
+    "lora": {"": DDP},
+    "nested": {"": NONE, "blocks.0": DDP, "blocks.1": FSDP},
+    "dtensor replicate": {"": (REPLICATED, NO_GATHER, "DTensor", True)},
+    "dtensor partial": {"": NONE},
+    "tp": {
+        "": NONE,
+        "up": (SHARDED, NO_GATHER, "DTensor", True),
+        "down.weight": (SHARDED, NO_GATHER, "DTensor", True),
+        "down.bias": (REPLICATED, NO_GATHER, "DTensor", True),
+    },
+    "fsdp1": {"": FSDP},
+    "fsdp1 flat": {"": FSDP},
+    "fsdp1 after watch": {"": FSDP},
+    "fsdp1 grad op": {"": FSDP},
+    "fsdp1 mixed": {"": FSDP},
+    "fsdp1 frozen": {"": FSDP},
+    "fsdp1 no shard": {"": (REPLICATED, NO_GATHER, "FSDP", True)},
+    "fsdp1 n by 1": {"": ((True, True), NO_GATHER, "HSDP", True)},
+    "fsdp2": {"": FSDP},
+    "fsdp2 after watch": {"": FSDP},
+    "fsdp2 frozen": {"": FSDP},
+    "fsdp2 mixed": {"": FSDP},
+    "fsdp2 offload": {"": FSDP},
+    "fsdp2 kept": {"": FSDP},
+    "fsdp2 of an attention": {"": FSDP},
+    "fsdp2 of a group": {"": FSDP},
+    "fsdp2 checkpointed": {"": FSDP},
+    "fsdp2 ignored": {"": FSDP, "blocks.0.scale": NONE, "last.bias": NONE},
+    "fsdp2 columns": {"": FSDP, "down.weight": (SHARDED, NO_GATHER, "FSDP", True)},
+    "fsdp2 n by 1": {"": ((True, False), NO_GATHER, "HSDP", True)},
+}
+BESIDE_TP: dict[str, Laid] = {
+    "": ((False, True), 0, "FSDP", False),
+    "up": ((False, False), 0, "FSDP", True),
+    "down.weight": ((False, False), 0, "FSDP", True),
+    "down.bias": ((False, True), 0, "FSDP", True),
+}
+ON_FOUR: dict[str, dict[str, Laid]] = {
+    **LAID,
+    "ddp of pairs": {"": DDP},
+    "ddp tp": {
+        "": DDP,
+        "up": ((True, False), NO_GATHER, "DDP", True),
+        "down.weight": ((True, False), NO_GATHER, "DDP", True),
+        "down.bias": ((True, True), NO_GATHER, "DDP", True),
+    },
+    "fsdp1 hybrid": {"": HSDP},
+    "fsdp1 hybrid by groups": {"": HSDP},
+    "fsdp2 hybrid": {"": HSDP},
+    "fsdp2 tp": BESIDE_TP,
+    "fsdp2 tp mixed": BESIDE_TP,
+    "fsdp2 resharded to two": {"": FSDP},
+    "fsdp2 expert parallel": {"": FSDP, "experts": ((False, False), 0, "FSDP", True)},
+}
+QUICK = ["ddp ignores", "fsdp1", "fsdp2 mixed"]
+
+
+class Ranks:
+    """What the ranks found in one case."""
+
+    def __init__(self, found: list[dict[str, Any]]) -> None:
+        self._found = found
+        self.rows = [{one[0]: FingerprintRow(*one) for one in rank["rows"]} for rank in found]
+        self.meshes = [[_mesh(one) for one in rank["meshes"]] for rank in found]
+        self.inputs = [rank["inputs"] and _mesh(rank["inputs"]) for rank in found]
+        self.own = [rank["own"] for rank in found]
+        self.gathered = [rank["gathered"] for rank in found]
+        self.are_valid = all(rank["is_valid"] for rank in found)
+
+    def mesh(self, rank: int, name: str) -> RankMesh:
+        return self.meshes[rank][self.rows[rank][name].mesh]
+
+
+def _mesh(found: list[Any]) -> RankMesh:
+    ranks, shape, replicated, gathers, source, is_declared = found
+    return RankMesh(tuple(ranks), tuple(shape), tuple(replicated), gathers, source, is_declared)
+
+
+def laid(ranks: int, *cases: str) -> dict[str, Ranks]:
+    done = subprocess.run(
+        forked("meshes.py", *cases, ranks=ranks), env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {name: Ranks(found) for name, found in json.loads(done.stdout[done.stdout.index("{") :]).items()}
+
+
+def check(name: str, ranks: Ranks, expected: dict[str, Laid]) -> None:
+    assert ranks.are_valid
+    for rank, rows in enumerate(ranks.rows):
+        assert set(rows) == OTHERS.get(name, NET)
+        for parameter, row in rows.items():
+            mesh = ranks.mesh(rank, parameter)
+            longest = max((key for key in expected if key in parameter), key=len)
+            assert (mesh.replicated, mesh.gathers, mesh.source, mesh.is_declared) == expected[longest], parameter
+            check_values(ranks, rank, row, mesh)
+
+
+def check_values(ranks: Ranks, rank: int, row: FingerprintRow, mesh: RankMesh) -> None:
+    """Replicas hold the same, shards hold it all, and the shares of shards add up to what is gathered."""
+    name = row.parameter
+    replicas = mesh.replicas_of(rank)
+    assert rank in replicas
+    assert all(ranks.own[other][name] == ranks.own[rank][name] for other in replicas)
+    assert sum(ranks.own[other][name][1] for other in mesh.ranks) == row.numel * len(replicas)
+    assert (name in ranks.gathered[rank]) == (mesh.gathers != NO_GATHER)
+    if mesh.gathers != NO_GATHER:
+        shards = mesh.shards_of(rank)
+        assert sum(ranks.own[other][name][1] for other in shards) == ranks.gathered[rank][name][2]
+        assert (sum(ranks.gathered[other][name][0] for other in shards) - ranks.gathered[rank][name][1]) % 2**64 == 0
+
+
+@pytest.fixture(scope="module")
+def pair() -> dict[str, Ranks]:
+    return laid(2)
+
+
+@pytest.fixture(scope="module")
+def four() -> dict[str, Ranks]:
+    return laid(4)
+
+
+@pytest.mark.slow
+def test_how_parameters_lie_and_are_gathered() -> None:
+    for name, ranks in laid(2, *QUICK).items():
+        check(name, ranks, LAID[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAID)
+def test_how_they_lie_on_two_ranks(pair: dict[str, Ranks], name: str) -> None:
+    check(name, pair[name], LAID[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_how_they_lie_on_four_ranks(four: dict[str, Ranks], name: str) -> None:
+    check(name, four[name], ON_FOUR[name])
+
+
+@pytest.mark.slow
+def test_tables_are_the_same_on_all_ranks_of_a_mesh(four: dict[str, Ranks]) -> None:
+    for name, ranks in four.items():
+        for rank, rows in enumerate(ranks.rows):
+            for parameter, row in rows.items():
+                for other in ranks.mesh(rank, parameter).ranks:
+                    assert ranks.rows[other][parameter] == row, name
+                    assert ranks.mesh(other, parameter) == ranks.mesh(rank, parameter), name
+
+
+@pytest.mark.slow
+def test_what_is_frozen(four: dict[str, Ranks]) -> None:
+    for name in ("ddp of a frozen part", "fsdp1 frozen", "fsdp2 frozen"):
+        for rows in four[name].rows:
+            assert all(row.is_trainable == ("blocks.0." not in parameter) for parameter, row in rows.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "differ"),
+    [
+        ("plain", set()),
+        ("tp", set()),
+        ("dtensor replicate", set()),
+        ("ddp", {1, 2, 3}),
+        ("ddp of pairs", {2}),
+        ("ddp tp", {2}),
+        ("fsdp1", {1, 2, 3}),
+        ("fsdp1 hybrid", {1, 2, 3}),
+        ("fsdp2 hybrid", {1, 2, 3}),
+        ("fsdp2 tp", {2}),
+        ("fsdp2 expert parallel", {2, 3}),
+    ],
+)
+def test_which_ranks_must_be_fed_other_data_than_rank_0(four: dict[str, Ranks], name: str, differ: set[int]) -> None:
+    inputs = four[name].inputs[0]
+    assert (set() if inputs is None else set(inputs.ranks) - set(inputs.replicas_of(0))) == differ
