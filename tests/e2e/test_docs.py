@@ -62,6 +62,7 @@ def test_every_command_runs_in_a_test() -> None:
     shown = {command for page in PAGES if page not in ("README.md", "tutorial.md") for command in commands(page)}
     ours = {
         *commands("replay.md"),
+        *commands("replicas.md"),
         ONE_NODE,
         UI,
         COLLECTOR,
@@ -158,7 +159,8 @@ def test_several_nodes_and_their_tuning(tmp_path: Path) -> None:
         out, log = daemon.communicate()
     assert codes == [0, 0]
     assert daemon.returncode == 0
-    assert re.fullmatch(r"rankwatch: run train-0 finished: 4 ranks, \d+ batches, no inf or nan\n", out)
+    replicas = r"  replicas   equal at step \d+ \(all 4 parameters, 4 ranks\), compared \d+ times\n"
+    assert re.fullmatch(rf"rankwatch: run train-0 finished: 4 ranks, \d+ batches, no inf or nan\n{replicas}", out)
     assert not (tmp_path / "shared" / "rankwatch.json").exists()
     changes = [
         "every 10",
@@ -175,6 +177,7 @@ def test_several_nodes_and_their_tuning(tmp_path: Path) -> None:
 def shaped(line: str) -> str:
     """A line without what differs between machines: numbers, folders, and table cells that are cut because of their width."""
     line = re.sub(r"\(vm, |\([\w.-]+, (?=local rank)", "(HOST, ", line)
+    line = re.sub(r"(?<=rank \d of \d \()[\w.-]+(?=\))", "HOST", line)
     line = re.sub(r"(/[\w.-]+)+/(?=\w+\.py)", "", line)
     line = re.sub(r"in under \S+ s|in \d+\.\d+ s", "in TIME", line)
     return " ".join(re.sub(r"(?<![\w.\[(])x?\d[\d.]*(e[+-]\d+)?(?![\w\]])", "N", line).split())
@@ -198,6 +201,14 @@ def exit_codes(page: str, folder: Path) -> tuple[list[str], list[int]]:
 def test_the_page_on_replay(tmp_path: Path) -> None:
     _, codes = exit_codes("replay.md", tmp_path)
     assert codes == [0, 0]
+
+
+@pytest.mark.slow
+def test_the_page_on_replicas(tmp_path: Path) -> None:
+    (tmp_path / "flipped.py").write_text(python_of("replicas.md", "# flipped.py"))
+    (tmp_path / "train.py").write_text(python_of("guide.md", "# train.py"))
+    _, codes = exit_codes("replicas.md", tmp_path)
+    assert codes == [0, 0, 0]
 
 
 @pytest.mark.slow
