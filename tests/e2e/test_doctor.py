@@ -218,6 +218,7 @@ def seen(clinic: Clinic, folder: Path, patient: Patient) -> Diagnosis:
     return clinic.see(folder, 1, [patient], *QUICK)
 
 
+@pytest.mark.slow
 def test_a_collector_that_answers(collector: Running, clinic: Clinic, tmp_path: Path) -> None:
     diagnosis = seen(clinic, tmp_path, as_patient(str(tmp_path / "connection.json")))
     assert diagnosis.codes == [0]

@@ -112,6 +112,7 @@ def test_a_restarted_collector_carries_out_the_abort_that_was_decided_before(sit
     assert ranks[0].wait() == ABORTED
 
 
+@pytest.mark.slow
 def test_a_suspended_collector_delays_no_rank_and_counts_nothing_twice(site: Site) -> None:
     collector = site.collect()
     ranks = site.start(2)
@@ -157,6 +158,7 @@ def test_a_killed_rank_is_named_with_its_last_frame_and_the_others_are_stopped(s
     assert [row["state"] for row in report["ranks"]] == ["aborted", "lost"]
 
 
+@pytest.mark.slow
 def test_with_on_lost_wait_the_others_continue_without_a_killed_rank(site: Site) -> None:
     site.collect("--on-lost", "wait")
     survivor, victim = site.start(2)
@@ -204,6 +206,7 @@ def test_a_rank_that_is_suspended_briefly_is_named_and_continues(site: Site) -> 
     assert site.recorded() == trained(5, 5)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_suspended_for_long_is_named_as_stalled_with_its_frame_and_the_waiting_ranks(
     site: Site,
 ) -> None:
@@ -258,6 +261,7 @@ def fill(disk: Path) -> None:
             filler.write(bytes(512))
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_the_record_and_nothing_else(site: Site, small_disk: Path) -> None:
     site.collect()
     ranks = site.start(2, RANKWATCH_TRACE_BATCH_NUMS="1,2")
@@ -398,6 +402,7 @@ def test_an_internal_error_in_a_hook_is_logged_once_and_reported_and_the_trainin
     assert site.report()["ranks"][1]["farewell"] == fault
 
 
+@pytest.mark.slow
 def test_a_rank_whose_hooks_broke_is_still_stopped_by_the_verdict_of_another(site: Site) -> None:
     site.collect("--decision-window", "60")  # it is not waited for
     _, broken = site.start(2)

@@ -102,6 +102,7 @@ def test_the_others_are_in_eval(tmp_path: Path) -> None:
     assert job.left_behind == []
 
 
+@pytest.mark.slow
 def test_nothing_trips(good: Job) -> None:
     job = good
     assert job.code == 0

@@ -46,6 +46,7 @@ def scrape(site: Site) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_from_its_first_batch_to_its_verdict(site: Site) -> None:
     site.collect("--metrics", "127.0.0.1:0")
     assert scrape(site)["rankwatch_runs"] == 0

@@ -28,6 +28,7 @@ def top(*arguments: str) -> list[str]:
     return [*RANKWATCH, "top", *arguments]
 
 
+@pytest.mark.slow
 def test_on_a_terminal(training: Training) -> None:
     with closing(Tmux(top(str(training.runs), "--interval", "0.2"))) as terminal:
         terminal.await_text("q: quit")
