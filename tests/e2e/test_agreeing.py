@@ -44,13 +44,17 @@ def test_a_training_that_loses_a_node_goes_on_with_half_of_its_ranks(tmp_path: P
     elastic = [sys.executable, str(SCRIPTS / "elastic.py"), str(tmp_path)]
     job = run_job(tmp_path, elastic, "--on-lost", "wait", "--job", "train")
     assert job.code == 0, job.stdout + job.stderr
-    first, second = [json.loads((job.run_dir.parent / name / "report.json").read_text()) for name in ("train-0", "train-1")]
-    for report, ranks, steps in ((first, 4, 110), (second, 2, 100)):
-        assert (len(report["ranks"]), report["verdict"], report["notices"], report["desync"]) == (ranks, None, [], [])
-        compared = report["replicas"]
-        assert (compared["parameters"], compared["ranks"], compared["equal"]) == (4, ranks, True)
-        assert compared["times"] >= steps - 10
-    assert second["outcome"] == "finished"
+    runs = [path for path in job.run_dir.parent.glob("train-*") if not path.is_symlink()]
+    by_restart = {int(path.name.removeprefix("train-")): json.loads((path / "report.json").read_text()) for path in runs}
+    for report in by_restart.values():
+        assert (report["verdict"], report["notices"], report["desync"]) == (None, [], [])
+    # torchrun may start the ranks anew more than once: on a busy machine, an agent takes the other one for dead sooner.
+    whole, *resumed = [by_restart[restart] for restart in sorted(by_restart)]
+    assert resumed[-1]["outcome"] == "finished"
+    for reports, ranks, steps in (([whole], 4, 110), (resumed, 2, 100)):
+        compared = [report["replicas"] for report in reports if report["replicas"] is not None]
+        assert {(one["parameters"], one["ranks"], one["equal"]) for one in compared} == {(4, ranks, True)}
+        assert sum(one["times"] for one in compared) >= steps - 10
 
 
 @pytest.mark.slow
