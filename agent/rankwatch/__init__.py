@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .drop_in import DebugUnderflowOverflow
+    from .entry import watch
     from .errors import (
         BatchLimitReached,
         ConnectionFileError,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from .mark import detect_overflow
-    from .watcher import Watch, watch
+    from .watcher import Watch
 
 __version__ = "0.1.0"
 
@@ -42,7 +43,7 @@ _HOME = {
     "DebugUnderflowOverflow": ".drop_in",
     "Watch": ".watcher",
     "detect_overflow": ".mark",
-    "watch": ".watcher",
+    "watch": ".entry",
 }
 
 

@@ -28,12 +28,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
 
 from .drop_in import remove_their_detector
+from .entry import watch
 from .errors import RankwatchError
 from .hook.stage import calling_stage
 from .measure.modules import unwrap
 from .registry import open_watches
 from .shared.config import Policy
-from .watcher import Watch, watch
+from .watcher import Watch
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""``watch``: a detector and its link to the collector, from the first hook to BYE."""
+"""A watch: a detector and its link to the collector, from the first hook to BYE. ``entry.py`` makes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import tempfile
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -24,14 +23,14 @@ from .hook.stage import PipelineStage, module_and_stage
 from .judge.settler import BadReading
 from .mark import emit
 from .measure.modules import unwrap
-from .registry import forget, open_watches, prepare, remember
+from .registry import forget, open_watches, remember
 from .rerun.capsule import CapsuleRules
 from .rerun.machine import gpu_of
 from .shared import connection as connections
 from .shared.cause import Trip, classify
 from .shared.closeup import CloseUp
 from .shared.closeup_text import fields_of, replay_fields
-from .shared.config import Capsule, Config, Policy, is_disabled, resolve
+from .shared.config import Capsule, Config, is_disabled
 from .shared.divergence import OwnLosses
 from .shared.fingerprint import Fingerprint, FingerprintTable
 from .shared.frame import BEGINNING, NO_STAGE, BatchSummary, Frame, FrameTable, Moment
@@ -39,7 +38,6 @@ from .shared.identity import identify, unnamed_job
 from .shared.notice import Notice
 from .shared.scalars import LastBatch
 from .shared.text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
-from .shared.tuning import Check
 from .tell.abort import Deadline, is_of_the_network, say, write_error_file
 
 if TYPE_CHECKING:  # imported with the first connection: without a collector, no zmq is needed
@@ -66,7 +64,7 @@ class Watch:
         model, self._stage = module_and_stage(model)
         if isinstance(unwrap(model), torch.jit.ScriptModule):
             raise UsageError("a scripted module takes no hooks: watch the model it was scripted from")
-        self._identity = identify(group=_group())
+        self._identity = identify(group=distributed_group())
         self._name = describe_rank(
             self._identity.rank, self._identity.world_size, self._identity.host, self._identity.local_rank, self._stage
         )
@@ -271,7 +269,7 @@ class Watch:
         if self._has_compared:
             return
         self._has_compared = True
-        rank, world_size = _group() or (0, 1)
+        rank, world_size = distributed_group() or (0, 1)
         if world_size > self._identity.world_size == 1:
             log.warning(
                 "rankwatch: this is rank %d of %d, and is watched as rank 0 of 1: watch() was called before "
@@ -397,117 +395,7 @@ def _inner(error: BaseException) -> BaseException:
     return inner or error
 
 
-def watch(
-    model: nn.Module | PipelineStage,
-    *,
-    max_frames_to_save: int = 21,
-    trace_batch_nums: Sequence[int] = (),
-    abort_after_batch_num: int | None = None,
-    policy: str | Policy = Policy.FIRST,
-    ignore: Sequence[str] = (),
-    check: str | Check | None = None,
-    every: int = 1,
-    modules: Sequence[str] = (),
-    weights_every: int = 16,
-    fingerprints: int = 16,
-    gradients: bool = False,
-    guard: bool = True,
-    loss_scale: Callable[[], float] | None = None,
-    max_scale_shrinks: int = 10,
-    first_batch: int = 0,
-    closeup: float = 2.0,
-    capsule: str | Capsule = Capsule.ON,
-    capsule_mib: int = 2048,
-    stop: Callable[[TrainingAborted], None] | None = None,
-    connection: str | os.PathLike[str] | None = None,
-) -> Watch:
-    """Watches every forward of ``model`` for inf and nan, until the watch is closed.
-
-    For an argument with its default value, the environment variable ``RANKWATCH_<NAME>`` is used if set, else the TOML file
-    that ``RANKWATCH_CONFIG`` names. With ``RANKWATCH_MODE=disabled`` nothing is watched, and all methods do nothing.
-
-    Args:
-        model: the model, plain or wrapped in DDP, FSDP, a compiled or a checkpoint wrapper; or this rank's stage of a
-            ``torch.distributed.pipelining`` pipeline, where each micro-batch is a batch.
-        max_frames_to_save: how many of the last frames a report shows.
-        trace_batch_nums: batches, counted from 0, whose frames are all printed, and stored by the collector.
-        abort_after_batch_num: stop every rank after this batch, before its backward.
-        policy: ``first``: outputs, own parameters, marked tensors and the loss trip; ``strict``: inputs trip, too; ``off``:
-            nothing trips.
-        ignore: shell patterns of ``module`` or ``module:label`` that never trip: ``["*.rotary", "*:output[1]"]``.
-        check: when readings are judged. ``frame``: right after each module's forward (the default on CPU). ``batch`` (the
-            default on other devices): before the root's forward returns; on a device with ``guard``, before the optimizer step
-            at the latest, so that the host waits once for all. ``async``: without ever waiting for the device; before the next
-            optimizer step if the numbers have come by then, at most one batch later.
-        every: every ``every``-th batch, all modules are measured; in the other batches, only the root's output.
-        modules: shell patterns of the modules to watch, ``["encoder.*"]``; none: all. The root is always watched.
-        weights_every: batches between two measurements of a parameter, since only the optimizer changes it; for a report,
-            parameters are measured anew. 0: every batch, as always with policy ``strict``.
-        fingerprints: optimizer steps in which checksums of all parameters are sent once, so that the collector sees whether
-            the replicas are one model. 1: all at every step; 0: none, and nothing is compared.
-        gradients: also watch the backward: gradients of module outputs, inputs, and parameters.
-        guard: look at the gradients before each optimizer step. If one is not finite, and no loss scaler deals with it, the
-            step is not taken, and each rank runs its batch again to find where the gradient came from.
-        loss_scale: a function that returns the dynamic loss scale in use, of DeepSpeed for example;
-            ``torch.amp.GradScaler`` needs none. While a scale is in use, non-finite gradients are measured, but do not trip.
-        max_scale_shrinks: after the loss scale has shrunk this often in a row, from 65536 or less, non-finite gradients trip.
-        first_batch: the number of the next batch, for a resumed training. See also ``Watch.optimizer_step``.
-        closeup: seconds in which the rank of a trip runs the bad forward again, after it has told the collector: does it
-            recur, and in which precision is it finite? 0: it does not.
-        capsule: within the close-up, write what ``rankwatch replay`` needs: ``on``; ``no-inputs``: without the data that the
-            module was given; ``off``. It lies in the run's folder, or in ``rankwatch-capsules``, and only its owner can read it.
-        capsule_mib: the most that a capsule may hold, in MiB; the inputs come first.
-        stop: called once with the exception, instead of raising it: for training loops that stop in a way of their own,
-            within the collector's grace. From then on nothing is judged, and optimizer steps find no gradients, so that the
-            weights do not change. (An optimizer with a closure computes its gradients later: raise there.)
-        connection: the collector's connection file, or its content; none: this process is watched without a collector.
-
-    Returns:
-        The watch. As a context manager, it closes itself, and reports an exception that ends the training.
-
-    Raises:
-        UsageError: no module, a bad option, or a model that is already watched.
-        ConnectionFileError: a connection file that cannot be used.
-        ProtocolError: the collector refuses this rank.
-    """
-    if is_disabled():
-        return asleep()
-    prepare()
-    return Watch(
-        model,
-        resolve(
-            max_frames_to_save=max_frames_to_save,
-            trace_batch_nums=trace_batch_nums,
-            abort_after_batch_num=abort_after_batch_num,
-            policy=policy,
-            ignore=ignore,
-            check=check,
-            every=every,
-            modules=modules,
-            weights_every=weights_every,
-            fingerprints=fingerprints,
-            gradients=gradients,
-            guard=guard,
-            loss_scale=loss_scale,
-            max_scale_shrinks=max_scale_shrinks,
-            first_batch=first_batch,
-            closeup=closeup,
-            capsule=capsule,
-            capsule_mib=capsule_mib,
-            stop=stop,
-            connection=connection,
-        ),
-    )
-
-
-def asleep() -> Watch:
-    """A watch of nothing, for ``RANKWATCH_MODE=disabled``."""
-    watch = Watch(nn.Module(), Config())
-    watch.close()
-    return watch
-
-
-def _group() -> tuple[int, int] | None:
+def distributed_group() -> tuple[int, int] | None:
     """Rank and world size in torch.distributed, if there is a process group."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():

@@ -7,9 +7,10 @@ from weakref import WeakSet
 
 from torch import nn
 
+from ..entry import watch
 from ..measure.modules import unwrap
 from ..registry import open_watches
-from ..watcher import Watch, watch
+from ..watcher import Watch
 
 _made: WeakSet[Watch] = WeakSet()
 

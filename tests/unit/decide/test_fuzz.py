@@ -24,7 +24,7 @@ from rankwatch.shared.frame import FrameTable, Position
 from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide import ledger as ledger_module
 from rankwatch_monitor.decide import notices as notices_module
-from rankwatch_monitor.decide import run as run_module
+from rankwatch_monitor.decide import run_state as run_module
 from rankwatch_monitor.decide.effects import Effect, Note, RecordTrace, Send
 from rankwatch_monitor.decide.journal import JobEnded
 from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick

@@ -1,0 +1,201 @@
+"""What is known of one run, what is noted down of it, and what others see: its report, and where it stands. Pure.
+
+``run.py`` decides upon it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from rankwatch.shared.bounded import BoundedDict
+from rankwatch.shared.frame import FrameTable, Moment
+from rankwatch.shared.tuning import Tuning
+
+from .abort import AbortDelivery
+from .byproducts import ByProducts, desync_of
+from .counting import StepCounts
+from .desync import Desync
+from .divergence import LossHistories, origin_of
+from .effects import Show
+from .election import Election
+from .ending import Ending, Situation
+from .findings import in_order
+from .journal import (
+    NO_RANK,
+    Entry,
+    Fact,
+    Miscounted,
+    Opened,
+    Reached,
+    ReplicasCompared,
+)
+from .notices import Notices
+from .options import Options
+from .rank import Rank, count_frames, rows_of
+from .replicas import ReplicaWatch
+from .report import Outcome, RankState, Report, RunStanding
+from .silence import Silence
+from .stall import StallWatch
+from .verdict import Verdict
+
+NOBODY = b""
+"""The peer of a rank that has yet to connect to this collector."""
+
+MAX_TABLES = 256
+"""Frame tables retained per run. The one used longest ago goes first; a rank that needs it is asked to send it again."""
+
+
+@dataclass(slots=True)
+class RunState:
+    """``over``: all ranks have ended, and nothing more is expected."""
+
+    id: str
+    job: str
+    restart: int
+    world_size: int
+    options: Options
+    ranks: dict[int, Rank] = field(default_factory=dict)
+    over: bool = False
+    verdict: Verdict | None = None
+    journal: list[Entry] = field(default_factory=list)
+    """The entries since the ledger last took them away to have them recorded."""
+    tuning: Tuning = field(init=False)
+    """All changes of the ranks' options so far."""
+    _ending: Ending = field(default_factory=Ending)
+    _election: Election = field(init=False)
+    _silence: Silence = field(init=False)
+    _stalls: StallWatch = field(init=False)
+    _notices: Notices = field(default_factory=Notices)
+    _byproducts: ByProducts = field(default_factory=ByProducts)
+    _losses: LossHistories = field(default_factory=LossHistories)
+    _replicas: ReplicaWatch = field(init=False)
+    _tables: BoundedDict[str, FrameTable] = field(default_factory=lambda: BoundedDict(MAX_TABLES))
+    _counts: StepCounts = field(default_factory=StepCounts)
+    _trips: int = 0
+    _abort: AbortDelivery = field(init=False)
+    _all_ended_at: float | None = None
+    _published: bool = False
+    _looked_at: float = float("-inf")
+    _shown_at: float = float("-inf")
+    _noted_waiting: str = ""
+    """``waiting`` as it was last noted."""
+    _running: set[int] = field(default_factory=set)
+    """Updated message by message, so that a message costs the same at 16 ranks and at 16,384."""
+
+    def __post_init__(self) -> None:
+        self.options = self.options.for_world(self.world_size)
+        self.tuning = Tuning(every=self.options.every)
+        self._election = Election(self.world_size, self.options.decision_window)
+        self._silence = Silence(self.options.lost_after, self.options.cut_off_after, self.options.return_window)
+        self._stalls = StallWatch(self.options.stall_after)
+        self._replicas = ReplicaWatch(self.world_size, self._locate)
+        self._abort = AbortDelivery(self.options.abort_repeat, self.options.acknowledge_window)
+        self._note_down(0.0, Opened(self.job, self.restart, self.world_size))
+
+    def _note_down(self, now: float, fact: Fact, rank: int = NO_RANK) -> None:
+        self.journal.append(Entry(now, rank, fact))
+
+    def _leave(self, rank: Rank, state: RankState) -> None:
+        rank.state = state
+        self._running.discard(rank.number)
+        self._replicas.leave(rank.number)
+        self._abort.unacknowledged.discard(rank.number)
+        self._note_answer(rank)
+
+    def _take_moments(self, reached: Reached) -> None:
+        for number, moment, batch in zip(reached.ranks, reached.moments, reached.reported, strict=True):
+            rank = self.ranks[number]
+            rank.advance(Moment(*moment), rank.phase)
+            rank.reported_batch = max(rank.reported_batch, batch)
+            self._note_answer(rank)
+
+    def _note_answer(self, rank: Rank) -> bool:
+        """Whether the election stops waiting for this rank now."""
+        is_answer = self._election.takes_answer(rank)
+        if is_answer:
+            self._note_down(rank.heard_at, moments_of([rank]), rank.number)
+        return is_answer
+
+    def _count(self, rank: Rank, batch: int, step: int, now: float) -> None:
+        if self._counts.take(rank.number, rank.hello.stage, batch, step):
+            self._note_down(now, Miscounted(self._counts.uneven))
+
+    def _note_compared(self, now: float, *, at_once: bool = False) -> None:
+        if compared := self._replicas.note_compared(now, at_once=at_once):
+            self._note_down(now, ReplicasCompared(compared))
+
+    def _have_all_ended(self, now: float) -> bool:
+        if self._running or self.options.expects_job_end:
+            self._all_ended_at = None
+            return False
+        if self._all_ended_at is None:
+            self._all_ended_at = now
+        # Ranks that have never connected may still be starting.
+        return len(self.ranks) == self.world_size or now - self._all_ended_at > self.options.lost_after
+
+    def _is_settled(self, now: float) -> bool:
+        """Whether the report can be printed: the abort is answered, and the close-up of the verdict's rank is here or late."""
+        if self._abort.message is None:
+            return self._have_all_ended(now)
+        culprit = None if self.verdict is None else self.ranks[self.verdict.tripped]
+        return self._abort.is_answered(now) and (culprit is None or not culprit.owes_closeup(now))
+
+    def _locate(self, number: int) -> tuple[str, str]:
+        """The host and the GPU of a rank."""
+        rank = self.ranks.get(number)
+        return ("", "") if rank is None else (rank.hello.host, rank.hello.gpu)
+
+    # --- what others see ----------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> str:
+        """Which ranks the election waits for; empty when it waits for none."""
+        return self._election.waiting if self._ending.situation is Situation.ELECTION else ""
+
+    def report(self) -> Report:
+        return Report(
+            run=self.id,
+            job=self.job,
+            restart=self.restart,
+            world_size=self.world_size,
+            outcome=self._ending.outcome or Outcome.FINISHED,
+            reason=self._ending.reason,
+            verdict=self.verdict,
+            closeup=None if self.verdict is None else self.ranks[self.verdict.tripped].closeup,
+            frames_in_batch=count_frames(self.verdict, self.ranks),
+            acknowledged_in=self._abort.answered_in(self.ranks),
+            ranks=rows_of(self.ranks, self.world_size),
+            notices=self._notices.all(),
+            notices_unkept=self._notices.unkept,
+            stalled=stall.text if (stall := self._stalls.stall) is not None else "",
+            origin=origin_of(self.verdict),
+            desync=self._desync(),
+            desync_unkept=self._replicas.findings.unkept,
+            compared=self._replicas.compared,
+            stops_ranks=self._ending.outcome is Outcome.ABORTED and self._ending.aborts,
+        )
+
+    def _desync(self) -> tuple[Desync, ...]:
+        return (*in_order(self._replicas.findings.noted), *desync_of(self._notices.all(), self.world_size, self._locate))
+
+    def _show(self, now: float) -> Show:
+        self._shown_at = now
+        standing = RunStanding(
+            job=self.job,
+            restart=self.restart,
+            world_size=self.world_size,
+            tripped=self._trips,
+            stalled=len(stall.ranks) if (stall := self._stalls.stall) is not None else 0,
+            outcome=self._ending.outcome,
+            over=self.over,
+            heartbeat=self.options.heartbeat,
+            waiting=self.waiting,
+            desynced=len(self._desync()) + self._replicas.findings.unkept,
+        )
+        return Show(self.id, tuple([self.ranks[number].standing(now) for number in sorted(self.ranks)]), standing)
+
+
+def moments_of(ranks: Collection[Rank]) -> Reached:
+    numbers = tuple([rank.number for rank in ranks])
+    return Reached(numbers, tuple([rank.progress for rank in ranks]), tuple([rank.reported_batch for rank in ranks]))
