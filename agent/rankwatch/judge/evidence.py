@@ -112,7 +112,7 @@ class Evidence:
     def _gather(self, frame: PendingFrame, culprit: ReadingSpec, part: BatchPart, call: Call | None) -> Gathered:
         kind = culprit.kind
         forwards = self._forwards(frame, kind, culprit.label, part, call)
-        repeated, forward = repeat(forwards)
+        repeated, forward = repeat(forwards, MAX_SECONDS)
         again = None
         if kind in _GRADIENTS and not frame.unfound and not culprit.label.endswith(REDUCED) and part.batch.run is not None:
             parameters = list(part.batch.run.entry.module.parameters())
