@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from .mark import detect_overflow
+    from .tell.holds import hold
     from .watcher import Watch
 
 __version__ = "0.1.0"
@@ -36,6 +37,7 @@ __all__ = [
     "UsageError",
     "Watch",
     "detect_overflow",
+    "hold",
     "watch",
 ]
 
@@ -43,6 +45,7 @@ _HOME = {
     "DebugUnderflowOverflow": ".drop_in",
     "Watch": ".watcher",
     "detect_overflow": ".mark",
+    "hold": ".tell.holds",
     "watch": ".entry",
 }
 

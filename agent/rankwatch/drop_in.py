@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
+from .errors import RankwatchError
 from .judge.settler import BadReading
 from .mark import describe_bad_reading, emit
 from .registry import open_watches, prepare
@@ -16,6 +18,8 @@ from .shared.config import Config, Policy, is_disabled, resolve
 from .shared.frame import Frame, Kind, State
 from .shared.text import format_dump, format_frame
 from .watcher import Watch
+
+log = logging.getLogger(__name__)
 
 
 class DebugUnderflowOverflow(Watch):
@@ -42,8 +46,7 @@ class DebugUnderflowOverflow(Watch):
         abort_after_batch_num: int | None = None,
     ) -> None:
         if is_disabled():
-            super().__init__(nn.Module(), Config())
-            self.close()
+            self._sleep()
             return
         prepare()
         config = resolve(
@@ -52,7 +55,20 @@ class DebugUnderflowOverflow(Watch):
             abort_after_batch_num=abort_after_batch_num,
             policy=Policy.STRICT,
         )
-        super().__init__(model, config)
+        try:
+            super().__init__(model, config)
+        except RankwatchError:
+            raise
+        except Exception:
+            if not isinstance(model, nn.Module):
+                raise
+            log.exception("rankwatch: an error of ours as the watch began; training goes on, and is not watched")
+            self._sleep()
+
+    def _sleep(self) -> None:
+        """Watches nothing."""
+        super().__init__(nn.Module(), Config())
+        self.close()
 
     def on_trace(self, frames: list[Frame]) -> None:
         emit(self._heading() + "".join(f"{_complaints(frame)}{format_frame(frame)}\n" for frame in frames))

@@ -12,6 +12,7 @@ from .measure.extremes import count_non_finite
 from .registry import open_watches
 from .rerun.careful import running_again
 from .shared.config import is_disabled
+from .shared.printable import printable
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def detect_overflow(var: Tensor, ctx: str) -> bool:
 def describe_bad_reading(bad: BadReading) -> str:
     """The lines that the Hugging Face detector prints for a non-finite tensor; empty for a finite one."""
     found = (("nans", bad.nans), ("infs", bad.infs))
-    return "".join(f"{bad.label} has {what}\n" for what, count in found if count)
+    return "".join(f"{printable(bad.label)} has {what}\n" for what, count in found if count)
 
 
 def emit(text: str) -> None:

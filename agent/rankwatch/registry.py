@@ -24,6 +24,8 @@ _open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 _previous_excepthook: Callable[..., Any] | None = None
 
+_is_ending = False
+
 
 def prepare() -> None:
     """Installs the hooks by which an uncaught exception is reported, and ends the process with its own exit code."""
@@ -48,7 +50,14 @@ def open_watches() -> Iterator[Any]:
     yield from tuple(_open)
 
 
+def is_process_ending() -> bool:
+    """Whether the watches are closed because the process ends: it may still hang on its way out."""
+    return _is_ending
+
+
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    global _is_ending
+    _is_ending = True
     try:
         for watch in open_watches():
             watch.end_by(error)
@@ -59,5 +68,7 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 
 def _close_all() -> None:
+    global _is_ending
+    _is_ending = True
     for watch in open_watches():
         watch.end()

@@ -9,6 +9,7 @@ import time
 import traceback
 import weakref
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,13 +18,15 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from .errors import BatchLimitReached, OverflowDetected, TrainingAborted, UsageError
+from . import seat
+from .errors import BatchLimitReached, OverflowDetected, RankwatchError, TrainingAborted, UsageError
 from .hook.detector import Detector
+from .hook.ended import EndedDetector
 from .hook.stage import PipelineStage, module_and_stage
 from .judge.settler import BadReading
 from .mark import emit
 from .measure.modules import unwrap
-from .registry import forget, open_watches, remember
+from .registry import forget, is_process_ending, open_watches, remember
 from .rerun.capsule import CapsuleRules
 from .rerun.machine import gpu_of
 from .shared import connection as connections
@@ -36,9 +39,12 @@ from .shared.fingerprint import Fingerprint, FingerprintTable
 from .shared.frame import BEGINNING, NO_STAGE, BatchSummary, Frame, FrameTable, Moment
 from .shared.identity import identify, unnamed_job
 from .shared.notice import Notice
+from .shared.printable import cleaned
+from .shared.room import lack
 from .shared.scalars import LastBatch
 from .shared.text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
-from .tell.abort import Deadline, is_of_the_network, say, write_error_file
+from .tell.abort import is_of_the_network, say, write_error_file
+from .tell.deadline import Deadline
 
 if TYPE_CHECKING:  # imported with the first connection: without a collector, no zmq is needed
     from .shared import messages
@@ -57,6 +63,9 @@ class Watch:
     _counts_all = False
     _judges_traced = True
 
+    model_number = 0
+    """The number of the model among those that this process watches: a further model is a run of its own on all ranks."""
+
     is_automatic = False
     """Whether ``finder`` made it: an explicit watch of the same model replaces it."""
 
@@ -65,12 +74,22 @@ class Watch:
         if isinstance(unwrap(model), torch.jit.ScriptModule):
             raise UsageError("a scripted module takes no hooks: watch the model it was scripted from")
         self._identity = identify(group=distributed_group())
+        self._parent = None if config.connection is None else seat.holder(self._identity)
+        """The rank's own process, if this is a child of it."""
+        if self._parent is not None:
+            log.warning(
+                "rankwatch: process %d was started by process %d, which is rank %d: it is no rank, and is watched alone",
+                *(self._identity.pid, self._parent, self._identity.rank),
+            )
+            config = replace(config, connection=None)
         self._name = describe_rank(
             self._identity.rank, self._identity.world_size, self._identity.host, self._identity.local_rank, self._stage
         )
         self._closed = False
         self._reason = ""
         """The reason in the collector's ABORT; empty before one came."""
+        self._deadline: Deadline | None = None
+        self._is_back = False
         self._culprit_time = 0.0
         self._is_culprit = False
         self._closeup: CloseUp | None = None
@@ -79,9 +98,10 @@ class Watch:
         self._last = LastBatch()
         self._losses = OwnLosses()
         self._has_compared = False
+        self._has_reported = False
         self._take_over(unwrap(model))
         self._link: Link | None = None
-        self._detector = Detector(
+        self._detector: Detector | EndedDetector = Detector(
             model,
             config if config.connection is not None else replace(config, fingerprints=0),  # nobody would compare them
             self,
@@ -92,7 +112,8 @@ class Watch:
         try:
             self._link = self._connect(config.connection, model)
         except BaseException:
-            self._detector.remove()
+            if isinstance(self._detector, Detector):
+                self._detector.remove()
             raise
         remember(self)
 
@@ -196,7 +217,7 @@ class Watch:
             self._link.send_fingerprint(table, fingerprint)
 
     def on_trace(self, frames: list[Frame]) -> None:
-        emit(self._heading() + format_trace(frames) + "\n")
+        emit(self._heading() + format_trace(cleaned(frames)) + "\n")
 
     def on_found(self, trip: Trip) -> None:
         self._compare_ranks()
@@ -239,8 +260,13 @@ class Watch:
     def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted:
         if self._link is not None and self._link.wait_for_verdict():
             return self._exception()
-        self._report_alone(trip, bad_readings)
+        trip = cleaned(trip)  # the model chooses the names in it
         culprit = describe_culprit(self._name, trip)
+        if self._has_reported:  # a loop that catches the exception may trip in each batch
+            emit(f"rankwatch: tripped again: {culprit}\n")
+        else:
+            self._has_reported = True
+            self._report_alone(trip, bad_readings)
         write_error_file(culprit, trip.time, is_culprit=True)
         return OverflowDetected(culprit)
 
@@ -255,14 +281,21 @@ class Watch:
         """Prints a trip if there is no collector, which would print the report."""
         is_single = self._identity.world_size == 1  # of several ranks, one alone does not know whether they left alike
         cause, evidence = self._losses.explain(trip) if is_single else classify(trip)
-        why = "no collector in reach" if self._link is not None else "no collector configured"
+        closeup = cleaned(self._closeup)
         fields = [
             ("culprit", describe_trip(self._name, trip)),
-            *fields_of(f"{cause.value}: {evidence}", trip, self._closeup),
-            ("certainty", f"this rank alone: {why}"),
-            *replay_fields(self._closeup),
+            *fields_of(f"{cause.value}: {evidence}", trip, closeup),
+            ("certainty", f"this rank alone: {self._why_alone()}"),
+            *replay_fields(closeup),
         ]
         emit(format_head(f"first {trip.culprit.state.name.lower()} of this process", fields) + format_dump(trip.frames))
+
+    def _why_alone(self) -> str:
+        if self._parent is not None:
+            return f"this is a child of process {self._parent}, which is the rank"
+        if self._link is None:
+            return "no collector configured"
+        return f"the collector refused it: {self._link.complaint}" if self._link.complaint else "no collector in reach"
 
     def _compare_ranks(self) -> None:
         """Warns, once, if the process group was made after the watch, which sent its rank to the collector before."""
@@ -286,6 +319,19 @@ class Watch:
     def _connect(self, source: str | None, model: nn.Module) -> Link | None:
         if source is None:
             return None
+        why = lack()
+        if not why:
+            try:
+                return self._link_to(source, model)
+            except RankwatchError:
+                raise
+            except (OSError, MemoryError, RuntimeError, SystemError) as error:  # of descriptors, memory or threads
+                why = repr(error)
+        log.warning("rankwatch: %s: no connection to the collector: %s; training goes on without it", self._name, why)
+        return None
+
+    def _link_to(self, source: str, model: nn.Module) -> Link:
+        from .tell.agreement import start_of
         from .tell.link import Link
 
         me = weakref.ref(self)  # the thread must not keep an unused model alive
@@ -309,13 +355,15 @@ class Watch:
         parameter = next(model.parameters(), None)
         connection = connections.read(source)
         fixed = connection.job if connection.for_job_alone else ""
-        job = fixed or self._identity.job or connection.job or unnamed_job(self._identity)
-        # A second model of the same process is a run of its own, with the same name on all ranks.
-        nth = 1 + sum(1 for _ in open_watches())
+        taken = {watch.model_number for watch in open_watches()}
+        self.model_number = next(number for number in count() if number not in taken)
         link = Link(
             connection,
             self._identity,
-            job=job if nth == 1 else f"{job}.{nth}",
+            job=fixed or self._identity.job or connection.job or unnamed_job(self._identity),
+            start=start_of(self._identity, distributed_group()),
+            launch=os.environ.get("RANKWATCH_LAUNCH", ""),
+            model=self.model_number,
             progress=progress,
             on_abort=on_abort,
             on_tune=on_tune,
@@ -323,9 +371,12 @@ class Watch:
             torch_version=torch.__version__,
             stage=self._stage,
             gpu="" if parameter is None else gpu_of(parameter.device),
+            source=source,
         )
         weakref.finalize(self, link.release).atexit = False
-        if not link.start():
+        is_online = link.start()
+        seat.take(self._identity)
+        if not is_online and not link.complaint:
             log.warning(
                 "rankwatch: %s: no collector answers at %s; training goes on, and the background keeps trying. Is it running, "
                 "of this same release, and the connection file its own? `rankwatch doctor` looks into it",
@@ -335,14 +386,19 @@ class Watch:
         return link
 
     def _on_abort(self, abort: messages.Abort) -> None:
+        if self._is_back:
+            return
         self._is_culprit = abort.rank == self._identity.rank
         self._culprit_time = abort.time
         self._reason = abort.reason
-        self._detector.abort = self._exception
-        self._write_error_file()
         looks_closer = self._has_tripped and self._closeup is None
         grace = abort.grace + (self._closeup_seconds if looks_closer else 0.0)
-        Deadline(f"{self._name}: {abort.reason}", grace).start()
+        deadline = self._deadline = Deadline(f"{self._name}: {abort.reason}", grace, abort.hold_limit)
+        self._detector.abort = lambda: None if deadline.is_held else self._exception()
+        deadline.start()
+        self._write_error_file()
+        if self._is_back:  # meanwhile
+            self._come_back()
 
     @property
     def _has_tripped(self) -> bool:
@@ -369,7 +425,7 @@ class Watch:
 
     @property
     def root(self) -> nn.Module:
-        """The watched module, without its wrappers."""
+        """The watched module, without its wrappers; an empty one if the watch is closed and the model is gone."""
         return self._detector.root
 
     @property
@@ -377,14 +433,25 @@ class Watch:
         """Whether this is a forked child, which has the object, but no thread."""
         return os.getpid() != self._identity.pid
 
+    def _come_back(self) -> None:
+        """The training is in the user's hands again: whatever it does now, no deadline ends it."""
+        self._is_back = True
+        if self._deadline is not None and not is_process_ending():
+            self._deadline.cancel()
+
     def _finish(self, outcome: str, text: str = "") -> None:
         if self._closed or self._is_forked:
             return
         self._closed = True
-        self._detector.remove()
+        if isinstance(self._detector, Detector):
+            self._detector.remove()  # may hang: with the deadline
+            self._detector = EndedDetector(self._detector)
         forget(self)
+        self._come_back()
         if self._link is not None:
             self._link.close(outcome, text)
+            if not any(open_watches()):
+                seat.leave()
 
 
 def _inner(error: BaseException) -> BaseException:

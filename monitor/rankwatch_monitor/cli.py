@@ -47,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except RankwatchError as error:
-        sys.stderr.write(f"rankwatch: error: {error}\n")
+        from rankwatch.shared.printable import paragraph
+
+        sys.stderr.write(f"rankwatch: error: {paragraph(str(error))}\n")
         return error.exit_code
     except ImportError as error:  # `resource` on Windows, say: the other commands still work
         from rankwatch.shared.missing import describe_missing

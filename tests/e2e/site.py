@@ -110,6 +110,8 @@ class Site:
         self.folder = folder
         self.runs = folder / "runs"
         self.connection = folder / "connection.json"
+        self.faults: dict[str, str] = {}
+        """Environment of the next collectors; see ``scripts/fault_collector.py``."""
         self.ranks: list[Rank] = []
         self.collectors: list[subprocess.Popen[bytes]] = []
 
@@ -150,7 +152,7 @@ class Site:
 
     @property
     def _environment(self) -> dict[str, str]:
-        return environment(FAULT_NOTES=str(self.folder / "notes"))
+        return environment(FAULT_NOTES=str(self.folder / "notes"), **self.faults)
 
     @property
     def log(self) -> str:

@@ -1,292 +1,49 @@
-"""Ten minutes of jobs of eight ranks under random faults (``pytest -m soak``), checked against the ranks' own logs.
+"""Random faults in six parts, checked against what the ranks themselves say.
 
-Each job trains while its collector is killed and restarted or suspended, and its ranks are suspended; then it ends: cleanly, by
-an overflow, by an overflow while the collector is away, or by a killed rank. Prints what was done and found.
-RANKWATCH_SOAK_SECONDS and RANKWATCH_SOAK_SEED change the length and the faults.
+pytest -m soak                               each part for its share of ten minutes
+RANKWATCH_SOAK_PARTS=storms,floods pytest .  these parts alone
+RANKWATCH_SOAK_SECONDS, RANKWATCH_SOAK_SEED  the length of all parts together, and the faults
 """
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import signal
-import subprocess
-import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from collectors import until
-from jobs import RANKWATCH, environment, processes_of, torchrun
-from rankwatch_monitor.record.reader import RunRecord
+from e2e.site import Forge
+from e2e.soaking.disk import FlakyDisk, FullDisk
+from e2e.soaking.faults import Faults
+from e2e.soaking.floods import Floods
+from e2e.soaking.part import Part
+from e2e.soaking.relaunches import Relaunches
+from e2e.soaking.storms import Storms
 
-pytestmark = [pytest.mark.e2e, pytest.mark.soak]
+pytestmark = pytest.mark.e2e
 
-RANKS = 8
-SECONDS = float(os.environ.get("RANKWATCH_SOAK_SECONDS", "600"))
-SEED = int(os.environ.get("RANKWATCH_SOAK_SEED", str(time.time_ns() % 1_000_000)))
-FAULTS = (2, 5)
-"""At least and at most, in a job."""
-
-PAUSES = (1.0, 4.0)
-"""Seconds between faults."""
-
-HEARTBEAT = 0.5
-
-
-@dataclass
-class Truth:
-    """What a rank logged about itself."""
-
-    pid: int = 0
-    begun: list[int] = field(default_factory=list)
-    done: list[int] = field(default_factory=list)
-    trip: int | None = None
-    end: str = ""
+PARTS: dict[str, type[Part]] = {
+    "faults": Faults,
+    "storms": Storms,
+    "relaunches": Relaunches,
+    "floods": Floods,
+    "full-disk": FullDisk,
+    "flaky-disk": FlakyDisk,
+}
+CHOSEN = [name for name in os.environ.get("RANKWATCH_SOAK_PARTS", ",".join(PARTS)).split(",") if name]
+SECONDS = float(os.environ.get("RANKWATCH_SOAK_SECONDS", "600")) / len(CHOSEN)
 
 
-class Soak:
-    """The collector, one job after another, and the findings for each."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.runs = folder / "runs"
-        self.connection = folder / "connection.json"
-        self.random = random.Random(SEED)
-        self.counts: Counter[str] = Counter()
-        self.batches = 0
-        self.collector: subprocess.Popen[bytes] | None = None
-
-    # --- the collector and its faults -------------------------------------------------------------------------------------
-
-    def collect(self) -> None:
-        listen = [] if self.connection.exists() else ["--listen", "tcp://127.0.0.1:0"]
-        paths = ["--connection-file", str(self.connection), "--runs-dir", str(self.runs), "--heartbeat", str(HEARTBEAT)]
-        before = self.log.count("collecting on")
-        with (self.folder / "log").open("a") as log, (self.folder / "out").open("a") as out:
-            self.collector = subprocess.Popen(
-                [*RANKWATCH, "collector", *listen, *paths], env=environment(), stdout=out, stderr=log
-            )
-        until(lambda: self.log.count("collecting on") > before)
-
-    def kill_collector(self) -> None:
-        assert self.collector is not None
-        self.collector.kill()
-        self.collector.wait()
-        self.collector = None
-
-    @property
-    def log(self) -> str:
-        path = self.folder / "log"
-        return path.read_text() if path.exists() else ""
-
-    # --- one job ----------------------------------------------------------------------------------------------------------
-
-    def run_job(self, number: int) -> None:
-        job = Job(self, f"soak{number}")
-        try:
-            job.start()
-            for _ in range(self.random.randint(*FAULTS)):
-                time.sleep(self.random.uniform(*PAUSES))  # a fault may come at any moment, so there is no event to wait for
-                fault = self.random.choice([job.collector_killed, job.collector_stopped, job.rank_stopped])
-                self.counts[fault.__name__.replace("_", " ")] += 1
-                fault()
-            end = self.random.choice([job.finish, job.trip, job.trip_without_collector, job.kill_rank])
-            self.counts[end.__name__.replace("_", " ")] += 1
-            end()
-            job.check()
-        finally:
-            job.clear()
+def run(part: type[Part], forge: Forge, folder: Path, seconds: float) -> None:
+    soaked = part(forge, folder)
+    try:
+        soaked.run(seconds)
+    finally:
+        soaked.end()
 
 
-class Job:
-    def __init__(self, soak: Soak, name: str) -> None:
-        self.soak = soak
-        self.random = soak.random
-        self.name = name
-        self.folder = soak.folder / name
-        self.folder.mkdir()
-        self.expect: Callable[[dict[str, Any]], None] = lambda report: None
-        self.cut_short: set[int] = set()
-        """Ranks that could not deliver what they had."""
-
-    def start(self) -> None:
-        env = environment(
-            RANKWATCH_CONNECTION=str(self.soak.connection), RANKWATCH_JOB=self.name, TEST_JOB_MARKER=str(self.folder)
-        )
-        with (self.folder / "output").open("w") as output:
-            command = torchrun("soak_rank.py", str(self.folder), ranks=RANKS)
-            self.process = subprocess.Popen(command, env=env, stdout=output, stderr=output)
-        until(lambda: all(len(truth.done) > 2 for truth in self.truths()))
-
-    def truths(self) -> list[Truth]:
-        return [self._truth(rank) for rank in range(RANKS)]
-
-    def _truth(self, rank: int) -> Truth:
-        truth, path = Truth(), self.folder / f"rank-{rank}"
-        for line in path.read_text().splitlines() if path.exists() else []:
-            what, value = line.split(maxsplit=1)
-            if what in ("begun", "done"):
-                getattr(truth, what).append(int(value))
-            else:
-                setattr(
-                    truth, {"pid": "pid", "trip": "trip", "ended": "end"}[what], int(value) if value.isdigit() else value
-                )
-        return truth
-
-    # --- faults -------------------------------------------------------------------------------------------------------------
-
-    def collector_killed(self) -> None:
-        self.soak.kill_collector()
-        time.sleep(self.random.uniform(0, 3))
-        self.soak.collect()
-
-    def collector_stopped(self) -> None:
-        assert self.soak.collector is not None
-        self._stop(self.soak.collector.pid)
-
-    def rank_stopped(self) -> None:
-        self._stop(self.random.choice(self.truths()).pid)
-
-    def _stop(self, pid: int) -> None:
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(self.random.uniform(0.3, 3))
-        os.kill(pid, signal.SIGCONT)
-
-    # --- ends ---------------------------------------------------------------------------------------------------------------
-
-    def finish(self) -> None:
-        self._command("finish")
-        assert self._wait() == 0
-
-        def expect(report: dict[str, Any]) -> None:
-            assert report["outcome"] == "finished"
-            assert [row["state"] for row in report["ranks"]] == ["finished"] * RANKS
-
-        self.expect = expect
-
-    def trip(self) -> None:
-        self._await_connected()
-        culprit = self._plant()
-        assert self._wait() != 0
-
-        def expect(report: dict[str, Any]) -> None:
-            verdict = report["verdict"]
-            assert (verdict["rank"], verdict["batch"]) == (culprit, self.truths()[culprit].trip)
-            assert verdict["module"] == "1"
-            assert verdict["certainty"] == "complete"
-            assert verdict["also"] == []
-
-        self.expect = expect
-
-    def trip_without_collector(self) -> None:
-        """The rank acts alone: it does not wait for an absent collector."""
-        self.soak.kill_collector()
-        culprit = self._plant()
-        assert self._wait() != 0
-        assert "ended OverflowDetected" in (self.folder / f"rank-{culprit}").read_text()
-        self.cut_short = set(range(RANKS))
-        self.soak.collect()
-
-    def kill_rank(self) -> None:
-        self._await_connected()
-        victim = self.random.randrange(RANKS)
-        os.kill(self.truths()[victim].pid, signal.SIGKILL)
-        assert self._wait() != 0
-        self.cut_short = set(range(RANKS))  # torchrun ends the others with a signal
-
-        def expect(report: dict[str, Any]) -> None:
-            assert report["outcome"] in ("lost", "failed")
-            assert report["ranks"][victim]["state"] == "lost"
-
-        self.expect = expect
-
-    def _plant(self) -> int:
-        culprit = self.random.randrange(RANKS)
-        at = max(truth.begun[-1] for truth in self.truths()) + 20
-        self._command(f"trip {culprit} {at}")
-        return culprit
-
-    def _command(self, text: str) -> None:
-        part = self.folder / "command.part"
-        part.write_text(text)
-        part.replace(self.folder / "command")
-
-    def _wait(self) -> int:
-        return self.process.wait(120)
-
-    def _await_connected(self) -> None:
-        """Waits until the current collector has heard each rank."""
-        run = self.soak.runs / f"{self.name}-0" / "run.db"
-        before = {truth.pid: truth.done[-1] for truth in self.truths()}
-        until(lambda: set(self._last_recorded(run)) == set(range(RANKS)))
-        until(lambda: all(self._last_recorded(run)[rank] > before[t.pid] for rank, t in enumerate(self.truths())))
-
-    @staticmethod
-    def _last_recorded(run: Path) -> dict[int, int]:
-        with RunRecord(run) as record:
-            digests = record.digests()
-        return dict(zip(digests["rank"].tolist(), digests["batch"].tolist(), strict=True))
-
-    # --- checks of results ----------------------------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        run = self.soak.runs / f"{self.name}-0"
-        if not self.cut_short:
-            until(lambda: (run / "report.json").exists())
-        until(lambda: processes_of(str(self.folder)) == [])
-        assert not (self.soak.runs / f"{self.name}-0.2").exists()
-        if self.expect.__name__ == "expect":
-            until(lambda: (run / "report.json").exists())
-            self.expect(json.loads((run / "report.json").read_text()))
-        with RunRecord(run / "run.db") as record:
-            digests = record.digests()
-        recorded = Counter(zip(digests["rank"].tolist(), digests["batch"].tolist(), strict=True))
-        assert max(recorded.values()) == 1
-        for rank, truth in enumerate(self.truths()):
-            assert truth.begun == list(range(len(truth.begun)))
-            of_rank = sorted(batch for its_rank, batch in recorded if its_rank == rank)
-            assert of_rank == list(range(len(of_rank))), f"{self.name}: rank {rank} has holes in its record"
-            assert set(of_rank) <= set(truth.begun)
-            if rank not in self.cut_short:
-                assert set(truth.done) <= set(of_rank), (
-                    f"{self.name}: rank {rank}: {set(truth.done) - set(of_rank)} are missing"
-                )
-        self.soak.batches += sum(recorded.values())
-
-    def clear(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        for truth in self.truths():
-            if truth.pid:
-                try:
-                    os.kill(truth.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-
-
-@pytest.fixture
-def soak(tmp_path: Path) -> Iterator[Soak]:
-    soak = Soak(tmp_path)
-    soak.collect()
-    yield soak
-    if soak.collector is not None:
-        soak.collector.terminate()
-        assert soak.collector.wait(30) == 0
-
-
+@pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 300)
-def test_soak(soak: Soak) -> None:
-    begun, jobs = time.monotonic(), 0
-    while time.monotonic() - begun < SECONDS:
-        soak.run_job(jobs)
-        jobs += 1
-        print(f"seed {SEED}: {jobs} jobs, {soak.batches} batches, {dict(soak.counts)}", file=sys.stderr, flush=True)
-    assert "Traceback" not in soak.log
-    assert "an error of ours" not in soak.log
+@pytest.mark.parametrize("name", CHOSEN)
+def test_soak(name: str, forge: Forge, tmp_path: Path) -> None:
+    run(PARTS[name], forge, tmp_path, SECONDS)

@@ -23,7 +23,7 @@ def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runni
     monkeypatch.setenv("RANKWATCH_CONNECTION", str(tmp_path / "connection.json"))
     monkeypatch.setenv("RANKWATCH_JOB", "gan")
     # The deadline would end the tests' own process.
-    monkeypatch.setattr("rankwatch.tell.abort.Deadline.start", lambda deadline: None)
+    monkeypatch.setattr("rankwatch.tell.deadline.Deadline.start", lambda deadline: None)
     yield running
     running.stop()
 
@@ -49,7 +49,7 @@ def test_a_detector_that_switched_itself_off_is_told_in_the_report(
     model = nn.Linear(2, 2)
     with caplog.at_level(logging.CRITICAL), rankwatch.watch(model) as watch:
         model(torch.ones(2))
-        monkeypatch.setattr(watch._detector._recorder, "call", lambda *_: 1 / 0)
+        monkeypatch.setattr(watch._detector._recorder, "call", lambda *_: 1 / 0)  # type: ignore[union-attr]
         model(torch.ones(2))
     until(lambda: collector.reports)
     assert collector.reports[0].ranks[0].farewell == (
@@ -84,3 +84,19 @@ def test_a_model_that_nobody_holds_ends_its_run(collector: Running) -> None:
         gc.unfreeze()
     until(lambda: collector.reports)
     assert collector.reports[0].batches == 1
+
+
+def test_a_rank_that_is_refused_says_so_and_why(
+    collector: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rankwatch.tell.link.CONNECT_TIMEOUT", 1.0)
+    held = "rank 0 of run gan-0 is held by process"
+    with rankwatch.watch(nn.Linear(2, 2)):
+        monkeypatch.setattr("rankwatch.watcher.open_watches", lambda: iter(()))  # as another process of this launch does
+        model = nn.Linear(2, 2)
+        with caplog.at_level(logging.WARNING), rankwatch.watch(model):
+            assert f"refused this process, which is not watched until then: {held}" in caplog.text
+            assert "no collector answers" not in caplog.text
+            with pytest.raises(rankwatch.OverflowDetected):
+                model(torch.full((1, 2), math.inf))
+    assert f"this rank alone: the collector refused it: {held}" in capsys.readouterr().out

@@ -66,3 +66,53 @@ def test_the_frame_that_goes_bad_is_named(check: str, bad: float) -> None:
     (trip,) = notebook.trips
     assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (3, "1", "output")
     assert detector.fault == ""
+
+
+def test_a_capture_is_left_alone_and_the_watch_goes_on() -> None:
+    model, detector, _ = on_gpu(check="frame")
+    train(model, 3)
+    graph, given = torch.cuda.CUDAGraph(), ones()
+    with torch.no_grad():
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            model(given)
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            output = model(given)
+    graph.replay()
+    assert torch.isfinite(output).all()
+    train(model, 2)
+    assert (detector.position.batch, detector.fault) == (4, "")
+
+
+@pytest.mark.parametrize("check", ["batch", "async"])
+def test_a_forward_on_a_side_stream_is_waited_for(check: str) -> None:
+    model, detector, notebook = on_gpu(check=check)
+    gain, side = model[1], torch.cuda.Stream()
+    assert isinstance(gain, Gain)
+    train(model, 2)
+    gain.gain = math.nan
+
+    def train_aside() -> None:
+        for _ in range(2):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(50_000_000)
+                output = model(ones())
+            torch.cuda.current_stream().wait_stream(side)
+            output.sum().backward()
+
+    with pytest.raises(OverflowDetected):
+        train_aside()
+    (trip,) = notebook.trips
+    assert (trip.position.batch, trip.frame.spec.module, detector.fault) == (2, "1", "")
+
+
+def test_a_part_that_is_captured_is_left_alone() -> None:
+    model, detector, _ = on_gpu(check="frame")
+    train(model, 3)
+    part: nn.Module = torch.cuda.make_graphed_callables(model[0], (ones(),))  # type: ignore[assignment]
+    output: Tensor = part(ones())
+    assert torch.isfinite(output).all()
+    train(model, 2)
+    assert detector.fault == ""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import subprocess
 import sys
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,26 @@ def test_the_local_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.startswith("rankwatch: first inf of this process\n  culprit    rank 0 of 1 (")
     assert "certainty  this rank alone: no collector configured" in out
     assert "Detected inf/nan during batch_number=0\nLast 1 forward frames:\nabs min  abs max  metadata\n" in out
+
+
+@pytest.mark.parametrize("watch", [rankwatch.watch, rankwatch.DebugUnderflowOverflow])
+def test_a_loop_that_catches_every_trip_gets_one_report_and_then_a_line_a_trip(
+    watch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    watched = watch(model)
+    for batch in range(21):
+        nn.init.constant_(model.get_parameter(f"{batch % 2}.bias"), math.inf)
+        with pytest.raises(rankwatch.OverflowDetected):
+            model(torch.ones(1, 4))
+        nn.init.zeros_(model.get_parameter(f"{batch % 2}.bias"))
+    watched.close()
+    out = capsys.readouterr().out
+    assert out.count("Detected inf/nan") == 1
+    again = [line for line in out.partition("Detected inf/nan")[2].splitlines() if line.startswith("rankwatch:")]
+    assert len(again) == 20
+    assert all(line.startswith("rankwatch: tripped again: rank 0 of 1 (") and "inf" in line for line in again)
+    assert out.rpartition("tripped again")[0].count("\n\n\n") <= 2
 
 
 def test_detect_overflow_inside_a_watched_forward(capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,3 +243,32 @@ def test_without_a_close_up_the_local_report_still_has_the_operator(
     out = capsys.readouterr().out
     assert f"  operator   aten.div at {__file__}:" in out
     assert "recurs " not in out
+
+
+@pytest.mark.parametrize("make", [rankwatch.watch, rankwatch.DebugUnderflowOverflow])
+def test_a_closed_watch_does_not_keep_the_model(make: Callable[[nn.Module], rankwatch.Watch]) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    watch = make(model)
+    model(torch.ones(1, 2)).sum().backward()
+    freed: list[weakref.ref[Any]] = [weakref.ref(model), weakref.ref(model[0].weight)]
+    watch.close()
+    del model
+    gc.collect()
+    assert [one() for one in freed] == [None, None]
+    assert (watch.batch, watch.optimizer_step, watch.is_connected) == (0, 0, False)
+    assert watch.summaries()["abs_max/0/input[0]"] == 1.0
+
+
+def test_an_error_of_ours_as_the_drop_in_is_made_does_not_stop_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, root: nn.Module) -> None:
+        if isinstance(root, nn.Linear):
+            raise RuntimeError("ours")
+
+    monkeypatch.setattr(rankwatch.DebugUnderflowOverflow, "_take_over", fail)
+    model = nn.Linear(2, 2)
+    rankwatch.DebugUnderflowOverflow(model)
+    model(torch.full((1, 2), math.nan)).sum().backward()
+    with pytest.raises(rankwatch.UsageError):
+        rankwatch.DebugUnderflowOverflow("no model")  # type: ignore[arg-type]
+    with pytest.raises(rankwatch.UsageError):
+        rankwatch.DebugUnderflowOverflow(model, max_frames_to_save=-1)

@@ -158,18 +158,21 @@ def test_nothing_else_imports_the_integrations() -> None:
     assert all(name.startswith(inside) for name in users)
 
 
-def test_only_the_doctor_meets_at_a_store() -> None:
-    assert {name for name in of(AGENT) if "TCPStore" in FILES[name].read_text()} == {"rankwatch.doctor.rendezvous"}
+def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
+    assert {name for name in of(AGENT) if "TCPStore" in FILES[name].read_text()} == {
+        "rankwatch.doctor.rendezvous",
+        "rankwatch.tell.agreement",
+    }
 
 
 @pytest.mark.parametrize(
     ("library", "home"),
     [
         ("msgpack", "shared.wire"),
-        ("zmq", "shared.sockets tell.link serve.inbox serve.collector serve.control doctor.reach"),
+        ("zmq", "shared.sockets tell.link tell.reception serve.inbox serve.collector serve.control doctor.reach"),
         ("starlette", "views.ui.server"),
         ("uvicorn", "views.ui.server"),
-        ("sqlite3", "record.schema record.store record.reader"),
+        ("sqlite3", "record.schema record.store record.reader record.sound record.disk"),
         (
             "numpy",
             "record.layout record.digest record.headroom record.store record.reader record.jumps record.origin"

@@ -183,6 +183,12 @@ class Batches:
         if is_judged:
             self._settler.abandon(self.current)
 
+    def interrupted(self, *, is_judged: bool) -> None:
+        """The forward has ended anywhere, perhaps within a hook of ours."""
+        self._compiled_part = self._compiled_entry = None
+        self.abandon(is_judged=is_judged)
+        self._recorder.restart()
+
     def add(self, frame: PendingFrame, call: Call | None) -> None:
         """Adds a frame of a forward."""
         into = self.current if self.is_open else self.of_forward if self.is_direct else self._loose
@@ -362,6 +368,7 @@ class Batches:
 
     def settle(self, *, wait: bool = False) -> None:
         """The next forward or an optimizer step begins: the backward of the last batch, or batches, is over."""
+        self._settler.drop_interrupted()
         self._settler.expect_no_loss()
         self._close_backwards()
         self._settle_loose()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,37 +19,30 @@ from torch.optim import Optimizer
 from ..errors import TrainingAborted
 from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
 from ..judge.policy import Judge
-from ..judge.settler import Observer, Settler, default_check
+from ..judge.settler import Settler, default_check
 from ..measure.modules import NamedModule, unwrap
 from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import Tape
 from ..rerun.careful import passed_again
 from ..shared.config import Config, Policy
-from ..shared.fingerprint import Fingerprint, FingerprintTable
 from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position
 from ..shared.tuning import NO_CHANGE, Check, Tuning
 from . import backward, traced
 from .batches import Batches
 from .collectives import Collectives
 from .compiled import CompiledEntry
-from .fails_open import FailsOpen
+from .fails_open import DetectorObserver, FailsOpen
 from .fingerprints import FingerprintTaker
 from .gradients import Gradients
 from .guard import Guard
 from .hooks import Hooks
 from .loss import BackwardWatch, Losses, losses_of
-from .running import RunningRoots
+from .running import RunningRoots, is_capturing
 from .scaler import LossScales, Scale
 from .steps import OptimizerSteps, after_closure, has_closure
 
 log = logging.getLogger(__name__)
-
-
-class DetectorObserver(Observer, Protocol):
-    def on_limit(self, batch: int) -> TrainingAborted: ...
-    def on_fault(self, fault: str) -> None: ...
-    def on_fingerprint(self, table: FingerprintTable, fingerprint: Fingerprint) -> None: ...
 
 
 class Detector(FailsOpen):
@@ -100,7 +93,7 @@ class Detector(FailsOpen):
             modules=lambda: self._hooks.modules,
             watched=lambda: self._hooks.watched,
         )
-        self._running = RunningRoots(unwrap(model))
+        self._running = RunningRoots(unwrap(model), lambda: self._batches.interrupted(is_judged=not self._off))
         self._batches = Batches(
             config, self._settler, self._recorder, self._loss_scales, self._steps, sends_at_once=sends_at_once
         )
@@ -132,6 +125,7 @@ class Detector(FailsOpen):
             before_step=self._guarded(self._before_step),
             after_step=self._guarded(self._after_step),
             wrapped=lambda *modules: self._compiled.wrapped(*modules),
+            released=self._recorder.release,
         )
         self._compiled = CompiledEntry(
             model,
@@ -259,14 +253,14 @@ class Detector(FailsOpen):
         if self._running.is_elsewhere():
             return
         if self._running.depth:
-            if self._batches.current.is_full:
+            if self._batches.current.is_full and not (self._running.has_device and self._running.is_captured()):
                 if self._settler.waiting is not None:
                     self._settler.raise_waiting()
                 self._call(named, args, kwargs, output)
         elif backward.is_running():
-            if self._batches.of_backward.is_full:
+            if self._batches.of_backward.is_full and not self._running.is_captured():
                 self._recompute(named, args, kwargs, output)
-        else:
+        elif not self._running.is_captured():
             self._leave_alone(named, args, kwargs, output)
 
     def _leave_alone(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
@@ -329,7 +323,7 @@ class Detector(FailsOpen):
         if what.event != traced.LEAVE:
             if self._running.depth and self._batches.current.is_compiled:
                 self._raised()  # no hook is called when a graph raises: the next graph that begins shows it
-            if self._running.enter():
+            if self._running.enter(is_compiled=True):
                 self._open_batch(self._style_of(what.event == traced.TRAIN, what.has_gradients))
                 self._batches.enter_compiled(named, what.rows, self._recorder.handed(numbers, what.states))
                 if not self._batches.is_given:
@@ -395,6 +389,7 @@ class Detector(FailsOpen):
         self._gradients.forward_begins()
         self._guard.forward_begins()
         self._batches.settle()
+        self._hooks.refresh()
         self._loss_scales.poll()
         self._tune()
 
@@ -427,7 +422,8 @@ class Detector(FailsOpen):
     # --- backward and the optimizer -----------------------------------------------------------------------------------
 
     def _backward_begins(self, args: Any, kwargs: Any) -> None:
-        if not (self._off or self._count_all or self._running.depth):
+        self._running.recover()
+        if not (is_capturing() or self._off or self._count_all or self._running.depth):
             self._losses.begin(losses_of(args, kwargs))
             self._guard.backward_begins(is_first=self._losses.is_first)
 
@@ -468,6 +464,8 @@ class Detector(FailsOpen):
             self._check_limit(part.batch)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if is_capturing():
+            return None
         self._judge_before_step(optimizer)
         if not self._steps.is_ours(optimizer):
             return None
@@ -484,6 +482,7 @@ class Detector(FailsOpen):
     def _judge_step(self, optimizer: Optimizer) -> None:
         if not self._steps.is_ours(optimizer):
             return
+        self._running.recover()
         if (unsure := self._batches.unsure_before(optimizer)) is not None:
             self._reach(unsure)
         self._gradients.before_step()
@@ -491,6 +490,8 @@ class Detector(FailsOpen):
         self._fingerprints.before_step(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_capturing():
+            return
         self._batches.phase = "idle"
         self._steps.count(optimizer)
         if self._steps.of(optimizer) and not self._off:

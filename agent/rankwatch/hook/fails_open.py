@@ -5,11 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import TrainingAborted
+from ..judge.settler import Observer
+from ..shared.fingerprint import Fingerprint, FingerprintTable
 
 log = logging.getLogger(__name__)
+
+
+class DetectorObserver(Observer, Protocol):
+    """Also receives what ends the training, or the watch."""
+
+    def on_limit(self, batch: int) -> TrainingAborted: ...
+    def on_fault(self, fault: str) -> None: ...
+    def on_fingerprint(self, table: FingerprintTable, fingerprint: Fingerprint) -> None: ...
 
 
 class FailsOpen:
@@ -24,8 +34,8 @@ class FailsOpen:
     def __init__(
         self, stop: Callable[[TrainingAborted], None] | None, on_fault: Callable[[str], None], batch: Callable[[], int]
     ) -> None:
-        self.abort: Callable[[], TrainingAborted] | None = None
-        """Set from outside to stop the training: the next hook raises the exception that it returns."""
+        self.abort: Callable[[], TrainingAborted | None] | None = None
+        """Set from outside to stop the training: the next hook for which it returns an exception raises that."""
         self.fault = ""
         """The internal error that switched the detector off."""
         self._off = False
@@ -45,8 +55,8 @@ class FailsOpen:
         def hook(*args: Any) -> Any:
             try:
                 if obeys:
-                    if self.abort is not None:
-                        raise self.abort()
+                    if self.abort is not None and (aborted := self.abort()) is not None:
+                        raise aborted
                     if self._off:
                         return None
                 return body(*args)

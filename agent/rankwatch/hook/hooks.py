@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from ..measure.modules import NamedModule, named_modules, unwrap
 from ..rerun.careful import Careful, passed_again, running_again
 from . import traced
+from .scripting import hide_hooks
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class Hooks:
     forward raised. For each other module with a name that fits one of ``patterns`` (none: all modules):
     ``leave(named, args, kwargs, output)``. In a compiled model: ``handed(named, what, numbers)`` instead (see ``traced``).
     Where ``torch.compile`` wraps a module: ``wrapped(wrapper, module)``.
+    When a module is no part of the model any more: ``released(number)``, with the number that it had.
     In a deep copy or pickle of the model, the hooks do nothing.
     """
 
@@ -56,6 +59,7 @@ class Hooks:
         before_step: Callable[..., Any],
         after_step: Callable[..., None],
         wrapped: Callable[[nn.Module, nn.Module], None],
+        released: Callable[[int], None],
     ) -> None:
         self.root = unwrap(model)
         self._patterns = patterns
@@ -63,6 +67,10 @@ class Hooks:
         self._leave = leave
         self._leave_root = leave_root
         self._wrapped = wrapped
+        self._released = released
+        self._numbers = count()
+        self._children: list[int] = []
+        """The modules right under those of the model, by ``id``, when they were last looked at."""
         self._on_handed = handed
         self._is_compiled = False
         self._known: dict[int, NamedModule] = {}
@@ -80,7 +88,8 @@ class Hooks:
         self._abandon.atexit = False
         _guard_hooks()
         _forget_compiled()
-        self._learn(named_modules(self.root))
+        hide_hooks(_is_ours)
+        self.refresh()
 
     def select(self, patterns: tuple[str, ...]) -> None:
         """Watches the root, and the modules with a name that fits one of the patterns; without patterns, all."""
@@ -89,6 +98,23 @@ class Hooks:
             self._attach(key, named)
         if self._is_compiled:
             _forget_compiled()
+
+    def refresh(self) -> None:
+        """The model may have changed, also in ways that torch does not tell: ``del``, or its table of modules was written to."""
+        children = self._now()
+        if self._known and children == self._children:
+            return
+        found = named_modules(self.root)
+        for key, known in list(self._known.items()):
+            if key not in found:
+                self._forget(key)
+            elif set(known.names) != set(found[key].names):
+                self._rename(known, found[key].names)
+        self._learn(found)
+        self._children = self._now()
+
+    def _now(self) -> list[int]:
+        return [*map(id, chain.from_iterable([named.module._modules.values() for named in self._known.values()]))]
 
     @property
     def modules(self) -> list[NamedModule]:
@@ -124,6 +150,8 @@ class Hooks:
         for handles in self._handles.values():
             _remove(handles)
         self._handles.clear()
+        for module in self.root.modules():
+            _remove_moved(module)
         self._known.clear()
 
     def _handed(self, *args: Any) -> None:
@@ -136,9 +164,29 @@ class Hooks:
             if known is not None:
                 known.names += [name for name in named.names if name not in known.names]
             else:
-                named.number = len(self._known)
+                named.number = next(self._numbers)
                 known = self._known[key] = named
+                _remove_moved(named.module)
             self._attach(key, known)
+
+    def _forget(self, key: int) -> None:
+        """A module is no part of the model any more."""
+        _remove(self._handles.pop(key, []))
+        named = self._known.pop(key)
+        self._released(named.number)
+        named.module = _GONE
+
+    def _rename(self, named: NamedModule, names: list[str]) -> None:
+        self._released(named.number)
+        named.number, named.names = next(self._numbers), list(names)
+
+    def _let_go(self, replaced: nn.Module, child: nn.Module | None, path: str) -> None:
+        """A child replaces another one: lets go at once what is certainly no part of the model. ``refresh`` sees the rest."""
+        kept = set() if child is None else set(named_modules(child))
+        for key in named_modules(replaced):
+            known = self._known.get(key)
+            if known is not None and key not in kept and all(f"{name}.".startswith(f"{path}.") for name in known.names):
+                self._forget(key)
 
     def _is_selected(self, named: NamedModule) -> bool:
         return not self._patterns or any(fnmatchcase(name, one) for name in named.names for one in self._patterns)
@@ -160,10 +208,15 @@ class Hooks:
         if name == "_orig_mod" and child is not None:
             self._wrapped(parent, child)
         named = self._known.get(id(parent))
-        if named is None or child is None:
+        if named is None:
             return
-        for prefix in list(named.names):
-            self._learn(named_modules(child, f"{prefix}.{name}" if prefix else name))
+        paths = [f"{prefix}.{name}" if prefix else name for prefix in named.names]
+        replaced = parent._modules.get(name)
+        if replaced is not None and len(paths) == 1:
+            self._let_go(replaced, child, paths[0])
+        if child is not None:
+            for path in paths:
+                self._learn(named_modules(child, path))
 
 
 class _Hook:
@@ -201,20 +254,25 @@ class _Hook:
         return DOES_NOTHING
 
 
+# Quantization moves hooks to the module that it puts in place of another one, and there calls them without kwargs.
 class _Enter(_Hook):
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def __call__(self, module: nn.Module, *call: Any) -> None:
+        if len(call) < 2:
+            return
         if torch.compiler.is_dynamo_compiling():
-            traced.enter(self.key, module.training, args, kwargs)
+            traced.enter(self.key, module.training, *call)
         else:
-            self._call(args, kwargs)
+            self._call(*call)
 
 
 class _Leave(_Hook):
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, *call: Any) -> None:
+        if len(call) < 3:
+            return
         if torch.compiler.is_dynamo_compiling():
-            traced.leave(self.key, args, kwargs, output)
+            traced.leave(self.key, *call)
         else:
-            self._call(args, kwargs, output)
+            self._call(*call)
 
     def _is_passed_again(self, *rest: Any) -> bool:
         return passed_again(self._named.module, rest[-1])
@@ -296,6 +354,25 @@ def _weakly(function: Callable[..., Any]) -> Callable[..., Any]:
         return held(*args) if held is not None else None
 
     return call
+
+
+_GONE = nn.Module()
+"""In place of a module that was replaced: frames that are not judged yet hold its names, and must not keep its weights."""
+
+
+def _is_ours(hook: Any) -> bool:
+    """Whether it is a hook of ours, or what is in its place in a copy or pickle."""
+    return isinstance(hook, _Hook) or hook is inert or isinstance(getattr(hook, "__self__", None), nullcontext)
+
+
+def _remove_moved(module: nn.Module) -> None:
+    """Removes hooks of ours that were moved to a module from another one: only those are without kwargs."""
+    for hooks, own in (
+        (module._forward_hooks, module._forward_hooks_with_kwargs),
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+    ):
+        for key in [key for key, hook in hooks.items() if isinstance(hook, _Hook) and key not in own]:
+            del hooks[key]
 
 
 _abandoned: list[RemovableHandle] = []

@@ -18,6 +18,7 @@ from ..shared.frame import Kind
 from . import backward
 from .batches import Batches
 from .hooks import Hooks, never_compile, quietly
+from .running import is_capturing
 from .scaler import LossScales
 
 MAX_LOOKS = 16
@@ -157,7 +158,7 @@ def _wrap() -> None:
 
     @functools.wraps(original)
     def observed(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling() or not _watches or backward.is_running():
+        if torch.compiler.is_dynamo_compiling() or not _watches or backward.is_running() or is_capturing():
             return original(*args, **kwargs)
         watches = list(_watches)
         has_returned = False

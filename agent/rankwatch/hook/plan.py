@@ -110,9 +110,11 @@ def _units(root: nn.Module) -> Iterator[Any]:
 
 def _same(module: nn.Module, name: str, value: Tensor) -> Callable[[], bool]:
     parameter, dtype, is_trainable = ref(value), value.dtype, value.requires_grad
+    held = ref(module)
 
     def is_same() -> bool:
-        now = module._parameters.get(name)
+        owner = held()
+        now = None if owner is None else owner._parameters.get(name)
         return now is not None and now is parameter() and now.dtype is dtype and now.requires_grad is is_trainable
 
     return is_same

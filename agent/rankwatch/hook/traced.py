@@ -32,6 +32,14 @@ _NONE, _NOT_A_TENSOR, _EMPTY, _NOT_FLOAT, _UNMATERIALISED = (
     str(int(state)) for state in (State.NONE, State.NOT_A_TENSOR, State.EMPTY, State.NOT_FLOAT, State.UNMATERIALISED)
 )
 
+
+def _never() -> bool:
+    return False
+
+
+# An exported program is for elsewhere, where nobody takes the numbers. torch before 2.7 does not tell.
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", _never)
+
 _keys = itertools.count()
 _receivers: WeakValueDictionary[int, Receiver] = WeakValueDictionary()
 
@@ -64,6 +72,8 @@ class What(NamedTuple):
 
 def enter(key: Tensor, is_training: bool, args: Any, kwargs: Any) -> None:
     """The root's forward begins. Traced."""
+    if _is_exporting():
+        return
     numbers: list[Tensor] = []
     plan = [TRAIN if is_training else EVAL, _WITH_GRADIENTS if torch.is_grad_enabled() else ""]
     _inputs(args, kwargs, numbers, plan)
@@ -72,6 +82,8 @@ def enter(key: Tensor, is_training: bool, args: Any, kwargs: Any) -> None:
 
 def leave(key: Tensor, args: Any, kwargs: Any, output: Any) -> None:
     """A module's forward ends. Traced."""
+    if _is_exporting():
+        return
     numbers: list[Tensor] = []
     plan = [LEAVE, _WITH_GRADIENTS if torch.is_grad_enabled() else ""]
     _inputs(args, kwargs, numbers, plan)

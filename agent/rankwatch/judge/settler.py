@@ -278,6 +278,13 @@ class Settler:
             self._announce(found)  # the user's exception goes on; the trip still counts for the verdict
         self._judged(part)
 
+    def drop_interrupted(self) -> None:
+        """Between forwards: drops the parts whose judging was interrupted. Nothing else would, and ``unsettled`` would stay."""
+        if self._closed:
+            pending = [reading.part for reading in self._pending]
+            for part in [part for part in self._closed if part not in pending]:
+                self._closed.remove(part)
+
     def raise_waiting(self) -> None:
         if self.waiting is not None:
             found, self.waiting = self.waiting, None
@@ -367,7 +374,7 @@ class Settler:
     def _trip(
         self, frame: PendingFrame, part: BatchPart, values: list[Any] | None, call: Call | None, changed: str = ""
     ) -> FoundTrip | None:
-        """The trip of the ring's last frame; None if a loss scaler is expected to deal with it."""
+        """The trip of the ring's last frame; None if it is finite by now, or a loss scaler deals with it."""
         if frame.is_absorbed:
             return None
         is_scaled = frame.spec.phase is Phase.BACKWARD or frame.spec.readings[0].kind is Kind.LOSS
@@ -377,6 +384,8 @@ class Settler:
             self._recorder.refresh([known for known in self._ring if known.step == self._steps()])
             self._tape.read()
         tripping = self.judge.tripping(frame.spec, frame.states)
+        if not tripping:  # a weight was bad when it was last measured, and the user has repaired it
+            return None
         rows = frame.spec.readings
         first = min(tripping, key=lambda row: (_CAUSAL_ORDER.index(rows[row].kind), row))
         counts = {row: _counts(values[row] if values is not None else None) for row in tripping}

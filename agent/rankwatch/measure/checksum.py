@@ -51,7 +51,10 @@ def readable(tensor: Tensor) -> bool:
         tensor = local(tensor)
     if tensor.is_meta or tensor.is_quantized or tensor.layout is not torch.strided:
         return False
-    return tensor.numel() == 0 or tensor.untyped_storage().nbytes() > 0
+    try:
+        return tensor.numel() == 0 or tensor.untyped_storage().nbytes() > 0
+    except NotImplementedError:  # within a transformation of torch.func it has no memory
+        return False
 
 
 def write_lanes(values: Tensor, into: Tensor) -> None:

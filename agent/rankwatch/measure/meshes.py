@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -167,7 +168,7 @@ def _find(
                 mesh, data = _place(label, value, replicas.get((key, name)) or replicas.get(id(value)), everywhere)
                 if mesh is not None and not mesh.is_declared and is_own:
                     mesh = None
-                own = partial(_own, named.module, name)
+                own = partial(_own, ref(named.module), name)
                 yield _Found(label, value.dtype, value.numel(), mesh, data, value.requires_grad, own, None, is_own)
 
 
@@ -181,9 +182,11 @@ def _is_elsewhere(value: Any) -> bool:
     return is_cut or getattr(value, "_is_flat_param", False) or is_lazy(value) or value.is_meta or not value.numel()
 
 
-def _own(module: nn.Module, name: str) -> Tensor | None:
-    value: Any = module._parameters.get(name)
-    if value is None and (value := vars(module).get(name)) is None:
+def _own(held: ref[nn.Module], name: str) -> Tensor | None:
+    """The values of a parameter, if its module is still there: it may be replaced before the next table is made."""
+    module = held()
+    value: Any = None if module is None else module._parameters.get(name)
+    if module is None or (value is None and (value := vars(module).get(name)) is None):
         return None
     values: Tensor = getattr(value, "_local_tensor", value)
     return values.detach()

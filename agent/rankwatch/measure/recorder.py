@@ -124,6 +124,18 @@ class Recorder:
         """Forgets which tensors were measured; the readings of weights stay cached."""
         self._seen.clear()
 
+    def restart(self) -> None:
+        """After an interruption anywhere, in here too: what was measured and is not read yet is not trusted."""
+        self.forget()
+        self.reductions.clear()
+        self._tape.restart()
+        self._weights.expire_all()
+
+    def release(self, number: int) -> None:
+        """The module of this number is no part of the model any more."""
+        self._specs.pop(number, None)
+        self._weights.release(number)
+
     def forget_changed(self, tensors: Iterable[Tensor]) -> None:
         """Forgets the measurements of tensors that were changed without their version counters, and of their views."""
         storages = [tensor.untyped_storage() for tensor in tensors] if self._seen else []

@@ -165,7 +165,10 @@ def _has_bad_weight(frame: PendingFrame) -> bool:
 
 def _can_be_summed(values: Tensor) -> bool:
     is_plain = type(values) in (Tensor, nn.Parameter) and values.layout is torch.strided and not values.is_nested
-    is_there = not values.is_meta and (not values.numel() or values.untyped_storage().nbytes() > 0)
+    try:
+        is_there = not values.is_meta and (not values.numel() or values.untyped_storage().nbytes() > 0)
+    except NotImplementedError:  # within a transformation of torch.func it has no memory
+        return False
     return is_plain and is_there and values.dtype.itemsize > 1
 
 

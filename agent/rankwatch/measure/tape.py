@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..shared.frame import State, state_of
-from .extremes import Layout, Measure, TapeRow, layout_of
+from .extremes import Layout, Measure, TapeRow, Unmeasurable, layout_of
 
 FIRST_ROWS = 256
 _EMPTY_BITS = (0x7FFF_FFFF, 0)  # see kernel.EMPTY
@@ -22,6 +23,20 @@ Event = torch.cuda.Event
 
 def is_far(device: torch.device) -> bool:
     return device.type != "cpu"
+
+
+# Private, so it may be missing: it costs a tenth of what follows.
+_raw_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+
+
+def _stream_on(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+def _within(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 def to_host(values: Tensor, into: Tensor | None = None) -> tuple[Tensor, Event | None]:
@@ -77,11 +92,14 @@ class Cell:
 
 
 class Tape:
-    """Rows of (abs min, abs max), in one buffer per device and dtype. Each buffer is read in one transfer."""
+    """Rows of (abs min, abs max), in one buffer per device, stream and dtype. Each buffer is read in one transfer.
+
+    A buffer is read in the stream in which it is written: another stream would not wait for its rows.
+    """
 
     def __init__(self) -> None:
         self._measure = Measure()
-        self._buffers: dict[tuple[torch.device, Layout], _Buffer] = {}
+        self._buffers: dict[tuple[torch.device, Layout, int], _Buffer] = {}
         self._has_bad = False
 
     def known(self, low: float, high: float) -> Cell:
@@ -93,7 +111,12 @@ class Tape:
     def write(self, values: Tensor, state: State | None) -> Cell:
         """Measures ``values``, which must not be empty nor have an autograd history. Raises Unmeasurable."""
         layout = layout_of(values)
-        buffer = self._buffers.get((values.device, layout)) or self._buffer(values.device, layout)
+        if values.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                raise Unmeasurable("a CUDA graph is being captured, which would measure again at each replay")
+            buffer = self._buffer(values.device, layout, _raw_stream(values.get_device()))
+        else:
+            buffer = self._buffers.get((values.device, layout, 0)) or self._buffer(values.device, layout)
         cells = buffer.cells
         if len(cells) == len(buffer.rows):
             buffer.grow(2 * len(cells))
@@ -113,7 +136,8 @@ class Tape:
                 self._has_bad |= cell.fill(low.item(), high.item())
             return
         (rows,) = numbers
-        buffer = self._buffer(rows.device, Layout(rows.dtype, rows.dtype))
+        stream = _raw_stream(rows.get_device()) if rows.is_cuda else 0
+        buffer = self._buffer(rows.device, Layout(rows.dtype, rows.dtype), stream)
         buffer.put(rows, cells)
 
     def read(self) -> bool:
@@ -130,14 +154,20 @@ class Tape:
         """Begins to read, without waiting: the rows are copied to the host in the stream in which they were written."""
         return PendingRead([buffer.copy() for buffer in self._buffers.values() if buffer.cells], self._had_bad())
 
+    def restart(self) -> None:
+        """Drops what was not read, with the buffers: an interruption may have left them half written."""
+        self._buffers.clear()
+        self._has_bad = False
+
     def _had_bad(self) -> bool:
         bad, self._has_bad = self._has_bad, False
         return bad
 
-    def _buffer(self, device: torch.device, layout: Layout) -> _Buffer:
-        buffer = self._buffers.get((device, layout))
+    def _buffer(self, device: torch.device, layout: Layout, stream: int = 0) -> _Buffer:
+        """``stream``: the current one of a CUDA device."""
+        buffer = self._buffers.get((device, layout, stream))
         if buffer is None:
-            buffer = self._buffers[device, layout] = _Buffer(device, layout)
+            buffer = self._buffers[device, layout, stream] = _Buffer(device, layout, _stream_on(device))
         return buffer
 
 
@@ -186,8 +216,9 @@ class _Copy:
 class _Buffer:
     """``rows`` to write to. The first ones belong to ``cells``; a cell is added after its row was written."""
 
-    def __init__(self, device: torch.device, layout: Layout) -> None:
+    def __init__(self, device: torch.device, layout: Layout, stream: torch.cuda.Stream | None) -> None:
         self.device = device
+        self._stream = stream
         self._layout = layout
         self._is_updated = layout.written is not layout.read and device.type != "cpu"
         self.cells: list[Cell] = []
@@ -210,11 +241,16 @@ class _Buffer:
             for cell, (low, high) in zip(cells, self._few):  # noqa: B905
                 bad |= cell.fill(low.item(), high.item())
             return bad
-        numbers = self._read[:used].tolist()
-        self._clear(used)
+        with _within(self._stream):
+            numbers = self._read[:used].tolist()
+            self._clear(used)
         return _fill(cells, numbers)
 
     def copy(self) -> _Copy:
+        with _within(self._stream):
+            return self._copy()
+
+    def _copy(self) -> _Copy:
         cells, self.cells = self.cells, []
         used = len(cells)
         if self.device.type != "cuda":
@@ -246,7 +282,8 @@ class _Buffer:
                 self._empty = torch.tensor(_EMPTY_BITS, dtype=written, device=self.device).expand(rows, 2).contiguous()
                 self._written.copy_(self._empty)
         self.rows = [TapeRow(row[0], row[1], row) for row in self._written]
-        self._few = [(row[0], row[1]) for row in self._read[:4]] if self.device.type == "cpu" else []
+        is_on_host = self.device.type == "cpu" and self._stream is None
+        self._few = [(row[0], row[1]) for row in self._read[:4]] if is_on_host else []
 
 
 def _fill(cells: list[Cell], numbers: list[list[float]]) -> bool:

@@ -77,6 +77,14 @@ class Weights:
         if known is not None:
             self._known[named.number] = known._replace(step=-1, due=0, batch=max(finite_in, known.batch))
 
+    def release(self, number: int) -> None:
+        self._known.pop(number, None)
+
+    def expire_all(self) -> None:
+        """Has all weights measured anew when they are asked for."""
+        for number, known in self._known.items():
+            self._known[number] = known._replace(step=-1, due=0)
+
     def measure(self, named: NamedModule, forward: int, step: int) -> ModuleWeights:
         module = named.module
         parameters: dict[int, tuple[Kind, str, Tensor]] = {}  # a parameter with two names is measured under the first

@@ -6,7 +6,6 @@ from shlex import quote
 
 from .closeup import CloseUp, Precision
 from .frame import Reading, State
-from .text import printable
 from .trip import Operator, Trip
 
 _MOST_INPUTS = 4
@@ -37,10 +36,10 @@ def replay_fields(closeup: CloseUp | None, folder: str = "", host: str = "") -> 
     if closeup is None or not closeup.capsule:
         return []
     if closeup.capsule.startswith("/"):
-        return [("replay", f"rankwatch replay {quote(printable(closeup.capsule))}" + (f" (on {host})" if host else ""))]
+        return [("replay", f"rankwatch replay {quote(closeup.capsule)}" + (f" (on {host})" if host else ""))]
     if not folder:
-        return [("replay", f"{printable(closeup.capsule)} in the run's folder")]
-    return [("replay", f"rankwatch replay {quote(printable(folder))}")]
+        return [("replay", f"{closeup.capsule} in the run's folder")]
+    return [("replay", f"rankwatch replay {quote(folder)}")]
 
 
 def describe_closeup(closeup: CloseUp) -> str:
@@ -70,12 +69,12 @@ def describe_operator(operator: Operator) -> str:
     hidden = [f"{len(inputs) - _MOST_INPUTS} more"] if len(inputs) > _MOST_INPUTS else []
     given = ", ".join([*inputs[:_MOST_INPUTS], *hidden])
     flow = f"{given} -> {_state(operator.output.state)}" if given else f"-> {_state(operator.output.state)}"
-    return f"{printable(what + at)}\n{printable(flow)}"
+    return f"{what}{at}\n{flow}"
 
 
 def describe_recurrence(closeup: CloseUp) -> str:
     """``recurred 3 of 3``; what to suspect if it did not, or not always."""
-    machine = f"the hardware of {printable(closeup.machine)}" if closeup.machine else "the hardware"
+    machine = f"the hardware of {closeup.machine}" if closeup.machine else "the hardware"
     counts = f"{closeup.recurred} of {closeup.of}"
     eagerly = ", run eagerly: the training runs it compiled" if closeup.is_eager else ""
     if closeup.recurred >= closeup.of:
@@ -98,13 +97,13 @@ def describe_precision(precision: tuple[Precision, ...]) -> str:
     text = "; ".join(f"{state} in {' and '.join(dtypes)}{value}" for (state, value), dtypes in groups.items())
     is_bad = all(one.state in (State.INF, State.NAN) for one in precision)
     has_highest = any(one.dtype == _HIGHEST for one in precision)
-    return printable(f"bad in every precision: {text}" if is_bad and has_highest else text)
+    return f"bad in every precision: {text}" if is_bad and has_highest else text
 
 
 def _findings(closeup: CloseUp) -> list[tuple[str, str]]:
     fields = [("recurs", describe_recurrence(closeup))] if closeup.of else []
     fields += [("precision", describe_precision(closeup.precision))] if closeup.precision else []
-    return [*fields, ("close-up", printable(closeup.note))] if closeup.note else fields
+    return [*fields, ("close-up", closeup.note)] if closeup.note else fields
 
 
 def _describe_input(reading: Reading, shape: tuple[int, ...], operand: float | None) -> str:

@@ -78,21 +78,30 @@ def write(connection: Connection, path: Path) -> None:
     Raises:
         ConnectionFileError: the file cannot be written.
     """
-    body = {"rankwatch_connection": list(FORMAT), **asdict(connection)}
-    write_private(path, json.dumps(body, indent=2) + "\n")
+    write_private(path, render(connection))
+
+
+def render(connection: Connection) -> str:
+    """The text of the file."""
+    return json.dumps({"rankwatch_connection": list(FORMAT), **asdict(connection)}, indent=2) + "\n"
 
 
 def write_private(path: Path, text: str) -> None:
     """Writes or replaces a file that only its owner can read. Raises ConnectionFileError."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part = path.with_name(f".{path.name}.{os.urandom(4).hex()}")  # other hosts may write the same file
     try:
-        part.unlink(missing_ok=True)
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
         os.replace(part, path)
     except OSError as error:
-        why = error.strerror if path.parent.is_dir() else f"its folder {path.parent} does not exist"
-        raise ConnectionFileError(f"cannot write {path}: {why}") from None
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise unwritable(path, error) from None
+
+
+def unwritable(path: Path, error: OSError) -> ConnectionFileError:
+    why = error.strerror if path.parent.is_dir() else f"its folder {path.parent} does not exist"
+    return ConnectionFileError(f"cannot write {path}: {why}")
 
 
 def _read_private(path: Path) -> str:

@@ -24,6 +24,7 @@ from .fields import (
 )
 from .fingerprint import ALL_ROWS, NO_GATHER, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
 from .frame import (
+    MAX_ALIASES,
     BatchSummary,
     Frame,
     FrameSpec,
@@ -80,7 +81,7 @@ def _check_states(value: Any) -> bytes:
 
 def write_spec(spec: FrameSpec) -> list[Any]:
     rows = [[int(row.kind), cut(row.label), row.dtype] for row in spec.readings]
-    aliases = [cut(alias) for alias in spec.aliases[:16]]
+    aliases = [cut(alias) for alias in spec.aliases[:MAX_ALIASES]]
     return [cut(spec.module), cut(spec.module_class), rows, aliases, int(spec.phase)]
 
 
@@ -90,7 +91,7 @@ def _read_spec(value: Any) -> FrameSpec:
         check_str(module, MAX_NAME),
         check_str(module_class, MAX_NAME),
         tuple(_read_row(row) for row in check_list(rows, 0, MAX_ROWS)),
-        tuple(check_str(alias, MAX_NAME) for alias in check_list(aliases, 0, 16)),
+        tuple(check_str(alias, MAX_NAME) for alias in check_list(aliases, 0, MAX_ALIASES)),
         Phase(integer(0, len(Phase) - 1).decode(phase)),
     )
 
@@ -125,8 +126,8 @@ def read_summary(value: Any) -> BatchSummary:
         raise ValueError(f"batch, first_frame, optimizer_step: expected whole numbers from 0 to {MAX_INT}")
     if not (0 <= started <= _LATEST and 0 <= ended <= _LATEST):  # a nan fails the comparison
         raise ValueError(f"started_at, ended_at: expected seconds from 0 to {_LATEST:g}")
-    if len(table_id) > MAX_TABLE_ID:
-        raise ValueError(f"table_id: expected text of at most {MAX_TABLE_ID} characters")
+    if len(table_id) > MAX_TABLE_ID or not (table_id.isascii() and table_id.isprintable()):
+        raise ValueError(f"table_id: expected at most {MAX_TABLE_ID} printable ASCII characters")
     _check_states(states)
     # Only the receiver has the table that the columns must fit; that the columns fit each other is checked here.
     if len(lows) != len(highs) or len(lows) not in (4 * len(states), 8 * len(states)):

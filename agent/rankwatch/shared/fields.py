@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .printable import paragraph, printable
+
 MAX_NAME = 1024
 MAX_INT = 2**63 - 1
 
@@ -39,19 +41,36 @@ def number(low: float = 0.0, high: float = 1e18) -> Field:
 
 
 def check_str(value: Any, limit: int) -> str:
-    if type(value) is not str or len(value) > limit:
-        raise ValueError(f"expected text of at most {limit} characters")
-    return value
+    """A name, made printable. What sends it need not have done so."""
+    return printable(_check_length(value, limit), limit)
 
 
 def string(limit: int = MAX_NAME) -> Field:
-    # Sent text is cut to the limit: a long name must cost a few letters, not the message.
+    """A name: one line."""
     return Field(lambda value: cut(value, limit), lambda value: check_str(value, limit))
 
 
+def lines(limit: int) -> Field:
+    """A text that may have many lines, such as an exception's."""
+    return Field(lambda value: paragraph(value, limit), lambda value: paragraph(_check_length(value, limit), limit))
+
+
 def cut(value: str, limit: int = MAX_NAME) -> str:
-    # A file name that is not UTF-8 has lone surrogates; exceptions may quote it.
-    return value.encode("utf-8", "replace").decode()[:limit]
+    """A name as it is sent: a long one must cost a few letters, not the message."""
+    return printable(value, limit)
+
+
+def sent_name(value: str) -> str:
+    """A name in a digest: the same before and after it was sent, and in each version of Python, which know other letters."""
+    if value.isascii() and value.isprintable() and len(value) <= MAX_NAME:  # nearly all, and there are many
+        return value
+    return cut(value).encode("ascii", "backslashreplace").decode()
+
+
+def _check_length(value: Any, limit: int) -> str:
+    if type(value) is not str or len(value) > limit:
+        raise ValueError(f"expected text of at most {limit} characters")
+    return value
 
 
 def one_of(words: frozenset[str]) -> Field:

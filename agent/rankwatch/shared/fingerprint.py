@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+from .fields import sent_name
 
 LANE_BYTES = 16
 """A checksum: two lanes, each an integer modulo 2^64, little-endian."""
@@ -83,7 +85,7 @@ class FingerprintRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FingerprintTable:
-    """What a rank takes checksums of. ``id`` is a hash of the content.
+    """What a rank takes checksums of. ``id`` is a hash of the content, with the names as they are sent.
 
     The rows are in the order of their meshes. ``inputs``: the mesh of the data; ranks that differ in a coordinate along a
     dimension that is not replicated must be fed different inputs. None: nothing is known of that.
@@ -95,8 +97,11 @@ class FingerprintTable:
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
-        content = repr((self.rows, self.meshes, self.inputs))
-        object.__setattr__(self, "id", hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=16).hexdigest())
+        rows = tuple([row._replace(parameter=sent_name(row.parameter)) for row in self.rows])
+        meshes = tuple([replace(mesh, source=sent_name(mesh.source)) for mesh in self.meshes])
+        inputs = None if self.inputs is None else replace(self.inputs, source=sent_name(self.inputs.source))
+        content = repr((rows, meshes, inputs))
+        object.__setattr__(self, "id", hashlib.blake2b(content.encode(), digest_size=16).hexdigest())
 
     def rows_of(self, slot: int) -> tuple[FingerprintRow, ...]:
         """The rows of a fingerprint of this slot, in their order in ``lanes``."""

@@ -15,6 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from .fields import sent_name
+
+MAX_ALIASES = 16
+"""Further names of a module that are sent."""
+
 
 class Kind(enum.IntEnum):
     """What was measured."""
@@ -204,7 +209,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class FrameTable:
-    """The specs of a part's frames in execution order. ``id`` is a hash of their content."""
+    """The specs of a part's frames in execution order. ``id`` is a hash of their content, with the names as they are sent."""
 
     specs: tuple[FrameSpec, ...]
     id: str = field(init=False)
@@ -298,7 +303,8 @@ def _table_id(specs: tuple[FrameSpec, ...]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for spec in specs:
         # repr() quotes each name: no choice of names gives two different tables the same text.
-        digest.update(repr((spec.module, spec.module_class, spec.aliases, int(spec.phase))).encode())
+        names = tuple(map(sent_name, spec.aliases[:MAX_ALIASES]))
+        digest.update(repr((sent_name(spec.module), sent_name(spec.module_class), names, int(spec.phase))).encode())
         for row in spec.readings:
-            digest.update(repr((int(row.kind), row.label, row.dtype)).encode())
+            digest.update(repr((int(row.kind), sent_name(row.label), row.dtype)).encode())
     return digest.hexdigest()

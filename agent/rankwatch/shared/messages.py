@@ -12,13 +12,19 @@ from .frame import BEGINNING, BatchSummary, FrameTable, Moment
 from .notice import Notice
 from .tuning import NO_CHANGE, Tuning
 
+MAX_START = 64
+"""Characters of a start id."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Rank to collector, first on every connection. ``incarnation``, random per process, tells a reconnect from a restart.
+    """Rank to collector, first on every connection. ``incarnation``, random per watch, tells a reconnect from a restart.
 
-    ``stage`` is the rank's stage in a pipeline, from 0 on; NO_STAGE without a pipeline. ``gpu`` says which one the model is on,
-    by its UUID where it has one; empty on the CPU.
+    ``start`` is the id of the launch that the rank belongs to, the same on all of its ranks; empty: unknown. ``launch`` is the id
+    of the ``rankwatch run`` that started the process, if one did. ``model`` numbers the models of the process from 0 on. ``age``
+    is in seconds since the process started (0: unknown): it tells the older of two starts. ``stage`` is the rank's stage in a
+    pipeline, from 0 on; NO_STAGE without a pipeline. ``gpu`` says which one the model is on, by its UUID where it has one; empty
+    on the CPU.
     """
 
     major: int
@@ -35,6 +41,10 @@ class Hello:
     incarnation: str
     stage: int
     gpu: str = ""
+    start: str = ""
+    model: int = 0
+    age: float = 0.0
+    launch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +116,18 @@ class Off:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Rank to collector, every heartbeat and in answer to a probe."""
+    """Rank to collector, every heartbeat, in answer to a probe, and when ``holds`` changes.
+
+    ``holds``: the rank asks an abort to wait. ``orphaned``: the torchrun that started it has ended.
+    """
 
     moment: Moment
     phase: str
     queued: int
     dropped: int
     time: float
+    holds: bool = False
+    orphaned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +141,25 @@ class Probe:
 class Abort:
     """Collector to rank, repeated until acknowledged: stop. ``rank`` is the culprit (-1: none).
 
-    ``time``: when it tripped; 0: it did not, but replicas came apart.
+    ``time``: when it tripped; 0: it did not, but replicas came apart. ``hold_limit``: seconds for which work that the rank
+    holds is waited for, and only then the ``grace`` begins.
     """
 
     reason: str
     rank: int
     time: float
     grace: float
+    hold_limit: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """Collector to rank, in answer to BYE: another rank holds work, which torchrun would cut if this process ended now.
+
+    ``seconds``: how long to stay at most; 0: it may go.
+    """
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +248,7 @@ Message: TypeAlias = (
     | Beat
     | Probe
     | Abort
+    | Stay
     | Ack
     | Bye
     | Error

@@ -33,13 +33,18 @@ def new_key_pair() -> KeyPair:
     return KeyPair(public.decode(), secret.decode())
 
 
-def dealer(context: zmq.Context[zmq.Socket[bytes]], connection: Connection) -> zmq.Socket[bytes]:
-    """A rank's socket, connecting in the background. Messages are queued only once it is connected."""
+def dealer(
+    context: zmq.Context[zmq.Socket[bytes]], connection: Connection, max_bytes: int = MAX_MESSAGE_BYTES
+) -> zmq.Socket[bytes]:
+    """A rank's socket, connecting in the background. Messages are queued only once it is connected.
+
+    ZeroMQ ends the connection to a peer that sends a message of more than ``max_bytes``.
+    """
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     if connection.is_encrypted:

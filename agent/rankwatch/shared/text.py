@@ -117,11 +117,6 @@ def format_spans(numbers: Iterable[int], most: int | None = 8) -> str:
     return f"{shown} and {hidden} more" if hidden else shown
 
 
-def printable(text: str) -> str:
-    """``text`` in one line, without control characters: ranks choose the names in it, and a terminal would obey them."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 def _batch_name(position: Position) -> str:
     is_batch = position.batch >= 0 and not position.eval
     return f"batch number={position.batch}" if is_batch else describe_position(position)

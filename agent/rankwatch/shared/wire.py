@@ -3,7 +3,7 @@
 A message is a msgpack array ``[kind, field, ...]``; the fields are those of the kind's dataclass, in order. A newer minor
 version may append fields and add kinds: this version ignores both. HELLO carries the version, and the collector refuses
 another major version. ``decode`` is the only place that checks what comes from outside; a peer's fault raises ProtocolError,
-which names the kind and the field.
+which names the kind and the field. It makes all texts printable: names in one line.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from .data import (
     write_trip,
 )
 from .fields import (
-    MAX_NAME,
     Field,
     check_bool,
     check_list,
+    cut,
     integer,
+    lines,
     list_of,
     number,
     one_of,
@@ -51,6 +52,7 @@ from .frame import (
     NO_STAGE,
 )
 from .messages import (
+    MAX_START,
     OUTCOMES,
     PHASES,
     REMEDIES,
@@ -70,6 +72,7 @@ from .messages import (
     Noticed,
     Off,
     Probe,
+    Stay,
     Table,
     Tripped,
     Tune,
@@ -89,6 +92,7 @@ SHORT_BYTES, REMEMBERED_BYTES = 16, 1024 * 1024
 SHORT_ARRAY = 64
 """An array header that claims so many items costs next to nothing, even if the items are missing."""
 
+MAX_MODELS = 1 << 16
 MAX_PATTERNS = 256
 MAX_TRACED = 10_000
 MAX_EVERY = 1 << 31
@@ -131,6 +135,11 @@ def is_beat(data: bytes | memoryview) -> bool:
     return bool(data[1:6] == _BEAT_HEAD)
 
 
+def is_abort(data: bytes | memoryview) -> bool:
+    """Whether these bytes, if they are a message at all, are an ABORT."""
+    return bool(data[1:7] == _ABORT_HEAD)
+
+
 def is_ack(data: bytes | memoryview) -> bool:
     """Whether these bytes, if they are a message at all, are an ACK."""
     return bool(data[1:5] == _ACK_HEAD)
@@ -145,7 +154,7 @@ def _decode(data: bytes | memoryview) -> Message:
         raise ProtocolError("not a message: no array that begins with a kind")
     kind, *values = parts
     if kind not in _READERS:
-        return Unknown(kind[:MAX_NAME])
+        return Unknown(cut(kind))
     cls, names, readers = _READERS[kind]
     if len(values) < len(readers):
         raise ProtocolError(f"{kind}: {len(values)} fields instead of {len(readers)}")
@@ -163,7 +172,7 @@ def _decode(data: bytes | memoryview) -> Message:
 _decode_once = lru_cache(maxsize=8)(_decode)
 # All ranks acknowledge an abort at once, in the same few bytes.
 _decode_short = lru_cache(maxsize=64)(_decode)
-_TABLE_HEAD, _BATCH_HEAD, _BEAT_HEAD, _ACK_HEAD = map(msgpack.packb, ("TABLE", "BATCH", "BEAT", "ACK"))
+_TABLE_HEAD, _BATCH_HEAD, _BEAT_HEAD, _ACK_HEAD, _ABORT_HEAD = map(msgpack.packb, ("TABLE", "BATCH", "BEAT", "ACK", "ABORT"))
 _FINGERPRINT_HEAD, _FINGERPRINTS_HEAD = map(msgpack.packb, ("FINGERPRINT", "FINGERPRINTS"))
 
 
@@ -189,7 +198,7 @@ def _check_claims(data: bytes | memoryview) -> None:
     unpacker.skip()
 
 
-_SEQ, _COUNT, _SECONDS, _TEXT = integer(), integer(), number(), string(MAX_TEXT)
+_SEQ, _COUNT, _SECONDS, _TEXT = integer(), integer(), number(), lines(MAX_TEXT)
 _MOMENT = Field(list, check_moment)
 _BOOL = Field(same, check_bool)
 _PATTERNS = optional(list_of(string(), MAX_PATTERNS))
@@ -227,7 +236,8 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, Field]]] = {
             "rank": integer(0, MAX_RANKS - 1), "world_size": integer(1, MAX_RANKS),
             "local_rank": integer(0, MAX_RANKS), "host": string(), "pid": integer(), "device": string(), "torch": string(),
             "incarnation": string(64), "stage": integer(NO_STAGE, MAX_RANKS),
-            "gpu": string(),
+            "gpu": string(), "start": string(MAX_START), "model": integer(0, MAX_MODELS), "age": _SECONDS,
+            "launch": string(MAX_START),
         },
     ),
     "WELCOME": (
@@ -246,10 +256,13 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, Field]]] = {
     "OFF": (Off, {"seq": _SEQ, "text": _TEXT}),
     "BEAT": (
         Beat,
-        {"moment": _MOMENT, "phase": one_of(PHASES), "queued": _COUNT, "dropped": _COUNT, "time": _SECONDS},
+        {"moment": _MOMENT, "phase": one_of(PHASES), "queued": _COUNT, "dropped": _COUNT, "time": _SECONDS,
+         "holds": _BOOL, "orphaned": _BOOL},
     ),
     "PROBE": (Probe, {"moment": _MOMENT}),
-    "ABORT": (Abort, {"reason": _TEXT, "rank": integer(-1, MAX_RANKS), "time": _SECONDS, "grace": number(0, 86400)}),
+    "ABORT": (Abort, {"reason": _TEXT, "rank": integer(-1, MAX_RANKS), "time": _SECONDS, "grace": number(0, 86400),
+                       "hold_limit": number(0, 86400)}),
+    "STAY": (Stay, {"seconds": number(0, 86400)}),
     "ACK": (Ack, {"seq": _SEQ, "abort": _BOOL}),
     "BYE": (Bye, {"seq": _SEQ, "outcome": one_of(OUTCOMES), "text": _TEXT, "moment": _MOMENT}),
     "ERROR": (Error, {"text": _TEXT, "remedy": one_of(REMEDIES)}),

@@ -13,6 +13,7 @@ import socket as stdlib_socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import zmq
 
@@ -25,8 +26,14 @@ from ..shared.fingerprint import Fingerprint, FingerprintTable
 from ..shared.frame import NO_STAGE, BatchSummary, FrameTable, Moment
 from ..shared.identity import Identity
 from ..shared.notice import Notice
+from ..shared.process import age
+from ..shared.room import lack
 from ..shared.sockets import dealer
+from .allowance import Allowance
 from .fork import keep_from_children
+from .holds import HOLDS
+from .reception import MAX_RECEIVED_BYTES, PAUSE, Reception
+from .reread import ConnectionSource
 from .spool import Spool
 
 log = logging.getLogger(__name__)
@@ -35,12 +42,20 @@ CONNECT_TIMEOUT = 3.0
 """Seconds that the training waits for the collector at the start, and after a trip while there is no connection."""
 
 HELLO_INTERVAL = 0.5
+RECONNECTING = 8
+"""Descriptors of a further socket."""
+
 DEFAULT_HEARTBEAT = 1.0
 SILENT_HEARTBEATS = 3
 """After this many heartbeats without an answer, the rank reconnects."""
 
+UNANSWERED = 1.0
+"""Seconds without an answer, after which a rank that is not connected reads its connection file again."""
+
 PROBE_INTERVAL = 0.002
-"""Seconds between checks of the training thread's position while the collector waits for this rank to pass one."""
+PROBE_SHARE = 0.05
+"""Seconds between checks of the training thread's position while the collector waits for this rank to pass one: the larger
+of the first, and this share of the time waited so far."""
 
 TABLES_SENT = 64
 """After this many tables, each is sent again when it is used: the collector retains only the last ones."""
@@ -49,8 +64,14 @@ FAREWELL_TIMEOUT = 4.0
 """Seconds that ``close`` waits for the last messages to be acknowledged, even if the collector has just become unreachable:
 a rank whose BYE does not arrive counts as lost."""
 
+STAY_INTERVAL = 0.5
+"""Seconds between looks at whether the collector still answers, while this rank stays for another one."""
+
 TRIP_TIMEOUT = 0.2
 """Seconds that a close-up waits until the collector has the trip."""
+
+TUNES_PER_SECOND, TUNES_AT_ONCE = 1.0, 10.0
+"""Changes of options that are passed on; of more, the last one. Each has all changes of the run."""
 
 VERDICT_MARGIN = 1.0
 """Seconds on top of the decision window that a tripped rank waits for its verdict."""
@@ -61,11 +82,14 @@ class Link:
 
     Args:
         job: the name of the run's job.
+        start, launch: the ids of what started this rank; see ``messages.Hello``.
+        model: the number of the model among those of this process.
         progress: moment and phase of the training thread, callable from any thread.
         on_abort: called once, in the link's thread, when ABORT comes.
         on_tune: called, in the link's thread, with all changes of options in the run so far: before ``start`` returns if
             there are any, at every change, and again after a reconnection.
         stage, device, gpu, torch_version: sent in HELLO.
+        source: the file of the connection, to be read again while no collector answers; or the connection's text.
     """
 
     def __init__(
@@ -78,11 +102,16 @@ class Link:
         on_abort: Callable[[messages.Abort], None],
         device: str,
         torch_version: str,
+        start: str = "",
+        launch: str = "",
+        model: int = 0,
         stage: int = NO_STAGE,
         gpu: str = "",
         on_tune: Callable[[messages.Tune], None] | None = None,
+        source: str = "",
     ) -> None:
         self._connection = connection
+        self._source = ConnectionSource(source, connection)
         self._progress = progress
         self._on_abort = on_abort
         self._on_tune = on_tune
@@ -101,6 +130,9 @@ class Link:
             incarnation=os.urandom(8).hex(),
             stage=stage,
             gpu=gpu,
+            start=start,
+            model=model,
+            launch=launch,
         )
         self._who = f"rankwatch: rank {identity.rank}"
         self.refusal = ""
@@ -114,12 +146,22 @@ class Link:
         self._stop = False
         self._released = False
         self._was_silent = False
-        self._complaint = ""  # the last refusal that was logged
+        self.complaint = ""
+        """The last refusal that was logged; empty once the collector has taken this rank."""
+        self._reception = Reception(self._who, self._handle, self._aborted.is_set)
+        self._tunes = Allowance(TUNES_PER_SECOND, TUNES_AT_ONCE)
+        self._tuning: messages.Tune | None = None  # to be passed on
+        self._has_asked = False  # whether a HELLO has no WELCOME yet
         self._pid = os.getpid()
+        self._torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+        """The process that started this one and is to end it. Another launcher may end and leave its ranks behind."""
+        self._was_held = False
+        self._stay_until = 0.0
+        self._may_go = threading.Event()
 
         self._tables_sent: set[str] = set()
         self._probe: Moment | None = None
-        self._heard_at = 0.0
+        self._probed_at = 0.0
         self._next_hello = 0.0
         self._next_beat = 0.0
         self._wake_read, self._wake_write = stdlib_socket.socketpair()
@@ -136,6 +178,7 @@ class Link:
             ProtocolError: the collector refused this rank for good (another version of the protocol, say).
         """
         keep_from_children(self._connection.address)
+        HOLDS.listen(self._wake)
         self._thread.start()
         self._settled.wait(CONNECT_TIMEOUT)
         if self.refusal:
@@ -190,9 +233,20 @@ class Link:
         self._append(lambda seq: messages.Bye(seq, outcome, text, moment))
         if self._welcome is not None and not self.refusal:
             self._spool.wait_until_empty(FAREWELL_TIMEOUT)
+            self._stay()
         self._stop = True
         self._wake()
         self._thread.join(FAREWELL_TIMEOUT)
+
+    def _stay(self) -> None:
+        """Waits until no other rank holds work, or until the collector cannot tell."""
+        left = self._stay_until - time.monotonic()
+        if left > 0:
+            log.warning(
+                "%s: stays up to %.0f s: another rank saves, and torchrun would end it after this one", self._who, left
+            )
+        while time.monotonic() < self._stay_until and self._online.is_set():
+            self._may_go.wait(STAY_INTERVAL)
 
     def release(self) -> None:
         """Ends the link later. Takes no lock and does not wait: a garbage collection may call it anywhere."""
@@ -215,17 +269,25 @@ class Link:
 
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        socket = dealer(context, self._connection)
+        socket = dealer(context, self._connection, MAX_RECEIVED_BYTES)
+        self._reception.heard_at = time.monotonic()
         try:
             while not self._stop:
-                if self._online.is_set() and time.monotonic() - self._heard_at > SILENT_HEARTBEATS * self._heartbeat:
+                silent_for = time.monotonic() - self._reception.heard_at
+                if self._online.is_set() and silent_for > SILENT_HEARTBEATS * self._heartbeat:
                     log.warning(
                         "%s: the collector at %s fell silent; trying to reach it again", self._who, self._connection.address
                     )
                     self._was_silent = True
                     self._online.clear()
                     socket.close(0)
-                    socket = dealer(context, self._connection)
+                    while (why := lack(RECONNECTING)) and not self._stop:  # ZeroMQ would end the process
+                        log.warning("%s: %s; trying again", self._who, why)
+                        time.sleep(HELLO_INTERVAL * 10)
+                    socket = dealer(context, self._connection, MAX_RECEIVED_BYTES)
+                elif self._finds_another_collector():
+                    socket.close(0)
+                    socket = dealer(context, self._connection, MAX_RECEIVED_BYTES)
                 self._turn(socket)
                 if self._released and not self._stop:
                     self._append(lambda seq: messages.Bye(seq, "finished", ""))
@@ -237,27 +299,47 @@ class Link:
             )
             self._online.clear()
         finally:
+            HOLDS.forget(self._wake)
             self._settled.set()
             socket.close(100)  # milliseconds to send what is queued
             context.term()
             self._wake_read.close()
             self._wake_write.close()
 
+    def _finds_another_collector(self) -> bool:
+        now = time.monotonic()
+        if self._online.is_set() or self.refusal or now - self._reception.heard_at <= UNANSWERED:
+            return False
+        renewed = self._source.renewed(now)
+        if renewed is None:
+            return False
+        log.warning("%s: the connection file names another collector, at %s: trying to reach it", self._who, renewed.address)
+        self._connection, self._next_hello = renewed, 0.0
+        keep_from_children(renewed.address)
+        return True
+
     def _turn(self, socket: zmq.Socket[bytes]) -> None:
         poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
+        before = time.monotonic()
+        wait = self._next_event() - before
+        if self._reception.is_exhausted(before):
+            wait = min(wait, PAUSE)
+        else:
+            poller.register(socket, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
-        poller.poll(max(0, math.ceil(1000 * (self._next_event() - time.monotonic()))))
+        poller.poll(max(0, math.ceil(1000 * wait)))
         self._drain_wake_ups()
-        self._receive(socket)
+        self._reception.receive(socket)
         now = time.monotonic()
+        self._pass_on_tuning()
         if not self._online.is_set():
-            if now >= self._next_hello and not self.refusal and self._send(socket, self._hello):
+            if now >= self._next_hello and not self.refusal and self._send(socket, replace(self._hello, age=age())):
                 self._next_hello = now + HELLO_INTERVAL
+                self._has_asked = True
             return
         self._send_spool(socket)
         passed = self._probe is not None and self._progress()[0] > self._probe
-        if passed or now >= self._next_beat:
+        if passed or now >= self._next_beat or bool(HOLDS) != self._was_held:
             self._send_beat(socket)
             self._next_beat = now + self._heartbeat
             self._probe = None if passed else self._probe
@@ -266,7 +348,8 @@ class Link:
         if not self._online.is_set():
             return max(self._next_hello, time.monotonic() + 0.02)
         if self._probe is not None:
-            return min(self._next_beat, time.monotonic() + PROBE_INTERVAL)
+            now = time.monotonic()
+            return min(self._next_beat, now + max(PROBE_INTERVAL, PROBE_SHARE * (now - self._probed_at)))
         return self._next_beat
 
     def _drain_wake_ups(self) -> None:
@@ -308,28 +391,21 @@ class Link:
         queued, dropped, behind = len(self._spool), self._spool.dropped, self._spool.is_behind
         if behind:
             self._send_spool(socket)
-        self._send(socket, messages.Beat(moment, phase, queued, dropped, time.time()))
+        self._was_held = bool(HOLDS)
+        is_orphaned = self._torchrun not in (None, os.getppid())
+        self._send(socket, messages.Beat(moment, phase, queued, dropped, time.time(), self._was_held, is_orphaned))
 
     # --- receiving ---
 
-    def _receive(self, socket: zmq.Socket[bytes]) -> None:
-        while True:
-            try:
-                message = wire.decode(socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return
-            except ProtocolError as error:
-                log.warning("%s: the collector sent what this rank cannot read: %s", self._who, error)
-                continue
-            self._heard_at = time.monotonic()
-            self._handle(socket, message)
-
     def _handle(self, socket: zmq.Socket[bytes], message: messages.Message) -> None:
         if isinstance(message, messages.Welcome):
-            self._go_online(message)
+            if self._has_asked:
+                self._go_online(message)
         elif isinstance(message, messages.Ack):
             self._spool.acknowledge(message.seq)
         elif isinstance(message, messages.Probe):
+            if self._probe is None:
+                self._probed_at = time.monotonic()
             self._probe = message.moment
         elif isinstance(message, messages.Abort):
             self._send(socket, messages.Ack(self._spool.sent, abort=True))
@@ -338,15 +414,20 @@ class Link:
                     self._on_abort(message)
                 finally:
                     self._aborted.set()
+        elif isinstance(message, messages.Stay):
+            self._stay_until = time.monotonic() + message.seconds
+            (self._may_go.clear if message.seconds else self._may_go.set)()
         elif isinstance(message, messages.Tune):
-            self._tune(message)
+            self._tuning = message
+            self._pass_on_tuning()
         elif isinstance(message, messages.Error):
             self._refused(message)
 
     def _go_online(self, welcome: messages.Welcome) -> None:
         if self._was_silent:
             log.warning("%s: the collector is back", self._who)
-        self._was_silent = False
+        self._was_silent = self._has_asked = False
+        self.complaint = ""
         self._welcome = welcome
         self._spool.acknowledge(welcome.seq)
         self._spool.sent = welcome.seq
@@ -355,25 +436,32 @@ class Link:
         self._online.set()
         self._settled.set()
 
-    def _tune(self, tuning: messages.Tune) -> None:
-        if self._on_tune is None:
+    def _pass_on_tuning(self) -> None:
+        tuning = self._tuning
+        if tuning is None or self._on_tune is None or not self._tunes.take(time.monotonic()):
             return
+        self._tuning = None
         try:
             self._on_tune(tuning)
         except Exception:  # an ABORT must still be received
             log.exception("%s: an error of ours while the options were changed; training goes on", self._who)
 
     def _refused(self, error: messages.Error) -> None:
+        if self.refusal:
+            return
         if error.remedy == "stop":
             log.error("%s: the collector refuses this rank: %s", self._who, error.text)
-            self.refusal = error.text
+            self.refusal = self.complaint = error.text
             self._online.clear()
             self._settled.set()
         elif error.remedy == "hello":
             self._online.clear()
-        elif error.text != self._complaint:
-            log.warning("%s: the collector refused a message: %s", self._who, error.text)
-            self._complaint = error.text
+        elif error.text != self.complaint:
+            refused = "the collector refused a message"
+            if not self._online.is_set():
+                refused = "the collector refused this process, which is not watched until then"
+            self._reception.complain(f"{refused}: {error.text}")
+            self.complaint = error.text
 
 
 def _announcing(table: FrameTable | FingerprintTable) -> messages.Message:

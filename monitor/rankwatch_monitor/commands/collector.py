@@ -91,6 +91,15 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
     )
     types.add_option(
         parser,
+        "--hold-limit",
+        metavar="SECONDS",
+        type=types.seconds_or_never,
+        default=types.env("hold_limit", str(defaults.hold_limit)),
+        help="seconds for which an abort waits for a rank in rankwatch.hold(), a save say, before the grace begins; 0: it does "
+        f"not (default: {defaults.hold_limit:g})",
+    )
+    types.add_option(
+        parser,
         "--stall-after",
         metavar="SECONDS",
         type=types.seconds_or_never,
@@ -151,6 +160,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         heartbeat=arguments.heartbeat,
         decision_window=arguments.decision_window,
         abort_grace=arguments.abort_grace,
+        hold_limit=arguments.hold_limit,
         abort_on_lost=arguments.on_lost == "abort",
         stall_after=arguments.stall_after,
         abort_on_stall=arguments.on_stall == "abort",

@@ -68,4 +68,11 @@ class IssueKey:
     job: str
 
 
-Effect: TypeAlias = Send | SendAll | Note | RecordTrace | Publish | Show | IssueKey
+@dataclass(frozen=True, slots=True)
+class PointLatest:
+    """From now on, this run is the one that ``latest`` names."""
+
+    run: str
+
+
+Effect: TypeAlias = Send | SendAll | Note | RecordTrace | Publish | Show | IssueKey | PointLatest

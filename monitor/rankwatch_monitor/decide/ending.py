@@ -19,6 +19,10 @@ JUST_BEFORE = 2.0
 """Seconds: a signal that ends a whole job reaches the ranks and the collector at one moment, but in any order."""
 
 
+EXCUSED = 30.0
+"""Seconds after a signal in which ranks may fail because of it while others still end: as long as torchrun gives its ranks."""
+
+
 class Incident(enum.Enum):
     """What happens to a run and bears on its end. Each comes with a text."""
 
@@ -27,6 +31,10 @@ class Incident(enum.Enum):
     ELECTED = enum.auto()
     RANK_FAILED = enum.auto()
     RANKS_LOST = enum.auto()
+    ORPHANED = enum.auto()
+    """What started the ranks has ended, and they train on."""
+    OUTLIVED = enum.auto()
+    """Time has passed, and ranks run on."""
     RANK_DIED = enum.auto()
     """A lost rank had not acknowledged the abort."""
     RANK_RETURNED = enum.auto()
@@ -43,6 +51,8 @@ class Incident(enum.Enum):
     """The job's command has ended by that signal."""
     JOB_FAILED = enum.auto()
     """The job's command has ended with an exit code (the text) that no rank explains."""
+    RELAUNCHED = enum.auto()
+    """All ranks are silent and cut off, and a later start of the job has connected."""
     COLLECTOR_ENDED = enum.auto()
     """While ranks were running."""
     ALL_ENDED = enum.auto()
@@ -83,22 +93,38 @@ class Rule(NamedTuple):
 
 
 _OPEN = frozenset({Situation.OPEN})
-_UNDER_WAY = frozenset({Situation.OPEN, Situation.INTERRUPTED})
+_INTERRUPTED = frozenset({Situation.INTERRUPTED})
+_UNDER_WAY = _OPEN | _INTERRUPTED
 _ELECTION = frozenset({Situation.ELECTION})
 _UNDECIDED = frozenset(Situation)
 _FAILED = frozenset({Outcome.FAILED})
 _BY_A_RANK = frozenset({Outcome.FAILED, Outcome.LOST})
 _DECIDED = frozenset(Outcome)
 
+_EXCUSABLE = {Incident.RANK_FAILED: Outcome.FAILED, Incident.RANKS_LOST: Outcome.LOST}
+
 # The first rule that holds decides; where none holds, nothing changes.
 RULES = (
     Rule(Incident.ELECTED, _ELECTION, Outcome.ABORTED, "{text}", Then.ABORT),
     Rule(Incident.RANK_FAILED, _OPEN, Outcome.FAILED, "{text}", Then.ABORT_OR_WAIVE),
     Rule(Incident.RANKS_LOST, _OPEN, Outcome.LOST, "{text}", Then.ABORT_OR_WAIVE),
+    # A signal that not all ranks have obeyed: the others must not wait for ever for those that have.
+    Rule(
+        Incident.OUTLIVED, _INTERRUPTED, Outcome.FAILED, "{excused}", Then.ABORT_OR_WAIVE,
+        only=lambda e, text, now: e.is_outlived(Outcome.FAILED, now),
+    ),
+    Rule(
+        Incident.OUTLIVED, _INTERRUPTED, Outcome.LOST, "{excused}", Then.ABORT_OR_WAIVE,
+        only=lambda e, text, now: e.is_outlived(Outcome.LOST, now),
+    ),
+    Rule(Incident.ORPHANED, _OPEN, Outcome.LOST, "{text}", Then.ABORT),
+    Rule(Incident.ORPHANED, _INTERRUPTED, Outcome.ABORTED, "stopped by {signal}", Then.ABORT),
     Rule(Incident.DESYNCED, _UNDER_WAY, Outcome.ABORTED, "{text}", Then.ABORT),
     Rule(Incident.STALLED, _UNDER_WAY, Outcome.STALLED, "{text}", Then.ABORT),
     Rule(Incident.JOB_STOPPED, _UNDER_WAY, Outcome.ABORTED, "stopped by {text}"),
     Rule(Incident.JOB_FAILED, _UNDER_WAY, Outcome.FAILED, "the command ended with exit code {text}"),
+    # Not an abort: if the network was cut, and its ranks return, they belong to another job of this name, and train on.
+    Rule(Incident.RELAUNCHED, _UNDER_WAY, Outcome.LOST, "{text}"),
     Rule(Incident.COLLECTOR_ENDED, _UNDER_WAY, Outcome.LOST, "the collector was ended while the run went on"),
     # These replace an earlier decision. The rank that died is the cause: another one failed because of it.
     Rule(Incident.RANK_DIED, _FAILED, Outcome.LOST, "{text}; then {reason}"),
@@ -134,6 +160,9 @@ class Ending:
     is_tripped: bool = False
     signal: str = ""
     """The signal that is ending the job."""
+    signal_at: float = float("-inf")
+    excused: Decided | None = None
+    """The first failure or loss after the signal: it may be the signal's doing."""
     limit: str = ""
     """Why a rank stopped after the batch that was asked for."""
     waived: Decided | None = None
@@ -163,30 +192,39 @@ class Ending:
     def waives(self, outcome: Outcome) -> bool:
         return self.waived is not None and self.waived.outcome is outcome
 
+    def is_outlived(self, outcome: Outcome, now: float) -> bool:
+        is_meant = self.excused is not None and self.excused.outcome is outcome
+        return is_meant and self.waived is None and now - self.signal_at > EXCUSED
+
     def decide_as(self, decided: Decided, now: float) -> Ending:
         return replace(self, decided=decided, decided_at=now, aborts=self.aborts or decided.abort)
 
 
 def decide(ending: Ending, incident: Incident, text: str, now: float, *, abort_on_lost: bool) -> Ending:
     """How the run ends after this incident; ``decided`` is the same object where the incident decides nothing."""
-    ending = _note(ending, incident, text)
+    ending = _note(ending, incident, text, now)
     rule = next((rule for rule in RULES if _holds(rule, ending, incident, text, now)), None)
     if rule is None:
         return ending
     if rule.outcome is None:
         return replace(ending, decided=None, waived=None)
     waived = ending.waived.reason if ending.waived is not None else ""
-    reason = rule.reason.format(text=text, reason=ending.reason, limit=ending.limit, waived=waived)
+    excused = ending.excused.reason if ending.excused is not None else ""
+    reason = rule.reason.format(
+        text=text, reason=ending.reason, limit=ending.limit, waived=waived, excused=excused, signal=ending.signal
+    )
     if rule.then is Then.ABORT_OR_WAIVE and not abort_on_lost:
         return replace(ending, waived=ending.waived or Decided(rule.outcome, reason, False))
     return ending.decide_as(Decided(rule.outcome, reason, rule.then is not Then.END), now)
 
 
-def _note(ending: Ending, incident: Incident, text: str) -> Ending:
+def _note(ending: Ending, incident: Incident, text: str, now: float) -> Ending:
     if incident is Incident.TRIPPED:
         return replace(ending, is_tripped=True)
     if incident is Incident.JOB_INTERRUPTED:
-        return replace(ending, signal=text)
+        return replace(ending, signal=text, signal_at=now)
+    if incident in _EXCUSABLE and ending.signal:
+        return replace(ending, excused=ending.excused or Decided(_EXCUSABLE[incident], text, False))
     return replace(ending, limit=text) if incident is Incident.LIMIT_REACHED else ending
 
 

@@ -14,6 +14,7 @@ from rankwatch.shared.divergence import Divergence
 from rankwatch.shared.frame import BatchSummary, FrameTable
 
 from .desync import Compared, Desync
+from .gaps import Gap
 from .report import Outcome, RankState
 
 NO_RANK = -1
@@ -21,11 +22,13 @@ NO_RANK = -1
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The run began."""
+    """The run began. Ranks whose HELLO has these values belong to it; see ``messages.Hello``."""
 
     job: str
     restart: int
     world_size: int
+    start: str = ""
+    model: int = 0
 
 
 class Trained(NamedTuple):
@@ -136,6 +139,7 @@ OwnEvent: TypeAlias = (
     | ReplicasCompared
     | Decided
     | Closed
+    | Gap
 )
 Fact: TypeAlias = messages.Message | OwnEvent | Trained
 

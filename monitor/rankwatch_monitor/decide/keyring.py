@@ -51,9 +51,3 @@ class Keyring:
         for line in lines:
             job, public, secret = json.loads(line)
             self.invite(job, KeyPair(public, secret))
-
-
-def belongs_to(job: str, invited: str) -> bool:
-    """Whether a run's job is the invited one; the run of a further model in its processes has a number behind the name."""
-    name, _, number = job.rpartition(".")
-    return job == invited or (name == invited and number.isdecimal())

@@ -10,8 +10,9 @@ from rankwatch.shared import messages, wire
 from rankwatch.shared.identity import safe_name
 
 from .effects import Effect, IssueKey, Note, Send
+from .gaps import Gap
 from .journal import Entry, JobEnded, JobInterrupted, Opened, Progress
-from .keyring import ANY_JOB, belongs_to
+from .keyring import ANY_JOB
 from .options import Options
 from .run import Run
 
@@ -50,6 +51,14 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Unrecorded:
+    """The record of a run will never have these batches."""
+
+    run: str
+    gaps: tuple[Gap, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Disconnected:
     """A peer's connection has ended, with its process or by the network."""
 
@@ -61,7 +70,14 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Received | Malformed | Stored | Disconnected | Tick | JobInterrupted | JobEnded
+@dataclass(frozen=True, slots=True)
+class CommandEnded:
+    """The command has ended by a failure or a signal. ``JobEnded`` follows, once no rank is waited for."""
+
+
+Event: TypeAlias = (
+    Received | Malformed | Stored | Unrecorded | Disconnected | Tick | JobInterrupted | CommandEnded | JobEnded
+)
 
 
 class Ledger:
@@ -69,18 +85,17 @@ class Ledger:
 
     Args:
         options: the options of every run.
-        is_free: whether a run may have this name; False, for one, where a folder of that name exists.
+        claim: takes a name for a new run; False where another one has it. A name that was taken is used.
     """
 
-    def __init__(self, options: Options, is_free: Callable[[str], bool] = lambda name: True) -> None:
+    def __init__(self, options: Options, claim: Callable[[str], bool] = lambda name: True) -> None:
         self.runs: dict[str, Run] = {}
         """The runs under way and the last ones that are over, by id, in the order of their first HELLO."""
         self.refused = 0
         """How many messages were malformed."""
         self._refusals = 0
         self._options = options
-        self._is_free = is_free
-        self._current: dict[tuple[str, int, int], Run] = {}
+        self._claim = claim
         self._peers: dict[bytes, tuple[Run, int]] = {}
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -89,6 +104,10 @@ class Ledger:
             return list(self._receive(event.peer, event.message, event.job, now))
         if isinstance(event, Stored):
             return list(self.runs[event.run].stored(event.seqs)) if event.run in self.runs else []
+        if isinstance(event, Unrecorded):
+            if event.run in self.runs:
+                self.runs[event.run].miss(event.gaps)
+            return []
         if isinstance(event, Malformed):
             self.refused += 1
             return [
@@ -106,10 +125,14 @@ class Ledger:
                 continue
             if isinstance(event, Tick):
                 effects += run.tick(now)
-            elif isinstance(event, JobInterrupted):
-                run.interrupt_job(event, now)
+            elif isinstance(event, JobEnded):  # of another command's ranks, only the collector ends
+                effects += run.end_job(event if run.is_own else JobEnded(None), now)
+            elif not run.is_own:
+                continue
+            elif isinstance(event, CommandEnded):
+                run.command_ended(now)
             else:
-                effects += run.end_job(event, now)
+                run.interrupt_job(event, now)
         return effects
 
     def take_journals(self) -> list[tuple[str, list[Entry]]]:
@@ -130,11 +153,13 @@ class Ledger:
         """
         if not entries or not isinstance(opened := entries[0].fact, Opened):
             raise ValueError("it does not begin with a run's beginning")
-        run = Run(name, opened.job, opened.restart, opened.world_size, self._options)
+        run = Run(name, opened, self._options)
         for entry in entries:
             run.replay(entry)
         run.resume(progress, now)
-        return self._add(run)
+        self.runs[name] = run
+        self._note_successors(run)
+        return run
 
     def _forget_old_runs(self) -> None:
         over = [name for name, run in self.runs.items() if run.over]
@@ -143,13 +168,15 @@ class Ledger:
             for rank in run.ranks.values():
                 if self._peers.get(rank.peer, (None,))[0] is run:
                     del self._peers[rank.peer]
-            if self._current.get((run.job, run.restart, run.world_size)) is run:
-                del self._current[run.job, run.restart, run.world_size]
 
     @property
     def is_idle(self) -> bool:
         """Whether no run is under way."""
         return all(run.over for run in self.runs.values())
+
+    def awaits_orphans(self, now: float) -> bool:
+        """Whether ranks may live on after the command, and be stopped yet."""
+        return any(run.awaits_orphans(now) for run in self.runs.values())
 
     def _receive(self, peer: bytes, message: messages.Message, bound: str, now: float) -> Iterable[Effect]:
         if isinstance(message, messages.Unknown):
@@ -185,7 +212,7 @@ class Ledger:
 
     def _tune(self, peer: bytes, tune: messages.Tune, bound: str, now: float) -> Iterator[Effect]:
         """A control client, not a rank, changes options of the ranks."""
-        live = {name: run for name, run in self.runs.items() if not run.over and (not bound or belongs_to(run.job, bound))}
+        live = {name: run for name, run in self.runs.items() if not run.over and bound in (ANY_JOB, run.job)}
         chosen = [run for name, run in live.items() if tune.run in ("", name)]
         if not chosen:
             under_way = f"under way here: {', '.join(live)}" if live else "no run is under way here"
@@ -201,13 +228,14 @@ class Ledger:
 
     def _hello(self, peer: bytes, hello: messages.Hello, bound: str, now: float) -> Iterator[Effect]:
         complaint = _complaint(hello, bound)
-        run = self._run_of(hello)
+        run = self._run_of(hello, now)
         if not complaint and run is None and sum(not known.over for known in self.runs.values()) >= MAX_RUNS:
             complaint = f"{MAX_RUNS} runs are under way here, and that is the most"
         if complaint:
             yield from self._note_refusal(f"refused rank {hello.rank} of job {hello.job} on {hello.host}: {complaint}")
             yield Send(peer, messages.Error(complaint, "stop"))
             return
+        is_new = run is None
         if run is None:
             run = self._open(hello)
             yield Note(f"run {run.id}: {hello.world_size} rank(s), first heard of on {hello.host}")
@@ -228,6 +256,8 @@ class Ledger:
             return
         self._assign(peer, run, hello.rank, now)
         yield from run.welcome(hello, peer, now)
+        if is_new:
+            self._note_successors(run)
 
     def _assign(self, peer: bytes, run: Run, rank: int, now: float) -> None:
         """From now on this peer alone speaks for this rank, and for no other rank."""
@@ -241,37 +271,62 @@ class Ledger:
                 del self._peers[held.peer]
         self._peers[peer] = run, rank
 
-    def _run_of(self, hello: messages.Hello) -> Run | None:
+    def _run_of(self, hello: messages.Hello, now: float) -> Run | None:
         """The run this rank belongs to; None: it begins a new one."""
-        for known in self.runs.values():
+        key = _key_of(hello)
+        alike = [run for run in self.runs.values() if _key_of(run.opened) == key]
+        for known in alike:
             rank = known.ranks.get(hello.rank)
-            is_same_start = (known.job, known.restart) == (hello.job, hello.restart)
-            if is_same_start and rank is not None and rank.hello.incarnation == hello.incarnation:
+            if rank is not None and rank.hello.incarnation == hello.incarnation:
                 return known  # even when it is over: a process that was stopped for a while must still be aborted
-        run = self._current.get((hello.job, hello.restart, hello.world_size))
-        if run is None or run.over:
-            return None
-        rank = run.ranks.get(hello.rank)
-        # A rank that has ended does not come back: the same job was started anew.
-        return None if rank is not None and not rank.is_running else run
+        under_way = [run for run in reversed(alike) if not run.over]
+        same = next((run for run in under_way if run.opened.start == hello.start), None)
+        if same is not None:
+            return same if _may_join(same, hello, now) else None
+        # Of an unknown start, the names alone are known.
+        unsure = (run for run in under_way if not (run.opened.start and hello.start))
+        return next((run for run in unsure if hello.rank not in run.ranks and _may_join(run, hello, now)), None)
 
     def _open(self, hello: messages.Hello) -> Run:
-        base = f"{safe_name(hello.job)}-{hello.restart}"
+        number = f".{hello.model + 1}" if hello.model else ""
+        base = f"{safe_name(hello.job)}{number}-{hello.restart}"
         name, attempt = base, 1
-        while name in self.runs or not self._is_free(name):
+        while name in self.runs or not self._claim(name):
             attempt += 1
             name = f"{base}.{attempt}"
-        return self._add(Run(name, hello.job, hello.restart, hello.world_size, self._options))
-
-    def _add(self, run: Run) -> Run:
-        self.runs[run.id] = run
-        self._current[run.job, run.restart, run.world_size] = run
+        opened = Opened(hello.job, hello.restart, hello.world_size, hello.start, hello.model)
+        run = self.runs[name] = Run(name, opened, self._options)
         return run
+
+    def _note_successors(self, run: Run) -> None:
+        """Of two runs of one job, the one whose processes are older is told of the other one."""
+        for other in self.runs.values():
+            if other is not run and not other.over and (other.job, other.opened.model) == (run.job, run.opened.model):
+                older, newer = (run, other) if run.born_at < other.born_at else (other, run)
+                older.successor = newer.id
+
+
+def _key_of(who: messages.Hello | Opened) -> tuple[str, int, int, int]:
+    """What the ranks of a run have in common, beside their start."""
+    return who.job, who.restart, who.world_size, who.model
+
+
+def _may_join(run: Run, hello: messages.Hello, now: float) -> bool:
+    """Whether a process that is new in this run may be one of its ranks, or has at least to wait for the one that is."""
+    rank = run.ranks.get(hello.rank)
+    if rank is None:
+        is_younger = hello.age > 0 and run.was_decided_before(now - hello.age)
+        return not is_younger  # it belongs to what comes after that end
+    # A rank that has ended does not come back: the same job was started anew.
+    if rank.connected or not rank.is_running:
+        return rank.is_running
+    is_same_process = (rank.hello.host, rank.hello.pid) == (hello.host, hello.pid)  # after an exec
+    return not is_same_process and now - rank.heard_at <= run.options.lost_after
 
 
 def _complaint(hello: messages.Hello, bound: str) -> str:
     """Why a rank is refused for good; empty: it is not. ``bound``: the job that its key speaks for, or ANY_JOB."""
-    if bound and not belongs_to(hello.job, bound):
+    if bound not in (ANY_JOB, hello.job):
         return f"its connection file speaks for job {bound} alone, not for {hello.job}"
     if hello.major != wire.VERSION[0]:
         ours = ".".join(map(str, wire.VERSION))

@@ -20,18 +20,21 @@ MAX_ANSWERS = 4096
 class Options:
     """The collector's options, in seconds.
 
+    ``abort_grace`` begins when a rank holds no work any more, ``hold_limit`` after the abort at the latest.
     ``cut_off_after``: ranks that all fell silent at once, before their connections ended, are lost only after this time.
     Once the first of them is heard again, the others have ``return_window`` to reconnect. ``abort_on_lost``: whether a lost
     or failed rank stops the others. ``abort_on_stall``: whether a stalled rank does, one that made no progress for
     ``stall_after`` (0: stalls are not looked for). ``abort_on_desync``: whether replicas that must be equal and are not do.
     ``expects_job_end``: an event will say how the command of the job ended, and no run is over before. ``every``: ranks
-    measure one batch of this many (None: as each rank was told). ``room``: how many ranks can connect. ``runs_dir``: the
+    measure one batch of this many (None: as each rank was told). ``launch``: the id of the command that the collector was started
+    for; empty: of none. ``room``: how many ranks can connect. ``runs_dir``: the
     absolute path of the folder of all runs; empty: ranks are not told.
     """
 
     heartbeat: float = 1.0
     decision_window: float = 2.0
     abort_grace: float = 10.0
+    hold_limit: float = 300.0
     abort_repeat: float = 0.5
     acknowledge_window: float = 3.0
     abort_on_lost: bool = True
@@ -42,6 +45,7 @@ class Options:
     abort_on_desync: bool = False
     expects_job_end: bool = False
     every: int | None = None
+    launch: str = ""
     room: int = data.MAX_RANKS
     runs_dir: str = ""
 

@@ -47,6 +47,8 @@ class Rank:
     phase: str = "idle"
     seq: int = 0
     """The sequence number of its last message that was taken."""
+    missed: int = 0
+    """How many messages before that never came, since the last part of a batch that came."""
     recorded: int = 0
     """The sequence number of its last message that is to be in the record: fingerprints are not."""
     stored: int = 0
@@ -99,6 +101,7 @@ class Rank:
         """Whether the message of this number is new. A rank that reconnects sends some messages again."""
         if seq <= self.seq:
             return False
+        self.missed += seq - self.seq - 1
         if is_recorded:
             self.recorded = seq
         elif self.stored == self.seq:

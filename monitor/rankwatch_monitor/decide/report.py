@@ -12,6 +12,7 @@ from rankwatch.shared.str_enum import StrEnum
 
 from .began import TripOrigin
 from .desync import Compared, Desync
+from .gaps import Gap
 from .verdict import Verdict
 
 
@@ -143,6 +144,12 @@ class Report:
     """None: no two replicas were compared."""
     stops_ranks: bool = False
     """Whether the ranks were stopped by a verdict, or because replicas that must be equal are not."""
+    model: int = 0
+    """The number of the model among those that each of its processes watches."""
+    is_own: bool = True
+    """Whether it belongs to the command that the collector was started for."""
+    gaps: tuple[Gap, ...] = ()
+    """What is not on record, the earliest first."""
     folder: str = ""
     """The run's folder; empty while it is not known."""
 

@@ -17,13 +17,11 @@ from rankwatch.shared.notice import describe_notice
 from rankwatch.shared.text import describe_culprit
 from rankwatch.shared.tuning import NO_CHANGE, Tuning
 
-from .byproducts import desync_of
-from .desync_text import describe_desync
 from .divergence import blame_all
-from .effects import Effect, Note, Publish, RecordTrace, Send, SendAll
-from .ending import Incident, Situation, decide
+from .effects import Effect, Note, PointLatest, RecordTrace, Send, SendAll
+from .ending import Incident
+from .gaps import Gap
 from .journal import (
-    NO_RANK,
     Closed,
     Decided,
     Desynced,
@@ -40,10 +38,11 @@ from .journal import (
     Trained,
     Waited,
 )
-from .rank import Rank, describe_first_lost
+from .rank import Rank
 from .report import RankState
-from .run_state import RunState, moments_of
-from .silence import CUT_OFF, describe_lost, is_cut_off
+from .run_end import RunEnd
+from .run_state import moments_of
+from .silence import CUT_OFF, is_cut_off
 from .verdict import logical_time_of
 
 NOBODY = b""
@@ -51,7 +50,7 @@ NOBODY = b""
 
 
 @dataclass(slots=True)
-class Run(RunState):
+class Run(RunEnd):
     """See the module."""
 
     # --- events -------------------------------------------------------------------------------------------------------
@@ -73,6 +72,10 @@ class Run(RunState):
                 self.over = self._published = False
         rank.peer = peer
         rank.hear(now)
+        self.born_at = min(self.born_at, now - hello.age)
+        if not self.is_own and hello.launch == self.options.launch:
+            self.is_own = True
+            yield PointLatest(self.id)
         if rank.is_running:
             self._running.add(rank.number)
             if rank.acknowledged_at is None:
@@ -101,6 +104,7 @@ class Run(RunState):
 
     def stored(self, seqs: Mapping[int, int]) -> Iterator[Effect]:
         """The record has the messages of these ranks up to these sequence numbers."""
+        self._note_gaps()
         for number, seq in seqs.items():
             rank = self.ranks[number]
             # What came after the last message that is recorded needs no record.
@@ -108,6 +112,10 @@ class Run(RunState):
             if rank.awaits_receipt and rank.stored >= rank.seq:
                 rank.awaits_receipt = False
                 yield Send(rank.peer, messages.Ack(rank.stored, abort=False))
+
+    def miss(self, gaps: Iterable[Gap]) -> None:
+        """These batches will never be on record."""
+        self._gaps.take(gaps)
 
     def disconnected(self, number: int, peer: bytes, now: float) -> None:
         """A connection of the rank has ended. The rank may have another one, or reconnect: this alone decides nothing."""
@@ -122,10 +130,24 @@ class Run(RunState):
         listening = [rank.peer for rank in self.ranks.values() if rank.is_running and rank.connected]
         return SendAll(listening, messages.Tune(self.id, self.tuning))
 
+    def was_decided_before(self, now: float) -> bool:
+        """Whether it was known, at this time, how the run ends."""
+        return self._ending.decided is not None and self._ending.decided_at < now
+
     def interrupt_job(self, event: JobInterrupted, now: float) -> None:
         """A signal is ending the job's command."""
         self._note_down(now, event)
         self._happens(Incident.JOB_INTERRUPTED, event.signal, now)
+
+    def command_ended(self, now: float) -> None:
+        """The command has failed or was killed: the ranks that still beat are to be stopped."""
+        self._orphans.begin(now)
+
+    def awaits_orphans(self, now: float) -> bool:
+        """Whether ranks may live on after the command, and be stopped yet."""
+        running = (self.ranks[number] for number in self._running)
+        aborted_at = None if self._abort.message is None else self._ending.decided_at
+        return not self.over and self._orphans.are_awaited(running, aborted_at, self._holding, now)
 
     def end_job(self, end: JobEnded, now: float) -> Iterator[Effect]:
         """The processes of the job have ended (exit code None: the collector is being ended)."""
@@ -149,6 +171,8 @@ class Run(RunState):
         if now - self._looked_at >= self.options.heartbeat / 4:
             self._looked_at = now
             yield from self._look_for_lost(now)
+            yield from self._look_who_lives_on(now)
+            yield from self._look_for_holds(now)
             yield from self._look_for_stall(now)
             yield from self._look_who_is_waited_for(now)
         if self._replicas.is_due(now) or self._byproducts.is_due(now):
@@ -192,7 +216,10 @@ class Run(RunState):
         elif isinstance(fact, Decided):
             self._ending = self._ending.decide_as(fact, now)
             if fact.abort and (self._abort.message is None or self._abort.message.reason != fact.reason):
-                self._abort.begin(messages.Abort(fact.reason, NO_RANK, 0.0, self.options.abort_grace), now)
+                self._abort.begin(self._make_abort(fact.reason), now)
+        elif isinstance(fact, Gap):
+            self._gaps.take([fact])
+            self._gaps_noted.add(fact)
         elif isinstance(fact, Closed):
             self.over = self._published = True
         elif not isinstance(fact, (Opened, Trained)):
@@ -211,7 +238,7 @@ class Run(RunState):
             self.ranks[number].take(batch, step, first_frame, frames, loss)
         self._silence.deaf_at = now
         for number, rank in self.ranks.items():
-            rank.stored = rank.seq
+            rank.stored, rank.missed = rank.seq, 0
             rank.connected, rank.quiet, rank.cut_off = False, CUT_OFF, True
             rank.heard_at = rank.moved_at = rank.gone_at = now
             if rank.is_running and rank.acknowledged_at is None:
@@ -223,6 +250,10 @@ class Run(RunState):
         if isinstance(message, messages.Beat):
             rank.queued, rank.dropped = message.queued, message.dropped
             rank.advance(message.moment, message.phase)
+            self._holding.take(rank, holds=message.holds and rank.is_running)
+            if message.orphaned and rank.is_running:
+                text = f"the torchrun that started {rank.name} has ended, and the rank trained on"
+                yield from self._abort_upon(Incident.ORPHANED, text, now)
             if not self._note_answer(rank):  # a rank that answers an election soon hears how it ends
                 yield Send(rank.peer, messages.Ack(rank.stored, abort=False))
         elif isinstance(message, messages.Table):
@@ -237,6 +268,7 @@ class Run(RunState):
             yield Send(rank.peer, messages.Error(f"a rank does not send {type(message).__name__}", "none"))
             return
         self._note_answer(rank)
+        yield from self._look_for_holds(now)
         yield from self._conclude(now)
 
     def _take_ack(self, rank: Rank, ack: messages.Ack, now: float) -> Iterable[Effect]:
@@ -296,6 +328,7 @@ class Run(RunState):
                 self._tables[table.id] = self._tables.pop(table.id)
             if summary.fits(table):
                 self.journal.append(Entry(now, rank.hello.rank, Trained(message.seq, summary, table)))
+                self._note_missed(rank, summary.batch)
                 loss = summary.loss(table) if table.losses else NO_LOSS
                 rank.take(summary.batch, summary.optimizer_step, summary.first_frame, len(table.specs), loss)
                 self._losses.take(rank.number, summary, table)
@@ -334,119 +367,5 @@ class Run(RunState):
             self._leave(rank, RankState.ABORTED)
             if bye.outcome == "limit":
                 self._happens(Incident.LIMIT_REACHED, bye.text, now)
-
-    # --- as time passes -----------------------------------------------------------------------------------------------
-
-    def _look_for_lost(self, now: float) -> Iterator[Effect]:
-        found = self._silence.look([self.ranks[number] for number in self._running], now)
-        for text in found.notes:
-            yield Note(f"run {self.id}: {text}")
-        for rank in found.dead:
-            self._lose(rank, now)
-        lost = [rank for rank in found.dead if rank.state is RankState.LOST]
-        if lost:
-            text = describe_lost(lost, self.options.lost_after)
-            yield Note(f"run {self.id}: {text}")
-            yield from self._abort_upon(Incident.RANKS_LOST, text, now)
-
-    def _look_for_stall(self, now: float) -> Iterator[Effect]:
-        if not self._ending.is_open:
-            return
-        news = self._stalls.look([self.ranks[number] for number in self._running], now)
-        for text in news.notes:
-            yield Note(f"run {self.id}: {text}")
-        if news.began and self.options.abort_on_stall:
-            yield from self._abort_upon(Incident.STALLED, news.began, now)
-
-    def _look_who_is_waited_for(self, now: float) -> Iterator[Effect]:
-        before, self._noted_waiting = self._noted_waiting, self.waiting
-        if self._noted_waiting != before:
-            yield self._show(now)
-            if self._noted_waiting:
-                yield Note(f"run {self.id}: {self._noted_waiting}")
-
-    def _tell_desync(self, now: float) -> Iterator[Effect]:
-        entries, origins = self._replicas.take_news()
-        if entries:
-            self._note_down(now, Desynced(entries, self._replicas.findings.unkept))
-            self._note_compared(now, at_once=True)
-        of_ranks = desync_of(self._notices.all(), self.world_size, self._locate)
-        for found in (*(tuple(one.noted.values()) for one in origins), *self._byproducts.origins(of_ranks)):
-            text = describe_desync(found, self.world_size)
-            yield Note(f"run {self.id}: {text}")
-            if self.options.abort_on_desync and any(one.is_split for one in found):
-                culprit = found[0].ranks[0] if len(found[0].ranks) == 1 else NO_RANK
-                yield from self._abort_upon(Incident.DESYNCED, text, now, culprit)
-
-    def _lose(self, rank: Rank, now: float) -> None:
-        state = RankState.LOST if rank.acknowledged_at is None else RankState.ABORTED
-        self._note_down(now, Left(state), rank.number)
-        self._leave(rank, state)
-        if state is RankState.LOST:
-            self._happens(Incident.RANK_DIED, f"{rank.name} was lost; {rank.last_seen}", now)
-
-    # --- the election -------------------------------------------------------------------------------------------------
-
-    def _is_earliest(self, message: messages.Tripped, rank: Rank) -> bool:
-        at = logical_time_of(message.trip, rank.hello.stage)
-        return self._ending.decided is None and self._election.is_lowered_by(at)
-
-    def _elect(self, now: float, *, ended: bool) -> Iterator[Effect]:
-        if not self._election.is_due(now) and not ended:
-            return
-        self.verdict, reason = self._election.hold(self.ranks, now, final=ended, uneven=self._counts.uneven)
-        if self.verdict is None:
-            return
-        if not ended:
-            self._note_down(now, Waited())
-        if divergence := self._losses.find(self.verdict, self.ranks):
-            self._note_down(now, Diverged(divergence))
-            self.verdict = blame_all(self.verdict, divergence)
-        verdict, trip = self.verdict, self.verdict.trip
-        who = verdict.who(self.ranks[verdict.tripped].name)
-        text = f"{describe_culprit(who, trip)} ({verdict.cause.value}: {verdict.evidence})"
-        yield Note(f"run {self.id}: first {trip.culprit.state.name.lower()}: {text}; {reason}")
-        culprit = NO_RANK if verdict.rank is None else verdict.rank
-        yield from self._abort_upon(Incident.ELECTED, text, now, culprit, trip.time)
-
-    # --- the end ------------------------------------------------------------------------------------------------------
-
-    def _happens(self, incident: Incident, text: str, now: float) -> bool:
-        """Whether this incident decides how the run ends."""
-        before = self._ending
-        self._ending = decide(before, incident, text, now, abort_on_lost=self.options.abort_on_lost)
-        decided = self._ending.decided
-        if decided is None or decided is before.decided:
-            return False
-        self._note_down(now, decided)
-        return True
-
-    def _abort_upon(
-        self, incident: Incident, reason: str, now: float, culprit: int = NO_RANK, tripped_at: float = 0.0
-    ) -> Iterator[Effect]:
-        """The ranks that still run must not wait in a collective for one that does not."""
-        if self._happens(incident, reason, now):
-            self._abort.begin(messages.Abort(reason, culprit, tripped_at, self.options.abort_grace), now)
-            yield self._abort.send(self.ranks, now)
-
-    def _conclude(self, now: float, *, ended: bool = False) -> Iterator[Effect]:
-        """Decides, publishes and closes, as soon as each can be done. ``ended``: no rank can report anything any more."""
-        if self.over:
-            return
-        if ended or self._have_all_ended(now):
-            self._replicas.end()
-            yield from self._tell_desync(now)
-        if self._ending.situation is Situation.ELECTION:
-            yield from self._elect(now, ended=ended)
-        if self._ending.decided is not None and not self._published and (ended or self._is_settled(now)):
-            self._published = True
-            yield from self._tell_desync(now)
-            self._note_compared(now, at_once=True)
-            yield Publish(self.report(), news=True)
-        if ended or self._have_all_ended(now):
-            self.over = True
-            self._happens(Incident.ALL_ENDED, describe_first_lost(self.ranks.values()), now)
-            self._note_compared(now, at_once=True)
-            self._note_down(now, Closed())
-            yield self._show(now)
-            yield Publish(self.report(), news=not self._published)
+        if bye.outcome in ("failed", "aborted"):
+            yield from self._holding.keep(rank, now)

@@ -21,6 +21,8 @@ from .effects import Show
 from .election import Election
 from .ending import Ending, Situation
 from .findings import in_order
+from .gaps import CAME_LATE, SPOOL_FULL, Gap, Gaps
+from .holding import Holding
 from .journal import (
     NO_RANK,
     Entry,
@@ -32,6 +34,7 @@ from .journal import (
 )
 from .notices import Notices
 from .options import Options
+from .orphans import Orphans
 from .rank import Rank, count_frames, rows_of
 from .replicas import ReplicaWatch
 from .report import Outcome, RankState, Report, RunStanding
@@ -51,10 +54,9 @@ class RunState:
     """``over``: all ranks have ended, and nothing more is expected."""
 
     id: str
-    job: str
-    restart: int
-    world_size: int
+    opened: Opened
     options: Options
+    world_size: int = field(init=False)
     ranks: dict[int, Rank] = field(default_factory=dict)
     over: bool = False
     verdict: Verdict | None = None
@@ -62,6 +64,12 @@ class RunState:
     """The entries since the ledger last took them away to have them recorded."""
     tuning: Tuning = field(init=False)
     """All changes of the ranks' options so far."""
+    born_at: float = float("inf")
+    """When the oldest of its processes started."""
+    successor: str = field(default="", repr=False)
+    """A run of the same job that began later; empty: none is known."""
+    is_own: bool = False
+    """Whether a rank of it was started by the command that this collector was started for, if it was started for one."""
     _ending: Ending = field(default_factory=Ending)
     _election: Election = field(init=False)
     _silence: Silence = field(init=False)
@@ -72,8 +80,12 @@ class RunState:
     _replicas: ReplicaWatch = field(init=False)
     _tables: BoundedDict[str, FrameTable] = field(default_factory=lambda: BoundedDict(MAX_TABLES))
     _counts: StepCounts = field(default_factory=StepCounts)
+    _gaps: Gaps = field(default_factory=Gaps)
+    _gaps_noted: set[Gap] = field(default_factory=set)
     _trips: int = 0
     _abort: AbortDelivery = field(init=False)
+    _holding: Holding = field(init=False)
+    _orphans: Orphans = field(init=False)
     _all_ended_at: float | None = None
     _published: bool = False
     _looked_at: float = float("-inf")
@@ -84,6 +96,7 @@ class RunState:
     """Updated message by message, so that a message costs the same at 16 ranks and at 16,384."""
 
     def __post_init__(self) -> None:
+        self.world_size = self.opened.world_size
         self.options = self.options.for_world(self.world_size)
         self.tuning = Tuning(every=self.options.every)
         self._election = Election(self.world_size, self.options.decision_window)
@@ -91,7 +104,18 @@ class RunState:
         self._stalls = StallWatch(self.options.stall_after)
         self._replicas = ReplicaWatch(self.world_size, self._locate)
         self._abort = AbortDelivery(self.options.abort_repeat, self.options.acknowledge_window)
-        self._note_down(0.0, Opened(self.job, self.restart, self.world_size))
+        self._holding = Holding(self.options.hold_limit)
+        self._orphans = Orphans(self.options.lost_after, self.options.abort_grace)
+        self.is_own = not self.options.launch
+        self._note_down(0.0, self.opened)
+
+    @property
+    def job(self) -> str:
+        return self.opened.job
+
+    @property
+    def restart(self) -> int:
+        return self.opened.restart
 
     def _note_down(self, now: float, fact: Fact, rank: int = NO_RANK) -> None:
         self.journal.append(Entry(now, rank, fact))
@@ -101,6 +125,7 @@ class RunState:
         self._running.discard(rank.number)
         self._replicas.leave(rank.number)
         self._abort.unacknowledged.discard(rank.number)
+        self._holding.take(rank, holds=False)
         self._note_answer(rank)
 
     def _take_moments(self, reached: Reached) -> None:
@@ -124,6 +149,21 @@ class RunState:
     def _note_compared(self, now: float, *, at_once: bool = False) -> None:
         if compared := self._replicas.note_compared(now, at_once=at_once):
             self._note_down(now, ReplicasCompared(compared))
+
+    def _note_gaps(self) -> None:
+        """Not while the disk takes nothing: a gap that grows would be noted again and again."""
+        for gap in self._gaps.all():
+            if gap not in self._gaps_noted:
+                self._gaps_noted.add(gap)
+                self._note_down(0.0, gap)
+
+    def _note_missed(self, rank: Rank, batch: int) -> None:
+        """A part of this batch came: are there batches before it that never did?"""
+        missed, rank.missed = rank.missed, 0
+        if missed and batch > rank.last_batch + 1:
+            is_known = rank.last_batch >= 0
+            first = rank.last_batch + 1 if is_known else max(0, batch - missed)
+            self._gaps.add(rank.number, first, batch - 1, SPOOL_FULL if is_known else CAME_LATE)
 
     def _have_all_ended(self, now: float) -> bool:
         if self._running or self.options.expects_job_end:
@@ -159,6 +199,8 @@ class RunState:
             job=self.job,
             restart=self.restart,
             world_size=self.world_size,
+            model=self.opened.model,
+            is_own=self.is_own,
             outcome=self._ending.outcome or Outcome.FINISHED,
             reason=self._ending.reason,
             verdict=self.verdict,
@@ -173,6 +215,7 @@ class RunState:
             desync=self._desync(),
             desync_unkept=self._replicas.findings.unkept,
             compared=self._replicas.compared,
+            gaps=self._gaps.all(),
             stops_ranks=self._ending.outcome is Outcome.ABORTED and self._ending.aborts,
         )
 

@@ -22,9 +22,11 @@ CUT_OFF, HELD_UP = "silent and cut off, as are all others", "silent, but still c
 
 
 class Silent(NamedTuple):
-    """``dead``: in the order in which their connections ended. ``notes``: news of the ranks that are silent but not dead."""
+    """``dead``: in the order in which their connections ended. ``cut_off``: not dead, as nobody was heard when they fell silent.
+    ``notes``: news of the ranks that are silent but not dead."""
 
     dead: list[Rank]
+    cut_off: list[Rank]
     notes: list[str]
 
 
@@ -63,7 +65,7 @@ class Silence:
                 rank.quiet = how
         # In the order of the ends of their connections, not of their last beats: the first to die took the others along.
         dead = (rank for rank in quiet if not rank.connected and not (rank.cut_off and is_deaf))
-        return Silent(sorted(dead, key=lambda rank: rank.gone_at), notes)
+        return Silent(sorted(dead, key=lambda rank: rank.gone_at), cut_off, notes)
 
 
 def is_cut_off(rank: Rank, now: float) -> bool:

@@ -9,18 +9,22 @@ from typing import Any, cast
 
 from rankwatch.shared import messages, wire
 from rankwatch.shared.divergence import Divergence
+from rankwatch.shared.printable import cleaned, paragraph
 
 from ..decide import journal
 from ..decide.desync import Compared, Desync, DesyncPattern
+from ..decide.gaps import Gap, describe_gap
 from ..decide.journal import Fact
 from ..decide.report import Outcome, RankState
 from .runs import RunRow
+
+AND_MORE = ", and more: see its report"
 
 _OWN: dict[str, type[journal.OwnEvent]] = {
     cls.__name__.lower(): cls
     for cls in (
         journal.Opened, journal.Left, journal.Reached, journal.Miscounted, journal.Waited, journal.JobInterrupted,
-        journal.JobEnded, journal.Diverged, journal.Desynced, journal.ReplicasCompared, journal.Decided, journal.Closed,
+        journal.JobEnded, journal.Diverged, journal.Desynced, journal.ReplicasCompared, journal.Decided, journal.Closed, Gap,
     )
 }  # fmt: skip
 """The facts that come from the collector itself, by kind. They are stored as JSON, messages as the wire's bytes."""
@@ -36,6 +40,10 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "moments": lambda moments: tuple(map(tuple, moments)),
 }
 """Makes the fields whose types JSON does not have."""
+
+
+_LINES = frozenset({"reason", "text"})
+"""Fields that may have many lines."""
 
 
 def _desync(fields: dict[str, Any]) -> Desync:
@@ -55,14 +63,17 @@ def encode(fact: Fact) -> tuple[str, str | bytes]:
 
 
 def decode(kind: str, body: str | bytes) -> Fact:
-    """Raises ValueError, KeyError, TypeError or ProtocolError when the body is no fact of this kind."""
+    """Raises ValueError, LookupError, TypeError, AttributeError or ProtocolError when the body is no fact of this kind."""
     if isinstance(body, bytes):
         return wire.decode(body)
-    fields = json.loads(body)
+    make_fact = _OWN[kind]
+    fields: dict[str, Any] = {
+        name: paragraph(of) if name in _LINES else cleaned(of) for name, of in json.loads(body).items()
+    }
     for name, make in _FROM_JSON.items():
         if name in fields:
             fields[name] = make(fields[name])
-    return _OWN[kind](**fields)
+    return make_fact(**fields)
 
 
 def row_after(row: RunRow, fact: Fact) -> RunRow:
@@ -78,6 +89,9 @@ def row_after(row: RunRow, fact: Fact) -> RunRow:
         return row._replace(batches=max(row.batches, *(batch + 1 for _, batch, _, _ in fact.moments), 0))
     if isinstance(fact, journal.Decided):
         return row._replace(outcome=fact.outcome.value, reason=fact.reason, is_final=row.is_final or fact.abort)
+    if isinstance(fact, Gap):
+        text = describe_gap(fact, row.world_size)
+        return row._replace(gaps=text if row.gaps in ("", text) else f"{row.gaps.removesuffix(AND_MORE)}{AND_MORE}")
     if isinstance(fact, journal.Closed):
         return row._replace(is_over=True)
     return row

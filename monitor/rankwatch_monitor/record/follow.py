@@ -114,7 +114,7 @@ class Follower:
             if self._run is None:
                 if not isinstance(opened := entry.fact, Opened):
                     raise ValueError("it does not begin with a run's beginning")
-                self._run = Run(self.folder.name, opened.job, opened.restart, opened.world_size, Options())
+                self._run = Run(self.folder.name, opened, Options())
                 self._began = time
             self._run.replay(entry)
             self._last, self._ended, self._report = number, time, None

@@ -14,6 +14,7 @@ import numpy as np
 
 from rankwatch.shared import messages
 from rankwatch.shared.frame import Frame, FrameTable, State
+from rankwatch.shared.printable import cleaned, printable
 
 from ..decide.journal import NO_RANK, Entry, Progress
 from ..decide.report import Outcome, RankStanding, RankState, RunStanding
@@ -73,7 +74,7 @@ class RunRecord:
     @property
     def run(self) -> str:
         """The run's name, which is its folder's."""
-        return self.path.parent.resolve().name
+        return printable(self.path.parent.resolve().name)
 
     def mark(self) -> tuple[int, ...]:
         """Changes with every fact and every batch that is added."""
@@ -93,7 +94,7 @@ class RunRecord:
     def meta(self) -> dict[str, str]:
         """Who wrote the record."""
         with self._explained():
-            return dict(self._database.execute("SELECT name, value FROM meta"))
+            return cleaned(dict(self._database.execute("SELECT name, value FROM meta")))
 
     def entries(self) -> list[Entry]:
         """Every fact except batches, in the order of arrival."""
@@ -122,7 +123,7 @@ class RunRecord:
             row = self._database.execute("SELECT time, body FROM standing").fetchone()
             if row is None:
                 return Standings(0.0, None, [])
-            time, body = row[0], json.loads(row[1])
+            time, body = row[0], cleaned(json.loads(row[1]))
             run = RunStanding(*body["run"])
             run = run._replace(outcome=Outcome(run.outcome) if run.outcome else None)
             return Standings(

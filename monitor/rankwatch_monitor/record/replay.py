@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from rankwatch.shared.printable import printable
+
 from ..decide.ledger import Ledger
 from ..decide.options import Options
 from ..decide.report import Report
@@ -26,5 +28,5 @@ def take(record: RunRecord) -> Snapshot:
     with explained(record.path):
         now = entries[-1].now if entries else 0.0
         run = Ledger(Options()).restore(record.run, entries, record.progress(), now)
-    report = replace(run.report(), folder=str(record.path.parent))
+    report = replace(run.report(), folder=printable(str(record.path.parent)))
     return Snapshot(with_origin(report, record), run.over)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+from rankwatch.shared.printable import cleaned, paragraph
+
+from .living import is_alive
 from .schema import FILE, StoreError, explained, open_to_read
 
 log = logging.getLogger(__name__)
 
-QUERY = "SELECT began, job, restart, world_size, batches, outcome, reason, is_over, is_final FROM run"
+QUERY = "SELECT began, job, restart, world_size, batches, outcome, reason, gaps, is_over, is_final FROM run"
+
+COLUMNS = QUERY.count(",") + 1
 
 
 class RunRow(NamedTuple):
     """A run in a list; ``run`` is its folder's name, and ``began`` a Unix time.
 
     ``outcome`` and ``reason`` are empty until they are decided. ``is_final``: an abort was decided, or a rank tripped, so a
-    lost rank that comes back does not reopen the run.
+    lost rank that comes back does not reopen the run. ``gaps`` says which batches are not on record. ``is_alive``: a
+    collector writes the record, or the run is over.
     """
 
     run: str
@@ -29,8 +36,10 @@ class RunRow(NamedTuple):
     batches: int = 0
     outcome: str = ""
     reason: str = ""
+    gaps: str = ""
     is_over: bool = False
     is_final: bool = False
+    is_alive: bool = True
 
 
 def read_row(folder: Path) -> RunRow:
@@ -40,7 +49,12 @@ def read_row(folder: Path) -> RunRow:
         row = database.execute(QUERY).fetchone()
         if row is None:
             raise ValueError("it does not begin with a run's beginning")
-        return RunRow(folder.resolve().name, *row[:-2], *map(bool, row[-2:]))
+        is_over, is_final = map(bool, row[-2:])
+        boot = database.execute("SELECT value FROM meta WHERE name = 'boot'").fetchone()
+        heard = database.execute("SELECT time FROM standing").fetchone() or row
+        alive = is_over or boot is None or is_alive(folder, boot[0], heard[0], time.time())
+        run = RunRow._make((folder.resolve().name, *row[:-2], is_over, is_final, alive))
+        return cleaned(run)._replace(reason=paragraph(run.reason))
 
 
 def read_rows(runs: Path) -> list[RunRow]:

@@ -5,12 +5,18 @@ Imports neither NumPy nor the data types, so that ``rankwatch list`` starts fast
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+import struct
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rankwatch.errors import ProtocolError
+from rankwatch.shared.printable import printable
+
+from .sound import SoundConnection, columns_of
 
 FILE = "run.db"
 
@@ -18,14 +24,14 @@ SCHEMA = 1
 """The PRAGMA user_version of a record; a file with another one is refused."""
 
 BUSY_TIMEOUT = 30.0
-"""Seconds that a write waits for another writer of the file. Readers take no lock."""
+"""Seconds that a write waits for another writer of the file and, on a network file system, for readers; and they for it."""
 
 CREATE = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE run (
     id INTEGER PRIMARY KEY CHECK (id = 1), began REAL NOT NULL, job TEXT NOT NULL, restart INTEGER NOT NULL,
     world_size INTEGER NOT NULL, batches INTEGER NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL,
-    is_over INTEGER NOT NULL, is_final INTEGER NOT NULL
+    gaps TEXT NOT NULL, is_over INTEGER NOT NULL, is_final INTEGER NOT NULL
 );
 CREATE TABLE standing (id INTEGER PRIMARY KEY CHECK (id = 1), time REAL NOT NULL, body TEXT NOT NULL);
 CREATE TABLE events (
@@ -59,11 +65,17 @@ CREATE TABLE summaries (
 """
 
 
+class RecordConnection(SoundConnection):
+    """Takes what it reads only in the types of these tables."""
+
+    columns = columns_of(CREATE)
+
+
 class StoreError(Exception):
     """A record cannot be read or written; the text says which and why. ``path``: its file, if there is one."""
 
     def __init__(self, text: str, path: Path | None = None) -> None:
-        super().__init__(text)
+        super().__init__(printable(text))
         self.path = path
 
 
@@ -78,17 +90,48 @@ def is_new(database: sqlite3.Connection) -> bool:
 def open_to_read(path: Path) -> sqlite3.Connection:
     """The record in this file, in one read transaction: every query sees the same state. Raises StoreError."""
     with explained(path):
-        database = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro", timeout=BUSY_TIMEOUT, isolation_level=None, uri=True
-        )
         try:
-            database.execute("BEGIN")
-            if is_new(database):
-                raise ValueError("nothing was written to it yet")
-        except BaseException:
-            database.close()
-            raise
-        return database
+            return _open(path, "mode=ro")
+        except sqlite3.OperationalError as error:
+            # To read it, SQLite would have to write: beside it, in a folder that may be another's, or to mend it.
+            if not str(error).startswith(("attempt to write", "unable to open")) or not path.is_file():
+                raise
+        left = [
+            aside for aside in (path.with_name(path.name + "-journal"), path.with_name(path.name + "-wal")) if _size(aside)
+        ]
+        return _open_copy([path, *left]) if left else _open(path, "mode=ro&immutable=1")
+
+
+def _open(path: Path, how: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?{how}"
+    database = sqlite3.connect(uri, timeout=BUSY_TIMEOUT, isolation_level=None, uri=True, factory=RecordConnection)
+    try:
+        database.execute("BEGIN")
+        if is_new(database):
+            raise ValueError("nothing was written to it yet")
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _open_copy(files: list[Path]) -> sqlite3.Connection:
+    """A record whose collector was killed in the middle of a commit, as it was before or after it. The files themselves are
+    mended by the next collector alone: who reads cannot always see that a writer lives, on another host."""
+    with tempfile.TemporaryDirectory(prefix="rankwatch-") as folder:
+        for file in files:
+            shutil.copyfile(file, Path(folder) / file.name)
+        return _open(Path(folder) / files[0].name, "mode=rw")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+_DAMAGE = (
+    *(sqlite3.Error, OSError, ProtocolError, ValueError, LookupError, TypeError, AttributeError, OverflowError),
+    *(struct.error, RecursionError, MemoryError, AssertionError),
+)
 
 
 @contextmanager
@@ -96,5 +139,7 @@ def explained(path: Path) -> Iterator[None]:
     """Turns whatever a damaged record causes into a StoreError that names the record."""
     try:
         yield
-    except (sqlite3.Error, OSError, ValueError, LookupError, TypeError, ProtocolError) as error:
+    except StoreError:
+        raise
+    except _DAMAGE as error:
         raise StoreError(f"the record {path}: {error}", path) from error

@@ -1,6 +1,7 @@
-"""The record of one run as it is written: an SQLite database (WAL) in its folder; ``schema.py`` has its tables.
+"""The record of one run as it is written: an SQLite database in its folder; ``schema.py`` has its tables.
 
-One process writes; any number may read meanwhile. Every write is one transaction. ``Limits`` bounds what is retained.
+One process writes; any number may read meanwhile. On a network file system a commit waits for readers, and they for it.
+Every write is one transaction. ``Limits`` bounds what is retained.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from ..decide.journal import Entry, Opened, Trained
 from . import facts, runs
 from .digest import Columns, Envelope, RankSummary, summarise
 from .layout import DIGEST, Array, pack_digests, pack_part, pack_table, unpack_digests
+from .living import Claim
+from .mounts import is_on_network
 from .runs import RunRow
-from .schema import BUSY_TIMEOUT, CREATE, SCHEMA, StoreError, is_new
+from .schema import BUSY_TIMEOUT, CREATE, SCHEMA, RecordConnection, StoreError, explained, is_new
 
 SEGMENT = 4096
 """Digests in a segment: many, to read them fast; few, since every transaction writes the last segment again."""
@@ -76,22 +79,35 @@ class Store:
         self._path = path
         self._limits = limits
         self._tables = BoundedDict[str, Columns](CACHED_TABLES)
-        with self._explained():
-            self._database = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None)
+        self._claim = Claim(path.parent)
+        with explained(path):
+            self._database = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None, factory=RecordConnection)
+            try:
+                self._open(is_on_network(path))
+            except BaseException:
+                self._database.close()
+                raise
+        self._claim.take()
+
+    def _open(self, is_on_network: bool) -> None:
+        if is_on_network:
+            self._database.execute("PRAGMA journal_mode = DELETE")
+            self._database.execute("PRAGMA synchronous = FULL")  # less may damage a file with this journal
+        else:
             self._database.execute("PRAGMA journal_mode = WAL")
-            # A power failure may lose the last transactions; a killed process loses nothing.
+            # Committed is what a killed process does not lose. A power failure of the host may lose the last transactions.
             self._database.execute("PRAGMA synchronous = NORMAL")
-            if is_new(self._database):
-                self._database.executescript(f"BEGIN; {CREATE} PRAGMA user_version = {SCHEMA}; COMMIT")
-            self._events = self._one("SELECT COUNT(*) FROM events")
-            row = self._database.execute(runs.QUERY).fetchone()
-            self._row = RunRow("", *row) if row else RunRow("")
-            self._bytes = {
-                name: self._one(f"SELECT TOTAL(LENGTH(body)) FROM {name}") for name in ("summaries", "envelopes", "tables")
-            }
-            last = self._database.execute("SELECT id, body FROM digests ORDER BY id DESC LIMIT 1").fetchone()
-            self._segment_id: int = last[0] if last else 1
-            self._segment: Array = unpack_digests(last[1]) if last else np.zeros(0, DIGEST)
+        if is_new(self._database):
+            self._database.executescript(f"BEGIN; {CREATE} PRAGMA user_version = {SCHEMA}; COMMIT")
+        self._events = self._one("SELECT COUNT(*) FROM events")
+        row = self._database.execute(runs.QUERY).fetchone()
+        self._row = RunRow("", *row) if row else RunRow("")
+        self._bytes = {
+            name: self._one(f"SELECT TOTAL(LENGTH(body)) FROM {name}") for name in ("summaries", "envelopes", "tables")
+        }
+        last = self._database.execute("SELECT id, body FROM digests ORDER BY id DESC LIMIT 1").fetchone()
+        self._segment_id: int = last[0] if last else 1
+        self._segment: Array = unpack_digests(last[1]) if last else np.zeros(0, DIGEST)
 
     def write(self, entries: Sequence[Entry], time: float, shown: Show | None = None, **meta: str) -> float | None:
         """Stores all entries or none, and replaces the standings.
@@ -114,15 +130,31 @@ class Store:
                 [(entry.rank, entry.fact) for entry in entries if isinstance(entry.fact, Trained)]
             )
             if self._row.world_size:
-                columns = ", ?" * (len(self._row) - 1)
-                self._database.execute(f"INSERT OR REPLACE INTO run VALUES (1{columns})", self._row[1:])
+                values = self._row[1 : 1 + runs.COLUMNS]
+                self._database.execute(f"INSERT OR REPLACE INTO run VALUES (1{', ?' * len(values)})", values)
             self._trim()
-            return headroom
+        self._claim.take()
+        return headroom
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is, according to what was written."""
+        return self._row.is_over
+
+    @property
+    def mark(self) -> tuple[int, ...]:
+        """Changes with every transaction that has entries. Reads the file."""
+        with self._explained():
+            segment = self._database.execute("SELECT id, count FROM digests ORDER BY id DESC LIMIT 1").fetchone()
+            return (self._one("SELECT MAX(id) FROM events") or 0, *(segment or ()))
 
     def close(self) -> None:
         """Leaves one file, unless a reader still has the record open."""
-        with self._explained():
-            self._database.close()
+        try:
+            with self._explained():
+                self._database.close()
+        finally:
+            self._claim.release()
 
     # --- writing --------------------------------------------------------------------------------------------------
 

@@ -17,11 +17,20 @@ import zmq
 
 from rankwatch.errors import ProtocolError
 from rankwatch.shared import data, messages, sockets, wire
-from rankwatch.shared.text import printable
 
-from ..decide.effects import Effect, IssueKey, Note, Publish, RecordTrace, Send, SendAll, Show
+from ..decide.effects import Effect, IssueKey, Note, PointLatest, Publish, RecordTrace, Send, SendAll, Show
 from ..decide.journal import JobEnded, JobInterrupted
-from ..decide.ledger import Disconnected, Event, Ledger, Malformed, Received, Stored, Tick
+from ..decide.ledger import (
+    CommandEnded,
+    Disconnected,
+    Event,
+    Ledger,
+    Malformed,
+    Received,
+    Stored,
+    Tick,
+    Unrecorded,
+)
 from ..decide.options import Options
 from ..decide.report import Report
 from ..record.reader import RunRecord
@@ -56,7 +65,7 @@ TO_PEER = zmq.NOBLOCK | zmq.SNDMORE
 """Flags for a peer's name, which a ROUTER is given ahead of each message. Combined once, for thousands of sends."""
 
 OWN_FILES = 64
-"""File descriptors that are not for ranks' connections. Each run under way takes three more, for its record."""
+"""File descriptors that are not for ranks' connections. Each run under way takes four more, for its record and its lock."""
 
 FEW_RANKS = 1024
 """With room for fewer ranks than this, the collector says so when it starts."""
@@ -102,15 +111,17 @@ class Collector:
         self._runs = runs
         self._show_ranks = show_ranks
         self._meters = meters
-        self._publisher = Publisher(runs, self._write, show)
+        self._publisher = Publisher(runs, self._write, show, lambda run, late: self._writer.unstored(run, late=late))
         self._received = self._received_bytes = 0
         self._backlog = Backlog()
         self._stop = threading.Event()
         self._job_ended: JobEnded | None = None
         self._interrupted = ""
-        self.ledger = Ledger(options, runs.is_free)
+        self._gives_up = False
+        self.ledger = Ledger(options, runs.claim)
         self._keys = Credentials(connection_file, insecure=insecure)
         with ExitStack() as opened:  # `close` closes in the reverse order, and so does a failure in here
+            opened.callback(self._keys.release if keep_keys else self._keys.withdraw)
             self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
             opened.callback(self._context.destroy, linger=0)
             self._context.set(zmq.MAX_SOCKETS, sockets.MAX_PEERS)
@@ -118,8 +129,6 @@ class Collector:
             opened.callback(self._authenticator.stop)
             wanted = listen or self._keys.listening or DEFAULT_LISTEN
             self._socket, self.address = sockets.router(self._context, wanted, self._keys.server, address)
-            # Only a collector that listens may remove the files: another one may have written them.
-            opened.callback(self._keys.release if keep_keys else self._keys.withdraw)
             opened.callback(self._socket.close, 0)
             self._inbox = Inbox(self._socket)
             opened.callback(self._inbox.close)
@@ -131,6 +140,7 @@ class Collector:
             self._wake_read.setblocking(False)
             self._wake_write.setblocking(False)
             name = self._keys.server.public or self.address
+            runs.sweep(self._keys.server.public)
             self._writer = RecordWriter(runs.path, self._wake, Limits(), runs.begin, self._gauge_headroom, collector=name)
             opened.callback(self._publisher.show_late, 0.0)
             opened.callback(self._writer.close)
@@ -147,9 +157,12 @@ class Collector:
                     entries, progress = record.entries(), record.progress()
                 lag = now - entries[-1].now  # the clock may have begun anew meanwhile
                 self.ledger.restore(run, [entry._replace(now=entry.now + lag) for entry in entries], progress, now)
+                self._writer.adopt(run)
                 log.info("run %s: resumed from its record", run)
             except (StoreError, ValueError, LookupError) as error:
                 log.error("cannot go on with run %s, its ranks make a new one: %s", run, error)
+            except Exception:  # whatever is in that file, the other runs go on
+                log.exception("an error of ours in the record of run %s; its ranks make a new one", run)
 
     def serve(self) -> None:
         """Receives messages and performs effects until ``stop`` is called; then ends every run that is under way."""
@@ -158,15 +171,12 @@ class Collector:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
         while not self._stop.is_set():
-            poller.poll(0 if self._backlog else IDLE_TICK if self.ledger.is_idle else BUSY_TICK)
-            if self._interrupted:
-                self._perform(JobInterrupted(self._interrupted))
-                self._interrupted = ""
-            self._drain()
-            self._perform(Tick())
-            self._record()
-            self._publisher.show_late()
-            self._count()
+            self._turn(poller)
+        if self._job_ended is not None and self._job_ended.exit_code:
+            self._turn(poller)
+            self._perform(CommandEnded())
+            while not self._gives_up and self.ledger.awaits_orphans(time.monotonic()):
+                self._turn(poller)
         deadline = time.monotonic() + LONGEST_LAST_WORDS
         while time.monotonic() < deadline and poller.poll(LAST_WORDS):
             self._drain()
@@ -177,6 +187,17 @@ class Collector:
         self._perform(self._job_ended or JobEnded(None))
         self._record()
 
+    def _turn(self, poller: zmq.Poller) -> None:
+        poller.poll(0 if self._backlog else IDLE_TICK if self.ledger.is_idle else BUSY_TICK)
+        if self._interrupted:
+            self._perform(JobInterrupted(self._interrupted))
+            self._interrupted = ""
+        self._drain()
+        self._perform(Tick())
+        self._record()
+        self._publisher.show_late()
+        self._count()
+
     def interrupt(self, signal: str) -> None:
         """The job's command is being ended by this signal. Callable from a signal handler."""
         self._interrupted = signal
@@ -186,6 +207,11 @@ class Collector:
         """Ends ``serve``. Callable from any thread and from a signal handler. ``exit_code``: the job's, if known."""
         self._job_ended = JobEnded(exit_code, interrupted)
         self._stop.set()
+
+    def give_up(self) -> None:
+        """``serve`` no longer waits for ranks that outlive the command. Callable from a signal handler."""
+        self._gives_up = True
+        self._wake()
 
     def close(self) -> None:
         """Closes the record and the socket, and removes the connection file unless ``keep_keys``."""
@@ -261,7 +287,7 @@ class Collector:
             elif isinstance(effect, SendAll):
                 self._send(effect.peers, effect.message)
             elif isinstance(effect, Note):
-                log.info("%s", printable(effect.text))
+                log.info("%s", effect.text)
             elif isinstance(effect, IssueKey):
                 self._do(iter([Send(effect.peer, self._keys.issue(effect.job))]))
             elif isinstance(effect, Show):
@@ -270,7 +296,11 @@ class Collector:
                     self._meters.show(effect, time.monotonic())
                 self._show_ranks(effect)
             elif isinstance(effect, RecordTrace):
-                self._write(partial(self._runs.record_trace, effect.run, effect.rank, effect.batch, effect.frames))
+                self._write(
+                    effect.run, partial(self._runs.record_trace, effect.run, effect.rank, effect.batch, effect.frames)
+                )
+            elif isinstance(effect, PointLatest):
+                self._write(effect.run, partial(self._runs.point_latest_at, effect.run))
             elif isinstance(effect, Publish):
                 self._publisher.publish(effect)
 
@@ -295,13 +325,15 @@ class Collector:
         self._hand_over_entries()
         with suppress(BlockingIOError):
             self._wake_read.recv(4096)
+        for run, gaps in self._writer.lost().items():
+            self._perform(Unrecorded(run, gaps))
         for run, seqs in self._writer.stored().items():
             self._perform(Stored(run, seqs))
 
-    def _write(self, action: Callable[[], None]) -> None:
+    def _write(self, run: str, action: Callable[[], None]) -> None:
         """Has the writer write a file of a run, after the run's first entry: the entry makes the run's folder."""
         self._hand_over_entries()
-        self._writer.do(action)
+        self._writer.do(run, action)
 
     def _hand_over_entries(self) -> None:
         for run, entries in self.ledger.take_journals():

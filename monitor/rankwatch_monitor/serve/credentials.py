@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from rankwatch.errors import ConnectionFileError
 from rankwatch.shared import connection as connections
@@ -14,13 +13,15 @@ from rankwatch.shared import messages, sockets
 from rankwatch.shared.connection import NO_KEYS, Connection, KeyPair
 
 from ..decide.keyring import MAX_JOBS, Keyring
+from .key_file import KeyFile
 
 log = logging.getLogger(__name__)
 
 
 class Credentials:
     """Keys for the connection file at ``path``. If the file exists and its server key lies beside it, its keys and its address
-    are used again: the ranks of a collector that crashed reconnect to the next one.
+    are used again: the ranks of a collector that crashed reconnect to the next one. From the beginning to ``release`` or
+    ``withdraw`` no other collector can use the files.
 
     Attributes:
         ring: the clients to admit.
@@ -32,12 +33,21 @@ class Credentials:
 
     def __init__(self, path: Path, *, insecure: bool) -> None:
         self._path = path
-        self._key_file = path.with_name(f"{path.name}.server-key")
-        self._in_use: TextIO | None = None
+        self._written = ""
+        self.server = NO_KEYS
+        self._key_file = _opened(path)
+        self._is_new = self._key_file.is_empty
+        try:
+            self._begin(insecure)
+        except BaseException:
+            self.release()
+            raise
+
+    def _begin(self, insecure: bool) -> None:
         known = self._take_over()
         if known and (known.server == NO_KEYS) != insecure:
             raise ConnectionFileError(
-                f"connection file {path} is of a collector {'with' if insecure else 'without'} encryption: remove it, "
+                f"connection file {self._path} is of a collector {'with' if insecure else 'without'} encryption: remove it, "
                 "or choose another --connection-file"
             )
         self.are_taken_over = known is not None
@@ -51,11 +61,12 @@ class Credentials:
     def publish(self, address: str, listening: str, job: str) -> Connection:
         """Writes the files of a collector that listens on ``listening`` and that ranks reach at ``address``."""
         connection = Connection(address, self.server.public, self._client.public, self._client.secret, job)
-        lines = [self.server.secret, listening, *self._invited]
-        connections.write_private(self._key_file, "".join(f"{line}\n" for line in lines))
+        try:
+            self._key_file.write([self.server.secret, listening, *self._invited])
+        except OSError as error:
+            raise connections.unwritable(self._key_file.path, error) from None
         connections.write(connection, self._path)
-        self._in_use = open(self._key_file)  # noqa: SIM115 (held as long as the collector lives)
-        fcntl.flock(self._in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._written = connections.render(connection)
         return connection
 
     def issue(self, job: str) -> messages.Message:
@@ -69,24 +80,26 @@ class Credentials:
             keys = sockets.new_key_pair()
             line = self.ring.invite(job, keys)
             try:
-                with open(self._key_file, "a") as file:
-                    file.write(f"{line}\n")
+                self._key_file.append(line)
             except OSError as error:
-                log.error("the keys of job %s end with this collector: cannot write %s: %s", job, self._key_file, error)
+                log.error("the keys of job %s end with this collector: cannot write %s: %s", job, self._key_file.path, error)
             log.info("keys made for the ranks of job %s", job)
         return messages.Invited(job, keys.public, keys.secret)
 
     def release(self) -> None:
-        """Unlocks the files, for the next collector."""
-        if self._in_use is not None:
-            self._in_use.close()
+        """Lets go of the files, for the next collector."""
+        if self._is_new and not self._written:
+            self._key_file.remove(self.server.secret)
+        self._key_file.close()
 
     def withdraw(self) -> None:
-        """Removes the files."""
+        """Removes the files if they were published, unless another collector has put its own in their place."""
+        if self._written:
+            with suppress(OSError, UnicodeDecodeError):
+                if self._path.read_text(encoding="utf-8") == self._written:
+                    self._path.unlink()
+            self._key_file.remove(self.server.secret)
         self.release()
-        for path in (self._path, self._key_file):
-            with suppress(OSError):
-                path.unlink()
 
     def _take_over(self) -> _Known | None:
         """The keys and address of the collector that wrote the files; None when there are none."""
@@ -95,17 +108,11 @@ class Credentials:
         known = connections.read(self._path)
         client = KeyPair(known.client_public, known.client_secret)
         try:
-            with open(self._key_file) as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                secret, listening, *invited = file.read().splitlines()
-                Keyring(client).recall(invited)
-        except BlockingIOError:
-            raise ConnectionFileError(
-                f"connection file {self._path} is in use by a running collector; choose another --connection-file"
-            ) from None
+            secret, listening, *invited = self._key_file.lines()
+            Keyring(client).recall(invited)
         except (OSError, ValueError):
             raise ConnectionFileError(
-                f"connection file {self._path} belongs to another collector, whose {self._key_file.name} is not "
+                f"connection file {self._path} belongs to another collector, whose {self._key_file.path.name} is not "
                 "here: remove it, or choose another --connection-file"
             ) from None
         return _Known(listening, KeyPair(known.server_public, secret), client, invited)
@@ -116,3 +123,16 @@ class _Known(NamedTuple):
     server: KeyPair
     client: KeyPair
     invited: list[str]
+
+
+def _opened(path: Path) -> KeyFile:
+    """The key file beside the connection file at ``path``. Raises ConnectionFileError."""
+    key_file = path.with_name(f"{path.name}.server-key")
+    try:
+        return KeyFile(key_file)
+    except BlockingIOError:
+        raise ConnectionFileError(
+            f"connection file {path} is in use by a running collector; choose another --connection-file"
+        ) from None
+    except OSError as error:
+        raise connections.unwritable(key_file, error) from None

@@ -18,17 +18,21 @@ from typing import NoReturn
 
 from rankwatch.attach import attached
 from rankwatch.errors import EXIT_ABORTED, UsageError
+from rankwatch.shared.room import lack
 
 from ..decide.options import Options
 from ..decide.report import Outcome, Report
 from ..views import text
-from .collector import Collector
+from .collector import Collector, raise_descriptor_limit
 from .metrics.meters import Meters
 from .printer import Printer, write
 from .run_folder import RunsFolder
 from .status import Status
 
 log = logging.getLogger(__name__)
+
+ENDING = signal.SIGTERM, signal.SIGHUP, signal.SIGINT
+"""The first of these ends the command, the second kills it, the third ends the wait for its ranks."""
 
 
 def run_command(
@@ -54,21 +58,40 @@ def run_command(
     Raises:
         UsageError: there is no such command, an option of the ranks is wrong, or the collector cannot start.
     """
+    if lack():
+        raise_descriptor_limit()
+    if why := lack():
+        _go_unwatched(command, why)
+    try:
+        folder = RunsFolder(runs_dir, points_latest=False)
+        private = tempfile.TemporaryDirectory(prefix="rankwatch-")
+    except OSError as error:
+        _go_unwatched(command, str(error))
+    except UsageError as error:
+        try:
+            folder = RunsFolder(Path(tempfile.mkdtemp(prefix="rankwatch-runs-")), points_latest=False)
+            private = tempfile.TemporaryDirectory(prefix="rankwatch-")
+        except (OSError, UsageError):
+            _go_unwatched(command, str(error))
+        log.warning("%s; the run is recorded in %s", error, folder.path)
+        runs_dir = folder.path
     env = dict(os.environ if environ is None else environ)
+    env.pop("RANKWATCH_SEAT", None)  # a command that a rank runs under a collector of its own has ranks of its own
+    launch = env["RANKWATCH_LAUNCH"] = os.urandom(8).hex()
     reports: dict[str, Report] = {}
     is_shown = status and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     with (
-        tempfile.TemporaryDirectory(prefix="rankwatch-") as private,
+        private as hidden,
         Printer() as printer,
         Status(runs_dir, printer.show) as line,
     ):
-        path = connection_file or Path(private) / "connection.json"
+        path = connection_file or Path(hidden) / "connection.json"
         collector = Collector(
             listen=listen,
             address=address,
             connection_file=path,
-            runs=RunsFolder(runs_dir),
-            options=replace(options, expects_job_end=True),
+            runs=folder,
+            options=replace(options, expects_job_end=True, launch=launch),
             show=lambda report, news: reports.update({report.run: report}),
             show_ranks=line.show if is_shown else lambda shown: None,
             job=job or env.get("RANKWATCH_JOB") or job_name(command),
@@ -82,6 +105,11 @@ def run_command(
         finally:
             collector.close()
     return _conclude(collector, reports, code, runs_dir)
+
+
+def _go_unwatched(command: Sequence[str], why: str) -> NoReturn:
+    log.warning("no collector can start: %s; the command runs unwatched", why)
+    replace_by(command)
 
 
 def replace_by(command: Sequence[str]) -> NoReturn:
@@ -112,14 +140,19 @@ def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, 
         nonlocal interrupted
         repeated, interrupted = interrupted, signal.Signals(number).name
         collector.interrupt(interrupted)
-        if number == signal.SIGINT or child is None:
-            return  # the terminal sends SIGINT to the child too
-        if repeated:
+        if child is None:
+            return
+        if child.returncode is not None:
+            collector.give_up()
+        elif repeated:
             child.kill()
-        else:
+        elif number != signal.SIGINT:  # which the terminal sends to the child too
             child.terminate()
 
-    previous = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    # Under nohup SIGHUP stays ignored, and the command inherits that. But a shell's script has its background processes
+    # ignore SIGINT, and job scripts send it all the same.
+    heeded = [n for n in ENDING if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, forward) for number in heeded}
     try:
         try:
             child = subprocess.Popen(command, env=dict(env))
@@ -143,10 +176,10 @@ def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, 
 
 
 def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, runs_dir: Path) -> int:
-    if not collector.ledger.runs:
+    if not any(run.is_own for run in collector.ledger.runs.values()):
         log.warning(
-            "no rank connected. Did the command train a model, in a Python that has rankwatch, with PYTHONPATH and RANKWATCH_* "
-            "passed on (python -I and -E leave them out)?"
+            "no rank connected. Did the command train a model, in a Python that has rankwatch, with PYTHONPATH "
+            "and RANKWATCH_* passed on (python -I and -E leave them out)?"
         )
     for run, report in reports.items():
         # The report comes last, below whatever the dying processes printed.
@@ -158,6 +191,8 @@ def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, ru
     # Where a job was restarted, by torchrun's --max-restarts say, its last run decides the exit code. "Last" is the run that
     # began last: a script that trains twice may begin the second run before the first has ended on all ranks.
     began = {run: number for number, run in enumerate(collector.ledger.runs)}
-    last = {report.job: report for report in sorted(reports.values(), key=lambda report: began.get(report.run, -1))}
+    # Ranks that another command started report here too, where they have the connection file.
+    own = [report for report in reports.values() if report.is_own]
+    last = {(report.job, report.model): report for report in sorted(own, key=lambda report: began.get(report.run, -1))}
     aborted = any(report.stops_ranks for report in last.values())
     return EXIT_ABORTED if aborted else code

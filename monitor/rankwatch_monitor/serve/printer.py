@@ -17,8 +17,6 @@ from collections import deque
 from types import TracebackType
 from typing import TextIO
 
-from rankwatch.shared.text import printable
-
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 10_000
@@ -110,7 +108,7 @@ class Printer(logging.Handler):
             self._write(stream, text)
         if status and (text or status != self._drawn):
             width = width_of(sys.stderr)
-            self._write(sys.stderr, ERASE + printable(status)[:width].ljust(width))
+            self._write(sys.stderr, ERASE + status[:width].ljust(width))
         self._drawn = status
 
     def _write(self, stream: TextIO, text: str) -> None:

@@ -17,16 +17,19 @@ from pathlib import Path
 from rankwatch.errors import UsageError
 from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.frame import Frame
+from rankwatch.shared.printable import printable
 from rankwatch.shared.text import format_trace
 
 from ..decide.began import TripOrigin
 from ..decide.report import Report
+from ..record.mounts import is_on_network
 from ..record.origin import with_origin
 from ..record.reader import RunRecord
 from ..record.runs import folders, is_unfinished
 from ..record.schema import FILE, StoreError
 from ..views import as_json as json
 from ..views import text as texts
+from .claims import PART, Claims
 
 log = logging.getLogger(__name__)
 
@@ -38,20 +41,39 @@ KEPT_ORIGINS = 64
 """Runs whose trip's origin is in memory: a report is written when the verdict is known, and again when all ranks have ended."""
 
 
+def _write(path: Path, body: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(body, encoding="utf-8")
+    os.replace(part, path)
+
+
+def _append(path: Path, body: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(body)
+
+
 class RunsFolder:
     """The folder that holds a collector's runs.
+
+    Args:
+        points_latest: whether ``latest`` names each run that begins; if not, only those given to ``point_latest_at``.
 
     Raises:
         UsageError: it cannot be made or written to.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, points_latest: bool = True) -> None:
         self.path = path
+        self._points_latest = points_latest
         self._traced: Counter[str] = Counter()
         self._origins = BoundedDict[str, TripOrigin | None](KEPT_ORIGINS)
+        self._claims = Claims(path)
+        self._token = os.urandom(4).hex()  # other hosts may have a process of this number
         try:
             path.mkdir(parents=True, exist_ok=True)
-            probe = path / f".writable.{os.getpid()}"
+            probe = path / f".writable.{self._token}"
             probe.touch()
             probe.unlink()
         except OSError as error:
@@ -59,27 +81,45 @@ class RunsFolder:
                 f"cannot write to the runs folder {path}: {error.strerror}; choose another --runs-dir"
             ) from None
 
-    def is_free(self, run: str) -> bool:
-        return not os.path.lexists(self.path / run)
+        if is_on_network(path):
+            log.info(
+                "%s is on a network file system: records are written without a write-ahead log, which needs one host", path
+            )
+
+    def claim(self, run: str) -> bool:
+        """Whether a new run may have this name, which is its own from then on."""
+        return self._claims.claim(run)
+
+    def sweep(self, collector: str) -> None:
+        """Removes what collectors that were killed left half made. ``collector``: the public key of this one, or empty."""
+        self._claims.sweep(collector)
 
     @contextmanager
     def begin(self, run: str) -> Iterator[Path]:
-        """Yields a folder, and renames it to the run's when it is left: a collector that is killed leaves no half run.
+        """Yields a folder for the record, which becomes the run's when it is left: a collector that is killed leaves no half
+        record.
 
         Raises:
-            OSError: the folder cannot be made, or one of that name exists.
+            OSError: the run's folder cannot be made, or is another's.
         """
-        part = self.path / f".{run}.part"
+        folder = self._claims.hold(run)
+        part = folder / PART
         if part.exists():
             shutil.rmtree(part)
         part.mkdir()
         try:
             yield part
-            part.rename(self.path / run)
-        except BaseException:
+            (part / FILE).rename(folder / FILE)
+        finally:
             shutil.rmtree(part, ignore_errors=True)
-            raise
-        _try(self._point_latest_at, run)
+        self._claims.settle(run)
+        if self._points_latest:
+            _try(self._point_latest_at, run)
+
+    def point_latest_at(self, run: str) -> None:
+        """Makes ``latest`` name this run, if it has a record."""
+        if self.record_of(run).exists():
+            _try(self._point_latest_at, run)
 
     def record_of(self, run: str) -> Path:
         return self.path / run / FILE
@@ -104,19 +144,18 @@ class RunsFolder:
             self._traced[run] = TRACE_LIMIT + 1
             return
         self._traced[run] += len(text)
-        path = self.path / run / "trace" / f"batch-{batch}.rank-{rank}.txt"
         is_first = not frames or frames[0].position.frame == 0
-        _try(_write if is_first else _append, path, text)
+        _try(self._put, run, f"trace/batch-{batch}.rank-{rank}.txt", text, _write if is_first else _append)
 
     def locate(self, report: Report) -> Report:
         """The report with the run's folder."""
-        return replace(report, folder=str(self.path / report.run))
+        return replace(report, folder=printable(str(self.path / report.run)))
 
     def publish(self, report: Report) -> Report:
         """Writes ``report.txt`` and ``report.json``, and returns the report with what the record knows of its trip's origin."""
         report = self._with_origin(report)
-        _try(_write, self.path / report.run / "report.txt", texts.render(report))
-        _try(_write, self.path / report.run / "report.json", json.render(report))
+        _try(self._put, report.run, "report.txt", texts.render(report))
+        _try(self._put, report.run, "report.json", json.render(report))
         return report
 
     def _with_origin(self, report: Report) -> Report:
@@ -131,25 +170,16 @@ class RunsFolder:
                 return report
         return replace(report, origin=self._origins[report.run])
 
+    def _put(self, run: str, name: str, body: str, write: Callable[[Path, str], None] = _write) -> None:
+        self._claims.try_again(run)
+        write(self.path / run / name, body)
+
     def _point_latest_at(self, run: str) -> None:
-        part = self.path / f".latest.{os.getpid()}"
+        part = self.path / f".latest.{self._token}"
         with suppress(FileNotFoundError):
             part.unlink()
         part.symlink_to(run)
         os.replace(part, self.path / "latest")
-
-
-def _write(path: Path, body: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(body, encoding="utf-8")
-    os.replace(part, path)
-
-
-def _append(path: Path, body: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(body)
 
 
 def _try(action: Callable[..., None], *arguments: object) -> None:

@@ -1,6 +1,7 @@
 """The thread that writes the runs' records and all other files, so that no message waits for the disk.
 
-Detection and abort never depend on the disk: what cannot be written is dropped, with one line in the log.
+Detection and abort never depend on the disk. What it does not take is held and tried again (``held.py``). Only what a committed
+transaction has is reported as stored, so that ranks keep the rest; what is lost all the same is reported as a gap.
 """
 
 from __future__ import annotations
@@ -8,18 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
 
 from rankwatch import __version__
-from rankwatch.shared import messages
 
 from ..decide.effects import Show
-from ..decide.journal import Closed, Entry, Opened, Trained
+from ..decide.gaps import Gap
+from ..decide.journal import Entry, Opened, Trained
+from ..record.disk import OURS, SILENT, describe_failure
+from ..record.living import boot_id
 from ..record.schema import FILE, StoreError
 from ..record.store import Limits, Store
+from .held import MAX_ACTIONS, Held
 from .precedence import RECORDING, yield_to_others
 
 log = logging.getLogger(__name__)
@@ -27,23 +30,19 @@ log = logging.getLogger(__name__)
 COMMIT_INTERVAL = 0.25
 """Seconds for which batches are collected, to be written in one transaction. All other entries are written at once."""
 
-
-class _Queued(NamedTuple):
-    """Entries of a run, the last sequence number of each rank among them, and the bytes of their batches."""
-
-    run: str
-    entries: Sequence[Entry]
-    seqs: Mapping[int, int]
-    size: int
-
-
-_Work: TypeAlias = tuple[list[_Queued], dict[str, Show], list[Callable[[], None]]]
-
 MAX_WAITING = 256 * 2**20
 """Bytes of batches that may wait for the disk. Further batches are not recorded."""
 
-LAST_WRITES = 5.0
-"""Seconds to write the entries that still wait at the end."""
+MAX_FACTS = 64 * 2**20
+"""Bytes of other facts of one run that may wait while the disk takes nothing."""
+
+LAST_TRIES = 5.0
+"""Seconds at the end after which entries are given up, if the disk refuses them all the time."""
+
+STUCK = 20.0
+"""Seconds at the end after which the disk is given up, if it neither takes nor refuses anything. A slow disk is waited for."""
+
+TOO_SLOW = "the disk was too slow"
 
 
 class RecordWriter:
@@ -51,7 +50,7 @@ class RecordWriter:
 
     Args:
         folder: the folder of all runs.
-        wake: called in the writer's thread when ``stored`` has something new.
+        wake: called in the writer's thread when ``stored`` or ``lost`` has something new.
         limits: how much of each run is retained.
         begin_folder: yields a new folder for the record of a run that begins; renames it to the run's afterwards.
         on_headroom: called in the writer's thread with a run, and the least headroom of the batches that were just stored.
@@ -72,53 +71,56 @@ class RecordWriter:
         self._limits = limits
         self._begin_folder = begin_folder
         self._on_headroom = on_headroom
-        self._meta = {"rankwatch": __version__, **meta}
+        self._meta = {"rankwatch": __version__, "boot": boot_id(), **meta}
         self._changed = threading.Condition()
-        self._waiting: list[_Queued] = []
+        self._runs: dict[str, Held] = {}
         self._waiting_bytes = 0
-        self._actions: list[Callable[[], None]] = []
-        self._shown: dict[str, Show] = {}
-        self._is_urgent = False
-        self._is_closing = False
+        self._is_urgent = self._is_waiting = False
+        self._closing_at: float | None = None
+        self._worked_at = float("-inf")
         self._stored: dict[str, dict[int, int]] = {}
+        self._lost: dict[str, tuple[Gap, ...]] = {}
         self._overflowing: set[str] = set()
-        self._stores: dict[str, Store | None] = {}
-        """None: this run has no record, because the disk failed."""
+        self._stores: dict[str, Store] = {}
+        self._adopted: set[str] = set()
+        """Runs under way whose record is to be opened, even if nothing but standings comes."""
+        self._tried: dict[str, tuple[tuple[int, ...], int, int]] = {}
+        """Of a transaction that failed: the mark of the record before it, and how many of the entries that wait are in the file
+        if it left nothing there, and if it left all."""
         self._thread = threading.Thread(target=self._run, name="rankwatch-writer", daemon=True)
         self._thread.start()
 
+    def adopt(self, run: str) -> None:
+        """The run was begun by another collector; call this before anything is queued for it."""
+        with self._changed:
+            self._adopted.add(run)
+
     def append(self, run: str, entries: Sequence[Entry]) -> None:
         """Queues entries of a run, in the order of the calls."""
-        size, is_urgent, seqs = 0, False, {}
-        for _, rank, fact in entries:
-            if isinstance(fact, Trained):
-                size += 2 * fact.table.column_bytes + fact.table.rows
-                seqs[rank] = fact.seq
-            else:
-                is_urgent = True
-                if isinstance(fact, messages.Sequenced):
-                    seqs[rank] = fact.seq
         with self._changed:
-            if size and self._waiting_bytes + size > MAX_WAITING:
-                self._log_overflow(run)
-                entries = [entry for entry in entries if not isinstance(entry.fact, Trained)]
-                size = 0
-            self._waiting.append(_Queued(run, entries, seqs, size))
-            self._waiting_bytes += size
-            if is_urgent > self._is_urgent or len(self._waiting) == 1:
+            held = self._held(run)
+            queued = len(held.entries)
+            self._waiting_bytes += held.append(entries, MAX_WAITING - self._waiting_bytes, MAX_FACTS, TOO_SLOW)
+            if len(held.entries) < queued + len(entries):
+                self._log_overflow(held)
+                self._lost[run] = held.lost.all()
+            is_urgent = not all(isinstance(entry.fact, Trained) for entry in entries)
+            if is_urgent > self._is_urgent or self._is_waiting:
                 self._is_urgent |= is_urgent
                 self._changed.notify()
 
     def show(self, shown: Show) -> None:
         """Queues a run's standings, in place of those before. They are not written where the run has no record."""
         with self._changed:
-            self._shown[shown.run] = shown
+            self._held(shown.run).shown = shown
             self._changed.notify()
 
-    def do(self, action: Callable[[], None]) -> None:
-        """Queues ``action``, which writes another file, after the entries before it."""
+    def do(self, run: str, action: Callable[[], None]) -> None:
+        """Queues ``action``, which writes another file of the run, after the entries before it."""
         with self._changed:
-            self._actions.append(action)
+            held = self._held(run)
+            if len(held.actions) < MAX_ACTIONS:
+                held.actions.append(action)
             self._is_urgent = True
             self._changed.notify()
 
@@ -128,90 +130,183 @@ class RecordWriter:
             stored, self._stored = self._stored, {}
         return stored
 
+    def lost(self) -> dict[str, tuple[Gap, ...]]:
+        """By run: all that will never be stored, where it has changed since the last call."""
+        with self._changed:
+            lost, self._lost = self._lost, {}
+        return lost
+
+    def unstored(self, run: str, *, late: bool = False) -> tuple[Gap, ...]:
+        """What is lost of a run, or was refused so far. ``late``: and all that waits, since the disk does not answer."""
+        with self._changed:
+            return self._runs[run].unstored(all_of_it=late, why=SILENT) if run in self._runs else ()
+
     @property
     def unwritten(self) -> int:
         """Bytes of batches that wait for the disk."""
         return self._waiting_bytes
 
     def close(self) -> None:
-        """Writes what waits, and ends the thread."""
+        """Writes what waits, and ends the thread: for as long as the disk takes anything."""
         with self._changed:
-            self._is_closing = True
+            self._closing_at = time.monotonic()
+            for held in self._runs.values():
+                held.retry_at = self._closing_at
             self._changed.notify()
-        self._thread.join(LAST_WRITES)
+        progress, moved_at = self._progress(), time.monotonic()
+        while self._thread.is_alive() and time.monotonic() - moved_at < STUCK:
+            self._thread.join(min(0.5, STUCK / 4))
+            if (now := self._progress()) != progress:
+                progress, moved_at = now, time.monotonic()
         if self._thread.is_alive():
-            log.error("the disk did not take the last entries of the record within %g s", LAST_WRITES)
+            log.error("the disk has not answered for %g s: what came last is not in the record", STUCK)
 
-    def _log_overflow(self, run: str) -> None:
-        if run not in self._overflowing:
-            self._overflowing.add(run)
-            log.error("the disk is too slow: batches of run %s are missing in its record", run)
+    # --- the writer's thread ------------------------------------------------------------------------------------------
+
+    def _progress(self) -> object:
+        """Changes when the disk takes anything: a transaction, or a part of one that the kernel counts."""
+        written: str | float = self._worked_at
+        with suppress(OSError):
+            written = Path(f"/proc/self/task/{self._thread.native_id}/io").read_text(encoding="ascii")
+        return self._worked_at, written
 
     def _run(self) -> None:
         yield_to_others(RECORDING)
-        while (work := self._take()) is not None:
-            taken, shown, actions = work
-            by_run: dict[str, list[Entry]] = {}
-            for queued in taken:
-                by_run.setdefault(queued.run, []).extend(queued.entries)
-            for run in dict.fromkeys([*by_run, *shown]):
-                self._write(run, by_run.get(run, []), shown.get(run))
-            with self._changed:
-                for queued in taken:
-                    self._waiting_bytes -= queued.size
-                    self._stored.setdefault(queued.run, {}).update(queued.seqs)
+        while (due := self._take()) is not None:
+            for held in due:
+                self._serve(held)
             self._wake()
-            for action in actions:
-                try:
-                    action()
-                except Exception:
-                    log.exception("an error of ours while a file was written; the collector goes on")
         for store in self._stores.values():
-            if store is not None:
-                _close(store)
+            _close(store)
 
-    def _take(self) -> _Work | None:
-        """Waits for work; None at the end."""
+    def _held(self, run: str) -> Held:
+        if run not in self._runs:
+            self._runs[run] = Held(run)
+        return self._runs[run]
+
+    def _take(self) -> list[Held] | None:
+        """Waits for runs that have work, and returns them; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._shown or self._is_urgent or self._is_closing)
-            self._changed.wait_for(lambda: self._is_urgent or self._is_closing, COMMIT_INTERVAL)
-            taken, self._waiting, self._is_urgent = self._waiting, [], False
-            shown, self._shown = self._shown, {}
-            actions, self._actions = self._actions, []
-            return (taken, shown, actions) if taken or shown or actions or not self._is_closing else None
+            while True:
+                now = time.monotonic()
+                is_closing = self._closing_at is not None
+                due = [held for held in self._runs.values() if held.is_due(now)]
+                if due:
+                    break
+                retries = [held.retry_at for held in self._runs.values() if held.is_failing]
+                if is_closing and not retries:
+                    return None
+                self._is_waiting = True
+                self._changed.wait(max(0.001, min(retries) - now) if retries else None)
+                self._is_waiting = False
+            self._changed.wait_for(lambda: self._is_urgent or self._closing_at is not None, COMMIT_INTERVAL)
+            self._is_urgent = False
+            return [held for held in self._runs.values() if held.is_due(time.monotonic())]
+
+    def _serve(self, held: Held) -> None:
+        with self._changed:
+            entries, shown = held.begin()
+            actions, held.actions = held.actions, []
+        why = self._attempt(held, entries, shown)
+        with self._changed:
+            now = time.monotonic()
+            if not why:
+                seqs, freed = held.succeed()
+                self._waiting_bytes -= freed
+                self._stored.setdefault(held.run, {}).update(seqs)
+                self._worked_at = now
+            elif held.is_recordless or (self._closing_at is not None and self._is_hopeless(held, now)):
+                self._give_up(held, why)
+            else:
+                held.fail(why, now)
+                held.actions[:0] = actions
+                actions = []
+        for action in actions:
+            try:
+                action()
+            except Exception:
+                log.exception("an error of ours while a file was written; the collector goes on")
+        with self._changed:
+            if held.is_idle and held.run not in self._stores and not held.lost and not held.is_recordless:
+                self._runs.pop(held.run, None)
+
+    def _is_hopeless(self, held: Held, now: float) -> bool:
+        """At the end: whether the disk has refused all for too long."""
+        assert self._closing_at is not None
+        return bool(held.why) and now - max(self._closing_at, self._worked_at) > LAST_TRIES
+
+    def _give_up(self, held: Held, why: str) -> None:
+        if held.entries or held.taken:
+            log.error("what came last of run %s is not in its record: %s", held.run, why)
+        self._waiting_bytes -= held.give_up(why)
+        self._tried.pop(held.run, None)
+        self._lost[held.run] = held.lost.all()
+
+    def _attempt(self, held: Held, entries: Sequence[Entry], shown: Show | None) -> str:
+        """Writes them in one transaction; returns why that failed, or nothing."""
+        run = held.run
+        if held.is_recordless:
+            return OURS
+        try:
+            self._write(run, entries, shown)
+        except (StoreError, OSError) as error:
+            why = describe_failure(error, self._folder / run / FILE)
+            if not held.why:
+                log.error("cannot write run %s (%s); it is tried again, and the run goes on: %s", run, why, error)
+            self._drop_store(run)
+            return why
+        except Exception:
+            log.exception("an error of ours while run %s was recorded; it goes on without a record", run)
+            self._drop_store(run)
+            held.is_recordless = True
+            return OURS
+        if held.why and entries:
+            log.info("run %s is written again", run)
+        return ""
 
     def _write(self, run: str, entries: Sequence[Entry], shown: Show | None) -> None:
-        def write_to(store: Store) -> None:
-            headroom = store.write(entries, time.time(), shown, run=run, **self._meta)
-            if headroom is not None:
-                self._on_headroom(run, headroom)
+        is_under_way = run in self._stores or run in self._adopted
+        if not entries and not (shown is not None and is_under_way):
+            return
+        if run not in self._stores and entries and isinstance(entries[0].fact, Opened):
+            with self._begin_folder(run) as folder, closing(Store(folder / FILE, self._limits)) as first:
+                self._commit(run, first, entries, shown)
+            with suppress(StoreError):  # the next write opens it, or says why it cannot
+                self._stores[run] = Store(self._folder / run / FILE, self._limits)
+        else:
+            if run not in self._stores:
+                self._stores[run] = Store(self._folder / run / FILE, self._limits)
+            store = self._stores[run]
+            self._adopted.discard(run)
+            mark, least, most = self._tried.pop(run, (store.mark, 0, 0))
+            skipped = least if store.mark == mark else most
+            self._commit(run, store, entries[skipped:], shown, skipped)
+        if run in self._stores and self._stores[run].is_over:
+            _close(self._stores.pop(run))
 
+    def _commit(self, run: str, store: Store, entries: Sequence[Entry], shown: Show | None, before: int = 0) -> None:
+        """``before``: how many entries that wait come before these, and are in the file."""
+        mark = store.mark
         try:
+            headroom = store.write(entries, time.time(), shown, run=run, **self._meta)
+        except BaseException:
             if run in self._stores:
-                store = self._stores[run]
-                if store is None:
-                    return
-                write_to(store)
-            elif not entries:  # it is over
-                return
-            elif isinstance(entries[0].fact, Opened):
-                with self._begin_folder(run) as folder, closing(Store(folder / FILE, self._limits)) as first:
-                    write_to(first)
-                store = self._stores[run] = Store(self._folder / run / FILE, self._limits)
-            else:
-                store = self._stores[run] = Store(self._folder / run / FILE, self._limits)
-                write_to(store)
-            if any(isinstance(entry.fact, Closed) for entry in entries):
-                _close(store)
-                del self._stores[run]
-        except Exception as error:
-            self._stores[run] = None
-            if isinstance(error, StoreError):
-                log.error("cannot write %s; run %s goes on without it", error, run)
-            elif isinstance(error, OSError):
-                log.error("cannot make the folder of run %s: %s; the run goes on without it", run, error.strerror)
-            else:
-                log.exception("an error of ours while run %s was recorded; it goes on without a record", run)
+                self._tried[run] = mark, before, before + len(entries)
+            raise
+        if headroom is not None:
+            self._on_headroom(run, headroom)
+
+    def _drop_store(self, run: str) -> None:
+        """After a failure a store no longer knows what the file has; the next try opens it anew."""
+        store = self._stores.pop(run, None)
+        if store is not None:
+            self._adopted.add(run)
+            _close(store)
+
+    def _log_overflow(self, held: Held) -> None:
+        if held.run not in self._overflowing and not held.is_recordless:
+            self._overflowing.add(held.run)
+            log.error("%s: batches of run %s are missing in its record", held.why or TOO_SLOW, held.run)
 
 
 def _close(store: Store) -> None:

@@ -13,6 +13,7 @@ from rankwatch.shared.notice import describe_notice
 from ..decide.began import TripOrigin, describe_origin
 from ..decide.desync import Desync
 from ..decide.desync_text import desync_lines
+from ..decide.gaps import describe_gap
 from ..decide.report import RankNotice, RankRow, Report
 from ..decide.verdict import Verdict
 from . import closeup
@@ -44,6 +45,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "desync_text": list(desync_lines(report.desync, report.world_size).values()),
         "replicas": None if report.compared is None else asdict(report.compared),
         "stalled": report.stalled,
+        "gaps": [{**asdict(gap), "text": describe_gap(gap, report.world_size)} for gap in report.gaps],
         "loss": [loss_to_dict(row) for row in report.ranks if row.loss != NO_LOSS],
     }
 

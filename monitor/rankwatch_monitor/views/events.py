@@ -14,6 +14,7 @@ from rankwatch.shared.text import describe_culprit, describe_position, describe_
 
 from ..decide import journal
 from ..decide.desync_text import describe_compared
+from ..decide.gaps import Gap, describe_gap
 from ..decide.journal import Entry
 from ..record.facts import kind_of
 
@@ -36,7 +37,8 @@ def describe(entry: Entry) -> str:
     fact = entry.fact
     match fact:
         case journal.Opened():
-            return f"job {fact.job}, restart {fact.restart}, {fact.world_size} ranks"
+            model = f", model {fact.model + 1}" if fact.model else ""
+            return f"job {fact.job}, restart {fact.restart}{model}, {fact.world_size} ranks"
         case messages.Hello():
             who = describe_rank(fact.rank, fact.world_size, fact.host, fact.local_rank, fact.stage)
             return f"{who} connected: process {fact.pid}, {fact.device}, torch {fact.torch}"
@@ -67,6 +69,8 @@ def describe(entry: Entry) -> str:
             return f"where the {len(fact.ranks)} ranks were when one of them tripped"
         case journal.Miscounted():
             return fact.text
+        case Gap():
+            return describe_gap(fact, len(fact.ranks))
         case journal.Waited():
             return "the decision window ended"
         case journal.Diverged():

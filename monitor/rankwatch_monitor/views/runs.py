@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rankwatch.shared.printable import one_line
+
 from ..record.runs import RunRow
 
 _HEAD = ("run", "state", "ranks", "batches", "why")
@@ -31,6 +33,8 @@ def to_dict(run: RunRow) -> dict[str, Any]:
         "job": run.job,
         "restart": run.restart,
         "is_over": run.is_over,
+        "state": state_of(run),
+        "gaps": run.gaps,
         "outcome": run.outcome if run.is_over else None,
         "reason": run.reason,
         "world_size": run.world_size,
@@ -39,4 +43,16 @@ def to_dict(run: RunRow) -> dict[str, Any]:
 
 
 def _cells(run: RunRow) -> tuple[str, ...]:
-    return run.run, run.outcome if run.is_over else "running", str(run.world_size), str(run.batches), run.reason
+    return run.run, state_of(run), str(run.world_size), str(run.batches), one_line(why(run))
+
+
+def state_of(run: RunRow) -> str:
+    """``running``, how it ended, or ``unfinished``: no collector writes it, and its end is not on record."""
+    return run.outcome if run.is_over else "running" if run.is_alive else "unfinished"
+
+
+def why(run: RunRow) -> str:
+    notes = [run.reason] if run.reason else []
+    if not run.is_alive:
+        notes.append("no collector writes it any more, and how it ended is not on record")
+    return "; ".join([*notes, run.gaps] if run.gaps else notes)

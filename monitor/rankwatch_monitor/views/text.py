@@ -12,6 +12,7 @@ from rankwatch.shared.text import describe_rank, describe_trip, format_dump, for
 from ..decide.began import describe_origin
 from ..decide.byproducts import BY_PRODUCT_KINDS
 from ..decide.desync_text import describe_compared, describe_desync, describe_remedy, origins
+from ..decide.gaps import describe_gap
 from ..decide.report import Outcome, RankNotice, RankRow, RankState, Report
 from ..decide.verdict import Certainty, Verdict
 from . import closeup
@@ -65,7 +66,8 @@ def _render_ending(report: Report) -> str:
         missing = [row.rank for row in report.ranks if row.state is RankState.MISSING]
         unheard = f"; never connected: {name_ranks(missing)}" if missing else ""
         faults = "".join(f"\n  but {_name(report, row.rank)} {row.farewell}" for row in report.ranks if row.farewell)
-        head = f"run {report.run} finished: {_ranks(report)}, {batches}, no inf or nan{unheard}{faults}"
+        clean = "no inf or nan" if not report.gaps else "no inf or nan was reported, but not all of it is on record"
+        head = f"run {report.run} finished: {_ranks(report)}, {batches}, {clean}{unheard}{faults}"
         return format_head(head, [*replica_fields(report), *notice_fields(report), *_lapses(report)])
     fields = [("reason", report.reason)]
     for label, state in (("failed", RankState.FAILED), ("lost", RankState.LOST)):
@@ -140,9 +142,10 @@ def notice_fields(report: Report) -> list[tuple[str, str]]:
 
 
 def _lapses(report: Report) -> list[tuple[str, str]]:
-    """The ranks that stood still or train unwatched, the batches that were dropped, the processes that were refused."""
+    """What is not on record, the ranks that stood still or train unwatched, the processes that were refused."""
     dropped = [row for row in report.ranks if row.dropped]
-    fields = [("stalled", report.stalled)] if report.stalled and report.stalled != report.reason else []
+    fields = gap_fields(report)
+    fields += [("stalled", report.stalled)] if report.stalled and report.stalled != report.reason else []
     unwatched = [
         f"{_name(report, row.rank)} {row.farewell}"
         for row in report.ranks
@@ -164,6 +167,13 @@ def _lapses(report: Report) -> list[tuple[str, str]]:
     if hidden:
         rivals[MAX_LINES:] = [f"and {hidden} more: report.json has them"]
     return [*fields, ("refused", "\n".join(rivals))] if rivals else fields
+
+
+def gap_fields(report: Report) -> list[tuple[str, str]]:
+    lines = [describe_gap(gap, report.world_size) for gap in report.gaps]
+    if hidden := len(lines[MAX_LINES:]):
+        lines[MAX_LINES:] = [f"and {hidden} more: report.json has them"]
+    return [("gaps", "\n".join(lines))] if lines else []
 
 
 def _certainty(report: Report, verdict: Verdict) -> str:

@@ -7,6 +7,7 @@ A rank takes ``[method, arguments...]`` of ``Rank`` from its control socket, lin
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import multiprocessing
@@ -15,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -51,8 +53,8 @@ class Control:
         for each in (self._lines, self._answers, self._socket):
             each.close()
 
-    def has_word(self) -> bool:
-        return bool(select.select([self._socket], [], [], 0.002)[0])
+    def has_word(self, within: float) -> bool:
+        return bool(select.select([self._socket], [], [], within)[0])
 
 
 class Gate(nn.Module):
@@ -107,6 +109,9 @@ class Rank:
         """Batches trained."""
 
     def run(self) -> None:
+        if "FAULT_WAITS" in os.environ:
+            self.control.say("waiting")
+            self.control.next_word()
         with rankwatch.watch(self.model) as self.watch:
             self.control.say("ready")
             for name, *arguments in self.control:
@@ -121,9 +126,9 @@ class Rank:
             self._batch(torch.randn(2, 4))
         return self.done
 
-    def train(self) -> int:
+    def train(self, pace: float = 0.002) -> int:
         """Trains until the next command comes."""
-        while not self.control.has_word():
+        while not self.control.has_word(pace):
             self.batches(1)
         self.control.next_word()
         return self.done
@@ -140,6 +145,31 @@ class Rank:
         self.model.gate.gain = float("inf")
         return self.batches(1)
 
+    def save(self) -> int:
+        """Answers ``holding`` in the middle of a save; the next command ends the save."""
+        with rankwatch.hold():
+            self.control.say("holding")
+            self.control.next_word()
+        return self.done
+
+    def come_back(self) -> str:
+        """Trains until the abort, closes the watch, and lives on until its deadline is over."""
+        try:
+            while True:
+                self.batches(1)
+        except rankwatch.TrainingAborted:
+            self.watch.close()
+        for thread in threading.enumerate():
+            if thread.name == "rankwatch-deadline":
+                thread.join()
+        return "came back"
+
+    def keep_interpreter(self, seconds: int) -> None:
+        """Waits for the abort, and then keeps the GIL in C."""
+        while not self.watch._reason:
+            time.sleep(0.01)
+        ctypes.PyDLL(None).sleep(seconds)
+
     def is_connected(self) -> bool:
         return self.watch.is_connected
 
@@ -149,7 +179,7 @@ class Rank:
         return self.watch._link._spool.wait_until_empty(30)
 
     def break_hooks(self) -> None:
-        self.watch._detector._recorder.call = _broken  # type: ignore[method-assign, assignment]
+        self.watch._detector._recorder.call = _broken  # type: ignore[method-assign, union-attr]
 
     def jump(self, hours: float) -> None:
         """Sets the wall clock of this process."""

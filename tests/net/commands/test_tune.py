@@ -59,7 +59,7 @@ def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runni
     monkeypatch.setenv("RANKWATCH_CONNECTION", str(tmp_path / "connection.json"))
     monkeypatch.setenv("RANKWATCH_JOB", "train")
     # The deadline would end the tests' own process.
-    monkeypatch.setattr("rankwatch.tell.abort.Deadline.start", lambda deadline: None)
+    monkeypatch.setattr("rankwatch.tell.deadline.Deadline.start", lambda deadline: None)
     yield running
     running.stop()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -56,6 +58,18 @@ def test_a_client_without_a_key_is_not_admitted(collector: Running) -> None:
     assert answer_to(other, hello()) is None
 
 
+def test_strangers_by_the_hundred_leave_a_rank_alone(collector: Running) -> None:
+    connection = collector.collector.connection
+    host, _, port = connection.address.removeprefix("tcp://").rpartition(":")
+    strangers = [socket.create_connection((host, int(port)), SOON) for _ in range(200)]
+    for number, stranger in enumerate(strangers):
+        with suppress(OSError):
+            stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" if number % 2 else b"\xff" * 4096)
+    assert isinstance(answer_to(connection, hello()), messages.Welcome)
+    for stranger in strangers:
+        stranger.close()
+
+
 def test_the_key_of_an_invited_job_is_valid_for_that_job_alone(collector: Running) -> None:
     master = collector.collector.connection
     mine = control.invite(master, "mine")
@@ -63,13 +77,18 @@ def test_the_key_of_an_invited_job_is_valid_for_that_job_alone(collector: Runnin
     assert isinstance(theirs, messages.Welcome)
 
     assert isinstance(answer_to(mine, hello(job="mine")), messages.Welcome)
-    assert isinstance(answer_to(mine, hello(job="mine.2")), messages.Welcome)  # a further model of the same processes
-    for job in ("theirs", "mine.x", "mine2", ""):
+    assert isinstance(answer_to(mine, hello(job="mine", model=1)), messages.Welcome)  # a further model of the same processes
+    for job in ("theirs", "mine.x", "mine.2", "mine2", ""):
         refused = answer_to(mine, hello(job=job))
         assert isinstance(refused, messages.Error)
         assert refused.remedy == "stop"
         assert "speaks for job mine alone" in refused.text
-    assert sorted(run.job for run in collector.collector.ledger.runs.values()) == ["mine", "mine.2", "theirs"]
+    runs = collector.collector.ledger.runs
+    assert {name: (run.job, run.opened.model) for name, run in runs.items()} == {
+        "theirs-0": ("theirs", 0),
+        "mine-0": ("mine", 0),
+        "mine.2-0": ("mine", 1),
+    }
 
 
 def test_an_invited_key_changes_the_options_of_its_own_runs_alone(collector: Running) -> None:

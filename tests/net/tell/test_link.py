@@ -38,7 +38,7 @@ from rankwatch_monitor.serve.run_folder import RunsFolder
 class Rank:
     """A link whose training thread is the test."""
 
-    def __init__(self, connection: Connection, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, connection: Connection, rank: int = 0, world_size: int = 1, source: str = "") -> None:
         self.moment = BEGINNING
         self.looks = 0
         """How often the link has asked for the moment."""
@@ -54,6 +54,7 @@ class Rank:
             device="cpu",
             torch_version="2.13.0",
             on_tune=self.tunings.append,
+            source=source,
         )
 
     def _progress(self) -> tuple[Moment, str]:
@@ -187,6 +188,30 @@ def test_a_restarted_collector_is_found_and_receives_what_it_missed(folder: Path
     (run,) = second.collector.ledger.runs.values()
     assert run.ranks[0].last_batch == 1
     rank.link.close("finished")
+    second.stop()
+
+
+def test_a_collector_with_new_keys_at_the_same_place_is_found(folder: Path) -> None:
+    first = Running(folder)
+    address = first.collector.address
+    rank = Rank(first.collector.connection, source=str(folder / "connection.json"))
+    assert rank.link.start()
+    rank.link.send_batch(makers.table(), makers.summary(0))
+    until(lambda: not rank.link._spool)
+    first.stop(clean=False)
+    for path in folder.glob("connection.json*"):
+        path.unlink()
+    rank.link.send_batch(makers.table(), makers.summary(1))
+    until(lambda: not rank.link.is_online)
+    second = Running(folder, listen=address)
+    assert second.collector.connection != first.collector.connection
+    until(lambda: second.collector.ledger.runs and not rank.link._spool)
+    assert rank.link.run == "train-0.2"
+    assert rank.link._spool.sent == 2
+    rank.link.send_trip(makers.trip(at=(2, 0, 5)))
+    assert rank.link.wait_for_verdict()
+    rank.link.close("aborted")
+    until(lambda: second.reports)
     second.stop()
 
 

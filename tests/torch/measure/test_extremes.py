@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import rankwatch.measure.tape as tape_module
 from rankwatch.measure.extremes import SCRATCH_BYTES, Unmeasurable, count_non_finite, local
 from rankwatch.measure.tape import Tape
 
@@ -125,3 +128,48 @@ def test_counts_after_a_trip() -> None:
     assert count_non_finite(torch.tensor([1, 2])) == ((2,), 2, 0, 0)
     assert count_non_finite(torch.tensor([1.0, math.nan]).to(torch.float8_e5m2)).nans == 1
     assert count_non_finite(math.inf) == ((), 1, 0, 1)
+
+
+class OnCuda(torch.Tensor):
+    """A tensor of the host that says it is on a GPU."""
+
+    is_cuda, is_cpu = True, False
+
+    def get_device(self) -> int:
+        return 0
+
+
+class Streams:
+    """Streams of a GPU that is not there. ``within``: those in which the host has read."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.current, self.is_capturing, self.within = 0, False, list[int]()
+        patch.setattr(tape_module, "_raw_stream", lambda index: self.current)
+        patch.setattr(tape_module, "_stream_on", lambda device: self.current)
+        patch.setattr(tape_module, "_within", self.enter)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
+
+    @contextmanager
+    def enter(self, stream: int) -> Iterator[None]:
+        self.within.append(stream)
+        yield
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_rows_are_read_in_the_stream_in_which_they_were_written(is_later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams, tape, cells = Streams(monkeypatch), Tape(), []
+    for stream, value in ((1, 2.0), (2, math.inf), (1, 3.0), (3, 4.0)):
+        streams.current = stream
+        cells.append(tape.write(torch.full((3,), value).as_subclass(OnCuda), None))
+    streams.current = 1
+    assert tape.read_later().finish() if is_later else tape.read()
+    assert sorted(streams.within) == [1, 2, 3]
+    assert [(cell.low, cell.high) for cell in cells] == [(2.0, 2.0), (math.inf, math.inf), (3.0, 3.0), (4.0, 4.0)]
+
+
+def test_nothing_is_measured_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams, tape = Streams(monkeypatch), Tape()
+    streams.is_capturing = True
+    with pytest.raises(Unmeasurable, match="captured"):
+        tape.write(torch.ones(3).as_subclass(OnCuda), None)
+    assert (tape.read(), streams.within) == (False, [])

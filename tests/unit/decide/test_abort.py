@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import makers
 from desk import Desk
 from rankwatch.shared import messages
 from rankwatch_monitor.decide.abort import AbortDelivery
-from rankwatch_monitor.decide.effects import Publish
+from rankwatch_monitor.decide.effects import Note, Publish
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.rank import Rank
 from rankwatch_monitor.decide.report import Outcome, RankState
@@ -98,3 +100,33 @@ def test_the_culprit_is_the_first_to_get_the_abort() -> None:
 def test_very_many_ranks_beat_more_slowly_and_have_longer_to_answer(size: int, seconds: tuple[float, ...]) -> None:
     options = Options().for_world(size)
     assert (options.heartbeat, options.decision_window, options.acknowledge_window, options.abort_repeat) == seconds
+
+
+def test_ranks_that_are_through_stay_until_the_last_hold_ends() -> None:
+    desk = Desk(Options(hold_limit=300))
+    desk.connect(3)
+    desk.receive(1, replace(makers.beat(0, 0, 1), holds=True))
+    desk.receive(0, messages.Tripped(1, makers.trip()))
+    desk.receive(2, makers.beat(0, 0, 1))
+    assert Note("run train-0: rank 1 of 3 (node0, local rank 1) is saving: the abort waits up to 300 s") in desk.take()
+    desk.wait(1)
+    for rank in (0, 2):
+        desk.receive(rank, messages.Ack(1, abort=True), messages.Bye(2, "aborted", ""))
+    assert desk.sent(0, messages.Stay) == desk.sent(2, messages.Stay) == [messages.Stay(299.0)]
+    desk.take()
+    desk.receive(1, makers.beat(0, 0, 1))
+    assert desk.sent(0, messages.Stay) == desk.sent(2, messages.Stay) == [messages.Stay(0.0)]
+    desk.receive(1, messages.Bye(1, "aborted", ""))
+    assert desk.sent(1, messages.Stay) == []
+
+
+def test_a_hold_is_waited_for_up_to_the_limit_and_is_no_loss() -> None:
+    desk = Desk(Options(hold_limit=5))
+    desk.connect(2)
+    desk.receive(1, replace(makers.beat(0, 0, 1), holds=True))
+    desk.receive(0, messages.Tripped(1, makers.trip()), messages.Bye(2, "aborted", ""))
+    desk.wait(4.9)
+    assert desk.sent(0, messages.Stay)[1:] == []
+    desk.wait(0.5)
+    assert desk.sent(0, messages.Stay)[1:] == [messages.Stay(0.0)]
+    assert desk.ledger.runs["train-0"].ranks[1].is_running

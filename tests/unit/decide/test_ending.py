@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch_monitor.decide.ending import JUST_BEFORE, RULES, Ending, Incident, decide
+from rankwatch_monitor.decide.ending import EXCUSED, JUST_BEFORE, RULES, Ending, Incident, decide
 from rankwatch_monitor.decide.journal import Decided
 from rankwatch_monitor.decide.report import Outcome
 
@@ -26,6 +26,8 @@ SIGNAL: Happened = (Incident.JOB_INTERRUPTED, "SIGTERM", 3.0)
 STOPPED: Happened = (Incident.JOB_STOPPED, "SIGTERM", 4.0)
 EXITED: Happened = (Incident.JOB_FAILED, "1", 4.0)
 COLLECTOR: Happened = (Incident.COLLECTOR_ENDED, "", 4.0)
+ORPHANED: Happened = (Incident.ORPHANED, "torchrun has ended", 3.5)
+LATE: Happened = (Incident.OUTLIVED, "", SIGNAL[2] + EXCUSED + 0.1)
 ALL: Happened = (Incident.ALL_ENDED, "", 9.0)
 ALL_ONE_LOST: Happened = (Incident.ALL_ENDED, "rank 3 ended without a word", 9.0)
 
@@ -61,6 +63,12 @@ def after(*happened: Happened, abort_on_lost: bool = True) -> Ending:
         # Ranks that fail while a signal ends the job do so because of it.
         ([SIGNAL, FAILED, LOST, STOPPED], Outcome.ABORTED, "stopped by SIGTERM", False),
         ([SIGNAL, FAILED, LOST, ALL], Outcome.FINISHED, "", False),
+        # But a signal that some ranks do not obey does not leave them waiting for the others.
+        ([SIGNAL, FAILED, LOST, LATE], Outcome.FAILED, "rank 2 failed", True),
+        ([SIGNAL, LOST, LATE], Outcome.LOST, "rank 3 was lost", True),
+        ([SIGNAL, LOST, STOPPED, LATE], Outcome.ABORTED, "stopped by SIGTERM", False),
+        ([ORPHANED], Outcome.LOST, "torchrun has ended", True),
+        ([SIGNAL, ORPHANED, STOPPED], Outcome.ABORTED, "stopped by SIGTERM", True),
         ([FAILED, DIED], Outcome.LOST, "rank 3 was lost; then rank 2 failed", False),
         ([STALLED, DIED], Outcome.STALLED, "rank 4 stalled", True),
         ([TRIP, ELECTED, DIED, SIGNAL], Outcome.ABORTED, "rank 1 overflowed", True),
@@ -102,6 +110,13 @@ def test_a_run_that_was_over_by_a_loss_is_open_again_when_the_rank_returns() -> 
     assert waived[0].reason == "rank 3 ended without a word"
     for ending in (after(LOST, BACK), after(TRIP, ELECTED, BACK), after(FAILED, DIED, BACK)):
         assert ending.decided is not None  # an abort is not taken back
+
+
+def test_ranks_that_fail_right_after_a_signal_stop_no_other() -> None:
+    soon = (Incident.OUTLIVED, "", SIGNAL[2] + EXCUSED)
+    assert after(SIGNAL, FAILED, LOST, soon).decided is None
+    assert after(SIGNAL, LATE).decided is None  # all run on
+    assert after(SIGNAL, LOST, LATE, abort_on_lost=False).decided is None
 
 
 def test_every_incident_but_two_has_a_rule() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from rankwatch.shared.connection import KeyPair
-from rankwatch_monitor.decide.keyring import ANY_JOB, MAX_JOBS, Keyring, belongs_to
+from rankwatch_monitor.decide.keyring import ANY_JOB, MAX_JOBS, Keyring
 
 
 def keys(name: str) -> KeyPair:
@@ -31,10 +29,3 @@ def test_it_is_full_at_its_limit_and_not_before() -> None:
     assert not ring.is_full
     ring.invite("the last", keys("last"))
     assert ring.is_full
-
-
-@pytest.mark.parametrize(
-    ("job", "belongs"), [("train", True), ("train.2", True), ("train.", False), ("train.b", False), ("trains", False)]
-)
-def test_further_models_of_a_job_belong_to_it(job: str, belongs: bool) -> None:
-    assert belongs_to(job, "train") is belongs

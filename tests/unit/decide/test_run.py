@@ -244,7 +244,7 @@ def test_the_same_job_started_again_is_a_run_of_its_own() -> None:
 
 
 def test_names_in_use_on_disk_are_not_used_again() -> None:
-    ledger = CheckedLedger(Options(), is_free=lambda name: name not in {"train-0", "train-0.2"})
+    ledger = CheckedLedger(Options(), claim=lambda name: name not in {"train-0", "train-0.2"})
     ledger.handle(Received(b"a", makers.hello()), 0.0)
     assert list(ledger.runs) == ["train-0.3"]
 

@@ -20,6 +20,7 @@ import standings
 from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import NO_LOSS, FrameTable
 from rankwatch.shared.tuning import Tuning
+from rankwatch_monitor.decide.gaps import Gap
 from rankwatch_monitor.decide.journal import (
     NO_RANK,
     Closed,
@@ -64,6 +65,7 @@ EVENTS: list[tuple[int, Fact]] = [
     (0, Reached((0,), ((1, 1, 0, 3),), (1,))),
     (NO_RANK, JobEnded(1, "SIGTERM")),
     (NO_RANK, JobEnded(None, "")),
+    (NO_RANK, Gap((0, 1), 50, 249, "the disk was full")),
     (NO_RANK, Closed()),
 ]
 

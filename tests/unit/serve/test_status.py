@@ -107,7 +107,7 @@ def test_the_line_gives_way_to_texts_and_is_gone_at_the_end(terminal: Terminal, 
         printer.show("one")
         assert terminal.read("one" + " " * 37) == ERASE + "one" + " " * 37  # to the end of the line
         printer.show("one")  # not drawn again
-        printer.show("two\x1b[2J" + "x" * 80)
+        printer.show("two?[2J" + "x" * 80)
         assert terminal.read("x")[: len(ERASE) * 2 + 8] == ERASE + ERASE + "two?[2Jx"
         assert terminal.read("x" * 32) == "x" * 32
         printer.print(sys.stderr, "a text\n")

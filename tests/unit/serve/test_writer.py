@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import makers
 import records
+from collectors import until
 from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable, pack
+from rankwatch_monitor.decide.gaps import Gap, describe_gap
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Entry, Opened, Trained
 from rankwatch_monitor.record.reader import RunRecord
-from rankwatch_monitor.record.runs import folders, is_unfinished
-from rankwatch_monitor.record.schema import FILE
+from rankwatch_monitor.record.runs import RunRow, folders, is_unfinished, read_row
+from rankwatch_monitor.record.schema import FILE, StoreError
 from rankwatch_monitor.record.store import Limits, Store
+from rankwatch_monitor.serve import held
 from rankwatch_monitor.serve import writer as recorders
 from rankwatch_monitor.serve.run_folder import RunsFolder
 from rankwatch_monitor.serve.writer import RecordWriter
+from rankwatch_monitor.views import runs
 
 SOON = 10
 TABLE = makers.table()
@@ -52,6 +58,9 @@ class Bench:
         with self.told:
             assert self.told.wait_for(lambda: self.seqs.get(run) == seq, SOON)
 
+    def row(self, run: str = "train-0") -> RunRow:
+        return read_row(self.folder / run)
+
     def recorded(self, run: str = "train-0") -> list[int]:
         batches: list[int] = records.read(self.folder / run / FILE, RunRecord.digests)["batch"].tolist()
         return batches
@@ -62,6 +71,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
     bench.recorder.close()
+
+
+@pytest.fixture
+def retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed is tried again soon."""
+    monkeypatch.setattr(held, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(held, "LAST_RETRY", 0.01)
 
 
 @pytest.fixture
@@ -93,28 +109,18 @@ def test_entries_reported_as_stored_are_on_disk(bench: Bench) -> None:
     assert is_unfinished(bench.folder / "train-0" / FILE, "ours") is False  # no rank is known
 
 
-def test_a_collector_that_is_killed_while_a_run_begins_leaves_no_half_run(
+def test_a_record_that_is_half_made_is_no_run(
     tmp_path: Path, hold: Callable[[], tuple[threading.Event, threading.Event]]
 ) -> None:
     begun, go_on = hold()
-    killed = Bench(tmp_path)
-    killed.recorder.append("train-0", [OPENED, *trained(0)])
+    first = Bench(tmp_path)
+    first.recorder.append("train-0", [OPENED, *trained(0)])
     assert begun.wait(SOON)
-    shutil.copytree(tmp_path, tmp_path / "left-behind")
+    assert (folders(tmp_path), RunsFolder(tmp_path).unfinished("ours")) == ([], [])
     go_on.set()
-    killed.recorder.close()
+    first.recorder.close()
     assert folders(tmp_path) == [tmp_path / "train-0"]
-
-    left = tmp_path / "left-behind"
-    assert list(left.iterdir())  # the killed collector left files
-    runs = RunsFolder(left)
-    assert (folders(left), runs.unfinished("ours"), runs.is_free("train-0")) == ([], [], True)
-    again = Bench(left)
-    again.recorder.append("train-0", [OPENED, *trained(7)])
-    again.await_stored("train-0", 8)
-    again.recorder.close()
-    assert again.recorded() == [7]
-    assert sorted(path.name for path in left.iterdir()) == ["latest", "train-0"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["latest", FILE, "train-0"]
 
 
 def test_batches_wait_for_others_until_something_is_urgent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,15 +144,132 @@ def test_the_record_of_a_run_that_is_over_is_closed_and_may_be_opened_again(benc
     assert is_unfinished(bench.folder / "train-0" / FILE, "ours")
 
 
-def test_unwritable_entries_are_logged_once_and_count_as_stored(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_disk_refuses_is_held_and_stored_as_soon_as_it_takes_it(
+    bench: Bench, caplog: pytest.LogCaptureFixture, retries: None
+) -> None:
     for batch in range(3):
-        bench.recorder.append("no-such-folder", trained(batch))
-        bench.await_stored("no-such-folder", batch + 1)
+        bench.recorder.append("later", trained(batch))
+    bench.recorder.append("train-0", [OPENED, *trained(0)])
+    bench.await_stored("train-0", 1)  # another run does not wait for it
+    assert bench.recorded() == [0]
+    assert "later" not in bench.seqs
+    ((gap,), why) = bench.recorder.unstored("later"), "the file could not be opened"
+    assert gap == Gap((0,), 0, 2, why)
+    (line,) = caplog.messages
+    assert "cannot write run later (the file could not be opened); it is tried again" in line
+    (bench.folder / "later").mkdir()
+    bench.await_stored("later", 3)
+    assert bench.recorded("later") == [0, 1, 2]
+    assert (bench.recorder.unstored("later"), bench.recorder.lost()) == ((), {})
+
+
+@pytest.mark.parametrize("answers", [[False, True], [True, False], [True, False, True, False]])
+def test_a_transaction_that_failed_is_written_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, retries: None, answers: list[bool]
+) -> None:
+    """``answers``: whether a transaction that fails is in the file all the same."""
     bench.recorder.append("train-0", [OPENED, *trained(0)])
     bench.await_stored("train-0", 1)
-    assert bench.recorded() == [0]
-    (line,) = caplog.messages
-    assert "no-such-folder/run.db: unable to open database file; run no-such-folder goes on without it" in line
+    write, left = Store.write, answers[::-1]
+
+    def uncertain(self: Store, *arguments: Any, **meta: Any) -> float | None:
+        if not left:
+            return write(self, *arguments, **meta)
+        found = write(self, *arguments, **meta) if left.pop() else None
+        raise StoreError("the disk did not say whether it took it") from OSError(5, "I/O error") if found else None
+
+    monkeypatch.setattr(Store, "write", uncertain)
+    bench.recorder.append("train-0", [*trained(1), BYE])
+    bench.await_stored("train-0", 100)
+    assert bench.recorded() == [0, 1]
+
+
+@pytest.mark.parametrize("frees", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_disk_that_gets_full_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retries: None, *, frees: bool
+) -> None:
+    monkeypatch.setattr(recorders, "LAST_TRIES", 0.05)
+    monkeypatch.setattr(recorders, "MAX_WAITING", 100 * 9 * TABLE.rows)
+    bench = Bench(tmp_path)
+    bench.recorder.append("train-0", [OPENED, *trained(*range(50))])
+    bench.await_stored("train-0", 50)
+    refused = threading.Event()
+
+    def full(self: Store, *arguments: Any, **meta: Any) -> float | None:
+        refused.set()
+        raise StoreError("the record") from OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "write", full)
+        bench.recorder.append("train-0", trained(*range(50, 100)))
+        assert refused.wait(SOON)
+        bench.recorder.append("train-0", trained(*range(100, 250)))
+        if not frees:
+            bench.recorder.append("train-0", [BYE])
+            bench.recorder.close()
+            described = [describe_gap(gap, 1) for gap in bench.recorder.unstored("train-0")]
+            assert described[0] == "batches 50 to 249 are not on record: the disk was full"
+            assert described[1] == "what came last is not on record: the disk was full"
+            assert bench.seqs == {"train-0": 50}
+            assert not bench.row().is_alive
+            return
+    assert bench.recorder.lost() == {"train-0": (Gap((0,), 150, 249, "the disk was full"),)}
+    bench.await_stored("train-0", 150)
+    bench.recorder.append("train-0", [*trained(250), BYE])
+    bench.await_stored("train-0", 100)
+    assert bench.recorded() == [*range(150), 250]
+    bench.recorder.close()
+
+
+def test_a_slow_disk_loses_nothing_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, write = Bench(tmp_path), Store.write
+    turns = threading.Semaphore(0)
+
+    def slow(self: Store, entries: Sequence[Entry], *rest: Any, **meta: Any) -> float | None:
+        assert turns.acquire(timeout=SOON)
+        return write(self, entries, *rest, **meta)
+
+    monkeypatch.setattr(Store, "write", slow)
+    clock = itertools.count(0.0, 19.0)  # each look at the clock comes 19 s later, and the disk is given up after 20
+    monkeypatch.setattr(recorders, "time", SimpleNamespace(monotonic=clock.__next__, time=time.time))
+
+    def progress() -> int:
+        turns.release()  # the disk takes something between two looks
+        return next(looks)
+
+    looks = itertools.count()
+    monkeypatch.setattr(bench.recorder, "_progress", progress)
+    for run in range(8):
+        bench.recorder.append(f"train-{run}", [OPENED, *trained(0), BYE])
+    bench.recorder.close()
+    assert [bench.recorded(f"train-{run}") for run in range(8)] == [[0]] * 8
+
+
+def test_a_disk_that_does_not_answer_is_given_up_at_the_end(
+    tmp_path: Path,
+    hold: Callable[[], tuple[threading.Event, threading.Event]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorders, "STUCK", 0.05)
+    bench = Bench(tmp_path)
+    begun, go_on = hold()
+    bench.recorder.append("train-0", [OPENED, *trained(0, 1)])
+    assert begun.wait(SOON)
+    bench.recorder.close()
+    assert "the disk has not answered for 0.05 s" in caplog.text
+    gaps = [describe_gap(gap, 1) for gap in bench.recorder.unstored("train-0", late=True)]
+    assert gaps[0] == "batches 0 to 1 are not on record: the disk did not answer"
+    go_on.set()
+
+
+def test_a_run_is_alive_while_its_record_is_written(bench: Bench) -> None:
+    bench.recorder.append("train-0", [OPENED, *trained(0)])
+    bench.await_stored("train-0", 1)
+    assert bench.row().is_alive
+    bench.recorder.close()
+    assert not bench.row().is_alive
+    assert runs.render([bench.row()]).splitlines()[1].split()[:2] == ["train-0", "unfinished"]
 
 
 def test_an_internal_error_ends_only_the_record_of_its_run(
@@ -155,7 +278,8 @@ def test_an_internal_error_ends_only_the_record_of_its_run(
     with monkeypatch.context() as patch:
         patch.setattr(Store, "_write_batches", lambda self, parts: 1 / 0)
         bench.recorder.append("train-0", [OPENED, *trained(0)])
-        bench.await_stored("train-0", 1)
+        until(lambda: bench.recorder.lost())
+        assert "train-0" not in bench.seqs
     bench.recorder.append("train-1", [OPENED, *trained(0)])
     bench.await_stored("train-1", 1)
     assert "an error of ours while run train-0 was recorded; it goes on without a record" in caplog.text
@@ -180,7 +304,7 @@ def test_a_disk_that_is_too_slow_loses_only_batches(
     assert bench.recorded() == [0, 1, 2, 3, 4]
     assert records.read(bench.folder / "train-0" / FILE, RunRecord.entries)[-1].fact == BYE.fact
     (line,) = caplog.messages
-    assert line == "the disk is too slow: batches of run train-0 are missing in its record"
+    assert line == "the disk was too slow: batches of run train-0 are missing in its record"
     bench.recorder.append("train-0", trained(50))
     bench.await_stored("train-0", 51)
     assert bench.recorded()[-1] == 50  # batches are recorded again as soon as there is room
@@ -192,9 +316,9 @@ def test_other_files_are_written_after_the_entries_before_them_even_if_one_fails
     seen: list[list[int]] = []
     done = threading.Event()
     bench.recorder.append("train-0", [OPENED, *trained(0)])
-    bench.recorder.do(lambda: seen.append(bench.recorded()))
-    bench.recorder.do(lambda: seen.append([1 // 0]))
-    bench.recorder.do(done.set)
+    bench.recorder.do("train-0", lambda: seen.append(bench.recorded()))
+    bench.recorder.do("train-0", lambda: seen.append([1 // 0]))
+    bench.recorder.do("train-0", done.set)
     assert done.wait(SOON)
     assert seen == [[0]]
     assert "an error of ours while a file was written; the collector goes on" in caplog.text

@@ -100,13 +100,6 @@ def test_a_number_has_its_sign_where_that_is_known(operands: tuple[float, ...], 
     assert text.endswith(f", {expected} -> inf")
 
 
-def test_control_characters_of_a_rank_reach_no_terminal() -> None:
-    source = Source("a\x1b[2J.py", 1, "forward", "e\x07")
-    assert "\x1b" not in describe_operator(replace(made_by(), source=source))
-    told = fields_of("overflow", trip(), closeup(note="\x1b[2J", machine="\x1b", recurred=0))
-    assert "\x1b" not in str([text for _, text in told])
-
-
 @pytest.mark.parametrize(
     ("recurred", "is_eager", "text"),
     [

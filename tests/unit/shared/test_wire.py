@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import msgpack
 import pytest
@@ -17,6 +18,7 @@ from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.fingerprint import FingerprintTable, RankMesh
 from rankwatch.shared.frame import FrameTable, Moment, Phase
 from rankwatch.shared.notice import NoticeKind, describe_notice
+from rankwatch.shared.printable import paragraph, printable
 from rankwatch.shared.tuning import NO_CHANGE, Check, Tuning
 
 MESSAGES: list[messages.Message] = [
@@ -41,13 +43,16 @@ MESSAGES: list[messages.Message] = [
     messages.Fingerprinted(12, makers.fingerprint(makers.fingerprint_table())),
     messages.Off(7, "switched itself off in batch 3"),
     messages.Probe(Moment(0, -1, 2, 0)),
-    messages.Abort("rank 1 of 2", 1, 1000.0, 10.0),
+    messages.Abort("rank 1 of 2", 1, 1000.0, 10.0, 300.0),
+    messages.Stay(300.0),
     messages.Ack(9, abort=True),
     messages.Bye(10, "failed", "KeyError: 'x'"),
     messages.Error("no", "hello"),
     messages.Tune("train-0", Tuning(10, ("a.*",), (), (149,), Check.ASYNC)),
     messages.Tune(),
     messages.Tuned(("train-0", "gan-0"), 16),
+    messages.Invite("train"),
+    messages.Invited("train", "p" * 40, "s" * 40),
 ]
 
 
@@ -59,7 +64,7 @@ OPTIONAL = {messages.Tripped: (12, 19), messages.LookedCloser: (0,)}
 def test_golden_bytes() -> None:
     """The meaning of these bytes may never change within a major version."""
     assert wire.encode(messages.Ack(9, abort=True)).hex() == "93a341434b09c3"
-    assert wire.encode(makers.beat(3, 0, 17)).hex() == "96a4424541549403030011a7666f72776172640000cb408f400000000000"
+    assert wire.encode(makers.beat(3, 0, 17)).hex() == "98a4424541549403030011a7666f72776172640000cb408f400000000000c2c2"
     batch = wire.encode(messages.Batch(4, makers.summary(149)))
     assert batch.hex() == (
         "93a5424154434804" "9acc9500cc95cb4024000000000000cb4026000000000000c2"
@@ -77,8 +82,8 @@ def test_golden_bytes() -> None:
     assert wire.encode(tune).hex() == "93a454554e45" "a7747261696e2d30" "95" "0a" "91a3612e2a" "c0" "91cc95" "a56173796e63"
     assert wire.encode(messages.Tuned(("train-0",), 8)).hex() == "93a554554e4544" "91a7747261696e2d30" "08"
     assert wire.encode(makers.hello(3, 8, stage=2)).hex() == (
-        "9fa548454c4c4f" "0100" "a5747261696e" "00030803" "a56e6f646531" "67" "a3637075" "a6322e31332e30"
-        "a970726f636573732d33" "02" "a0"
+        "dc0013a548454c4c4f" "0100" "a5747261696e" "00030803" "a56e6f646531" "67" "a3637075" "a6322e31332e30"
+        "a970726f636573732d33" "02" "a0" "a0" "00" "cb0000000000000000" "a0"
     )
     trip = wire.encode(messages.Tripped(1, makers.trip(loss_scale=1024.0)))
     assert trip.hex().endswith(
@@ -127,9 +132,9 @@ def test_names_are_cut_to_the_limit_when_encoded() -> None:
     assert len(cut.text) == data.MAX_TEXT
 
 
-def test_invalid_utf8_is_replaced_when_encoded() -> None:
+def test_invalid_utf8_is_escaped_when_encoded() -> None:
     received = wire.decode(wire.encode(messages.Bye(1, "failed", "no such file: data-\udcff.bin")))
-    assert received == messages.Bye(1, "failed", "no such file: data-?.bin")
+    assert received == messages.Bye(1, "failed", "no such file: data-\\udcff.bin")
 
 
 def test_a_newer_minor_version_may_add_fields_and_kinds() -> None:
@@ -227,7 +232,7 @@ def test_every_notice_that_is_decoded_can_be_printed(kind: NoticeKind, dtype: st
     assert sent.notice.urgency >= (False, 0.0)
 
 
-patterns = st.none() | st.lists(st.text(max_size=9), max_size=3).map(tuple)
+patterns = st.none() | st.lists(st.text(max_size=9).map(printable), max_size=3).map(tuple)
 tunings = st.builds(
     Tuning,
     every=st.none() | st.integers(1, 9),
@@ -315,11 +320,79 @@ def test_a_damaged_message_is_refused_or_read(message: messages.Message, data: s
     _decode_or_refuse(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
 
 
+def test_every_kind_of_message_is_among_those_of_the_tests() -> None:
+    assert {type(message) for message in MESSAGES} | {messages.Unknown} == set(get_args(messages.Message))
+
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07\r\nrankwatch: run train-0: finished\u2028\u202e\u200b"
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_text_of_a_message_is_printable(message: messages.Message) -> None:
+    """Whatever a peer puts in the place of any text."""
+    kind, *values = msgpack.unpackb(wire.encode(message))
+    for broken in _with_each_text_replaced(values, HOSTILE):
+        _decode_or_refuse(msgpack.packb([kind, *broken]))
+    assert wire.decode(msgpack.packb([HOSTILE])) == messages.Unknown(printable(HOSTILE))
+
+
+@given(message=st.sampled_from(MESSAGES), text=st.text(), data=st.data())
+def test_any_text_of_a_message_is_printable(message: messages.Message, text: str, data: st.DataObject) -> None:
+    kind, *values = msgpack.unpackb(wire.encode(message))
+    if replaced := list(_with_each_text_replaced(values, text)):
+        _decode_or_refuse(msgpack.packb([kind, *data.draw(st.sampled_from(replaced))]))
+
+
+def test_a_name_of_any_length_leaves_a_batch_with_its_table() -> None:
+    for name in ("\x1b[2J", "层" * 2000, "\n" * 2000):
+        frame = makers.frame(module=name, module_class=name)
+        table = FrameTable((frame.spec, frame.spec))
+        received = wire.decode(wire.encode(messages.Table(table)))
+        assert isinstance(received, messages.Table)
+        assert received.table.id == table.id
+        rows = tuple(row._replace(parameter=name) for row in makers.fingerprint_table().rows)
+        fingerprints = makers.fingerprint_table(rows=rows, inputs=None)
+        told = wire.decode(wire.encode(messages.Fingerprints(fingerprints)))
+        assert isinstance(told, messages.Fingerprints)
+        assert told.table.id == fingerprints.id
+
+
+def _with_each_text_replaced(value: Any, text: str) -> Iterator[Any]:
+    if isinstance(value, str):
+        yield text
+    for index, part in enumerate(value) if isinstance(value, list) else ():
+        for replaced in _with_each_text_replaced(part, text):
+            yield [*value[:index], replaced, *value[index + 1 :]]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a message, at any depth: those of fields that are added later as well."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _texts(part)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _texts(getattr(value, field.name))
+
+
+LINES = {messages.Bye: "text", messages.Off: "text", messages.Error: "text", messages.Abort: "reason"}
+"""The texts that may have many lines."""
+
+
+def _check_texts(message: messages.Message) -> None:
+    of_lines = getattr(message, LINES[type(message)]) if type(message) in LINES else None
+    for text in _texts(message):
+        assert text == (paragraph(text) if text == of_lines else printable(text))
+
+
 def _decode_or_refuse(data: bytes) -> None:
     try:
         message = wire.decode(data)
     except ProtocolError:
         return
+    _check_texts(message)
     if not isinstance(message, messages.Unknown):
         wire.encode(message)
 

@@ -13,6 +13,7 @@ from rankwatch.shared.frame import Moment
 from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide import journal
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
+from rankwatch_monitor.decide.gaps import Gap
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Fact
 from rankwatch_monitor.decide.report import Outcome, RankState
 from rankwatch_monitor.views import events
@@ -52,6 +53,7 @@ TOLD: list[tuple[Fact, str]] = [
         journal.ReplicasCompared(Compared(82, 146, 4, 83, True)),
         "replicas compared: equal at step 82 (all 146 parameters, 4 ranks), compared 83 times",
     ),
+    (Gap((5,), 50, 249, "the disk was full"), "batches 50 to 249 are not on record: the disk was full"),
     (journal.Closed(), "the run is over"),
 ]
 

@@ -9,9 +9,11 @@ from datetime import timedelta
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
-from rankwatch.shared.text import describe_rank, format_dump, printable
+from rankwatch.shared.printable import one_line
+from rankwatch.shared.text import describe_rank, format_dump
 
 from ...decide.desync_text import desync_lines
+from ...decide.gaps import describe_gap
 from ...decide.report import Outcome, Report
 from ...record.follow import View
 from ...record.headroom import Headroom, batches_of
@@ -138,6 +140,7 @@ def _title(scene: Scene, focus: Focus) -> list[Line]:
     lines += [Line(silence, "red")] if silence else []
     waiting = scene.view.standing.waiting if scene.view.standing and not scene.view.is_decided else ""
     lines += [Line(waiting, "yellow")] if waiting else []
+    lines += [] if scene.view.is_decided else [Line(describe_gap(gap, ranks), "yellow") for gap in report.gaps[:1]]
     states = describe_states(rank.state for rank in scene.ranks) + _equality(report)
     node = next((node for node in scene.nodes if node.host == scene.host(focus)), None) if nodes > 1 else None
     lines.append(Line(f"{node.counts} on {node.host}; in all {states}" if node and focus.rank is None else states))
@@ -273,7 +276,7 @@ def _keys(scene: Scene, focus: Focus) -> str:
 
 def _wrapped(lines: Iterable[str], width: int) -> list[str]:
     """The lines, wrapped; continuation lines are indented as in a report."""
-    wrapped = (textwrap.wrap(printable(line), width, subsequent_indent=INDENT) or [""] for line in lines)
+    wrapped = (textwrap.wrap(one_line(line), width, subsequent_indent=INDENT) or [""] for line in lines)
     return list(chain.from_iterable(wrapped))
 
 

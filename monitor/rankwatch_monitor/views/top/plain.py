@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from rankwatch.shared.text import printable
+from rankwatch.shared.printable import one_line
 
 from ...decide.desync_text import desync_lines
+from ...decide.gaps import Gap, describe_gap
 from ...record.follow import Newest, View
 from ...record.schema import StoreError
 from ..text import NoticeKey, noticed, render
@@ -29,6 +30,7 @@ class Changes:
         self._noticed: set[NoticeKey] = set()
         self._desynced: set[object] = set()
         self._reason = ""
+        self._gaps: set[Gap] = set()
 
     def lines(self, view: View, now: float) -> Iterator[str]:
         """The lines of what is new, without newlines. ``now``: Unix seconds."""
@@ -37,22 +39,26 @@ class Changes:
         for origin, text in desync_lines(report.desync, report.world_size).items():
             if origin not in self._desynced:
                 self._desynced.add(origin)
-                yield printable(f"{report.run}: desync: {text}")
+                yield f"{report.run}: desync: {text}"
         for key, text in noticed(report).items():
             if key not in self._noticed:
                 self._noticed.add(key)
-                yield printable(f"{report.run}: noticed: {text}")
+                yield f"{report.run}: noticed: {text}"
+        for gap in report.gaps:
+            if gap not in self._gaps:
+                self._gaps.add(gap)
+                yield f"{report.run}: {describe_gap(gap, report.world_size)}"
         if report.reason and report.reason != self._reason:
             self._reason = report.reason
-            yield printable(f"{report.run}: {report.outcome.value}: {report.reason}")
+            yield one_line(f"{report.run}: {report.outcome.value}: {report.reason}")
         if view.is_over:
-            yield from map(printable, render(report).splitlines())
+            yield from render(report).split("\n")[:-1]
         elif now >= self._due:
             self._due = now + self._interval
             news = [rank.batch for rank in scene.ranks], [rank.state for rank in scene.ranks], bool(describe_silence(scene))
             if news != self._printed:
                 self._printed = news
-                yield printable(describe(scene))
+                yield describe(scene)
 
 
 def describe(scene: Scene) -> str:
@@ -74,7 +80,7 @@ def follow(newest: Newest, interval: float) -> None:
         except StoreError as error:
             if str(error) != waiting:
                 waiting = str(error)
-                print(printable(f"{waiting}: waiting for it"), flush=True)
+                print(f"{waiting}: waiting for it", flush=True)
         else:
             if view.report.run != run:
                 changes, run = Changes(interval), view.report.run

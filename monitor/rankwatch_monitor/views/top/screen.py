@@ -11,8 +11,6 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from rankwatch.shared.text import printable
-
 from ...record.follow import Newest, View
 from ...record.schema import StoreError
 from .focus import Focus, press
@@ -47,7 +45,7 @@ def watch(newest: Newest, focus: Focus, interval: float) -> None:
                 try:
                     scene, trouble = Scene.of(newest.look(), time.time()), ""
                 except StoreError as error:
-                    trouble = printable(str(error))
+                    trouble = str(error)
                 if scene is not None and scene.view.report.run != run:
                     focus, run = begun, scene.view.report.run
             live.update(_screen(scene, trouble, focus, Size(*console.size)), refresh=True)

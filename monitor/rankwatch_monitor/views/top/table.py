@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rankwatch.shared.text import printable
+from rankwatch.shared.printable import one_line
 
 GAP = 1
 """Characters between two columns."""
@@ -70,8 +70,8 @@ def _fitted(cells: tuple[str, ...], widths: Sequence[int]) -> tuple[str, ...]:
 
 
 def shorten(text: str, most: int, *, keep_end: bool = False) -> str:
-    """``text`` in one line of at most ``most`` characters, fit for a terminal."""
-    text = printable(text)
+    """``text`` in one line of at most ``most`` characters."""
+    text = one_line(text)
     if len(text) <= most:
         return text
     room = max(0, most - len(CUT))

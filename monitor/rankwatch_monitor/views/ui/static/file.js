@@ -17,4 +17,4 @@ if (series) Charts.lines(part("The culprit's reading over the batches"))(series)
 if (report.verdict) part("The last frames").append(h("p", { class: "faint" }, "Read from the bottom up. The marked frames lead to the culprit: the output of each is an input of the next."), Views.frames(report, overview.path));
 if (overview.grid.cells.some((row) => row.length)) Charts.heatmap(part(Charts.title(overview.grid, "rank")), "rank")(overview.grid);
 if (modules) Charts.heatmap(part(`${Charts.title(modules, "module")}, over all ranks`), "module")(modules);
-main.append(Views.notices(report) || "", h("h2", null, "Ranks"), Views.ranks(null, report, []));
+main.append(Views.gaps(report) || "", Views.notices(report) || "", h("h2", null, "Ranks"), Views.ranks(null, report, []));

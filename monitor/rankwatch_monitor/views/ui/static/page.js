@@ -103,7 +103,7 @@ const PAGES = {
       ranks.querySelector("h2").textContent = Charts.title(body.grid, "rank");
       legend.textContent = `${Charts.legend(body.grid)} A cell opens the modules of its rank.`;
       draw(body.grid);
-      noticed.replaceChildren(...[body.standing && body.standing.waiting && h("p", { class: "panel" }, body.standing.waiting), report.stalled && h("p", { class: "panel is-bad" }, report.stalled), Views.notices(report)].filter(Boolean));
+      noticed.replaceChildren(...[body.standing && body.standing.waiting && h("p", { class: "panel" }, body.standing.waiting), report.stalled && h("p", { class: "panel is-bad" }, report.stalled), Views.gaps(report), Views.notices(report)].filter(Boolean));
       table.replaceChildren(h("h2", null, "Ranks"), Views.ranks(run, report, body.standings));
     });
   },
@@ -120,7 +120,7 @@ const PAGES = {
       const { report } = body;
       if (!report.verdict) {
         const said = Views.replicas(body.replicas);
-        place.replaceChildren(...[said, h("p", null, body.is_over ? `The run is over (${report.outcome}): no inf or nan was found. ${report.reason}` : "No inf or nan so far.")].filter(Boolean));
+        place.replaceChildren(...[said, h("p", null, body.is_over ? `The run is over (${report.outcome}): no inf or nan was ${report.gaps.length ? "reported, but not all of it is on record" : "found"}. ${report.reason}` : "No inf or nan so far.")].filter(Boolean));
         return;
       }
       place.replaceChildren(Views.verdict(report));

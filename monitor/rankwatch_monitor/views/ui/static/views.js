@@ -33,7 +33,7 @@ const Views = (() => {
 
   function badge(run) {
     if (run.unreadable) return h("span", { class: "badge bad" }, "cannot be read");
-    if (!run.is_over) return h("span", { class: "badge live" }, "running");
+    if (!run.is_over) return run.state === "unfinished" ? h("span", { class: "badge bad" }, "unfinished") : h("span", { class: "badge live" }, "running");
     return h("span", { class: `badge ${run.outcome === "finished" ? "good" : "bad"}` }, run.outcome);
   }
 
@@ -123,6 +123,11 @@ const Views = (() => {
     return h("div", null, some(rows.slice(0, FIRST_RANKS)), more);
   }
 
+  // The batches that are not on record, and why.
+  function gaps(report) {
+    return report.gaps.length ? h("ul", { class: "is-bad" }, report.gaps.slice(0, 8).map((gap) => h("li", null, gap.text))) : null;
+  }
+
   function notices(report) {
     if (!report.notices.length) return null;
     const shown = report.notices.slice(0, 8).map((notice) => h("li", null, `rank ${notice.rank}: ${notice.text}`));
@@ -162,5 +167,5 @@ const Views = (() => {
     return h("div", null, table("Events, the last first", [["time"], ["rank", "number"], ["what"], ["", "text"]], rows, "stacked"), found.hidden ? h("p", { class: "faint" }, `and ${found.hidden} earlier ones`) : null);
   }
 
-  return { h, cell, table, facts, tiles, clock, link, where, module, badge, runs, verdict, frames, ranks, notices, replicas, diff, events };
+  return { h, cell, table, facts, tiles, clock, link, where, module, badge, runs, verdict, frames, ranks, gaps, notices, replicas, diff, events };
 })();

@@ -1,0 +1,64 @@
+"""Processes of this machine, from /proc. A number is used again for another process; a number with its start is not."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+_ENDED = frozenset("ZXx")
+"""States of a process that has ended and still has its number."""
+
+
+def started_at(pid: int) -> int | None:
+    """When a process started, in clock ticks since the machine's; None: no such process runs."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace").rpartition(")")[2].split()
+        return None if fields[0] in _ENDED else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def age() -> float:
+    """Seconds since this process started; an exec does not start a process. 0 where it is unknown."""
+    ticks = started_at(os.getpid())
+    if ticks is None:
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def boot_id() -> str:
+    """What tells this start of this machine from any other; empty where it is unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def parent_of(pid: int) -> int:
+    """The process that started this one, or that took it over; 0 where it is unknown."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace").rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; empty where it cannot be read."""
+    return dict(entry.split("=", 1) for entry in _read(pid, "environ").split("\0") if "=" in entry)
+
+
+def command_of(pid: int) -> list[str]:
+    return _read(pid, "cmdline").split("\0")
+
+
+def has_loaded(pid: int, library: str) -> bool:
+    """Whether a process has mapped a file whose path contains ``library``."""
+    return library in _read(pid, "maps")
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,87 @@
+"""Ends this process at a moment, with exit code 77, even if a C extension keeps the GIL: the C library's ``_exit`` is called.
+
+A POSIX timer calls ``_exit(77)`` in a thread of the C library, which runs no Python. A forked child inherits no timer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import time
+from typing import Any
+
+from ..errors import EXIT_ABORTED
+
+_STDERR = 2  # sys.stderr may have been replaced by something without a file descriptor
+_SIGEV_THREAD = 2
+_AGAIN = 1.0
+"""Seconds until the timer tries again, if the C library had no memory for its thread."""
+
+
+class _Event(ctypes.Structure):
+    """``struct sigevent`` of Linux, 64 bytes. ``value`` is a union; ``_exit`` reads its ``int``, the first register's half."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("number", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("function", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("padding", ctypes.c_char * (64 - 2 * ctypes.sizeof(ctypes.c_int) - 3 * ctypes.sizeof(ctypes.c_void_p))),
+    )
+
+
+class _Time(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+    @classmethod
+    def of(cls, seconds: float) -> _Time:
+        whole, part = divmod(max(seconds, 1e-9), 1.0)  # 0 would stop the timer
+        return cls(int(whole), int(part * 1e9))
+
+
+class _Setting(ctypes.Structure):
+    _fields_ = (("interval", _Time), ("value", _Time))
+
+
+class ExitTimer:
+    """Ends the process when it fires; it may be set again, until ``cancel``.
+
+    Where the C library has no such timer, that of ``faulthandler`` is used: it ends the process with code 1.
+    """
+
+    def __init__(self) -> None:
+        self._c, self._timer = _make()
+
+    def set(self, seconds: float) -> None:
+        """Fires in ``seconds`` from now."""
+        if self._timer is None:
+            faulthandler.dump_traceback_later(max(seconds, 0.001), exit=True, file=_STDERR)
+        else:
+            setting = _Setting(_Time.of(_AGAIN), _Time.of(seconds))
+            self._c.timer_settime(self._timer, 0, ctypes.byref(setting), None)
+
+    def cancel(self) -> None:
+        if self._timer is None:
+            faulthandler.cancel_dump_traceback_later()
+        else:
+            self._c.timer_settime(self._timer, 0, ctypes.byref(_Setting()), None)
+
+
+def _make() -> tuple[Any, ctypes.c_void_p | None]:
+    """The C library, and a timer that is not set; None: there is no such timer."""
+    for name in (None, "librt.so.1"):  # glibc before 2.34 has the timers in librt
+        try:
+            c = ctypes.CDLL(name)
+            end = ctypes.cast(ctypes.CDLL(None)._exit, ctypes.c_void_p).value
+            timer = ctypes.c_void_p()
+            if (
+                c.timer_create(
+                    time.CLOCK_MONOTONIC, ctypes.byref(_Event(EXIT_ABORTED, 0, _SIGEV_THREAD, end)), ctypes.byref(timer)
+                )
+                == 0
+            ):
+                return c, timer
+        except (OSError, AttributeError):
+            continue
+    return None, None

@@ -1,0 +1,59 @@
+"""Ranks that hold work, such as a save, while their run is stopped, and the ranks that stay until it is done.
+
+torchrun ends all ranks of a node as soon as one of them has ended. So a rank that is through with the abort does not end
+before the last hold does. Pure, the clock passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rankwatch.shared.messages import Stay
+
+from .effects import Effect, Note, Send, SendAll
+from .rank import Rank
+
+
+@dataclass(slots=True)
+class Holding:
+    """``limit``: seconds after the abort in which holds are waited for."""
+
+    limit: float
+    until: float = float("-inf")
+    """When holds are no longer waited for; long ago while no rank is stopped."""
+    freed_at: float = float("-inf")
+    """When the last of them ended."""
+    _holders: set[int] = field(default_factory=set)
+    _noted: set[int] = field(default_factory=set)
+    _staying: list[bytes] = field(default_factory=list)
+    """The peers that were told to stay."""
+
+    def begin(self, now: float) -> None:
+        """The ranks are being stopped."""
+        self.until = now + self.limit
+
+    def take(self, rank: Rank, *, holds: bool) -> None:
+        if holds:
+            self._holders.add(rank.number)
+        elif rank.number in self._holders:
+            self._holders.discard(rank.number)
+            self.freed_at = rank.heard_at
+
+    def is_waited_for(self, now: float) -> bool:
+        return bool(self._holders) and now < self.until
+
+    def keep(self, rank: Rank, now: float) -> Iterator[Effect]:
+        """A rank that was stopped says BYE."""
+        if self.is_waited_for(now):
+            self._staying.append(rank.peer)
+            yield Send(rank.peer, Stay(self.until - now))
+
+    def look(self, ranks: dict[int, Rank], now: float) -> Iterator[Effect]:
+        if self.is_waited_for(now):
+            for number in sorted(self._holders - self._noted):
+                yield Note(f"{ranks[number].name} is saving: the abort waits up to {self.limit:g} s")
+            self._noted |= self._holders
+        elif self._staying:
+            yield SendAll(self._staying, Stay(0.0))
+            self._staying = []

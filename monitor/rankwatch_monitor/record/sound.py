@@ -1,0 +1,80 @@
+"""Rows whose columns have the types that their table declares: SQLite itself takes any value in any column."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+_TABLE = re.compile(r"\bFROM (\w+)")
+_CREATED = re.compile(r"CREATE TABLE (\w+) \((.*?)\n?\)(?: WITHOUT ROWID)?;", re.DOTALL)
+_COLUMN = re.compile(r"(\w+) (INTEGER|REAL|TEXT|BLOB)\b")
+
+_PYTHON = {"INTEGER": (int,), "REAL": (float, int), "TEXT": (str,), "BLOB": (bytes,)}
+_NAMES = {int: "an integer", float: "a number", str: "text", bytes: "a blob", type(None): "nothing"}
+_WANTED = {"INTEGER": "an integer", "REAL": "a number", "TEXT": "text", "BLOB": "a blob"}
+
+_LEAST = {"rank": -1, "now": -1e15}
+"""The smallest number of a column, where it is not 0: the collector's clock has any beginning."""
+
+_MOST = float(1 << 62)
+
+_EITHER = {("events", "body")}
+"""Text or a blob, by the kind of the fact."""
+
+
+class Unsound(ValueError):
+    """A value that no rankwatch wrote."""
+
+
+class TypedColumn(NamedTuple):
+    table: str
+    name: str
+    kind: str
+
+    def check(self, value: Any) -> None:
+        if self.kind == "BLOB" and (self.table, self.name) in _EITHER and isinstance(value, str):
+            return
+        if not isinstance(value, _PYTHON[self.kind]):
+            found = _NAMES.get(type(value), type(value).__name__)
+            raise Unsound(f"table {self.table}, column {self.name}: {found} instead of {_WANTED[self.kind]}")
+        if isinstance(value, int | float) and not _LEAST.get(self.name, 0) <= value <= _MOST:
+            raise Unsound(f"table {self.table}, column {self.name}: {value:g} is out of range")
+
+
+def columns_of(create: str) -> dict[str, dict[str, TypedColumn]]:
+    """By table, the columns of these CREATE statements."""
+    return {
+        table: {name: TypedColumn(table, name, kind) for name, kind in _COLUMN.findall(body)}
+        for table, body in _CREATED.findall(create)
+    }
+
+
+class SoundConnection(sqlite3.Connection):
+    """Checks each row that a query gives. Raises Unsound, which names the table and the column."""
+
+    columns: ClassVar[dict[str, dict[str, TypedColumn]]] = {}
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        cursor = super().execute(sql, parameters)
+        if cursor.description is not None:
+            known = self.columns.get(_table_in(sql), {})
+            names = [described[0] for described in cursor.description]
+            columns = [(place, known[name]) for place, name in enumerate(names) if name in known]  # others are computed
+            if columns:
+                cursor.row_factory = lambda _, row: _checked(row, columns)
+        return cursor
+
+
+@lru_cache(512)
+def _table_in(sql: str) -> str:
+    found = _TABLE.search(sql)
+    return found[1] if found else ""
+
+
+def _checked(row: tuple[Any, ...], columns: Iterable[tuple[int, TypedColumn]]) -> tuple[Any, ...]:
+    for place, column in columns:
+        column.check(row[place])
+    return row

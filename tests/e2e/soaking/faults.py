@@ -1,0 +1,266 @@
+"""Jobs of eight ranks under random faults, checked against the ranks' own logs.
+
+Each job trains while its collector is killed and restarted or suspended, and its ranks are suspended; then it ends: cleanly, by
+an overflow, by an overflow while the collector is away, or by a killed rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from collectors import until
+from e2e.soaking.part import Part
+from jobs import RANKWATCH, environment, processes_of, torchrun
+from rankwatch_monitor.record.reader import RunRecord
+
+RANKS = 8
+FAULTS = (2, 5)
+"""At least and at most, in a job."""
+
+PAUSES = (1.0, 4.0)
+"""Seconds between faults."""
+
+HEARTBEAT = 0.5
+
+
+@dataclass
+class Truth:
+    """What a rank logged about itself."""
+
+    pid: int = 0
+    begun: list[int] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+    trip: int | None = None
+    end: str = ""
+
+
+class Faults(Part):
+    """The collector, one job after another, and the findings for each."""
+
+    def begin(self) -> None:
+        self.runs = self.folder / "runs"
+        self.connection = self.folder / "connection.json"
+        self.collector: subprocess.Popen[bytes] | None = None
+        self.collect()
+
+    def end(self) -> None:
+        if self.collector is not None:
+            self.collector.terminate()
+            assert self.collector.wait(30) == 0
+
+    # --- the collector and its faults -------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        listen = [] if self.connection.exists() else ["--listen", "tcp://127.0.0.1:0"]
+        paths = ["--connection-file", str(self.connection), "--runs-dir", str(self.runs), "--heartbeat", str(HEARTBEAT)]
+        before = self.log.count("collecting on")
+        with (self.folder / "log").open("a") as log, (self.folder / "out").open("a") as out:
+            self.collector = subprocess.Popen(
+                [*RANKWATCH, "collector", *listen, *paths], env=environment(), stdout=out, stderr=log
+            )
+        until(lambda: self.log.count("collecting on") > before)
+
+    def kill_collector(self) -> None:
+        assert self.collector is not None
+        self.collector.kill()
+        self.collector.wait()
+        self.collector = None
+
+    @property
+    def log(self) -> str:
+        path = self.folder / "log"
+        return path.read_text() if path.exists() else ""
+
+    # --- one job ----------------------------------------------------------------------------------------------------------
+
+    def round(self) -> None:
+        job = Job(self, f"soak{self.rounds}")
+        try:
+            job.start()
+            for _ in range(self.random.randint(*FAULTS)):
+                self.pause(*PAUSES)
+                fault = self.random.choice([job.collector_killed, job.collector_stopped, job.rank_stopped])
+                self.counts[fault.__name__.replace("_", " ")] += 1
+                fault()
+            end = self.random.choice([job.finish, job.trip, job.trip_without_collector, job.kill_rank])
+            self.counts[end.__name__.replace("_", " ")] += 1
+            end()
+            job.check()
+        finally:
+            job.clear()
+        assert "Traceback" not in self.log
+        assert "an error of ours" not in self.log
+
+
+class Job:
+    def __init__(self, soak: Faults, name: str) -> None:
+        self.soak = soak
+        self.random = soak.random
+        self.name = name
+        self.folder = soak.folder / name
+        self.folder.mkdir()
+        self.expect: Callable[[dict[str, Any]], None] = lambda report: None
+        self.cut_short: set[int] = set()
+        """Ranks that could not deliver what they had."""
+
+    def start(self) -> None:
+        env = environment(
+            RANKWATCH_CONNECTION=str(self.soak.connection), RANKWATCH_JOB=self.name, TEST_JOB_MARKER=str(self.folder)
+        )
+        with (self.folder / "output").open("w") as output:
+            command = torchrun("soak_rank.py", str(self.folder), ranks=RANKS)
+            self.process = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+        until(lambda: all(len(truth.done) > 2 for truth in self.truths()))
+
+    def truths(self) -> list[Truth]:
+        return [self._truth(rank) for rank in range(RANKS)]
+
+    def _truth(self, rank: int) -> Truth:
+        truth, path = Truth(), self.folder / f"rank-{rank}"
+        for line in path.read_text().splitlines() if path.exists() else []:
+            what, value = line.split(maxsplit=1)
+            if what in ("begun", "done"):
+                getattr(truth, what).append(int(value))
+            else:
+                setattr(
+                    truth, {"pid": "pid", "trip": "trip", "ended": "end"}[what], int(value) if value.isdigit() else value
+                )
+        return truth
+
+    # --- faults -------------------------------------------------------------------------------------------------------------
+
+    def collector_killed(self) -> None:
+        self.soak.kill_collector()
+        self.soak.pause(0, 3)
+        self.soak.collect()
+
+    def collector_stopped(self) -> None:
+        assert self.soak.collector is not None
+        self._stop(self.soak.collector.pid)
+
+    def rank_stopped(self) -> None:
+        self._stop(self.random.choice(self.truths()).pid)
+
+    def _stop(self, pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        self.soak.pause(0.3, 3)
+        os.kill(pid, signal.SIGCONT)
+
+    # --- ends ---------------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        self._command("finish")
+        assert self._wait() == 0
+
+        def expect(report: dict[str, Any]) -> None:
+            assert report["outcome"] == "finished"
+            assert [row["state"] for row in report["ranks"]] == ["finished"] * RANKS
+
+        self.expect = expect
+
+    def trip(self) -> None:
+        self._await_connected()
+        culprit = self._plant()
+        assert self._wait() != 0
+
+        def expect(report: dict[str, Any]) -> None:
+            verdict = report["verdict"]
+            assert (verdict["rank"], verdict["batch"]) == (culprit, self.truths()[culprit].trip)
+            assert verdict["module"] == "1"
+            assert verdict["certainty"] == "complete"
+            assert verdict["also"] == []
+
+        self.expect = expect
+
+    def trip_without_collector(self) -> None:
+        """The rank acts alone: it does not wait for an absent collector."""
+        self.soak.kill_collector()
+        culprit = self._plant()
+        assert self._wait() != 0
+        assert "ended OverflowDetected" in (self.folder / f"rank-{culprit}").read_text()
+        self.cut_short = set(range(RANKS))
+        self.soak.collect()
+
+    def kill_rank(self) -> None:
+        self._await_connected()
+        victim = self.random.randrange(RANKS)
+        os.kill(self.truths()[victim].pid, signal.SIGKILL)
+        assert self._wait() != 0
+        self.cut_short = set(range(RANKS))  # torchrun ends the others with a signal
+
+        def expect(report: dict[str, Any]) -> None:
+            assert report["outcome"] in ("lost", "failed")
+            assert report["ranks"][victim]["state"] == "lost"
+
+        self.expect = expect
+
+    def _plant(self) -> int:
+        culprit = self.random.randrange(RANKS)
+        at = max(truth.begun[-1] for truth in self.truths()) + 20
+        self._command(f"trip {culprit} {at}")
+        return culprit
+
+    def _command(self, text: str) -> None:
+        part = self.folder / "command.part"
+        part.write_text(text)
+        part.replace(self.folder / "command")
+
+    def _wait(self) -> int:
+        return self.process.wait(120)
+
+    def _await_connected(self) -> None:
+        """Waits until the current collector has heard each rank."""
+        run = self.soak.runs / f"{self.name}-0" / "run.db"
+        before = {truth.pid: truth.done[-1] for truth in self.truths()}
+        until(lambda: set(self._last_recorded(run)) == set(range(RANKS)))
+        until(lambda: all(self._last_recorded(run)[rank] > before[t.pid] for rank, t in enumerate(self.truths())))
+
+    @staticmethod
+    def _last_recorded(run: Path) -> dict[int, int]:
+        with RunRecord(run) as record:
+            digests = record.digests()
+        return dict(zip(digests["rank"].tolist(), digests["batch"].tolist(), strict=True))
+
+    # --- checks of results ----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        run = self.soak.runs / f"{self.name}-0"
+        if not self.cut_short:
+            until(lambda: (run / "report.json").exists())
+        until(lambda: processes_of(str(self.folder)) == [])
+        assert not (self.soak.runs / f"{self.name}-0.2").exists()
+        if self.expect.__name__ == "expect":
+            until(lambda: (run / "report.json").exists())
+            self.expect(json.loads((run / "report.json").read_text()))
+        with RunRecord(run / "run.db") as record:
+            digests = record.digests()
+        recorded = Counter(zip(digests["rank"].tolist(), digests["batch"].tolist(), strict=True))
+        assert max(recorded.values()) == 1
+        for rank, truth in enumerate(self.truths()):
+            assert truth.begun == list(range(len(truth.begun)))
+            of_rank = sorted(batch for its_rank, batch in recorded if its_rank == rank)
+            assert of_rank == list(range(len(of_rank))), f"{self.name}: rank {rank} has holes in its record"
+            assert set(of_rank) <= set(truth.begun)
+            if rank not in self.cut_short:
+                assert set(truth.done) <= set(of_rank), (
+                    f"{self.name}: rank {rank}: {set(truth.done) - set(of_rank)} are missing"
+                )
+        self.soak.counts["batches"] += sum(recorded.values())
+
+    def clear(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        for truth in self.truths():
+            if truth.pid:
+                try:
+                    os.kill(truth.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue

@@ -1,0 +1,126 @@
+"""The end of a process by its deadline, which needs no interpreter; and that of the command of ``rankwatch run``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from collectors import until
+from jobs import RANKWATCH, Training, environment
+
+pytestmark = pytest.mark.e2e
+
+ABORTED = 77
+
+IN_C = "ctypes.PyDLL(None).sleep(59)"
+"""Keeps the GIL, as a C extension may that never lets go of it."""
+
+
+def ended(then: str, start: str = "deadline = Deadline('rank 1 overflowed', 0.2, 60); deadline.start()") -> tuple[int, str]:
+    """The exit code and the output of a process that has a deadline."""
+    code = f"""
+import ctypes, faulthandler, os, signal, threading, time
+import rankwatch
+from rankwatch.tell.deadline import Deadline
+{start}
+{then}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False, timeout=50
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("then", [IN_C, "time.sleep(59)"], ids=["in C", "in Python"])
+def test_a_process_that_does_not_come_back_ends_with_77(then: str) -> None:
+    code, output = ended(then)
+    assert code == ABORTED
+    assert ("did not come back within 0.2 s" in output) == (then != IN_C)
+
+
+def test_one_that_came_back_lives_on_with_the_timer_of_its_own() -> None:
+    own = "faulthandler.dump_traceback_later(2, exit=True)"
+    code, output = ended(f"{own}; deadline.cancel(); print('came back', flush=True); {IN_C}")
+    assert (code, "came back" in output, "Timeout" in output) == (1, True, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hold", ["with rankwatch.hold():", "with rankwatch.hold(), rankwatch.hold():"])
+def test_a_hold_puts_the_end_off(hold: str) -> None:
+    """In C, so that no thread of ours could do it."""
+    code, output = ended(f"{hold}\n    ctypes.PyDLL(None).sleep(3); print('saved', flush=True)\n{IN_C}")
+    assert (code, "saved" in output) == (ABORTED, True)
+
+
+@pytest.mark.slow
+def test_a_hold_is_bounded() -> None:
+    start = "deadline = Deadline('rank 1 overflowed', 0.1, 0.5); deadline.start()"
+    assert ended(f"with rankwatch.hold():\n    {IN_C}", start)[0] == ABORTED
+
+
+@contextmanager
+def running(folder: Path, *command: str, prefix: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
+    """``rankwatch run`` around a command that prints a line when it has begun."""
+    run = [*prefix, *RANKWATCH, "run", "--runs-dir", str(folder / "runs"), "--", *command]
+    with subprocess.Popen(
+        run, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_command_under_nohup_survives_a_hang_up(tmp_path: Path) -> None:
+    command = ["sh", "-c", "echo begun; until [ -e go ]; do sleep 0.1; done; echo done"]
+    with running(tmp_path, *command, prefix=("env", "-C", str(tmp_path), "nohup")) as process:
+        os.killpg(process.pid, signal.SIGHUP)
+        (tmp_path / "go").touch()
+        output, _ = process.communicate(timeout=50)
+        assert (process.returncode, output) == (0, "done\n")
+
+
+def test_a_second_interrupt_ends_a_command_that_ignores_them(tmp_path: Path) -> None:
+    with running(tmp_path, sys.executable, "-S", "-c", STUBBORN) as process:
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            until(lambda: process.poll() is not None or not _pending(process.pid))
+        assert process.wait(50) == 128 + signal.SIGKILL
+
+
+STUBBORN = """
+import signal, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+print("begun", flush=True)
+time.sleep(59)
+"""
+
+
+def _pending(pid: int) -> bool:
+    """Whether a signal has yet to be delivered."""
+    fields = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+    return bool(int(fields["ShdPnd"], 16))
+
+
+@pytest.mark.slow
+def test_ranks_whose_launcher_is_killed_are_aborted(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    with training.begun() as process:
+        until(lambda: any(training.runs.glob("train-0/run.db")))
+        (launcher,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(launcher), signal.SIGKILL)
+        _, errors = process.communicate(timeout=50)
+    assert process.returncode == 128 + signal.SIGKILL
+    report = (training.runs / "latest" / "report.txt").read_text()
+    assert "the command has ended, and ranks 0-1 of 2" in report, errors
+    assert "lost" in report

@@ -1,0 +1,65 @@
+"""A training starts, with a warning, where descriptors, memory or a place to write are missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collectors import Running
+from jobs import RANKWATCH, environment
+
+pytestmark = pytest.mark.e2e
+
+LIMIT = "import os, resource, sys; resource.setrlimit({what}, ({least}, {least})); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def run(*prefix: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [*prefix, *RANKWATCH, "run", "--", "sh", "-c", "echo trained; exit 3"]
+    return subprocess.run(command, env=environment(), cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.slow
+def test_a_command_runs_unwatched_without_descriptors(tmp_path: Path) -> None:
+    done = run(sys.executable, "-c", LIMIT.format(what="resource.RLIMIT_NOFILE", least=8), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (3, "trained\n"), done.stderr
+    assert "no collector can start: fewer than 24 file descriptors are left" in done.stderr
+
+
+def test_a_command_is_watched_from_a_folder_that_takes_no_file() -> None:
+    done = run(cwd=Path("/proc"))
+    assert (done.returncode, done.stdout) == (3, "trained\n"), done.stderr
+    assert "cannot write to the runs folder rankwatch-runs" in done.stderr
+    assert "the run is recorded in " in done.stderr
+
+
+RANK = """
+import os, resource, sys, torch, rankwatch
+what, left = sys.argv[1], int(sys.argv[2])
+if what == "descriptors":
+    least = len(os.listdir("/proc/self/fd")) - 1 + left
+    resource.setrlimit(resource.RLIMIT_NOFILE, (least, least))
+else:
+    least = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + (left << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (least, least))
+model = torch.nn.Linear(2, 2)
+with rankwatch.watch(model):
+    model(torch.ones(1, 2)).sum().backward()
+print("trained")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "left"), [("descriptors", 2), ("descriptors", 4), ("memory", 100)])
+def test_a_rank_trains_without_a_connection(tmp_path: Path, what: str, left: int) -> None:
+    running = Running(tmp_path)
+    env = environment(RANKWATCH_CONNECTION=str(tmp_path / "connection.json"))
+    done = subprocess.run(
+        [sys.executable, "-c", f"import rankwatch.watcher{RANK}", what, str(left)],
+        env=env, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    running.stop()
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert "training goes on without it" in done.stderr

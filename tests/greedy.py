@@ -1,0 +1,117 @@
+"""Clients with a valid key that send one kind of message without end. A script: ``greedy.py CONNECTION KIND SECONDS``.
+
+It runs at the lowest priority, so that on few cores the flood takes no core from the collector. It prints what it sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
+
+import zmq
+
+import makers
+from rankwatch.shared import connection as connections
+from rankwatch.shared import messages, sockets, wire
+from rankwatch.shared.frame import FrameTable
+from rankwatch.shared.tuning import Tuning
+
+LONG = "x" * 16_000
+
+Parts = list[bytes]
+
+
+def _frame_table(number: int) -> messages.Table:
+    """Another one each time, of about 400 KB."""
+    spec = makers.frame().spec
+    return messages.Table(FrameTable(tuple(replace(spec, module=f"layers.{number}.{row}") for row in range(8000))))
+
+
+def _hello(number: int) -> messages.Hello:
+    return makers.hello(job=f"greedy{number}", incarnation=f"greedy{number}-{os.getpid()}")
+
+
+KINDS: dict[str, Callable[[int], messages.Message]] = {
+    "HELLO": _hello,
+    "TABLE": _frame_table,
+    "BATCH": lambda n: messages.Batch(n, makers.summary(n)),
+    "TRIP": lambda n: messages.Tripped(n, makers.trip()),
+    "CLOSEUP": lambda n: messages.LookedCloser(n, makers.closeup(note=LONG)),
+    "NOTICE": lambda n: messages.Noticed(n, makers.notice(batch=n)),
+    "FINGERPRINTS": lambda n: messages.Fingerprints(makers.fingerprint_table(2000 + n % 500, 1)),
+    "FINGERPRINT": lambda n: messages.Fingerprinted(n, makers.fingerprint(makers.fingerprint_table(2, 1), n)),
+    "OFF": lambda n: messages.Off(n, LONG),
+    "BEAT": lambda n: makers.beat(n, 0, 0),
+    "ACK": lambda n: messages.Ack(n, abort=True),
+    "BYE": lambda n: messages.Bye(n, "finished", LONG),
+    "TUNE": lambda n: messages.Tune("greedy0-0", Tuning(trace_batch_nums=tuple(range(n, n + 5000)))),
+    "INVITE": lambda n: messages.Invite(f"job{n}"),
+}
+RAW: dict[str, Callable[[int], Parts]] = {
+    "malformed": lambda n: [b"\x93\xa5HELLO" + bytes(1000)],
+    "unknown": lambda n: [b"\x92\xa6FUTURE" + b"\xc0" * 1],
+    "multipart": lambda n: [b"x"] * 50,
+}
+CONNECTIONS = "connections"
+ALL = (*KINDS, *RAW, CONNECTIONS)
+
+
+def bodies(kind: str) -> Iterator[Parts]:
+    """What is sent after a HELLO. Some tables are made once, since making one takes longer than reading it."""
+    first = [wire.encode(messages.Table(makers.table()))] if kind == "BATCH" else []
+    if kind == "FINGERPRINT":
+        first = [wire.encode(messages.Fingerprints(makers.fingerprint_table(2, 1)))]
+    for body in first:
+        yield [body]
+    if kind in ("TABLE", "FINGERPRINTS"):
+        made = [[wire.encode(KINDS[kind](number))] for number in range(12)]
+        yield made[0]
+        yield from itertools.cycle(made)
+    for number in itertools.count(1):
+        yield RAW[kind](number) if kind in RAW else [wire.encode(KINDS[kind](number))]
+
+
+def flood(path: Path, kind: str, seconds: float) -> int:
+    """How many messages were sent."""
+    connection = connections.read(path)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made = bodies(kind)
+    made = itertools.chain([next(made)], made)  # they are made before the flood begins
+    print("flooding", flush=True)
+    until, sent = time.monotonic() + seconds, 0
+    if kind == CONNECTIONS:
+        while time.monotonic() < until:
+            some = [sockets.dealer(context, connection) for _ in range(50)]
+            for socket in some:
+                socket.setsockopt(zmq.SNDTIMEO, 1000)
+                socket.send(wire.encode(_hello(sent)))
+                sent += 1
+            for socket in some:
+                socket.close(0)
+        return sent
+    socket = sockets.dealer(context, connection)
+    if kind != "INVITE":
+        socket.send(wire.encode(_hello(0)))
+    control = sockets.dealer(context, connection) if kind == "TUNE" else socket
+    while time.monotonic() < until:
+        if control.poll(100, zmq.POLLOUT):
+            control.send_multipart(next(made))
+            sent += 1
+        for each in {socket, control}:
+            while each.poll(0):
+                each.recv()
+    context.destroy(linger=0)
+    return sent
+
+
+if __name__ == "__main__":
+    os.nice(19)
+    print(flood(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])))

@@ -1,0 +1,131 @@
+"""A collector that floods a rank: the work that it causes there is bounded, and an abort still gets through."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from collectors import SOON
+from rankwatch.shared import messages, sockets, wire
+from rankwatch.shared.connection import Connection
+from rankwatch.shared.frame import BEGINNING
+from rankwatch.shared.identity import Identity
+from rankwatch.shared.tuning import Tuning
+from rankwatch.tell.link import TUNES_AT_ONCE, Link
+from rankwatch.tell.reception import BURST, SHARE
+
+MESSAGES = 12_000
+OWN_WORK = 0.3
+"""CPU seconds of the thread for its start, its beats and the end."""
+
+WELCOME = messages.Welcome("train-0", 1.0, 2.0, 0)
+FLOODS = {
+    "garbage": b"\xc1 no msgpack " + bytes(100),
+    "tunes": wire.encode(messages.Tune(tuning=Tuning(ignore=tuple(f"layer.{number}" for number in range(50))))),
+    "probes": wire.encode(messages.Probe(BEGINNING)),
+    "acks": wire.encode(messages.Ack(1 << 40, abort=False)),
+    "welcomes": wire.encode(WELCOME),
+    "errors": wire.encode(messages.Error("x" * 500, "drop")),
+    "hellos": wire.encode(messages.Error("who are you?", "hello")),
+}
+
+
+class Hostile:
+    """A collector that is the test."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        server, client = sockets.new_key_pair(), sockets.new_key_pair()
+        self.socket, address = sockets.router(self.context, "tcp://127.0.0.1:0", server)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # what finds no room waits
+        self.connection = Connection(address, server.public, client.public, client.secret)
+        self.peer = b""
+
+    def welcome(self) -> None:
+        assert self.socket.poll(SOON * 1000)
+        self.peer, _ = self.socket.recv_multipart()
+        self.send(wire.encode(WELCOME))
+
+    def send(self, data: bytes) -> None:
+        self.socket.send_multipart([self.peer, data])
+
+
+@pytest.fixture
+def hostile() -> Iterator[Hostile]:
+    collector = Hostile()
+    yield collector
+    collector.context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "garbage" else pytest.param(kind, marks=pytest.mark.slow) for kind in FLOODS]
+)
+def test_a_flood_costs_a_bounded_share_and_the_abort_gets_through(
+    kind: str, hostile: Hostile, caplog: pytest.LogCaptureFixture
+) -> None:
+    aborted, tunings = threading.Event(), list[messages.Tune]()
+    link = Link(
+        hostile.connection,
+        Identity("train", 0, 0, 1, 0, "host", 100),
+        job="train",
+        progress=lambda: (BEGINNING, "idle"),
+        on_abort=lambda abort: aborted.set(),
+        device="cpu",
+        torch_version="2.13.0",
+        on_tune=tunings.append,
+    )
+    starting = threading.Thread(target=link.start)
+    starting.start()
+    hostile.welcome()
+    starting.join()
+    clock = time.pthread_getcpuclockid(link._thread.ident or 0)
+    with caplog.at_level(logging.WARNING):
+        before, cpu = time.monotonic(), time.clock_gettime(clock)
+        for _ in range(MESSAGES):
+            hostile.send(FLOODS[kind])
+        hostile.send(wire.encode(messages.Abort("stop", 0, 0.0, 60.0)))
+        assert aborted.wait(SOON)
+        used, elapsed = time.clock_gettime(clock) - cpu, time.monotonic() - before
+    assert used < BURST + 2 * SHARE * elapsed + OWN_WORK
+    assert len(tunings) <= TUNES_AT_ONCE + elapsed + 1
+    assert len(caplog.records) <= 3
+    link.release()
+
+
+def test_a_moment_that_is_never_passed_is_looked_at_ever_less_often(hostile: Hostile) -> None:
+    link = Link(
+        hostile.connection,
+        Identity("train", 0, 0, 1, 0, "host", 100),
+        job="train",
+        progress=lambda: (BEGINNING, "idle"),
+        on_abort=lambda abort: None,
+        device="cpu",
+        torch_version="2.13.0",
+    )
+    link._online.set()
+    now = time.monotonic()
+    link._next_beat, link._probe = now + 1000, BEGINNING
+    waits = []
+    for waited in (0.0, 1.0, 100.0):
+        link._probed_at = now - waited
+        waits.append(link._next_event() - now)
+    assert waits[0] < 1 <= 100 * waits[1] / 5 <= waits[2]
+
+
+def test_an_oversize_message_is_not_taken(hostile: Hostile) -> None:
+    """ZeroMQ ends the connection; the link makes another one, and says HELLO when it is asked to."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    peer = sockets.dealer(context, hostile.connection, 1000)
+    assert peer.poll(SOON * 1000, zmq.POLLOUT)
+    peer.send(b"hello")
+    hostile.peer, _ = hostile.socket.recv_multipart()
+    events = sockets.watch_disconnections(peer)
+    hostile.send(bytes(2000))
+    assert events.poll(SOON * 1000)
+    assert not peer.poll(0)
+    context.destroy(linger=0)

@@ -1,0 +1,109 @@
+"""Modules of a watched model that are replaced: the new ones are watched, and the old ones are freed."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from notebook import unwatch, watched
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.blocks = nn.ModuleDict({"a": nn.Sequential(nn.Linear(4, 4), nn.ReLU())})
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.blocks["a"](self.first(x)))  # type: ignore[no-any-return]
+
+
+def train(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def by_name(model: Any) -> nn.Module:
+    old, model.first = model.first, nn.Linear(4, 4)
+    return old  # type: ignore[no-any-return]
+
+
+def by_table(model: Any) -> nn.Module:
+    old, model._modules["first"] = model.first, nn.Linear(4, 4)  # as torch.ao.quantization does: torch tells nobody
+    return old  # type: ignore[no-any-return]
+
+
+def by_deletion(model: Any) -> nn.Module:
+    old = model.first
+    del model.first
+    model.first = nn.Linear(4, 4)
+    return old  # type: ignore[no-any-return]
+
+
+def below(model: Any) -> nn.Module:
+    old = model.blocks["a"][0]
+    model.blocks["a"] = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    return old  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("check", ["frame", pytest.param("async", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("replace", [by_name, by_table, by_deletion, below])
+def test_modules_that_were_replaced_are_freed(replace: Callable[[Any], nn.Module], check: str) -> None:
+    model = Net()
+    detector, notebook = watched(model, check=check)
+    train(model)
+    names = {frame.spec.module for frame in notebook.frames(0)}
+    replaced: list[weakref.ref[Any]] = []
+    for _ in range(20):
+        old = replace(model)
+        replaced += [weakref.ref(old), weakref.ref(old.weight)]
+        del old
+        train(model)
+    gc.collect()
+    assert [one() for one in replaced] == [None] * 40
+    assert {frame.spec.module for frame in notebook.frames()} == names
+    assert (len(detector._hooks.modules), detector.position.batch, detector.fault) == (7, 20, "")
+    assert len(detector._recorder._specs) <= 7
+
+
+def test_a_module_that_is_wrapped_in_its_place_is_watched_by_its_new_name() -> None:
+    model = Net()
+    detector, notebook = watched(model)
+    train(model)
+    model.first = nn.Sequential(model.first, nn.Identity())  # type: ignore[assignment]
+    train(model)
+    names = [frame.spec.module for frame in notebook.frames()]
+    assert names[:3] == ["first.0", "first.1", "first"]
+    assert not detector.fault
+
+
+def test_modules_that_change_places_have_their_new_names() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity())
+    _, notebook = watched(model)
+    train(model)
+    model._modules["0"], model._modules["1"] = model[1], model[0]
+    train(model)
+    found = [(frame.spec.module, frame.spec.module_class) for frame in notebook.frames()]
+    assert found[:2] == [("0", "Identity"), ("1", "Linear")]
+
+
+def test_a_model_is_freed_after_its_watch() -> None:
+    model = Net()
+    notebook = watched(model, gradients=True)[1]
+    train(model)
+    freed: list[weakref.ref[Any]] = [weakref.ref(model), weakref.ref(model.first.weight)]
+    unwatch()
+    assert model._forward_hooks == {}
+    notebook.detector = None
+    del model
+    gc.collect()
+    assert [one() for one in freed] == [None, None]

@@ -1,0 +1,85 @@
+"""SECURITY.md's tables: each row says what an attacker can and cannot do, and is shown by tests that are named here."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+PAGE = TESTS.parent / "SECURITY.md"
+
+KEYS, HOSTILE, CABLE, NETWORK = (
+    "net/serve/test_keys.py", "net/serve/test_hostile.py", "net/serve/test_wiretap.py", "e2e/test_network.py",
+)  # fmt: skip
+
+SHOWN_BY: dict[str, tuple[str, ...]] = {
+    "connects to the port, or scans it": (f"{KEYS}::test_a_client_without_a_key_is_not_admitted",),
+    "reads the traffic": (f"{CABLE}::test_who_reads_the_traffic_sees_no_name",),
+    "changes, repeats or reorders it": (f"{CABLE}::test_who_changes_the_traffic_only_breaks_the_connection",),
+    "pretends to be the collector": (f"{KEYS}::test_a_client_without_a_key_is_not_admitted",),
+    "floods the port": (f"{KEYS}::test_strangers_by_the_hundred_leave_a_rank_alone",),
+    "cuts the network": (
+        f"{NETWORK}::test_a_node_that_is_cut_off_alone_is_lost_and_the_others_are_stopped",
+        f"{NETWORK}::test_with_on_lost_wait_a_node_that_is_cut_off_may_return",
+    ),
+    "floods a rank": (
+        "net/tell/test_flooded.py::test_a_flood_costs_a_bounded_share_and_the_abort_gets_through",
+        "net/tell/test_flooded.py::test_an_oversize_message_is_not_taken",
+    ),
+    "sends an abort, or changes of options": (
+        "net/tell/test_link.py::test_a_trip_brings_the_abort_to_every_rank",
+        "net/tell/test_link.py::test_a_tuning_is_sent_to_every_rank_and_to_the_client_that_asked",
+    ),
+    "sends HELLO or TUNE for another job, also for `llama-3.1` with the key of `llama-3`": (
+        f"{KEYS}::test_the_key_of_an_invited_job_is_valid_for_that_job_alone",
+        f"{KEYS}::test_an_invited_key_changes_the_options_of_its_own_runs_alone",
+    ),
+    "sends HELLO for a rank that another process of the same start has": (
+        "unit/decide/test_run.py::test_a_second_process_does_not_take_a_live_ranks_place",
+    ),
+    "starts another job of the same name": (
+        "unit/decide/test_starts.py::test_ranks_of_two_starts_that_come_mixed_are_kept_apart",
+    ),
+    "sends something that is no message, too large, or inconsistent": (
+        f"{HOSTILE}::test_bad_messages_are_counted_and_the_other_run_goes_on",
+        f"{HOSTILE}::test_what_is_over_the_limit_costs_its_sender_the_connection",
+        "unit/decide/test_ledger.py::test_a_batch_that_does_not_fit_its_table_costs_its_sender_an_error",
+    ),
+    "sends names with escape sequences, line feeds or hidden letters": (
+        "unit/shared/test_wire.py::test_every_text_of_a_message_is_printable",
+        "net/serve/test_names.py::test_hostile_names_reach_no_output",
+    ),
+    "sends very much": (
+        f"{HOSTILE}::test_memory_stays_flat_over_thousands_of_bad_messages",
+        "unit/decide/test_ledger.py::test_a_peer_that_sends_nonsense_for_ever_does_not_fill_the_log",
+    ),
+    "lies about its own rank": (f"{HOSTILE}::test_a_client_that_lies_leaves_the_other_run_alone",),
+}
+"""The first cell of each row, and the tests that show what its second cell says."""
+
+
+def rows() -> list[str]:
+    """The first cells of both tables, without their heads."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    heads = {at for at, below in enumerate(lines[1:]) if below.startswith("| ---")}
+    cells = [line.split("|")[1].strip() for at, line in enumerate(lines) if line.startswith("|") and at not in heads]
+    return [cell for cell in cells if set(cell) - set("- ")]
+
+
+@cache
+def names_in(file: str) -> frozenset[str]:
+    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"))
+
+
+def test_every_row_is_shown_by_tests() -> None:
+    assert rows() == list(SHOWN_BY)
+
+
+@pytest.mark.parametrize("test", sorted({test for tests in SHOWN_BY.values() for test in tests}))
+def test_the_tests_exist(test: str) -> None:
+    file, _, name = test.partition("::")
+    assert name in names_in(file), f"no {name} in tests/{file}: name the test that shows this row of SECURITY.md now"
