@@ -19,6 +19,7 @@ import zmq
 
 from ..errors import ProtocolError
 from ..shared import messages, wire
+from ..shared.allowance import Allowance
 from ..shared.cause import Trip
 from ..shared.closeup import CloseUp
 from ..shared.connection import Connection
@@ -29,7 +30,6 @@ from ..shared.notice import Notice
 from ..shared.process import age
 from ..shared.room import lack
 from ..shared.sockets import dealer
-from .allowance import Allowance
 from .fork import keep_from_children
 from .holds import HOLDS
 from .reception import MAX_RECEIVED_BYTES, PAUSE, Reception

@@ -10,7 +10,7 @@ import zmq
 
 from ..errors import ProtocolError
 from ..shared import messages, wire
-from .allowance import Allowance
+from ..shared.allowance import Allowance
 
 log = logging.getLogger(__name__)
 

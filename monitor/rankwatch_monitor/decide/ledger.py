@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -9,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 from rankwatch.shared import messages, wire
 from rankwatch.shared.identity import safe_name
 
+from .budget import LINES_AT_ONCE, MAX_RUNS, Budget
 from .effects import Effect, IssueKey, Note, Send
 from .gaps import Gap
 from .journal import Entry, JobEnded, JobInterrupted, Opened, Progress
@@ -19,19 +21,14 @@ from .run import Run
 KEPT_RUNS = 16
 """Runs that are over and stay in memory, to answer ranks that come back; their records are on disk."""
 
-MAX_RUNS = 1024
-"""Runs under way. More are refused."""
-
-LOGGED_REFUSALS = 1000
-"""Refusals that are logged one by one; after these the 1024th, the 2048th, and so on."""
-
 
 class Received(NamedTuple):
-    """A peer sent a well-formed message. ``job``: the job that its key speaks for, or ANY_JOB."""
+    """A peer sent a well-formed message of ``size`` bytes. ``job``: the job that its key speaks for, or ANY_JOB."""
 
     peer: bytes
     message: messages.Message
     job: str = ANY_JOB
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +37,7 @@ class Malformed:
 
     peer: bytes
     text: str
+    job: str = ANY_JOB
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,8 @@ class Ledger:
         """The runs under way and the last ones that are over, by id, in the order of their first HELLO."""
         self.refused = 0
         """How many messages were malformed."""
-        self._refusals = 0
+        self._budgets: defaultdict[str, Budget] = defaultdict(Budget)
+        """By the job that a key speaks for."""
         self._options = options
         self._claim = claim
         self._peers: dict[bytes, tuple[Run, int]] = {}
@@ -101,7 +100,7 @@ class Ledger:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """The effects of one event at ``now``, in seconds of any clock that does not run backwards."""
         if isinstance(event, Received):
-            return list(self._receive(event.peer, event.message, event.job, now))
+            return list(self._receive(event, now))
         if isinstance(event, Stored):
             return list(self.runs[event.run].stored(event.seqs)) if event.run in self.runs else []
         if isinstance(event, Unrecorded):
@@ -111,7 +110,7 @@ class Ledger:
         if isinstance(event, Malformed):
             self.refused += 1
             return [
-                *self._note_refusal(f"refused a message: {event.text}"),
+                *self._note_refusal(f"refused a message: {event.text}", event.job),
                 Send(event.peer, messages.Error(event.text, "none")),
             ]
         if isinstance(event, Disconnected):
@@ -178,14 +177,15 @@ class Ledger:
         """Whether ranks may live on after the command, and be stopped yet."""
         return any(run.awaits_orphans(now) for run in self.runs.values())
 
-    def _receive(self, peer: bytes, message: messages.Message, bound: str, now: float) -> Iterable[Effect]:
+    def _receive(self, received: Received, now: float) -> Iterable[Effect]:
+        peer, message, bound, size = received
         if isinstance(message, messages.Unknown):
             return ()
         if isinstance(message, messages.Hello):
             return self._hello(peer, message, bound, now)
         if peer in self._peers:
             run, rank = self._peers[peer]
-            return run.receive(rank, message, now)
+            return run.receive(rank, message, now, size)
         if isinstance(message, messages.Tune):
             return self._tune(peer, message, bound, now)
         if isinstance(message, messages.Invite):
@@ -193,11 +193,10 @@ class Ledger:
         # A collector that was restarted knows no peers.
         return (Send(peer, messages.Error("you are not known here: say HELLO", "hello")),)
 
-    def _note_refusal(self, text: str) -> Iterator[Effect]:
-        """Logs all of a few refusals and some of many: a peer that never stops must not fill the disk."""
-        self._refusals += 1
-        if self._refusals <= LOGGED_REFUSALS or self._refusals.bit_count() == 1:
-            more = f" ({self._refusals} refusals by now)" if self._refusals > LOGGED_REFUSALS else ""
+    def _note_refusal(self, text: str, bound: str) -> Iterator[Effect]:
+        budget = self._budgets[bound]
+        if budget.logs_refusal():
+            more = f" ({budget.refusals} refusals by now)" if budget.refusals > LINES_AT_ONCE else ""
             yield Note(text + more)
 
     def _invite(self, peer: bytes, job: str, bound: str) -> Iterator[Effect]:
@@ -205,7 +204,9 @@ class Ledger:
         if not job:
             yield Send(peer, messages.Error("a job needs a name", "none"))
         elif bound:
-            yield from self._note_refusal(f"refused to invite job {job}: the key that asked speaks for job {bound} alone")
+            yield from self._note_refusal(
+                f"refused to invite job {job}: the key that asked speaks for job {bound} alone", bound
+            )
             yield Send(peer, messages.Error(f"this connection file speaks for job {bound} alone", "none"))
         else:
             yield IssueKey(peer, job)
@@ -218,6 +219,11 @@ class Ledger:
             under_way = f"under way here: {', '.join(live)}" if live else "no run is under way here"
             yield Send(peer, messages.Error(f"no run {tune.run}; {under_way}" if tune.run else under_way, "none"))
             return
+        if not self._budgets[bound].changes.take(now):
+            text = "options are changed once a second at most: try again"
+            yield from self._note_refusal(f"refused a change of options: {text}", bound)
+            yield Send(peer, messages.Error(text, "none"))
+            return
         ranks = 0
         for run in chosen:
             send = run.tune(tune.tuning, now)
@@ -229,15 +235,19 @@ class Ledger:
     def _hello(self, peer: bytes, hello: messages.Hello, bound: str, now: float) -> Iterator[Effect]:
         complaint = _complaint(hello, bound)
         run = self._run_of(hello, now)
-        if not complaint and run is None and sum(not known.over for known in self.runs.values()) >= MAX_RUNS:
-            complaint = f"{MAX_RUNS} runs are under way here, and that is the most"
+        remedy = "stop"
+        if not complaint and run is None:
+            yield from self._make_room(bound, now)
+            complaint, remedy = self._lack(bound, now), "none"  # the rank asks again, and trains meanwhile
         if complaint:
-            yield from self._note_refusal(f"refused rank {hello.rank} of job {hello.job} on {hello.host}: {complaint}")
-            yield Send(peer, messages.Error(complaint, "stop"))
+            yield from self._note_refusal(
+                f"refused rank {hello.rank} of job {hello.job} on {hello.host}: {complaint}", bound
+            )
+            yield Send(peer, messages.Error(complaint, remedy))
             return
         is_new = run is None
         if run is None:
-            run = self._open(hello)
+            run = self._open(hello, bound)
             yield Note(f"run {run.id}: {hello.world_size} rank(s), first heard of on {hello.host}")
             if hello.world_size > self._options.room:
                 yield Note(
@@ -287,7 +297,31 @@ class Ledger:
         unsure = (run for run in under_way if not (run.opened.start and hello.start))
         return next((run for run in unsure if hello.rank not in run.ranks and _may_join(run, hello, now)), None)
 
-    def _open(self, hello: messages.Hello) -> Run:
+    def _under_way(self, bound: str) -> list[Run]:
+        """The runs that one key began."""
+        return [run for run in self.runs.values() if not run.over and run.bound == bound]
+
+    def _make_room(self, bound: str, now: float) -> Iterator[Effect]:
+        """Of too many runs of one key, one without a connected rank counts as lost: the oldest, or one that never trained."""
+        if len(own := self._under_way(bound)) < MAX_RUNS:
+            return
+        deserted = [run for run in own if run.is_deserted]
+        if deserted:
+            left = min(deserted, key=lambda run: run.has_trained)
+            yield Note(
+                f"run {left.id}: none of its ranks is connected, and they count as lost: {MAX_RUNS} runs are under way"
+            )
+            yield from left.desert(now)
+
+    def _lack(self, bound: str, now: float) -> str:
+        """Why this key can begin no run now; empty: it can."""
+        if len(self._under_way(bound)) >= MAX_RUNS:
+            return f"{MAX_RUNS} runs are under way here, the most for one key: this one is watched when one of them ends"
+        if not self._budgets[bound].runs.take(now):
+            return "too many runs begin at once with one key: this one is watched in a moment"
+        return ""
+
+    def _open(self, hello: messages.Hello, bound: str) -> Run:
         number = f".{hello.model + 1}" if hello.model else ""
         base = f"{safe_name(hello.job)}{number}-{hello.restart}"
         name, attempt = base, 1
@@ -295,7 +329,7 @@ class Ledger:
             attempt += 1
             name = f"{base}.{attempt}"
         opened = Opened(hello.job, hello.restart, hello.world_size, hello.start, hello.model)
-        run = self.runs[name] = Run(name, opened, self._options)
+        run = self.runs[name] = Run(name, opened, self._options, bound=bound)
         return run
 
     def _note_successors(self, run: Run) -> None:

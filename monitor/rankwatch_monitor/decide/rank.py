@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rankwatch.shared import messages
+from rankwatch.shared.allowance import Allowance
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.frame import BEGINNING, NO_LOSS, NO_STAGE, Moment, Phase
 from rankwatch.shared.text import describe_position, describe_rank, name_spans
 
+from .budget import words
 from .report import RankRow, RankStanding, RankState
 from .verdict import Liveness, Verdict, Witness
 
@@ -75,6 +77,7 @@ class Rank:
     """The error that switched its watch off, while its process lives."""
     farewell: str = ""
     rival: str = ""
+    words: Allowance = field(default_factory=words)
 
     @property
     def number(self) -> int:

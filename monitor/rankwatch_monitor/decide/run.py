@@ -90,7 +90,8 @@ class Run(RunEnd):
         elif self._election.target is not None:
             yield Send(peer, messages.Probe(self._election.target.moment))
 
-    def receive(self, number: int, message: messages.Message, now: float) -> Iterable[Effect]:
+    def receive(self, number: int, message: messages.Message, now: float, size: int = 0) -> Iterable[Effect]:
+        """A rank sent a message of ``size`` bytes; 0: it is not counted."""
         rank = self.ranks[number]
         rank.hear(now)
         self._silence.heard_at = now
@@ -100,7 +101,7 @@ class Run(RunEnd):
             return self._take_fingerprint(rank, message)
         if isinstance(message, messages.Ack):
             return self._take_ack(rank, message, now)
-        return self._take(rank, message, now)
+        return self._take(rank, message, now, size)
 
     def stored(self, seqs: Mapping[int, int]) -> Iterator[Effect]:
         """The record has the messages of these ranks up to these sequence numbers."""
@@ -122,6 +123,22 @@ class Run(RunEnd):
         rank = self.ranks[number]
         if rank.peer == peer:
             rank.connected, rank.gone_at, rank.cut_off = False, now, is_cut_off(rank, now)
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether no rank of it is connected."""
+        return not any(rank.connected for rank in self.ranks.values())
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a rank of it has reported a batch."""
+        return any(rank.last_batch >= 0 for rank in self.ranks.values())
+
+    def desert(self, now: float) -> Iterator[Effect]:
+        """None of its ranks is waited for any more."""
+        for number in list(self._running):
+            self._lose(self.ranks[number], now)
+        yield from self._conclude(now, ended=True)
 
     def tune(self, tuning: Tuning, now: float) -> SendAll:
         """Changes options of the ranks: connected ranks are sent the change now, the others when they connect."""
@@ -246,7 +263,7 @@ class Run(RunEnd):
 
     # --- messages of a rank -------------------------------------------------------------------------------------------
 
-    def _take(self, rank: Rank, message: messages.Message, now: float) -> Iterator[Effect]:
+    def _take(self, rank: Rank, message: messages.Message, now: float, size: int) -> Iterator[Effect]:
         if isinstance(message, messages.Beat):
             rank.queued, rank.dropped = message.queued, message.dropped
             rank.advance(message.moment, message.phase)
@@ -262,6 +279,9 @@ class Run(RunEnd):
             if refusal := self._replicas.take_table(rank.number, message.table):
                 yield Send(rank.peer, messages.Error(refusal, "none"))
         elif isinstance(message, messages.Sequenced):
+            if not rank.words.take(now, size):
+                yield Send(rank.peer, messages.Error("this rank says more than is noted down of one rank", "none"))
+                return
             if rank.is_news(message.seq, is_recorded=True):
                 yield from self._take_sequenced(rank, message, now)
         else:

@@ -32,6 +32,7 @@ from .journal import (
     Reached,
     ReplicasCompared,
 )
+from .keyring import ANY_JOB
 from .notices import Notices
 from .options import Options
 from .orphans import Orphans
@@ -56,6 +57,8 @@ class RunState:
     id: str
     opened: Opened
     options: Options
+    bound: str = ANY_JOB
+    """The job that the key speaks for by which the run was begun."""
     world_size: int = field(init=False)
     ranks: dict[int, Rank] = field(default_factory=dict)
     over: bool = False

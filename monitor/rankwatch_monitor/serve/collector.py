@@ -250,6 +250,9 @@ class Collector:
 
     def _handle(self, letter: Letter) -> None:
         peer, key, parts = letter
+        job = self._keys.ring.job_of(key)
+        if job is None:  # the authenticator lets in no other key
+            return
         self._received += 1
         self._received_bytes += len(parts[0])
         try:
@@ -257,11 +260,9 @@ class Collector:
                 raise ProtocolError(f"a message of {len(parts)} parts instead of one")
             message = wire.decode(parts[0])
         except (ProtocolError, MemoryError) as error:
-            self._perform(Malformed(peer, str(error) or "there is no memory for it"))
+            self._perform(Malformed(peer, str(error) or "there is no memory for it", job))
         else:
-            job = self._keys.ring.job_of(key)
-            if job is not None:  # the authenticator lets in no other key
-                self._perform(Received(peer, message, job))
+            self._perform(Received(peer, message, job, len(parts[0])))
 
     # --- what is decided -----------------------------------------------------------------------------------------------
 

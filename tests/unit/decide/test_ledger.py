@@ -96,13 +96,3 @@ def test_runs_that_are_over_are_forgotten_in_the_end() -> None:
         desk.handle(Received(b"%d" % number, messages.Bye(1, "finished", "")))
     desk.wait(0.1)
     assert len(desk.ledger.runs) == 16
-
-
-def test_more_runs_than_a_collector_can_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankwatch_monitor.decide.ledger.MAX_RUNS", 2)
-    desk = Desk()
-    for number in range(3):
-        job = makers.hello(job=f"job{number}", incarnation=str(number))
-        desk.handle(Received(b"peer-%d" % number, job))
-    assert list(desk.ledger.runs) == ["job0-0", "job1-0"]
-    assert desk.effects[-1] == Send(b"peer-2", messages.Error("2 runs are under way here, and that is the most", "stop"))

@@ -1,10 +1,12 @@
-"""How much work a collector may cause in a rank: a token bucket. Pure: the time is passed in."""
+"""How much one side may make the other one do: a token bucket. Pure: the time is passed in."""
 
 from __future__ import annotations
 
 
 class Allowance:
     """``rate`` per second, of which up to ``burst`` is saved. It may be overdrawn, by the last thing that was begun."""
+
+    __slots__ = ("_at", "_burst", "_rate", "_saved")
 
     def __init__(self, rate: float, burst: float) -> None:
         self._rate = rate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch.tell.allowance import Allowance
+from rankwatch.shared.allowance import Allowance
 
 
 def test_what_is_spent_in_the_long_run_is_the_rate() -> None:

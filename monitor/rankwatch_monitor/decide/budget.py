@@ -1,0 +1,44 @@
+"""What one key may cause here, and one rank. Over it that key or rank has to wait; the others have budgets of their own. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rankwatch.shared.allowance import Allowance
+
+MAX_RUNS = 1024
+"""Runs under way that one key began. One without a connected rank makes room for the next; a training starts in any case."""
+
+RUNS_PER_SECOND = 4.0
+"""New runs of one key, beyond the first ``MAX_RUNS``: each one is a folder."""
+
+CHANGES_PER_SECOND, CHANGES_AT_ONCE = 1.0, 60.0
+"""TUNEs of one key. Each one is logged, noted down, and sent to all ranks."""
+
+LINES_AT_ONCE = 1000
+"""Refusals of one key that are logged one by one; after these the 1024th, the 2048th, and so on."""
+
+WORDS_PER_SECOND, WORDS_AT_ONCE = 64 << 10, 4 << 20
+"""Bytes of a rank's messages that are noted down, beside its batches: a trip, close-up, notice or farewell has up to 100 KiB."""
+
+WORK_PER_SECOND, WORK_AT_ONCE = 0.25, 0.25
+"""Seconds for which the messages of one key keep the collector's loop busy, while another key has messages, too."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """Of one key."""
+
+    runs: Allowance = field(default_factory=lambda: Allowance(RUNS_PER_SECOND, MAX_RUNS))
+    changes: Allowance = field(default_factory=lambda: Allowance(CHANGES_PER_SECOND, CHANGES_AT_ONCE))
+    refusals: int = 0
+
+    def logs_refusal(self) -> bool:
+        """Counts a refusal; whether it is logged. A peer that never stops must not fill the disk."""
+        self.refusals += 1
+        return self.refusals <= LINES_AT_ONCE or self.refusals.bit_count() == 1
+
+
+def words() -> Allowance:
+    """The budget of a rank."""
+    return Allowance(WORDS_PER_SECOND, WORDS_AT_ONCE)

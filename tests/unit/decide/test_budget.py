@@ -1,0 +1,118 @@
+"""What one key, and one rank, may cause; and that the others do not notice."""
+
+from __future__ import annotations
+
+import pytest
+
+import makers
+from desk import Desk, peer
+from rankwatch.shared import messages
+from rankwatch.shared.tuning import Tuning
+from rankwatch_monitor.decide import budget, ledger
+from rankwatch_monitor.decide.effects import Note, Send
+from rankwatch_monitor.decide.journal import Left
+from rankwatch_monitor.decide.ledger import Disconnected, Malformed, Received
+from rankwatch_monitor.decide.report import RankState
+
+GREEDY, OTHER = "greedy", "llama"
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """A desk where a key may begin two runs."""
+    monkeypatch.setattr(ledger, "MAX_RUNS", 2)
+    return Desk()
+
+
+def begin(desk: Desk, number: int, bound: str = GREEDY) -> list[messages.Message]:
+    """A process says HELLO; returns what it is answered."""
+    hello = makers.hello(job=bound, incarnation=f"{bound}{number}", start=f"{bound}{number}")
+    effects = desk.handle(Received(f"{bound}{number}".encode(), hello, bound))
+    return [effect.message for effect in effects if isinstance(effect, Send)]
+
+
+def test_too_many_runs_of_one_key_wait_and_those_of_another_begin(few: Desk) -> None:
+    for number in range(2):
+        assert isinstance(begin(few, number)[-1], messages.Welcome)
+    (refused,) = begin(few, 2)
+    assert isinstance(refused, messages.Error)
+    assert refused.remedy == "none"  # the training goes on, and asks again
+    assert isinstance(begin(few, 0, OTHER)[-1], messages.Welcome)
+    few.handle(Received(b"greedy0", messages.Bye(1, "finished", ""), GREEDY))
+    assert isinstance(begin(few, 2)[-1], messages.Welcome)
+
+
+def test_a_run_without_a_connected_rank_makes_room(few: Desk) -> None:
+    begin(few, 0)
+    few.handle(Received(b"greedy0", messages.Table(makers.table()), GREEDY))
+    few.handle(Received(b"greedy0", messages.Batch(1, makers.summary(0)), GREEDY))
+    begin(few, 1)
+    for number in range(2):
+        few.handle(Disconnected(b"greedy%d" % number))
+    assert isinstance(begin(few, 2)[-1], messages.Welcome)
+    over = {name: run.ranks[0].state for name, run in few.ledger.runs.items() if run.over}
+    assert over == {"greedy-0.2": RankState.LOST}  # not the one that has trained
+    assert Left(RankState.LOST) in [entry.fact for entry in few.records["greedy-0.2"]]
+
+
+def test_runs_that_follow_one_another_too_fast_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "MAX_RUNS", 2)
+    desk = Desk()
+    answers = []
+    for number in range(4):
+        answers += begin(desk, number)[-1:]
+        desk.handle(Received(b"greedy%d" % number, messages.Bye(1, "finished", ""), GREEDY))
+    assert [type(answer) for answer in answers] == [messages.Welcome] * 2 + [messages.Error] * 2
+    assert isinstance(begin(desk, 0, OTHER)[-1], messages.Welcome)
+    desk.now += 1 / budget.RUNS_PER_SECOND
+    assert isinstance(begin(desk, 4)[-1], messages.Welcome)
+
+
+def test_changes_of_options_that_come_too_fast_are_refused() -> None:
+    desk = Desk()
+    begin(desk, 0), begin(desk, 0, OTHER)
+
+    def tune(bound: str) -> type[messages.Message]:
+        effects = desk.handle(Received(b"control", messages.Tune("", Tuning(every=2)), bound))
+        return type(next(effect.message for effect in effects if isinstance(effect, Send) and effect.peer == b"control"))
+
+    answers = [tune(GREEDY) for _ in range(1000)]
+    assert answers.count(messages.Tuned) == budget.CHANGES_AT_ONCE
+    assert tune(OTHER) is messages.Tuned
+    changes = [entry for entry in desk.records["greedy-0"] if isinstance(entry.fact, messages.Tune)]
+    assert len(changes) == budget.CHANGES_AT_ONCE
+    desk.now += 1 / budget.CHANGES_PER_SECOND
+    assert tune(GREEDY) is messages.Tuned
+
+
+def test_each_key_has_its_own_lines_in_the_log() -> None:
+    desk = Desk()
+
+    def lines(bound: str, number: int) -> int:
+        return sum(isinstance(effect, Note) for _ in range(number) for effect in desk.handle(Malformed(b"x", "bad", bound)))
+
+    assert lines(GREEDY, 5000) == budget.LINES_AT_ONCE + 3  # the 1024th, 2048th and 4096th
+    assert lines(OTHER, 10) == 10
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        lambda seq: messages.Bye(seq, "finished", "x" * 4000),
+        lambda seq: messages.Off(seq, "x" * 4000),
+        lambda seq: messages.LookedCloser(seq, makers.closeup(note="x" * 4000)),
+        lambda seq: messages.Noticed(seq, makers.notice(batch=seq)),
+        lambda seq: messages.Tripped(seq, makers.trip()),
+    ],
+)
+def test_what_one_rank_says_is_noted_down_within_bounds(say: object) -> None:
+    assert callable(say)
+    desk = Desk()
+    desk.connect(2)
+    for seq in range(1, 2000):
+        desk.handle(Received(peer(0), say(seq), size=4000))
+    assert len(desk.records["train-0"]) < budget.WORDS_AT_ONCE // 4000 + 20
+    assert isinstance(desk.effects[-1], Send)
+    assert isinstance(desk.effects[-1].message, messages.Error)
+    desk.handle(Received(peer(1), messages.Bye(1, "failed", "no memory"), size=100))
+    assert desk.ledger.runs["train-0"].ranks[1].state is RankState.FAILED
