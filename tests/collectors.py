@@ -50,6 +50,7 @@ class Running:
         else:  # as after a SIGKILL: the files stay
             self.collector._keys.release()
             self.collector._inbox.close()
+            self.collector._decoder.close()
             self.collector._writer.close()
             self.collector._socket.close(0)
             self.collector._authenticator.stop()

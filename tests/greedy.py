@@ -35,8 +35,13 @@ def _frame_table(number: int) -> messages.Table:
     return messages.Table(FrameTable(tuple(replace(spec, module=f"layers.{number}.{row}") for row in range(8000))))
 
 
+JOB = "greedy"
+"""The key of this job is enough for all kinds but INVITE."""
+
+
 def _hello(number: int) -> messages.Hello:
-    return makers.hello(job=f"greedy{number}", incarnation=f"greedy{number}-{os.getpid()}")
+    """Another run each time."""
+    return makers.hello(job=JOB, incarnation=f"{number}-{os.getpid()}", start=f"{number}-{os.getpid()}")
 
 
 KINDS: dict[str, Callable[[int], messages.Message]] = {
@@ -52,7 +57,7 @@ KINDS: dict[str, Callable[[int], messages.Message]] = {
     "BEAT": lambda n: makers.beat(n, 0, 0),
     "ACK": lambda n: messages.Ack(n, abort=True),
     "BYE": lambda n: messages.Bye(n, "finished", LONG),
-    "TUNE": lambda n: messages.Tune("greedy0-0", Tuning(trace_batch_nums=tuple(range(n, n + 5000)))),
+    "TUNE": lambda n: messages.Tune("", Tuning(trace_batch_nums=tuple(range(n, n + 5000)))),
     "INVITE": lambda n: messages.Invite(f"job{n}"),
 }
 RAW: dict[str, Callable[[int], Parts]] = {
@@ -83,8 +88,9 @@ def flood(path: Path, kind: str, seconds: float) -> int:
     """How many messages were sent."""
     connection = connections.read(path)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    made = bodies(kind)
-    made = itertools.chain([next(made)], made)  # they are made before the flood begins
+    if kind != CONNECTIONS:
+        made = bodies(kind)
+        made = itertools.chain([next(made)], made)  # they are made before the flood begins
     print("flooding", flush=True)
     until, sent = time.monotonic() + seconds, 0
     if kind == CONNECTIONS:

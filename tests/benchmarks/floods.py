@@ -2,9 +2,9 @@
 
     python tests/benchmarks/floods.py [--seconds 5] [--kinds BYE TUNE] [--json FILE]
 
-One run after another connects, trips and waits for ABORT, without a flood ("quiet") and beside a flood of each kind of
-``greedy.py``, which has the key of another job, or the collector's own where a job's key cannot do it. Milliseconds from TRIP to
-ABORT at this client; the collector's memory and the disk afterwards, in MiB.
+Two collectors side by side: one is flooded with each kind of ``greedy.py`` in turn, the other one is left in peace. At each of
+them, one run after another connects, trips and waits for ABORT. The flood has the key of another job; to INVITE, it takes the
+collector's own. Milliseconds from TRIP to ABORT at the client; the flooded collector's memory and disk afterwards, in MiB.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -32,22 +33,21 @@ from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.connection import Connection
 from rankwatch_monitor.serve import control
 
-OF_ALL_JOBS = ("HELLO", "INVITE", greedy.CONNECTIONS)
-"""Kinds for which a client needs the collector's own key."""
-
 SOON = 60_000
+"""Milliseconds in which an answer comes, if one comes at all."""
 
 
 class Victims:
     """Runs of one rank that trip, each after the one before."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, path: Path) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._connection = connection
+        self._connection: Connection = connections.read(path)
         self._numbers = itertools.count()
+        self.took: list[float] = []
 
-    def abort(self) -> float:
-        """Seconds from TRIP to ABORT of one run."""
+    def abort(self) -> None:
+        """One run; ``took`` has the seconds from its TRIP to its ABORT."""
         socket = sockets.dealer(self._context, self._connection)
         job = f"victim{next(self._numbers)}"
         socket.send(wire.encode(makers.hello(job=job, incarnation=job)))
@@ -55,11 +55,13 @@ class Victims:
         begun = time.perf_counter()
         socket.send(wire.encode(messages.Tripped(1, makers.trip())))
         _await(socket, messages.Abort)
-        took = time.perf_counter() - begun
+        self.took.append(time.perf_counter() - begun)
         socket.send(wire.encode(messages.Ack(1, abort=True)))
         socket.send(wire.encode(messages.Bye(2, "aborted", "")))
         socket.close(1000)
-        return took
+
+    def p99(self) -> float:
+        return quantile(self.took, 0.99)
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -72,52 +74,60 @@ def _await(socket: zmq.Socket[bytes], kind: type[messages.Message]) -> None:
     raise TimeoutError(f"no {kind.__name__} within {SOON} ms")
 
 
-def measure(kind: str, seconds: float) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with collector(folder, 0, folder / "log") as (usage, path):
-            master = connections.read(path)
-            if kind not in OF_ALL_JOBS:
-                path = folder / "greedy.json"
-                connections.write(control.invite(master, "greedy0"), path)
-            victims, flood = Victims(master), None
+def measure(kind: str, seconds: float, folder: Path) -> dict[str, float]:
+    """The figures of one flood."""
+    with ExitStack() as opened:
+        (flooded := folder / "flooded").mkdir()
+        (quiet := folder / "quiet").mkdir()
+        usage, path = opened.enter_context(collector(flooded, None, folder / "flooded.log"))
+        _, quiet_path = opened.enter_context(collector(quiet, None, folder / "quiet.log"))
+        victims, others = Victims(path), Victims(quiet_path)
+        opened.callback(victims.close)
+        opened.callback(others.close)
+        if kind != "INVITE":
+            connections.write(control.invite(connections.read(path), greedy.JOB), path := folder / "greedy.json")
+        command = [sys.executable, greedy.__file__, str(path), kind, str(seconds + 60)]
+        flood = opened.enter_context(subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True))
+        opened.callback(flood.kill)
+        assert flood.stdout is not None
+        assert flood.stdout.readline() == "flooding\n"
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
             victims.abort()
-            if kind != "quiet":
-                command = [sys.executable, greedy.__file__, str(path), kind, str(seconds + 60)]
-                flood = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
-                assert flood.stdout is not None
-                flood.stdout.readline()
-            took: list[float] = []
-            until = time.monotonic() + seconds
-            while time.monotonic() < until or not took:
-                took.append(victims.abort())
-            status = Path(f"/proc/{usage.pid}/status").read_text()
-            if flood is not None:
-                flood.kill()
-                flood.wait()
-            disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) >> 20
-            victims.close()
-    memory = int(status.partition("VmHWM:")[2].split()[0]) >> 10
+            others.abort()
+        assert flood.poll() is None, "the flood has ended"
+        status = Path(f"/proc/{usage.pid}/status").read_text()
+        memory = int(status.partition("VmHWM:")[2].split()[0]) >> 10
     return {
-        "aborts": len(took),
-        "median": 1000 * quantile(took, 0.5),
-        "p99": 1000 * quantile(took, 0.99),
-        "longest": 1000 * max(took),
+        "aborts": len(victims.took),
+        "median": 1000 * quantile(victims.took, 0.5),
+        "p99": 1000 * victims.p99(),
+        "longest": 1000 * max(victims.took),
+        "quiet p99": 1000 * others.p99(),
         "memory": memory,
-        "disk": disk,
+        "disk": _on_disk(flooded) >> 20,
     }
+
+
+def _on_disk(folder: Path) -> int:
+    size = 0
+    for file in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # it was renamed meanwhile
+            size += file.stat().st_size if file.is_file() else 0
+    return size
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--kinds", nargs="+", default=["quiet", *greedy.ALL])
+    parser.add_argument("--kinds", nargs="+", default=greedy.ALL)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = {}
     for kind in options.kinds:
-        found[kind] = measure(kind, options.seconds)
-        print(f"{kind:12}", "  ".join(f"{name} {value:7.1f}" for name, value in found[kind].items()), flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            found[kind] = measure(kind, options.seconds, Path(folder))
+        print(f"{kind:12}", "  ".join(f"{name} {value:6.1f}" for name, value in found[kind].items()), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1))
 

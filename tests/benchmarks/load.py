@@ -465,15 +465,15 @@ class LargeRun:
 
 
 @contextmanager
-def collector(folder: Path, core: int, log: Path) -> Iterator[tuple[Usage, Path]]:
-    """A real collector pinned to one core."""
+def collector(folder: Path, core: int | None, log: Path) -> Iterator[tuple[Usage, Path]]:
+    """A real collector, pinned to one core if any."""
     path = folder / "connection.json"
     command = [sys.executable, "-m", "rankwatch_monitor", "collector", "--listen", "tcp://127.0.0.1:0"]
     with log.open("w") as file:
         process = subprocess.Popen(
             [*command, "--runs-dir", str(folder), "--connection-file", str(path)],
             env=environment(), stdout=file, stderr=file,
-            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+            preexec_fn=lambda: os.sched_setaffinity(0, {core} if core is not None else os.sched_getaffinity(0)),
         )  # fmt: skip
         try:
             _until(path.exists)

@@ -116,8 +116,17 @@ def decode(data: bytes | memoryview) -> Message:
         raise ProtocolError(f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     if len(data) <= SHORT_BYTES:
         return _decode_short(bytes(data))
-    is_table = data[1:7] == _TABLE_HEAD or data[1:14] == _FINGERPRINTS_HEAD
-    return _decode_once(bytes(data)) if is_table and len(data) <= REMEMBERED_BYTES else _decode(data)
+    return _decode_once(bytes(data)) if len(data) <= REMEMBERED_BYTES and is_table(data) else _decode(data)
+
+
+def is_table(data: bytes | memoryview) -> bool:
+    """Whether these bytes, if they are a message at all, are a TABLE or FINGERPRINTS."""
+    return bool(data[1:7] == _TABLE_HEAD or data[1:14] == _FINGERPRINTS_HEAD)
+
+
+def is_hello(data: bytes | memoryview) -> bool:
+    """Whether these bytes, if they are a message at all, are a HELLO. With more than 15 fields, its header has three bytes."""
+    return bool(data[1:7] == _HELLO_HEAD or data[3:9] == _HELLO_HEAD)
 
 
 def is_batch(data: bytes | memoryview) -> bool:
@@ -173,7 +182,7 @@ _decode_once = lru_cache(maxsize=8)(_decode)
 # All ranks acknowledge an abort at once, in the same few bytes.
 _decode_short = lru_cache(maxsize=64)(_decode)
 _TABLE_HEAD, _BATCH_HEAD, _BEAT_HEAD, _ACK_HEAD, _ABORT_HEAD = map(msgpack.packb, ("TABLE", "BATCH", "BEAT", "ACK", "ABORT"))
-_FINGERPRINT_HEAD, _FINGERPRINTS_HEAD = map(msgpack.packb, ("FINGERPRINT", "FINGERPRINTS"))
+_HELLO_HEAD, _FINGERPRINT_HEAD, _FINGERPRINTS_HEAD = map(msgpack.packb, ("HELLO", "FINGERPRINT", "FINGERPRINTS"))
 
 
 def _unpack(data: bytes | memoryview) -> Any:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import zmq
 
-from rankwatch.errors import ProtocolError
 from rankwatch.shared import data, messages, sockets, wire
 
 from ..decide.effects import Effect, IssueKey, Note, PointLatest, Publish, RecordTrace, Send, SendAll, Show
@@ -38,11 +37,13 @@ from ..record.schema import StoreError
 from ..record.store import Limits
 from .backlog import Backlog
 from .credentials import Credentials
-from .inbox import Ended, Inbox, Letter
+from .decoder import TableDecoder, decode
+from .inbox import Ended, Inbox, Item, Letter
 from .metrics.meters import LoopCounts, Meters
 from .precedence import DECIDING, yield_to_others
 from .publisher import Publisher
 from .run_folder import RunsFolder
+from .turns import Turns, is_long
 from .writer import RecordWriter
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,14 @@ LAST_WORDS, LONGEST_LAST_WORDS = 50, 1.0
 
 BURST = 1000
 """Messages received in a row before the clock is looked at."""
+
+SLICE = 0.005
+"""Seconds for which messages are received, and then for which those are handled that wait for their turn."""
+
+LAST_TURNS = 10.0
+"""Seconds at the end for which these are still handled."""
+
+AGAIN = messages.Error("too much of this key waits here: say HELLO, and repeat what is not on record", "hello")
 
 PEERS_AT_ONCE = 50
 """Peers whose batches are handled in a row before the socket is looked at."""
@@ -114,6 +123,7 @@ class Collector:
         self._publisher = Publisher(runs, self._write, show, lambda run, late: self._writer.unstored(run, late=late))
         self._received = self._received_bytes = 0
         self._backlog = Backlog()
+        self._turns = Turns()
         self._stop = threading.Event()
         self._job_ended: JobEnded | None = None
         self._interrupted = ""
@@ -139,6 +149,8 @@ class Collector:
             opened.callback(self._wake_read.close)
             self._wake_read.setblocking(False)
             self._wake_write.setblocking(False)
+            self._decoder = TableDecoder(self._wake)
+            opened.callback(self._decoder.close)
             name = self._keys.server.public or self.address
             runs.sweep(self._keys.server.public)
             self._writer = RecordWriter(runs.path, self._wake, Limits(), runs.begin, self._gauge_headroom, collector=name)
@@ -184,11 +196,17 @@ class Collector:
         self._drain()  # the ends of connections, for which no poll returns
         for letter in self._backlog.first(len(self._backlog)):
             self._handle(letter)
+        deadline += LAST_TURNS
+        while self._turns and time.monotonic() < deadline:
+            if not self._turns.is_ready:
+                poller.poll(LAST_WORDS)  # the decoder wakes it
+            self._take_turns()
+            self._record()
         self._perform(self._job_ended or JobEnded(None))
         self._record()
 
     def _turn(self, poller: zmq.Poller) -> None:
-        poller.poll(0 if self._backlog else IDLE_TICK if self.ledger.is_idle else BUSY_TICK)
+        poller.poll(0 if self._backlog or self._turns.is_ready else IDLE_TICK if self.ledger.is_idle else BUSY_TICK)
         if self._interrupted:
             self._perform(JobInterrupted(self._interrupted))
             self._interrupted = ""
@@ -221,48 +239,90 @@ class Collector:
 
     def _drain(self) -> None:
         """Receives what waits in the socket. Batches and fingerprints wait in the backlog while there is anything else."""
+        now = time.monotonic()
+        self._turns.begin(now)
+        due = now + SLICE
+        if self._turns:
+            self._take_turns()
         for _ in range(BURST):
             is_full = self._backlog.is_full
             item = None if is_full else self._inbox.take()
-            if item is None:
-                if is_full or not self._backlog:
-                    self._backlog.log_pressure(is_full=is_full)
-                if not self._backlog:
-                    return
-                for letter in self._backlog.first(PEERS_AT_ONCE):
-                    self._handle(letter)
-            elif isinstance(item, Ended):
-                self._catch_up(item.peer)  # what a peer said before it went comes first
-                self._perform(Disconnected(item.peer))
-            elif wire.is_batch(item.parts[0]) or wire.is_fingerprint(item.parts[0]):
-                self._backlog.add(item)
-            elif wire.is_beat(item.parts[0]) or wire.is_ack(item.parts[0]):
-                # These may overtake their peer's batches: a BEAT says no less than the batches before it, and an ACK says
-                # nothing of batches, and thousands come at a time.
-                self._handle(item)
-            else:
-                self._catch_up(item.peer)
-                self._handle(item)
+            if item is not None:
+                now = time.monotonic()
+                self._accept(item, now)
+                if now > due:
+                    self._take_turns()
+                    due = time.monotonic() + SLICE
+                continue
+            if is_full or not self._backlog:
+                self._backlog.log_pressure(is_full=is_full)
+            if not self._backlog and not self._turns.is_ready:
+                return
+            for letter in self._backlog.first(PEERS_AT_ONCE):
+                self._handle(letter)
+            self._take_turns()
+
+    def _accept(self, item: Item, now: float) -> None:
+        if self._turns.waits(item, now):
+            if not self._turns.add(item, self._backlog.take(item.peer)):
+                self._send((item.peer,), AGAIN)
+        elif isinstance(item, Ended):
+            self._catch_up(item.peer)  # what a peer said before it went comes first
+            self._end(item)
+        elif wire.is_batch(item.parts[0]) or wire.is_fingerprint(item.parts[0]):
+            self._backlog.add(item)
+        elif wire.is_beat(item.parts[0]) or wire.is_ack(item.parts[0]):
+            # These may overtake their peer's batches: a BEAT says no less than the batches before it, and an ACK says
+            # nothing of batches, and thousands come at a time.
+            self._handle(item)
+        else:
+            self._catch_up(item.peer)
+            self._handle(item)
 
     def _catch_up(self, peer: bytes) -> None:
         for letter in self._backlog.take(peer):
             self._handle(letter)
 
+    def _take_turns(self) -> None:
+        """Handles, for a while, what waits for its turn."""
+        for letter, message, error, seconds in self._decoder.done():
+            self._turns.decoded(letter)
+            self._turns.spend(letter.key, seconds, time.monotonic())
+            self._take(letter, message, error)
+        until = (now := time.monotonic()) + SLICE
+        while now < until and (item := self._turns.next(now)) is not None:
+            if isinstance(item, Ended):
+                self._end(item)
+            elif is_long(item):
+                self._decoder.submit(item)
+            else:
+                self._handle(item)
+            now = time.monotonic()
+
+    def _end(self, ended: Ended) -> None:
+        self._turns.forget(ended.peer)
+        self._perform(Disconnected(ended.peer))
+
     def _handle(self, letter: Letter) -> None:
-        peer, key, parts = letter
-        job = self._keys.ring.job_of(key)
+        if not self._turns.is_contested:
+            self._take(letter, *decode(letter))
+            return
+        begun = time.monotonic()
+        self._take(letter, *decode(letter))
+        now = time.monotonic()
+        self._turns.spend(letter.key, now - begun, now)
+
+    def _take(self, letter: Letter, message: messages.Message | None, error: str) -> None:
+        size = len(letter.parts[0])
+        self._received += 1
+        self._received_bytes += size
+        job = self._keys.ring.job_of(letter.key)
         if job is None:  # the authenticator lets in no other key
             return
-        self._received += 1
-        self._received_bytes += len(parts[0])
-        try:
-            if len(parts) != 1:
-                raise ProtocolError(f"a message of {len(parts)} parts instead of one")
-            message = wire.decode(parts[0])
-        except (ProtocolError, MemoryError) as error:
-            self._perform(Malformed(peer, str(error) or "there is no memory for it", job))
+        if message is None:
+            self._perform(Malformed(letter.peer, error, job))
         else:
-            self._perform(Received(peer, message, job, len(parts[0])))
+            self._perform(Received(letter.peer, message, job, size))
 
     # --- what is decided -----------------------------------------------------------------------------------------------
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import NamedTuple, TypeAlias
 
 import zmq
 
 from rankwatch.shared import sockets
+
+LOOK_AROUND = 0.002
+"""Seconds after which connections with a first message are looked for. libzmq itself looks for them at every 100th part that is
+received, however long that takes, as long as other connections have more."""
 
 
 class Letter(NamedTuple):
@@ -39,12 +44,16 @@ class Inbox:
         self._reused: Counter[int] = Counter()
         """Descriptors that belong to a new connection, while the end of the earlier one is not reported yet."""
         self._put_back: Letter | None = None
+        self._looked_at = 0.0
 
     def take(self) -> Item | None:
         """The next item; None when there is none. A peer's messages come before the end of its connection."""
         if (letter := self._put_back) is not None:
             self._put_back = None
             return letter
+        if (now := time.monotonic()) - self._looked_at > LOOK_AROUND:
+            self._looked_at = now
+            self._socket.getsockopt(zmq.EVENTS)
         try:
             peer = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:

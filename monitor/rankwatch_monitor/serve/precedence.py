@@ -1,4 +1,4 @@
-"""Which of the collector's threads runs first where they share a core: ZeroMQ's, then the deciding one, then the disk's.
+"""Which of the collector's threads runs first where they share a core: ZeroMQ's, the deciding one, the decoder's, the disk's.
 
 A message that waits in a socket may be a trip. The steps are small: on a busy node the collector must not fall behind the other
 processes.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-DECIDING, RECORDING = 2, 6
+DECIDING, DECODING, RECORDING = 2, 4, 6
 """The niceness of these threads, on top of that of ZeroMQ's thread."""
 
 SWITCH_INTERVAL = 0.0005

@@ -20,15 +20,10 @@ FLOODED = 6.0
 MAX_MEMORY, MAX_DISK = 3 * 2**30, 2 * 2**30
 """Bytes of the collector after one flood."""
 
-UNBOUNDED = frozenset({"HELLO"})
-"""Kinds that are left out: as long as a key has no budget of runs, the records of a thousand new ones delay the other reports."""
-
-JOB = "greedy0"
-
 
 class Floods(Part):
     def begin(self) -> None:
-        kinds = sorted(greedy.KINDS.keys() - UNBOUNDED)
+        kinds = sorted(greedy.KINDS)
         self.kinds = self.random.sample(kinds, len(kinds))
         self.sites: list[Site] = []
         self.crews: list[Crew] = []
@@ -73,11 +68,11 @@ class Floods(Part):
             site.clear()
 
     def _start_flood(self, site: Site, folder: Path, kind: str) -> None:
-        """The key is of one job alone; only a HELLO of many jobs needs a key of them all, and only such a key invites."""
+        """The key is of one job alone; only to invite, it takes a key of them all."""
         connection = site.connection
-        if kind not in ("HELLO", "INVITE"):
+        if kind != "INVITE":
             connection = folder / "invited.json"
-            connections.write(control.invite(connections.read(site.connection), JOB), connection)
+            connections.write(control.invite(connections.read(site.connection), greedy.JOB), connection)
         command = [sys.executable, greedy.__file__, str(connection), kind, str(FLOODED)]
         self.flood = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
         assert self.flood.stdout is not None

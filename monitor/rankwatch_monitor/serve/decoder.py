@@ -1,0 +1,68 @@
+"""Decodes what peers send: long tables, of up to a second each, in a thread of its own, so that an abort need not wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from rankwatch.errors import ProtocolError
+from rankwatch.shared import messages, wire
+
+from .inbox import Letter
+from .precedence import DECODING, yield_to_others
+
+
+class Decoded(NamedTuple):
+    """A message, or why there is none, and the seconds of CPU time that it took."""
+
+    letter: Letter
+    message: messages.Message | None
+    error: str
+    seconds: float
+
+
+class TableDecoder:
+    """``wake``: called in the thread when ``done`` has something new."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._letters: SimpleQueue[Letter | None] = SimpleQueue()
+        self._done: SimpleQueue[Decoded] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="rankwatch-decoder", daemon=True)
+        self._thread.start()
+
+    def submit(self, letter: Letter) -> None:
+        self._letters.put(letter)
+
+    def done(self) -> Iterator[Decoded]:
+        """What was decoded since the last call."""
+        while True:
+            try:
+                yield self._done.get_nowait()
+            except Empty:
+                return
+
+    def close(self) -> None:
+        self._letters.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        yield_to_others(DECODING)
+        while (letter := self._letters.get()) is not None:
+            begun = time.thread_time()
+            message, error = decode(letter)
+            self._done.put(Decoded(letter, message, error, time.thread_time() - begun))
+            self._wake()
+
+
+def decode(letter: Letter) -> tuple[messages.Message | None, str]:
+    """The message, or None and why there is none."""
+    try:
+        if len(letter.parts) != 1:
+            raise ProtocolError(f"a message of {len(letter.parts)} parts instead of one")
+        return wire.decode(letter.parts[0]), ""
+    except (ProtocolError, MemoryError) as error:
+        return None, str(error) or "there is no memory for it"

@@ -1,0 +1,78 @@
+"""A client with a valid key sends one kind of accepted message without end: other runs' aborts do not wait for it."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+import zmq
+
+import greedy
+import makers
+import records
+from benchmarks.floods import measure
+from collectors import Running
+from net.tell.test_link import Rank
+from rankwatch.shared import messages, sockets, wire
+from rankwatch_monitor.record.reader import RunRecord
+from rankwatch_monitor.record.schema import FILE
+from rankwatch_monitor.serve import control, turns
+
+PROMPT = 50.0
+"""Milliseconds from TRIP to ABORT, p99. Where the machine is busy, ten times what a collector in peace needs beside it."""
+
+MAX_MEMORY, MAX_DISK = 1024, 256
+"""MiB of the flooded collector."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*greedy.KINDS, *greedy.RAW])
+def test_another_runs_abort_beside_a_flood(kind: str, tmp_path: Path) -> None:
+    found = measure(kind, 4.0, tmp_path)
+    assert found["p99"] < max(PROMPT, 10 * found["quiet p99"]), found
+    assert found["memory"] < MAX_MEMORY, found
+    assert found["disk"] < MAX_DISK, found
+    assert "an error of ours" not in (tmp_path / "flooded.log").read_text()
+
+
+def test_what_was_not_taken_beside_a_flood_with_the_same_key_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "WORK_AT_ONCE", 1e-9)
+    monkeypatch.setattr(turns, "WORK_PER_SECOND", 1e-9)
+    monkeypatch.setattr(turns, "CONTEST", 1e9)
+    monkeypatch.setattr(turns, "MAX_WAITING", 32 * turns.OVERHEAD)
+    running = Running(tmp_path)
+    invited = control.invite(running.collector.connection, "train")  # with the other key, so that there are two
+    rank = Rank(invited, 0, 2)
+    assert rank.link.start()
+    table = makers.table()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    flood = sockets.dealer(context, invited)
+    flood.send(wire.encode(makers.hello(1, 2, incarnation="greedy")))
+    batches = count()
+    while len(running.collector._turns._keys[invited.client_public].deaf) < 2:  # of both peers, messages were not taken
+        for _ in range(50):
+            flood.send(wire.encode(makers.beat(0, 0, 0)))
+        rank.link.send_batch(table, makers.summary(next(batches)))
+    flood.send(wire.encode(makers.hello(1, 2, incarnation="greedy")))
+    flood.send(wire.encode(messages.Bye(1, "finished", "")))
+    rank.link.close("finished")
+    context.destroy(linger=5000)
+    running.stop()
+    recorded = records.read(tmp_path / "runs" / "train-0" / FILE, RunRecord.digests)["batch"].tolist()
+    assert recorded == list(range(next(batches)))
+
+
+def test_a_long_table_that_is_malformed_costs_its_sender_an_error_alone(tmp_path: Path) -> None:
+    running = Running(tmp_path)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = sockets.dealer(context, running.collector.connection)
+    socket.send(wire.encode(makers.hello()))
+    socket.send(b"\x92\xa5TABLE" + bytes(100_000))
+    socket.send(wire.encode(makers.beat(0, 0, 0)))
+    heard = [type(wire.decode(socket.recv())) for _ in range(3)]
+    assert heard == [messages.Welcome, messages.Error, messages.Ack]
+    context.destroy(linger=0)
+    running.stop()
