@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 COMMIT_INTERVAL = 0.25
 """Seconds for which batches are collected, to be written in one transaction. All other entries are written at once."""
 
-MAX_WAITING = 256 * 2**20
-"""Bytes of batches that may wait for the disk. Further batches are not recorded."""
+MAX_WAITING = 512 * 2**20
+"""Bytes of batches that may wait for the disk. Half of what is free is for any one run; its further batches are not recorded."""
 
 MAX_FACTS = 64 * 2**20
 """Bytes of other facts of one run that may wait while the disk takes nothing."""
@@ -100,7 +100,8 @@ class RecordWriter:
         with self._changed:
             held = self._held(run)
             queued = len(held.entries)
-            self._waiting_bytes += held.append(entries, MAX_WAITING - self._waiting_bytes, MAX_FACTS, TOO_SLOW)
+            room = (MAX_WAITING - self._waiting_bytes - held.size) // 2
+            self._waiting_bytes += held.append(entries, room, MAX_FACTS, TOO_SLOW)
             if len(held.entries) < queued + len(entries):
                 self._log_overflow(held)
                 self._lost[run] = held.lost.all()

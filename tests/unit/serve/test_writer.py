@@ -189,7 +189,7 @@ def test_a_disk_that_gets_full_in_the_middle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retries: None, *, frees: bool
 ) -> None:
     monkeypatch.setattr(recorders, "LAST_TRIES", 0.05)
-    monkeypatch.setattr(recorders, "MAX_WAITING", 100 * 9 * TABLE.rows)
+    monkeypatch.setattr(recorders, "MAX_WAITING", 2 * 100 * 9 * TABLE.rows)
     bench = Bench(tmp_path)
     bench.recorder.append("train-0", [OPENED, *trained(*range(50))])
     bench.await_stored("train-0", 50)
@@ -293,16 +293,19 @@ def test_a_disk_that_is_too_slow_loses_only_batches(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recorders, "MAX_WAITING", 5 * 9 * TABLE.rows)
+    monkeypatch.setattr(recorders, "MAX_WAITING", 2 * 5 * 9 * TABLE.rows)
     begun, go_on = hold()
     bench.recorder.append("train-0", [OPENED])
     assert begun.wait(SOON)
     for batch in range(50):
         bench.recorder.append("train-0", trained(batch))
     bench.recorder.append("train-0", [BYE])
+    bench.recorder.append("other-0", [OPENED, *trained(0, 1)])  # a run may take half of what is free
     go_on.set()
     bench.await_stored("train-0", 100)
+    bench.await_stored("other-0", 2)
     assert bench.recorded() == [0, 1, 2, 3, 4]
+    assert bench.recorded("other-0") == [0, 1]
     assert records.read(bench.folder / "train-0" / FILE, RunRecord.entries)[-1].fact == BYE.fact
     (line,) = caplog.messages
     assert line == "the disk was too slow: batches of run train-0 are missing in its record"
