@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -288,9 +289,28 @@ def small_disk(site: Site) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
+    with contextlib.suppress(OSError), open(disk / "filler", "ab", buffering=0) as filler:
         while True:
             filler.write(bytes(512))
+
+
+@contextlib.contextmanager
+def kept_full(disk: Path) -> Iterator[None]:
+    """What is freed is taken at once: SQLite frees its log where it closes a record that the disk refused."""
+    fill(disk)
+    freed = threading.Event()
+
+    def keep() -> None:
+        while not freed.wait(0.001):
+            fill(disk)
+
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    try:
+        yield
+    finally:
+        freed.set()
+        keeper.join()
 
 
 @pytest.mark.slow
@@ -320,14 +340,14 @@ def test_a_full_disk_costs_the_record_and_nothing_else(site: Site, small_disk: P
     for rank in ranks:
         assert rank.ask("batches", 3) == 3
         assert rank.ask("settle")
-    fill(small_disk)
-    for rank in ranks:
-        assert rank.ask("batches", 60) == 63
-    until(lambda: "cannot write run train-0 (the disk was full); it is tried again" in site.log)
-    trip_stops_all(site, culprit=1)
-    until(lambda: "rankwatch: first inf in run train-0\n  culprit    rank 1 of 2" in site.out)
-    assert "not on record: the disk was full" in site.out
-    assert site.end() == 0
+    with kept_full(small_disk):
+        for rank in ranks:
+            assert rank.ask("batches", 60) == 63
+        until(lambda: "cannot write run train-0 (the disk was full); it is tried again" in site.log)
+        trip_stops_all(site, culprit=1)
+        until(lambda: "rankwatch: first inf in run train-0\n  culprit    rank 1 of 2" in site.out)
+        assert "not on record: the disk was full" in site.out
+        assert site.end() == 0
     assert "what came last of run train-0 is not in its record: the disk was full" in site.log
     assert "Traceback" not in site.log
     (row,) = read_rows(small_disk)

@@ -93,8 +93,8 @@ def open_to_read(path: Path) -> sqlite3.Connection:
         try:
             return _open(path, "mode=ro")
         except sqlite3.OperationalError as error:
-            # To read it, SQLite would have to write: beside it, in a folder that may be another's, or to mend it.
-            if not str(error).startswith(("attempt to write", "unable to open")) or not path.is_file():
+            # To read it, SQLite would have to write: beside it, in another's folder or on a full disk, or to mend it.
+            if not str(error).startswith(("attempt to write", "unable to open", "disk I/O error")) or not path.is_file():
                 raise
         left = [
             aside for aside in (path.with_name(path.name + "-journal"), path.with_name(path.name + "-wal")) if _size(aside)
