@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
 
+import msgpack
 import zmq
 
 import makers
@@ -23,16 +24,24 @@ from rankwatch.shared import connection as connections
 from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.frame import FrameTable
 from rankwatch.shared.tuning import Tuning
+from rankwatch_monitor.decide.replicas import MAX_TABLE_ROWS
 
 LONG = "x" * 16_000
+NESTED = msgpack.packb(["BEAT", [[0] * 60] * 100_000])
 
 Parts = list[bytes]
 
 
-def _frame_table(number: int) -> messages.Table:
-    """Another one each time, of about 400 KB."""
+def _frame_table(number: int, rows: int = 8000) -> FrameTable:
+    """Another one for each number, of about 50 bytes a row."""
     spec = makers.frame().spec
-    return messages.Table(FrameTable(tuple(replace(spec, module=f"layers.{number}.{row}") for row in range(8000))))
+    return FrameTable(tuple(replace(spec, module=f"layers.{number}.{row}") for row in range(rows)))
+
+
+def _long_trip(number: int) -> messages.Tripped:
+    """Of 800 KB."""
+    trip = makers.trip()
+    return messages.Tripped(number, replace(trip, frames=trip.frames * 10_000))
 
 
 JOB = "greedy"
@@ -46,7 +55,7 @@ def _hello(number: int) -> messages.Hello:
 
 KINDS: dict[str, Callable[[int], messages.Message]] = {
     "HELLO": _hello,
-    "TABLE": _frame_table,
+    "TABLE": lambda n: messages.Table(_frame_table(n)),
     "BATCH": lambda n: messages.Batch(n, makers.summary(n)),
     "TRIP": lambda n: messages.Tripped(n, makers.trip()),
     "CLOSEUP": lambda n: messages.LookedCloser(n, makers.closeup(note=LONG)),
@@ -60,24 +69,34 @@ KINDS: dict[str, Callable[[int], messages.Message]] = {
     "TUNE": lambda n: messages.Tune("", Tuning(trace_batch_nums=tuple(range(n, n + 5000)))),
     "INVITE": lambda n: messages.Invite(f"job{n}"),
 }
+LONG_KINDS: dict[str, Callable[[int], messages.Message]] = {
+    "long TABLE": lambda n: messages.Table(_frame_table(n, 100_000)),
+    "long TRIP": _long_trip,
+    "long FINGERPRINTS": lambda n: messages.Fingerprints(makers.fingerprint_table(MAX_TABLE_ROWS - n, 1)),
+    "long BATCH": lambda n: messages.Batch(n + 1, makers.summary(n + 1, traced=True, of=_frame_table(0, 100_000))),
+}
+"""Few are made, and sent again and again."""
 RAW: dict[str, Callable[[int], Parts]] = {
     "malformed": lambda n: [b"\x93\xa5HELLO" + bytes(1000)],
     "unknown": lambda n: [b"\x92\xa6FUTURE" + b"\xc0" * 1],
     "multipart": lambda n: [b"x"] * 50,
+    "long malformed": lambda n: [NESTED],
 }
 CONNECTIONS = "connections"
-ALL = (*KINDS, *RAW, CONNECTIONS)
+ALL = (*KINDS, *LONG_KINDS, *RAW, CONNECTIONS)
 
 
 def bodies(kind: str) -> Iterator[Parts]:
     """What is sent after a HELLO. Some tables are made once, since making one takes longer than reading it."""
     first = [wire.encode(messages.Table(makers.table()))] if kind == "BATCH" else []
+    if kind == "long BATCH":
+        first = [wire.encode(messages.Table(_frame_table(0, 100_000)))]
     if kind == "FINGERPRINT":
         first = [wire.encode(messages.Fingerprints(makers.fingerprint_table(2, 1)))]
     for body in first:
         yield [body]
-    if kind in ("TABLE", "FINGERPRINTS"):
-        made = [[wire.encode(KINDS[kind](number))] for number in range(12)]
+    if kind in LONG_KINDS or kind in ("TABLE", "FINGERPRINTS"):
+        made = [[wire.encode({**KINDS, **LONG_KINDS}[kind](number))] for number in range(12)]
         yield made[0]
         yield from itertools.cycle(made)
     for number in itertools.count(1):

@@ -103,6 +103,9 @@ class FingerprintTable:
         content = repr((rows, meshes, inputs))
         object.__setattr__(self, "id", hashlib.blake2b(content.encode(), digest_size=16).hexdigest())
 
+    def __hash__(self) -> int:
+        return hash(self.id)
+
     def rows_of(self, slot: int) -> tuple[FingerprintRow, ...]:
         """The rows of a fingerprint of this slot, in their order in ``lanes``."""
         return self.rows if slot == ALL_ROWS else tuple([row for row in self.rows if row.slot == slot])

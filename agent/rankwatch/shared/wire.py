@@ -17,6 +17,7 @@ import msgpack
 from ..errors import ProtocolError
 from .data import (
     MAX_RANKS,
+    MAX_ROWS,
     MAX_TEXT,
     check_moment,
     read_closeup,
@@ -92,6 +93,12 @@ SHORT_BYTES, REMEMBERED_BYTES = 16, 1024 * 1024
 SHORT_ARRAY = 64
 """An array header that claims so many items costs next to nothing, even if the items are missing."""
 
+PART_BYTES = 16 * 1024
+"""What is unpacked at once: in less than a millisecond."""
+
+MAX_DEPTH = 16
+"""Arrays in arrays of a long message."""
+
 MAX_MODELS = 1 << 16
 MAX_PATTERNS = 256
 MAX_TRACED = 10_000
@@ -127,6 +134,11 @@ def is_table(data: bytes | memoryview) -> bool:
 def is_hello(data: bytes | memoryview) -> bool:
     """Whether these bytes, if they are a message at all, are a HELLO. With more than 15 fields, its header has three bytes."""
     return bool(data[1:7] == _HELLO_HEAD or data[3:9] == _HELLO_HEAD)
+
+
+def is_columns(data: bytes | memoryview) -> bool:
+    """Whether these bytes, if they are a message at all, are a BATCH or FINGERPRINT: they decode fast, however long."""
+    return is_batch(data) or is_fingerprint(data)
 
 
 def is_batch(data: bytes | memoryview) -> bool:
@@ -186,25 +198,63 @@ _HELLO_HEAD, _FINGERPRINT_HEAD, _FINGERPRINTS_HEAD = map(msgpack.packb, ("HELLO"
 
 
 def _unpack(data: bytes | memoryview) -> Any:
-    try:  # most messages have no long arrays
-        return msgpack.unpackb(data, **_STRICT, max_array_len=SHORT_ARRAY)
-    except ValueError:
-        _check_claims(data)
-        return msgpack.unpackb(data, **_STRICT)
+    if len(data) <= PART_BYTES:
+        try:  # most messages have no long arrays
+            return msgpack.unpackb(data, **_STRICT)
+        except ValueError:
+            pass
+    if is_columns(data):
+        return _unpack_parts(memoryview(data), 2, SHORT_ARRAY)
+    return _unpack_parts(memoryview(data), MAX_DEPTH, MAX_ROWS)
 
 
-_STRICT: dict[str, Any] = {"raw": False, "strict_map_key": True, "max_ext_len": 0, "max_map_len": 0}
+def _unpack_parts(data: memoryview, depth: int, most: int) -> Any:
+    """As msgpack unpacks it, but part by part where it is long: other threads wait for one part alone.
 
+    Nor does a header cost more than what follows it. To unpack a whole allocates what the headers claim before it sees that
+    items are missing: 10 KB of nested headers of long arrays cost 80 MB, which msgpack 1.1 and older never free.
 
-def _check_claims(data: bytes | memoryview) -> None:
-    """Raises what msgpack raises where a header claims more items than follow.
-
-    Unpacking allocates what a header claims before it sees that the items are missing: 10 KB of nested headers of long
-    arrays cost 80 MB, which msgpack 1.1 and older never free. Skipping allocates nothing.
+    Args:
+        depth: how many arrays may lie in each other.
+        most: how many items an array may have. In the place of an array that has more, or lies deeper, is _UNREAD.
     """
-    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    if len(data) <= PART_BYTES:
+        try:
+            return msgpack.unpackb(data, **_STRICT)
+        except ValueError:  # perhaps of an array's length
+            pass
+    if not data or not _is_array(data[0]):
+        return msgpack.unpackb(data, **_STRICT)
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data), **_STRICT)
     unpacker.feed(data)
-    unpacker.skip()
+    count = unpacker.read_array_header()
+    if not depth or count > most:
+        return _UNREAD
+    items: list[Any] = []
+    for left in reversed(range(count)):
+        begin = unpacker.tell()
+        if begin == len(data) or not _is_array(data[begin]):
+            items.append(unpacker.unpack())
+        elif left:
+            unpacker.skip()
+            items.append(_unpack_parts(data[begin : unpacker.tell()], depth - 1, most))
+        else:
+            return [*items, _unpack_parts(data[begin:], depth - 1, most)]
+    if unpacker.tell() < len(data):
+        raise ValueError("more bytes follow")
+    return items
+
+
+def _is_array(head: int) -> bool:
+    return head >> 4 == 0x9 or head in (0xDC, 0xDD)
+
+
+_UNREAD = object()
+"""No field takes it."""
+
+_STRICT: dict[str, Any] = {
+    "raw": False, "strict_map_key": True, "max_ext_len": 0, "max_map_len": 0, "max_array_len": SHORT_ARRAY,
+}  # fmt: skip
 
 
 _SEQ, _COUNT, _SECONDS, _TEXT = integer(), integer(), number(), lines(MAX_TEXT)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from rankwatch.shared.frame import Frame
+from rankwatch.shared.frame import BatchSummary, FrameTable
 from rankwatch.shared.messages import Message
 
 from .report import RankStanding, Report, RunStanding
@@ -35,12 +35,12 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class RecordTrace:
-    """Write the frames of a traced batch to its file."""
+    """Write the frames of a traced batch to its file. They are made of it only then: it may have a hundred thousand."""
 
     run: str
     rank: int
-    batch: int
-    frames: tuple[Frame, ...]
+    summary: BatchSummary
+    table: FrameTable
 
 
 @dataclass(frozen=True, slots=True)

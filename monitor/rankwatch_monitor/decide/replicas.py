@@ -22,7 +22,7 @@ from .findings import DesyncFindings, DesyncOrigin
 from .gathers import GatherGroup
 from .lockstep import At, Lockstep, Memory
 from .replica_group import ReplicaGroup
-from .table_layout import Kin, MeshLayout, TableLayout
+from .table_layout import Kin, MeshLayout, TableLayout, layout_of
 from .weighing import weigh
 
 TABLES_OF_RANK = 4
@@ -99,7 +99,7 @@ class ReplicaWatch:
         rows = sum(layout.rows for layout in self._layouts.values())
         if rows + len(table.rows) > MAX_ROWS:
             return f"the fingerprint tables of this run have {rows} rows, and {MAX_ROWS} is the limit"
-        self._layouts[table.id] = TableLayout(table)
+        self._layouts[table.id] = layout_of(table)
         return ""
 
     def knows(self, rank: int, table_id: str) -> bool:

@@ -355,7 +355,7 @@ class Run(RunEnd):
                 if not summary.first_frame:
                     self._count(rank, summary.batch, summary.optimizer_step, now)
                 if summary.traced:
-                    effects.append(RecordTrace(self.id, rank.number, summary.batch, tuple(summary.frames(table))))
+                    effects.append(RecordTrace(self.id, rank.number, summary, table))
             else:
                 text = f"batch {summary.batch} does not fit its frame table"
                 effects.append(Send(rank.peer, messages.Error(text, "none")))

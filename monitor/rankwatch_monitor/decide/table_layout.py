@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
@@ -78,6 +79,12 @@ class TableLayout:
 
     def of(self, slot: int) -> SlotLayout:
         return self._slots.get(slot, _EMPTY)
+
+
+@lru_cache(maxsize=4)
+def layout_of(table: FingerprintTable) -> TableLayout:
+    """Remembered: a long table takes 0.1 s, for which another thread (``serve/decoder.py``) calls this first."""
+    return TableLayout(table)
 
 
 class MeshLayout:

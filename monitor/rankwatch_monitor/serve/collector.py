@@ -37,7 +37,7 @@ from ..record.schema import StoreError
 from ..record.store import Limits
 from .backlog import Backlog
 from .credentials import Credentials
-from .decoder import TableDecoder, decode
+from .decoder import DecoderThread, decode
 from .inbox import Ended, Inbox, Item, Letter
 from .metrics.meters import LoopCounts, Meters
 from .precedence import DECIDING, yield_to_others
@@ -149,7 +149,7 @@ class Collector:
             opened.callback(self._wake_read.close)
             self._wake_read.setblocking(False)
             self._wake_write.setblocking(False)
-            self._decoder = TableDecoder(self._wake)
+            self._decoder = DecoderThread(self._wake)
             opened.callback(self._decoder.close)
             name = self._keys.server.public or self.address
             runs.sweep(self._keys.server.public)
@@ -269,7 +269,7 @@ class Collector:
         elif isinstance(item, Ended):
             self._catch_up(item.peer)  # what a peer said before it went comes first
             self._end(item)
-        elif wire.is_batch(item.parts[0]) or wire.is_fingerprint(item.parts[0]):
+        elif wire.is_columns(item.parts[0]):
             self._backlog.add(item)
         elif wire.is_beat(item.parts[0]) or wire.is_ack(item.parts[0]):
             # These may overtake their peer's batches: a BEAT says no less than the batches before it, and an ACK says
@@ -357,9 +357,7 @@ class Collector:
                     self._meters.show(effect, time.monotonic())
                 self._show_ranks(effect)
             elif isinstance(effect, RecordTrace):
-                self._write(
-                    effect.run, partial(self._runs.record_trace, effect.run, effect.rank, effect.batch, effect.frames)
-                )
+                self._write(effect.run, partial(self._record_trace, effect))
             elif isinstance(effect, PointLatest):
                 self._write(effect.run, partial(self._runs.point_latest_at, effect.run))
             elif isinstance(effect, Publish):
@@ -395,6 +393,10 @@ class Collector:
         """Has the writer write a file of a run, after the run's first entry: the entry makes the run's folder."""
         self._hand_over_entries()
         self._writer.do(run, action)
+
+    def _record_trace(self, traced: RecordTrace) -> None:
+        frames = tuple(traced.summary.frames(traced.table))
+        self._runs.record_trace(traced.run, traced.rank, traced.summary.batch, frames)
 
     def _hand_over_entries(self) -> None:
         for run, entries in self.ledger.take_journals():

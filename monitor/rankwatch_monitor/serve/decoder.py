@@ -1,16 +1,19 @@
-"""Decodes what peers send: long tables, of up to a second each, in a thread of its own, so that an abort need not wait."""
+"""Decodes long messages, of up to seconds each, in a thread of its own, so that an abort need not wait."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from rankwatch.errors import ProtocolError
 from rankwatch.shared import messages, wire
 
+from ..decide.replicas import MAX_TABLE_ROWS
+from ..decide.table_layout import layout_of
 from .inbox import Letter
 from .precedence import DECODING, yield_to_others
 
@@ -24,7 +27,7 @@ class Decoded(NamedTuple):
     seconds: float
 
 
-class TableDecoder:
+class DecoderThread:
     """``wake``: called in the thread when ``done`` has something new."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -54,6 +57,9 @@ class TableDecoder:
         while (letter := self._letters.get()) is not None:
             begun = time.thread_time()
             message, error = decode(letter)
+            if isinstance(message, messages.Fingerprints) and len(message.table.rows) <= MAX_TABLE_ROWS:
+                with suppress(Exception):  # the loop meets it again, and says so
+                    layout_of(message.table)
             self._done.put(Decoded(letter, message, error, time.thread_time() - begun))
             self._wake()
 

@@ -1,7 +1,7 @@
 """Whose message is next: what a key has beyond its share of the loop waits while other keys have messages.
 
 ZeroMQ hands over one message of each connection in turn, so a key with a thousand connections would have a thousand turns for
-one of another key. And another thread decodes long tables (``decoder.py``): what the peer of one sent after it waits.
+one of another key. And another thread decodes long messages (``decoder.py``): what the peer of one sent after it waits.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ CONTEST = 10.0
 DEBT = 4.0
 """How far a key can be in debt, in units of its share: what a rush of an hour left over does not count for hours."""
 
-LONG_TABLE = 32 * 2**10
-"""Bytes of a table that takes some milliseconds to decode."""
+LONG = 32 * 2**10
+"""Bytes of a message, unless it has columns, that takes some milliseconds to decode: a table, or a trip with many frames."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _OfKey:
     size: int = 0
     deaf: set[bytes] = field(default_factory=set)
     decoded: bytes = b""
-    """The peer whose table is being decoded."""
+    """The peer whose message is being decoded."""
 
 
 class Turns:
@@ -100,7 +100,7 @@ class Turns:
     def next(self, now: float) -> Item | None:
         """Takes an item of the key that has the most left of its share. None: all keys that wait do so for the decoder.
 
-        A long table is for the decoder: until ``decoded``, nothing more comes of its key.
+        A long message is for the decoder: until ``decoded``, nothing more comes of its key.
         """
         ready = [own for own in self._waiting.values() if not own.decoded]
         if not ready:
@@ -144,7 +144,7 @@ class Turns:
 
 def is_long(letter: Letter) -> bool:
     """Whether another thread is to decode it."""
-    return len(letter.parts[0]) > LONG_TABLE and wire.is_table(letter.parts[0])
+    return len(letter.parts[0]) > LONG and not wire.is_columns(letter.parts[0])
 
 
 def _size(item: Item) -> int:

@@ -27,7 +27,7 @@ MAX_MEMORY, MAX_DISK = 1024, 256
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [*greedy.KINDS, *greedy.RAW])
+@pytest.mark.parametrize("kind", [*greedy.KINDS, *greedy.LONG_KINDS, *greedy.RAW])
 def test_another_runs_abort_beside_a_flood(kind: str, tmp_path: Path) -> None:
     found = measure(kind, 4.0, tmp_path)
     assert found["p99"] < max(PROMPT, 10 * found["quiet p99"]), found

@@ -20,7 +20,7 @@ def test_traced_batches_are_recorded_by_rank() -> None:
     desk.connect(2)
     desk.receive(1, messages.Table(makers.table()), messages.Batch(1, makers.summary(4, traced=True)))
     (trace,) = [effect for effect in desk.effects if isinstance(effect, RecordTrace)]
-    assert (trace.run, trace.rank, trace.batch, len(trace.frames)) == ("train-0", 1, 4, 2)
+    assert (trace.run, trace.rank, trace.summary.batch, trace.table) == ("train-0", 1, 4, makers.table())
 
 
 def test_the_parts_of_a_traced_batch_are_recorded_one_by_one() -> None:
@@ -29,7 +29,7 @@ def test_the_parts_of_a_traced_batch_are_recorded_one_by_one() -> None:
     desk.receive(0, messages.Table(makers.table()), messages.Batch(1, makers.summary(4, traced=True)))
     desk.receive(0, messages.Batch(2, makers.summary(4, first=2, traced=True)))
     traces = [effect for effect in desk.effects if isinstance(effect, RecordTrace)]
-    assert [[frame.position.frame for frame in trace.frames] for trace in traces] == [[0, 1], [2, 3]]
+    assert [[frame.position.frame for frame in trace.summary.frames(trace.table)] for trace in traces] == [[0, 1], [2, 3]]
 
 
 def test_a_batch_whose_table_is_not_known_is_asked_for_again() -> None:

@@ -157,6 +157,57 @@ def test_every_field_is_checked(message: messages.Message) -> None:
         wire.decode(msgpack.packb([kind, *values[:-1]]))
 
 
+# --- long messages --------------------------------------------------------------------------------------------------------
+
+leaves = st.none() | st.integers(-(2**40), 2**40) | st.text(max_size=4) | st.binary(max_size=40)
+values = st.recursive(leaves | leaves.map(lambda one: [one] * 70), lambda inner: st.lists(inner, max_size=5), max_leaves=30)
+
+
+@given(sent=st.lists(values, max_size=6), bytes_at_once=st.sampled_from([0, 1, 16, 100, 1000]), cut=st.integers(0, 50))
+def test_a_message_is_the_same_in_parts_as_at_once(sent: list[Any], bytes_at_once: int, cut: int) -> None:
+    body = memoryview(msgpack.packb(sent))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(wire, "PART_BYTES", bytes_at_once)
+        assert wire._unpack_parts(body, 100, 1000) == sent
+        for broken in (body[: -1 - cut], memoryview(bytes(body) + b"\x90" * (1 + cut))):
+            with pytest.raises((ValueError, msgpack.UnpackException)):
+                wire._unpack_parts(broken, 100, 1000)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_message_round_trips_in_parts(message: messages.Message, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "PART_BYTES", 8)
+    assert wire._decode(wire.encode(message)) == message
+
+
+def test_no_part_of_a_long_message_keeps_other_threads_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    trip = dataclasses.replace(makers.trip(), frames=makers.trip().frames * 2000)
+    table = FrameTable(makers.table().specs * 4000)
+    rows = makers.fingerprint_table(5000)
+    batch = makers.summary(of=table)
+    longest, unpack = 0, msgpack.unpackb
+
+    def unpackb(part: memoryview, **options: Any) -> Any:
+        nonlocal longest
+        longest = max(longest, len(part))
+        return unpack(part, **options)
+
+    monkeypatch.setattr(msgpack, "unpackb", unpackb)
+    for message in (messages.Tripped(1, trip), messages.Table(table), messages.Fingerprints(rows), messages.Batch(1, batch)):
+        body = wire.encode(message)
+        assert len(body) > 4 * wire.PART_BYTES
+        assert wire._decode(body) == message
+    assert 0 < longest <= wire.PART_BYTES
+
+
+@pytest.mark.parametrize("nested", [[0] * 100_000, [[[0] * 60] * 60] * 60, [[[[[0] * 20] * 20] * 20] * 20]])
+@pytest.mark.parametrize("kind", ["BATCH", "FINGERPRINT"])
+def test_a_message_with_columns_takes_no_arrays_in_arrays(kind: str, nested: list[Any]) -> None:
+    for fields_ in ([1, nested], [1, [nested] * 10], [nested, 1], nested):
+        with pytest.raises(ProtocolError):
+            wire.decode(msgpack.packb([kind, *fields_]))
+
+
 def test_columns_must_fit_each_other_and_their_specs() -> None:
     kind, seq, summary = msgpack.unpackb(wire.encode(messages.Batch(4, makers.summary(1))))
     with pytest.raises(ProtocolError, match="do not fit each other"):
