@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import os
 import time
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
-_ENDED = frozenset("ZXx")
+ENDED = frozenset("ZXx")
 """States of a process that has ended and still has its number."""
+
+
+class Stat(NamedTuple):
+    """``started_at``: in clock ticks since the machine's start."""
+
+    state: str
+    parent: int
+    started_at: int
+
+
+def stat_of(pid: int) -> Stat | None:
+    """None: there is no such process, or it is hidden."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace").rpartition(")")[2].split()
+        return Stat(fields[0], int(fields[1]), int(fields[19]))
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def started_at(pid: int) -> int | None:
     """When a process started, in clock ticks since the machine's; None: no such process runs."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace").rpartition(")")[2].split()
-        return None if fields[0] in _ENDED else int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
+    stat = stat_of(pid)
+    return None if stat is None or stat.state in ENDED else stat.started_at
 
 
 def age() -> float:
@@ -27,20 +43,19 @@ def age() -> float:
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
+@lru_cache(maxsize=1)
 def boot_id() -> str:
     """What tells this start of this machine from any other; empty where it is unknown."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
 
 
 def parent_of(pid: int) -> int:
     """The process that started this one, or that took it over; 0 where it is unknown."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace").rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
+    stat = stat_of(pid)
+    return 0 if stat is None else stat.parent
 
 
 def environment_of(pid: int) -> dict[str, str]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
+
+from rankwatch.shared.process import boot_id
 
 from .mounts import is_on_network
 
@@ -68,15 +69,6 @@ def _flock(descriptor: int, *, exclusive: bool) -> None:
     import fcntl  # here, so that lists are read on Windows too
 
     fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-
-
-@lru_cache(maxsize=1)
-def boot_id() -> str:
-    """Of this machine since it was started; empty where it is not known."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def is_alive(folder: Path, boot: str, heard: float, now: float) -> bool:

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from rankwatch.shared.process import ENDED, boot_id, stat_of
+
 log = logging.getLogger(__name__)
 
 NOTE = ".claim"
@@ -123,12 +125,11 @@ def _read(note: Path) -> Owner | None:
 
 
 def _myself(collector: str) -> Owner:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        machine = ""
-    return Owner(collector, socket.gethostname(), machine, os.getpid(), _stat(os.getpid())[1])
+    boot, machine, own = boot_id(), "", stat_of(os.getpid())
+    if boot:
+        with suppress(OSError):
+            machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return Owner(collector, socket.gethostname(), machine, os.getpid(), "" if own is None else str(own.started_at))
 
 
 def _has_ended(pid: int, began: str) -> bool:
@@ -138,14 +139,6 @@ def _has_ended(pid: int, began: str) -> bool:
         return True
     except OSError:  # another user's; /proc may hide it
         pass
-    state, now = _stat(pid)
-    return state in ("Z", "X") or now not in ("", began)  # its number may be another process's by now
-
-
-def _stat(pid: int) -> tuple[str, str]:
-    """The state of a process and when it began; both empty: nobody can say."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return fields[0], fields[19]
-    except (OSError, IndexError):
-        return "", ""
+    stat = stat_of(pid)
+    # Its number may be another process's by now.
+    return stat is not None and (stat.state in ENDED or str(stat.started_at) != began)

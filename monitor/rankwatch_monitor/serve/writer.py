@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 
 from rankwatch import __version__
+from rankwatch.shared.process import boot_id
 
 from ..decide.effects import Show
 from ..decide.gaps import Gap
 from ..decide.journal import Entry, Opened, Trained
 from ..record.disk import OURS, SILENT, describe_failure
-from ..record.living import boot_id
 from ..record.schema import FILE, StoreError
 from ..record.store import Limits, Store
 from .held import MAX_ACTIONS, Held
