@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rankwatch.shared.bounded import BoundedDict
@@ -66,10 +66,18 @@ class ReplicaGroup:
 
     Args:
         is_resumed: whether an earlier collector has compared them, and found them equal but for what it noted down.
+        comes_apart: called before it is noted that parameters differ which nothing keeps equal.
     """
 
     def __init__(
-        self, ranks: tuple[int, ...], gone: set[int], memory: Memory, findings: DesyncFindings, *, is_resumed: bool
+        self,
+        ranks: tuple[int, ...],
+        gone: set[int],
+        memory: Memory,
+        findings: DesyncFindings,
+        comes_apart: Callable[[], None],
+        *,
+        is_resumed: bool,
     ) -> None:
         self.ranks = ranks
         self.lockstep = Lockstep(ranks, gone, memory, Checksums, self._judge)
@@ -78,6 +86,7 @@ class ReplicaGroup:
         self.last_step = NEVER
         self.most_ranks = 0
         self._findings = findings
+        self._comes_apart = comes_apart
         self._is_resumed = is_resumed
         self._first_step = NEVER
         self.first_change = INHERITED if is_resumed else NEVER
@@ -104,6 +113,8 @@ class ReplicaGroup:
             compared.append((family, section, votes))
         if not compared:
             return
+        if self.times and any(votes.splits and not self.keeps_equal(family) for family, _, votes in compared):
+            self._comes_apart()
         self._take_flags(at, round_)
         if has_moved:
             self._moved[round_.step] = None

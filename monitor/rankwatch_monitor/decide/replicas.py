@@ -77,6 +77,8 @@ class ReplicaWatch:
         self._gathers: dict[tuple[int, ...], GatherGroup] = {}
         self._inputs: dict[tuple[int, ...], InputGroup] = {}
         self._locksteps_of: dict[int, list[Lockstep[Any]]] = {}
+        self._kept: Compared | None = None
+        """What was compared before replicas differed by right for the first time, if that is not noted down yet."""
         self._before: Compared | None = None
         """What an earlier collector compared."""
         self._news_since: float | None = None
@@ -188,11 +190,16 @@ class ReplicaWatch:
         """What was compared, if the journal is to have it now."""
         if not at_once and now - self._noted_at < NOTE_EVERY:
             return None
-        current = self._count_compared()
+        current, self._kept = self._count_compared() or self._kept, None
         if current is None or current == self.compared:
             return None
         self.compared, self._noted_at = current, now
         return current
+
+    def _keep_compared(self) -> None:
+        # What differs by right is not counted: of a burst of fingerprints, nothing may be left when it is time to note it down.
+        if self.compared is None and self._kept is None:
+            self._kept = self._count_compared()
 
     def _count_compared(self) -> Compared | None:
         groups: list[ReplicaGroup | GatherGroup] = [group for group in self._groups.values() if group.times]
@@ -247,7 +254,7 @@ class ReplicaWatch:
         known = self._groups.get(ranks)
         if known is None and self._may_have(ranks):
             known = self._groups[ranks] = ReplicaGroup(
-                ranks, self._gone, self._memory, self.findings, is_resumed=self._before is not None
+                ranks, self._gone, self._memory, self.findings, self._keep_compared, is_resumed=self._before is not None
             )
             self._join(known.lockstep)
         return known

@@ -188,6 +188,13 @@ def test_weights_that_are_averaged_now_and_then_are_silent(period: int, rows: in
     assert not job.found()
 
 
+def test_what_was_equal_is_told_though_it_came_apart_before_it_was_noted_down() -> None:
+    job = Watched(2, table(4, mesh(2, **PLAIN)))
+    job.train(2, range(12), lambda r, row, at: equal(r, row, at) + 10**6 * r * (at > 2))
+    assert job.watch.note_compared(0.0, at_once=False) == Compared(2, 4, 2, 3, True)
+    assert job.watch.note_compared(1e6, at_once=True) is None
+
+
 def test_a_router_that_is_left_out_is_found_after_a_while() -> None:
     names = ["block.weight", "block.bias", "router.weight", "router.bias"]
     job = Watched(2, table(4, mesh(2), mesh(2, is_declared=False, source="DDP ignores it"), names=names))
