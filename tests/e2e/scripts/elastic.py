@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.run
 from torch import nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 import rankwatch
@@ -51,7 +53,10 @@ def become_agent(arguments: list[str]) -> int:
 
 def train(folder: Path) -> None:
     warnings.simplefilter("ignore")
-    dist.init_process_group("gloo")
+    # The agent's store outlives a restart, and torch 2.13 reads from it the addresses of processes that have ended.
+    store, number, ranks = next(rendezvous("env://"))
+    restart = PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+    dist.init_process_group("gloo", store=restart, rank=number, world_size=ranks)
     rank, checkpoint = dist.get_rank(), folder / "checkpoint"
     torch.manual_seed(rank)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)))
