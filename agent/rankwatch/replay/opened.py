@@ -14,8 +14,12 @@ from torch import Tensor
 from ..errors import UsageError
 from ..rerun.capsule import FORMAT, MANIFEST, SUMS, TENSORS
 from ..rerun.tensor_file import BrokenTensorsError, read_tensors
+from ..shared.printable import cleaned
 
 _FILE = re.compile(r"(?:sources/)?[^/\x00]+")
+
+_SHOWN = "name", "class", "trip", "versions", "left_out"
+"""What a manifest has to show; all else is used as it is written."""
 
 
 class OpenedCapsule(NamedTuple):
@@ -87,6 +91,7 @@ def open_capsule(path: Path) -> OpenedCapsule:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if manifest.get("format") != FORMAT:
             raise UsageError(f"{path} has the format {manifest.get('format')}, this release reads {FORMAT}")
+        manifest.update(cleaned({key: manifest[key] for key in _SHOWN}))
         sources = {
             name: (path / about["source"]).read_text(encoding="utf-8")
             for name, about in manifest["code"].items()

@@ -23,6 +23,7 @@ from models import Calls
 from rankwatch.errors import UsageError
 from rankwatch.replay.code import UsersCode
 from rankwatch.replay.opened import OpenedCapsule, open_capsule
+from rankwatch.replay.summary import ReplayFindings, render
 from rankwatch.replay.trial import Call, Trial, enough, of_rows
 from rankwatch.rerun.capsule import MANIFEST, SUMS, TENSORS, CapsuleRules, write
 from rankwatch.rerun.forward import Forward
@@ -323,6 +324,21 @@ def test_what_a_changed_capsule_names_is_not_called(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is no torch\.nn\.Module"):
         trial_of(open_capsule(path)).call()
     assert not marker.exists()
+
+
+def test_the_names_in_a_capsule_of_somebody_else_are_made_printable(tmp_path: Path) -> None:
+    path, hostile = kept(tmp_path), "\x1b[2J\nrankwatch: error: forged\u202e"
+
+    def change(described: dict[str, Any]) -> None:
+        described.update({"name": hostile, "class": hostile, "left_out": [hostile]})
+        described["versions"]["torch"] = hostile
+        described["trip"].update(dict.fromkeys(("module", "class", "label"), hostile))
+
+    forge(path, change)
+    capsule = open_capsule(path)
+    shown = render(ReplayFindings(path, capsule.manifest, "cpu")) + "".join(capsule.manifest["left_out"])
+    assert all(letter.isprintable() or letter == "\n" for letter in shown + capsule.manifest["versions"]["torch"])
+    assert not any(line.startswith("rankwatch: error") for line in shown.splitlines())
 
 
 def test_the_copy_of_the_code_is_run_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
