@@ -200,8 +200,11 @@ def _is_of_ranks(found: CameApart) -> bool:
 
 
 def in_order(entries: Sequence[Desync]) -> tuple[Desync, ...]:
-    """For the report: the earliest origin first, and in each the parameter that differed first."""
-    first: dict[int, int] = {}
+    """For the report: the earliest origin first, and in each the parameter that differed first.
+
+    At the same step, the lowest ranks: which of them was heard first is chance.
+    """
+    first: dict[int, tuple[int, tuple[int, ...]]] = {}
     for one in entries:
-        first[one.origin] = min(first.get(one.origin, one.step), one.step)
-    return tuple(sorted(entries, key=lambda one: (first[one.origin], one.origin, one.step)))
+        first[one.origin] = min(first.get(one.origin, (one.step, one.ranks)), (one.step, one.ranks))
+    return tuple(sorted(entries, key=lambda one: (first[one.origin], one.origin, one.step, one.ranks)))

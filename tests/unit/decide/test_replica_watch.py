@@ -15,6 +15,7 @@ from rankwatch.shared.fingerprint import ALL_ROWS, UNKNOWN, Fingerprint, Fingerp
 from rankwatch.shared.frame import NO_STAGE
 from rankwatch_monitor.decide import replicas as replicas_module
 from rankwatch_monitor.decide.desync import Compared, Desync
+from rankwatch_monitor.decide.findings import in_order
 from rankwatch_monitor.decide.lockstep import MAX_ROUNDS
 from rankwatch_monitor.decide.replicas import ReplicaWatch
 
@@ -103,6 +104,28 @@ def test_findings_do_not_depend_on_the_order_of_arrival(data: st.DataObject, ran
         at[rank] += 1
     assert one.found() == other.found()
     assert {entry.parameter for entry in one.found()} == {f"block{row}.weight" for _, row, _ in bad}
+
+
+@bounded
+@given(st.data())
+def test_the_report_does_not_depend_on_the_order_of_arrival(data: st.DataObject) -> None:
+    """Ranks that are fed alike, and a replica that differs in each of two groups, all since the same steps."""
+    groups = RankMesh((0, 1, 2, 3, 4, 5), (3, 2), (True, False))
+
+    def value(rank: int, row: int, ordinal: int) -> int:
+        return equal(rank, row, ordinal) + 10**6 * (rank in (2, 3) and row == 0 and ordinal >= 8)
+
+    job = Watched(6, table(1, groups, inputs=mesh(6, replicated=(False,))))
+    for ordinal in range(20):
+        for rank in data.draw(st.permutations(range(6))):
+            job.take(rank, ordinal, value, inputs=struct.pack("<QQ", rank % 3 * 1000 + ordinal, 0))
+    job.found()
+    ranks_named = [(one.parameter, one.ranks) for one in in_order(job.watch.findings.noted)]
+    assert ranks_named == [
+        *[("input", (rank, rank + 3)) for rank in range(3)],
+        ("block0.weight", (2,)),
+        ("block0.weight", (3,)),
+    ]
 
 
 @bounded
