@@ -357,11 +357,13 @@ class Watch:
         fixed = connection.job if connection.for_job_alone else ""
         taken = {watch.model_number for watch in open_watches()}
         self.model_number = next(number for number in count() if number not in taken)
+        job = fixed or self._identity.job or connection.job or unnamed_job(self._identity)
+        start = start_of(self._identity, distributed_group(), job)
         link = Link(
             connection,
-            self._identity,
-            job=fixed or self._identity.job or connection.job or unnamed_job(self._identity),
-            start=start_of(self._identity, distributed_group()),
+            replace(self._identity, restart=start.restart),
+            job=fixed or start.job,
+            start=start.id,
             launch=os.environ.get("RANKWATCH_LAUNCH", ""),
             model=self.model_number,
             progress=progress,

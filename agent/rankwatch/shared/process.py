@@ -52,6 +52,15 @@ def boot_id() -> str:
         return ""
 
 
+@lru_cache(maxsize=1)
+def machine() -> str:
+    """The running kernel and the space of process numbers; empty where it is unknown."""
+    try:
+        return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}" if boot_id() else ""
+    except OSError:
+        return ""
+
+
 def parent_of(pid: int) -> int:
     """The process that started this one, or that took it over; 0 where it is unknown."""
     stat = stat_of(pid)

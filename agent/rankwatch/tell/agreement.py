@@ -1,24 +1,29 @@
-"""The start id: which launch of its job a rank belongs to. It is the same on all ranks of a launch, and new at the next one.
+"""The start: which launch of its job a rank belongs to. It is the same on all ranks of a launch, and new at the next one.
 
-It comes from ``RANKWATCH_START`` if set, else from the job's own store: of the ranks, the first to ask writes a random id, and
-nobody waits for another one. Before ``init_process_group`` and without torchrun's store there is none; then it is made of what
-the environments of all ranks share.
+Its id comes from ``RANKWATCH_START`` if set, else from the job's own store: of the ranks, the first to ask writes a random id,
+and nobody waits for another one. Before ``init_process_group`` and without torchrun's store there is none; then it is made of
+what the environments of all ranks share.
+
+A store may outlive a launch: that of torchrun's agents does, and their restart counts do not tell launches apart, since each
+agent counts the failures of its own ranks. So each rank takes a place under the id. Where the place is another process's, that
+has ended, the id is of an earlier launch, and the rank writes a new one.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..shared.identity import Identity
 from ..shared.messages import MAX_START
-from ..shared.process import boot_id, started_at
+from ..shared.process import boot_id, machine, started_at
 
 log = logging.getLogger(__name__)
 
@@ -28,23 +33,36 @@ TIMEOUT = 3.0
 UNKNOWN = ""
 """The collector then goes by the names."""
 
+MAX_EARLIER = 8
+"""Launches that begin while a rank asks which one is its own."""
 
-def start_of(who: Identity, group: tuple[int, int] | None, environ: Mapping[str, str] | None = None) -> str:
-    """The start id of this rank.
+
+class Start(NamedTuple):
+    """``job`` and ``restart``: the names of the launch, as its first rank knew them."""
+
+    id: str
+    job: str
+    restart: int
+
+
+def start_of(who: Identity, group: tuple[int, int] | None, job: str, environ: Mapping[str, str] | None = None) -> Start:
+    """The start of this rank.
 
     Args:
         group: rank and world size in torch.distributed, if there is a process group.
+        job: the name of the job, as this rank knows it.
     """
     env = os.environ if environ is None else environ
     if given := env.get("RANKWATCH_START"):
-        return "".join(letter for letter in given if letter.isprintable())[:MAX_START]
+        return Start("".join(letter for letter in given if letter.isprintable())[:MAX_START], job, who.restart)
     if who.world_size == 1:
-        return _digest(who.host, boot_id(), str(who.pid), str(started_at(who.pid)))
+        return Start(_digest(who.host, boot_id(), str(who.pid), str(started_at(who.pid))), job, who.restart)
+    unknown = Start(UNKNOWN, job, who.restart)
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and env.get("WORLD_SIZE") == str(who.world_size):
-        return _within_timeout(lambda: _agree(_agents_store(env), f"rankwatch/start/{who.restart}"))
+        return _within_timeout(lambda: _agree(_agents_store(env), unknown, who, env.get("GROUP_RANK", ""))) or unknown
     if group == (who.rank, who.world_size):
-        return _within_timeout(lambda: _agree(_groups_store(), "rankwatch/start"))
-    return shared_start(who, env)
+        return _within_timeout(lambda: _agree(_groups_store(), unknown, who)) or unknown
+    return unknown._replace(id=shared_start(who, env))
 
 
 def shared_start(who: Identity, env: Mapping[str, str]) -> str:
@@ -58,10 +76,35 @@ def shared_start(who: Identity, env: Mapping[str, str]) -> str:
     return _digest("master", *master, env.get("TORCHELASTIC_RUN_ID", ""), *machine)
 
 
-def _agree(store: Any, key: str) -> str:
-    """The id that the first rank wrote."""
-    found: bytes = store.compare_set(key, "", os.urandom(8).hex())
-    return found.decode()[:MAX_START]
+def _agree(store: Any, unknown: Start, who: Identity, node: str = "") -> Start:
+    """The start that the first rank wrote, if it is of this launch, else a new one. ``node``: the number of torchrun's agent."""
+    key, expected = f"rankwatch/start/{who.world_size}", ""
+    for _ in range(MAX_EARLIER):
+        new = json.dumps(unknown._replace(id=os.urandom(8).hex()))
+        found: str = store.compare_set(key, expected, new).decode()
+        start = Start(*json.loads(found))
+        if _takes_place(store, start, who, node):
+            return start._replace(id=start.id[:MAX_START])
+        expected = found
+    raise RuntimeError("the job is launched again and again")
+
+
+def _takes_place(store: Any, start: Start, who: Identity, node: str) -> bool:
+    """Whether this process may be a rank of this launch."""
+    here = f"{who.host} {machine()}"
+    agent, own = f"{here} {who.restart}", f"{here} {who.pid} {started_at(who.pid)}"
+    if node and _first(store, f"rankwatch/node/{start.id}/{node}", agent) != agent:
+        return False
+    held = _first(store, f"rankwatch/rank/{start.id}/{who.rank}", own)
+    where, pid, began = held.rsplit(" ", 2)
+    is_rival = where == here and began == str(started_at(int(pid)))  # only one of the two is the rank
+    return held == own or is_rival
+
+
+def _first(store: Any, key: str, own: str) -> str:
+    """What was written first under this key: by another process, or now."""
+    written: bytes = store.compare_set(key, "", own)
+    return written.decode()
 
 
 def _agents_store(env: Mapping[str, str]) -> Any:
@@ -78,8 +121,8 @@ def _groups_store() -> Any:
     return distributed_c10d._get_default_store()
 
 
-def _within_timeout(agree: Callable[[], str]) -> str:
-    found: list[str] = []
+def _within_timeout(agree: Callable[[], Start]) -> Start | None:
+    found: list[Start] = []
 
     def run() -> None:
         try:
@@ -90,7 +133,7 @@ def _within_timeout(agree: Callable[[], str]) -> str:
     thread = threading.Thread(target=run, name="rankwatch-agreement", daemon=True)
     thread.start()
     thread.join(TIMEOUT)
-    return found[0] if found else UNKNOWN
+    return found[0] if found else None
 
 
 def _is_loopback(host: str) -> bool:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.shared.process import ENDED, boot_id, stat_of
+from rankwatch.shared.process import ENDED, machine, stat_of
 
 log = logging.getLogger(__name__)
 
@@ -125,11 +125,8 @@ def _read(note: Path) -> Owner | None:
 
 
 def _myself(collector: str) -> Owner:
-    boot, machine, own = boot_id(), "", stat_of(os.getpid())
-    if boot:
-        with suppress(OSError):
-            machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    return Owner(collector, socket.gethostname(), machine, os.getpid(), "" if own is None else str(own.started_at))
+    own = stat_of(os.getpid())
+    return Owner(collector, socket.gethostname(), machine(), os.getpid(), "" if own is None else str(own.started_at))
 
 
 def _has_ended(pid: int, began: str) -> bool:

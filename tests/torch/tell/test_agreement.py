@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 
@@ -12,7 +14,7 @@ import torch.distributed as dist
 
 from rankwatch.shared.identity import Identity, identify
 from rankwatch.tell import agreement
-from rankwatch.tell.agreement import UNKNOWN, shared_start, start_of
+from rankwatch.tell.agreement import UNKNOWN, Start, shared_start, start_of
 
 RANKS = [Identity("train", 0, rank, 2, rank, "node0", 100 + rank) for rank in range(2)]
 PLACES = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)]
@@ -26,16 +28,88 @@ def store() -> Iterator[dict[str, str]]:
     del agents
 
 
-def agreed(env: dict[str, str], restart: int = 0) -> set[str]:
-    return {
-        start_of(replace(who, restart=restart), None, {**place, **env}) for who, place in zip(RANKS, PLACES, strict=True)
-    }
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The same with a store that needs no connections."""
+    agents = dist.HashStore()  # type: ignore[attr-defined]
+    monkeypatch.setattr(agreement, "_agents_store", lambda env: agents)
+    return {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+
+def agreed(env: dict[str, str], ranks: Sequence[Identity] = RANKS) -> set[str]:
+    return {start.id for start in starts(env, ranks)}
+
+
+def starts(env: dict[str, str], ranks: Sequence[Identity]) -> list[Start]:
+    """What these ranks agree on, each of an agent of its own, in the order in which they ask."""
+    return [start_of(who, None, "train", {**PLACES[who.rank], **env, "GROUP_RANK": str(who.rank)}) for who in ranks]
+
+
+class Launch:
+    """Processes that run until the end of the block."""
+
+    def __init__(self, *restarts: int) -> None:
+        self._restarts = restarts
+
+    def __enter__(self) -> list[Identity]:
+        self._running = ExitStack()
+        ranks = zip(RANKS, self._restarts, strict=False)
+        return [replace(who, restart=restart, pid=self._start()) for who, restart in ranks]
+
+    def _start(self) -> int:
+        process = self._running.enter_context(subprocess.Popen(["cat"], stdin=subprocess.PIPE))
+        return process.pid
+
+    def __exit__(self, *exception: object) -> None:
+        self._running.close()
 
 
 def test_ranks_agree_through_the_store_of_torchruns_agents(store: dict[str, str]) -> None:
-    (first,), (second,) = agreed(store), agreed(store, restart=1)
+    with Launch(0, 0) as ranks:
+        (first,) = agreed(store, ranks)
+        assert agreed(store, ranks) == {first}  # a further model of the same processes
+    with Launch(1, 1) as ranks:
+        (second,) = agreed(store, ranks[::-1])
     assert len({first, second, UNKNOWN}) == 3
-    assert agreed(store) == {first}  # a further model of the same processes
+
+
+@pytest.mark.parametrize("restarts", [(0, 0), (0, 1), (1, 0)])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_restart_that_not_every_agent_counts_is_one_new_start(
+    hashed: dict[str, str], restarts: tuple[int, int], first: int
+) -> None:
+    """An agent counts the failures of its own ranks. Others see that it waits for them, and start their ranks anew as well."""
+    with Launch(0, 0) as ranks:
+        (before,) = agreed(hashed, ranks)
+    with Launch(*restarts) as ranks:
+        new = starts(hashed, [ranks[first], ranks[1 - first]])
+        assert new[0] == new[1] == Start(new[0].id, "train", restarts[first])
+        assert new[0].id != before
+
+
+def test_a_restart_before_the_ranks_of_an_agent_have_asked_is_a_new_start(hashed: dict[str, str]) -> None:
+    with Launch(0) as ranks:
+        (before,) = agreed(hashed, ranks)
+    with Launch(1, 1) as ranks:
+        assert before not in agreed(hashed, ranks)
+
+
+def test_a_smaller_world_is_a_new_start(hashed: dict[str, str]) -> None:
+    with Launch(0, 0) as ranks:
+        (before,) = agreed(hashed, ranks)
+        larger = [replace(who, world_size=3) for who in ranks]
+        assert before not in agreed({**hashed, "WORLD_SIZE": "3"}, larger)
+
+
+def test_a_second_process_that_says_it_is_the_rank_begins_no_launch(hashed: dict[str, str]) -> None:
+    with Launch(0, 0) as ranks, Launch(0) as rivals:
+        assert len(agreed(hashed, [ranks[0], *rivals, ranks[1]])) == 1
+
+
+def test_ranks_that_know_other_names_of_their_job_agree_on_one(hashed: dict[str, str]) -> None:
+    with Launch(0, 0) as ranks:
+        jobs = [start_of(who, None, f"name-{who.rank}", {**PLACES[who.rank], **hashed}).job for who in ranks]
+    assert jobs == ["name-0", "name-0"]
 
 
 def test_the_users_own_use_of_that_store_is_undisturbed(store: dict[str, str]) -> None:
@@ -81,4 +155,4 @@ def test_without_a_store_the_environment_that_all_ranks_share_decides() -> None:
 
 def test_a_process_without_other_ranks_is_a_start_of_its_own() -> None:
     alone = identify({})
-    assert start_of(alone, None, {}) == start_of(alone, None, {}) != start_of(replace(alone, pid=1), None, {})
+    assert start_of(alone, None, "", {}) == start_of(alone, None, "", {}) != start_of(replace(alone, pid=1), None, "", {})
