@@ -59,18 +59,20 @@ class Claims:
         """Whether a new run may have this name. Where no folder can be made it may, and ``hold`` tries again."""
         try:
             self._make(run)
-        except FileExistsError:
-            return False
         except OSError as error:
+            # Of a link to nowhere above the folder, mkdir says that it exists too; then no other name is free either.
+            if isinstance(error, FileExistsError) and os.path.lexists(self._path / run):
+                return False
             log.error("cannot make the folder of run %s: %s; the run begins without it", run, error.strerror)
             self._unmade.add(run)
         return True
 
     def hold(self, run: str) -> Path:
         """The folder of a run that begins here. Raises OSError: it cannot be made, or is another's by now."""
-        if run not in self._unborn:
+        folder = self._path / run
+        if run not in self._unborn or not folder.exists():  # it may be removed again, to make room on a full disk, say
             self._make(run)
-        return self._path / run
+        return folder
 
     def try_again(self, run: str) -> None:
         """Makes the folder where ``claim`` could not. Raises OSError as ``hold`` does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -73,6 +74,28 @@ def test_a_runs_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "runs").rmdir()
     assert runs.claim("train-0")
     assert (tmp_path / "runs" / "train-0").is_dir()
+
+
+def test_a_runs_folder_that_leads_nowhere_takes_no_name_and_the_run_begins(tmp_path: Path) -> None:
+    """A link to a scratch disk, which is cleaned or unmounted while the collector runs."""
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "scratch")
+    runs = RunsFolder(tmp_path / "runs")
+    (tmp_path / "scratch").rmdir()
+    assert runs.claim("train-0")  # else the collector would try one name after the other, without end
+    (tmp_path / "scratch").mkdir()
+    with runs.begin("train-0") as folder:
+        (folder / FILE).touch()
+    assert (tmp_path / "scratch" / "train-0" / FILE).exists()
+
+
+def test_a_run_whose_folder_was_removed_before_its_record_began_has_one(tmp_path: Path) -> None:
+    runs = RunsFolder(tmp_path)
+    assert runs.claim("train-0")
+    shutil.rmtree(tmp_path / "train-0")
+    with runs.begin("train-0") as folder:
+        (folder / FILE).touch()
+    assert [path.name for path in (tmp_path / "train-0").iterdir()] == [FILE]
 
 
 def test_what_a_killed_collector_left_is_swept_and_its_name_is_free(tmp_path: Path) -> None:
