@@ -3,7 +3,7 @@
 The process that watches a model marks its environment. A child of it, a tokenizer or a probe, finds the mark there and takes no
 seat. Nor does a child that comes first: a process above it was started as this rank, and has loaded torch. A process that has
 replaced itself by ``exec`` is still the same one. A wrapper that does not load torch, or a launcher, is no rank; nor is what
-spawned this process with another place in the job.
+spawned this process with another place in the job, or under a collector of its own.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _VARIABLE = "RANKWATCH_SEAT"
 
 _PLACE = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-    *("SLURM_STEP_ID", "SLURM_PROCID"),
+    *("SLURM_STEP_ID", "SLURM_PROCID", "RANKWATCH_LAUNCH"),
 )
-"""The variables that give a process its place in a job."""
+"""The variables that give a process its place in a job. What a rank starts by ``rankwatch run`` is another job."""
 
 _LAUNCHERS = frozenset({"accelerate", "accelerate-launch", "torchrun", "deepspeed", "composer", "fabric", "rankwatch"})
 _LAUNCHING = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher.")

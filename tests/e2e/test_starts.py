@@ -38,6 +38,14 @@ def test_a_rank_that_replaces_itself_by_another_program_is_still_a_rank(tmp_path
 
 
 @pytest.mark.slow
+def test_a_command_that_a_rank_runs_under_a_collector_of_its_own_has_a_rank_of_its_own(tmp_path: Path) -> None:
+    job = run_job(tmp_path, children(tmp_path, "nested"), "--job", "train", env=ONE)
+    assert (tmp_path / "said").read_text() == "inner True\nnested True\n"
+    assert (job.code, job.report["outcome"]) == (0, "finished")
+    assert "refused" not in job.stderr
+
+
+@pytest.mark.slow
 def test_launches_in_one_command_are_runs_of_their_own_and_the_last_one_decides(tmp_path: Path) -> None:
     overflow, healthy = (" ".join(torchrun("train.py", scenario)) for scenario in ("overflow", "healthy"))
     job = run_job(tmp_path, ["sh", "-c", f"{overflow}; {healthy}"], "--job", "train")

@@ -1,7 +1,7 @@
 """A rank whose children inherit its environment: ``children.py FILE SCENARIO``. FILE takes what each process says of itself.
 
 ``before``, ``during``: a child trains before the rank's own watch, or within it, and overflows. ``exec``: the rank replaces
-itself by another program while it is watched.
+itself by another program while it is watched. ``nested``: the rank runs a training under a collector of its own.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ def train(value: float) -> None:
 
 if SCENARIO == "before":
     start_child()
+if SCENARIO == "nested":
+    inner = [sys.executable, "-m", "rankwatch_monitor", "run", "--runs-dir", f"{FILE}.runs", "--job", "inner", "--"]
+    subprocess.run([*inner, sys.executable, __file__, FILE, "inner"], check=True)
 if SCENARIO == "exec":
     rankwatch.watch(nn.Linear(2, 2))
     os.execv(sys.executable, [sys.executable, __file__, FILE, "executed"])
