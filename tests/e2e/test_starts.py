@@ -46,6 +46,15 @@ def test_a_command_that_a_rank_runs_under_a_collector_of_its_own_has_a_rank_of_i
 
 
 @pytest.mark.slow
+def test_ranks_that_were_given_the_private_connection_alone_are_those_of_the_command(tmp_path: Path) -> None:
+    """As by ``mpirun -x`` or ``docker -e``: the launcher passes on what it is told to."""
+    overflow = children(tmp_path, "child")
+    job = run_job(tmp_path, ["sh", "-c", 'unset RANKWATCH_LAUNCH; "$@"; exit 1', "-", *overflow], "--job", "train", env=ONE)
+    assert (job.code, job.run_dir.name, job.report["outcome"]) == (77, "train-0", "aborted")
+    assert "no rank connected" not in job.stderr
+
+
+@pytest.mark.slow
 def test_launches_in_one_command_are_runs_of_their_own_and_the_last_one_decides(tmp_path: Path) -> None:
     overflow, healthy = (" ".join(torchrun("train.py", scenario)) for scenario in ("overflow", "healthy"))
     job = run_job(tmp_path, ["sh", "-c", f"{overflow}; {healthy}"], "--job", "train")

@@ -62,14 +62,15 @@ def run_command(
         raise_descriptor_limit()
     if why := lack():
         _go_unwatched(command, why)
+    is_private = connection_file is None  # then whoever has it was started by the command, with or without RANKWATCH_LAUNCH
     try:
-        folder = RunsFolder(runs_dir, points_latest=False)
+        folder = RunsFolder(runs_dir, points_latest=is_private)
         private = tempfile.TemporaryDirectory(prefix="rankwatch-")
     except OSError as error:
         _go_unwatched(command, str(error))
     except UsageError as error:
         try:
-            folder = RunsFolder(Path(tempfile.mkdtemp(prefix="rankwatch-runs-")), points_latest=False)
+            folder = RunsFolder(Path(tempfile.mkdtemp(prefix="rankwatch-runs-")), points_latest=is_private)
             private = tempfile.TemporaryDirectory(prefix="rankwatch-")
         except (OSError, UsageError):
             _go_unwatched(command, str(error))
@@ -91,7 +92,7 @@ def run_command(
             address=address,
             connection_file=path,
             runs=folder,
-            options=replace(options, expects_job_end=True, launch=launch),
+            options=replace(options, expects_job_end=True, launch="" if is_private else launch),
             show=lambda report, news: reports.update({report.run: report}),
             show_ranks=line.show if is_shown else lambda shown: None,
             job=job or env.get("RANKWATCH_JOB") or job_name(command),
