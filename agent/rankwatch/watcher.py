@@ -247,7 +247,8 @@ class Watch:
 
     def _run_folder(self) -> Path | None:
         folder = self._link.folder if self._link is not None else ""
-        return Path(folder) if folder and Path(folder, "run.db-wal").is_file() else None
+        is_open = any(Path(folder, f"run.db-{beside}").is_file() for beside in ("wal", "journal"))
+        return Path(folder) if folder and is_open else None
 
     def on_closeup(self, closeup: CloseUp) -> None:
         machine = ", ".join(filter(None, (self._identity.host, closeup.machine)))

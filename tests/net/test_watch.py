@@ -15,6 +15,7 @@ from torch import nn
 import rankwatch
 from collectors import Running, until
 from rankwatch.shared.messages import Abort
+from rankwatch_monitor.record import mounts
 
 
 @pytest.fixture
@@ -41,6 +42,32 @@ def test_each_model_of_a_process_is_a_run_of_its_own(collector: Running) -> None
     runs = collector.collector.ledger.runs
     assert {name: run.verdict is not None for name, run in runs.items()} == {"gan-0": False, "gan.2-0": True}
     until(lambda: len(collector.reports) == 2)
+
+
+@pytest.mark.parametrize("kind", ["xfs", "nfs4"])
+def test_a_capsule_lies_in_the_runs_folder_on_a_network_file_system_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """There the record has no write-ahead log, by which a rank knows the folder of a run under way."""
+    (tmp_path / "mounts").write_text(f"40 27 0:40 / {tmp_path} rw - {kind} filer:/home rw\n")
+    monkeypatch.setattr(mounts, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setenv("RANKWATCH_CAPSULE", "on")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANKWATCH_CONNECTION", str(tmp_path / "connection.json"))
+    monkeypatch.setattr("rankwatch.tell.deadline.Deadline.start", lambda deadline: None)
+    running = Running(tmp_path)
+    model = nn.Linear(2, 2)
+    try:
+        with rankwatch.watch(model, closeup=30):
+            run = tmp_path / "runs" / next(iter(running.collector.ledger.runs))
+            until(lambda: len(list(run.glob("run.db*"))) > 1)
+            nn.init.constant_(model.weight, 3e38)
+            with pytest.raises(rankwatch.OverflowDetected, match="output: inf"):
+                model(torch.full((2,), 10.0))
+        assert (run / "capsule" / "rank-0" / "capsule.json").exists()
+    finally:
+        running.stop()
+    assert sorted(path.name for path in run.iterdir()) == ["capsule", "report.json", "report.txt", "run.db"]
 
 
 def test_a_detector_that_switched_itself_off_is_told_in_the_report(

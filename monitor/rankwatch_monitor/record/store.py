@@ -83,15 +83,17 @@ class Store:
         with explained(path):
             self._database = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None, factory=RecordConnection)
             try:
-                self._open(is_on_network(path))
+                self._has_journal = is_on_network(path)
+                self._open()
             except BaseException:
                 self._database.close()
                 raise
         self._claim.take()
 
-    def _open(self, is_on_network: bool) -> None:
-        if is_on_network:
-            self._database.execute("PRAGMA journal_mode = DELETE")
+    def _open(self) -> None:
+        if self._has_journal:
+            # Truncated, and not deleted: ranks know by a file beside the record that it is open, as by a write-ahead log.
+            self._database.execute("PRAGMA journal_mode = TRUNCATE")
             self._database.execute("PRAGMA synchronous = FULL")  # less may damage a file with this journal
         else:
             self._database.execute("PRAGMA journal_mode = WAL")
@@ -99,6 +101,8 @@ class Store:
             self._database.execute("PRAGMA synchronous = NORMAL")
         if is_new(self._database):
             self._database.executescript(f"BEGIN; {CREATE} PRAGMA user_version = {SCHEMA}; COMMIT")
+        elif self._has_journal:
+            self._database.execute(f"PRAGMA user_version = {SCHEMA}")  # a write, which makes that file
         self._events = self._one("SELECT COUNT(*) FROM events")
         row = self._database.execute(runs.QUERY).fetchone()
         self._row = RunRow("", *row) if row else RunRow("")
@@ -152,6 +156,8 @@ class Store:
         """Leaves one file, unless a reader still has the record open."""
         try:
             with self._explained():
+                if self._has_journal:
+                    self._database.execute("PRAGMA journal_mode = DELETE")
                 self._database.close()
         finally:
             self._claim.release()

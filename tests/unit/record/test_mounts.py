@@ -185,7 +185,7 @@ def test_a_record_that_is_over_is_read_where_nothing_can_be_written(shelf: Path)
     assert batches_seen_by_a_colleague(shelf) == [7]
 
 
-@pytest.mark.parametrize(("journal", "end"), [("DELETE", ""), ("WAL", "commit")])
+@pytest.mark.parametrize(("journal", "end"), [("TRUNCATE", ""), ("TRUNCATE", "commit"), ("WAL", "commit")])
 def test_what_a_killed_writer_left_is_read_and_left_alone(shelf: Path, journal: str, end: str) -> None:
     store = Store(shelf / FILE)
     store.write([Entry(0.0, NO_RANK, Opened("train", 0, 1)), trained(7)], 1.0, run="train-0")
