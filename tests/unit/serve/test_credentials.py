@@ -76,6 +76,24 @@ def test_a_file_that_another_collector_put_in_place_stays(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["connection.json"]
 
 
+def test_no_secret_is_written_into_a_file_that_somebody_else_laid_there(tmp_path: Path) -> None:
+    key_file = tmp_path / "connection.json.server-key"
+    key_file.touch()
+    key_file.chmod(0o666)
+    with pytest.raises(ConnectionFileError, match="mode 0666, and others can use the keys in it: chmod 600 it"):
+        published(tmp_path)
+    assert key_file.read_text() == ""
+    key_file.rename(tmp_path / "another")
+    (tmp_path / "another").write_text("a file of ours")
+    (tmp_path / "another").chmod(0o600)
+    key_file.symlink_to(tmp_path / "another")
+    with pytest.raises(ConnectionFileError, match=r"cannot write .*server-key"):
+        published(tmp_path)
+    assert (tmp_path / "another").read_text() == "a file of ours"
+    key_file.unlink()
+    published(tmp_path).withdraw()
+
+
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_costs_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
