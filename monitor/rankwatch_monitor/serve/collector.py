@@ -56,8 +56,8 @@ BUSY_TICK, IDLE_TICK = 50, 500
 LAST_WORDS, LONGEST_LAST_WORDS = 50, 1.0
 """How long, at the end, messages are still received: until none came for 50 ms, and for a second at most."""
 
-BURST = 1000
-"""Messages received in a row before the clock is looked at."""
+BURST, LONGEST_BURST = 1000, 0.05
+"""Messages received in a row before the clock is looked at, and seconds: the messages of one key may take long."""
 
 SLICE = 0.005
 """Seconds for which messages are received, and then for which those are handled that wait for their turn."""
@@ -241,10 +241,12 @@ class Collector:
         """Receives what waits in the socket. Batches and fingerprints wait in the backlog while there is anything else."""
         now = time.monotonic()
         self._turns.begin(now)
-        due = now + SLICE
+        due, until = now + SLICE, now + LONGEST_BURST
         if self._turns:
             self._take_turns()
         for _ in range(BURST):
+            if now > until:
+                return
             is_full = self._backlog.is_full
             item = None if is_full else self._inbox.take()
             if item is not None:
@@ -261,6 +263,7 @@ class Collector:
             for letter in self._backlog.first(PEERS_AT_ONCE):
                 self._handle(letter)
             self._take_turns()
+            now = time.monotonic()
 
     def _accept(self, item: Item, now: float) -> None:
         if self._turns.waits(item, now):
