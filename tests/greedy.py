@@ -22,6 +22,8 @@ import zmq
 import makers
 from rankwatch.shared import connection as connections
 from rankwatch.shared import messages, sockets, wire
+from rankwatch.shared.data import MAX_RANKS
+from rankwatch.shared.fingerprint import FingerprintRow, FingerprintTable, RankMesh
 from rankwatch.shared.frame import FrameTable
 from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide.replicas import MAX_TABLE_ROWS
@@ -42,6 +44,14 @@ def _long_trip(number: int) -> messages.Tripped:
     """Of 800 KB."""
     trip = makers.trip()
     return messages.Tripped(number, replace(trip, frames=trip.frames * 10_000))
+
+
+def _wide_table(number: int) -> FingerprintTable:
+    """Of 330 bytes, for half a million ranks: eight meshes, which are others for each number."""
+    firsts = range(8 * number, 8 * number + 8)
+    meshes = [RankMesh(tuple(range(first, MAX_RANKS)), (MAX_RANKS - first,), (True,), source="DDP") for first in firsts]
+    rows = [FingerprintRow(f"{mesh}.weight", "float32", 64, mesh, 0, True) for mesh in range(len(meshes))]
+    return FingerprintTable(tuple(rows), tuple(meshes))
 
 
 JOB = "greedy"
@@ -73,6 +83,7 @@ LONG_KINDS: dict[str, Callable[[int], messages.Message]] = {
     "long TABLE": lambda n: messages.Table(_frame_table(n, 100_000)),
     "long TRIP": _long_trip,
     "long FINGERPRINTS": lambda n: messages.Fingerprints(makers.fingerprint_table(MAX_TABLE_ROWS - n, 1)),
+    "wide FINGERPRINTS": lambda n: messages.Fingerprints(_wide_table(n)),
     "long BATCH": lambda n: messages.Batch(n + 1, makers.summary(n + 1, traced=True, of=_frame_table(0, 100_000))),
 }
 """Few are made, and sent again and again."""

@@ -128,7 +128,12 @@ def decode(data: bytes | memoryview) -> Message:
 
 def is_table(data: bytes | memoryview) -> bool:
     """Whether these bytes, if they are a message at all, are a TABLE or FINGERPRINTS."""
-    return bool(data[1:7] == _TABLE_HEAD or data[1:14] == _FINGERPRINTS_HEAD)
+    return bool(data[1:7] == _TABLE_HEAD) or is_fingerprints(data)
+
+
+def is_fingerprints(data: bytes | memoryview) -> bool:
+    """Whether these bytes, if they are a message at all, are FINGERPRINTS."""
+    return bool(data[1:14] == _FINGERPRINTS_HEAD)
 
 
 def is_hello(data: bytes | memoryview) -> bool:

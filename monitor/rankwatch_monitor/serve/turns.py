@@ -143,8 +143,9 @@ class Turns:
 
 
 def is_long(letter: Letter) -> bool:
-    """Whether another thread is to decode it."""
-    return len(letter.parts[0]) > LONG and not wire.is_columns(letter.parts[0])
+    """Whether another thread is to decode it. In FINGERPRINTS, a few bytes may stand for half a million ranks."""
+    body = letter.parts[0]
+    return (len(body) > LONG and not wire.is_columns(body)) or wire.is_fingerprints(body)
 
 
 def _size(item: Item) -> int:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 import makers
 from rankwatch.shared import messages, wire
+from rankwatch.shared.data import MAX_RANKS
+from rankwatch.shared.fingerprint import FingerprintTable, RankMesh
 from rankwatch.shared.frame import FrameTable
 from rankwatch_monitor.decide.budget import WORK_AT_ONCE, WORK_PER_SECOND
 from rankwatch_monitor.serve import turns as turns_module
@@ -165,6 +167,14 @@ def test_each_message_is_handled_once_in_the_order_of_its_peer(sent: list[tuple[
     for peer_name in {item.peer for item in expected}:
         assert [item for item in handled if item.peer == peer_name] == [item for item in expected if item.peer == peer_name]
     assert Counter(map(str, handled)) == Counter(map(str, expected))
+
+
+def test_a_fingerprint_table_is_decoded_beside_the_loop_however_short_it_is() -> None:
+    mesh = RankMesh(tuple(range(MAX_RANKS)), (MAX_RANKS,), (True,))
+    body = wire.encode(messages.Fingerprints(FingerprintTable((), (mesh,) * 8)))
+    assert len(body) < 200
+    assert is_long(letter(b"x", body=body))
+    assert not is_long(letter(b"x", body=wire.encode(messages.Table(FrameTable((SPEC,))))))
 
 
 def test_what_cannot_be_decoded_says_why() -> None:
