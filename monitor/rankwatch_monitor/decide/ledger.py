@@ -261,7 +261,7 @@ class Ledger:
             rival = f"process {hello.pid} on {hello.host}"
             if held.rival != rival:
                 held.rival = rival
-                yield Note(f"refused {rival}: {text}")
+                yield from self._note_refusal(f"refused {rival}: {text}", bound)
             yield Send(peer, messages.Error(text, "none"))
             return
         self._assign(peer, run, hello.rank, now)

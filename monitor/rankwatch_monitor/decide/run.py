@@ -314,9 +314,10 @@ class Run(RunEnd):
             return
         rank.awaits_receipt = True
         if isinstance(message, messages.Off):
+            if not rank.fault:
+                yield Note(f"run {self.id}: the watch of {rank.name} {message.text}; it trains on unwatched")
             rank.fault = message.text
             self._replicas.leave(rank.number)
-            yield Note(f"run {self.id}: the watch of {rank.name} {message.text}; it trains on unwatched")
         elif isinstance(message, messages.Bye):
             yield from self._take_leave(rank, message, now)
         elif isinstance(message, messages.LookedCloser):

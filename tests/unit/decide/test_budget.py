@@ -95,6 +95,26 @@ def test_each_key_has_its_own_lines_in_the_log() -> None:
     assert lines(OTHER, 10) == 10
 
 
+def test_processes_that_want_one_rank_have_no_more_lines_than_other_refusals() -> None:
+    desk = Desk()
+    desk.connect(1)
+    lines = [
+        effect
+        for pid in range(5000)
+        for effect in desk.handle(Received(b"x", makers.hello(incarnation=f"{pid}", pid=pid)))
+        if isinstance(effect, Note)
+    ]
+    assert len(lines) == budget.LINES_AT_ONCE + 3
+
+
+def test_a_watch_that_is_off_is_told_once() -> None:
+    desk = Desk()
+    desk.connect(1)
+    desk.take()
+    desk.receive(0, *(messages.Off(seq, "ended by an error") for seq in range(1, 100)))
+    assert sum(isinstance(effect, Note) for effect in desk.take()) == 1
+
+
 @pytest.mark.parametrize(
     "say",
     [
