@@ -63,8 +63,15 @@ def _hello(number: int) -> messages.Hello:
     return makers.hello(job=JOB, incarnation=f"{number}-{os.getpid()}", start=f"{number}-{os.getpid()}")
 
 
+def _wide_hello(number: int) -> messages.Hello:
+    """Another run each time, with all that a HELLO can say."""
+    most = "x" * 1024
+    return replace(_hello(number), world_size=MAX_RANKS, host=most, device=most, torch=most, gpu=most)
+
+
 KINDS: dict[str, Callable[[int], messages.Message]] = {
     "HELLO": _hello,
+    "wide HELLO": _wide_hello,
     "TABLE": lambda n: messages.Table(_frame_table(n)),
     "BATCH": lambda n: messages.Batch(n, makers.summary(n)),
     "TRIP": lambda n: messages.Tripped(n, makers.trip()),
@@ -106,6 +113,10 @@ def bodies(kind: str) -> Iterator[Parts]:
         first = [wire.encode(messages.Fingerprints(makers.fingerprint_table(2, 1)))]
     for body in first:
         yield [body]
+    if kind == "wide HELLO":  # the run ends, and has a report
+        for number in itertools.count(1):
+            yield [wire.encode(_wide_hello(number))]
+            yield [wire.encode(messages.Bye(1, "finished", ""))]
     if kind in LONG_KINDS or kind in ("TABLE", "FINGERPRINTS"):
         made = [[wire.encode({**KINDS, **LONG_KINDS}[kind](number))] for number in range(12)]
         yield made[0]

@@ -20,12 +20,16 @@ class Allowance:
         self._at = max(self._at, now)
         return self._saved / self._burst
 
+    def has(self, now: float, amount: float = 1.0) -> bool:
+        """Whether this much is there."""
+        return self.left(now) * self._burst >= amount
+
     def spend(self, amount: float) -> None:
         self._saved -= amount
 
     def take(self, now: float, amount: float = 1.0) -> bool:
         """Spends an amount if it is there; returns whether it was."""
-        if self.left(now) * self._burst < amount:
+        if not self.has(now, amount):
             return False
         self.spend(amount)
         return True

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rankwatch.shared.allowance import Allowance
+from rankwatch.shared.data import MAX_RANKS
 
 MAX_RUNS = 1024
 """Runs under way that one key began. One without a connected rank makes room for the next; a training starts in any case."""
 
 RUNS_PER_SECOND = 4.0
 """New runs of one key, beyond the first ``MAX_RUNS``: each one is a folder."""
+
+PLACES_PER_SECOND, PLACES_AT_ONCE = 1024.0, 4.0 * MAX_RANKS
+"""Ranks in the worlds of these runs: a report has a row for each of them, also of those that never connect."""
 
 CHANGES_PER_SECOND, CHANGES_AT_ONCE = 1.0, 60.0
 """TUNEs of one key. Each one is logged, noted down, and sent to all ranks."""
@@ -30,8 +34,13 @@ class Budget:
     """Of one key."""
 
     runs: Allowance = field(default_factory=lambda: Allowance(RUNS_PER_SECOND, MAX_RUNS))
+    places: Allowance = field(default_factory=lambda: Allowance(PLACES_PER_SECOND, PLACES_AT_ONCE))
     changes: Allowance = field(default_factory=lambda: Allowance(CHANGES_PER_SECOND, CHANGES_AT_ONCE))
     refusals: int = 0
+
+    def begins_run(self, world_size: int, now: float) -> bool:
+        """Counts a new run; whether it may begin."""
+        return self.places.has(now, world_size) and self.runs.take(now) and self.places.take(now, world_size)
 
     def logs_refusal(self) -> bool:
         """Counts a refusal; whether it is logged. A peer that never stops must not fill the disk."""

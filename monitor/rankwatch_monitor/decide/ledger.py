@@ -238,7 +238,7 @@ class Ledger:
         remedy = "stop"
         if not complaint and run is None:
             yield from self._make_room(bound, now)
-            complaint, remedy = self._lack(bound, now), "none"  # the rank asks again, and trains meanwhile
+            complaint, remedy = self._lack(bound, hello.world_size, now), "none"  # the rank asks again, and trains meanwhile
         if complaint:
             yield from self._note_refusal(
                 f"refused rank {hello.rank} of job {hello.job} on {hello.host}: {complaint}", bound
@@ -313,11 +313,11 @@ class Ledger:
             )
             yield from left.desert(now)
 
-    def _lack(self, bound: str, now: float) -> str:
+    def _lack(self, bound: str, world_size: int, now: float) -> str:
         """Why this key can begin no run now; empty: it can."""
         if len(self._under_way(bound)) >= MAX_RUNS:
             return f"{MAX_RUNS} runs are under way here, the most for one key: this one is watched when one of them ends"
-        if not self._budgets[bound].runs.take(now):
+        if not self._budgets[bound].begins_run(world_size, now):
             return "too many runs begin at once with one key: this one is watched in a moment"
         return ""
 

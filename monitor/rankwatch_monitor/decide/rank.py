@@ -195,14 +195,6 @@ class Rank:
         )
 
 
-def rows_of(ranks: Mapping[int, Rank], world_size: int) -> tuple[RankRow, ...]:
-    """One row for each rank of the world, also for those that never connected."""
-    return tuple(
-        ranks[number].row() if number in ranks else RankRow(number, -1, "", 0, -1, RankState.MISSING, False, 0, "")
-        for number in range(world_size)
-    )
-
-
 def count_frames(verdict: Verdict | None, ranks: Mapping[int, Rank]) -> int | None:
     """The frames of the culprit's batch, as the culprit counted them in a batch before, or else a rank of its stage."""
     if verdict is None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import NamedTuple, overload
 
 from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.frame import NO_LOSS, NO_STAGE
@@ -67,6 +69,37 @@ class RankRow:
     loss: float = NO_LOSS
 
 
+@dataclass(frozen=True, slots=True)
+class RankRows(Sequence[RankRow]):
+    """A row for each rank of the world. Those of ranks that never connected are made where they are read: a world is as large as
+    its first rank says."""
+
+    connected: Mapping[int, RankRow]
+    world_size: int
+
+    def __len__(self) -> int:
+        return self.world_size
+
+    def __iter__(self) -> Iterator[RankRow]:
+        return map(self._row, range(self.world_size))
+
+    @overload
+    def __getitem__(self, index: int) -> RankRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RankRow, ...]: ...
+    def __getitem__(self, index: int | slice) -> RankRow | tuple[RankRow, ...]:
+        found = range(self.world_size)[index]
+        return self._row(found) if isinstance(found, int) else tuple(map(self._row, found))
+
+    def _row(self, rank: int) -> RankRow:
+        return self.connected.get(rank) or _missing(rank)
+
+
+@cache
+def _missing(rank: int) -> RankRow:
+    return RankRow(rank, -1, "", 0, -1, RankState.MISSING, False, 0, "")
+
+
 class RankStanding(NamedTuple):
     """Where a rank is now; ``silent`` and ``still`` are seconds since it was last heard and since it last moved.
 
@@ -127,7 +160,7 @@ class Report:
     verdict: Verdict | None
     frames_in_batch: int | None
     acknowledged_in: float | None
-    ranks: tuple[RankRow, ...]
+    ranks: Sequence[RankRow]
     notices: tuple[RankNotice, ...] = ()
     notices_unkept: int = 0
     stalled: str = ""

@@ -36,9 +36,9 @@ from .keyring import ANY_JOB
 from .notices import Notices
 from .options import Options
 from .orphans import Orphans
-from .rank import Rank, count_frames, rows_of
+from .rank import Rank, count_frames
 from .replicas import ReplicaWatch
-from .report import Outcome, RankState, Report, RunStanding
+from .report import Outcome, RankRows, RankState, Report, RunStanding
 from .silence import Silence
 from .stall import StallWatch
 from .verdict import Verdict
@@ -210,7 +210,7 @@ class RunState:
             closeup=None if self.verdict is None else self.ranks[self.verdict.tripped].closeup,
             frames_in_batch=count_frames(self.verdict, self.ranks),
             acknowledged_in=self._abort.answered_in(self.ranks),
-            ranks=rows_of(self.ranks, self.world_size),
+            ranks=RankRows({number: rank.row() for number, rank in self.ranks.items()}, self.world_size),
             notices=self._notices.all(),
             notices_unkept=self._notices.unkept,
             stalled=stall.text if (stall := self._stalls.stall) is not None else "",

@@ -12,7 +12,7 @@ from rankwatch_monitor.decide import budget, ledger
 from rankwatch_monitor.decide.effects import Note, Send
 from rankwatch_monitor.decide.journal import Left
 from rankwatch_monitor.decide.ledger import Disconnected, Malformed, Received
-from rankwatch_monitor.decide.report import RankState
+from rankwatch_monitor.decide.report import RankRows, RankState
 
 GREEDY, OTHER = "greedy", "llama"
 
@@ -66,6 +66,36 @@ def test_runs_that_follow_one_another_too_fast_wait(monkeypatch: pytest.MonkeyPa
     assert isinstance(begin(desk, 0, OTHER)[-1], messages.Welcome)
     desk.now += 1 / budget.RUNS_PER_SECOND
     assert isinstance(begin(desk, 4)[-1], messages.Welcome)
+
+
+def test_a_run_of_a_large_world_counts_for_its_ranks() -> None:
+    desk = Desk()
+
+    def begin_large(number: int, bound: str) -> type[messages.Message]:
+        hello = makers.hello(0, 65_536, job=bound, incarnation=f"{number}", start=f"{number}")
+        effects = desk.handle(Received(f"{bound}{number}".encode(), hello, bound))
+        return type(next(effect.message for effect in effects if isinstance(effect, Send)))
+
+    assert [begin_large(number, GREEDY) for number in range(5)] == [messages.Welcome] * 4 + [messages.Error]
+    assert begin_large(0, OTHER) is messages.Welcome
+    assert isinstance(begin(desk, 9)[-1], messages.Error)  # nothing is left, for a second
+    desk.now += 1
+    assert isinstance(begin(desk, 9)[-1], messages.Welcome)
+    desk.now += 65_536 / budget.PLACES_PER_SECOND
+    assert begin_large(5, GREEDY) is messages.Welcome
+
+
+def test_ranks_that_never_connected_are_rows_of_a_report_only_where_they_are_read() -> None:
+    desk = Desk()
+    desk.receive(3, makers.hello(3, 65_536))
+    desk.receive(3, messages.Bye(1, "failed", "no memory"))
+    desk.end(1)
+    ranks = desk.reports[-1].ranks
+    assert isinstance(ranks, RankRows)
+    assert list(ranks.connected) == [3]
+    assert len(ranks) == len(list(ranks)) == 65_536
+    assert [row.state for row in ranks[2:5]] == [RankState.MISSING, RankState.FAILED, RankState.MISSING]
+    assert (ranks[-1].rank, ranks[-1].state) == (65_535, RankState.MISSING)
 
 
 def test_changes_of_options_that_come_too_fast_are_refused() -> None:
