@@ -59,6 +59,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "says much, and often": (
         "unit/decide/test_budget.py::test_what_one_rank_says_is_noted_down_within_bounds",
+        "unit/decide/test_budget.py::test_all_ranks_of_one_key_are_noted_down_within_bounds",
+        "unit/decide/test_budget.py::test_processes_that_want_one_rank_have_no_more_lines_than_other_refusals",
         "unit/decide/test_budget.py::test_changes_of_options_that_come_too_fast_are_refused",
         "unit/decide/test_budget.py::test_each_key_has_its_own_lines_in_the_log",
         "unit/decide/test_ledger.py::test_a_peer_that_sends_nonsense_for_ever_does_not_fill_the_log",
@@ -66,6 +68,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "begins run after run": (
         "unit/decide/test_budget.py::test_too_many_runs_of_one_key_wait_and_those_of_another_begin",
         "unit/decide/test_budget.py::test_a_run_without_a_connected_rank_makes_room",
+        "unit/decide/test_budget.py::test_a_run_of_a_large_world_counts_for_its_ranks",
         "unit/decide/test_budget.py::test_runs_that_follow_one_another_too_fast_wait",
     ),
     "lies about its own rank": (f"{HOSTILE}::test_a_client_that_lies_leaves_the_other_run_alone",),

@@ -25,6 +25,12 @@ LINES_AT_ONCE = 1000
 WORDS_PER_SECOND, WORDS_AT_ONCE = 64 << 10, 4 << 20
 """Bytes of a rank's messages that are noted down, beside its batches: a trip, close-up, notice or farewell has up to 100 KiB."""
 
+ALL_WORDS_PER_SECOND, ALL_WORDS_AT_ONCE = 2 << 20, 256 << 20
+"""The same for all ranks of one key, and for their HELLOs: 16,384 ranks may connect and trip at once."""
+
+WORDS_OVERHEAD = 512
+"""Bytes that a message takes beside its own, in memory and in the journal."""
+
 WORK_PER_SECOND, WORK_AT_ONCE = 0.25, 0.25
 """Seconds for which the messages of one key keep the collector's loop busy, while another key has messages, too."""
 
@@ -35,6 +41,7 @@ class Budget:
 
     runs: Allowance = field(default_factory=lambda: Allowance(RUNS_PER_SECOND, MAX_RUNS))
     places: Allowance = field(default_factory=lambda: Allowance(PLACES_PER_SECOND, PLACES_AT_ONCE))
+    words: Allowance = field(default_factory=lambda: Allowance(ALL_WORDS_PER_SECOND, ALL_WORDS_AT_ONCE))
     changes: Allowance = field(default_factory=lambda: Allowance(CHANGES_PER_SECOND, CHANGES_AT_ONCE))
     refusals: int = 0
 

@@ -10,12 +10,13 @@ from typing import NamedTuple, TypeAlias
 from rankwatch.shared import messages, wire
 from rankwatch.shared.identity import safe_name
 
-from .budget import LINES_AT_ONCE, MAX_RUNS, Budget
+from .budget import LINES_AT_ONCE, MAX_RUNS, WORDS_OVERHEAD, Budget
 from .effects import Effect, IssueKey, Note, Send
 from .gaps import Gap
 from .journal import Entry, JobEnded, JobInterrupted, Opened, Progress
 from .keyring import ANY_JOB
 from .options import Options
+from .report import RankState
 from .run import Run
 
 KEPT_RUNS = 16
@@ -152,7 +153,7 @@ class Ledger:
         """
         if not entries or not isinstance(opened := entries[0].fact, Opened):
             raise ValueError("it does not begin with a run's beginning")
-        run = Run(name, opened, self._options)
+        run = Run(name, opened, self._options, words=self._budgets[ANY_JOB].words)
         for entry in entries:
             run.replay(entry)
         run.resume(progress, now)
@@ -182,7 +183,7 @@ class Ledger:
         if isinstance(message, messages.Unknown):
             return ()
         if isinstance(message, messages.Hello):
-            return self._hello(peer, message, bound, now)
+            return self._hello(peer, message, bound, now, size)
         if peer in self._peers:
             run, rank = self._peers[peer]
             return run.receive(rank, message, now, size)
@@ -232,13 +233,16 @@ class Ledger:
             yield Note(f"run {run.id}: options changed: {tune.tuning.describe()}")
         yield Send(peer, messages.Tuned(tuple(run.id for run in chosen), ranks))
 
-    def _hello(self, peer: bytes, hello: messages.Hello, bound: str, now: float) -> Iterator[Effect]:
+    def _hello(self, peer: bytes, hello: messages.Hello, bound: str, now: float, size: int) -> Iterator[Effect]:
         complaint = _complaint(hello, bound)
         run = self._run_of(hello, now)
         remedy = "stop"
         if not complaint and run is None:
             yield from self._make_room(bound, now)
             complaint, remedy = self._lack(bound, hello.world_size, now), "none"  # the rank asks again, and trains meanwhile
+        is_noted = not complaint and size > 0 and _is_noted_down(hello, run)
+        if is_noted and not self._budgets[bound].words.take(now, size + WORDS_OVERHEAD):
+            complaint, remedy = "too many ranks connect at once with one key: this one is watched in a moment", "none"
         if complaint:
             yield from self._note_refusal(
                 f"refused rank {hello.rank} of job {hello.job} on {hello.host}: {complaint}", bound
@@ -329,7 +333,7 @@ class Ledger:
             attempt += 1
             name = f"{base}.{attempt}"
         opened = Opened(hello.job, hello.restart, hello.world_size, hello.start, hello.model)
-        run = self.runs[name] = Run(name, opened, self._options, bound=bound)
+        run = self.runs[name] = Run(name, opened, self._options, bound=bound, words=self._budgets[bound].words)
         return run
 
     def _note_successors(self, run: Run) -> None:
@@ -356,6 +360,12 @@ def _may_join(run: Run, hello: messages.Hello, now: float) -> bool:
         return rank.is_running
     is_same_process = (rank.hello.host, rank.hello.pid) == (hello.host, hello.pid)  # after an exec
     return not is_same_process and now - rank.heard_at <= run.options.lost_after
+
+
+def _is_noted_down(hello: messages.Hello, run: Run | None) -> bool:
+    """Whether it is in the journal that this rank connects: for the first time, or after it was lost."""
+    rank = None if run is None else run.ranks.get(hello.rank)
+    return rank is None or rank.state is RankState.LOST
 
 
 def _complaint(hello: messages.Hello, bound: str) -> str:

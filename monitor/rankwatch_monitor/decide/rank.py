@@ -12,7 +12,7 @@ from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.frame import BEGINNING, NO_LOSS, NO_STAGE, Moment, Phase
 from rankwatch.shared.text import describe_position, describe_rank, name_spans
 
-from .budget import words
+from .budget import WORDS_OVERHEAD, words
 from .report import RankRow, RankStanding, RankState
 from .verdict import Liveness, Verdict, Witness
 
@@ -99,6 +99,11 @@ class Rank:
 
     def hear(self, now: float) -> None:
         self.heard_at, self.connected, self.quiet, self.cut_off = now, True, "", False
+
+    def may_say(self, size: int, words: Allowance, now: float) -> bool:
+        """Whether a message of this size may be noted down. ``words``: what is left for its key. It is spent."""
+        size += WORDS_OVERHEAD
+        return words.has(now, size) and self.words.take(now, size) and words.take(now, size)
 
     def is_news(self, seq: int, *, is_recorded: bool) -> bool:
         """Whether the message of this number is new. A rank that reconnects sends some messages again."""

@@ -279,8 +279,9 @@ class Run(RunEnd):
             if refusal := self._replicas.take_table(rank.number, message.table):
                 yield Send(rank.peer, messages.Error(refusal, "none"))
         elif isinstance(message, messages.Sequenced):
-            if not rank.words.take(now, size):
-                yield Send(rank.peer, messages.Error("this rank says more than is noted down of one rank", "none"))
+            if size and not rank.may_say(size, self.words, now):
+                text = "this rank, or all ranks of its key, say more than is noted down"
+                yield Send(rank.peer, messages.Error(text, "none"))
                 return
             if rank.is_news(message.seq, is_recorded=True):
                 yield from self._take_sequenced(rank, message, now)

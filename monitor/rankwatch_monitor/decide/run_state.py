@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from rankwatch.shared.allowance import Allowance
 from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.frame import FrameTable, Moment
 from rankwatch.shared.tuning import Tuning
 
 from .abort import AbortDelivery
+from .budget import Budget
 from .byproducts import ByProducts, desync_of
 from .counting import StepCounts
 from .desync import Desync
@@ -59,6 +61,8 @@ class RunState:
     options: Options
     bound: str = ANY_JOB
     """The job that the key speaks for by which the run was begun."""
+    words: Allowance = field(default_factory=lambda: Budget().words, repr=False)
+    """What that key may have noted down yet."""
     world_size: int = field(init=False)
     ranks: dict[int, Rank] = field(default_factory=dict)
     over: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import makers
@@ -166,3 +168,33 @@ def test_what_one_rank_says_is_noted_down_within_bounds(say: object) -> None:
     assert isinstance(desk.effects[-1].message, messages.Error)
     desk.handle(Received(peer(1), messages.Bye(1, "failed", "no memory"), size=100))
     assert desk.ledger.runs["train-0"].ranks[1].state is RankState.FAILED
+
+
+def test_the_shortest_messages_are_noted_down_within_bounds_too() -> None:
+    desk = Desk()
+    desk.connect(1)
+    body = messages.Bye(1, "finished", "")
+    for seq in range(1, 2 * budget.WORDS_AT_ONCE // budget.WORDS_OVERHEAD):
+        desk.handle(Received(peer(0), replace(body, seq=seq), size=20))
+    assert len(desk.records["train-0"]) < budget.WORDS_AT_ONCE // budget.WORDS_OVERHEAD + 20
+
+
+def test_all_ranks_of_one_key_are_noted_down_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "ALL_WORDS_AT_ONCE", 100 * 1024)
+    desk = Desk()
+
+    def connect(rank: int, bound: str, name: bytes = b"one") -> type[messages.Message]:
+        size = 1024 - budget.WORDS_OVERHEAD
+        effects = desk.handle(Received(name, makers.hello(rank, 1000, job=bound), bound, size))
+        return type(next(effect.message for effect in effects if isinstance(effect, Send)))
+
+    answers = [connect(rank, GREEDY) for rank in range(1000)]  # one connection may speak for one rank after another
+    assert answers == [messages.Welcome] * 100 + [messages.Error] * 900
+    assert len(desk.ledger.runs["greedy-0"].ranks) == 100
+    assert connect(99, GREEDY) is messages.Welcome  # as after a broken connection
+    desk.handle(Received(b"one", messages.Bye(1, "finished", ""), GREEDY, 20))
+    assert isinstance(desk.effects[-1], Send)
+    assert isinstance(desk.effects[-1].message, messages.Error)
+    assert connect(0, OTHER, b"other") is messages.Welcome
+    desk.now += 1.0
+    assert connect(100, GREEDY) is messages.Welcome
