@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from rankwatch.shared.allowance import Allowance
 from rankwatch.shared.data import MAX_RANKS
 
+from .tables import TableRoom
+
 MAX_RUNS = 1024
 """Runs under way that one key began. One without a connected rank makes room for the next; a training starts in any case."""
 
@@ -43,6 +45,7 @@ class Budget:
     places: Allowance = field(default_factory=lambda: Allowance(PLACES_PER_SECOND, PLACES_AT_ONCE))
     words: Allowance = field(default_factory=lambda: Allowance(ALL_WORDS_PER_SECOND, ALL_WORDS_AT_ONCE))
     changes: Allowance = field(default_factory=lambda: Allowance(CHANGES_PER_SECOND, CHANGES_AT_ONCE))
+    tables: TableRoom = field(default_factory=TableRoom)
     refusals: int = 0
 
     def begins_run(self, world_size: int, now: float) -> bool:

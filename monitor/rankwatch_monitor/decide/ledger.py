@@ -153,7 +153,7 @@ class Ledger:
         """
         if not entries or not isinstance(opened := entries[0].fact, Opened):
             raise ValueError("it does not begin with a run's beginning")
-        run = Run(name, opened, self._options, words=self._budgets[ANY_JOB].words)
+        run = Run(name, opened, self._options, budget=self._budgets[ANY_JOB])
         for entry in entries:
             run.replay(entry)
         run.resume(progress, now)
@@ -333,7 +333,7 @@ class Ledger:
             attempt += 1
             name = f"{base}.{attempt}"
         opened = Opened(hello.job, hello.restart, hello.world_size, hello.start, hello.model)
-        run = self.runs[name] = Run(name, opened, self._options, bound=bound, words=self._budgets[bound].words)
+        run = self.runs[name] = Run(name, opened, self._options, bound=bound, budget=self._budgets[bound])
         return run
 
     def _note_successors(self, run: Run) -> None:

@@ -274,12 +274,12 @@ class Run(RunEnd):
             if not self._note_answer(rank):  # a rank that answers an election soon hears how it ends
                 yield Send(rank.peer, messages.Ack(rank.stored, abort=False))
         elif isinstance(message, messages.Table):
-            self._tables[message.table.id] = message.table
+            self._tables.add(message.table, size)
         elif isinstance(message, messages.Fingerprints):
             if refusal := self._replicas.take_table(rank.number, message.table):
                 yield Send(rank.peer, messages.Error(refusal, "none"))
         elif isinstance(message, messages.Sequenced):
-            if size and not rank.may_say(size, self.words, now):
+            if size and not rank.may_say(size, self.budget.words, now):
                 text = "this rank, or all ranks of its key, say more than is noted down"
                 yield Send(rank.peer, messages.Error(text, "none"))
                 return
@@ -346,8 +346,7 @@ class Run(RunEnd):
             return (Send(rank.peer, messages.Error(text, "hello")),)
         effects: list[Effect] = []
         if rank.is_news(message.seq, is_recorded=True):
-            if next(reversed(self._tables)) != table.id:
-                self._tables[table.id] = self._tables.pop(table.id)
+            self._tables.use(table.id)
             if summary.fits(table):
                 self.journal.append(Entry(now, rank.hello.rank, Trained(message.seq, summary, table)))
                 self._note_missed(rank, summary.batch)

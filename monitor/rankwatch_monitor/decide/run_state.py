@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from rankwatch.shared.allowance import Allowance
-from rankwatch.shared.bounded import BoundedDict
-from rankwatch.shared.frame import FrameTable, Moment
+from rankwatch.shared.frame import Moment
 from rankwatch.shared.tuning import Tuning
 
 from .abort import AbortDelivery
@@ -43,13 +41,11 @@ from .replicas import ReplicaWatch
 from .report import Outcome, RankRows, RankState, Report, RunStanding
 from .silence import Silence
 from .stall import StallWatch
+from .tables import FrameTables
 from .verdict import Verdict
 
 NOBODY = b""
 """The peer of a rank that has yet to connect to this collector."""
-
-MAX_TABLES = 256
-"""Frame tables retained per run. The one used longest ago goes first; a rank that needs it is asked to send it again."""
 
 
 @dataclass(slots=True)
@@ -61,8 +57,8 @@ class RunState:
     options: Options
     bound: str = ANY_JOB
     """The job that the key speaks for by which the run was begun."""
-    words: Allowance = field(default_factory=lambda: Budget().words, repr=False)
-    """What that key may have noted down yet."""
+    budget: Budget = field(default_factory=Budget, repr=False)
+    """Of that key."""
     world_size: int = field(init=False)
     ranks: dict[int, Rank] = field(default_factory=dict)
     over: bool = False
@@ -85,7 +81,7 @@ class RunState:
     _byproducts: ByProducts = field(default_factory=ByProducts)
     _losses: LossHistories = field(default_factory=LossHistories)
     _replicas: ReplicaWatch = field(init=False)
-    _tables: BoundedDict[str, FrameTable] = field(default_factory=lambda: BoundedDict(MAX_TABLES))
+    _tables: FrameTables = field(init=False)
     _counts: StepCounts = field(default_factory=StepCounts)
     _gaps: Gaps = field(default_factory=Gaps)
     _gaps_noted: set[Gap] = field(default_factory=set)
@@ -110,6 +106,7 @@ class RunState:
         self._silence = Silence(self.options.lost_after, self.options.cut_off_after, self.options.return_window)
         self._stalls = StallWatch(self.options.stall_after)
         self._replicas = ReplicaWatch(self.world_size, self._locate)
+        self._tables = FrameTables(self.budget.tables)
         self._abort = AbortDelivery(self.options.abort_repeat, self.options.acknowledge_window)
         self._holding = Holding(self.options.hold_limit)
         self._orphans = Orphans(self.options.lost_after, self.options.abort_grace)

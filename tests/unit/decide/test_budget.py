@@ -9,8 +9,9 @@ import pytest
 import makers
 from desk import Desk, peer
 from rankwatch.shared import messages
+from rankwatch.shared.frame import FrameTable
 from rankwatch.shared.tuning import Tuning
-from rankwatch_monitor.decide import budget, ledger
+from rankwatch_monitor.decide import budget, ledger, tables
 from rankwatch_monitor.decide.effects import Note, Send
 from rankwatch_monitor.decide.journal import Left
 from rankwatch_monitor.decide.ledger import Disconnected, Malformed, Received
@@ -198,3 +199,35 @@ def test_all_ranks_of_one_key_are_noted_down_within_bounds(monkeypatch: pytest.M
     assert connect(0, OTHER, b"other") is messages.Welcome
     desk.now += 1.0
     assert connect(100, GREEDY) is messages.Welcome
+
+
+def test_the_tables_of_all_runs_of_a_key_are_held_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MAX_BYTES", 100 * 1000)
+    desk = Desk()
+
+    def send_table(number: int, bound: str) -> FrameTable:
+        spec = makers.frame(module=f"layer{number}").spec
+        table = FrameTable((spec,))
+        size = 10_000 - tables.SPEC_BYTES - len(spec.readings) * tables.ROW_BYTES
+        desk.handle(Received(f"{bound}{number % 2}".encode(), messages.Table(table), bound, size))
+        return table
+
+    def is_known(table: FrameTable, number: int, bound: str) -> bool:
+        batch = messages.Batch(1 + number, makers.summary(number, of=table))
+        return not desk.handle(Received(f"{bound}{number % 2}".encode(), batch, bound))
+
+    for bound in (GREEDY, OTHER):
+        begin(desk, 0, bound), begin(desk, 1, bound)
+    others = send_table(0, OTHER)
+    first, *more = (send_table(number, GREEDY) for number in range(10))
+    assert is_known(first, 0, GREEDY)  # it was used last
+    more += [send_table(number, GREEDY) for number in range(10, 14)]
+    known = [is_known(table, number, GREEDY) for number, table in enumerate(more, 1)]
+    assert known == [False] * 4 + [True] * 9
+    assert is_known(first, 20, GREEDY)
+    assert is_known(others, 0, OTHER)
+    room = desk.ledger.runs["greedy-0"].budget.tables
+    assert room.held == 100 * 1000
+    for number in range(2):
+        desk.handle(Received(f"{GREEDY}{number}".encode(), messages.Bye(100, "finished", ""), GREEDY))
+    assert room.held == 0

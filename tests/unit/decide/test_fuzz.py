@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +25,7 @@ from rankwatch.shared.frame import FrameTable, Position
 from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide import ledger as ledger_module
 from rankwatch_monitor.decide import notices as notices_module
-from rankwatch_monitor.decide import run_state as run_module
+from rankwatch_monitor.decide import tables as tables_module
 from rankwatch_monitor.decide.effects import Effect, Note, RecordTrace, Send
 from rankwatch_monitor.decide.journal import JobEnded
 from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick
@@ -256,14 +257,14 @@ def state_of(run: Run) -> tuple[str, object]:
     return repr(run), run.report()
 
 
-def tables_of(run: Run) -> dict[str, FrameTable]:
-    return run._tables
+def tables_of(run: Run) -> OrderedDict[str, FrameTable]:
+    return run._tables._tables
 
 
 @contextmanager
 def small_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "MAX_TABLES", SMALL["tables"])
+        patch.setattr(tables_module, "MAX_TABLES", SMALL["tables"])
         patch.setattr(notices_module, "MAX_NOTICES", SMALL["notices"])
         patch.setattr(ledger_module, "KEPT_RUNS", SMALL["runs"])
         yield
@@ -518,6 +519,6 @@ def test_a_hello_of_another_world_size_does_not_split_a_run() -> None:
 
 def test_tables_are_kept_up_to_their_limit() -> None:
     ledger = ledger_of((b"a", makers.hello()))
-    for number in range(run_module.MAX_TABLES + 5):
+    for number in range(tables_module.MAX_TABLES + 5):
         say(ledger, b"a", messages.Table(FrameTable((makers.frame(module=f"m{number}").spec,))))
-    assert len(tables_of(ledger.runs["train-0"])) == run_module.MAX_TABLES
+    assert len(tables_of(ledger.runs["train-0"])) == tables_module.MAX_TABLES

@@ -12,7 +12,7 @@ from rankwatch.shared.frame import FrameTable
 from rankwatch_monitor.decide.effects import Note, RecordTrace, Send
 from rankwatch_monitor.decide.ledger import Malformed, Received
 from rankwatch_monitor.decide.options import Options
-from rankwatch_monitor.decide.run_state import MAX_TABLES
+from rankwatch_monitor.decide.tables import MAX_TABLES
 
 
 def test_traced_batches_are_recorded_by_rank() -> None:
