@@ -20,7 +20,7 @@ from .report import RankState
 from .run import Run
 
 KEPT_RUNS = 16
-"""Runs that are over and stay in memory, to answer ranks that come back; their records are on disk."""
+"""Runs of one key that are over and stay in memory, to answer ranks that come back; their records are on disk."""
 
 
 class Received(NamedTuple):
@@ -162,8 +162,11 @@ class Ledger:
         return run
 
     def _forget_old_runs(self) -> None:
-        over = [name for name, run in self.runs.items() if run.over]
-        for name in over[:-KEPT_RUNS]:
+        over = defaultdict[str, list[str]](list)
+        for name, run in self.runs.items():
+            if run.over:
+                over[run.bound].append(name)
+        for name in [name for names in over.values() for name in names[:-KEPT_RUNS]]:
             run = self.runs.pop(name)
             for rank in run.ranks.values():
                 if self._peers.get(rank.peer, (None,))[0] is run:

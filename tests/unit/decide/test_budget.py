@@ -71,6 +71,18 @@ def test_runs_that_follow_one_another_too_fast_wait(monkeypatch: pytest.MonkeyPa
     assert isinstance(begin(desk, 4)[-1], messages.Welcome)
 
 
+def test_runs_of_one_key_that_end_do_not_make_those_of_another_forgotten() -> None:
+    desk = Desk()
+    begin(desk, 0, OTHER)
+    desk.handle(Received(b"llama0", messages.Tripped(1, makers.trip()), OTHER))
+    desk.handle(Received(b"llama0", messages.Bye(2, "aborted", ""), OTHER))
+    for number in range(2 * ledger.KEPT_RUNS):
+        begin(desk, number)
+        desk.handle(Received(b"greedy%d" % number, messages.Bye(1, "finished", ""), GREEDY))
+    assert len(desk.ledger.runs) == ledger.KEPT_RUNS + 1
+    assert isinstance(begin(desk, 0, OTHER)[-1], messages.Abort)  # a process that was stopped meanwhile
+
+
 def test_a_run_of_a_large_world_counts_for_its_ranks() -> None:
     desk = Desk()
 
