@@ -27,6 +27,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "floods a rank": (
         "net/tell/test_flooded.py::test_a_flood_costs_a_bounded_share_and_the_abort_gets_through",
+        "net/tell/test_flooded.py::test_a_collector_that_asks_for_everything_again_and_again_gets_it_within_bounds",
         "net/tell/test_flooded.py::test_an_oversize_message_is_not_taken",
     ),
     "sends an abort, or changes of options": (

@@ -42,6 +42,9 @@ CONNECT_TIMEOUT = 3.0
 """Seconds that the training waits for the collector at the start, and after a trip while there is no connection."""
 
 HELLO_INTERVAL = 0.5
+WELCOMES_PER_SECOND, WELCOMES_AT_ONCE = 0.5, 20.0
+"""After more WELCOMEs, HELLO waits: with each one, all that the collector has not stored is sent again."""
+
 RECONNECTING = 8
 """Descriptors of a further socket."""
 
@@ -149,6 +152,7 @@ class Link:
         self.complaint = ""
         """The last refusal that was logged; empty once the collector has taken this rank."""
         self._reception = Reception(self._who, self._handle, self._aborted.is_set)
+        self._welcomes = Allowance(WELCOMES_PER_SECOND, WELCOMES_AT_ONCE)
         self._tunes = Allowance(TUNES_PER_SECOND, TUNES_AT_ONCE)
         self._tuning: messages.Tune | None = None  # to be passed on
         self._has_asked = False  # whether a HELLO has no WELCOME yet
@@ -333,7 +337,8 @@ class Link:
         now = time.monotonic()
         self._pass_on_tuning()
         if not self._online.is_set():
-            if now >= self._next_hello and not self.refusal and self._send(socket, replace(self._hello, age=age())):
+            may_ask = now >= self._next_hello and not self.refusal and self._welcomes.has(now)
+            if may_ask and self._send(socket, replace(self._hello, age=age())):
                 self._next_hello = now + HELLO_INTERVAL
                 self._has_asked = True
             return
@@ -400,6 +405,7 @@ class Link:
     def _handle(self, socket: zmq.Socket[bytes], message: messages.Message) -> None:
         if isinstance(message, messages.Welcome):
             if self._has_asked:
+                self._welcomes.spend(1.0)
                 self._go_online(message)
         elif isinstance(message, messages.Ack):
             self._spool.acknowledge(message.seq)

@@ -16,7 +16,8 @@ from rankwatch.shared.connection import Connection
 from rankwatch.shared.frame import BEGINNING
 from rankwatch.shared.identity import Identity
 from rankwatch.shared.tuning import Tuning
-from rankwatch.tell.link import TUNES_AT_ONCE, Link
+from rankwatch.tell import link as link_module
+from rankwatch.tell.link import TUNES_AT_ONCE, WELCOMES_PER_SECOND, Link
 from rankwatch.tell.reception import BURST, SHARE
 
 MESSAGES = 12_000
@@ -94,6 +95,33 @@ def test_a_flood_costs_a_bounded_share_and_the_abort_gets_through(
     assert used < BURST + 2 * SHARE * elapsed + OWN_WORK
     assert len(tunings) <= TUNES_AT_ONCE + elapsed + 1
     assert len(caplog.records) <= 3
+    link.release()
+
+
+def test_a_collector_that_asks_for_everything_again_and_again_gets_it_within_bounds(
+    hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "HELLO_INTERVAL", 0.0)
+    monkeypatch.setattr(link_module, "WELCOMES_AT_ONCE", 2.0)
+    link = Link(
+        hostile.connection,
+        Identity("train", 0, 0, 1, 0, "host", 100),
+        job="train",
+        progress=lambda: (BEGINNING, "idle"),
+        on_abort=lambda abort: None,
+        device="cpu",
+        torch_version="2.13.0",
+    )
+    threading.Thread(target=link.start).start()
+    hostile.welcome()
+    asked, begun = 1, time.monotonic()
+    while asked < 4:
+        hostile.send(wire.encode(messages.Error("once more", "hello")))
+        while not wire.is_hello(hostile.socket.recv_multipart()[1]):
+            pass
+        asked += 1
+        hostile.send(wire.encode(WELCOME))
+    assert time.monotonic() - begun > (asked - 2) / WELCOMES_PER_SECOND - 0.1
     link.release()
 
 
