@@ -348,6 +348,11 @@ class Watch:
             if watch is not None:
                 watch._on_abort(abort)
 
+        def on_stay(seconds: float) -> None:
+            watch = me()
+            if watch is not None and watch._deadline is not None:
+                watch._deadline.wait_for_others(seconds)
+
         def on_tune(tune: messages.Tune) -> None:
             watch = me()
             if watch is not None:
@@ -369,6 +374,7 @@ class Watch:
             model=self.model_number,
             progress=progress,
             on_abort=on_abort,
+            on_stay=on_stay,
             on_tune=on_tune,
             device="none" if parameter is None else str(parameter.device),
             torch_version=torch.__version__,

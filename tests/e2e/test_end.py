@@ -61,6 +61,13 @@ def test_a_hold_puts_the_end_off(hold: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_hold_of_another_rank_puts_the_end_off_up_to_the_limit() -> None:
+    start = "deadline = Deadline('rank 1 overflowed', 0.2, 4); deadline.start(); deadline.wait_for_others(60)"
+    code, output = ended(f"ctypes.PyDLL(None).sleep(3); print('saved', flush=True)\n{IN_C}", start)
+    assert (code, "saved" in output) == (ABORTED, True)
+
+
+@pytest.mark.slow
 def test_a_hold_is_bounded() -> None:
     start = "deadline = Deadline('rank 1 overflowed', 0.1, 0.5); deadline.start()"
     assert ended(f"with rankwatch.hold():\n    {IN_C}", start)[0] == ABORTED

@@ -262,6 +262,26 @@ def test_a_rank_that_closed_its_watch_is_never_ended_and_a_save_is_waited_for(si
 
 
 @pytest.mark.slow
+def test_no_rank_ends_while_another_one_saves(site: Site) -> None:
+    """torchrun would end the saving rank with the first one that ends: by its exception, or, if it is stuck, by its deadline."""
+    site.collect("--abort-grace", "0.2")
+    stuck, saver, raising, tripped = site.start(4)
+    assert saver.ask("save") == "holding"
+    assert stuck.ask("hold") == "holding"
+    until(lambda: site.notes("held"))
+    raising.tell("raise_the_abort")
+    tripped.tell("trip")
+    told = "another rank saves: this one is not ended before that"
+    until(lambda: all(told in rank.errors for rank in (stuck, raising, tripped)))
+    until(lambda: raising.errors.count("stays up to") == tripped.errors.count("stays up to") == 1)
+    saver.tell("done")
+    assert saver.hear() == 0
+    saver.tell("train")
+    assert [rank.wait() for rank in (saver, tripped, raising, stuck)] == [ABORTED] * 4
+    assert "did not come back" in stuck.errors
+
+
+@pytest.mark.slow
 def test_a_rank_that_keeps_the_interpreter_is_ended_at_the_grace(site: Site) -> None:
     site.collect("--abort-grace", "1")
     stuck, tripped = site.start(2)

@@ -154,9 +154,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """Collector to rank, in answer to BYE: another rank holds work, which torchrun would cut if this process ended now.
+    """Collector to rank, after ABORT: a rank holds work, which torchrun would cut if this process ended now.
 
-    ``seconds``: how long to stay at most; 0: it may go.
+    ``seconds``: how long to stay at most; 0: it may go, and its grace begins.
     """
 
     seconds: float

@@ -1,7 +1,7 @@
 """The deadline of an abort, and its one owner: the process is ended if it has not come back by then, and never once it has.
 
-The deadline is ``grace`` seconds after the abort. While work is held (``holds.py``) it does not run: then it is that long
-after the last hold has ended, at most ``hold_limit`` seconds later.
+The deadline is ``grace`` seconds after the abort. While work is held (``holds.py``), here or in another rank, it does not run:
+then it is that long after the last hold has ended, at most ``hold_limit`` seconds later.
 """
 
 from __future__ import annotations
@@ -58,11 +58,25 @@ class Deadline:
         self._countdown = Countdown(grace, hold_limit, time.monotonic())
         self._timer: ExitTimer | None = None
         self._is_cancelled = False
+        self._others_until = float("-inf")
+        """How long holds of other ranks are waited for."""
 
     @property
     def is_held(self) -> bool:
         """Whether the abort waits for work of this process."""
         return bool(self._holds) and time.monotonic() < self._countdown.held_until
+
+    def wait_for_others(self, seconds: float) -> None:
+        """Another rank holds work: this process is not ended for so long. 0: its hold has ended.
+
+        torchrun ends all ranks of a node as soon as one of them has ended, and this one may wait for the other in a collective.
+        """
+        with self._lock:
+            self._others_until = time.monotonic() + seconds
+            is_news = seconds > 0 and not self._holds and not self._is_cancelled
+        self._look()
+        if is_news:
+            say(f"another rank saves: this one is not ended before that, or in {seconds:.0f} s")
 
     def start(self) -> None:
         with self._lock:
@@ -93,7 +107,7 @@ class Deadline:
         """Seconds until the process is due, and until the thread has to look again."""
         with self._lock:
             now = time.monotonic()
-            is_held = self.is_held
+            is_held = self.is_held or now < self._others_until
             left = self._countdown.due(now, held=is_held) - now
             if self._timer is not None and not self._is_cancelled:
                 self._timer.set(left + MARGIN)

@@ -89,6 +89,8 @@ class Link:
         model: the number of the model among those of this process.
         progress: moment and phase of the training thread, callable from any thread.
         on_abort: called once, in the link's thread, when ABORT comes.
+        on_stay: called, in the link's thread, with the seconds for which work that other ranks hold is waited for; 0: it has
+            ended.
         on_tune: called, in the link's thread, with all changes of options in the run so far: before ``start`` returns if
             there are any, at every change, and again after a reconnection.
         stage, device, gpu, torch_version: sent in HELLO.
@@ -112,12 +114,14 @@ class Link:
         gpu: str = "",
         on_tune: Callable[[messages.Tune], None] | None = None,
         source: str = "",
+        on_stay: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._connection = connection
         self._source = ConnectionSource(source, connection)
         self._progress = progress
         self._on_abort = on_abort
         self._on_tune = on_tune
+        self._on_stay = on_stay
         self._hello = messages.Hello(
             major=wire.VERSION[0],
             minor=wire.VERSION[1],
@@ -423,6 +427,7 @@ class Link:
         elif isinstance(message, messages.Stay):
             self._stay_until = time.monotonic() + message.seconds
             (self._may_go.clear if message.seconds else self._may_go.set)()
+            self._on_stay(message.seconds)
         elif isinstance(message, messages.Tune):
             self._tuning = message
             self._pass_on_tuning()

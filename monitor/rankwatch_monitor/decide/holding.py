@@ -1,18 +1,23 @@
 """Ranks that hold work, such as a save, while their run is stopped, and the ranks that stay until it is done.
 
-torchrun ends all ranks of a node as soon as one of them has ended. So a rank that is through with the abort does not end
-before the last hold does. Pure, the clock passed in.
+torchrun ends all ranks of a node as soon as one of them has ended. So no rank that was stopped ends before the last hold does:
+neither by itself, when it is through with the abort, nor by its deadline, when it waits for the saving rank in a collective.
+Pure, the clock passed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rankwatch.shared.messages import Stay
 
-from .effects import Effect, Note, Send, SendAll
+from .effects import Effect, Note, SendAll
 from .rank import Rank
+from .report import RankState
+
+THROUGH = frozenset({RankState.FINISHED, RankState.ENDED, RankState.LOST})
+"""States of a rank that no end of another one can cut."""
 
 
 @dataclass(slots=True)
@@ -26,7 +31,7 @@ class Holding:
     """When the last of them ended."""
     _holders: set[int] = field(default_factory=set)
     _noted: set[int] = field(default_factory=set)
-    _staying: list[bytes] = field(default_factory=list)
+    _staying: dict[bytes, None] = field(default_factory=dict)
     """The peers that were told to stay."""
 
     def begin(self, now: float) -> None:
@@ -43,17 +48,19 @@ class Holding:
     def is_waited_for(self, now: float) -> bool:
         return bool(self._holders) and now < self.until
 
-    def keep(self, rank: Rank, now: float) -> Iterator[Effect]:
-        """A rank that was stopped says BYE."""
-        if self.is_waited_for(now):
-            self._staying.append(rank.peer)
-            yield Send(rank.peer, Stay(self.until - now))
-
     def look(self, ranks: dict[int, Rank], now: float) -> Iterator[Effect]:
         if self.is_waited_for(now):
             for number in sorted(self._holders - self._noted):
                 yield Note(f"{ranks[number].name} is saving: the abort waits up to {self.limit:g} s")
             self._noted |= self._holders
         elif self._staying:
-            yield SendAll(self._staying, Stay(0.0))
-            self._staying = []
+            yield SendAll(list(self._staying), Stay(0.0))
+            self._staying = {}
+
+    def keep(self, ranks: Iterable[Rank], now: float) -> Iterator[Effect]:
+        """Ranks that are being stopped, or have been."""
+        if self.is_waited_for(now):
+            able = (rank.peer for rank in ranks if rank.connected and rank.state not in THROUGH)
+            if new := [peer for peer in able if peer not in self._staying]:
+                self._staying |= dict.fromkeys(new)
+                yield SendAll(new, Stay(self.until - now))

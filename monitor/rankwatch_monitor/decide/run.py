@@ -190,6 +190,7 @@ class Run(RunEnd):
             yield from self._look_for_lost(now)
             yield from self._look_who_lives_on(now)
             yield from self._look_for_holds(now)
+            yield from self._holding.keep(self.ranks.values(), now)
             yield from self._look_for_stall(now)
             yield from self._look_who_is_waited_for(now)
         if self._replicas.is_due(now) or self._byproducts.is_due(now):
@@ -389,4 +390,4 @@ class Run(RunEnd):
             if bye.outcome == "limit":
                 self._happens(Incident.LIMIT_REACHED, bye.text, now)
         if bye.outcome in ("failed", "aborted"):
-            yield from self._holding.keep(rank, now)
+            yield from self._holding.keep([rank], now)

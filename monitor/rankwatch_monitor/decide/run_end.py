@@ -140,6 +140,7 @@ class RunEnd(RunState):
             self._holding.begin(now)
             yield self._abort.send(self.ranks, now)
             yield from self._look_for_holds(now)
+            yield from self._holding.keep(self.ranks.values(), now)
 
     def _make_abort(self, reason: str, culprit: int = NO_RANK, tripped_at: float = 0.0) -> messages.Abort:
         return messages.Abort(reason, culprit, tripped_at, self.options.abort_grace, self.options.hold_limit)

@@ -164,6 +164,14 @@ class Rank:
                 thread.join()
         return "came back"
 
+    def raise_the_abort(self) -> None:
+        """Trains until the abort, which nobody catches, and which no ``with`` closes the watch for."""
+        try:
+            while True:
+                self.batches(1)
+        except rankwatch.TrainingAborted as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+
     def keep_interpreter(self, seconds: int) -> None:
         """Waits for the abort, and then keeps the GIL in C."""
         while not self.watch._reason:

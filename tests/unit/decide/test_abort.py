@@ -10,7 +10,8 @@ import makers
 from desk import Desk
 from rankwatch.shared import messages
 from rankwatch_monitor.decide.abort import AbortDelivery
-from rankwatch_monitor.decide.effects import Note, Publish
+from rankwatch_monitor.decide.effects import Note, Publish, Send
+from rankwatch_monitor.decide.ledger import Received
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.rank import Rank
 from rankwatch_monitor.decide.report import Outcome, RankState
@@ -102,22 +103,44 @@ def test_very_many_ranks_beat_more_slowly_and_have_longer_to_answer(size: int, s
     assert (options.heartbeat, options.decision_window, options.acknowledge_window, options.abort_repeat) == seconds
 
 
-def test_ranks_that_are_through_stay_until_the_last_hold_ends() -> None:
+def test_no_rank_ends_before_the_last_hold_does() -> None:
+    """Those that are through would end by themselves, and one that waits in a collective by its deadline."""
     desk = Desk(Options(hold_limit=300))
-    desk.connect(3)
+    desk.connect(4)
     desk.receive(1, replace(makers.beat(0, 0, 1), holds=True))
     desk.receive(0, messages.Tripped(1, makers.trip()))
-    desk.receive(2, makers.beat(0, 0, 1))
-    assert Note("run train-0: rank 1 of 3 (node0, local rank 1) is saving: the abort waits up to 300 s") in desk.take()
+    for rank in (2, 3):
+        desk.receive(rank, makers.beat(0, 0, 1))
+    assert Note("run train-0: rank 1 of 4 (node0, local rank 1) is saving: the abort waits up to 300 s") in desk.effects
+    for rank in range(4):
+        assert desk.sent(rank, messages.Stay) == [messages.Stay(300.0)]
+    desk.take()
     desk.wait(1)
     for rank in (0, 2):
         desk.receive(rank, messages.Ack(1, abort=True), messages.Bye(2, "aborted", ""))
-    assert desk.sent(0, messages.Stay) == desk.sent(2, messages.Stay) == [messages.Stay(299.0)]
-    desk.take()
+    assert desk.sent(0, messages.Stay) == []
     desk.receive(1, makers.beat(0, 0, 1))
-    assert desk.sent(0, messages.Stay) == desk.sent(2, messages.Stay) == [messages.Stay(0.0)]
-    desk.receive(1, messages.Bye(1, "aborted", ""))
-    assert desk.sent(1, messages.Stay) == []
+    for rank in range(4):
+        assert desk.sent(rank, messages.Stay) == [messages.Stay(0.0)]
+
+
+def test_a_rank_that_fails_while_another_one_saves_stays() -> None:
+    desk = Desk(Options(hold_limit=300))
+    desk.connect(2)
+    desk.receive(1, replace(makers.beat(0, 0, 1), holds=True))
+    desk.receive(0, messages.Bye(1, "failed", "ValueError: no data"))
+    assert desk.sent(0, messages.Stay) == [messages.Stay(300.0)]
+
+
+def test_a_rank_that_connects_anew_while_another_one_saves_is_told_again() -> None:
+    desk = Desk(Options(hold_limit=300))
+    desk.connect(2)
+    desk.receive(1, replace(makers.beat(0, 0, 1), holds=True))
+    desk.receive(0, messages.Tripped(1, makers.trip()))
+    desk.take()
+    desk.handle(Received(b"anew", makers.hello(0, 2)))
+    desk.wait(0.25)
+    assert [type(e.message) for e in desk.effects if isinstance(e, Send) and e.peer == b"anew"][-1] is messages.Stay
 
 
 def test_a_hold_is_waited_for_up_to_the_limit_and_is_no_loss() -> None:
