@@ -1,9 +1,10 @@
-"""Whether this process has the descriptors and the memory that ZeroMQ needs: without them its library ends the process."""
+"""Whether this process has the descriptors, memory and threads that ZeroMQ needs: without them its library ends the process."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import threading
 from contextlib import suppress
 
 DESCRIPTORS = 24
@@ -11,6 +12,9 @@ DESCRIPTORS = 24
 
 MEMORY = 256 << 20
 """Bytes of address space: of the stacks and heaps of the threads, and of the modules that are imported."""
+
+THREADS = 16
+"""Of a collector, or a link, and of ZeroMQ."""
 
 
 def lack(descriptors: int = DESCRIPTORS, memory: int = MEMORY) -> str:
@@ -29,4 +33,17 @@ def lack(descriptors: int = DESCRIPTORS, memory: int = MEMORY) -> str:
         mmap.mmap(-1, memory).close()
     except (OSError, MemoryError, ValueError) as error:
         return f"less than {memory >> 20} MiB of memory is left ({error}; see `ulimit -v`)"
+    is_over = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(THREADS):
+            thread = threading.Thread(target=is_over.wait, name="rankwatch-room", daemon=True)
+            thread.start()
+            started.append(thread)
+    except (RuntimeError, MemoryError) as error:
+        return f"fewer than {THREADS} threads can be started ({error}; see `ulimit -u`)"
+    finally:
+        is_over.set()
+        for thread in started:
+            thread.join()
     return ""
