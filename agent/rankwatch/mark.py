@@ -55,5 +55,5 @@ def emit(text: str) -> None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:  # None, where the process was started without a stdout
         log.error("rankwatch: cannot print to stdout: %s", error)

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -38,6 +39,7 @@ Options are also read from RANKWATCH_<OPTION>, such as RANKWATCH_RUNS_DIR."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
+    _open_closed_streams()
     try:
         arguments = _parser().parse_args(argv)
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="rankwatch: %(message)s")
@@ -57,6 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"rankwatch: error: {describe_missing('this command', error)}\n")
         return EXIT_ERROR
     return code
+
+
+def _open_closed_streams() -> None:
+    """Where a stream is closed, as by ``2>&-``, Python has None, and the next file would get the stream's descriptor."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with suppress(OSError):
+                os.fstat(descriptor)
+                continue
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest one that is free
+            setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115
 
 
 class _CommandParser(argparse.ArgumentParser):

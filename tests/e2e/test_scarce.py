@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,9 @@ pytestmark = pytest.mark.e2e
 LIMIT = "import os, resource, sys; resource.setrlimit({what}, ({least}, {least})); os.execv(sys.argv[1], sys.argv[1:])"
 
 
-def run(*prefix: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*prefix: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [*prefix, *RANKWATCH, "run", "--", "sh", "-c", "echo trained; exit 3"]
-    return subprocess.run(command, env=environment(), cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=environment(**env), cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
 
 
 @pytest.mark.slow
@@ -26,6 +27,32 @@ def test_a_command_runs_unwatched_without_descriptors(tmp_path: Path) -> None:
     done = run(sys.executable, "-c", LIMIT.format(what="resource.RLIMIT_NOFILE", least=8), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "trained\n"), done.stderr
     assert "no collector can start: fewer than 24 file descriptors are left" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_command_runs_unwatched_without_threads(tmp_path: Path) -> None:
+    as_user = [
+        "setpriv",
+        "--reuid",
+        "65534",
+        "--clear-groups",
+        "--inh-caps",
+        "+dac_override",
+        "--ambient-caps",
+        "+dac_override",
+    ]
+    limited = [sys.executable, "-c", LIMIT.format(what="resource.RLIMIT_NPROC", least=4)]
+    done = run(*(as_user if os.geteuid() == 0 else []), *limited, cwd=tmp_path, OPENBLAS_NUM_THREADS="1")
+    assert (done.returncode, done.stdout) == (3, "trained\n"), done.stderr
+    assert "no collector can start: fewer than 16 threads can be started" in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_is_watched_where_streams_are_closed(tmp_path: Path, closed: str) -> None:
+    done = run("sh", "-c", f'exec "$@" {closed}', "sh", cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert (done.stdout == "trained\n") == (" >&-" not in f" {closed}")
+    assert ("no rank connected" in done.stderr) == ("2>&-" not in closed)
 
 
 def test_a_command_is_watched_from_a_folder_that_takes_no_file() -> None:
@@ -63,3 +90,18 @@ def test_a_rank_trains_without_a_connection(tmp_path: Path, what: str, left: int
     running.stop()
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     assert "training goes on without it" in done.stderr
+
+
+ALONE = """
+import torch, rankwatch
+model = torch.nn.Linear(2, 2)
+with rankwatch.watch(model, capsule="off"):
+    model(torch.full((1, 2), float("inf"))).sum().backward()
+"""
+
+
+def test_a_rank_without_a_collector_trips_where_streams_are_closed() -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", ALONE], env=environment(), check=False, timeout=60
+    )
+    assert done.returncode == 77

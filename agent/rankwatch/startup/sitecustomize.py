@@ -42,16 +42,17 @@ class _AtImportOfTorch:
 
 
 def _start_finder() -> None:
+    import logging  # not before torch: many a process that starts here never imports either
+
+    log = logging.getLogger("rankwatch")
     try:
         from rankwatch.finder import Finder
 
         Finder().start()
     except ImportError as error:
-        sys.stderr.write(f"rankwatch: this process is not watched: {sys.executable} cannot import rankwatch ({error})\n")
+        log.warning("rankwatch: this process is not watched: %s cannot import rankwatch (%s)", sys.executable, error)
     except Exception:
-        import logging
-
-        logging.getLogger("rankwatch").exception("rankwatch: this process is not watched, by an error of its own")
+        log.exception("rankwatch: this process is not watched, by an error of its own")
 
 
 def _run_users_sitecustomize() -> None:

@@ -51,6 +51,6 @@ def is_of_the_network(error: BaseException) -> bool:
 
 def say(text: str) -> None:
     """Writes one line to stderr, in one write, so that the ranks' lines do not mix."""
-    with suppress(OSError, ValueError):  # stderr is closed, or its disk is full
+    with suppress(OSError, ValueError, AttributeError):  # stderr is closed, or was at the start (None), or its disk is full
         sys.stderr.write(f"rankwatch: {text}\n")
         sys.stderr.flush()
