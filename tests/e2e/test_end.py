@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from collectors import until
-from jobs import RANKWATCH, Training, environment
+from jobs import INTERPRETER, RANKWATCH, Training, environment
 
 pytestmark = pytest.mark.e2e
 
@@ -74,11 +74,17 @@ def test_a_hold_is_bounded() -> None:
 
 
 @contextmanager
-def running(folder: Path, *command: str, prefix: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
-    """``rankwatch run`` around a command that prints a line when it has begun."""
+def running(folder: Path, *command: str, prefix: tuple[str, ...] = (), size: int = -1) -> Iterator[subprocess.Popen[str]]:
+    """``rankwatch run`` around a command that prints a line when it has begun. ``size``: of the pipe that is its stdout."""
     run = [*prefix, *RANKWATCH, "run", "--runs-dir", str(folder / "runs"), "--", *command]
     with subprocess.Popen(
-        run, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+        run,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        pipesize=size,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
@@ -118,6 +124,30 @@ def _pending(pid: int) -> bool:
     """Whether a signal has yet to be delivered."""
     fields = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
     return bool(int(fields["ShdPnd"], 16))
+
+
+@pytest.mark.slow
+def test_a_signal_while_the_report_is_written_costs_nothing(tmp_path: Path) -> None:
+    """Nobody reads stdout, which the command has filled: the report waits there."""
+    (tmp_path / "rank.py").write_text(BAD)
+    last = 'code=$?; head -c 4095 /dev/zero; echo; echo "$RANKWATCH_CONNECTION" >file; exit $code'
+    filled = f"echo begun; {INTERPRETER} rank.py; {last}"
+    with running(tmp_path, "sh", "-c", filled, prefix=("env", "-C", str(tmp_path)), size=4096) as process:
+        until((tmp_path / "file").exists)
+        until(lambda: not os.path.exists((tmp_path / "file").read_text().strip() or "/"))  # the collector has closed
+        process.terminate()
+        until(lambda: process.poll() is not None or not _pending(process.pid))
+        output, _ = process.communicate(timeout=50)
+        assert "rankwatch: first nan in run sh-0" in output
+        assert process.returncode == ABORTED
+
+
+BAD = """
+import torch, rankwatch
+model = torch.nn.Linear(2, 2)
+with rankwatch.watch(model, capsule="off", closeup=0):
+    model(torch.full((1, 2), float("nan"))).sum().backward()
+"""
 
 
 @pytest.mark.slow

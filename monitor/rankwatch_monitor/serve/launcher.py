@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -81,31 +82,32 @@ def run_command(
     launch = env["RANKWATCH_LAUNCH"] = os.urandom(8).hex()
     reports: dict[str, Report] = {}
     is_shown = status and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    with (
-        private as hidden,
-        Printer() as printer,
-        Status(runs_dir, printer.show) as line,
-    ):
-        path = connection_file or Path(hidden) / "connection.json"
-        collector = Collector(
-            listen=listen,
-            address=address,
-            connection_file=path,
-            runs=folder,
-            options=replace(options, expects_job_end=True, launch="" if is_private else launch),
-            show=lambda report, news: reports.update({report.run: report}),
-            show_ranks=line.show if is_shown else lambda shown: None,
-            job=job or env.get("RANKWATCH_JOB") or job_name(command),
-            meters=meters,
-        )
-        try:
-            env["RANKWATCH_CONNECTION"] = str(path.absolute())
-            env.setdefault("RANKWATCH_JOB", collector.connection.job)
-            env = attached(env, config)
-            code = _run_beside(collector, command, env)
-        finally:
-            collector.close()
-    return _conclude(collector, reports, code, runs_dir)
+    with ExitStack() as signals:  # until the report is written
+        with (
+            private as hidden,
+            Printer() as printer,
+            Status(runs_dir, printer.show) as line,
+        ):
+            path = connection_file or Path(hidden) / "connection.json"
+            collector = Collector(
+                listen=listen,
+                address=address,
+                connection_file=path,
+                runs=folder,
+                options=replace(options, expects_job_end=True, launch="" if is_private else launch),
+                show=lambda report, news: reports.update({report.run: report}),
+                show_ranks=line.show if is_shown else lambda shown: None,
+                job=job or env.get("RANKWATCH_JOB") or job_name(command),
+                meters=meters,
+            )
+            try:
+                env["RANKWATCH_CONNECTION"] = str(path.absolute())
+                env.setdefault("RANKWATCH_JOB", collector.connection.job)
+                env = attached(env, config)
+                code = _run_beside(collector, command, env, signals)
+            finally:
+                collector.close()
+        return _conclude(collector, reports, code, runs_dir)
 
 
 def _go_unwatched(command: Sequence[str], why: str) -> NoReturn:
@@ -131,14 +133,21 @@ def job_name(command: Sequence[str]) -> str:
     return Path(command[0]).name
 
 
-def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, str]) -> int:
-    """Serves while the command runs; returns its exit code: 128 + n after signal n, as in a shell."""
+def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, str], signals: ExitStack) -> int:
+    """Serves while the command runs; returns its exit code: 128 + n after signal n, as in a shell.
+
+    ``signals``: is given what ends the handling of signals. One that comes late must not cost the record or the report.
+    """
     # The handlers are set before the child starts: a SIGTERM in between must not leave the child behind.
     child: subprocess.Popen[bytes] | None = None
     interrupted = ""
+    is_over = False
 
     def forward(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
+        if is_over:
+            signals.close()  # the next one ends this process, wherever it is: the reader of stdout may be what hangs
+            return
         repeated, interrupted = interrupted, signal.Signals(number).name
         collector.interrupt(interrupted)
         if child is None:
@@ -153,26 +162,24 @@ def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, 
     # Under nohup SIGHUP stays ignored, and the command inherits that. But a shell's script has its background processes
     # ignore SIGINT, and job scripts send it all the same.
     heeded = [n for n in ENDING if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, forward) for number in heeded}
+    for number in heeded:
+        signals.callback(signal.signal, number, signal.signal(number, forward))
     try:
-        try:
-            child = subprocess.Popen(command, env=dict(env))
-        except OSError as error:
-            raise UsageError(f"cannot run {shlex.join(command)}: {error.strerror}") from None
-        if interrupted:
-            child.terminate()
-        process = child
-        threading.Thread(
-            target=lambda: collector.stop(process.wait(), interrupted), name="wait-for-command", daemon=True
-        ).start()
-        try:
-            collector.serve()
-        except Exception:
-            log.exception("the collector ended by an error of its own; the command goes on without it")
-        code = process.wait()
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        child = subprocess.Popen(command, env=dict(env))
+    except OSError as error:
+        raise UsageError(f"cannot run {shlex.join(command)}: {error.strerror}") from None
+    if interrupted:
+        child.terminate()
+    process = child
+    threading.Thread(
+        target=lambda: collector.stop(process.wait(), interrupted), name="wait-for-command", daemon=True
+    ).start()
+    try:
+        collector.serve()
+    except Exception:
+        log.exception("the collector ended by an error of its own; the command goes on without it")
+    code = process.wait()
+    is_over = True
     return code if code >= 0 else 128 - code
 
 
