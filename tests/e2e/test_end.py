@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from collectors import until
+from collectors import Running, until
 from jobs import INTERPRETER, RANKWATCH, Training, environment
 
 pytestmark = pytest.mark.e2e
@@ -148,6 +148,36 @@ model = torch.nn.Linear(2, 2)
 with rankwatch.watch(model, capsule="off", closeup=0):
     model(torch.full((1, 2), float("nan"))).sum().backward()
 """
+
+
+ORPHAN = """
+import os, time, torch, rankwatch
+model = torch.nn.Linear(2, 2)
+watch = rankwatch.watch(model)
+print(os.getpid(), watch.is_connected, flush=True)
+while True:
+    model(torch.ones(1, 2)).sum().backward()
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_whose_torchrun_and_collector_are_killed_ends_by_itself(tmp_path: Path) -> None:
+    collector = Running(tmp_path)
+    env = environment(RANKWATCH_CONNECTION=str(tmp_path / "connection.json"), TORCHELASTIC_RUN_ID="none")
+    command = ["sh", "-c", '"$@" & wait', "torchrun", sys.executable, "-c", ORPHAN]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as torchrun:
+        assert torchrun.stdout is not None
+        rank, is_connected = torchrun.stdout.readline().split()
+        collector.stop()
+        torchrun.kill()
+        try:
+            _, errors = torchrun.communicate(timeout=50)  # the rank has them open until it ends
+        except subprocess.TimeoutExpired:
+            os.kill(int(rank), signal.SIGKILL)
+            raise
+    assert is_connected == "True"
+    assert "TrainingAborted: the torchrun that started rank 0 has ended, no collector answers" in errors
 
 
 @pytest.mark.slow

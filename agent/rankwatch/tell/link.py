@@ -76,6 +76,9 @@ TRIP_TIMEOUT = 0.2
 TUNES_PER_SECOND, TUNES_AT_ONCE = 1.0, 10.0
 """Changes of options that are passed on; of more, the last one. Each has all changes of the run."""
 
+ORPHAN_GRACE, ORPHAN_HOLD_LIMIT = 10.0, 300.0
+"""Of the abort of a rank whose torchrun and collector have both ended: what a collector's options are by default."""
+
 VERDICT_MARGIN = 1.0
 """Seconds on top of the decision window that a tripped rank waits for its verdict."""
 
@@ -341,6 +344,10 @@ class Link:
         now = time.monotonic()
         self._pass_on_tuning()
         if not self._online.is_set():
+            if self._is_orphaned and self._welcome is not None and not self.refusal:
+                who = f"rank {self._hello.rank}"
+                text = f"the torchrun that started {who} has ended, no collector answers, and the rank trained on"
+                self._abort(messages.Abort(text, -1, 0.0, ORPHAN_GRACE, ORPHAN_HOLD_LIMIT))
             may_ask = now >= self._next_hello and not self.refusal and self._welcomes.has(now)
             if may_ask and self._send(socket, replace(self._hello, age=age())):
                 self._next_hello = now + HELLO_INTERVAL
@@ -401,8 +408,11 @@ class Link:
         if behind:
             self._send_spool(socket)
         self._was_held = bool(HOLDS)
-        is_orphaned = self._torchrun not in (None, os.getppid())
-        self._send(socket, messages.Beat(moment, phase, queued, dropped, time.time(), self._was_held, is_orphaned))
+        self._send(socket, messages.Beat(moment, phase, queued, dropped, time.time(), self._was_held, self._is_orphaned))
+
+    @property
+    def _is_orphaned(self) -> bool:
+        return self._torchrun not in (None, os.getppid())
 
     # --- receiving ---
 
@@ -419,11 +429,7 @@ class Link:
             self._probe = message.moment
         elif isinstance(message, messages.Abort):
             self._send(socket, messages.Ack(self._spool.sent, abort=True))
-            if not self._aborted.is_set():
-                try:
-                    self._on_abort(message)
-                finally:
-                    self._aborted.set()
+            self._abort(message)
         elif isinstance(message, messages.Stay):
             self._stay_until = time.monotonic() + message.seconds
             (self._may_go.clear if message.seconds else self._may_go.set)()
@@ -433,6 +439,13 @@ class Link:
             self._pass_on_tuning()
         elif isinstance(message, messages.Error):
             self._refused(message)
+
+    def _abort(self, message: messages.Abort) -> None:
+        if not self._aborted.is_set():
+            try:
+                self._on_abort(message)
+            finally:
+                self._aborted.set()
 
     def _go_online(self, welcome: messages.Welcome) -> None:
         if self._was_silent:
