@@ -7,9 +7,16 @@ import os
 import sqlite3
 from pathlib import Path
 
+from .schema import RecordGone
+
 FULL = "the disk was full"
 SILENT = "the disk did not answer"
 OURS = "an error of rankwatch"
+GONE = "the file was removed or replaced"
+DAMAGED = "the file is damaged"
+
+LOSES_ALL = {GONE, DAMAGED}
+"""Then what was stored is not on record either."""
 
 _OF_ERRNO = {
     errno.ENOSPC: FULL,
@@ -31,8 +38,8 @@ _OF_SQLITE = {
     "unable to open": "the file could not be opened",
     "readonly": "the file is read-only",
     "locked": "another process held the file",
-    "malformed": "the file is damaged",
-    "not a database": "the file is damaged",
+    "malformed": DAMAGED,
+    "not a database": DAMAGED,
 }
 """By a part of SQLite's message: its error codes are known only from Python 3.11 on."""
 
@@ -40,6 +47,8 @@ _OF_SQLITE = {
 def describe_failure(error: BaseException | None, path: Path) -> str:
     """``error``, of a write to ``path``, or what it was raised from."""
     while error is not None:
+        if isinstance(error, RecordGone):
+            return GONE
         if isinstance(error, OSError) and error.errno is not None:
             return _OF_ERRNO.get(error.errno, error.strerror or "I/O error")
         if isinstance(error, sqlite3.Error):

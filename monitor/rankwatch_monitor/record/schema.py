@@ -79,6 +79,13 @@ class StoreError(Exception):
         self.path = path
 
 
+class RecordGone(StoreError):
+    """The file in which a run was recorded is no longer there: another is, or none."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"the record {path} was removed or replaced while it was written", path)
+
+
 def is_new(database: sqlite3.Connection) -> bool:
     """Whether the file is empty. Raises ValueError when another version of rankwatch wrote it."""
     version: int = database.execute("PRAGMA user_version").fetchone()[0]

@@ -146,6 +146,16 @@ class Store:
         return self._row.is_over
 
     @property
+    def ranks(self) -> int:
+        """The run's, 0 before its beginning was written."""
+        return self._row.world_size
+
+    @property
+    def batches(self) -> int:
+        """How many batches the furthest rank has, according to what was written."""
+        return self._row.batches
+
+    @property
     def mark(self) -> tuple[int, ...]:
         """Changes with every transaction that has entries. Reads the file."""
         with self._explained():

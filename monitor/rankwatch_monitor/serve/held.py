@@ -52,6 +52,8 @@ class Held:
     retry_at: float = float("-inf")
     is_recordless: bool = False
     """An error of ours ended its record."""
+    past: Gap | None = None
+    """What was stored, where the file that had it is gone."""
     lost: Gaps = field(default_factory=Gaps)
     _delay: float = 0.0
 
@@ -103,6 +105,8 @@ class Held:
     def give_up(self, why: str) -> int:
         """All that waits is lost. Returns the bytes that are free again."""
         self.lose([*self.taken, *self.entries], why)
+        self.lost.take([self.past] if self.past else [])
+        self.past = None
         freed, self.size, self.bulk = self.size, 0, 0
         self.entries, self.taken, self.shown, self.why, self.retry_at = [], [], None, "", float("-inf")
         return freed
@@ -114,7 +118,7 @@ class Held:
     def unstored(self, *, all_of_it: bool, why: str) -> tuple[Gap, ...]:
         """What is lost, and what the disk refused so far; or all that waits, with ``why``."""
         gaps = Gaps()
-        gaps.take(self.lost.all())
+        gaps.take([*self.lost.all(), self.past] if self.past else self.lost.all())
         if self.why or all_of_it:
             for entry in [*self.taken, *self.entries]:
                 add_to(gaps, entry, self.why or why)

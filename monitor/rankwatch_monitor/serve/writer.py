@@ -12,15 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from rankwatch import __version__
 from rankwatch.shared.process import boot_id
 
 from ..decide.effects import Show
-from ..decide.gaps import Gap
-from ..decide.journal import Entry, Opened, Trained
-from ..record.disk import OURS, SILENT, describe_failure
-from ..record.schema import FILE, StoreError
+from ..decide.gaps import END, Gap
+from ..decide.journal import NO_RANK, Entry, Opened, Trained
+from ..record.disk import LOSES_ALL, OURS, SILENT, describe_failure
+from ..record.schema import FILE, RecordGone, StoreError
 from ..record.store import Limits, Store
 from .held import MAX_ACTIONS, Held
 from .precedence import RECORDING, yield_to_others
@@ -43,6 +44,15 @@ STUCK = 20.0
 """Seconds at the end after which the disk is given up, if it neither takes nor refuses anything. A slow disk is waited for."""
 
 TOO_SLOW = "the disk was too slow"
+
+
+class Placed(NamedTuple):
+    """Where what was stored of a run is: the ``device`` and ``inode`` of its file; and of how many ranks and batches it is."""
+
+    device: int
+    inode: int
+    ranks: int
+    batches: int
 
 
 class RecordWriter:
@@ -82,6 +92,7 @@ class RecordWriter:
         self._lost: dict[str, tuple[Gap, ...]] = {}
         self._overflowing: set[str] = set()
         self._stores: dict[str, Store] = {}
+        self._placed: dict[str, Placed] = {}
         self._adopted: set[str] = set()
         """Runs under way whose record is to be opened, even if nothing but standings comes."""
         self._tried: dict[str, tuple[tuple[int, ...], int, int]] = {}
@@ -211,6 +222,7 @@ class RecordWriter:
         why = self._attempt(held, entries, shown)
         with self._changed:
             now = time.monotonic()
+            held.past = self._past(held.run, why)
             if not why:
                 seqs, freed = held.succeed()
                 self._waiting_bytes -= freed
@@ -272,24 +284,61 @@ class RecordWriter:
         if run not in self._stores and entries and isinstance(entries[0].fact, Opened):
             with self._begin_folder(run) as folder, closing(Store(folder / FILE, self._limits)) as first:
                 self._commit(run, first, entries, shown)
-            with suppress(StoreError):  # the next write opens it, or says why it cannot
-                self._stores[run] = Store(self._folder / run / FILE, self._limits)
+            with suppress(StoreError, OSError):  # the next write opens it, or says why it cannot
+                self._place(run, first)
+                self._open(run)
         else:
-            if run not in self._stores:
-                self._stores[run] = Store(self._folder / run / FILE, self._limits)
-            store = self._stores[run]
+            store = self._open(run)
             self._adopted.discard(run)
             mark, least, most = self._tried.pop(run, (store.mark, 0, 0))
             skipped = least if store.mark == mark else most
             self._commit(run, store, entries[skipped:], shown, skipped)
         if run in self._stores and self._stores[run].is_over:
             _close(self._stores.pop(run))
+            self._placed.pop(run, None)
+
+    def _open(self, run: str) -> Store:
+        """The run's store. Raises RecordGone where it is not the one that has what was stored."""
+        if run not in self._stores:
+            if run in self._placed:
+                self._check_place(run)
+            store = Store(self._folder / run / FILE, self._limits)
+            if run in self._placed and not store.ranks:
+                _close(store)
+                raise RecordGone(self._folder / run / FILE)
+            self._stores[run] = store
+            self._place(run, store)
+        return self._stores[run]
+
+    def _place(self, run: str, store: Store) -> None:
+        stat = (self._folder / run / FILE).stat()
+        self._placed[run] = Placed(stat.st_dev, stat.st_ino, store.ranks, store.batches)
+
+    def _check_place(self, run: str) -> None:
+        """SQLite writes on into a file that was removed or replaced, and nobody will read that."""
+        path = self._folder / run / FILE
+        try:
+            stat = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise RecordGone(path) from None
+        if (stat.st_dev, stat.st_ino) != self._placed[run][:2]:
+            raise RecordGone(path)
+
+    def _past(self, run: str, why: str) -> Gap | None:
+        """What was stored of a run and cannot be read: all of it, or nothing."""
+        if why not in LOSES_ALL or run not in self._placed:
+            return None
+        _, _, ranks, batches = self._placed[run]
+        return Gap(tuple(range(ranks)), 0, batches - 1, why) if batches else Gap((NO_RANK,), END, END, why)
 
     def _commit(self, run: str, store: Store, entries: Sequence[Entry], shown: Show | None, before: int = 0) -> None:
         """``before``: how many entries that wait come before these, and are in the file."""
         mark = store.mark
         try:
             headroom = store.write(entries, time.time(), shown, run=run, **self._meta)
+            if run in self._stores:
+                self._check_place(run)
+                self._place(run, store)
         except BaseException:
             if run in self._stores:
                 self._tried[run] = mark, before, before + len(entries)

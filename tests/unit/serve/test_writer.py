@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -356,3 +358,48 @@ def test_the_least_headroom_of_the_stored_batches_is_reported(tmp_path: Path) ->
     ((run, doublings),) = heard
     assert run == "train-0"
     assert doublings == pytest.approx(math.log2(65504 / 1024), abs=1e-3)
+
+
+def replace(path: Path) -> None:
+    path.with_name("other").write_bytes(path.read_bytes())
+    os.replace(path.with_name("other"), path)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: path.unlink(),
+        lambda path: shutil.rmtree(path.parent),
+        lambda path: os.truncate(path, 0),
+        pytest.param(replace, marks=pytest.mark.slow),
+        pytest.param(lambda path: path.write_bytes(bytes(path.stat().st_size)), marks=pytest.mark.slow),
+    ],
+    ids=["removed", "folder removed", "emptied", "replaced", "overwritten"],
+)
+def test_what_is_written_to_a_file_that_is_gone_is_not_stored(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, retries: None, harm: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr(recorders, "LAST_TRIES", 0.05)
+    bench.recorder.append("train-0", [OPENED, *trained(*range(50))])
+    bench.await_stored("train-0", 50)
+    harm(bench.folder / "train-0" / FILE)
+    bench.recorder.append("train-0", trained(*range(50, 60)))
+    until(lambda: bench.recorder.unstored("train-0"))
+    first = describe_gap(bench.recorder.unstored("train-0")[0], 1)
+    assert first.startswith("batches 0 to 59 are not on record: the file ")
+    bench.recorder.append("train-0", [BYE])
+    bench.recorder.close()
+    assert describe_gap(bench.recorder.lost()["train-0"][0], 1).startswith("batches 0 to 59 are not on record: the file ")
+    assert bench.seqs == {"train-0": 50}
+
+
+def test_a_file_that_comes_back_is_gone_on_with(bench: Bench, retries: None) -> None:
+    bench.recorder.append("train-0", [OPENED, *trained(*range(50))])
+    bench.await_stored("train-0", 50)
+    (bench.folder / "train-0").rename(bench.folder / "elsewhere")
+    bench.recorder.append("train-0", trained(*range(50, 60)))
+    until(lambda: bench.recorder.unstored("train-0"))
+    (bench.folder / "elsewhere").rename(bench.folder / "train-0")
+    bench.await_stored("train-0", 60)
+    assert bench.recorded() == list(range(60))
+    assert (bench.recorder.unstored("train-0"), bench.recorder.lost()) == ((), {})
