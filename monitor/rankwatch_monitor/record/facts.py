@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from typing import Any, cast
 
 from rankwatch.shared import messages, wire
-from rankwatch.shared.divergence import Divergence
+from rankwatch.shared.data import MAX_RANKS
 from rankwatch.shared.printable import cleaned, paragraph
 
 from ..decide import journal
-from ..decide.desync import Compared, Desync, DesyncPattern
 from ..decide.gaps import Gap, describe_gap
 from ..decide.journal import Fact
-from ..decide.report import Outcome, RankState
 from .runs import RunRow
+from .sound import Unsound, reader_of
 
 AND_MORE = ", and more: see its report"
 
@@ -29,25 +27,8 @@ _OWN: dict[str, type[journal.OwnEvent]] = {
 }  # fmt: skip
 """The facts that come from the collector itself, by kind. They are stored as JSON, messages as the wire's bytes."""
 
-_FROM_JSON: dict[str, Callable[[Any], Any]] = {
-    "state": RankState,
-    "outcome": Outcome,
-    "found": lambda fields: Divergence(**fields),
-    "entries": lambda entries: tuple(map(_desync, entries)),
-    "compared": lambda fields: Compared(**fields),
-    "ranks": tuple,
-    "reported": tuple,
-    "moments": lambda moments: tuple(map(tuple, moments)),
-}
-"""Makes the fields whose types JSON does not have."""
-
-
 _LINES = frozenset({"reason", "text"})
 """Fields that may have many lines."""
-
-
-def _desync(fields: dict[str, Any]) -> Desync:
-    return Desync(**{**fields, "ranks": tuple(fields["ranks"]), "pattern": DesyncPattern(fields["pattern"])})
 
 
 def kind_of(fact: Fact) -> str:
@@ -66,14 +47,14 @@ def decode(kind: str, body: str | bytes) -> Fact:
     """Raises ValueError, LookupError, TypeError, AttributeError or ProtocolError when the body is no fact of this kind."""
     if isinstance(body, bytes):
         return wire.decode(body)
-    make_fact = _OWN[kind]
+    read = reader_of(cast(Any, _OWN[kind]))
     fields: dict[str, Any] = {
         name: paragraph(of) if name in _LINES else cleaned(of) for name, of in json.loads(body).items()
     }
-    for name, make in _FROM_JSON.items():
-        if name in fields:
-            fields[name] = make(fields[name])
-    return make_fact(**fields)
+    fact: Fact = read(fields)
+    if isinstance(fact, journal.Opened) and not 0 < fact.world_size <= MAX_RANKS:
+        raise Unsound(f"a run of {fact.world_size} ranks")  # a table of all of them would be made
+    return fact
 
 
 def row_after(row: RunRow, fact: Fact) -> RunRow:

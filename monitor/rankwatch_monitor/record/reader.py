@@ -17,7 +17,7 @@ from rankwatch.shared.frame import Frame, FrameTable, State
 from rankwatch.shared.printable import cleaned, printable
 
 from ..decide.journal import NO_RANK, Entry, Progress
-from ..decide.report import Outcome, RankStanding, RankState, RunStanding
+from ..decide.report import RankStanding, RunStanding
 from . import facts
 from .digest import Columns, Envelope
 from .layout import DIGEST, Array, pack_frames, unpack_digests, unpack_part, unpack_table
@@ -34,6 +34,7 @@ from .rows import (
     Standings,
 )
 from .schema import explained, open_to_read
+from .sound import reader_of
 
 LAST_PARTS = 4
 """Last parts of batches of each rank: they say how far it came, and how many frames its batches have."""
@@ -43,6 +44,9 @@ AT_ONCE = 4096
 
 CACHED_TABLES, CACHED_SEGMENTS = 64, 64
 """Frame tables and unpacked segments of digests that are held in memory."""
+
+
+_RUN_STANDING, _RANK_STANDINGS = reader_of(RunStanding), reader_of(tuple[RankStanding, ...])
 
 
 class RunRecord:
@@ -124,11 +128,7 @@ class RunRecord:
             if row is None:
                 return Standings(0.0, None, [])
             time, body = row[0], cleaned(json.loads(row[1]))
-            run = RunStanding(*body["run"])
-            run = run._replace(outcome=Outcome(run.outcome) if run.outcome else None)
-            return Standings(
-                time, run, [RankStanding(rank, RankState(state), *rest) for rank, state, *rest in body["ranks"]]
-            )
+            return Standings(time, _RUN_STANDING(body["run"]), list(_RANK_STANDINGS(body["ranks"])))
 
     # --- digests ------------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,16 @@
-"""Rows whose columns have the types that their table declares: SQLite itself takes any value in any column."""
+"""Rows whose columns have the types that their table declares, and JSON that has those of a class: SQLite itself takes any value
+in any column."""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import re
 import sqlite3
-from collections.abc import Iterable
-from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
+from types import UnionType
+from typing import Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
 
 _TABLE = re.compile(r"\bFROM (\w+)")
 _CREATED = re.compile(r"CREATE TABLE (\w+) \((.*?)\n?\)(?: WITHOUT ROWID)?;", re.DOTALL)
@@ -78,3 +82,50 @@ def _checked(row: tuple[Any, ...], columns: Iterable[tuple[int, TypedColumn]]) -
     for place, column in columns:
         column.check(row[place])
     return row
+
+
+@cache
+def reader_of(kind: Any) -> Callable[[Any], Any]:
+    """Makes a value of a type of what JSON has of it. It raises Unsound, and for a dataclass TypeError as its class does.
+
+    Types: str, bool, int, float, an enumeration, a tuple, a dataclass, a named tuple, or one of these or None.
+    """
+    if get_origin(kind) is UnionType:
+        (one,) = map(reader_of, set(get_args(kind)) - {type(None)})
+        return lambda value: None if value is None else one(value)
+    if get_origin(kind) is tuple:
+        return _tuple_reader(get_args(kind))
+    if dataclasses.is_dataclass(kind):
+        make: Any = kind
+        fields = {name: reader_of(hint) for name, hint in get_type_hints(kind).items()}
+        return lambda value: make(**{name: fields[name](of) for name, of in _of(dict, value).items()})
+    if issubclass(kind, tuple):
+        readers = [reader_of(hint) for hint in get_type_hints(kind).values()]
+        return lambda value: kind(*[read(of) for read, of in zip(readers, _of(list, value), strict=False)])
+    if issubclass(kind, enum.Enum):
+        return lambda value: kind(_of(str, value))
+    return _number_reader(kind) if kind in (int, float) else lambda value: _of(kind, value)
+
+
+def _tuple_reader(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
+    readers = [reader_of(kind) for kind in kinds if kind is not ...]
+    if kinds[-1] is ...:
+        return lambda value: tuple(map(readers[0], _of(list, value)))
+    return lambda value: tuple(read(of) for read, of in zip(readers, _of(list, value), strict=True))
+
+
+def _number_reader(kind: type[int | float]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if type(value) is float and kind is float:
+            return value
+        if type(value) is not int or not -_MOST <= value <= _MOST:
+            raise Unsound(f"{value!r:.40} is no {kind.__name__}")
+        return value
+
+    return read
+
+
+def _of(kind: Any, value: Any) -> Any:
+    if type(value) is not kind:
+        raise Unsound(f"{value!r:.40} is no {kind.__name__}")
+    return value

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import records
 import standings
 from commands import run as rankwatch
+from rankwatch_monitor.decide.desync import Desync, DesyncPattern
+from rankwatch_monitor.decide.journal import NO_RANK, Desynced, Entry
 from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.follow import Follower
 from rankwatch_monitor.record.reader import RunRecord
@@ -106,4 +110,56 @@ def test_an_error_names_file_table_and_column(tmp_path: Path, whole: Path) -> No
         options = ["--rank", "0"] if command == "report" else ["--once"] if command == "top" else []
         done = rankwatch(command, *options, str(tmp_path / "damaged"))
         assert "table events, column now: a blob instead of a number" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def rewrite(path: Path, kind: str, change: Callable[[Any], None]) -> None:
+    """Changes the JSON of the last fact of this kind, or of the standings."""
+    table, where = ("standing", "1") if kind == "standing" else ("events", f"kind = '{kind}'")
+    with closing(sqlite3.connect(path)) as database, database:
+        row, body = database.execute(f"SELECT id, body FROM {table} WHERE {where} ORDER BY id DESC").fetchone()
+        change(found := json.loads(body))
+        database.execute(f"UPDATE {table} SET body = ? WHERE id = ?", (json.dumps(found), row))
+
+
+def put(value: object, *place: Any) -> Callable[[Any], None]:
+    def change(body: Any) -> None:
+        for step in place[:-1]:
+            body = body[step]
+        body[place[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("opened", put(1 << 40, "world_size")),
+        ("opened", put(-1, "world_size")),
+        ("opened", put("x", "restart")),
+        ("desynced", put(None, "entries", 0, "ranks", 0)),
+        ("desynced", put("x", "entries", 0, "equal_at")),
+        ("desynced", put([1], "entries", 0, "source")),
+        ("desynced", put({}, "unkept")),
+        ("desynced", put(10**30, "entries", 0, "step")),
+        ("standing", put("x", "run", 3)),
+        ("standing", put(None, "ranks", 0, 6)),
+        ("standing", put([], "ranks", 0)),
+    ],
+)
+def test_json_of_a_wrong_type_is_an_error_that_names_the_file(
+    tmp_path: Path, whole: Path, kind: str, change: Callable[[Any], None]
+) -> None:
+    shutil.copytree(whole, tmp_path / "damaged")
+    store = Store(tmp_path / "damaged" / FILE)
+    store.write(
+        [Entry(0.0, NO_RANK, Desynced((Desync(1, "w", (0, 1), 2, DesyncPattern.UNKNOWN),), 0))],
+        102.0,
+        standings.shown(standings.standing(0)),
+    )
+    store.close()
+    rewrite(tmp_path / "damaged" / FILE, kind, change)
+    for command in (("report", "--rank", "0"), ("top", "--once")):
+        done = rankwatch(command[0], str(tmp_path / "damaged"), *command[1:])
+        assert f"the record {tmp_path}/damaged/run.db: " in done.stderr
         assert "Traceback" not in done.stderr
