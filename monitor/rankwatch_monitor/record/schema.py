@@ -97,6 +97,8 @@ def is_new(database: sqlite3.Connection) -> bool:
 def open_to_read(path: Path) -> sqlite3.Connection:
     """The record in this file, in one read transaction: every query sees the same state. Raises StoreError."""
     with explained(path):
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")  # to open a pipe would wait for a writer
         try:
             return _open(path, "mode=ro")
         except sqlite3.OperationalError as error:
@@ -116,6 +118,8 @@ def _open(path: Path, how: str) -> sqlite3.Connection:
         database.execute("BEGIN")
         if is_new(database):
             raise ValueError("nothing was written to it yet")
+        if database.execute("SELECT COUNT(*) FROM sqlite_master WHERE type = 'view'").fetchone() != (0,):
+            raise ValueError("it has views, which may be endless, and no rankwatch makes any")
     except BaseException:
         database.close()
         raise

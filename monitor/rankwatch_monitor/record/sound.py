@@ -25,6 +25,9 @@ _LEAST = {"rank": -1, "now": -1e15}
 
 _MOST = float(1 << 62)
 
+_MOST_TEXT = {"meta": 1 << 16, "run": 1 << 16}
+"""Characters of a text in these tables, which every list of runs reads."""
+
 _EITHER = {("events", "body")}
 """Text or a blob, by the kind of the fact."""
 
@@ -46,6 +49,8 @@ class TypedColumn(NamedTuple):
             raise Unsound(f"table {self.table}, column {self.name}: {found} instead of {_WANTED[self.kind]}")
         if isinstance(value, int | float) and not _LEAST.get(self.name, 0) <= value <= _MOST:
             raise Unsound(f"table {self.table}, column {self.name}: {value:g} is out of range")
+        if isinstance(value, str) and len(value) > _MOST_TEXT.get(self.table, len(value)):
+            raise Unsound(f"table {self.table}, column {self.name}: a text of {len(value)} characters")
 
 
 def columns_of(create: str) -> dict[str, dict[str, TypedColumn]]:

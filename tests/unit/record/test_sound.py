@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -163,3 +165,38 @@ def test_json_of_a_wrong_type_is_an_error_that_names_the_file(
         done = rankwatch(command[0], str(tmp_path / "damaged"), *command[1:])
         assert f"the record {tmp_path}/damaged/run.db: " in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def endless(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database, database:
+        columns = ", ".join(f"0 AS {name}" for name in RecordConnection.columns["run"])
+        database.execute("DROP TABLE run")
+        count = "WITH RECURSIVE count(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count)"
+        database.execute(f"CREATE VIEW run AS {count} SELECT {columns} FROM count WHERE n < 0")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def long(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE run SET reason = ?", ("x" * (1 << 24),))
+
+
+@pytest.mark.parametrize("harm", [endless, pipe, long])
+def test_no_record_holds_up_a_list(tmp_path: Path, whole: Path, harm: Callable[[Path], None]) -> None:
+    for name in ("damaged", "other"):
+        shutil.copytree(whole, tmp_path / name)
+    harm(tmp_path / "damaged" / FILE)
+    assert [row.run for row in read_rows(tmp_path)] == ["other"]
+    assert [run["run"] for run in Pages(tmp_path).list() if "unreadable" in run] == ["damaged"]
+
+
+def test_a_time_to_come_does_not_keep_a_run_going(tmp_path: Path, whole: Path) -> None:
+    shutil.copytree(whole, tmp_path / "damaged")
+    store = Store(tmp_path / "damaged" / FILE)
+    store.write([], time.time() + 86400, standings.shown(standings.standing(0)), boot="of another host")
+    store.close()
+    assert [row.is_alive for row in read_rows(tmp_path)] == [False]
