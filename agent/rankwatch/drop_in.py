@@ -16,6 +16,7 @@ from .registry import open_watches, prepare
 from .shared.cause import Trip
 from .shared.config import Config, Policy, is_disabled, resolve
 from .shared.frame import Frame, Kind, State
+from .shared.printable import cleaned
 from .shared.text import format_dump, format_frame
 from .watcher import Watch
 
@@ -71,7 +72,7 @@ class DebugUnderflowOverflow(Watch):
         self.close()
 
     def on_trace(self, frames: list[Frame]) -> None:
-        emit(self._heading() + "".join(f"{_complaints(frame)}{format_frame(frame)}\n" for frame in frames))
+        emit(self._heading() + "".join(f"{_complaints(frame)}{format_frame(frame)}\n" for frame in cleaned(frames)))
 
     def _take_over(self, root: nn.Module) -> None:
         # Two of them on one model are common: the Trainer makes one for each train().
@@ -81,7 +82,7 @@ class DebugUnderflowOverflow(Watch):
         super()._take_over(root)
 
     def _report_alone(self, trip: Trip, bad_readings: list[BadReading]) -> None:
-        emit("".join(map(describe_bad_reading, bad_readings)) + format_dump(trip.frames))
+        emit("".join(map(describe_bad_reading, bad_readings)) + format_dump(cleaned(trip.frames)))
 
 
 def _complaints(frame: Frame) -> str:

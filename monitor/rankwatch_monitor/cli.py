@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from rankwatch import __version__
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, EXIT_USAGE, RankwatchError
@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     try:
         arguments = _parser().parse_args(argv)
-        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="rankwatch: %(message)s")
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_Lines("rankwatch: %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
         code: int = arguments.function(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of stdout, `head` say, has ended
@@ -72,7 +74,23 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115
 
 
-class _CommandParser(argparse.ArgumentParser):
+class _Lines(logging.Formatter):
+    """Log lines have paths and errors of the system in them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        from rankwatch.shared.printable import paragraph
+
+        return paragraph(super().format(record))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        from rankwatch.shared.printable import printable
+
+        super().error(printable(message))
+
+
+class _CommandParser(_Parser):
     """Imports its command when it parses arguments, and not before."""
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
@@ -83,7 +101,7 @@ class _CommandParser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="rankwatch",
         description="Finds the first inf or nan of a distributed PyTorch training, and stops every rank.",
         epilog=EPILOG,

@@ -10,6 +10,7 @@ import re
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -421,6 +422,16 @@ def test_drop_in_names_a_shared_module_by_all_its_names() -> None:
 
     assert "encoder Linear" in outcome.text
     assert "decoder" in str(outcome.error)
+
+
+@pytest.mark.parametrize("traced", [[], [0]])
+def test_drop_in_prints_no_escapes_of_a_name(traced: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(OrderedDict({"\x1b[2J\nforged": nn.Linear(2, 2)}))
+    with suppress(OverflowDetected), DebugUnderflowOverflow(model, trace_batch_nums=traced):
+        model(X * NAN)
+    told = capsys.readouterr().out
+    assert "\\x1b[2J\\nforged" in told
+    assert "\x1b" not in told
 
 
 def count(kind: type) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..errors import EXIT_ERROR, UsageError
 from ..shared.missing import describe_missing
+from ..shared.printable import page
 from ..tell.abort import say, write_error_file
 from .bounded import describe
 from .options import DoctorOptions, parse
@@ -88,7 +89,7 @@ def _without_torch(placement: Placement, env: Mapping[str, str], options: Doctor
 def _conclude(report: DoctorReport, options: DoctorOptions) -> int:
     """Prints the report; returns the exit code."""
     try:
-        sys.stdout.write(to_json(report) if options.json else render(report))
+        sys.stdout.write(to_json(report) if options.json else page(render(report)))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

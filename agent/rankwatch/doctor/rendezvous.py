@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from ..shared.printable import cleaned
 from .placement import Placement, StoreAddress
 
 OnWait: TypeAlias = Callable[[list[int]], None]
@@ -96,7 +97,7 @@ class Rendezvous:
         self._store.set(key, json.dumps(body))
 
     def _get(self, key: str) -> Any:
-        return json.loads(self._store.get(key))
+        return cleaned(json.loads(self._store.get(key)))
 
     def _connection(self, host: str, port: int, is_master: bool) -> TCPStore:
         return TCPStore(host, port, None, is_master, self._timeout, wait_for_workers=False)

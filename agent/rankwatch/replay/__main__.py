@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ..errors import EXIT_ERROR, UsageError
 from ..shared.missing import describe_missing
+from ..shared.printable import page, paragraph
 from .options import parse
 
 
@@ -22,12 +23,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         found = replay(options)
     except UsageError as error:
-        sys.stderr.write(f"rankwatch: error: {error}\n")
+        sys.stderr.write(f"rankwatch: error: {paragraph(str(error))}\n")
         return error.exit_code
     except ImportError as error:
         sys.stderr.write(f"rankwatch: error: {describe_missing('replay', error)}\n")
         return EXIT_ERROR
-    sys.stdout.write(to_json(found) if options.json else render(found))
+    sys.stdout.write(to_json(found) if options.json else page(render(found)))
     sys.stdout.flush()
     if found.error:
         return UsageError.exit_code

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..errors import ConnectionFileError
+from .printable import cleaned, printable
 
 FORMAT = (1, 0)
 """Major and minor version of the file. Another major version is refused."""
@@ -63,13 +64,14 @@ def read(source: str | os.PathLike[str]) -> Connection:
             version.
     """
     text = os.fspath(source)
+    shown = printable(text)
     if "://" in text.partition("{")[0]:
         raise ConnectionFileError(
-            f"{text} is an address: give the connection file that the collector at it wrote, which has the keys too"
+            f"{shown} is an address: give the connection file that the collector at it wrote, which has the keys too"
         )
     if text.lstrip().startswith("{"):
         return _parse(text, "the connection given as text")
-    return _parse(_read_private(Path(text)), f"connection file {text}")
+    return _parse(_read_private(Path(text), shown), f"connection file {shown}")
 
 
 def write(connection: Connection, path: Path) -> None:
@@ -104,21 +106,21 @@ def unwritable(path: Path, error: OSError) -> ConnectionFileError:
     return ConnectionFileError(f"cannot write {path}: {why}")
 
 
-def _read_private(path: Path) -> str:
+def _read_private(path: Path, shown: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:
                 raise ConnectionFileError(
-                    f"connection file {path} has mode {mode:04o}: others can read the keys in it; chmod 600 it"
+                    f"connection file {shown} has mode {mode:04o}: others can read the keys in it; chmod 600 it"
                 )
             return file.read(1 << 16)
     except FileNotFoundError:
         raise ConnectionFileError(
-            f"connection file {path} does not exist: is the collector running, and this path on a file system both share?"
+            f"connection file {shown} does not exist: is the collector running, and this path on a file system both share?"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConnectionFileError(f"cannot read connection file {path}: {error}") from None
+        raise ConnectionFileError(f"cannot read connection file {shown}: {printable(str(error))}") from None
 
 
 def _parse(text: str, where: str) -> Connection:
@@ -131,13 +133,14 @@ def _parse(text: str, where: str) -> Connection:
         raise ConnectionFileError(f"{where} is malformed: write it anew with `rankwatch collector`") from None
     if major != FORMAT[0]:
         raise ConnectionFileError(
-            f"{where} is of version {major}, this rankwatch reads version {FORMAT[0]}: use the same release on both sides"
+            f"{where} is of version {printable(str(major), 64)}, this rankwatch reads version {FORMAT[0]}: "
+            "use the same release on both sides"
         )
     is_typed = all(isinstance(field, str) for field in fields) and isinstance(for_job_alone, bool)
-    if not is_typed or {len(key) for key in fields[1:4]} not in ({40}, {0}):
+    if not is_typed or cleaned(fields[:4]) != fields[:4] or {len(key) for key in fields[1:4]} not in ({40}, {0}):
         raise ConnectionFileError(f"{where} is malformed: a field is missing or of a wrong type or length")
     address, server_public, client_public, client_secret, job = fields
-    connection = Connection(address, server_public, client_public, client_secret, job, for_job_alone)
+    connection = Connection(address, server_public, client_public, client_secret, printable(job), for_job_alone)
     if not connection.is_encrypted and not is_loopback(address.removeprefix("tcp://").rpartition(":")[0]):
         raise ConnectionFileError(
             f"{where} has no keys, and {address} is not this machine: plain text is for loopback alone"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import UsageError
+from .printable import printable
 
 # torchrun's run id where --rdzv-id was not given.
 _NO_RUN_ID = {"", "none"}
@@ -52,13 +53,13 @@ def identify(environ: Mapping[str, str] | None = None, group: tuple[int, int] | 
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} does not lie in a world of {world_size}: check RANK and WORLD_SIZE")
     return Identity(
-        job=_job(env),
+        job=printable(_job(env)),
         # A requeued SLURM job starts torchrun anew, and its restart count begins at 0 again.
         restart=sum(_numbers(env, TORCHELASTIC_RESTART_COUNT=0, SLURM_RESTART_COUNT=0)),
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
-        host=socket.gethostname(),
+        host=printable(socket.gethostname()),
         pid=os.getpid(),
     )
 

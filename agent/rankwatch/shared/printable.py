@@ -35,6 +35,11 @@ def paragraph(text: str, limit: int | None = None) -> str:
     return "\n".join(_escaped(line, "\t") for line in lines)[:limit].rstrip("\n")
 
 
+def page(text: str) -> str:
+    """A whole text that is not ours to lay out, as it was written: its line feeds and tabs stay, and nothing else is obeyed."""
+    return _escaped(text, "\t\n")
+
+
 def one_line(text: str) -> str:
     """A paragraph where there is room for a line only."""
     return text.replace("\n", " ").replace("\t", " ")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from rankwatch.errors import UsageError
+from rankwatch.shared.printable import printable
 
 from ..record.reader import RunRecord
 from ..views.export.origin import origin_of
@@ -68,4 +69,4 @@ def _export(record: RunRecord, arguments: argparse.Namespace) -> None:
             written = parquet.write(record, origin, what, file, rank)
         hint = " as sent: --what envelope has more of them" if what == "summaries" else ""
         trained = trained if what != "digests" else 0  # digests are not in the order of the batches, and are dropped last
-    sys.stderr.write(f"rankwatch: {describe(written, things, origin.run, into, trained, hint)}\n")
+    sys.stderr.write(f"rankwatch: {printable(describe(written, things, origin.run, into, trained, hint))}\n")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from rankwatch.shared import connection as connections
+from rankwatch.shared.printable import printable
 
 from ..serve import control
 from . import arguments as types
@@ -22,5 +23,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     connection = control.invite(connections.read(arguments.connection), arguments.job)
     connections.write(connection, arguments.output)
-    sys.stdout.write(f"ranks of job {arguments.job} reach the collector by RANKWATCH_CONNECTION={arguments.output}\n")
+    text = f"ranks of job {arguments.job} reach the collector by RANKWATCH_CONNECTION={arguments.output}"
+    sys.stdout.write(printable(text) + "\n")
     return 0

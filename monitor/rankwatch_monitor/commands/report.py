@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankwatch.errors import UsageError
+from rankwatch.shared.printable import page, printable
 
 from ..decide.report import Report
 from ..record import replay
@@ -67,7 +68,8 @@ def _write_html(run: Path, path: Path) -> None:
         raise UsageError(f"{path} is there already: remove it, or choose another name") from None
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
-    sys.stderr.write(f"rankwatch: {path} has all of {run.resolve().name}; any browser opens it\n")
+    text = f"{path} has all of {run.resolve().name}; any browser opens it"
+    sys.stderr.write(f"rankwatch: {printable(text)}\n")
 
 
 def _details(record: RunRecord, arguments: argparse.Namespace) -> str:
@@ -94,7 +96,7 @@ def _written(run: Path, *, as_json: bool) -> str:
     """The report that the collector wrote; where there is none, a new one from the record."""
     path = run / ("report.json" if as_json else "report.txt")
     try:
-        return path.read_text(encoding="utf-8")
+        return page(path.read_text(encoding="utf-8", errors="backslashreplace"))
     except OSError as error:
         try:
             with RunRecord(run / FILE) as record:

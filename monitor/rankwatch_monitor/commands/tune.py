@@ -8,6 +8,7 @@ import sys
 from rankwatch.errors import UsageError
 from rankwatch.shared import connection as connections
 from rankwatch.shared import messages, wire
+from rankwatch.shared.printable import printable
 from rankwatch.shared.tuning import NO_CHANGE, Check, Tuning
 
 from ..serve import control
@@ -38,5 +39,5 @@ def main(arguments: argparse.Namespace) -> int:
         raise UsageError("nothing to change: give --every, --modules, --ignore, --trace-batch-nums or --check")
     done = control.tune(connections.read(arguments.connection), messages.Tune(arguments.run, tuning))
     ranks = f"{done.ranks} rank{'s' if done.ranks != 1 else ''} of {', '.join(done.runs)}"
-    sys.stdout.write(f"changed for {ranks}: {tuning.describe()}\n")
+    sys.stdout.write(printable(f"changed for {ranks}: {tuning.describe()}") + "\n")
     return 0

@@ -8,6 +8,7 @@ import secrets
 import sys
 
 from rankwatch.errors import UsageError
+from rankwatch.shared.printable import printable
 
 from . import arguments as types
 
@@ -40,7 +41,8 @@ def main(arguments: argparse.Namespace) -> int:
     with server.listen(arguments.host, arguments.port) as listening:
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        sys.stdout.write(f"rankwatch: {arguments.runs_dir} is shown at http://{shown}:{port}/?token={token}\n")
+        folder = printable(str(arguments.runs_dir))
+        sys.stdout.write(f"rankwatch: {folder} is shown at http://{shown}:{port}/?token={token}\n")
         sys.stdout.flush()
         server.serve(server.application(arguments.runs_dir, token), listening)
     return 0

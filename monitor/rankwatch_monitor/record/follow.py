@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rankwatch.shared.printable import printable
+
 from ..decide.journal import Opened
 from ..decide.options import Options
 from ..decide.report import RankStanding, Report, RunStanding
@@ -85,7 +87,7 @@ class Follower:
             digests = newest_digests(record, run.world_size)
             if self._report is None:
                 report = replay.take(record).report if run.over else _with_frames(run, digests)
-                self._report = replace(report, folder=str(self.folder))
+                self._report = replace(report, folder=printable(str(self.folder)))
             return View(
                 report=self._report,
                 is_over=run.over,
@@ -114,7 +116,7 @@ class Follower:
             if self._run is None:
                 if not isinstance(opened := entry.fact, Opened):
                     raise ValueError("it does not begin with a run's beginning")
-                self._run = Run(self.folder.name, opened, Options())
+                self._run = Run(record.run, opened, Options())
                 self._began = time
             self._run.replay(entry)
             self._last, self._ended, self._report = number, time, None

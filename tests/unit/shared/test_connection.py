@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankwatch.errors import ConnectionFileError
-from rankwatch.shared.connection import FORMAT, Connection, read, write
+from rankwatch.shared.connection import FORMAT, Connection, read, render, write
 
 KEY = "k" * 40
 CONNECTION = Connection("tcp://127.0.0.1:27077", KEY, KEY, KEY, "train")
@@ -92,3 +93,18 @@ def test_without_keys_only_this_machine_is_reached(tmp_path: Path) -> None:
             read(_body(**plain, address=address))
     with pytest.raises(ConnectionFileError, match="malformed"):
         read(_body(server_public=""))
+
+
+def test_names_in_it_are_printable(tmp_path: Path) -> None:
+    evil = "\x1b[2J\nrankwatch: forged"
+    assert read(render(replace(CONNECTION, job=evil))).job == "\\x1b[2J\\nrankwatch: forged"
+    harmful = (
+        render(replace(CONNECTION, address=f"tcp://{evil}:1")),
+        json.dumps({"rankwatch_connection": [evil, 0]}),
+        f"tcp://{evil}",
+        str(tmp_path / evil),
+    )
+    for source in harmful:
+        with pytest.raises(ConnectionFileError) as raised:
+            read(source)
+        assert str(raised.value).isprintable()

@@ -14,6 +14,7 @@ from typing import Any
 
 from rankwatch.shared.cause import Trip, describe_module
 from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES, FrameTable
+from rankwatch.shared.printable import printable
 
 from ...decide.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ...decide.report import Report
@@ -62,7 +63,9 @@ class Pages:
                 row = read_row(folder)
                 found.append({**runs.to_dict(row), "began": row.began})
             except StoreError as error:
-                found.append({"run": folder.name, "began": (folder / FILE).stat().st_mtime, "unreadable": str(error)})
+                found.append(
+                    {"run": printable(folder.name), "began": (folder / FILE).stat().st_mtime, "unreadable": str(error)}
+                )
         return sorted(found, key=lambda run: -run["began"])
 
     def run(self, name: str) -> RunPages:

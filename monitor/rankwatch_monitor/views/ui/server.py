@@ -22,6 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rankwatch.errors import UsageError
+from rankwatch.shared.printable import printable
 
 from ...record.reader import RunRecord
 from ...record.rows import ANY, BatchRange
@@ -59,7 +60,7 @@ def application(folder: Path, token: str) -> Starlette:
         return FileResponse(str(resources.files(__package__) / "static" / "index.html"))
 
     async def list_runs(request: Request) -> Response:
-        return JSONResponse({"folder": str(folder.absolute()), "runs": await run_in_threadpool(pages.list)})
+        return JSONResponse({"folder": printable(str(folder.absolute())), "runs": await run_in_threadpool(pages.list)})
 
     routes = [
         Route("/", page),
@@ -123,9 +124,9 @@ def _answering(pages: Pages, read: Answer) -> Callable[[Request], Awaitable[Resp
                 return Response(status_code=304, headers={"ETag": version})
             body = await run_in_threadpool(body_of, request, run)
         except LookupError as error:
-            return JSONResponse({"error": str(error.args[0])}, 404)
+            return JSONResponse({"error": printable(str(error.args[0]))}, 404)
         except (StoreError, UsageError, ValueError) as error:
-            return JSONResponse({"error": str(error)}, 400)
+            return JSONResponse({"error": printable(str(error))}, 400)
         return Response(body, media_type="application/json", headers={"ETag": version, "Cache-Control": "no-cache"})
 
     return answer
