@@ -13,6 +13,7 @@ from rankwatch.shared.printable import page, printable
 from ..decide.report import Report
 from ..record import replay
 from ..record.reader import RunRecord
+from ..record.runs import read_row
 from ..record.schema import FILE, StoreError
 from ..views import as_json as json
 from ..views import batch, details, rank, text
@@ -81,7 +82,7 @@ def _details(record: RunRecord, arguments: argparse.Namespace) -> str:
         of_rank = details.of_rank(record, arguments.rank)
         return rank.to_json(of_rank, frames) if as_json else rank.render(of_rank, frames)
     report, is_over = replay.take(record)
-    return _render(_shortened(report, frames), is_over, as_json=as_json)
+    return _render(record.path.parent, _shortened(report, frames), is_over, as_json=as_json)
 
 
 def _shortened(report: Report, frames: int) -> Report:
@@ -103,10 +104,14 @@ def _written(run: Path, *, as_json: bool) -> str:
                 report, is_over = replay.take(record)
         except StoreError as why:
             raise UsageError(f"no report in {run}: {error.strerror}; nor is it in its record: {why}") from None
-        return _render(report, is_over, as_json=as_json)
+        return _render(run, report, is_over, as_json=as_json)
 
 
-def _render(report: Report, is_over: bool, *, as_json: bool) -> str:
+def _render(run: Path, report: Report, is_over: bool, *, as_json: bool) -> str:
+    is_decided = is_over or report.verdict is not None
     if as_json:
-        return json.render(report)
-    return text.render(report) if is_over or report.verdict else text.render_so_far(report)
+        return json.render(report, is_decided=is_decided or bool(report.reason))
+    if is_decided:
+        return text.render(report)
+    with readable():
+        return text.render_so_far(report, is_alive=read_row(run).is_alive)

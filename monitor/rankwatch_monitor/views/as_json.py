@@ -21,9 +21,10 @@ from . import closeup
 SCHEMA = 1
 
 
-def render(report: Report) -> str:
-    """The report as JSON text, newline at its end."""
-    return json.dumps(to_dict(report), indent=2, allow_nan=False) + "\n"
+def render(report: Report, *, is_decided: bool = True) -> str:
+    """The report as JSON text, newline at its end. ``is_decided``: whether it is known how the run ends; else that is null."""
+    body = to_dict(report) if is_decided else {**to_dict(report), "outcome": None}
+    return json.dumps(body, indent=2, allow_nan=False) + "\n"
 
 
 def to_dict(report: Report) -> dict[str, Any]:

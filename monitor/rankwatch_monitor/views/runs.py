@@ -9,6 +9,8 @@ from rankwatch.shared.printable import one_line
 
 from ..record.runs import RunRow
 
+UNFINISHED = "no collector writes it any more, and how it ended is not on record"
+
 _HEAD = ("run", "state", "ranks", "batches", "why")
 
 
@@ -54,5 +56,5 @@ def state_of(run: RunRow) -> str:
 def why(run: RunRow) -> str:
     notes = [run.reason] if run.reason else []
     if not run.is_alive:
-        notes.append("no collector writes it any more, and how it ended is not on record")
+        notes.append(UNFINISHED)
     return "; ".join([*notes, run.gaps] if run.gaps else notes)

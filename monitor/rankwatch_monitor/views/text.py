@@ -16,6 +16,7 @@ from ..decide.gaps import describe_gap
 from ..decide.report import Outcome, RankNotice, RankRow, RankState, Report
 from ..decide.verdict import Certainty, Verdict
 from . import closeup
+from .runs import UNFINISHED
 
 NoticeKey: TypeAlias = tuple[NoticeKind, str, str]
 
@@ -50,14 +51,14 @@ def render_head(report: Report) -> str:
     return format_head(f"first {verdict.trip.culprit.state.name.lower()} in run {report.run}", fields)
 
 
-def render_so_far(report: Report) -> str:
-    """A run that is still running."""
+def render_so_far(report: Report, *, is_alive: bool = True) -> str:
+    """A run that is still running; or, if it is not ``is_alive``, that ended unseen."""
     states: dict[str, int] = {}
     for row in report.ranks:
         states[row.state.value] = states.get(row.state.value, 0) + 1
     fields = [("ranks", ", ".join(f"{count} {state}" for state, count in states.items()))]
     fields += [("batches", str(report.batches)), *replica_fields(report), *notice_fields(report), *_lapses(report)]
-    return format_head(f"run {report.run} is running", fields)
+    return format_head(f"run {report.run} is {'running' if is_alive else f'unfinished: {UNFINISHED}'}", fields)
 
 
 def _render_ending(report: Report) -> str:
