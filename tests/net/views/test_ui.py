@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -192,3 +193,16 @@ def test_without_its_libraries_the_command_says_what_to_install(tmp_path: Path) 
     assert done.returncode == 2
     assert "needs starlette" in done.stderr
     assert "pip install 'rankwatch[ui]'" in done.stderr
+
+
+def test_folders_that_are_no_text_are_listed(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\x1b[2J\xff")
+    large_runs.generate(tmp_path / "run", 2, 10, modules=20, kept=range(10), trips=False)
+    folder.mkdir()
+    (tmp_path / "run").rename(folder / os.fsdecode(b"run\xff"))
+    (folder / os.fsdecode(b"broken\xff")).mkdir()
+    (folder / os.fsdecode(b"broken\xff") / "run.db").write_bytes(b"no record")
+    with served(folder) as url:
+        body = Client(url).enter().json("/api/runs")
+    assert body["folder"] == f"{tmp_path}/\\x1b[2J\\udcff"
+    assert {run["run"] for run in body["runs"]} == {"run\\udcff", "broken\\udcff"}
