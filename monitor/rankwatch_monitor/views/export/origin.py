@@ -33,5 +33,7 @@ def origin_of(record: RunRecord) -> Origin:
             hosts[entry.fact.rank] = entry.fact.host, entry.fact.local_rank
     if opened is None:
         raise StoreError(f"the record {record.path}: it does not say whose it is", record.path)
+    if max(hosts, default=0) >= opened.world_size:
+        raise StoreError(f"the record {record.path}: rank {max(hosts)} of {opened.world_size} ranks", record.path)
     name = record.meta().get("run", record.run)
     return Origin(name, opened.job, opened.restart, opened.world_size, hosts)

@@ -16,6 +16,7 @@ from rankwatch.shared.frame import MEASURED, State
 from ...record.layout import NO_ROW, Array
 from ...record.reader import RunRecord
 from ...record.rows import DigestBlock, EnvelopePart, SentPart
+from ...record.schema import StoreError
 from .origin import Origin
 from .rows import NO_WORD, TEXTS, TableWords, Words
 from .written import Written
@@ -187,6 +188,8 @@ class _Batches:
         )
 
     def _ranks(self, ranks: Array) -> dict[str, object]:
+        if len(ranks) and not 0 <= ranks.min() <= ranks.max() < len(self._host):
+            raise StoreError(f"the record of run {self._origin.run}: ranks that the run does not have")
         return {
             "rank": ranks,
             "host": _words(self._host[ranks], self._hosts),

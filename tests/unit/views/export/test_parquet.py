@@ -254,3 +254,18 @@ def test_memory_does_not_grow_with_the_record(tmp_path: Path) -> None:
     small, large = grown(150), grown(1200)
     # 3,150,000 more rows; they took 380 MB when all were held in memory.
     assert large - small < 60e6
+
+
+@pytest.mark.parametrize("connected", [(0,), (0, 1)])
+@pytest.mark.parametrize("what", ["summaries", "digests"])
+def test_a_rank_that_the_run_does_not_have_is_a_damaged_record(
+    tmp_path: Path, what: str, connected: tuple[int, ...]
+) -> None:
+    parts = [records.part(rank, *records.frames(0)) for rank in (0, 1)]
+    run = records.write(tmp_path / "train-1", *parts, world_size=2, connected=connected)
+    with closing(sqlite3.connect(run / FILE)) as database, database:
+        database.execute(
+            "UPDATE events SET body = replace(body, '\"world_size\": 2', '\"world_size\": 1') WHERE kind = 'opened'"
+        )
+    with pytest.raises(StoreError, match=r"train-1.*rank"):
+        exported(run, what)
