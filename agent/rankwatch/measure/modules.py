@@ -65,6 +65,8 @@ def class_name(module: nn.Module) -> str:
 
 
 def _collect(module: nn.Module, name: str, found: dict[int, NamedModule], above: frozenset[int]) -> None:
+    if isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
+        return
     if id(module) in found:
         found[id(module)].names.append(name)
     else:
@@ -77,7 +79,7 @@ def _collect(module: nn.Module, name: str, found: dict[int, NamedModule], above:
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module._modules.items():
-        if child is not None and not isinstance(unwrap(child), torch.jit.ScriptModule):  # a ScriptModule takes no hooks
+        if child is not None:
             yield name, unwrap(child)
 
 

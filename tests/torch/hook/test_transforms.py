@@ -69,6 +69,11 @@ def script_of_a_copy(model: Any) -> object:
     return str(torch.jit.script(copy.deepcopy(model)).code)
 
 
+def script_of_a_part(model: Any) -> object:
+    model.fc = torch.jit.script(model.fc)
+    return model(X)
+
+
 def trace(model: Any) -> object:
     return str(torch.jit.trace(model.eval(), X).code)
 
@@ -120,7 +125,19 @@ def moved(model: Any) -> object:
 
 QUICK = [pickled, fused_and_normed]  # the others import torch.ao, torch.jit, torch.func or torch.export
 SLOW = [
-    *(prepare_qat, fuse, fuse_qat, prepare_qat_fx, script, script_of_a_copy, trace, symbolic_trace, export, export_strict),
+    *(
+        prepare_qat,
+        fuse,
+        fuse_qat,
+        prepare_qat_fx,
+        script,
+        script_of_a_copy,
+        script_of_a_part,
+        trace,
+        symbolic_trace,
+        export,
+        export_strict,
+    ),
     *(saved, functional_gradient, moved),
 ]
 
