@@ -80,7 +80,7 @@ class Scale:
 
     def update(self, value: Tensor, batch: int) -> None:
         if value.device.type == "cuda":
-            copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            copy = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
             copy.copy_(value, non_blocking=True)
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(value.device))

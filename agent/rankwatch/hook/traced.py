@@ -21,7 +21,7 @@ from ..measure.extremes import dtype_name
 from ..measure.walk import inputs, leaves
 from ..shared.frame import Kind, ReadingSpec, State
 
-_ORDER = torch.zeros(1)
+_ORDER = torch.zeros(1, device="cpu")
 _NAMES = {value: dtype_name(value) for name in dir(torch) if isinstance(value := getattr(torch, name), torch.dtype)}
 TRAIN, EVAL, LEAVE = "train", "eval", "leave"
 _WITH_GRADIENTS = "gradients"
@@ -53,7 +53,7 @@ class Receiver:
     def __init__(self, receive: Callable[[What, list[Tensor]], None]) -> None:
         self.receive = receive
         key = next(_keys)
-        self.key = torch.tensor(key)
+        self.key = torch.tensor(key, device="cpu")  # whatever the default device is
         _receivers[key] = self
 
 

@@ -133,7 +133,7 @@ class _Joined:
         for count, rows in self._rows.items():
             self._take_rows(count, rows)
         if into.is_cpu and self._lanes:
-            into.index_copy_(0, torch.tensor(self._indices), torch.cat(self._lanes))
+            into.index_copy_(0, torch.tensor(self._indices, device="cpu"), torch.cat(self._lanes))
         elif self._lanes:  # without an index, for which the host would wait
             places = [into[index] for index in self._indices]
             torch._foreach_copy_(places, [pair for some in self._lanes for pair in some.unbind(0)])

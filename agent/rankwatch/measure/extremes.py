@@ -175,9 +175,9 @@ class Measure:
             # A tensor made in inference mode could not be written to outside of it.
             with torch.inference_mode(False):
                 size = SCRATCH_BYTES * min(max(torch.get_num_threads(), 2), 16) // dtype.itemsize
-                self._scratch[dtype] = torch.empty(size, dtype=dtype)
+                self._scratch[dtype] = torch.empty(size, dtype=dtype, device="cpu")
                 if not dtype.is_floating_point:
-                    self._masks[dtype] = torch.tensor(torch.iinfo(dtype).max, dtype=dtype)
+                    self._masks[dtype] = torch.tensor(torch.iinfo(dtype).max, dtype=dtype, device="cpu")
         return self._scratch[dtype].numel()
 
     def _view(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
@@ -189,7 +189,7 @@ class Measure:
     def _cells(self, dtype: torch.dtype, count: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
         if dtype not in self._parts or len(self._parts[dtype][0]) < count:
             with torch.inference_mode(False):
-                cells = torch.empty((2, max(64, 2 * count)), dtype=dtype)
+                cells = torch.empty((2, max(64, 2 * count)), dtype=dtype, device="cpu")
             self._parts[dtype] = list(cells[0]), list(cells[1]), cells
         return self._parts[dtype]
 
@@ -236,7 +236,7 @@ class NonFiniteCounts(NamedTuple):
 
 def count_non_finite(value: Tensor | float) -> NonFiniteCounts:
     """Counts in several passes, with host synchronisations: only for use after a trip."""
-    values = local(value) if isinstance(value, Tensor) else torch.tensor(value)
+    values = local(value) if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
     if values.dtype.is_floating_point and values.dtype not in _BITS:  # float8
         values = values.to(torch.float32)
     return NonFiniteCounts(

@@ -46,7 +46,7 @@ def to_host(values: Tensor, into: Tensor | None = None) -> tuple[Tensor, Event |
     """
     if values.device.type != "cuda":
         return values.cpu(), None
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True) if into is None else into
+    host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True) if into is None else into
     with torch.cuda.device(values.device):
         host.copy_(values, non_blocking=True)
         event = Event()
@@ -259,7 +259,7 @@ class _Buffer:
             return _Copy(cells, rows, event)
         pinned = self._pinned.pop() if self._pinned else None
         if pinned is None or len(pinned) < used:
-            pinned = torch.empty((len(self.rows), 2), dtype=self._layout.read, pin_memory=True)
+            pinned = torch.empty((len(self.rows), 2), dtype=self._layout.read, device="cpu", pin_memory=True)
         rows, event = to_host(self._read[:used], pinned[:used])
         self._clear(used)
         return _Copy(cells, rows, event, partial(self._pinned.append, pinned))

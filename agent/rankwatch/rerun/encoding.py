@@ -230,7 +230,7 @@ class Encoder:
 
     def _numpy(self, value: Any, path: str) -> dict[str, Any]:
         try:
-            stored = self.bag.put(torch.as_tensor(value), path, with_values=self.with_tensors)
+            stored = self.bag.put(torch.as_tensor(value, device="cpu"), path, with_values=self.with_tensors)
         except (TypeError, ValueError, RuntimeError):
             return self._absent(f"a numpy {type(value).__name__}", path)
         return {"is": "array", "value": {"is": "tensor", **stored}, "scalar": not hasattr(value, "__len__")}

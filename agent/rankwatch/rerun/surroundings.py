@@ -123,4 +123,4 @@ def _autocast_dtype(device: str) -> str:
 
 def _flushes_denormals() -> bool:
     smallest = torch.finfo(torch.float32).tiny
-    return bool((torch.tensor([smallest, smallest]) / 2 == 0).all())
+    return bool((torch.tensor([smallest, smallest], device="cpu") / 2 == 0).all())

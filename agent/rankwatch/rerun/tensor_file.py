@@ -104,7 +104,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             data = bytearray(end - begin)
             file.seek(8 + length + begin)
             file.readinto(data)
-            found[name] = torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
+            found[name] = (
+                torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype, device="cpu")
+            )
     return found
 
 

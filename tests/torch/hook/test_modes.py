@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from notebook import Gain, model_of, ones, watched
+from rankwatch.errors import OverflowDetected
 from rankwatch.shared.frame import Phase
 
 
@@ -39,6 +41,30 @@ def test_a_mode_sees_the_operations_of_the_model_alone() -> None:
         seen.append(log.operations)
         assert notebook is None or len(notebook.batches) == 1
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("check", ["frame", "batch", "async"])
+def test_what_is_made_for_the_host_is_there_whatever_the_default_device_is(check: str) -> None:
+    """Mostly it is a GPU. Here it is meta, on which nothing has a value."""
+    model: Any = model_of()
+    before = torch.get_default_device()
+    torch.set_default_device("meta")
+    try:
+        detector, notebook = watched(model, check=check, gradients=True, fingerprints=1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        x = torch.ones(3, 4, device="cpu")
+        for batch in range(4):
+            model[1].gain = math.nan if batch == 3 else 1.0
+            model(x).sum().backward()
+            optimizer.step()
+    except OverflowDetected:
+        (trip,) = notebook.trips
+        assert (trip.position.batch, trip.frame.spec.module, detector.fault) == (3, "1", "")
+        assert trip.operator is not None
+    else:
+        pytest.fail(f"nothing was found: {detector.fault}")
+    finally:
+        torch.set_default_device(before)
 
 
 def test_a_forward_of_fake_tensors_is_no_batch() -> None:
