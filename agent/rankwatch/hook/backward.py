@@ -9,6 +9,7 @@ from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from ..measure.extremes import dtype_name, local
 from ..measure.modules import NamedModule
@@ -19,6 +20,8 @@ from ..rerun.batch import outputs_of
 from ..shared.frame import Kind, ReadingSpec
 from ..shared.notice import ZEROS
 from .hooks import never_compile, quietly
+
+FEW_PARAMETERS = 64
 
 Emit = Callable[[tuple[ReadingSpec, ...], list[Cell]], None]
 """Takes the readings of one frame of the backward, in the thread that runs the backward."""
@@ -111,17 +114,19 @@ class ParameterGradients:
         self._accumulated = hook(self._measure_accumulated)
         self._counts_zeros = counts_zeros
         self._emit = emit
-        self._hooked: dict[int, ReferenceType[Tensor]] = {}
+        self._hooked: dict[int, tuple[ReferenceType[Tensor], RemovableHandle]] = {}
+        self._room = FEW_PARAMETERS
+        """At so many hooks, those of parameters that are gone are forgotten."""
         self._seen: set[int] = set()  # parameters whose gradients came since the last sweep
-        self._handles: list[Any] = []
 
     def watch(self, named: NamedModule) -> None:
         """Puts hooks on the parameters of a module that have none yet."""
         for name, value in named.module._parameters.items():
             if value is not None and value.requires_grad and value.is_leaf and not self._is_hooked(value):
-                self._hooked[id(value)] = ref(value)
+                if len(self._hooked) >= self._room:
+                    self._forget_gone()
                 accumulated = partial(self._accumulated, named, *_rows(name, value))
-                self._handles.append(value.register_post_accumulate_grad_hook(accumulated))
+                self._hooked[id(value)] = ref(value), value.register_post_accumulate_grad_hook(accumulated)
 
     def was_measured(self, value: Tensor) -> bool:
         """Whether a hook has measured this parameter's gradient since the last sweep."""
@@ -136,12 +141,16 @@ class ParameterGradients:
         self._seen.clear()
 
     def remove(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+        while self._hooked:
+            self._hooked.popitem()[1][1].remove()
+
+    def _forget_gone(self) -> None:
+        self._hooked = {key: hooked for key, hooked in self._hooked.items() if hooked[0]() is not None}
+        self._room = 2 * len(self._hooked) + FEW_PARAMETERS
 
     def _is_hooked(self, value: Tensor) -> bool:
         hooked = self._hooked.get(id(value))
-        return hooked is not None and hooked() is value
+        return hooked is not None and hooked[0]() is value
 
     def _measure_accumulated(self, named: NamedModule, row: ReadingSpec, zeros: ReadingSpec, parameter: Tensor) -> None:
         if parameter.grad is not None:

@@ -243,10 +243,12 @@ class FingerprintTaker:
     # --- hooks --------------------------------------------------------------------------------------------------------
 
     def _watch_loads(self) -> None:
-        for named in self._modules():
-            if id(named.module) not in self._handles:
-                hook = _WithModule(self._loaded)
-                self._handles[id(named.module)] = named.module.register_load_state_dict_post_hook(hook)
+        modules = {named.number: named.module for named in self._modules()}
+        for number in self._handles.keys() - modules.keys():  # of modules that were replaced
+            self._handles.pop(number).remove()
+        for number in modules.keys() - self._handles.keys():
+            hook = _WithModule(self._loaded)
+            self._handles[number] = modules[number].register_load_state_dict_post_hook(hook)
 
     def _load(self, module: nn.Module) -> None:
         self._is_loaded = True

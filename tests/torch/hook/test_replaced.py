@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from notebook import unwatch, watched
+from rankwatch.hook import backward
 
 
 class Net(nn.Module):
@@ -73,6 +74,21 @@ def test_modules_that_were_replaced_are_freed(replace: Callable[[Any], nn.Module
     assert {frame.spec.module for frame in notebook.frames()} == names
     assert (len(detector._hooks.modules), detector.position.batch, detector.fault) == (7, 20, "")
     assert len(detector._recorder._specs) <= 7
+
+
+def test_hooks_of_what_was_replaced_do_not_add_up() -> None:
+    model = Net()
+    detector, _ = watched(model, gradients=True, fingerprints=1)
+    for _ in range(200):
+        by_name(model)
+        train(model)
+    gc.collect()
+    train(model)
+    parameters = detector._gradients._parameters
+    assert len(detector._fingerprints._handles) == 7
+    assert len(parameters._hooked) <= 3 * backward.FEW_PARAMETERS
+    assert [len(module._load_state_dict_post_hooks) for module in model.modules()] == [1] * 7
+    assert (detector.position.batch, detector.fault) == (200, "")
 
 
 def test_a_module_that_is_wrapped_in_its_place_is_watched_by_its_new_name() -> None:
