@@ -271,7 +271,6 @@ class Batches:
         """A backward has reached what the forward of this part returned."""
         batch = part.batch
         if part.is_held:
-            part.is_held = False
             is_further = batch.is_sure  # several forwards with one backward are one batch
             if is_further:
                 self._is_waiting = False
@@ -279,6 +278,7 @@ class Batches:
                 self._be_sure(batch)
             if is_further or part.first[:2] != batch.position[:2]:
                 self._move(part)
+            part.is_held = False  # last: an interruption before this leaves it to the step
             if part is batch.part:
                 self._settler.close(batch, awaits_loss=not self._sends_at_once)
             else:
