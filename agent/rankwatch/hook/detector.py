@@ -221,6 +221,9 @@ class Detector(FailsOpen):
         """Whether the calling thread is inside a watched forward."""
         return self._running.is_here() and not self._off
 
+    def _gives_way(self) -> bool:
+        return self._running.gives_way()
+
     def _is_watched(self) -> bool:
         """Whether what the calling thread does may be part of the watched training."""
         return not self._off and self._running.is_watched()
@@ -424,12 +427,12 @@ class Detector(FailsOpen):
     def _backward_begins(self, args: Any, kwargs: Any) -> None:
         self._running.recover()
         if not (is_capturing() or self._off or self._count_all or self._running.depth):
-            self._losses.begin(losses_of(args, kwargs))
+            self._losses.begin(losses_of(args, kwargs), is_own=self._running.is_own())
             self._guard.backward_begins(is_first=self._losses.is_first)
 
     def _backward_ends(self, has_returned: bool) -> None:
         self._losses.end(is_taken=has_returned and not self._off, reach=self._reach)
-        if has_returned and not self._off:
+        if has_returned and not self._off and self._running.is_own():
             self._gradients.backward_ends()
 
     def _scaler_stepped(self, scale: Scale, optimizer: Optimizer) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+import time
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Protocol
@@ -12,6 +15,9 @@ from ..judge.settler import Observer
 from ..shared.fingerprint import Fingerprint, FingerprintTable
 
 log = logging.getLogger(__name__)
+
+MAX_WAIT = 1.0
+"""Seconds for which a hook waits for another thread's to end. Then it does nothing."""
 
 
 class DetectorObserver(Observer, Protocol):
@@ -43,17 +49,28 @@ class FailsOpen:
         self._is_stopping = False
         self._on_fault = on_fault
         self._batch = batch
+        self._inside = 0
+        """The thread that runs a hook."""
 
     def _hook(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """``body`` as a hook: it raises a pending abort first, and does nothing once the detector is off."""
         return self._guarded(body, obeys=True)
 
     def _guarded(self, body: Callable[..., Any], obeys: bool = False) -> Callable[..., Any]:
-        """``body``, but an error in it only switches the detector off. ``obeys``: as ``_hook``; one call less per frame."""
+        """``body``, but an error in it only switches the detector off. ``obeys``: as ``_hook``; one call less per frame.
+
+        Another thread may call the model at any moment: in all hooks there is one thread at a time. This is no lock, which an
+        interruption could leave locked; between the last look at ``_inside`` and its change, no other thread gets its turn.
+        """
 
         @wraps(body)
         def hook(*args: Any) -> Any:
+            here = threading.get_ident()
+            while (before := self._inside) and before != here:
+                if not self._await_turn():
+                    return None
             try:
+                self._inside = here
                 if obeys:
                     if self.abort is not None and (aborted := self.abort()) is not None:
                         raise aborted
@@ -66,9 +83,27 @@ class FailsOpen:
                 self._ask_to_stop(self._stop, error)
             except Exception as error:
                 log.exception("rankwatch: %s", self._switch_off(error))
+            finally:
+                self._inside = before
             return None
 
         return hook
+
+    def _await_turn(self) -> bool:
+        """Waits until no other thread runs a hook; returns False if that may take long. It polls: see ``_guarded``."""
+        until = time.monotonic() + MAX_WAIT
+        while (inside := self._inside) and not self._gives_way():
+            if inside not in sys._current_frames():  # it was lost in a fork
+                self._inside = 0
+            elif time.monotonic() > until:
+                return False
+            else:
+                time.sleep(0.0001)
+        return not self._inside
+
+    def _gives_way(self) -> bool:
+        """Whether the thread that runs a hook may wait for the calling one."""
+        return False
 
     def _switch_off(self, error: Exception) -> str:
         """Returns what happened, in words; the collector is told of the first error."""

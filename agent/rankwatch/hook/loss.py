@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -60,7 +61,10 @@ class Losses:
         self._recorder = recorder
         self._hooks = hooks
         self._handed: list[Tensor] = []  # to the backward that runs, while it has not reached the model
-        self._before: list[tuple[int, int] | None] = []
+        self._thread = 0
+        """The thread of the backward that runs."""
+        self._before: list[tuple[int, int] | None] | None = None
+        """Of each parameter, what shows that a backward adds to its gradient; None: another thread's backward runs."""
         self._may_wait = may_wait
         self._outputs = Outputs()
         self._origin: LossOrigin | None = None
@@ -72,10 +76,14 @@ class Losses:
         """Whether no parameter had a gradient when the backward began."""
         return bool(self._before) and not any(self._before)
 
-    def begin(self, losses: list[Tensor]) -> None:
-        """A backward begins; it may be another model's."""
+    def begin(self, losses: list[Tensor], *, is_own: bool) -> None:
+        """A backward begins; it may be another model's. ``is_own``: in the thread that called the model."""
+        here = threading.get_ident()
+        if not is_own and self._thread not in (0, here):
+            return
+        self._thread = here
         self._handed = losses
-        self._before = self._gradients() if losses else []
+        self._before = self._gradients() if losses and is_own else None
         self._origin = self._look(losses)
 
     def returned(self, outputs: list[Tensor]) -> None:
@@ -124,7 +132,11 @@ class Losses:
         The output of a compiled root, say, has no hook. The parameters' gradients tell. A frozen model has none, nor need
         its output lead to them: there, the first backward after its forward is taken.
         """
-        if self._handed and is_taken and (self._gradients() != self._before or self._awaits_frozen()):
+        if self._thread != threading.get_ident():
+            return
+        self._thread = 0
+        is_known = self._before is not None
+        if self._handed and is_taken and is_known and (self._gradients() != self._before or self._awaits_frozen()):
             if self._batches.unsure_part is not None:
                 reach(self._batches.unsure_part)
             self.take()

@@ -138,6 +138,17 @@ class RunningRoots:
         """Whether the calling thread is the watched one, or runs a backward."""
         return self._thread == threading.get_ident() or backward.is_running()
 
+    def is_own(self) -> bool:
+        """Whether the calling thread is the watched one: no other may read gradients, which a backward in C++ may replace."""
+        return self._thread == threading.get_ident()
+
+    def gives_way(self) -> bool:
+        """Whether a forward is run again after a trip, which may wait for the calling thread: then it ends."""
+        is_again = is_run_again(self._root)
+        if is_again:
+            stop_again(self._root)
+        return is_again
+
     def is_elsewhere(self) -> bool:
         """Whether a root forward is running in another thread. If not, the calling thread becomes the watched one."""
         self._seen += 1

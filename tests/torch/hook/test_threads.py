@@ -1,0 +1,114 @@
+"""Several threads that train, evaluate and call parts of models, all at a time: nothing breaks, and no number changes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from notebook import model_of, ones, watched
+
+STEPS = 100
+
+
+def evaluate(model: nn.Sequential) -> None:
+    with torch.no_grad():
+        model(ones())
+
+
+def call_a_part(model: nn.Sequential) -> None:
+    with torch.no_grad():
+        model[0](ones())
+
+
+def call_a_part_with_gradients(model: nn.Sequential) -> None:
+    model[0](ones())
+
+
+def train(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(STEPS):
+        model(ones()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture(autouse=True)
+def _many_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@contextmanager
+def repeated(call: Callable[[], None]) -> Iterator[None]:
+    """Calls it in another thread, again and again."""
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.is_set():
+            call()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("options", [{}, {"check": "batch", "gradients": True, "fingerprints": 1}], ids=str)
+@pytest.mark.parametrize("call", [evaluate, call_a_part, call_a_part_with_gradients])
+def test_another_thread_calls_the_model_between_its_forwards(
+    call: Callable[[nn.Sequential], None], options: dict[str, object]
+) -> None:
+    torch.manual_seed(0)
+    alone = model_of()
+    train(alone)
+    model = model_of()
+    detector, notebook = watched(model, **options)
+    with repeated(lambda: call(model)):
+        train(model)
+    assert (detector.fault, notebook.trips, detector._inside) == ("", [], 0)
+    assert all(map(torch.equal, alone.parameters(), model.parameters()))
+    before = detector.position.batch
+    train(model)
+    assert detector.position.batch == before + STEPS
+    if call is not evaluate:
+        assert before == STEPS - 1
+
+
+def test_models_that_are_trained_each_in_its_own_thread() -> None:
+    """A backward that replaces a gradient while another thread reads it ends the process."""
+    models = [model_of() for _ in range(3)]
+    detectors = [watched(model, gradients=True)[0] for model in models]
+    threads = [threading.Thread(target=train, args=[model]) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(detector.position.batch, detector.fault) for detector in detectors] == [(STEPS - 1, "")] * 3
+
+
+def test_gradients_are_read_in_the_thread_that_trains_alone() -> None:
+    model, other = model_of(), model_of()
+    detector, notebook = watched(model)
+    read, gradients = set(), detector._losses._gradients
+
+    def note() -> list[tuple[int, int] | None]:
+        read.add(threading.get_ident())
+        return gradients()
+
+    detector._losses._gradients = note  # type: ignore[method-assign]
+    with repeated(lambda: other(ones()).sum().backward()):
+        train(model)
+    assert read == {threading.get_ident()}
+    labels = [frame.spec.readings[0].label for batch in range(STEPS) for frame in notebook.frames(batch)]
+    assert labels.count("loss") == STEPS
