@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import wraps
+from threading import get_ident
 from typing import Any, Protocol
 
 from ..errors import TrainingAborted
@@ -65,7 +65,7 @@ class FailsOpen:
 
         @wraps(body)
         def hook(*args: Any) -> Any:
-            here = threading.get_ident()
+            here = get_ident()
             while (before := self._inside) and before != here:
                 if not self._await_turn():
                     return None

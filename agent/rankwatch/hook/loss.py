@@ -74,7 +74,7 @@ class Losses:
     @property
     def is_first(self) -> bool:
         """Whether no parameter had a gradient when the backward began."""
-        return bool(self._before) and not any(self._before)
+        return bool(self._before) and not any(self._before or ())
 
     def begin(self, losses: list[Tensor], *, is_own: bool) -> None:
         """A backward begins; it may be another model's. ``is_own``: in the thread that called the model."""

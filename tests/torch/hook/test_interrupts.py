@@ -275,3 +275,28 @@ def test_an_interrupted_step_and_an_interrupted_backward_end_with_the_next_forwa
     with pytest.raises(OverflowDetected):
         train(model, 1)
     assert notebook.trips[0].position.batch == 5
+
+
+def test_an_interruption_as_a_backward_is_noted_leaves_its_forward_to_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, detector, notebook = interruptible(check="batch")
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    def step() -> int:
+        x = torch.ones(3, 4)
+        for module in model:
+            x = module(x)
+        x.sum().backward()
+        optimizer.step()
+        return detector.position.batch
+
+    assert [step(), step()] == [0, 1]
+    with monkeypatch.context() as patched:
+        patched.setattr(detector._batches, "_be_sure", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            step()
+    assert [step(), step(), step()] == [2, 3, 4]
+    assert {summary.batch for _, summary in notebook.batches} >= {0, 1, 2, 3}
+    assert not detector.fault
