@@ -349,10 +349,11 @@ class Batches:
             batch.position, batch.has_number = self.position, True
         elif batch.style != USUAL:
             self.position = max(batch.position, self.position)
-        batch.is_sure, batch.part.is_held = True, False
+        # Before the batch is sure: if this is interrupted, no later forward may have the number of a sure one.
         if unsure is batch or (unsure is not None and not unsure.has_number):
             self._unsure = self._unsure_part = None
             self.is_direct = False
+        batch.is_sure, batch.part.is_held = True, False
         self._style, self._last_step, self._last_backward = batch.style, self._steps.done, backward
 
     def _move(self, part: BatchPart) -> None:
