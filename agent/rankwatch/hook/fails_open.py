@@ -93,12 +93,12 @@ class FailsOpen:
         """Waits until no other thread runs a hook; returns False if that may take long. It polls: see ``_guarded``."""
         until = time.monotonic() + MAX_WAIT
         while (inside := self._inside) and not self._gives_way():
-            if inside not in sys._current_frames():  # it was lost in a fork
-                self._inside = 0
-            elif time.monotonic() > until:
-                return False
-            else:
+            if time.monotonic() <= until:
                 time.sleep(0.0001)
+            elif _runs_hook(inside):
+                return False
+            else:  # an interruption, or a fork, has ended it before it could say so
+                self._inside = 0
         return not self._inside
 
     def _gives_way(self) -> bool:
@@ -118,3 +118,10 @@ class FailsOpen:
         if not self._is_stopping:
             self._off = self._is_stopping = True
             stop(error)
+
+
+def _runs_hook(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != ("hook", __file__):
+        frame = frame.f_back
+    return frame is not None

@@ -112,3 +112,14 @@ def test_gradients_are_read_in_the_thread_that_trains_alone() -> None:
     assert read == {threading.get_ident()}
     labels = [frame.spec.readings[0].label for batch in range(STEPS) for frame in notebook.frames(batch)]
     assert labels.count("loss") == STEPS
+
+
+def test_a_hook_that_was_ended_by_an_interruption_holds_no_other_thread_up_for_good() -> None:
+    model = model_of()
+    detector, _ = watched(model)
+    train(model)
+    detector._inside = threading.get_ident()
+    thread = threading.Thread(target=train, args=[model])
+    thread.start()
+    thread.join()
+    assert (detector.position.batch, detector._inside, detector.fault) == (2 * STEPS - 1, 0, "")
