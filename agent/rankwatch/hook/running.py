@@ -143,9 +143,12 @@ class RunningRoots:
         return self._thread == threading.get_ident()
 
     def gives_way(self) -> bool:
-        """Whether a forward is run again after a trip, which may wait for the calling thread: then it ends."""
+        """Whether a forward is run again after a trip, which may wait for the calling thread: then it ends.
+
+        It does not for a backward of its own, which may run in a thread of torch's.
+        """
         is_again = is_run_again(self._root)
-        if is_again:
+        if is_again and not backward.is_running():
             stop_again(self._root)
         return is_again
 
