@@ -78,6 +78,8 @@ class Rank:
     farewell: str = ""
     rival: str = ""
     words: Allowance = field(default_factory=words)
+    is_over_budget: bool = False
+    """Whether a message of it was over its budget: until its next HELLO, none is taken that would be stored after that one."""
 
     @property
     def number(self) -> int:

@@ -70,7 +70,7 @@ class Run(RunEnd):
             self._happens(Incident.RANK_RETURNED, "", now)
             if self._ending.decided is None:
                 self.over = self._published = False
-        rank.peer = peer
+        rank.peer, rank.is_over_budget = peer, False
         rank.hear(now)
         self.born_at = min(self.born_at, now - hello.age)
         if not self.is_own and hello.launch == self.options.launch:
@@ -95,6 +95,8 @@ class Run(RunEnd):
         rank = self.ranks[number]
         rank.hear(now)
         self._silence.heard_at = now
+        if rank.is_over_budget and isinstance(message, messages.Sequenced):
+            return ()  # an acknowledgement of this one would be one of those before
         if isinstance(message, messages.Batch):
             return self._take_batch(rank, message, now)
         if isinstance(message, messages.Fingerprinted):
@@ -281,8 +283,9 @@ class Run(RunEnd):
                 yield Send(rank.peer, messages.Error(refusal, "none"))
         elif isinstance(message, messages.Sequenced):
             if size and not rank.may_say(size, self.budget.words, now):
-                text = "this rank, or all ranks of its key, say more than is noted down"
-                yield Send(rank.peer, messages.Error(text, "none"))
+                rank.is_over_budget = True
+                text = "this rank, or all ranks of its key, say more than is noted down: say HELLO, and repeat it"
+                yield Send(rank.peer, messages.Error(text, "hello"))
                 return
             if rank.is_news(message.seq, is_recorded=True):
                 yield from self._take_sequenced(rank, message, now)

@@ -13,7 +13,7 @@ from rankwatch.shared.frame import FrameTable
 from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide import budget, ledger, tables
 from rankwatch_monitor.decide.effects import Note, Send
-from rankwatch_monitor.decide.journal import Left
+from rankwatch_monitor.decide.journal import Left, Trained
 from rankwatch_monitor.decide.ledger import Disconnected, Malformed, Received
 from rankwatch_monitor.decide.report import RankRows, RankState
 
@@ -181,6 +181,31 @@ def test_what_one_rank_says_is_noted_down_within_bounds(say: object) -> None:
     assert isinstance(desk.effects[-1].message, messages.Error)
     desk.handle(Received(peer(1), messages.Bye(1, "failed", "no memory"), size=100))
     assert desk.ledger.runs["train-0"].ranks[1].state is RankState.FAILED
+
+
+def test_what_is_over_the_budget_waits_and_is_not_acknowledged() -> None:
+    desk = Desk()
+    desk.connect(1)
+    spool = [messages.Noticed(seq, replace(makers.notice(), batch=seq)) for seq in range(1, 1500)]
+    spool.append(messages.Tripped(1500, makers.trip()))
+    desk.receive(0, messages.Table(makers.table()))
+    spool.append(messages.Batch(1501, makers.summary(0)))
+    stored = 0
+    for _ in range(200):
+        for message in spool[stored:]:
+            desk.handle(Received(peer(0), message, size=4000))
+        desk.now += 1.0
+        desk.receive(0, makers.hello())
+        welcome = desk.sent(0, messages.Welcome)[-1]
+        assert isinstance(welcome, messages.Welcome)
+        stored = welcome.seq
+    assert stored == 1501
+    seqs = [entry.fact.seq for entry in desk.records["train-0"] if isinstance(entry.fact, (messages.Sequenced, Trained))]
+    assert seqs == list(range(1, 1502))
+    assert desk.verdict is not None
+    assert desk.verdict.trip == makers.trip()
+    desk.end(1)
+    assert desk.reports[-1].gaps == ()
 
 
 def test_the_shortest_messages_are_noted_down_within_bounds_too() -> None:
