@@ -24,7 +24,7 @@ from ..measure.modules import NamedModule, unwrap
 from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import Tape
-from ..rerun.careful import passed_again
+from ..rerun.careful import is_run_again, passed_again
 from ..shared.config import Config, Policy
 from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position
 from ..shared.tuning import NO_CHANGE, Check, Tuning
@@ -221,8 +221,8 @@ class Detector(FailsOpen):
         """Whether the calling thread is inside a watched forward."""
         return self._running.is_here() and not self._off
 
-    def _gives_way(self) -> bool:
-        return self._running.gives_way()
+    def _runs_again(self) -> bool:
+        return is_run_again(self.root)
 
     def _is_watched(self) -> bool:
         """Whether what the calling thread does may be part of the watched training."""

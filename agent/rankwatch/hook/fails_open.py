@@ -66,7 +66,7 @@ class FailsOpen:
         @wraps(body)
         def hook(*args: Any) -> Any:
             here = get_ident()
-            while (before := self._inside) and before != here:
+            while (before := self._inside) and before != here and not self._runs_again():
                 if not self._await_turn():
                     return None
             try:
@@ -92,17 +92,17 @@ class FailsOpen:
     def _await_turn(self) -> bool:
         """Waits until no other thread runs a hook; returns False if that may take long. It polls: see ``_guarded``."""
         until = time.monotonic() + MAX_WAIT
-        while (inside := self._inside) and not self._gives_way():
+        while (inside := self._inside) and not self._runs_again():
             if time.monotonic() <= until:
                 time.sleep(0.0001)
             elif _runs_hook(inside):
                 return False
             else:  # an interruption, or a fork, has ended it before it could say so
                 self._inside = 0
-        return not self._inside
+        return True
 
-    def _gives_way(self) -> bool:
-        """Whether the thread that runs a hook may wait for the calling one."""
+    def _runs_again(self) -> bool:
+        """Whether the thread that runs a hook runs a forward again, which may wait for the calling one. It changes no batch."""
         return False
 
     def _switch_off(self, error: Exception) -> str:

@@ -142,16 +142,6 @@ class RunningRoots:
         """Whether the calling thread is the watched one: no other may read gradients, which a backward in C++ may replace."""
         return self._thread == threading.get_ident()
 
-    def gives_way(self) -> bool:
-        """Whether a forward is run again after a trip, which may wait for the calling thread: then it ends.
-
-        It does not for a backward of its own, which may run in a thread of torch's.
-        """
-        is_again = is_run_again(self._root)
-        if is_again and not backward.is_running():
-            stop_again(self._root)
-        return is_again
-
     def is_elsewhere(self) -> bool:
         """Whether a root forward is running in another thread. If not, the calling thread becomes the watched one."""
         self._seen += 1
