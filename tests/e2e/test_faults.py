@@ -284,9 +284,19 @@ def test_no_rank_ends_while_another_one_saves(site: Site) -> None:
 def test_a_rank_that_keeps_the_interpreter_is_ended_at_the_grace(site: Site) -> None:
     site.collect("--abort-grace", "1")
     stuck, tripped = site.start(2)
-    stuck.tell("keep_interpreter", 59)
+    stuck.tell("keep_interpreter_in_abort", 59)
     tripped.tell("trip")
     assert (stuck.wait(), tripped.wait()) == (ABORTED, ABORTED)
+
+
+@pytest.mark.slow
+def test_a_rank_that_keeps_the_interpreter_already_as_the_abort_comes_is_ended_after_the_grace(site: Site) -> None:
+    site.collect("--abort-grace", "1")
+    stuck, tripped = site.start(2)
+    assert stuck.ask("keep_interpreter", 59) == "kept"
+    tripped.tell("trip")
+    assert (stuck.wait(), tripped.wait()) == (ABORTED, ABORTED)
+    assert f"ended process {stuck.pid}" in site.log
 
 
 # --- the disk -------------------------------------------------------------------------------------------------------------

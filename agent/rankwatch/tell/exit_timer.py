@@ -8,27 +8,14 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import time
+from contextlib import suppress
 from typing import Any
 
-from ..errors import EXIT_ABORTED
+from ..shared.exit_event import ExitEvent, realtime_libraries
 
 _STDERR = 2  # sys.stderr may have been replaced by something without a file descriptor
-_SIGEV_THREAD = 2
 _AGAIN = 1.0
 """Seconds until the timer tries again, if the C library had no memory for its thread."""
-
-
-class _Event(ctypes.Structure):
-    """``struct sigevent`` of Linux, 64 bytes. ``value`` is a union; ``_exit`` reads its ``int``, the first register's half."""
-
-    _fields_ = (
-        ("value", ctypes.c_void_p),
-        ("number", ctypes.c_int),
-        ("notify", ctypes.c_int),
-        ("function", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("padding", ctypes.c_char * (64 - 2 * ctypes.sizeof(ctypes.c_int) - 3 * ctypes.sizeof(ctypes.c_void_p))),
-    )
 
 
 class _Time(ctypes.Structure):
@@ -70,18 +57,9 @@ class ExitTimer:
 
 def _make() -> tuple[Any, ctypes.c_void_p | None]:
     """The C library, and a timer that is not set; None: there is no such timer."""
-    for name in (None, "librt.so.1"):  # glibc before 2.34 has the timers in librt
-        try:
-            c = ctypes.CDLL(name)
-            end = ctypes.cast(ctypes.CDLL(None)._exit, ctypes.c_void_p).value
-            timer = ctypes.c_void_p()
-            if (
-                c.timer_create(
-                    time.CLOCK_MONOTONIC, ctypes.byref(_Event(EXIT_ABORTED, 0, _SIGEV_THREAD, end)), ctypes.byref(timer)
-                )
-                == 0
-            ):
+    for c in realtime_libraries():
+        timer = ctypes.c_void_p()
+        with suppress(OSError, AttributeError):
+            if c.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(ExitEvent()), ctypes.byref(timer)) == 0:
                 return c, timer
-        except (OSError, AttributeError):
-            continue
     return None, None

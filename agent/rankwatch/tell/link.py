@@ -23,6 +23,7 @@ from ..shared.allowance import Allowance
 from ..shared.cause import Trip
 from ..shared.closeup import CloseUp
 from ..shared.connection import Connection
+from ..shared.exit_queue import ExitQueue
 from ..shared.fingerprint import Fingerprint, FingerprintTable
 from ..shared.frame import NO_STAGE, BatchSummary, FrameTable, Moment
 from ..shared.identity import Identity
@@ -164,6 +165,7 @@ class Link:
         self._tuning: messages.Tune | None = None  # to be passed on
         self._has_asked = False  # whether a HELLO has no WELCOME yet
         self._pid = os.getpid()
+        self._exit_queue = ExitQueue(self._hello.incarnation)
         self._torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         """The process that started this one and is to end it. Another launcher may end and leave its ranks behind."""
         self._was_held = False
@@ -240,6 +242,7 @@ class Link:
         """Sends BYE, waits up to FAREWELL_TIMEOUT for its acknowledgement, and ends the thread."""
         if os.getpid() != self._pid or self._stop:
             return
+        self._exit_queue.close()
         moment, _ = self._progress()
         self._append(lambda seq: messages.Bye(seq, outcome, text, moment))
         if self._welcome is not None and not self.refusal:
@@ -311,6 +314,7 @@ class Link:
             self._online.clear()
         finally:
             HOLDS.forget(self._wake)
+            self._exit_queue.close()
             self._settled.set()
             socket.close(100)  # milliseconds to send what is queued
             context.term()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rankwatch.shared.messages import Abort
 
-from .effects import SendAll
+from .effects import Effect, EndProcess, Note, SendAll
+from .holding import Holding
 from .rank import Rank
+
+DEAF_MARGIN = 1.0
+"""Seconds after the grace for which a rank that has not acknowledged the abort may yet end by itself."""
 
 
 @dataclass(slots=True)
@@ -20,6 +24,8 @@ class AbortDelivery:
     message: Abort | None = None
     unacknowledged: set[int] = field(default_factory=set)
     """The running ranks that have not acknowledged an abort, whether or not there is one yet."""
+    _ended: set[int] = field(default_factory=set)
+    """The ranks that were to be ended because they are deaf to it."""
     _decided_at: float = 0.0
     _sent_at: float = 0.0
 
@@ -33,6 +39,19 @@ class AbortDelivery:
         first = [culprit] if culprit in self.unacknowledged else []  # it blocks in its hook until the abort arrives
         others = [number for number in self.unacknowledged if number != culprit]
         return SendAll([ranks[number].peer for number in (*first, *others)], self.message)
+
+    def end_deaf(self, ranks: Mapping[int, Rank], holding: Holding, now: float) -> Iterator[Effect]:
+        """Ranks that are connected, and silent since before their grace began: a C extension may keep their GIL."""
+        if self.message is None:
+            return
+        free_at = holding.free_at(self._decided_at)
+        for number in sorted(self.unacknowledged - self._ended):
+            rank = ranks[number]
+            is_due = now - max(free_at, rank.heard_at) > self.message.grace + DEAF_MARGIN
+            if is_due and rank.connected and rank.is_running:
+                self._ended.add(number)
+                yield Note(f"{rank.name} does not hear the abort, and is ended if it is on the collector's host")
+                yield EndProcess(rank.hello.host, rank.hello.pid, rank.hello.incarnation)
 
     def is_due(self, now: float) -> bool:
         """Whether it is time to send the abort again."""

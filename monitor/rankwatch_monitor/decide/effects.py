@@ -75,4 +75,12 @@ class PointLatest:
     run: str
 
 
-Effect: TypeAlias = Send | SendAll | Note | RecordTrace | Publish | Show | IssueKey | PointLatest
+class EndProcess(NamedTuple):
+    """End a rank's process by force, if it is on this host. ``incarnation``: see HELLO."""
+
+    host: str
+    pid: int
+    incarnation: str
+
+
+Effect: TypeAlias = Send | SendAll | Note | RecordTrace | Publish | Show | IssueKey | PointLatest | EndProcess

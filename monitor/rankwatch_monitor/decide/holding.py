@@ -45,6 +45,10 @@ class Holding:
             self._holders.discard(rank.number)
             self.freed_at = rank.heard_at
 
+    def free_at(self, aborted_at: float) -> float:
+        """When the grace of the ranks begins."""
+        return self.until if self._holders else max(aborted_at, self.freed_at)
+
     def is_waited_for(self, now: float) -> bool:
         return bool(self._holders) and now < self.until
 

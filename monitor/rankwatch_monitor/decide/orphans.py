@@ -41,6 +41,5 @@ class Orphans:
             return False
         until = self._ended_at + LAST_BEATS + self.lost_after
         if aborted_at is not None:
-            held = holding.until if holding.is_waited_for(now) else aborted_at
-            until = max(held, holding.freed_at) + self.grace + ABORT_MARGIN
+            until = holding.free_at(aborted_at) + self.grace + ABORT_MARGIN
         return now < until and any(rank.connected for rank in running)

@@ -193,6 +193,7 @@ class Run(RunEnd):
             yield from self._look_who_lives_on(now)
             yield from self._look_for_holds(now)
             yield from self._holding.keep(self.ranks.values(), now)
+            yield from self._look_for_deaf(now)
             yield from self._look_for_stall(now)
             yield from self._look_who_is_waited_for(now)
         if self._replicas.is_due(now) or self._byproducts.is_due(now):

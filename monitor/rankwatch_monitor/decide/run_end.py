@@ -42,7 +42,14 @@ class RunEnd(RunState):
             yield from self._abort_upon(Incident.RANKS_LOST, text, now)
 
     def _look_for_holds(self, now: float) -> Iterator[Effect]:
-        for effect in self._holding.look(self.ranks, now):
+        yield from self._named(self._holding.look(self.ranks, now))
+
+    def _look_for_deaf(self, now: float) -> Iterator[Effect]:
+        yield from self._named(self._abort.end_deaf(self.ranks, self._holding, now))
+
+    def _named(self, effects: Iterator[Effect]) -> Iterator[Effect]:
+        """With the run's id in front of each note."""
+        for effect in effects:
             yield Note(f"run {self.id}: {effect.text}") if isinstance(effect, Note) else effect
 
     def _look_who_lives_on(self, now: float) -> Iterator[Effect]:

@@ -16,8 +16,10 @@ from pathlib import Path
 import zmq
 
 from rankwatch.shared import data, messages, sockets, wire
+from rankwatch.shared.exit_queue import end_process
+from rankwatch.shared.printable import printable
 
-from ..decide.effects import Effect, IssueKey, Note, PointLatest, Publish, RecordTrace, Send, SendAll, Show
+from ..decide.effects import Effect, EndProcess, IssueKey, Note, PointLatest, Publish, RecordTrace, Send, SendAll, Show
 from ..decide.journal import JobEnded, JobInterrupted
 from ..decide.ledger import (
     CommandEnded,
@@ -361,6 +363,9 @@ class Collector:
                 self._show_ranks(effect)
             elif isinstance(effect, RecordTrace):
                 self._write(effect.run, partial(self._record_trace, effect))
+            elif isinstance(effect, EndProcess):
+                if effect.host == printable(socket.gethostname()) and end_process(effect.pid, effect.incarnation):
+                    log.info("ended process %d", effect.pid)
             elif isinstance(effect, PointLatest):
                 self._write(effect.run, partial(self._runs.point_latest_at, effect.run))
             elif isinstance(effect, Publish):

@@ -10,7 +10,7 @@ import makers
 from desk import Desk
 from rankwatch.shared import messages
 from rankwatch_monitor.decide.abort import AbortDelivery
-from rankwatch_monitor.decide.effects import Note, Publish, Send
+from rankwatch_monitor.decide.effects import EndProcess, Note, Publish, Send
 from rankwatch_monitor.decide.ledger import Received
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.rank import Rank
@@ -56,6 +56,41 @@ def test_a_rank_that_comes_late_is_told_at_once() -> None:
     desk.wait(0.2)
     desk.connect(2, ranks=[1])
     assert len(desk.sent(1, messages.Abort)) == 1
+
+
+def test_a_rank_that_does_not_hear_the_abort_is_ended_after_the_grace() -> None:
+    desk = Desk(Options(abort_grace=5.0))
+    desk.connect(3)
+    desk.receive(0, messages.Tripped(1, makers.trip()), messages.Ack(1, abort=True))
+    desk.receive(2, makers.beat(0, 0, 1), messages.Ack(1, abort=True))
+    desk.wait(4.0)
+    assert not [effect for effect in desk.effects if isinstance(effect, EndProcess)]
+    desk.wait(10.0)
+    (ended,) = [effect for effect in desk.effects if isinstance(effect, EndProcess)]
+    hello = makers.hello(1, 3)
+    assert ended == EndProcess(hello.host, hello.pid, hello.incarnation)
+
+
+def test_a_rank_that_was_heard_lately_or_is_gone_is_not_ended() -> None:
+    desk = Desk(Options(abort_grace=5.0))
+    desk.connect(3)
+    desk.receive(0, messages.Tripped(1, makers.trip()), messages.Ack(1, abort=True))
+    desk.disconnect(2)
+    for _ in range(10):
+        desk.wait(4.0)
+        desk.receive(1, makers.beat(0, 0, 0))
+    assert not [effect for effect in desk.effects if isinstance(effect, EndProcess)]
+
+
+def test_a_rank_that_may_hold_work_is_not_ended_before_that_is_over() -> None:
+    desk = Desk(Options(abort_grace=1.0, hold_limit=30.0))
+    desk.connect(2)
+    desk.receive(1, replace(makers.beat(0, 0, 0), holds=True))
+    desk.receive(0, messages.Tripped(1, makers.trip()), messages.Ack(1, abort=True))
+    desk.wait(29.0)
+    assert not [effect for effect in desk.effects if isinstance(effect, EndProcess)]
+    desk.wait(10.0)
+    assert [effect.pid for effect in desk.effects if isinstance(effect, EndProcess)] == [makers.hello(1, 2).pid]
 
 
 def test_the_report_is_published_once_all_have_acknowledged_and_again_at_the_end() -> None:
