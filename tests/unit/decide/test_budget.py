@@ -186,10 +186,10 @@ def test_what_one_rank_says_is_noted_down_within_bounds(say: object) -> None:
 def test_what_is_over_the_budget_waits_and_is_not_acknowledged() -> None:
     desk = Desk()
     desk.connect(1)
-    spool = [messages.Noticed(seq, replace(makers.notice(), batch=seq)) for seq in range(1, 1500)]
-    spool.append(messages.Tripped(1500, makers.trip()))
-    desk.receive(0, messages.Table(makers.table()))
+    notices = [messages.Noticed(seq, replace(makers.notice(), batch=seq)) for seq in range(1, 1500)]
+    spool: list[messages.Sequenced] = [*notices, messages.Tripped(1500, makers.trip())]
     spool.append(messages.Batch(1501, makers.summary(0)))
+    desk.receive(0, messages.Table(makers.table()))
     stored = 0
     for _ in range(200):
         for message in spool[stored:]:
