@@ -47,7 +47,10 @@ def test_a_command_runs_unwatched_without_threads(tmp_path: Path) -> None:
     assert "no collector can start: fewer than 16 threads can be started" in done.stderr
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+ALL = "<&- >&- 2>&-"
+
+
+@pytest.mark.parametrize("closed", [*(pytest.param(one, marks=pytest.mark.slow) for one in ALL.split()), ALL])
 def test_a_command_is_watched_where_streams_are_closed(tmp_path: Path, closed: str) -> None:
     done = run("sh", "-c", f'exec "$@" {closed}', "sh", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
@@ -100,6 +103,7 @@ with rankwatch.watch(model, capsule="off"):
 """
 
 
+@pytest.mark.slow
 def test_a_rank_without_a_collector_trips_where_streams_are_closed() -> None:
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", ALONE], env=environment(), check=False, timeout=60

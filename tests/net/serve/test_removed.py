@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 import zmq
 
 import makers
@@ -18,6 +19,7 @@ from rankwatch_monitor.views import text
 TABLE = makers.table()
 
 
+@pytest.mark.slow
 def test_a_record_that_is_removed_is_a_gap_of_the_report(tmp_path: Path) -> None:
     running = Running(tmp_path)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

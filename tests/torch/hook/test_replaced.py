@@ -76,6 +76,7 @@ def test_modules_that_were_replaced_are_freed(replace: Callable[[Any], nn.Module
     assert len(detector._recorder._specs) <= 7
 
 
+@pytest.mark.slow
 def test_hooks_of_what_was_replaced_do_not_add_up() -> None:
     model = Net()
     detector, _ = watched(model, gradients=True, fingerprints=1)

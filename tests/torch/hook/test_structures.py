@@ -548,7 +548,7 @@ def test_a_forward_that_raises_in_another_thread_leaves_this_one_its_batch(check
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", [CHECKS[0], *(pytest.param(check, marks=pytest.mark.slow) for check in CHECKS[1:])])
 def test_two_threads_that_enter_a_model_at_once_do_not_blind_the_watch(check: str) -> None:
     model = model_of(Calls(lambda value: value["x"]), Gain())
     detector, notebook = watched(model, check=check)
