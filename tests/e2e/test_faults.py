@@ -228,8 +228,9 @@ def test_a_rank_that_is_suspended_for_long_is_named_as_stalled_with_its_frame_an
 
 @pytest.mark.slow
 def test_with_on_stall_abort_the_others_are_aborted_and_the_suspended_rank_when_it_resumes(site: Site) -> None:
-    site.collect("--stall-after", "1", "--on-stall", "abort", "--abort-grace", "30")
+    site.collect("--stall-after", "6", "--on-stall", "abort", "--abort-grace", "30")  # 6: as above
     other, stopped = site.start(2)
+    other.ask("batches", 4)
     stopped.ask("batches", 3)
     stopped.kill(signal.SIGSTOP)
     other.tell("train")
