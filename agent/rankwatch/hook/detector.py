@@ -65,7 +65,9 @@ class Detector(FailsOpen):
         judge_traced: bool = True,
         sends_at_once: bool = False,
     ) -> None:
-        super().__init__(config.stop, observer.on_fault, lambda: self._batches.position.batch)
+        super().__init__(
+            config.stop, observer.on_fault, lambda: self._batches.position.batch, lambda: is_run_again(self.root)
+        )
         self._config = config
         self._observer = observer
         self._count_all = count_all
@@ -220,9 +222,6 @@ class Detector(FailsOpen):
     def is_inside(self) -> bool:
         """Whether the calling thread is inside a watched forward."""
         return self._running.is_here() and not self._off
-
-    def _runs_again(self) -> bool:
-        return is_run_again(self.root)
 
     def _is_watched(self) -> bool:
         """Whether what the calling thread does may be part of the watched training."""

@@ -35,10 +35,16 @@ class FailsOpen:
         stop: see ``watch``.
         on_fault: called with the first error.
         batch: returns the number of the batch that runs, or ran last.
+        runs_again: whether the thread that runs a hook runs a forward again, which may wait for other threads. It changes no
+            batch.
     """
 
     def __init__(
-        self, stop: Callable[[TrainingAborted], None] | None, on_fault: Callable[[str], None], batch: Callable[[], int]
+        self,
+        stop: Callable[[TrainingAborted], None] | None,
+        on_fault: Callable[[str], None],
+        batch: Callable[[], int],
+        runs_again: Callable[[], bool],
     ) -> None:
         self.abort: Callable[[], TrainingAborted | None] | None = None
         """Set from outside to stop the training: the next hook for which it returns an exception raises that."""
@@ -49,6 +55,7 @@ class FailsOpen:
         self._is_stopping = False
         self._on_fault = on_fault
         self._batch = batch
+        self._runs_again = runs_again
         self._inside = 0
         """The thread that runs a hook."""
 
@@ -100,10 +107,6 @@ class FailsOpen:
             else:  # an interruption, or a fork, has ended it before it could say so
                 self._inside = 0
         return True
-
-    def _runs_again(self) -> bool:
-        """Whether the thread that runs a hook runs a forward again, which may wait for the calling one. It changes no batch."""
-        return False
 
     def _switch_off(self, error: Exception) -> str:
         """Returns what happened, in words; the collector is told of the first error."""
