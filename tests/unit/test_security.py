@@ -11,8 +11,9 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 PAGE = TESTS.parent / "SECURITY.md"
 
-KEYS, HOSTILE, CABLE, NETWORK = (
+KEYS, HOSTILE, CABLE, NETWORK, WRITER = (
     "net/serve/test_keys.py", "net/serve/test_hostile.py", "net/serve/test_wiretap.py", "e2e/test_network.py",
+    "unit/serve/test_writer.py",
 )  # fmt: skip
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
@@ -65,6 +66,13 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/decide/test_budget.py::test_changes_of_options_that_come_too_fast_are_refused",
         "unit/decide/test_budget.py::test_each_key_has_its_own_lines_in_the_log",
         "unit/decide/test_ledger.py::test_a_peer_that_sends_nonsense_for_ever_does_not_fill_the_log",
+    ),
+    "sends batches, fingerprints and traces of many runs": (
+        f"{WRITER}::test_records_of_a_key_that_has_filled_its_share_of_the_disk_drop_their_oldest",
+        f"{WRITER}::test_batches_of_one_key_leave_room_for_those_of_another",
+        "unit/decide/test_budget.py::test_the_tables_of_all_runs_of_a_key_are_held_within_bounds",
+        "unit/decide/test_budget.py::test_a_run_that_is_taken_over_counts_for_the_key_that_began_it",
+        "unit/decide/test_replica_watch.py::test_all_runs_of_a_key_hold_rounds_and_tables_within_bounds",
     ),
     "begins run after run": (
         "unit/decide/test_budget.py::test_too_many_runs_of_one_key_wait_and_those_of_another_begin",

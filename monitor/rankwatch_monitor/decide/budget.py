@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from rankwatch.shared.allowance import Allowance
 from rankwatch.shared.data import MAX_RANKS
 
+from .lockstep import Memory
 from .tables import TableRoom
 
 MAX_RUNS = 1024
@@ -33,6 +34,15 @@ ALL_WORDS_PER_SECOND, ALL_WORDS_AT_ONCE = 2 << 20, 256 << 20
 WORDS_OVERHEAD = 512
 """Bytes that a message takes beside its own, in memory and in the journal."""
 
+ROUND_BYTES = 1 << 30
+"""Bytes of fingerprints that wait for those of other ranks, in all runs of one key; each run has a bound of its own, too."""
+
+FINGERPRINT_ROWS = 8_000_000
+"""Rows of the fingerprint tables of all runs of one key."""
+
+DISK_PER_SECOND, DISK_AT_ONCE = 1 << 20, 256 << 30
+"""Bytes by which the records and traces of one key may grow. Over it, a record drops its oldest batches as it takes new ones."""
+
 WORK_PER_SECOND, WORK_AT_ONCE = 0.25, 0.25
 """Seconds for which the messages of one key keep the collector's loop busy, while another key has messages, too."""
 
@@ -46,6 +56,8 @@ class Budget:
     words: Allowance = field(default_factory=lambda: Allowance(ALL_WORDS_PER_SECOND, ALL_WORDS_AT_ONCE))
     changes: Allowance = field(default_factory=lambda: Allowance(CHANGES_PER_SECOND, CHANGES_AT_ONCE))
     tables: TableRoom = field(default_factory=TableRoom)
+    rounds: Memory = field(default_factory=lambda: Memory(ROUND_BYTES))
+    rows: Memory = field(default_factory=lambda: Memory(FINGERPRINT_ROWS))
     refusals: int = 0
 
     def begins_run(self, world_size: int, now: float) -> bool:

@@ -29,6 +29,8 @@ class Opened:
     world_size: int
     start: str = ""
     model: int = 0
+    bound: str = ""
+    """The job that the key speaks for by which the run was begun; empty: any job."""
 
 
 class Trained(NamedTuple):

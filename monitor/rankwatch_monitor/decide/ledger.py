@@ -153,7 +153,7 @@ class Ledger:
         """
         if not entries or not isinstance(opened := entries[0].fact, Opened):
             raise ValueError("it does not begin with a run's beginning")
-        run = Run(name, opened, self._options, budget=self._budgets[ANY_JOB])
+        run = Run(name, opened, self._options, budget=self._budgets[opened.bound])
         for entry in entries:
             run.replay(entry)
         run.resume(progress, now)
@@ -335,8 +335,8 @@ class Ledger:
         while name in self.runs or not self._claim(name):
             attempt += 1
             name = f"{base}.{attempt}"
-        opened = Opened(hello.job, hello.restart, hello.world_size, hello.start, hello.model)
-        run = self.runs[name] = Run(name, opened, self._options, bound=bound, budget=self._budgets[bound])
+        opened = Opened(hello.job, hello.restart, hello.world_size, hello.start, hello.model, bound)
+        run = self.runs[name] = Run(name, opened, self._options, budget=self._budgets[bound])
         return run
 
     def _note_successors(self, run: Run) -> None:

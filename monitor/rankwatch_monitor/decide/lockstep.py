@@ -23,15 +23,32 @@ class At(NamedTuple):
 
 
 class Memory:
-    """The bytes that all rounds of a run hold together. While it is full, no further round begins and none takes more."""
+    """What a run holds together, or all runs of a key: of rounds bytes, and while it is full, no further round begins and none
+    takes more; of tables rows.
 
-    def __init__(self, most: int) -> None:
+    Args:
+        most: bytes, or rows.
+        of_all: what all runs of the key hold.
+    """
+
+    def __init__(self, most: int, of_all: Memory | None = None) -> None:
         self.held = 0
         self._most = most
+        self._of_all = of_all
 
     @property
     def is_full(self) -> bool:
-        return self.held >= self._most
+        return not self.has(1)
+
+    def has(self, size: int) -> bool:
+        """Whether there is room for this."""
+        return self.held + size <= self._most and (self._of_all is None or self._of_all.has(size))
+
+    def add(self, size: int) -> None:
+        """``size``: below 0 it is free again."""
+        self.held += size
+        if self._of_all is not None:
+            self._of_all.add(size)
 
 
 class Round(Protocol):
@@ -94,7 +111,7 @@ class Lockstep(Generic[R]):
             }
             waiting = self._waiting[at] = _Waiting(self._make(), missing)
             waiting.round.held += _MEMBER_BYTES * len(missing) + _ROUND_BYTES
-            self._memory.held += waiting.round.held
+            self._memory.add(waiting.round.held)
         reached = self._reached.get(rank)
         if reached is not None and reached.era == at.era:
             if waiting.before is None:
@@ -137,7 +154,7 @@ class Lockstep(Generic[R]):
         late = self._waiting[min(self._waiting)].missing
         here = sum(rank not in self._gone and rank not in self._late for rank in self.ranks)
         if 2 * len(late) > here:
-            self._memory.held -= self._waiting.pop(max(self._waiting)).round.held
+            self._memory.add(-self._waiting.pop(max(self._waiting)).round.held)
             return
         self._late |= late
         for waiting in self._waiting.values():
@@ -149,6 +166,6 @@ class Lockstep(Generic[R]):
         last = max(at for at, waiting in self._waiting.items() if not waiting.missing)
         for at in sorted(at for at in self._waiting if at <= last):
             round_ = self._waiting.pop(at).round
-            self._memory.held -= round_.held
+            self._memory.add(-round_.held)
             self._judge(at, round_)
         self._done = max(self._done, last)

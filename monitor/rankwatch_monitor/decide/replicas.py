@@ -61,15 +61,25 @@ class Seat:
 
 
 class ReplicaWatch:
-    """Args: ``locate``: the host and the GPU of a rank."""
+    """
+    Args:
+        locate: returns the host and the GPU of a rank.
+        of_key: what the rounds and the tables of all runs of one key hold.
+    """
 
-    def __init__(self, world_size: int, locate: Callable[[int], tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        locate: Callable[[int], tuple[str, str]],
+        of_key: tuple[Memory | None, Memory | None] = (None, None),
+    ) -> None:
         self.findings = DesyncFindings(locate)
         self.compared: Compared | None = None
         """What was compared, as the journal has it."""
         self._world_size = world_size
         self._gone: set[int] = set()
-        self._memory = Memory(HELD_AT_LEAST + HELD_FOR_EACH_RANK * world_size)
+        self._memory = Memory(HELD_AT_LEAST + HELD_FOR_EACH_RANK * world_size, of_key[0])
+        self._rows = Memory(MAX_ROWS, of_key[1])
         self._layouts: dict[str, TableLayout] = {}
         self._tables_of: dict[int, list[str]] = {}
         self._seats: dict[tuple[int, str], Seat] = {}
@@ -98,9 +108,10 @@ class ReplicaWatch:
             return ""
         if len(table.rows) > MAX_TABLE_ROWS:
             return f"a fingerprint table of {len(table.rows)} rows is over the limit of {MAX_TABLE_ROWS}"
-        rows = sum(layout.rows for layout in self._layouts.values())
-        if rows + len(table.rows) > MAX_ROWS:
-            return f"the fingerprint tables of this run have {rows} rows, and {MAX_ROWS} is the limit"
+        if not self._rows.has(len(table.rows)):
+            held = f"the fingerprint tables of this run have {self._rows.held} rows"
+            return f"{held}, and there is no room for {len(table.rows)} more"
+        self._rows.add(len(table.rows))
         self._layouts[table.id] = layout_of(table)
         return ""
 
@@ -128,19 +139,19 @@ class ReplicaWatch:
                 continue
             mesh = seat.layout.meshes[section.mesh].mesh
             own = lanes if len(slot.sections) == 1 else lanes[section.start : section.end]
-            self._memory.held += round_.add(section, mesh.source, mesh.is_declared, own, rank)
+            self._memory.add(round_.add(section, mesh.source, mesh.is_declared, own, rank))
             round_.take_flags(fingerprint, seat.layout)
         for section in slot.gathers if gathers else ():
             gather = seat.gathers.get(section.mesh)
             sums = None if gather is None else gather.lockstep.enter(rank, at)
             if sums is not None:
                 sums.step = max(sums.step, fingerprint.step)
-                self._memory.held += sums.add(section, gathers[section.start : section.end], rank)
+                self._memory.add(sums.add(section, gathers[section.start : section.end], rank))
         if seat.inputs is not None and fingerprint.inputs:
             inputs = seat.inputs.lockstep.enter(rank, at)
             if inputs is not None:
                 inputs.step = max(inputs.step, fingerprint.step)
-                self._memory.held += inputs.add(fingerprint.inputs, rank)
+                self._memory.add(inputs.add(fingerprint.inputs, rank))
         for lockstep in self._locksteps_of.get(rank, ()):
             lockstep.arrive(rank, at)
         return ""
@@ -155,6 +166,13 @@ class ReplicaWatch:
         """No rank reports anything more."""
         for lockstep in {id(one): one for some in self._locksteps_of.values() for one in some}.values():
             lockstep.end()
+
+    def forget(self) -> None:
+        """After the end: only what was found and what was compared is retained. A rank that comes back sends its tables again."""
+        self._rows.add(-self._rows.held)
+        self._before, self._kept = self.compared, None
+        self._layouts, self._tables_of, self._seats, self._locksteps_of = {}, {}, {}, {}
+        self._groups, self._gathers, self._inputs = {}, {}, {}
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
@@ -292,4 +310,5 @@ class ReplicaWatch:
     def _forget_table(self, rank: int, table_id: str) -> None:
         self._seats.pop((rank, table_id), None)
         if not any(table_id in some for some in self._tables_of.values()):
-            self._layouts.pop(table_id, None)
+            layout = self._layouts.pop(table_id, None)
+            self._rows.add(0 if layout is None else -layout.rows)

@@ -171,6 +171,7 @@ class RunEnd(RunState):
             self._tables.clear()
             self._happens(Incident.ALL_ENDED, describe_first_lost(self.ranks.values()), now)
             self._note_compared(now, at_once=True)
+            self._replicas.forget()
             self._note_gaps()
             self._note_down(now, Closed())
             yield self._show(now)

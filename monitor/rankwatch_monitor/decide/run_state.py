@@ -32,7 +32,6 @@ from .journal import (
     Reached,
     ReplicasCompared,
 )
-from .keyring import ANY_JOB
 from .notices import Notices
 from .options import Options
 from .orphans import Orphans
@@ -55,10 +54,8 @@ class RunState:
     id: str
     opened: Opened
     options: Options
-    bound: str = ANY_JOB
-    """The job that the key speaks for by which the run was begun."""
     budget: Budget = field(default_factory=Budget, repr=False)
-    """Of that key."""
+    """Of the key by which the run was begun."""
     world_size: int = field(init=False)
     ranks: dict[int, Rank] = field(default_factory=dict)
     over: bool = False
@@ -105,7 +102,7 @@ class RunState:
         self._election = Election(self.world_size, self.options.decision_window)
         self._silence = Silence(self.options.lost_after, self.options.cut_off_after, self.options.return_window)
         self._stalls = StallWatch(self.options.stall_after)
-        self._replicas = ReplicaWatch(self.world_size, self._locate)
+        self._replicas = ReplicaWatch(self.world_size, self._locate, (self.budget.rounds, self.budget.rows))
         self._tables = FrameTables(self.budget.tables)
         self._abort = AbortDelivery(self.options.abort_repeat, self.options.acknowledge_window)
         self._holding = Holding(self.options.hold_limit)
@@ -120,6 +117,11 @@ class RunState:
     @property
     def restart(self) -> int:
         return self.opened.restart
+
+    @property
+    def bound(self) -> str:
+        """The job that the key speaks for by which the run was begun, or ANY_JOB."""
+        return self.opened.bound
 
     def _note_down(self, now: float, fact: Fact, rank: int = NO_RANK) -> None:
         self.journal.append(Entry(now, rank, fact))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,6 +35,9 @@ SEGMENT = 4096
 
 CACHED_TABLES = 64
 """Frame tables held in memory."""
+
+LEAST = 1 << 16
+"""Bytes of each kind that a record may have in any case."""
 
 FEW_STANDINGS = 16
 """Standings that one call turns into JSON."""
@@ -63,6 +66,10 @@ class Limits:
     tables: int = 1 << 27
     events: int = 1_000_000
 
+    def lowered_to(self, held: Mapping[str, int]) -> Limits:
+        """``held``: bytes by the name of a limit. A little is retained of any run."""
+        return dataclasses.replace(self, **{name: min(getattr(self, name), max(size, LEAST)) for name, size in held.items()})
+
 
 class Store:
     """A record open for writing; call every method in the same thread.
@@ -77,7 +84,7 @@ class Store:
 
     def __init__(self, path: Path, limits: Limits = Limits()) -> None:
         self._path = path
-        self._limits = limits
+        self._limits = self._limits_now = limits
         self._tables = BoundedDict[str, Columns](CACHED_TABLES)
         self._claim = Claim(path.parent)
         with explained(path):
@@ -162,6 +169,21 @@ class Store:
             segment = self._database.execute("SELECT id, count FROM digests ORDER BY id DESC LIMIT 1").fetchone()
             return (self._one("SELECT MAX(id) FROM events") or 0, *(segment or ()))
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file. What is dropped makes room in it, and does not make it smaller."""
+        with self._explained():
+            return int(self._one("PRAGMA page_count") * self._one("PRAGMA page_size"))
+
+    def let_grow(self, *, grows: bool) -> None:
+        """Whether the record may grow up to its limits; if not, the oldest is dropped for what is new from now on."""
+        if grows:
+            self._limits_now = self._limits
+        elif self._limits_now is self._limits:
+            self._limits_now = self._limits.lowered_to(
+                {**self._bytes, "digests": self._segment_id * SEGMENT * DIGEST.itemsize}
+            )
+
     def close(self) -> None:
         """Leaves one file, unless a reader still has the record open."""
         try:
@@ -177,7 +199,7 @@ class Store:
     def _write_events(self, entries: Sequence[Entry], time: float) -> None:
         rows: list[Row] = []
         for entry in entries:
-            if self._events + len(rows) >= self._limits.events and isinstance(entry.fact, messages.Noticed):
+            if self._events + len(rows) >= self._limits_now.events and isinstance(entry.fact, messages.Noticed):
                 continue
             if isinstance(entry.fact, Opened):
                 self._row = self._row._replace(began=time)
@@ -235,7 +257,7 @@ class Store:
             number = self._one("SELECT number FROM tables WHERE id = ?", table.id)
             if not number:
                 body = pack_table(table)
-                if self._bytes["tables"] + len(body) <= self._limits.tables:
+                if self._bytes["tables"] + len(body) <= self._limits_now.tables:
                     self._bytes["tables"] += len(body)
                     number = self._database.execute(
                         "INSERT INTO tables (id, body) VALUES (?, ?)", (table.id, body)
@@ -256,7 +278,7 @@ class Store:
     def _distance(self, columns: Columns) -> int:
         """N, if the summaries of every N-th batch are stored."""
         size = columns.part.size * self._row.world_size
-        return 1 << (max(1, -(-size // self._limits.batch)) - 1).bit_length()
+        return 1 << (max(1, -(-size // self._limits_now.batch)) - 1).bit_length()
 
     def _insert(self, statement: str, rows: Sequence[Row]) -> None:
         # Many rows in one statement: after each statement another thread gets the interpreter, and this one waits long for it.
@@ -269,16 +291,16 @@ class Store:
     # --- staying within the limits --------------------------------------------------------------------------------
 
     def _trim(self) -> None:
-        while self._bytes["summaries"] > self._limits.summaries:
+        while self._bytes["summaries"] > self._limits_now.summaries:
             for kind in ("traced = 0", "1"):
                 middle = self._one(f"SELECT (MIN(batch) + MAX(batch)) / 2 FROM summaries WHERE {kind}")
-                if middle is not None and self._bytes["summaries"] > self._limits.summaries:
+                if middle is not None and self._bytes["summaries"] > self._limits_now.summaries:
                     self._delete("summaries", f"{kind} AND batch <= {middle}")
-        while self._bytes["envelopes"] > self._limits.envelopes:
+        while self._bytes["envelopes"] > self._limits_now.envelopes:
             batches = [row[0] for row in self._database.execute("SELECT DISTINCT batch FROM envelopes ORDER BY batch")]
             for batch in batches[1 : len(batches) // 2 : 2] or batches:
                 self._delete("envelopes", f"batch = {batch}")
-        segments = max(1, self._limits.digests // (SEGMENT * DIGEST.itemsize))
+        segments = max(1, self._limits_now.digests // (SEGMENT * DIGEST.itemsize))
         self._database.execute("DELETE FROM digests WHERE id <= ?", (self._segment_id - segments,))
 
     def _delete(self, table: str, condition: str) -> None:

@@ -170,8 +170,8 @@ class Collector:
                 with RunRecord(self._runs.record_of(run)) as record:
                     entries, progress = record.entries(), record.progress()
                 lag = now - entries[-1].now  # the clock may have begun anew meanwhile
-                self.ledger.restore(run, [entry._replace(now=entry.now + lag) for entry in entries], progress, now)
-                self._writer.adopt(run)
+                resumed = self.ledger.restore(run, [entry._replace(now=entry.now + lag) for entry in entries], progress, now)
+                self._writer.adopt(run, resumed.bound)
                 log.info("run %s: resumed from its record", run)
             except (StoreError, ValueError, LookupError) as error:
                 log.error("cannot go on with run %s, its ranks make a new one: %s", run, error)
@@ -403,8 +403,10 @@ class Collector:
         self._writer.do(run, action)
 
     def _record_trace(self, traced: RecordTrace) -> None:
-        frames = tuple(traced.summary.frames(traced.table))
-        self._runs.record_trace(traced.run, traced.rank, traced.summary.batch, frames)
+        if self._writer.disk.may_grow(traced.run, time.monotonic()):
+            frames = tuple(traced.summary.frames(traced.table))
+            size = self._runs.record_trace(traced.run, traced.rank, traced.summary.batch, frames)
+            self._writer.disk.spend(traced.run, size)
 
     def _hand_over_entries(self) -> None:
         for run, entries in self.ledger.take_journals():

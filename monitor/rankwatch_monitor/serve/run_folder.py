@@ -135,17 +135,22 @@ class RunsFolder:
                 log.error("cannot read %s", error)
         return found
 
-    def record_trace(self, run: str, rank: int, batch: int, frames: Sequence[Frame]) -> None:
-        """Writes ``trace/batch-B.rank-R.txt``, in the Hugging Face detector's format. Later parts of a batch are appended."""
+    def record_trace(self, run: str, rank: int, batch: int, frames: Sequence[Frame]) -> int:
+        """Writes ``trace/batch-B.rank-R.txt``, in the Hugging Face detector's format. Later parts of a batch are appended.
+
+        Returns:
+            the bytes written.
+        """
         text = format_trace(frames) + "\n"
         if self._traced[run] + len(text) > TRACE_LIMIT:
             if self._traced[run] <= TRACE_LIMIT:
                 log.error("run %s: more than %d MiB of traces; further ones are not written", run, TRACE_LIMIT >> 20)
             self._traced[run] = TRACE_LIMIT + 1
-            return
+            return 0
         self._traced[run] += len(text)
         is_first = not frames or frames[0].position.frame == 0
         _try(self._put, run, f"trace/batch-{batch}.rank-{rank}.txt", text, _write if is_first else _append)
+        return len(text)
 
     def locate(self, report: Report) -> Report:
         """The report with the run's folder."""

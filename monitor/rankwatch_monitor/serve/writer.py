@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
@@ -20,9 +21,11 @@ from rankwatch.shared.process import boot_id
 from ..decide.effects import Show
 from ..decide.gaps import END, Gap
 from ..decide.journal import NO_RANK, Entry, Opened, Trained
+from ..decide.keyring import ANY_JOB
 from ..record.disk import LOSES_ALL, OURS, SILENT, describe_failure
 from ..record.schema import FILE, RecordGone, StoreError
 from ..record.store import Limits, Store
+from .disk_budget import DiskBudgets
 from .held import MAX_ACTIONS, Held
 from .precedence import RECORDING, yield_to_others
 
@@ -32,7 +35,8 @@ COMMIT_INTERVAL = 0.25
 """Seconds for which batches are collected, to be written in one transaction. All other entries are written at once."""
 
 MAX_WAITING = 512 * 2**20
-"""Bytes of batches that may wait for the disk. Half of what is free is for any one run; its further batches are not recorded."""
+"""Bytes of batches that may wait for the disk. Half of what is free is for any one run, three quarters for all of
+one key; further batches are not recorded."""
 
 MAX_FACTS = 64 * 2**20
 """Bytes of other facts of one run that may wait while the disk takes nothing."""
@@ -85,6 +89,9 @@ class RecordWriter:
         self._changed = threading.Condition()
         self._runs: dict[str, Held] = {}
         self._waiting_bytes = 0
+        self._waiting_of = Counter[str]()
+        """The same by key."""
+        self.disk = DiskBudgets()
         self._is_urgent = self._is_waiting = False
         self._closing_at: float | None = None
         self._worked_at = float("-inf")
@@ -101,9 +108,10 @@ class RecordWriter:
         self._thread = threading.Thread(target=self._run, name="rankwatch-writer", daemon=True)
         self._thread.start()
 
-    def adopt(self, run: str) -> None:
-        """The run was begun by another collector; call this before anything is queued for it."""
+    def adopt(self, run: str, bound: str = ANY_JOB) -> None:
+        """The run was begun by another collector, by this key; call this before anything is queued for it."""
         with self._changed:
+            self.disk.begin(run, bound)
             self._adopted.add(run)
 
     def append(self, run: str, entries: Sequence[Entry]) -> None:
@@ -111,8 +119,9 @@ class RecordWriter:
         with self._changed:
             held = self._held(run)
             queued = len(held.entries)
-            room = (MAX_WAITING - self._waiting_bytes - held.size) // 2
-            self._waiting_bytes += held.append(entries, room, MAX_FACTS, TOO_SLOW)
+            if entries and isinstance(opened := entries[0].fact, Opened):
+                self.disk.begin(run, opened.bound)
+            self._count(run, held.append(entries, self._room(held), MAX_FACTS, TOO_SLOW))
             if len(held.entries) < queued + len(entries):
                 self._log_overflow(held)
                 self._lost[run] = held.lost.all()
@@ -191,6 +200,17 @@ class RecordWriter:
         for store in self._stores.values():
             _close(store)
 
+    def _room(self, held: Held) -> int:
+        """Bytes of further batches of a run that may wait."""
+        of_key = self._waiting_of[self.disk.key_of(held.run)]
+        others = self._waiting_bytes - of_key
+        return min((MAX_WAITING - self._waiting_bytes - held.size) // 2, (MAX_WAITING - others) * 3 // 4 - of_key)
+
+    def _count(self, run: str, size: int) -> None:
+        """That many bytes more wait for the disk."""
+        self._waiting_bytes += size
+        self._waiting_of[self.disk.key_of(run)] += size
+
     def _held(self, run: str) -> Held:
         if run not in self._runs:
             self._runs[run] = Held(run)
@@ -225,7 +245,7 @@ class RecordWriter:
             held.past = self._past(held.run, why)
             if not why:
                 seqs, freed = held.succeed()
-                self._waiting_bytes -= freed
+                self._count(held.run, -freed)
                 self._stored.setdefault(held.run, {}).update(seqs)
                 self._worked_at = now
             elif held.is_recordless or (self._closing_at is not None and self._is_hopeless(held, now)):
@@ -251,7 +271,7 @@ class RecordWriter:
     def _give_up(self, held: Held, why: str) -> None:
         if held.entries or held.taken:
             log.error("what came last of run %s is not in its record: %s", held.run, why)
-        self._waiting_bytes -= held.give_up(why)
+        self._count(held.run, -held.give_up(why))
         self._tried.pop(held.run, None)
         self._lost[held.run] = held.lost.all()
 
@@ -296,6 +316,7 @@ class RecordWriter:
         if run in self._stores and self._stores[run].is_over:
             _close(self._stores.pop(run))
             self._placed.pop(run, None)
+            self.disk.close(run)
 
     def _open(self, run: str) -> Store:
         """The run's store. Raises RecordGone where it is not the one that has what was stored."""
@@ -308,6 +329,7 @@ class RecordWriter:
                 raise RecordGone(self._folder / run / FILE)
             self._stores[run] = store
             self._place(run, store)
+            self.disk.adopt(run, store.size)
         return self._stores[run]
 
     def _place(self, run: str, store: Store) -> None:
@@ -334,8 +356,10 @@ class RecordWriter:
     def _commit(self, run: str, store: Store, entries: Sequence[Entry], shown: Show | None, before: int = 0) -> None:
         """``before``: how many entries that wait come before these, and are in the file."""
         mark = store.mark
+        store.let_grow(grows=self.disk.may_grow(run, time.monotonic()))
         try:
             headroom = store.write(entries, time.time(), shown, run=run, **self._meta)
+            self.disk.measure(run, store.size)
             if run in self._stores:
                 self._check_place(run)
                 self._place(run, store)

@@ -98,12 +98,8 @@ def test_a_flood_costs_a_bounded_share_and_the_abort_gets_through(
     link.release()
 
 
-def test_a_collector_that_asks_for_everything_again_and_again_gets_it_within_bounds(
-    hostile: Hostile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link_module, "HELLO_INTERVAL", 0.0)
-    monkeypatch.setattr(link_module, "WELCOMES_AT_ONCE", 2.0)
-    link = Link(
+def make_link(hostile: Hostile) -> Link:
+    return Link(
         hostile.connection,
         Identity("train", 0, 0, 1, 0, "host", 100),
         job="train",
@@ -112,6 +108,14 @@ def test_a_collector_that_asks_for_everything_again_and_again_gets_it_within_bou
         device="cpu",
         torch_version="2.13.0",
     )
+
+
+def test_a_collector_that_asks_for_everything_again_and_again_gets_it_within_bounds(
+    hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "HELLO_INTERVAL", 0.0)
+    monkeypatch.setattr(link_module, "WELCOMES_AT_ONCE", 2.0)
+    link = make_link(hostile)
     threading.Thread(target=link.start).start()
     hostile.welcome()
     asked, begun = 1, time.monotonic()
@@ -126,15 +130,7 @@ def test_a_collector_that_asks_for_everything_again_and_again_gets_it_within_bou
 
 
 def test_a_moment_that_is_never_passed_is_looked_at_ever_less_often(hostile: Hostile) -> None:
-    link = Link(
-        hostile.connection,
-        Identity("train", 0, 0, 1, 0, "host", 100),
-        job="train",
-        progress=lambda: (BEGINNING, "idle"),
-        on_abort=lambda abort: None,
-        device="cpu",
-        torch_version="2.13.0",
-    )
+    link = make_link(hostile)
     link._online.set()
     now = time.monotonic()
     link._next_beat, link._probe = now + 1000, BEGINNING

@@ -238,6 +238,20 @@ def test_all_ranks_of_one_key_are_noted_down_within_bounds(monkeypatch: pytest.M
     assert connect(100, GREEDY) is messages.Welcome
 
 
+def test_a_run_that_is_taken_over_counts_for_the_key_that_began_it(few: Desk) -> None:
+    begin(few, 0), begin(few, 1)
+    later = ledger.Ledger(few.options)
+    for name in ("greedy-0", "greedy-0.2"):
+        assert later.restore(name, few.records[name], [], 0.0).bound == GREEDY
+    hello = makers.hello(job=GREEDY, incarnation="greedy2", start="greedy2")
+    for number in range(2):  # a rank of each connects again: neither makes room
+        again = replace(hello, incarnation=f"greedy{number}", start=f"greedy{number}")
+        later.handle(Received(b"%d" % number, again, GREEDY), 0.0)
+    sent = [effect.message for effect in later.handle(Received(b"2", hello, GREEDY), 0.0) if isinstance(effect, Send)]
+    assert isinstance(sent[-1], messages.Error)
+    assert "the most for one key" in sent[-1].text
+
+
 def test_the_tables_of_all_runs_of_a_key_are_held_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "MAX_BYTES", 100 * 1000)
     desk = Desk()

@@ -16,7 +16,7 @@ from rankwatch.shared.frame import NO_STAGE
 from rankwatch_monitor.decide import replicas as replicas_module
 from rankwatch_monitor.decide.desync import Compared, Desync
 from rankwatch_monitor.decide.findings import in_order
-from rankwatch_monitor.decide.lockstep import MAX_ROUNDS
+from rankwatch_monitor.decide.lockstep import MAX_ROUNDS, Memory
 from rankwatch_monitor.decide.replicas import ReplicaWatch
 
 SLOTS = 4
@@ -342,6 +342,29 @@ def test_a_hostile_rank_cannot_make_the_collector_grow(monkeypatch: pytest.Monke
     assert peak < 12 << 20
     assert len(job.watch._layouts) <= 1 + replicas_module.TABLES_OF_RANK
     assert max(map(len, job.watch._locksteps_of.values())) <= replicas_module.GROUPS_OF_RANK
+
+
+def test_all_runs_of_a_key_hold_rounds_and_tables_within_bounds() -> None:
+    rounds, rows = Memory(20_000), Memory(100)
+
+    def begin() -> ReplicaWatch:
+        return ReplicaWatch(2, lambda rank: ("", ""), (rounds, rows))
+
+    def ahead(watch: ReplicaWatch) -> str:
+        of = table(40, mesh(2), names=[f"{id(watch)}-{row}" for row in range(40)])
+        refusal = watch.take_table(0, of)
+        for step in range(50):
+            watch.take(0, NO_STAGE, Fingerprint(of.id, step, 0, step, ALL_ROWS, False, False, True, packed(range(40))))
+        return refusal
+
+    watches = [begin() for _ in range(3)]
+    assert [ahead(watch).endswith("no room for 40 more") for watch in watches] == [False, False, True]
+    assert 18_000 < rounds.held < 22_000
+    assert rows.held == 80
+    for watch in watches:
+        watch.end()
+        watch.forget()
+    assert (rounds.held, rows.held) == (0, 0)
 
 
 def test_a_table_that_is_too_large_is_refused_and_asked_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

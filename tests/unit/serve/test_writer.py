@@ -20,8 +20,10 @@ import records
 from collectors import until
 from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable, pack
+from rankwatch_monitor.decide import budget
 from rankwatch_monitor.decide.gaps import Gap, describe_gap
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Entry, Opened, Trained
+from rankwatch_monitor.record import store as store_module
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.runs import RunRow, folders, is_unfinished, read_row
 from rankwatch_monitor.record.schema import FILE, StoreError
@@ -314,6 +316,50 @@ def test_a_disk_that_is_too_slow_loses_only_batches(
     bench.recorder.append("train-0", trained(50))
     bench.await_stored("train-0", 51)
     assert bench.recorded()[-1] == 50  # batches are recorded again as soon as there is room
+
+
+def test_batches_of_one_key_leave_room_for_those_of_another(
+    bench: Bench, hold: Callable[[], tuple[threading.Event, threading.Event]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 9 * TABLE.rows
+    monkeypatch.setattr(recorders, "MAX_WAITING", 40 * size)
+    begun, go_on = hold()
+    bench.recorder.append("train-0", [OPENED])
+    assert begun.wait(SOON)
+    for number in range(20):
+        opened = Entry(0.0, NO_RANK, Opened("greedy", number, 1, bound="greedy"))
+        bench.recorder.append(f"greedy-{number}", [opened, *trained(*range(20))])
+    assert bench.recorder.unwritten == 30 * size
+    bench.recorder.append("train-0", trained(*range(5)))
+    go_on.set()
+    bench.await_stored("train-0", 5)
+    assert bench.recorded() == [0, 1, 2, 3, 4]
+
+
+def test_records_of_a_key_that_has_filled_its_share_of_the_disk_drop_their_oldest(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(budget, "DISK_AT_ONCE", 1 << 19)
+    monkeypatch.setattr(budget, "DISK_PER_SECOND", 0.0)
+    monkeypatch.setattr(store_module, "SEGMENT", 64)
+    monkeypatch.setattr(store_module, "LEAST", 8192)
+    monkeypatch.setattr(recorders, "COMMIT_INTERVAL", 0.0)
+
+    def train(run: str, bound: str, batches: int) -> list[int]:
+        bench.recorder.append(run, [Entry(0.0, NO_RANK, Opened(run, 0, 1, bound=bound))])
+        for first in range(0, batches, 200):
+            bench.recorder.append(run, trained(*range(first, first + 200)))
+            bench.await_stored(run, first + 200)
+        bench.recorder.append(run, [Entry(0.0, NO_RANK, Closed())])
+        return bench.recorded(run)
+
+    greedy = [train(f"greedy-{number}", "greedy", 4000) for number in range(2)]
+    assert [batches[-1] for batches in greedy] == [3999] * 2
+    assert 500 < len(greedy[0]) < 3500
+    assert len(greedy[1]) < 400
+    assert train("llama-0", "llama", 1000) == list(range(1000))
+    (line,) = [line for line in caplog.messages if "share of the disk" in line]
+    assert line.startswith("the runs of the key of job greedy have filled its share of the disk")
 
 
 def test_other_files_are_written_after_the_entries_before_them_even_if_one_fails(
