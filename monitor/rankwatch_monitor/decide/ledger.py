@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared import messages, wire
+from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.identity import safe_name
 
 from .budget import LINES_AT_ONCE, MAX_RUNS, WORDS_OVERHEAD, Budget
@@ -19,8 +22,17 @@ from .options import Options
 from .report import RankState
 from .run import Run
 
+RUNS_AT_ONCE, LOOK_AFTER = 64, 0.0005
+"""A run takes 20 us to look at. Of more runs than this only so many are looked at before the next message; and each again after
+this many seconds for each run, so that 1,024 runs take a twentieth of the collector's time."""
+
 KEPT_RUNS = 16
 """Runs of one key that are over and stay in memory, to answer ranks that come back; their records are on disk."""
+
+
+KNOWN_NAMES = 4096
+
+Kind: TypeAlias = tuple[str, int]
 
 
 class Received(NamedTuple):
@@ -97,6 +109,9 @@ class Ledger:
         self._options = options
         self._claim = claim
         self._peers: dict[bytes, tuple[Run, int]] = {}
+        self._alike = defaultdict[Kind, list[Run]](list)
+        self._names = BoundedDict[str, int](KNOWN_NAMES)
+        """How many runs have had a name, but for its last number: a search from the first one would take ever longer."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """The effects of one event at ``now``, in seconds of any clock that does not run backwards."""
@@ -120,12 +135,14 @@ class Ledger:
                 run.disconnected(rank, event.peer, now)
             return []
         effects: list[Effect] = []
+        if isinstance(event, Tick):
+            for run in self._due(now):
+                effects += run.tick(now)
+            return effects
         for run in self.runs.values():
             if run.over:
                 continue
-            if isinstance(event, Tick):
-                effects += run.tick(now)
-            elif isinstance(event, JobEnded):  # of another command's ranks, only the collector ends
+            if isinstance(event, JobEnded):  # of another command's ranks, only the collector ends
                 effects += run.end_job(event if run.is_own else JobEnded(None), now)
             elif not run.is_own:
                 continue
@@ -134,6 +151,15 @@ class Ledger:
             else:
                 run.interrupt_job(event, now)
         return effects
+
+    def _due(self, now: float) -> list[Run]:
+        """The runs for which time is to pass: of many only some at once, those first that have waited longest."""
+        live = [run for run in self.runs.values() if not run.over]
+        if len(live) > RUNS_AT_ONCE:
+            pause = len(live) * LOOK_AFTER
+            waiting = (run for run in live if now - run.ticked_at >= pause)
+            live = heapq.nsmallest(RUNS_AT_ONCE, waiting, key=attrgetter("ticked_at"))
+        return live
 
     def take_journals(self) -> list[tuple[str, list[Entry]]]:
         """By run, the entries since the last call, to be recorded; ``Stored`` says when they are. Forgets old runs."""
@@ -157,9 +183,13 @@ class Ledger:
         for entry in entries:
             run.replay(entry)
         run.resume(progress, now)
-        self.runs[name] = run
+        self._add(name, run)
         self._note_successors(run)
         return run
+
+    def _add(self, name: str, run: Run) -> None:
+        self.runs[name] = run
+        self._alike[_kind_of(run.opened)].append(run)
 
     def _forget_old_runs(self) -> None:
         over = defaultdict[str, list[str]](list)
@@ -168,6 +198,10 @@ class Ledger:
                 over[run.bound].append(name)
         for name in [name for names in over.values() for name in names[:-KEPT_RUNS]]:
             run = self.runs.pop(name)
+            kind = _kind_of(run.opened)
+            self._alike[kind].remove(run)
+            if not self._alike[kind]:
+                del self._alike[kind]
             for rank in run.ranks.values():
                 if self._peers.get(rank.peer, (None,))[0] is run:
                     del self._peers[rank.peer]
@@ -290,8 +324,7 @@ class Ledger:
 
     def _run_of(self, hello: messages.Hello, now: float) -> Run | None:
         """The run this rank belongs to; None: it begins a new one."""
-        key = _key_of(hello)
-        alike = [run for run in self.runs.values() if _key_of(run.opened) == key]
+        alike = [run for run in self._alike.get(_kind_of(hello), ()) if _key_of(run.opened) == _key_of(hello)]
         for known in alike:
             rank = known.ranks.get(hello.rank)
             if rank is not None and rank.hello.incarnation == hello.incarnation:
@@ -331,20 +364,28 @@ class Ledger:
     def _open(self, hello: messages.Hello, bound: str) -> Run:
         number = f".{hello.model + 1}" if hello.model else ""
         base = f"{safe_name(hello.job)}{number}-{hello.restart}"
-        name, attempt = base, 1
+        attempt = self._names.get(base, 0) + 1
+        name = base if attempt == 1 else f"{base}.{attempt}"
         while name in self.runs or not self._claim(name):
             attempt += 1
             name = f"{base}.{attempt}"
         opened = Opened(hello.job, hello.restart, hello.world_size, hello.start, hello.model, bound)
-        run = self.runs[name] = Run(name, opened, self._options, budget=self._budgets[bound])
+        self._names[base] = attempt
+        run = Run(name, opened, self._options, budget=self._budgets[bound])
+        self._add(name, run)
         return run
 
     def _note_successors(self, run: Run) -> None:
         """Of two runs of one job, the one whose processes are older is told of the other one."""
-        for other in self.runs.values():
-            if other is not run and not other.over and (other.job, other.opened.model) == (run.job, run.opened.model):
+        for other in self._alike[_kind_of(run.opened)]:
+            if other is not run and not other.over:
                 older, newer = (run, other) if run.born_at < other.born_at else (other, run)
                 older.successor = newer.id
+
+
+def _kind_of(who: messages.Hello | Opened) -> Kind:
+    """What successive runs of a job have in common."""
+    return who.job, who.model
 
 
 def _key_of(who: messages.Hello | Opened) -> tuple[str, int, int, int]:

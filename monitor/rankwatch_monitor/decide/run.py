@@ -187,6 +187,7 @@ class Run(RunEnd):
 
     def tick(self, now: float) -> Iterator[Effect]:
         """Time has passed."""
+        self.ticked_at = now
         if now - self._looked_at >= self.options.heartbeat / 4:
             self._looked_at = now
             yield from self._look_for_lost(now)

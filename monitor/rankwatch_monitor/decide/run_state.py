@@ -70,6 +70,8 @@ class RunState:
     """A run of the same job that began later; empty: none is known."""
     is_own: bool = False
     """Whether a rank of it was started by the command that this collector was started for, if it was started for one."""
+    ticked_at: float = field(default=float("-inf"), repr=False)
+    """When time passed for it last."""
     _ending: Ending = field(default_factory=Ending)
     _election: Election = field(init=False)
     _silence: Silence = field(init=False)

@@ -14,7 +14,8 @@ from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide import budget, ledger, tables
 from rankwatch_monitor.decide.effects import Note, Send
 from rankwatch_monitor.decide.journal import Left, Trained
-from rankwatch_monitor.decide.ledger import Disconnected, Malformed, Received
+from rankwatch_monitor.decide.ledger import Disconnected, Malformed, Received, Tick
+from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import RankRows, RankState
 
 GREEDY, OTHER = "greedy", "llama"
@@ -282,3 +283,37 @@ def test_the_tables_of_all_runs_of_a_key_are_held_within_bounds(monkeypatch: pyt
     for number in range(2):
         desk.handle(Received(f"{GREEDY}{number}".encode(), messages.Bye(100, "finished", ""), GREEDY))
     assert room.held == 0
+
+
+def test_many_runs_are_looked_at_some_by_some_and_each_in_its_turn() -> None:
+    desk = Desk()
+    number = 4 * ledger.RUNS_AT_ONCE
+    for each in range(number):
+        begin(desk, each)
+    runs = list(desk.ledger.runs.values())
+    pause = number * ledger.LOOK_AFTER
+    for _ in range(3):
+        desk.now += pause
+        looked_at = []
+        for _ in range(6):
+            before = [run.ticked_at for run in runs]
+            desk.handle(Tick())
+            looked_at.append(sum(run.ticked_at != at for run, at in zip(runs, before, strict=True)))
+        assert looked_at == [ledger.RUNS_AT_ONCE] * 4 + [0, 0]
+        assert {run.ticked_at for run in runs} == {desk.now}
+
+
+def test_a_name_that_many_runs_had_is_not_searched_for_from_the_first_one_on() -> None:
+    asked: list[str] = []
+
+    def claim(name: str) -> bool:
+        asked.append(name)
+        return True
+
+    begun = ledger.Ledger(Options(), claim)
+    for number in range(100):
+        hello = makers.hello(job=GREEDY, incarnation=f"{number}", start=f"{number}")
+        begun.handle(Received(b"%d" % number, hello, GREEDY), 0.0)
+        begun.handle(Received(b"%d" % number, messages.Bye(1, "finished", ""), GREEDY), 0.0)
+        begun.take_journals()
+    assert asked == ["greedy-0", *(f"greedy-0.{number}" for number in range(2, 101))]
