@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import NamedTuple, TypeAlias
 
 import zmq
@@ -43,6 +43,9 @@ class Inbox:
         """The peer behind each connection's file descriptor."""
         self._reused: Counter[int] = Counter()
         """Descriptors that belong to a new connection, while the end of the earlier one is not reported yet."""
+        self._gone: deque[int] = deque()
+        """Descriptors whose connections have ended. What their peers had sent is in the socket by then, and comes first."""
+        self._ends: deque[Ended] = deque()
         self._put_back: Letter | None = None
         self._looked_at = 0.0
 
@@ -55,7 +58,7 @@ class Inbox:
             self._looked_at = now
             self._socket.getsockopt(zmq.EVENTS)
         try:
-            peer = self._socket.recv(zmq.NOBLOCK)
+            peer = self._receive_peer()
         except zmq.Again:
             return self._next_end()
         part = self._socket.recv(copy=False)  # a ROUTER puts the peer before each message, which has at least one part
@@ -87,15 +90,32 @@ class Inbox:
         self._put_back = letter
         return Ended(before)
 
+    def _receive_peer(self) -> bytes:
+        """The peer of the next message. Raises zmq.Again when there is none, also after the ends of connections were read.
+
+        A peer may send, and end, between a look into the socket and a look at the ends. If its message were taken after its end,
+        its descriptor would stay its own, and the end of the next connection with this descriptor would be taken for its end.
+        """
+        try:
+            return self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            while (descriptor := sockets.next_disconnection(self._monitor)) is not None:
+                self._gone.append(descriptor)
+            if not self._gone:
+                raise
+            return self._socket.recv(zmq.NOBLOCK)
+
     def _next_end(self) -> Ended | None:
-        while (descriptor := sockets.next_disconnection(self._monitor)) is not None:
+        """Call this when all that the peers of ``_gone`` had sent was taken."""
+        while self._gone:
+            descriptor = self._gone.popleft()
             if self._reused[descriptor]:
                 self._reused[descriptor] -= 1
             elif descriptor in self._peers:
                 peer = self._peers.pop(descriptor)
                 self._keys.pop(peer, None)
-                return Ended(peer)
-        return None
+                self._ends.append(Ended(peer))
+        return self._ends.popleft() if self._ends else None
 
 
 def _key_of(part: zmq.Frame) -> str:
