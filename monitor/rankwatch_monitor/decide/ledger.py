@@ -29,8 +29,8 @@ this many seconds for each run, so that 1,024 runs take a twentieth of the colle
 KEPT_RUNS = 16
 """Runs of one key that are over and stay in memory, to answer ranks that come back; their records are on disk."""
 
-
 KNOWN_NAMES = 4096
+"""Names whose last number is remembered; of any other name, the free number is searched for."""
 
 Kind: TypeAlias = tuple[str, int]
 
@@ -111,7 +111,7 @@ class Ledger:
         self._peers: dict[bytes, tuple[Run, int]] = {}
         self._alike = defaultdict[Kind, list[Run]](list)
         self._names = BoundedDict[str, int](KNOWN_NAMES)
-        """How many runs have had a name, but for its last number: a search from the first one would take ever longer."""
+        """The last number that a run of this name got: a search from the first one would take ever longer."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """The effects of one event at ``now``, in seconds of any clock that does not run backwards."""

@@ -23,8 +23,8 @@ class At(NamedTuple):
 
 
 class Memory:
-    """What a run holds together, or all runs of a key: of rounds bytes, and while it is full, no further round begins and none
-    takes more; of tables rows.
+    """What one run holds, or all runs of a key: bytes of rounds, or rows of tables. While the bytes are full, no further round
+    begins and none takes more.
 
     Args:
         most: bytes, or rows.

@@ -64,22 +64,23 @@ class ReplicaWatch:
     """
     Args:
         locate: returns the host and the GPU of a rank.
-        of_key: what the rounds and the tables of all runs of one key hold.
+        rounds, rows: what the rounds and the tables of all runs of one key hold.
     """
 
     def __init__(
         self,
         world_size: int,
         locate: Callable[[int], tuple[str, str]],
-        of_key: tuple[Memory | None, Memory | None] = (None, None),
+        rounds: Memory | None = None,
+        rows: Memory | None = None,
     ) -> None:
         self.findings = DesyncFindings(locate)
         self.compared: Compared | None = None
         """What was compared, as the journal has it."""
         self._world_size = world_size
         self._gone: set[int] = set()
-        self._memory = Memory(HELD_AT_LEAST + HELD_FOR_EACH_RANK * world_size, of_key[0])
-        self._rows = Memory(MAX_ROWS, of_key[1])
+        self._memory = Memory(HELD_AT_LEAST + HELD_FOR_EACH_RANK * world_size, rounds)
+        self._rows = Memory(MAX_ROWS, rows)
         self._layouts: dict[str, TableLayout] = {}
         self._tables_of: dict[int, list[str]] = {}
         self._seats: dict[tuple[int, str], Seat] = {}

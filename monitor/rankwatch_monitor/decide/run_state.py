@@ -104,7 +104,7 @@ class RunState:
         self._election = Election(self.world_size, self.options.decision_window)
         self._silence = Silence(self.options.lost_after, self.options.cut_off_after, self.options.return_window)
         self._stalls = StallWatch(self.options.stall_after)
-        self._replicas = ReplicaWatch(self.world_size, self._locate, (self.budget.rounds, self.budget.rows))
+        self._replicas = ReplicaWatch(self.world_size, self._locate, self.budget.rounds, self.budget.rows)
         self._tables = FrameTables(self.budget.tables)
         self._abort = AbortDelivery(self.options.abort_repeat, self.options.acknowledge_window)
         self._holding = Holding(self.options.hold_limit)

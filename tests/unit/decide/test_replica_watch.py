@@ -348,7 +348,7 @@ def test_all_runs_of_a_key_hold_rounds_and_tables_within_bounds() -> None:
     rounds, rows = Memory(20_000), Memory(100)
 
     def begin() -> ReplicaWatch:
-        return ReplicaWatch(2, lambda rank: ("", ""), (rounds, rows))
+        return ReplicaWatch(2, lambda rank: ("", ""), rounds, rows)
 
     def ahead(watch: ReplicaWatch) -> str:
         of = table(40, mesh(2), names=[f"{id(watch)}-{row}" for row in range(40)])
