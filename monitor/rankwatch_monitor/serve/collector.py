@@ -42,7 +42,6 @@ from .credentials import Credentials
 from .decoder import DecoderThread, decode
 from .inbox import Ended, Inbox, Item, Letter
 from .metrics.meters import LoopCounts, Meters
-from .precedence import DECIDING, yield_to_others
 from .publisher import Publisher
 from .run_folder import RunsFolder
 from .turns import Turns, is_long
@@ -180,7 +179,6 @@ class Collector:
 
     def serve(self) -> None:
         """Receives messages and performs effects until ``stop`` is called; then ends every run that is under way."""
-        yield_to_others(DECIDING)
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
