@@ -29,7 +29,7 @@ FOLDER = Path(__file__).resolve().parent / "corpus"
 
 ONE_OF_EACH: list[messages.Message] = [
     makers.hello(1, 2),
-    messages.Welcome("train-0", 1.0, 2.0, 7, "/runs/train-0"),
+    messages.Welcome("train-0", 1.0, 2.0, 7, "/runs/train-0", "head"),
     messages.Table(makers.table()),
     messages.Batch(4, makers.summary(149)),
     messages.Tripped(5, makers.trip(root_inputs=(makers.reading("input[0]"),), loss_scale=1024.0)),
@@ -42,6 +42,8 @@ ONE_OF_EACH: list[messages.Message] = [
     messages.Probe(makers.moment(3, 0, 17)),
     messages.Abort("rank 1 of 2", 1, 1000.0, 10.0, 300.0),
     messages.Stay(300.0),
+    messages.Listen("train-0", 3, "b1"),
+    messages.End("b1"),
     messages.Ack(9, abort=True),
     messages.Bye(10, "failed", "KeyError: 'x'", makers.moment(3, 0, 17)),
     messages.Error("no", "hello"),

@@ -169,7 +169,10 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
     ("library", "home"),
     [
         ("msgpack", "shared.wire"),
-        ("zmq", "shared.sockets tell.link tell.reception serve.inbox serve.collector serve.control doctor.reach"),
+        (
+            "zmq",
+            "shared.sockets tell.link tell.reception tell.stand_in serve.inbox serve.collector serve.control doctor.reach",
+        ),
         ("starlette", "views.ui.server"),
         ("uvicorn", "views.ui.server"),
         ("sqlite3", "record.schema record.store record.reader record.sound record.disk"),

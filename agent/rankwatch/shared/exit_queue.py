@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .exit_event import ExitEvent, realtime_libraries
+from .native_call import exit_call, realtime_libraries
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class ExitQueue:
         descriptor = self._c.mq_open(path, flags, 0o600, ctypes.byref(_Attributes(0, 1, 1)))
         if descriptor >= 0:
             self._c.mq_unlink(path)
-        if descriptor < 0 or self._c.mq_notify(descriptor, ctypes.byref(ExitEvent())) != 0:
+        if descriptor < 0 or self._c.mq_notify(descriptor, ctypes.byref(exit_call())) != 0:
             log.debug("no queue to be ended by: %s", os.strerror(ctypes.get_errno()))
             self._c = None
             if descriptor >= 0:
@@ -65,17 +65,31 @@ class ExitQueue:
 
 def end_process(pid: int, name: str) -> bool:
     """Ends the process of this number that has the queue of this name; returns whether there is one."""
-    c = _library()
-    with suppress(OSError):
-        for entry in Path(f"/proc/{pid}/fd").iterdir() if c is not None else ():
-            with suppress(OSError):  # it may be closed meanwhile
-                if os.readlink(entry).partition(" ")[0] == _path(name).decode():
-                    descriptor = os.open(entry, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                    try:
-                        return bool(c.mq_send(descriptor, b"\0", 1, 0) == 0)
-                    finally:
-                        os.close(descriptor)
+    c, entry = _library(), _find(pid, name)
+    if c is None or entry is None:
+        return False
+    with suppress(OSError):  # it may be closed meanwhile
+        descriptor = os.open(entry, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return bool(c.mq_send(descriptor, b"\0", 1, 0) == 0)
+        finally:
+            os.close(descriptor)
     return False
+
+
+def has_queue(pid: int, name: str) -> bool:
+    """Whether the process of this number lives and has the queue of this name."""
+    return _find(pid, name) is not None
+
+
+def _find(pid: int, name: str) -> Path | None:
+    """The queue among the open files of a process."""
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if os.readlink(entry).partition(" ")[0] == _path(name).decode():
+                    return entry
+    return None
 
 
 def _path(name: str) -> bytes:

@@ -52,7 +52,7 @@ class Welcome:
     """Collector to rank: its run, the run's intervals in seconds, and the last sequence number that is in the record.
 
     ``folder`` is the absolute path of the run's folder on the collector's host. A rank on another host may not see it, or may
-    see another folder there: the run's has the file ``run.db``.
+    see another folder there: the run's has the file ``run.db``. ``host`` is the collector's, where it ends deaf ranks by itself.
     """
 
     run: str
@@ -60,6 +60,7 @@ class Welcome:
     decision_window: float
     seq: int
     folder: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,22 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
+class Listen:
+    """Stand-in of a rank to collector, again and again: the rank's link does not turn, since something keeps its GIL."""
+
+    run: str
+    rank: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Collector to a rank's stand-in: the grace of an abort that the rank does not hear is over; end its process."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ack:
     """Collector to rank: all messages up to ``seq`` are in the record. Rank to collector (``abort``): the ABORT arrived."""
 
@@ -249,6 +266,8 @@ Message: TypeAlias = (
     | Probe
     | Abort
     | Stay
+    | Listen
+    | End
     | Ack
     | Bye
     | Error

@@ -1,34 +1,16 @@
-"""Ends this process at a moment, with exit code 77, even if a C extension keeps the GIL: the C library's ``_exit`` is called.
-
-A POSIX timer calls ``_exit(77)`` in a thread of the C library, which runs no Python. A forked child inherits no timer.
-"""
+"""Ends this process at a moment, with exit code 77, even if a C extension keeps the GIL: the C library's ``_exit`` is called."""
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
-import time
 from contextlib import suppress
-from typing import Any
 
-from ..shared.exit_event import ExitEvent, realtime_libraries
+from ..shared.native_call import exit_call
+from .native_timer import NativeTimer
 
 _STDERR = 2  # sys.stderr may have been replaced by something without a file descriptor
 _AGAIN = 1.0
 """Seconds until the timer tries again, if the C library had no memory for its thread."""
-
-
-class _Time(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-    @classmethod
-    def of(cls, seconds: float) -> _Time:
-        whole, part = divmod(max(seconds, 1e-9), 1.0)  # 0 would stop the timer
-        return cls(int(whole), int(part * 1e9))
-
-
-class _Setting(ctypes.Structure):
-    _fields_ = (("interval", _Time), ("value", _Time))
 
 
 class ExitTimer:
@@ -38,28 +20,19 @@ class ExitTimer:
     """
 
     def __init__(self) -> None:
-        self._c, self._timer = _make()
+        self._timer: NativeTimer | None = None
+        with suppress(OSError, AttributeError):
+            self._timer = NativeTimer(exit_call())
 
     def set(self, seconds: float) -> None:
         """Fires in ``seconds`` from now."""
         if self._timer is None:
             faulthandler.dump_traceback_later(max(seconds, 0.001), exit=True, file=_STDERR)
         else:
-            setting = _Setting(_Time.of(_AGAIN), _Time.of(seconds))
-            self._c.timer_settime(self._timer, 0, ctypes.byref(setting), None)
+            self._timer.set(seconds, _AGAIN)
 
     def cancel(self) -> None:
         if self._timer is None:
             faulthandler.cancel_dump_traceback_later()
         else:
-            self._c.timer_settime(self._timer, 0, ctypes.byref(_Setting()), None)
-
-
-def _make() -> tuple[Any, ctypes.c_void_p | None]:
-    """The C library, and a timer that is not set; None: there is no such timer."""
-    for c in realtime_libraries():
-        timer = ctypes.c_void_p()
-        with suppress(OSError, AttributeError):
-            if c.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(ExitEvent()), ctypes.byref(timer)) == 0:
-                return c, timer
-    return None, None
+            self._timer.cancel()

@@ -36,6 +36,7 @@ from .holds import HOLDS
 from .reception import MAX_RECEIVED_BYTES, PAUSE, Reception
 from .reread import ConnectionSource
 from .spool import Spool
+from .stand_in import StandIn
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +167,7 @@ class Link:
         self._has_asked = False  # whether a HELLO has no WELCOME yet
         self._pid = os.getpid()
         self._exit_queue = ExitQueue(self._hello.incarnation)
+        self._stand_in = StandIn()
         self._torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         """The process that started this one and is to end it. Another launcher may end and leave its ranks behind."""
         self._was_held = False
@@ -314,6 +316,7 @@ class Link:
             self._online.clear()
         finally:
             HOLDS.forget(self._wake)
+            self._stand_in.close()
             self._exit_queue.close()
             self._settled.set()
             socket.close(100)  # milliseconds to send what is queued
@@ -346,6 +349,7 @@ class Link:
         self._drain_wake_ups()
         self._reception.receive(socket)
         now = time.monotonic()
+        self._stand_in.turn(now)
         self._pass_on_tuning()
         if not self._online.is_set():
             if self._is_orphaned and self._welcome is not None and not self.refusal:
@@ -457,6 +461,8 @@ class Link:
         self._was_silent = self._has_asked = False
         self.complaint = ""
         self._welcome = welcome
+        if welcome.host not in ("", self._hello.host):
+            self._stand_in.prepare(self._connection, welcome.run, self._hello)
         self._spool.acknowledge(welcome.seq)
         self._spool.sent = welcome.seq
         self._tables_sent.clear()

@@ -28,7 +28,7 @@ class Options:
     ``expects_job_end``: an event will say how the command of the job ended, and no run is over before. ``every``: ranks
     measure one batch of this many (None: as each rank was told). ``launch``: the id of the command that the collector was started
     for; empty: of none. ``room``: how many ranks can connect. ``runs_dir``: the
-    absolute path of the folder of all runs; empty: ranks are not told.
+    absolute path of the folder of all runs, and ``host``: that of the collector; empty: ranks are not told.
     """
 
     heartbeat: float = 1.0
@@ -48,6 +48,7 @@ class Options:
     launch: str = ""
     room: int = data.MAX_RANKS
     runs_dir: str = ""
+    host: str = ""
 
     @property
     def lost_after(self) -> float:

@@ -84,11 +84,17 @@ class Run(RunEnd):
             yield Send(peer, messages.Tune(self.id, self.tuning))  # before WELCOME: the rank's first batch obeys it
         folder = f"{self.options.runs_dir}/{self.id}" if self.options.runs_dir else ""
         known = self.options.heartbeat, self.options.decision_window, rank.stored
-        yield Send(peer, messages.Welcome(self.id, *known, folder))
+        yield Send(peer, messages.Welcome(self.id, *known, folder, self.options.host))
         if self._abort.message is not None:
             yield Send(peer, self._abort.message)
         elif self._election.target is not None:
             yield Send(peer, messages.Probe(self._election.target.moment))
+
+    def take_stand_in(self, rank: Rank, peer: bytes) -> None:
+        """This peer is told when the rank's process is to be ended."""
+        if rank.stand_in != peer:
+            rank.stand_in = peer
+            self._abort.expect_stand_in(rank.number)
 
     def receive(self, number: int, message: messages.Message, now: float, size: int = 0) -> Iterable[Effect]:
         """A rank sent a message of ``size`` bytes; 0: it is not counted."""

@@ -117,7 +117,8 @@ class Collector:
         meters: Meters | None = None,
     ) -> None:
         room = min(options.room, raise_descriptor_limit())
-        options = replace(options, room=room, runs_dir=str(runs.path.resolve()))
+        self._host = printable(socket.gethostname())
+        options = replace(options, room=room, runs_dir=str(runs.path.resolve()), host=self._host)
         self._runs = runs
         self._show_ranks = show_ranks
         self._meters = meters
@@ -362,7 +363,7 @@ class Collector:
             elif isinstance(effect, RecordTrace):
                 self._write(effect.run, partial(self._record_trace, effect))
             elif isinstance(effect, EndProcess):
-                if effect.host == printable(socket.gethostname()) and end_process(effect.pid, effect.incarnation):
+                if effect.host == self._host and end_process(effect.pid, effect.incarnation):
                     log.info("ended process %d", effect.pid)
             elif isinstance(effect, PointLatest):
                 self._write(effect.run, partial(self._runs.point_latest_at, effect.run))

@@ -23,7 +23,7 @@ from rankwatch.shared.tuning import NO_CHANGE, Check, Tuning
 
 MESSAGES: list[messages.Message] = [
     makers.hello(3, 8),
-    messages.Welcome("train-0", 1.0, 2.0, 7, "/runs/train-0"),
+    messages.Welcome("train-0", 1.0, 2.0, 7, "/runs/train-0", "head"),
     messages.Table(makers.table()),
     messages.Table(FrameTable(tuple(makers.frame(phase=phase).spec for phase in Phase))),
     messages.Batch(4, makers.summary(149, traced=True)),
@@ -45,6 +45,8 @@ MESSAGES: list[messages.Message] = [
     messages.Probe(Moment(0, -1, 2, 0)),
     messages.Abort("rank 1 of 2", 1, 1000.0, 10.0, 300.0),
     messages.Stay(300.0),
+    messages.Listen("train-0", 3, "b1"),
+    messages.End("b1"),
     messages.Ack(9, abort=True),
     messages.Bye(10, "failed", "KeyError: 'x'"),
     messages.Error("no", "hello"),
