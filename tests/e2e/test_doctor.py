@@ -228,6 +228,7 @@ def test_a_collector_that_answers(collector: Running, clinic: Clinic, tmp_path: 
     assert collector.collector.ledger.refused == 0
 
 
+@pytest.mark.slow
 def test_a_key_that_is_refused(collector: Running, clinic: Clinic, tmp_path: Path) -> None:
     keys = new_key_pair()
     right = collector.collector.connection

@@ -45,6 +45,7 @@ def test_a_process_that_does_not_come_back_ends_with_77(then: str) -> None:
     assert ("did not come back within 0.2 s" in output) == (then != IN_C)
 
 
+@pytest.mark.slow
 def test_one_that_came_back_lives_on_with_the_timer_of_its_own() -> None:
     start = "deadline = Deadline('rank 1 overflowed', 5, 60); deadline.start()"  # a busy machine may pause it
     own = "faulthandler.dump_traceback_later(7, exit=True)"

@@ -47,6 +47,7 @@ def test_a_collector_that_starts_after_the_training_gets_the_last_summaries(site
     assert (row["dropped"], row["last_batch"], row["state"]) == (6, SPOOL + 5, "finished")
 
 
+@pytest.mark.slow
 def test_a_collector_killed_and_restarted_misses_nothing_and_stops_all_ranks(site: Site) -> None:
     first = site.collect()
     ranks = site.start(2)

@@ -87,6 +87,7 @@ def test_a_rank_that_is_killed_is_counted_as_lost(site: Site) -> None:
     assert scrape(site)["rankwatch_rank_state 1 train-0 lost"] == 1
 
 
+@pytest.mark.slow
 def test_the_metrics_are_well_formed_and_contain_all_that_the_dashboard_queries(site: Site) -> None:
     site.collect("--metrics", "127.0.0.1:0", "--metrics-per-rank")
     (rank,) = site.start(1)

@@ -299,6 +299,7 @@ def test_tune_says_what_was_changed_and_for_how_many_ranks(tmp_path: Path) -> No
         collector.stop()
 
 
+@pytest.mark.slow
 def test_tune_does_not_wait_for_ever_for_a_collector_that_is_gone(tmp_path: Path) -> None:
     collector = Running(tmp_path)
     collector.stop(clean=False)  # its connection file stays

@@ -126,6 +126,7 @@ def test_a_client_that_lies_leaves_the_other_run_alone(collector: Running, hosti
     assert run.report().outcome is Outcome.FINISHED
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_thousands_of_bad_messages(collector: Running, hostile: Hostile) -> None:
     for _ in range(3):  # loads and caches what is needed once
         hostile.send_refused(*REFUSED)

@@ -100,6 +100,7 @@ def test_a_stand_in_is_over_when_its_rank_goes_on_or_is_gone(collector: Running)
         until(lambda: not stand_ins(process.pid))
 
 
+@pytest.mark.slow
 def test_a_rank_on_the_collectors_host_has_none(collector: Running) -> None:
     with rank(collector, gethostname(), 4) as process:
         assert process.stdout.readline() == "trains on\n"

@@ -336,6 +336,7 @@ def test_batches_of_one_key_leave_room_for_those_of_another(
     assert bench.recorded() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_records_of_a_key_that_has_filled_its_share_of_the_disk_drop_their_oldest(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
