@@ -24,6 +24,8 @@ transformers.logging.set_verbosity_error()
 
 SIZES = ("small", "cpu", "cuda")
 """For a smoke test, for steps of a second or two on two cores, and for a busy GPU."""
+EAGER, COMPILED, REDUCED = WAYS = ("eager", "compiled", "reduce-overhead")
+"""How a model is called; the last one is torch.compile's mode of CUDA graphs."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MODES: dict[str, dict[str, Any] | None] = {
     "bare": None,
@@ -33,6 +35,7 @@ MODES: dict[str, dict[str, Any] | None] = {
     "frame": {"check": "frame"},
     "batch": {"check": "batch"},
     "async": {"check": "async"},
+    "gradients": {"gradients": True},
     "every=10": {"every": 10},
     "no guard": {"guard": False},
     "fingerprints=1": {"fingerprints": 1},
@@ -94,7 +97,17 @@ def resnet(size: str) -> Workload:
     return Workload(f"ResNet-50's shape, {rows} x {side} x {side} pixels", lambda: ResNet(width, depths), batch)
 
 
-MODELS: dict[str, Callable[[str], Workload]] = {"t5": t5, "gpt2": gpt2, "resnet": resnet}
+def launches(size: str) -> Workload:
+    """So many small modules that the device waits for the host."""
+    modules, rows, width = {"small": (20, 2, 8), "cpu": (200, 4, 16), "cuda": (2000, 64, 64)}[size]
+
+    def batch() -> dict[str, Tensor]:
+        return {"x": torch.randn(rows, width)}
+
+    return Workload(f"{modules} linear layers of {width}, {rows} rows", lambda: Launches(modules, width), batch)
+
+
+MODELS: dict[str, Callable[[str], Workload]] = {"t5": t5, "gpt2": gpt2, "resnet": resnet, "launches": launches}
 
 
 def _maker(name: str, config: Any) -> Callable[[], nn.Module]:
@@ -103,6 +116,18 @@ def _maker(name: str, config: Any) -> Callable[[], nn.Module]:
         return model
 
     return make
+
+
+class Launches(nn.Module):
+    """One small layer after another; the output is the loss."""
+
+    def __init__(self, modules: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(width, width) for _ in range(modules)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.layers(x).float().square().mean()
+        return loss
 
 
 class Bottleneck(nn.Module):
@@ -174,14 +199,14 @@ class Setting:
     size: str
     device: str
     dtype: str
-    compiled: bool
+    way: str
 
     @property
     def workload(self) -> Workload:
         return MODELS[self.model](self.size)
 
     def __str__(self) -> str:
-        return f"{self.workload.title}, {self.dtype}, {'compiled' if self.compiled else 'eager'}, {self.device}"
+        return f"{self.workload.title}, {self.dtype}, {self.way}, {self.device}"
 
 
 class Trainee:
@@ -210,8 +235,9 @@ class Trainee:
         self._parameters = list(model.parameters())
         self._optimizer = torch.optim.AdamW(self._parameters, lr=1e-5)
         self._guard = open_guard(model, setting, mode)
-        self._call = compiled(model) if setting.compiled else model
-        self._warm_ups = self.period + 2 if setting.compiled else 3  # by then rarely compiled code is compiled too
+        is_compiled = setting.way != EAGER
+        self._call = compiled(model, setting.way) if is_compiled else model
+        self._warm_ups = self.period + 2 if is_compiled else 3  # by then rarely compiled code is compiled too
         self._held = self._allocated() - before
 
     def warm_up(self) -> None:
@@ -275,7 +301,7 @@ def open_guard(model: nn.Module, setting: Setting, mode: str) -> Any:
     """The model's guard in this mode: a watch, the Hugging Face detector, or nothing."""
     arguments = MODES[mode]
     if mode == "hugging face":
-        if setting.compiled:
+        if setting.way != EAGER:
             raise NotAvailable("for eager models only")
         return DebugUnderflowOverflow(model)
     if arguments is None:
@@ -286,14 +312,15 @@ def open_guard(model: nn.Module, setting: Setting, mode: str) -> Any:
     return rankwatch.watch(model, **arguments)
 
 
-def compiled(model: nn.Module) -> Any:
+def compiled(model: nn.Module, way: str) -> Any:
     """The compiled model. Code compiled for one mode must not serve another: by default no guard checks the hooks."""
+    options: dict[str, Any] = {"mode": way} if way == REDUCED else {}
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
-        isolated: dict[str, Any] = {"isolate_recompiles": True}
-        return torch.compile(model, **isolated)
-    torch._dynamo.config.skip_nnmodule_hook_guards = False
-    torch._dynamo.config.cache_size_limit = 8 * len(MODES)
-    return torch.compile(model)
+        options["isolate_recompiles"] = True
+    else:
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
+        torch._dynamo.config.cache_size_limit = 8 * len(MODES)
+    return torch.compile(model, **options)
 
 
 def graphs_made() -> int:

@@ -24,7 +24,8 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
         "gpt2",
         "--dtypes",
         "float32",
-        "--no-compile",
+        "--ways",
+        "eager",
         "--steps",
         "2",
     ]
