@@ -65,10 +65,9 @@ def test_a_rank_on_another_host_that_keeps_the_interpreter_is_ended_after_the_gr
 def test_a_rank_on_another_host_that_keeps_the_interpreter_for_a_while_trains_on(site: Site, hosts: Hosts) -> None:
     site.collect()
     rank, other = site.start(2)
-    rank.tell("keep_interpreter", 12)
-    assert rank.hear() == "kept"
+    assert rank.ask("keep_interpreter_until_told") == "kept"
     until(lambda: site.notes("listen"))
-    assert rank.hear() is None
+    assert (rank.ask("is_connected"), rank.hear()) == (None, True)
     until(lambda: not any("stand_in" in command for command in hosts.running("node0")))
     for each in (rank, other):
         assert each.ask("batches", 3) == 3

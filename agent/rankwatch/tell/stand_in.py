@@ -69,6 +69,7 @@ class StandIn:
             }  # fmt: skip
             os.ftruncate(self._file, COUNT_BYTES)
             os.pwrite(self._file, json.dumps(task).encode(), COUNT_BYTES)
+            self._timer.set(AFTER)  # the GIL may be kept before the link turns again
 
     def turn(self, now: float) -> None:
         """The link's thread turns."""

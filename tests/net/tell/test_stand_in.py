@@ -31,24 +31,25 @@ from rankwatch.shared.frame import BEGINNING
 from rankwatch.shared.identity import Identity
 from rankwatch.tell import stand_in
 from rankwatch.tell.link import Link
-host, seconds = sys.argv[2:]
+host, what = sys.argv[2:]
 stand_in.AFTER, stand_in.TURN = 2.0, 0.1
 link = Link(
     read(Path(sys.argv[1])), Identity("train", 0, 0, 2, 0, host, os.getpid()), job="train",
     progress=lambda: (BEGINNING, "forward"), on_abort=print, device="cpu", torch_version="2.13.0",
 )
 print(link.start(), flush=True)
-ctypes.PyDLL(None).sleep(int(seconds))
-print("trains on", flush=True)
-sys.stdin.readline()
+if what == "keeps its GIL until a byte comes":
+    ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
+print(Path("/proc/self/timers").read_text().count("notify:"), "timers", flush=True)
+sys.stdin.read()
 link.close("finished")
 """
 
 
 @contextmanager
-def rank(collector: Running, host: str, seconds: int, **env: str) -> Iterator[Any]:
-    """The process of a rank that is connected and keeps its GIL for that long."""
-    command = [sys.executable, "-c", RANK, str(collector.folder / "connection.json"), host, str(seconds)]
+def rank(collector: Running, host: str, what: str = "keeps its GIL until a byte comes", **env: str) -> Iterator[Any]:
+    """The process of a rank that is connected."""
+    command = [sys.executable, "-c", RANK, str(collector.folder / "connection.json"), host, what]
     env = environment(**env)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, text=True, env=env, stdin=pipe, stdout=pipe, stderr=pipe) as process:
@@ -79,7 +80,7 @@ def collector(tmp_path: Path) -> Iterator[Running]:
 
 def test_a_rank_that_keeps_its_gil_is_ended_by_its_stand_in(collector: Running, tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path / "a 'folder'; exit"), environment()["PYTHONPATH"]])
-    with rank(collector, "elsewhere", 59, PYTHONPATH=path) as process:
+    with rank(collector, "elsewhere", PYTHONPATH=path) as process:
         trip(collector)
         assert process.wait() == EXIT_ABORTED
         assert process.stderr.read() == "rankwatch: rank 0 is ended: its GIL is kept, and it cannot hear the abort\n"
@@ -88,23 +89,26 @@ def test_a_rank_that_keeps_its_gil_is_ended_by_its_stand_in(collector: Running, 
 
 @pytest.mark.slow
 def test_a_stand_in_is_over_when_its_rank_goes_on_or_is_gone(collector: Running) -> None:
-    with rank(collector, "elsewhere", 6) as process:
+    with rank(collector, "elsewhere") as process:
         until(lambda: stand_ins(process.pid) == 1)
-        assert process.stdout.readline() == "trains on\n"
+        process.stdin.write("go on")
+        process.stdin.flush()
         until(lambda: not stand_ins(process.pid))
-        process.communicate("close\n")
+        assert process.stdout.readline() == "1 timers\n"
+        process.communicate()
         assert process.returncode == 0
-    with rank(collector, "elsewhere", 59) as process:
+    with rank(collector, "elsewhere") as process:
         until(lambda: stand_ins(process.pid) == 1)
         process.kill()
         until(lambda: not stand_ins(process.pid))
 
 
-@pytest.mark.slow
-def test_a_rank_on_the_collectors_host_has_none(collector: Running) -> None:
-    with rank(collector, gethostname(), 4) as process:
-        assert process.stdout.readline() == "trains on\n"
-        assert stand_ins(process.pid) == 0
+@pytest.mark.parametrize("host", [gethostname(), "elsewhere"])
+def test_a_rank_on_the_collectors_host_has_none(collector: Running, host: str) -> None:
+    with rank(collector, host, "trains") as process:
+        assert process.stdout.readline() == f"{int(host == 'elsewhere')} timers\n"
+        process.communicate()
+        assert process.returncode == 0
 
 
 def test_where_the_system_has_no_such_timer_nothing_else_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,8 +127,8 @@ def test_a_stand_in_leaves_nothing_behind() -> None:
     for _ in range(20):
         some = stand_in.StandIn()
         some.prepare(Connection("tcp://head:1", "", "", ""), "train-0", makers.hello())
-        some.turn(1.0)
         assert _timers() == timers + 1
+        some.turn(1.0)
         some.close()
     assert (len(os.listdir("/proc/self/fd")), _timers()) == (files, timers)
 
