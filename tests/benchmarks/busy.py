@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
 
 import makers
 from benchmarks.floods import Victims
-from benchmarks.load import Ranks, batch_messages, collector, quantile
+from benchmarks.load import PROBE_PAUSE, Ranks, batch_messages, collector, quantile
 from rankwatch.shared import connection as connections
 from rankwatch.shared import wire
 from rankwatch.shared.connection import Connection
@@ -82,7 +82,6 @@ class Load(threading.Thread):
         super().__init__()
         self._runs = [Ranks(connection, f"load{number}", 1, range(1)) for number in range(count)]
         self._over = threading.Event()
-        self.beats: list[float] = []
         for run in self._runs:
             run.connect()
         self.start()
@@ -126,7 +125,7 @@ def measure(seconds: float, busy: int, ranks: int, folder: Path) -> dict[str, fl
         connection = connections.read(path)
         victims = opened.enter_context(closing(Victims(path)))
         opened.enter_context(closing(Load(connection, ranks)))
-        probe = Ranks(connection, "probe", 1, range(1))
+        probe = opened.enter_context(closing(Ranks(connection, "probe", 1, range(1))))
         probe.connect()
         beats = []
         until = time.monotonic() + seconds
@@ -134,7 +133,7 @@ def measure(seconds: float, busy: int, ranks: int, folder: Path) -> dict[str, fl
             victims.abort()
             echo.call()
             beats.append(beat(probe))
-            time.sleep(0.05)
+            time.sleep(PROBE_PAUSE)
     found = {"aborts": float(len(beats))}
     for name, took in (("echo", echo.took), ("beat", beats), ("abort", victims.took)):
         found |= {f"{name} p{share}": 1000 * quantile(took, share / 100) for share in (50, 99)}

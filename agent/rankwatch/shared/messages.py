@@ -15,6 +15,9 @@ from .tuning import NO_CHANGE, Tuning
 MAX_START = 64
 """Characters of a start id."""
 
+LISTEN_AFTER = 8.0
+"""Seconds after the last turn of a rank's link, after which its stand-in is started: less than the usual grace of an abort."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -52,7 +55,7 @@ class Welcome:
     """Collector to rank: its run, the run's intervals in seconds, and the last sequence number that is in the record.
 
     ``folder`` is the absolute path of the run's folder on the collector's host. A rank on another host may not see it, or may
-    see another folder there: the run's has the file ``run.db``. ``host`` is the collector's, where it ends deaf ranks by itself.
+    see another folder there: the run's has the file ``run.db``. ``host`` is the collector's host: ranks there need no stand-in.
     """
 
     run: str

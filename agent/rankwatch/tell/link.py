@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket as stdlib_socket
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from ..shared.notice import Notice
 from ..shared.process import age
 from ..shared.room import lack
 from ..shared.sockets import dealer
+from ..shared.wake import Wake
 from .fork import keep_from_children
 from .holds import HOLDS
 from .reception import MAX_RECEIVED_BYTES, PAUSE, Reception
@@ -179,9 +179,7 @@ class Link:
         self._probed_at = 0.0
         self._next_hello = 0.0
         self._next_beat = 0.0
-        self._wake_read, self._wake_write = stdlib_socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._wake_write.setblocking(False)
+        self._wake = Wake()
         self._thread = threading.Thread(target=self._run, name="rankwatch-link", daemon=True)
 
     # --- the training thread's side -----------------------------------------------------------------------------------
@@ -273,14 +271,6 @@ class Link:
         self._spool.append(make, table)
         self._wake()
 
-    def _wake(self) -> None:
-        try:
-            self._wake_write.send(b"\0")
-        except BlockingIOError:
-            pass  # the pipe is full of wake-ups already
-        except OSError:
-            log.debug("the link is closed")
-
     # --- the link's thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -321,8 +311,7 @@ class Link:
             self._settled.set()
             socket.close(100)  # milliseconds to send what is queued
             context.term()
-            self._wake_read.close()
-            self._wake_write.close()
+            self._wake.close()
 
     def _finds_another_collector(self) -> bool:
         now = time.monotonic()
@@ -344,9 +333,9 @@ class Link:
             wait = min(wait, PAUSE)
         else:
             poller.register(socket, zmq.POLLIN)
-        poller.register(self._wake_read, zmq.POLLIN)
+        poller.register(self._wake.reader, zmq.POLLIN)
         poller.poll(max(0, math.ceil(1000 * wait)))
-        self._drain_wake_ups()
+        self._wake.drain()
         self._reception.receive(socket)
         now = time.monotonic()
         self._stand_in.turn(now)
@@ -375,13 +364,6 @@ class Link:
             now = time.monotonic()
             return min(self._next_beat, now + max(PROBE_INTERVAL, PROBE_SHARE * (now - self._probed_at)))
         return self._next_beat
-
-    def _drain_wake_ups(self) -> None:
-        try:
-            while self._wake_read.recv(4096):
-                pass
-        except BlockingIOError:
-            return
 
     @property
     def _heartbeat(self) -> float:

@@ -1,9 +1,9 @@
 """The process that hears, in a rank's place, that the rank is to be ended: for ranks whose C extension keeps the GIL.
 
 A collector on the rank's host needs none. On any other host, a timer of the kernel starts this process once the link's thread
-has not turned for ``AFTER`` seconds. It says LISTEN, and on END it ends the rank by its queue (``exit_queue.py``). It is over
-when the link turns again, and when the rank's process is gone. Its rank gives it a file in memory, which it reads from stdin:
-8 bytes that change with the link's turns, and then its task.
+has not turned for ``LISTEN_AFTER`` seconds. It says LISTEN, and on END it ends the rank by the rank's queue (``exit_queue.py``).
+It is over when the link turns again, and when the rank's process is gone. Its stdin is a file in memory, from the rank: 8 bytes
+that change as the link turns, and then its task.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from ..shared import connection as connections
 from ..shared import messages, wire
 from ..shared.connection import Connection
 from ..shared.exit_queue import end_process, has_queue
+from ..shared.messages import LISTEN_AFTER
 from ..shared.native_call import NativeCall
 from ..shared.sockets import dealer
 from .native_timer import NativeTimer
 
 log = logging.getLogger(__name__)
-
-AFTER = 8.0
-"""Seconds; less than the usual grace of an abort."""
 
 TURN = 1.0
 """Seconds in which the link is counted as turning once, however often it does; and between two LISTENs."""
@@ -59,6 +57,7 @@ class StandIn:
         """From now on, a process may be started that stands in for this rank of this run."""
         with suppress(OSError, AttributeError):
             if self._timer is None:
+                self.close()  # an attempt that failed
                 self._file = os.memfd_create("rankwatch-stand-in")
                 command = ctypes.create_string_buffer(_command(os.getpid(), self._file).encode())
                 _commands.append(command)
@@ -69,7 +68,7 @@ class StandIn:
             }  # fmt: skip
             os.ftruncate(self._file, COUNT_BYTES)
             os.pwrite(self._file, json.dumps(task).encode(), COUNT_BYTES)
-            self._timer.set(AFTER)  # the GIL may be kept before the link turns again
+            self._timer.set(LISTEN_AFTER)  # the GIL may be kept before the link turns again
 
     def turn(self, now: float) -> None:
         """The link's thread turns."""
@@ -77,7 +76,7 @@ class StandIn:
             return
         self._turns, self._next = self._turns + 1, now + TURN
         os.pwrite(self._file, self._turns.to_bytes(COUNT_BYTES, "little"), 0)
-        self._timer.set(AFTER)
+        self._timer.set(LISTEN_AFTER)
 
     def close(self) -> None:
         """From now on no process is started."""
@@ -115,7 +114,7 @@ def stand_in(file: int) -> None:
 def _is_end(data: bytes, incarnation: str) -> bool:
     try:
         return wire.decode(data) == messages.End(incarnation)
-    except ProtocolError:
+    except ProtocolError:  # from a newer collector, say: it is no END
         return False
 
 

@@ -27,8 +27,8 @@ class Options:
     ``stall_after`` (0: stalls are not looked for). ``abort_on_desync``: whether replicas that must be equal and are not do.
     ``expects_job_end``: an event will say how the command of the job ended, and no run is over before. ``every``: ranks
     measure one batch of this many (None: as each rank was told). ``launch``: the id of the command that the collector was started
-    for; empty: of none. ``room``: how many ranks can connect. ``runs_dir``: the
-    absolute path of the folder of all runs, and ``host``: that of the collector; empty: ranks are not told.
+    for; empty: of none. ``room``: how many ranks can connect. ``runs_dir``: the absolute path of the folder of all runs.
+    ``host``: the collector's. Where one of these two is empty, ranks are not told it.
     """
 
     heartbeat: float = 1.0

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import zmq
 from rankwatch.shared import data, messages, sockets, wire
 from rankwatch.shared.exit_queue import end_process
 from rankwatch.shared.printable import printable
+from rankwatch.shared.wake import Wake
 
 from ..decide.effects import Effect, EndProcess, IssueKey, Note, PointLatest, Publish, RecordTrace, Send, SendAll, Show
 from ..decide.journal import JobEnded, JobInterrupted
@@ -146,11 +147,8 @@ class Collector:
             opened.callback(self._inbox.close)
             bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
             self.connection = self._keys.publish(self.address, f"{wanted.rpartition(':')[0]}:{bound}", job)
-            self._wake_read, self._wake_write = socket.socketpair()
-            opened.callback(self._wake_write.close)
-            opened.callback(self._wake_read.close)
-            self._wake_read.setblocking(False)
-            self._wake_write.setblocking(False)
+            self._wake = Wake()
+            opened.callback(self._wake.close)
             self._decoder = DecoderThread(self._wake)
             opened.callback(self._decoder.close)
             name = self._keys.server.public or self.address
@@ -182,7 +180,7 @@ class Collector:
         """Receives messages and performs effects until ``stop`` is called; then ends every run that is under way."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake_read, zmq.POLLIN)
+        poller.register(self._wake.reader, zmq.POLLIN)
         while not self._stop.is_set():
             self._turn(poller)
         if self._job_ended is not None and self._job_ended.exit_code:
@@ -389,8 +387,7 @@ class Collector:
     def _record(self) -> None:
         """Hands new entries to the writer, and tells the ledger what is stored by now."""
         self._hand_over_entries()
-        with suppress(BlockingIOError):
-            self._wake_read.recv(4096)
+        self._wake.drain()
         for run, gaps in self._writer.lost().items():
             self._perform(Unrecorded(run, gaps))
         for run, seqs in self._writer.stored().items():
@@ -410,11 +407,6 @@ class Collector:
     def _hand_over_entries(self) -> None:
         for run, entries in self.ledger.take_journals():
             self._writer.append(run, entries)
-
-    def _wake(self) -> None:
-        """Ends the loop's poll. Callable from any thread."""
-        with suppress(OSError):  # full: the loop is about to wake up
-            self._wake_write.send(b"\0")
 
     def _count(self) -> None:
         if self._meters is not None:

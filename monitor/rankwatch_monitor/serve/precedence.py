@@ -1,6 +1,6 @@
 """Which of the collector's threads runs first where they share a core: the decoder and the writer come after the others.
 
-The steps are small. A thread that is put off may hold the interpreter, and then the deciding thread waits with it: with six
+The steps are small. A thread that is put off may hold the interpreter, and then the deciding thread waits with it: with five
 busy processes a core, at niceness 2, 4 and 6 (the deciding thread's, the decoder's, the writer's) an abort took twice as long.
 """
 

@@ -6,25 +6,15 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 
 import rankwatch
+from e2e.scripts.train import Square
 
 BATCHES = 100
 FAULT_AT = 3
-
-
-class Square(nn.Module):
-    """x -> gain * x * x"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = 1.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * x * self.gain
 
 
 @record

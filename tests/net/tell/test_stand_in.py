@@ -32,7 +32,7 @@ from rankwatch.shared.identity import Identity
 from rankwatch.tell import stand_in
 from rankwatch.tell.link import Link
 host, what = sys.argv[2:]
-stand_in.AFTER, stand_in.TURN = 2.0, 0.1
+stand_in.LISTEN_AFTER, stand_in.TURN = 2.0, 0.1
 link = Link(
     read(Path(sys.argv[1])), Identity("train", 0, 0, 2, 0, host, os.getpid()), job="train",
     progress=lambda: (BEGINNING, "forward"), on_abort=print, device="cpu", torch_version="2.13.0",
@@ -103,10 +103,10 @@ def test_a_stand_in_is_over_when_its_rank_goes_on_or_is_gone(collector: Running)
         until(lambda: not stand_ins(process.pid))
 
 
-@pytest.mark.parametrize("host", [gethostname(), "elsewhere"])
-def test_a_rank_on_the_collectors_host_has_none(collector: Running, host: str) -> None:
+@pytest.mark.parametrize(("host", "timers"), [(gethostname(), 0), ("elsewhere", 1)], ids=["the collector's", "another"])
+def test_only_a_rank_on_another_host_has_a_timer_for_one(collector: Running, host: str, timers: int) -> None:
     with rank(collector, host, "trains") as process:
-        assert process.stdout.readline() == f"{int(host == 'elsewhere')} timers\n"
+        assert process.stdout.readline() == f"{timers} timers\n"
         process.communicate()
         assert process.returncode == 0
 
@@ -116,10 +116,12 @@ def test_where_the_system_has_no_such_timer_nothing_else_changes(monkeypatch: py
         raise OSError("there is no POSIX timer")
 
     monkeypatch.setattr(stand_in, "NativeTimer", refuse)
-    none = stand_in.StandIn()
-    none.prepare(Connection("tcp://head:1", "", "", ""), "train-0", makers.hello())
-    none.turn(1.0)
+    before, none = len(os.listdir("/proc/self/fd")), stand_in.StandIn()
+    for _ in range(3):
+        none.prepare(Connection("tcp://head:1", "", "", ""), "train-0", makers.hello())
+        none.turn(1.0)
     none.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_stand_in_leaves_nothing_behind() -> None:
