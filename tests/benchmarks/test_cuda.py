@@ -34,6 +34,7 @@ def test_without_a_device_each_step_is_skipped_with_the_reason(tmp_path: Path) -
     }
 
 
+@pytest.mark.slow
 def test_what_is_missing_comes_from_the_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     about = "rwprobe-1.0.dist-info"
     with zipfile.ZipFile(tmp_path / "rwprobe-1.0-py3-none-any.whl", "w") as wheel:

@@ -244,6 +244,7 @@ def test_a_key_that_is_refused(collector: Running, clinic: Clinic, tmp_path: Pat
         assert keys.secret not in diagnosis.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("address", "found"),
     [

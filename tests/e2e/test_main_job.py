@@ -81,6 +81,7 @@ def test_a_poisoned_weight(tmp_path: Path) -> None:
     assert "last seen finite in batch 4, bad in batch 5: look at the gradients" in verdict["evidence"]
 
 
+@pytest.mark.slow
 def test_the_others_wait_in_all_reduce(tmp_path: Path) -> None:
     job = run_job(tmp_path, torchrun("train.py", "others_in_all_reduce"), "--decision-window", "0.5")
     assert job.code == ABORTED

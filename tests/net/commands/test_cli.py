@@ -162,6 +162,7 @@ def test_connection_files_that_cannot_be_used(tmp_path: Path, text: str, mode: i
     assert path.read_text() == text
 
 
+@pytest.mark.slow
 def test_a_missing_connection_file_stops_a_rank_before_its_first_batch() -> None:
     script = "import rankwatch, torch; rankwatch.watch(torch.nn.Linear(1, 1)); print('trained')"
     done = subprocess.run(

@@ -36,6 +36,7 @@ def test_another_runs_abort_beside_a_flood(kind: str, tmp_path: Path) -> None:
     assert "an error of ours" not in (tmp_path / "flooded.log").read_text()
 
 
+@pytest.mark.slow
 def test_what_was_not_taken_beside_a_flood_with_the_same_key_is_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def test_a_killed_rank_is_lost(collector: Running, rank: subprocess.Popen[str]) 
     assert "was lost: nothing heard for 0.3 s; last seen in batch 0, frame 2, phase backward" in report.reason
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_stopped_for_a_moment_and_is_then_killed_is_lost(
     collector: Running, rank: subprocess.Popen[str]
 ) -> None:
