@@ -33,19 +33,18 @@ class Case:
     build: Callable[[], Step]
     ranks: int
     compared: int
-    is_quick: bool
 
 
 CASES: dict[str, Case] = {}
 
 
-def healthy(*, compared: int, ranks: int = 2, is_quick: bool = False) -> Callable[[Callable[[], Step]], Callable[[], Step]]:
+def healthy(*, compared: int, ranks: int = 2) -> Callable[[Callable[[], Step]], Callable[[], Step]]:
     """Adds a training to the table."""
 
     def add(build: Callable[[], Step]) -> Callable[[], Step]:
         name = build.__name__
         assert name not in CASES, name
-        CASES[name] = Case(name, build, ranks, compared, is_quick)
+        CASES[name] = Case(name, build, ranks, compared)
         return build
 
     return add

@@ -21,7 +21,7 @@ import rankwatch
 from .case import EPOCH, Net, Step, draw, healthy, loop, loss_of, trained
 
 
-@healthy(compared=6, is_quick=True)
+@healthy(compared=6)
 def ddp() -> Step:
     """Each rank initialises with another seed: DDP gives all of them the model of rank 0."""
     return trained(DistributedDataParallel(Net()))

@@ -12,7 +12,7 @@ import pytest
 from agreeing.table import ANY, CASES, Case
 from jobs import SCRIPTS, Nursery, run_job
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +21,7 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
         yield nursery
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=name, marks=() if case.is_quick else pytest.mark.slow) for name, case in CASES.items()]
-)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_replicas_of_a_healthy_training_are_left_in_peace(tmp_path: Path, nursery: Nursery, case: Case) -> None:
     job = run_job(tmp_path, nursery.forked("alike.py", case.name, ranks=case.ranks), "--abort-grace", "3")
     assert job.code == 0, job.stdout + job.stderr
@@ -39,7 +37,6 @@ def test_replicas_of_a_healthy_training_are_left_in_peace(tmp_path: Path, nurser
         assert compared["parameters"] == case.compared or case.compared == ANY
 
 
-@pytest.mark.slow
 def test_a_training_that_loses_a_node_goes_on_with_half_of_its_ranks(tmp_path: Path) -> None:
     elastic = [sys.executable, str(SCRIPTS / "elastic.py"), str(tmp_path)]
     job = run_job(tmp_path, elastic, "--on-lost", "wait", "--job", "train")
@@ -57,7 +54,6 @@ def test_a_training_that_loses_a_node_goes_on_with_half_of_its_ranks(tmp_path: P
         assert sum(one["times"] for one in compared) >= steps - 10
 
 
-@pytest.mark.slow
 def test_a_training_is_resumed_by_other_numbers_of_ranks(tmp_path: Path, nursery: Nursery) -> None:
     """Two replicas of two shards; then the shards of two ranks; then a single rank, which has nobody to be compared with."""
     checkpoint = str(tmp_path / "checkpoint")
