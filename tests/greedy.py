@@ -1,6 +1,6 @@
 """Clients with a valid key that send one kind of message without end. A script: ``greedy.py CONNECTION KIND SECONDS``.
 
-It runs at the lowest priority, so that on few cores the flood takes no core from the collector. It prints what it sent.
+The flood runs at the lowest priority, so that on few cores it takes no core from the collector. It prints what it sent.
 """
 
 from __future__ import annotations
@@ -101,6 +101,9 @@ RAW: dict[str, Callable[[int], Parts]] = {
     "multipart": lambda n: [b"x"] * 50,
     "long malformed": lambda n: [NESTED],
 }
+MADE = 12, 3
+"""How many messages are made and sent again and again: of a short kind, and of a long one, which takes up to a second each."""
+
 CONNECTIONS = "connections"
 ALL = (*KINDS, *LONG_KINDS, *RAW, CONNECTIONS)
 
@@ -119,7 +122,7 @@ def bodies(kind: str) -> Iterator[Parts]:
             yield [wire.encode(_wide_hello(number))]
             yield [wire.encode(messages.Bye(1, "finished", ""))]
     if kind in LONG_KINDS or kind in ("TABLE", "FINGERPRINTS"):
-        made = [[wire.encode({**KINDS, **LONG_KINDS}[kind](number))] for number in range(12)]
+        made = [[wire.encode({**KINDS, **LONG_KINDS}[kind](number))] for number in range(MADE[kind in LONG_KINDS])]
         yield made[0]
         yield from itertools.cycle(made)
     for number in itertools.count(1):
@@ -133,6 +136,7 @@ def flood(path: Path, kind: str, seconds: float) -> int:
     if kind != CONNECTIONS:
         made = bodies(kind)
         made = itertools.chain([next(made)], made)  # they are made before the flood begins
+    os.nice(19)  # and not at this priority: where other processes have all cores, that takes minutes
     print("flooding", flush=True)
     until, sent = time.monotonic() + seconds, 0
     if kind == CONNECTIONS:
@@ -161,5 +165,4 @@ def flood(path: Path, kind: str, seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    os.nice(19)
     print(flood(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])))
