@@ -144,7 +144,8 @@ def test_permutations_are_seen() -> None:
 
 def test_what_lies_in_memory_in_another_way_has_the_same_lanes() -> None:
     for size in (63, 9 * 4000, 9 * 80_000):
-        values = torch.randn(size).view(3, -1, 3)
+        # Without zeros, of which one run in 25 has one: the last tensor's would have another sign.
+        values = torch.randn(size).add_(1e-30).view(3, -1, 3)
         shifted = torch.empty(size + 1)[1:].view(values.shape).copy_(values)
         others = [
             values.transpose(0, 2).contiguous().transpose(0, 2),
