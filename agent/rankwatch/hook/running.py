@@ -147,7 +147,10 @@ class RunningRoots:
         self._seen += 1
         if self.depth and self._seen % LOOKED_AT == 0:
             self.recover()
-        if threading.get_ident() in self._unwatched:
+        here = threading.get_ident()
+        if here == self._thread and not self._unwatched:
+            return False
+        if here in self._unwatched:
             return True
         if self._is_taken():
             stop_again(self._root)  # no mode sees this thread

@@ -15,6 +15,9 @@ SCRATCH_BYTES = 512 * 1024
 """The scratch buffer's size per thread, for at least two threads. Larger tensors are measured in pieces, so that a thread's
 |x| stays in the second-level cache while it is reduced."""
 
+FEW = 8192
+"""Up to so many elements, one operator less saves more time than integers (see ``_BITS``): measured for each dtype."""
+
 MAX_VIEWS = 512
 """Shapes whose view of the scratch buffer is remembered."""
 
@@ -47,11 +50,15 @@ _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
 class TapeRow(NamedTuple):
-    """A row of the tape: two 0-dim tensors, and the same memory as one tensor of two elements."""
+    """A row of the tape: two 0-dim tensors, and the same memory as one tensor of two elements.
+
+    ``numbers``: on the host, where they are written as integers (see ``_BITS``), the same memory as two floats.
+    """
 
     low: Tensor
     high: Tensor
     both: Tensor
+    numbers: tuple[Tensor, Tensor] | None = None
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -91,16 +98,20 @@ def _stored(tensor: Tensor) -> Tensor:
     return torch.cat([row.reshape(-1) for row in tensor.unbind()])
 
 
+def has_values(values: Tensor) -> bool:
+    """Whether a tensor is one range of memory, and the memory is not given back, as FSDP does between uses."""
+    is_plain = values.layout is torch.strided and not values.is_nested
+    return is_plain and (values.untyped_storage().nbytes() > 0 or not values.numel())
+
+
 def layout_of(values: Tensor) -> Layout:
     """The dtypes of the two numbers of ``values``.
 
     Raises:
         Unmeasurable: there are no values, or torch cannot reduce them.
     """
-    if values.layout is not torch.strided or values.is_nested or values.is_quantized or values.is_meta:
-        raise Unmeasurable(f"{values.device.type}, {values.layout}")
-    if values.numel() and not values.untyped_storage().nbytes():
-        raise Unmeasurable("its memory is given back, as FSDP does between uses")
+    if not has_values(values) or values.is_quantized or values.is_meta:
+        raise Unmeasurable(f"{values.device.type}, {values.layout}, or its memory is given back")
     dtype = values.dtype
     if values.is_cpu:
         if dtype in _BITS:
@@ -131,12 +142,18 @@ class Measure:
         complex numbers by their magnitude. ``values`` must not be empty; ``row`` must have ``layout``, the layout of
         ``values``.
         """
+        # The hot paths, in one function: after a module's work, none of Python's own memory is in the caches.
+        if row.numbers is not None and values.numel() <= FEW:
+            scratch = self._views.get((layout.read, values.shape))
+            if scratch is None:
+                scratch = self._view_as_read(layout, values.shape)
+            torch.aminmax(torch.abs(values, out=scratch), out=row.numbers)
+            return
         if not values.is_cpu:
             _on_device(values, row, layout)
             return
         dtype = layout.written
         if dtype is not layout.read and values.is_contiguous() and not values.is_neg():
-            # The hot path, in one function: after a module's work, none of Python's own memory is in the caches.
             scratch = self._views.get((dtype, values.shape))
             if scratch is not None:
                 torch.bitwise_and(values.view(dtype), self._masks[dtype], out=scratch)
@@ -183,7 +200,15 @@ class Measure:
     def _view(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
         view = self._views.get((dtype, shape))
         if view is None:
-            view = self._views[dtype, shape] = self._scratch[dtype][: shape.numel()].view(shape)
+            self._room(dtype)
+            with torch.inference_mode(False):
+                view = self._views[dtype, shape] = self._scratch[dtype][: shape.numel()].view(shape)
+        return view
+
+    def _view_as_read(self, layout: Layout, shape: torch.Size) -> Tensor:
+        view = self._view(layout.written, shape)
+        with torch.inference_mode(False):
+            view = self._views[layout.read, shape] = view.view(layout.read)
         return view
 
     def _cells(self, dtype: torch.dtype, count: int) -> tuple[list[Tensor], list[Tensor], Tensor]:

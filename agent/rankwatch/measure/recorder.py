@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
+from ctypes import c_float
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import ref
@@ -23,8 +24,8 @@ from .weights import ModuleWeights, Weights
 
 log = logging.getLogger(__name__)
 
-MAX_SPECS = 64
-"""Specs cached per module. Some calls are never alike: dicts with the names of samples as keys, say."""
+MAX_SPECS = 128
+"""Keys of specs cached per module, up to two each. Some calls are never alike: dicts with the names of samples as keys, say."""
 
 _NONE, _NOT_A_TENSOR, _EMPTY, _UNMATERIALISED = map(
     Cell, (State.NONE, State.NOT_A_TENSOR, State.EMPTY, State.UNMATERIALISED)
@@ -212,11 +213,13 @@ class Recorder:
     def cells(
         self, position: Position, named: NamedModule, phase: Phase, rows: tuple[ReadingSpec, ...], cells: list[Cell]
     ) -> PendingFrame:
-        """A frame of readings that were already measured."""
+        """A frame of readings that were already measured. Fast if the rows are the same tuple each time."""
         specs = self._specs_of(named)
-        spec = specs.get((phase, rows))
-        if spec is None:
-            spec = specs[phase, rows] = _spec(named, rows, phase)
+        spec = specs.get(id(rows))
+        if spec is None or spec.readings is not rows or spec.phase is not phase:
+            spec = specs.get((phase, rows))
+            if spec is None:
+                spec = specs[phase, rows] = specs[id(rows)] = _spec(named, rows, phase)
         return PendingFrame(position, named, spec, cells, self._step)
 
     def weights(self, position: Position, named: NamedModule) -> PendingFrame:
@@ -299,16 +302,19 @@ class Recorder:
             values = value
             if type(value) is not Tensor and type(value) is not torch.nn.Parameter:
                 values = local(value)
-            if values.is_inference():  # they have no version counter: measured anew each time
+            try:
+                version = values._version
+            except RuntimeError:  # of inference mode: measured anew each time
                 return self._tape.write(values, self._name_and_state(value)[1]) if values.numel() else _EMPTY
             address = values.data_ptr()
             seen = self._seen.get(address)
-            if seen is not None and seen.is_of(values):
+            if seen is not None and seen.is_of(values, version):
                 return seen.cell
             if not values.numel():
                 return _EMPTY
-            cell = self._tape.write(values.detach() if values.requires_grad else values, self._name_and_state(value)[1])
-        except (Unmeasurable, RuntimeError, TypeError) as error:
+            state = None if value.dtype.is_floating_point else self._name_and_state(value)[1]
+            cell = self._tape.write(values.detach() if values.requires_grad else values, state)
+        except (Unmeasurable, RuntimeError, TypeError, ValueError) as error:
             if is_stored_apart(value):  # asked here and not before, as hardly any tensor is
                 with suppress(Unmeasurable, RuntimeError):
                     return self.cell(local(value))
@@ -316,8 +322,20 @@ class Recorder:
             log.debug("cannot measure a %s tensor: %s", value.dtype, error)
             return _UNMATERIALISED
         before = seen.cell if seen is not None and seen.is_in([values.untyped_storage()]) else None
-        self._seen[address] = _Measured(values, cell, before)
+        self._seen[address] = _Measured(values, version, cell, before)
         return cell
+
+    def share_of_zeros(self, gradient: Tensor) -> Cell | None:
+        """The share of exact zeros among the values of a gradient, as a float32; None: it stores none that can be counted."""
+        values = local(gradient)
+        if values.layout is not torch.strided or not values.numel():
+            return None
+        nonzero = torch.count_nonzero(values)
+        if not values.is_cpu:
+            return self.cell(1 - nonzero.to(torch.float32) / values.numel())
+        rounded = c_float(c_float(nonzero.item()).value / c_float(values.numel()).value).value
+        share = c_float(1 - rounded).value
+        return self._tape.known(share, share)
 
     def _name_and_state(self, value: Any) -> tuple[str, State | None]:
         if not isinstance(value, Tensor):
@@ -381,12 +399,12 @@ class _Measured:
 
     __slots__ = ("_dtype", "_numel", "_storage", "_strides", "_version", "before", "cell")
 
-    def __init__(self, values: Tensor, cell: Cell, before: Cell | None) -> None:
+    def __init__(self, values: Tensor, version: int, cell: Cell, before: Cell | None) -> None:
         self.cell = cell
         self.before = before
         """Its reading before it was changed in place."""
         self._storage = ref(values.untyped_storage())
-        self._version = values._version
+        self._version = version
         self._numel = values.numel()
         self._dtype = values.dtype
         self._strides = None if values.is_contiguous() else (values.shape, values.stride())
@@ -395,9 +413,9 @@ class _Measured:
         held = self._storage()
         return any(held is storage for storage in storages)
 
-    def is_of(self, values: Tensor) -> bool:
+    def is_of(self, values: Tensor, version: int) -> bool:
         return (
-            self._version == values._version
+            self._version == version
             and self._numel == values.numel()
             and self._dtype == values.dtype
             and self._strides == (None if values.is_contiguous() else (values.shape, values.stride()))

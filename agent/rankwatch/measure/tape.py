@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from ..shared.frame import State, state_of
-from .extremes import Layout, Measure, TapeRow, Unmeasurable, layout_of
+from .extremes import Layout, Measure, TapeRow, Unmeasurable, has_values, layout_of
 
 FIRST_ROWS = 256
+FEW_ROWS = 4
+"""The rows of most frames: read one by one, which is faster than to slice."""
+
 _EMPTY_BITS = (0x7FFF_FFFF, 0)  # see kernel.EMPTY
 
 
@@ -100,6 +103,8 @@ class Tape:
     def __init__(self) -> None:
         self._measure = Measure()
         self._buffers: dict[tuple[torch.device, Layout, int], _Buffer] = {}
+        self._on_host: dict[torch.dtype, _Buffer] = {}
+        """Those of the host, by the dtype of what is measured."""
         self._has_bad = False
 
     def known(self, low: float, high: float) -> Cell:
@@ -110,17 +115,13 @@ class Tape:
 
     def write(self, values: Tensor, state: State | None) -> Cell:
         """Measures ``values``, which must not be empty nor have an autograd history. Raises Unmeasurable."""
-        layout = layout_of(values)
-        if values.is_cuda:
-            if torch.cuda.is_current_stream_capturing():
-                raise Unmeasurable("a CUDA graph is being captured, which would measure again at each replay")
-            buffer = self._buffer(values.device, layout, _raw_stream(values.get_device()))
-        else:
-            buffer = self._buffers.get((values.device, layout, 0)) or self._buffer(values.device, layout)
+        buffer = self._on_host.get(values.dtype) if values.is_cpu else None
+        if buffer is None or not has_values(values):
+            buffer = self._buffer_of(values)
         cells = buffer.cells
         if len(cells) == len(buffer.rows):
             buffer.grow(2 * len(cells))
-        self._measure(values, buffer.rows[len(cells)], layout)
+        self._measure(values, buffer.rows[len(cells)], buffer.layout)
         cell = Cell(state)
         cells.append(cell)
         return cell
@@ -142,8 +143,11 @@ class Tape:
 
     def read(self) -> bool:
         """Fills the cells written since the last read; returns whether any is not finite. Synchronises with the device."""
-        bad = any([buffer.read() for buffer in self._buffers.values() if buffer.cells])
-        return self._had_bad() or bad
+        bad, self._has_bad = self._has_bad, False
+        for buffer in self._buffers.values():
+            if buffer.cells:
+                bad |= buffer.read()
+        return bad
 
     @property
     def is_far(self) -> bool:
@@ -157,11 +161,23 @@ class Tape:
     def restart(self) -> None:
         """Drops what was not read, with the buffers: an interruption may have left them half written."""
         self._buffers.clear()
+        self._on_host.clear()
         self._has_bad = False
 
     def _had_bad(self) -> bool:
         bad, self._has_bad = self._has_bad, False
         return bad
+
+    def _buffer_of(self, values: Tensor) -> _Buffer:
+        layout = layout_of(values)
+        if values.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                raise Unmeasurable("a CUDA graph is being captured, which would measure again at each replay")
+            return self._buffer(values.device, layout, _raw_stream(values.get_device()))
+        buffer = self._buffer(values.device, layout)
+        if values.is_cpu:
+            self._on_host[values.dtype] = buffer
+        return buffer
 
     def _buffer(self, device: torch.device, layout: Layout, stream: int = 0) -> _Buffer:
         """``stream``: the current one of a CUDA device."""
@@ -219,8 +235,9 @@ class _Buffer:
     def __init__(self, device: torch.device, layout: Layout, stream: torch.cuda.Stream | None) -> None:
         self.device = device
         self._stream = stream
-        self._layout = layout
+        self.layout = layout
         self._is_updated = layout.written is not layout.read and device.type != "cpu"
+        self._is_on_host = device.type == "cpu" and stream is None
         self.cells: list[Cell] = []
         self._pinned: list[Tensor] = []  # not in use: a few in all, as each part is read at most one batch later
         self._allocate(FIRST_ROWS)
@@ -236,10 +253,11 @@ class _Buffer:
     def read(self) -> bool:
         cells, self.cells = self.cells, []
         used = len(cells)
-        if used <= len(self._few):  # mostly one frame's: faster than slicing
+        if used <= len(self._first):
             bad = False
-            for cell, (low, high) in zip(cells, self._few):  # noqa: B905
-                bad |= cell.fill(low.item(), high.item())
+            for cell, row in zip(cells, self._first):  # noqa: B905
+                low, high = row.tolist()
+                bad |= cell.fill(low, high)
             return bad
         with _within(self._stream):
             numbers = self._read[:used].tolist()
@@ -259,7 +277,7 @@ class _Buffer:
             return _Copy(cells, rows, event)
         pinned = self._pinned.pop() if self._pinned else None
         if pinned is None or len(pinned) < used:
-            pinned = torch.empty((len(self.rows), 2), dtype=self._layout.read, device="cpu", pin_memory=True)
+            pinned = torch.empty((len(self.rows), 2), dtype=self.layout.read, device="cpu", pin_memory=True)
         rows, event = to_host(self._read[:used], pinned[:used])
         self._clear(used)
         return _Copy(cells, rows, event, partial(self._pinned.append, pinned))
@@ -274,16 +292,18 @@ class _Buffer:
         self._written[:used].copy_(written[:used])
 
     def _allocate(self, rows: int) -> None:
-        written, read = self._layout
+        written, read = self.layout
         with torch.inference_mode(False), torch.no_grad():
             self._written = torch.zeros((rows, 2), dtype=written, device=self.device)
             self._read = self._written.view(read)
             if self._is_updated:
                 self._empty = torch.tensor(_EMPTY_BITS, dtype=written, device=self.device).expand(rows, 2).contiguous()
                 self._written.copy_(self._empty)
+        self._first = list(self._read[:FEW_ROWS]) if self._is_on_host else []
         self.rows = [TapeRow(row[0], row[1], row) for row in self._written]
-        is_on_host = self.device.type == "cpu" and self._stream is None
-        self._few = [(row[0], row[1]) for row in self._read[:4]] if is_on_host else []
+        if self._is_on_host and written is not read:
+            numbers = [(row[0], row[1]) for row in self._read]
+            self.rows = [row._replace(numbers=two) for row, two in zip(self.rows, numbers, strict=True)]
 
 
 def _fill(cells: list[Cell], numbers: list[list[float]]) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..shared.frame import SHARD, Kind, ReadingSpec, State
 from .extremes import dtype_name
@@ -18,6 +18,8 @@ Take = Callable[[Tensor], Cell]
 
 def mark_shard(label: str, value: Tensor) -> str:
     """The label of a parameter, buffer or gradient; ``weight (shard of 4)`` if this rank has only a shard of it."""
+    if type(value) in (Tensor, nn.Parameter) and not value.__dict__:
+        return label  # neither torch.distributed nor FSDP has marked it
     placements = getattr(value, "placements", None)  # of a DTensor
     if placements is not None:
         sizes = value.device_mesh.shape  # type: ignore[attr-defined]
@@ -58,7 +60,7 @@ class Weights:
         self.batch = -1
         """The batch that runs now."""
         self._known: dict[int, ModuleWeights] = {}
-        self._rows: dict[tuple[ReadingSpec, ...], tuple[ReadingSpec, ...]] = {}
+        self._rows: dict[Hashable, tuple[ReadingSpec, ...]] = {}
 
     def of(self, named: NamedModule, forward: int, step: int) -> ModuleWeights:
         """The module's weights in forward number ``forward`` (eval forwards count, too), after ``step`` optimizer steps."""
@@ -86,24 +88,33 @@ class Weights:
             self._known[number] = known._replace(step=-1, due=0)
 
     def measure(self, named: NamedModule, forward: int, step: int) -> ModuleWeights:
-        module = named.module
-        parameters: dict[int, tuple[Kind, str, Tensor]] = {}  # a parameter with two names is measured under the first
-        for name, value in module._parameters.items():
+        own: dict[int, tuple[str, Tensor]] = {}  # a parameter with two names is measured under the first
+        for name, value in named.module._parameters.items():
             if value is not None:
-                parameters.setdefault(id(value), (Kind.PARAMETER, name, value))
-        found = list(parameters.values())
-        found += [
-            (Kind.BUFFER, name, value)
-            for name, value in module._buffers.items()
+                own.setdefault(id(value), (name, value))
+        buffers = [
+            (name, value)
+            for name, value in named.module._buffers.items()
             if value is not None and value.dtype.is_floating_point
         ]
-        rows = tuple([ReadingSpec(kind, mark_shard(name, value), dtype_name(value.dtype)) for kind, name, value in found])
-        rows = self._rows.setdefault(rows, rows)
+        found = [*own.values(), *buffers]
+        rows = self._rows_of(found, len(own))
         finite_in = _finite_in(rows, self._known.get(named.number))
-        cells = [self._take(value) for _, _, value in found]
+        cells = [self._take(value) for _, value in found]
         known = ModuleWeights(rows, cells, step, self._due(named.number, forward), self.batch, finite_in)
         self._known[named.number] = known
         return known
+
+    def _rows_of(self, weights: list[tuple[str, Tensor]], parameters: int) -> tuple[ReadingSpec, ...]:
+        """The same tuple for all modules with weights of these names and dtypes; the first ones are ``parameters``."""
+        named = tuple([(mark_shard(name, value), value.dtype) for name, value in weights])
+        rows = self._rows.get((named, parameters))
+        if rows is None:
+            kinds = [Kind.PARAMETER if index < parameters else Kind.BUFFER for index in range(len(named))]
+            pairs = zip(kinds, named, strict=True)
+            rows = tuple([ReadingSpec(kind, label, dtype_name(dtype)) for kind, (label, dtype) in pairs])
+            self._rows[named, parameters] = rows
+        return rows
 
     def _due(self, number: int, forward: int) -> int:
         """The next forward in which to measure this module. Modules take turns, so that no forward measures all of them."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import rankwatch.measure.tape as tape_module
-from rankwatch.measure.extremes import SCRATCH_BYTES, Unmeasurable, count_non_finite, local
+from rankwatch.measure.extremes import FEW, SCRATCH_BYTES, Unmeasurable, count_non_finite, local
 from rankwatch.measure.tape import Tape
 
 CHUNK = SCRATCH_BYTES * torch.get_num_threads() // 4
@@ -54,6 +54,34 @@ def test_every_element_counts_at_any_size(dtype: torch.dtype, size: int) -> None
         assert measured(tensor, tape)[1] == math.inf
         tensor[place] = math.nan
         assert all(math.isnan(value) for value in measured(tensor, tape))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("size", [FEW, FEW + 1])
+def test_few_elements_and_many_have_the_same_numbers(dtype: torch.dtype, size: int) -> None:
+    """They are measured by other operators: as floats, and as integers."""
+    info = torch.finfo(dtype)
+    for ends in [
+        (info.smallest_normal / 4, info.max),
+        (-0.0, 1.0),
+        (-info.tiny, math.inf),
+        (0.0, math.nan),
+        (-1.0, -math.inf),
+    ]:
+        tensor = torch.full((size,), 1.0, dtype=dtype)
+        tensor[0], tensor[-1] = ends
+        magnitudes = tensor.double().abs()
+        low, high = measured(tensor)
+        expected = float(magnitudes.min()), float(magnitudes.max())
+        assert math.isnan(high) if math.isnan(ends[1]) else (low, high) == expected
+
+
+def test_few_elements_of_any_layout_and_with_their_sign_changed_as_they_are_read() -> None:
+    tape = Tape()
+    grid = torch.arange(-4.0, 8.0).view(3, 4)
+    assert measured(grid.t(), tape) == (0.0, 7.0)
+    assert measured(grid[:, ::2], tape) == (0.0, 6.0)
+    assert measured(torch.tensor([1 + 2j, 3 - 5j]).conj().imag, tape) == (2.0, 5.0)
 
 
 def test_float64_beyond_float32_is_finite() -> None:
