@@ -19,6 +19,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
+from ..measure import sums
 from ..measure.extremes import Unmeasurable, local
 from ..measure.tape import Event, to_host, wait_for
 
@@ -89,7 +90,7 @@ class GradientLook:
                 seen |= unchanged
                 norms.append(known.norm)
         try:
-            norms += _norms([gradient for gradient in gradients if id(gradient) not in seen])
+            norms += _norms([gradient for gradient in gradients if id(gradient) not in seen] if seen else gradients)
             return Norms([to_host(norm) for norm in norms])
         except RuntimeError as error:
             log.debug("cannot take the norm of the gradients: %s", error)
@@ -98,7 +99,7 @@ class GradientLook:
 
 def gradients_of(optimizer: Optimizer) -> list[Tensor]:
     groups = [group["params"] for group in optimizer.param_groups]
-    return [parameter.grad for group in groups for parameter in group if parameter.grad is not None]
+    return [gradient for group in groups for parameter in group if (gradient := parameter.grad) is not None]
 
 
 def is_bad(gradient: Tensor) -> bool:
@@ -142,16 +143,10 @@ def _norms(gradients: list[Tensor]) -> list[Tensor]:
     values = [one if type(one) is Tensor and one.layout is torch.strided else local(one) for one in gradients]
     groups: Any = _group_tensors_by_device_and_dtype([values])  # type: ignore[list-item]
     return [
-        torch.stack(_sums(alike) if device.type == "cpu" else torch._foreach_norm(alike))
+        torch.stack(sums.of(alike) if device.type == "cpu" else torch._foreach_norm(alike))
         for (device, _), ([alike], _) in groups.items()
         if device.type != "meta"
     ]
-
-
-def _sums(alike: list[Tensor]) -> list[Tensor]:
-    """On the host, a sum takes all threads, and half as long as a norm. It is not finite if a number in it is not."""
-    is_narrow = alike[0].dtype is torch.float16
-    return [values.sum(dtype=torch.float32) if is_narrow else values.sum() for values in alike]
 
 
 def _wrap() -> None:

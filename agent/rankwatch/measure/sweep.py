@@ -18,21 +18,17 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors
 from torch.nn.parameter import is_lazy
 
 from ..shared.frame import Kind, Position
-from .extremes import local
+from .extremes import has_values, local
 from .modules import NamedModule
 from .recorder import PendingFrame, Recorder
 from .shards import Key, own_shards
+from .sums import SMALL, chunks, joined
 from .tape import Cell
 
-SMALL = 4096
-"""Parameters of so few elements are joined and looked at together: there, calling operators costs more than reading."""
-
-JOINED = 1 << 20
-"""The most elements that are joined: 4 MiB of float32."""
+_PLAIN = frozenset({Tensor, nn.Parameter})
 
 LOOK_EVERY = 16
 """Forwards between two looks where no optimizer step is seen."""
@@ -42,18 +38,23 @@ class Look:
     """One look, in ``batch``. ``is_first``: none came before it."""
 
     def __init__(
-        self, is_first: bool, batch: int, modules: list[NamedModule], suspects: list[NamedModule], cells: list[Cell]
+        self,
+        is_first: bool,
+        batch: int,
+        found: list[tuple[NamedModule, Tensor]],
+        suspects: list[NamedModule],
+        cells: list[Cell],
     ) -> None:
         self.is_first = is_first
         self.batch = batch
-        self._modules = modules
-        self._suspects = suspects
         self._cells = cells
+        self._modules = {named.number: named for named, _ in found} if cells else {}
+        self._suspects = suspects
 
     @property
     def suspects(self) -> list[NamedModule]:
         """The modules that may have a bad parameter, as far as the host knows: those on a device once the tape was read."""
-        return self._modules if any(cell.is_bad for cell in self._cells) else self._suspects
+        return list(self._modules.values()) if any(cell.is_bad for cell in self._cells) else self._suspects
 
 
 class Sweep:
@@ -71,6 +72,8 @@ class Sweep:
         self._forwards = 0
         self._finite_in = -1  # the batch of the last look without a suspect
         self._known: set[int] = set()  # modules whose bad weights have a frame, or were there from the start
+        self._ways: _Ways | None = None
+        self._signs: list[int] = []  # of the tensors that are looked at in these ways
 
     def look(self, batch: int, step: int) -> Look | None:
         """Looks at the parameters as a forward of ``batch`` begins, after ``step`` optimizer steps; None: there is no need."""
@@ -80,15 +83,15 @@ class Sweep:
             (named, name, value)
             for named in modules
             for name, value in named.module._parameters.items()
-            if value is not None and not is_lazy(value) and value.requires_grad
+            if value is not None and value.requires_grad and (type(value) is nn.Parameter or not is_lazy(value))
         ]
         shards = self.shards()
-        versions = 0 if shards else sum([value._version for _, _, value in found if not value.is_inference()])
+        versions = 0 if shards else _versions([value for _, _, value in found])
         if self._seen == (step, versions) and (step or self._forwards < LOOK_EVERY):
             return None
         is_first, self._seen, self._forwards = self._seen is None, (step, versions), 0
         own: list[tuple[NamedModule, Tensor]] = [
-            (named, value) for named, name, value in found if (id(named.module), name) not in shards
+            (named, value) for named, name, value in found if not shards or (id(named.module), name) not in shards
         ]
         by_id = {id(named.module): named for named in modules} if shards else {}
         own += [(by_id[module], shard) for (module, _), shard in shards.items() if module in by_id]
@@ -129,33 +132,61 @@ class Sweep:
         return {} if model is None or is_alone else own_shards(model)
 
     def _look(self, is_first: bool, batch: int, found: list[tuple[NamedModule, Tensor]]) -> Look:
-        suspects: dict[int, NamedModule] = {}
-        elsewhere: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-        small: dict[torch.dtype, list[tuple[NamedModule, Tensor]]] = defaultdict(list)
-        cells: list[Cell] = []
-        for named, value in found:
-            values = value if type(value) in (Tensor, nn.Parameter) else local(value)
-            if not _can_be_summed(values):
-                cells.append(self._recorder.cell(values))
-            elif not values.is_cpu:
-                elsewhere[values.device, values.dtype].append(values)
-            elif values.numel() <= SMALL:
-                small[values.dtype].append((named, values))
-            elif _is_bad(values):
-                suspects[named.number] = named
-        for members in small.values():
-            suspects.update((named.number, named) for named in _bad_among(members))
-        cells += [self._recorder.cell(_largest(group)) for group in elsewhere.values()]
-        modules = {named.number: named for named, _ in found}
-        return Look(is_first, batch, list(modules.values()), list(suspects.values()), cells)
+        if not all([type(value) in _PLAIN for _, value in found]):
+            found = [(named, local(value)) for named, value in found]
+        values = [value for _, value in found]
+        ways = self._ways_of(values)
+        suspects = {found[number][0].number: found[number][0] for number in ways.bad_among(values)}
+        cells = [self._recorder.cell(values[number]) for number in ways.apart]
+        cells += [self._recorder.cell(_largest([values[number] for number in group])) for group in ways.elsewhere]
+        return Look(is_first, batch, found, list(suspects.values()), cells)
+
+    def _ways_of(self, values: list[Tensor]) -> _Ways:
+        """How to look at each of these tensors: as before, if they are the same ones, in the same memory."""
+        try:
+            signs = [*map(id, values), *map(Tensor.data_ptr, values)]
+        except (RuntimeError, NotImplementedError):  # one has no memory
+            return _Ways(values)
+        if self._ways is None or signs != self._signs:
+            self._ways, self._signs = _Ways(values), signs
+        return self._ways
 
 
-def _bad_among(members: list[tuple[NamedModule, Tensor]]) -> Iterator[NamedModule]:
-    """The modules of those of the small parameters, all of one dtype, that are bad."""
-    for start in range(0, len(members), JOINED // SMALL):
-        joined = members[start : start + JOINED // SMALL]
-        if _is_bad(_flatten_dense_tensors([values for _, values in joined])):
-            yield from (named for named, values in joined if _is_bad(values))
+class _Ways:
+    """How to look at each of some tensors. They are given again at each look, and known by their index."""
+
+    def __init__(self, values: list[Tensor]) -> None:
+        self.apart: list[int] = []
+        """They are measured in full."""
+        elsewhere: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
+        small: dict[torch.dtype, list[int]] = defaultdict(list)
+        self._large: list[int] = []
+        for number, value in enumerate(values):
+            if not _can_be_summed(value):
+                self.apart.append(number)
+            elif not value.is_cpu:
+                elsewhere[value.device, value.dtype].append(number)
+            elif value.numel() <= SMALL:
+                small[value.dtype].append(number)
+            else:
+                self._large.append(number)
+        self.elsewhere = list(elsewhere.values())
+        """On devices, by device and dtype."""
+        self._small = [some for members in small.values() for some in chunks(members)]
+
+    def bad_among(self, values: list[Tensor]) -> Iterator[int]:
+        """The indices of those on the host that are bad."""
+        yield from (number for number in self._large if _is_bad(values[number]))
+        for some in self._small:
+            if _is_bad(joined([values[number] for number in some])):
+                yield from (number for number in some if _is_bad(values[number]))
+
+
+def _versions(values: list[Tensor]) -> int:
+    try:
+        return sum([value._version for value in values])
+    except RuntimeError:  # some are of inference mode, and have none
+        return sum([value._version for value in values if not value.is_inference()])
 
 
 def _has_bad_weight(frame: PendingFrame) -> bool:
@@ -164,12 +195,11 @@ def _has_bad_weight(frame: PendingFrame) -> bool:
 
 
 def _can_be_summed(values: Tensor) -> bool:
-    is_plain = type(values) in (Tensor, nn.Parameter) and values.layout is torch.strided and not values.is_nested
     try:
-        is_there = not values.is_meta and (not values.numel() or values.untyped_storage().nbytes() > 0)
+        is_there = type(values) in _PLAIN and not values.is_meta and has_values(values)
     except NotImplementedError:  # within a transformation of torch.func it has no memory
         return False
-    return is_plain and is_there and values.dtype.itemsize > 1
+    return is_there and values.dtype.itemsize > 1
 
 
 def _is_bad(values: Tensor) -> bool:

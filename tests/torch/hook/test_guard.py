@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from models import Calls
 from notebook import Notebook, watched
 from rankwatch.errors import OverflowDetected
-from rankwatch.hook import gradient_look
+from rankwatch.measure import sums
 from rankwatch.shared.cause import Cause, Trip, classify
 from rankwatch.shared.trip import Operator
 
@@ -351,13 +351,13 @@ def test_the_norm_that_clipping_computed_is_not_computed_again(monkeypatch: pyte
     model(torch.randn(3, 4)).square().mean().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     looked: list[int] = []
-    sums = gradient_look._sums
+    of = sums.of
 
     def counted(values: list[Tensor]) -> list[Tensor]:
         looked.append(len(values))
-        return sums(values)
+        return of(values)
 
-    monkeypatch.setattr(gradient_look, "_sums", counted)
+    monkeypatch.setattr(sums, "of", counted)
     optimizer.step()
     assert looked == []
     model(torch.randn(3, 4)).square().mean().backward()

@@ -192,3 +192,32 @@ def test_a_bad_one_among_many_small_parameters_is_named(number: int) -> None:
     with pytest.raises(OverflowDetected):
         model(torch.ones(1))
     assert notebook.trips[0].frame.spec.module == f"parts.{number}"
+
+
+@pytest.mark.parametrize("change", ["moved", "wider", "larger", "frozen", "replaced"])
+def test_a_parameter_that_is_not_as_it_was_is_looked_at_still(change: str) -> None:
+    model = nn.Sequential(nn.Identity())
+    model.register_parameter("unseen", nn.Parameter(torch.ones(8)))
+    other = nn.Parameter(torch.ones(8))
+    model.register_parameter("other", other)
+    detector, notebook = watched(model, weights_every=1000)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with suppress(OverflowDetected):
+        for batch in range(8):
+            if batch == 3:
+                new = {"wider": torch.ones(8, dtype=torch.float64), "larger": torch.ones(100, 100)}.get(
+                    change, torch.ones(8)
+                )
+                if change == "replaced":
+                    model.unseen = nn.Parameter(new)
+                elif change != "frozen":
+                    model.get_parameter("unseen").data = new
+                other.requires_grad_(change != "frozen")
+            if batch == 5:
+                with torch.no_grad():
+                    model.get_parameter("unseen").view(-1)[-1] = math.nan
+            optimizer.step()
+            model(torch.ones(2, requires_grad=True)).sum().backward()
+    assert detector.fault == ""
+    (trip,) = notebook.trips
+    assert (trip.position.batch, trip.culprit.label) == (5, "unseen")
