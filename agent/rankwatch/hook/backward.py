@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from ..measure.extremes import dtype_name, local
+from ..measure.extremes import dtype_name
 from ..measure.modules import NamedModule
 from ..measure.tape import Cell
-from ..measure.walk import inputs, leaves
+from ..measure.walk import flatten, inputs, leaves
 from ..measure.weights import mark_shard
 from ..rerun.batch import outputs_of
+from ..shared.bounded import BoundedDict
 from ..shared.frame import Kind, ReadingSpec
 from ..shared.notice import ZEROS
 from .hooks import never_compile, quietly
 
 FEW_PARAMETERS = 64
+
+MAX_PLANS = 256
+"""Structures of calls whose readings are remembered."""
 
 Emit = Callable[[tuple[ReadingSpec, ...], list[Cell]], None]
 """Takes the readings of one frame of the backward, in the thread that runs the backward."""
@@ -44,73 +48,122 @@ class CallGradients:
     def __init__(self, take: Callable[[Tensor], Cell], hook: Hook) -> None:
         self._take = take
         self._arrived = hook(self._arrive)
-        self._finish = hook(_Call.finish)
+        self._end = hook(self._finish)
+        self._plans = BoundedDict[Hashable, _Plan](MAX_PLANS)
+        self._begun: dict[int, list[_Call]] = {}
+        """The calls whose first gradient has come, by the backward that runs."""
 
     def watch(self, args: Any, kwargs: Any, output: Any, emit: Emit) -> None:
         """Emits the gradients of a call when all have come."""
-        given = [(Kind.GRAD_OUTPUT, "output", output), *inputs(args, kwargs, Kind.GRAD_INPUT, Kind.GRAD_INPUT)]
-        found = [
-            (kind, f"grad_{path}", value)
-            for kind, label, container in given
-            for path, value in leaves(container, label)
-            if isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None
-        ]
-        if found:
-            call = _Call(emit)
-            for kind, label, value in found:
-                value.register_hook(partial(self._arrived, call, call.expect(kind, label, value)))
+        if self._begun and not is_running():
+            self._begun.clear()  # their backwards have raised
+        values: list[Any]
+        key: Hashable
+        if len(args) == 1 and not kwargs and type(args[0]) is Tensor and type(output) is Tensor:  # the usual case
+            values = [output, args[0]]
+            key = output.dtype, args[0].dtype
+        else:
+            values = []
+            given = [flatten(output, values), len(args), *[flatten(value, values) for value in args]]
+            key = *given, *[(name, flatten(value, values)) for name, value in kwargs.items()]
+        expected = tuple([index for index, value in enumerate(values) if isinstance(value, Tensor) and not value.is_leaf])
+        if not expected:
+            return
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = _Plan(args, kwargs, output)
+        call = _Call(emit, plan, expected)
+        for index in expected:
+            values[index].register_hook(partial(self._arrived, call, index))
 
     def _arrive(self, call: _Call, index: int, gradient: Tensor | None) -> None:
         if gradient is None:  # it is 0: a Function returned None for it
             return
-        if not call.has_begun:
+        if not call.cells:
             # Some gradients may never come: an output is unused, or an input's gradient not wanted. So finish at the end.
-            torch.autograd.Variable._execution_engine.queue_callback(partial(self._finish, call))
-        if call.take(index, self._take(gradient)):
+            backward = torch._C._current_graph_task_id()
+            begun = self._begun.get(backward)
+            if begun is None:
+                begun = self._begun[backward] = []
+                torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, backward))
+            begun.append(call)
+        call.cells[index] = self._take(gradient)
+        # The gradients of inputs come after those of outputs.
+        if call.awaited <= call.cells.keys():
             call.finish()
+
+    def _finish(self, backward: int) -> None:
+        for call in self._begun.pop(backward, ()):
+            call.finish()
+
+
+class _Plan:
+    """What calls of one structure have: a reading for each leaf of the output, then of the inputs."""
+
+    def __init__(self, args: Any, kwargs: Any, output: Any) -> None:
+        outputs = leaves(output, "output")
+        found = [(Kind.GRAD_OUTPUT, path, value) for path, value in outputs]
+        for kind, label, container in inputs(args, kwargs, Kind.GRAD_INPUT, Kind.GRAD_INPUT):
+            found += [(kind, path, value) for path, value in leaves(container, label)]
+        self._outputs = len(outputs)
+        self._rows = [
+            ReadingSpec(kind, f"grad_{path}", dtype_name(value.dtype) if isinstance(value, Tensor) else "")
+            for kind, path, value in found
+        ]
+        self._picked = BoundedDict[tuple[int, ...], tuple[ReadingSpec, ...]](MAX_PLANS)
+        self._awaited = BoundedDict[tuple[int, ...], frozenset[int]](MAX_PLANS)
+
+    def rows(self, indices: tuple[int, ...]) -> tuple[ReadingSpec, ...]:
+        """The rows of some leaves: the same tuple each time."""
+        rows = self._picked.get(indices)
+        if rows is None:
+            rows = self._picked[indices] = tuple([self._rows[index] for index in indices])
+        return rows
+
+    def awaited(self, expected: tuple[int, ...]) -> frozenset[int]:
+        """Those of the expected leaves that come last: of the inputs, or if there are none, of the outputs."""
+        awaited = self._awaited.get(expected)
+        if awaited is None:
+            given = frozenset([index for index in expected if index >= self._outputs])
+            awaited = self._awaited[expected] = given or frozenset(expected)
+        return awaited
 
 
 class _Call:
     """A call of a module whose backward has yet to come. The graph refers to it, so it must not refer to the graph."""
 
-    def __init__(self, emit: Emit) -> None:
+    __slots__ = ("_emit", "_plan", "awaited", "cells")
+
+    def __init__(self, emit: Emit, plan: _Plan, expected: tuple[int, ...]) -> None:
         self._emit = emit
-        self._rows: list[ReadingSpec] = []
-        self._cells: dict[int, Cell] = {}
-        self._inputs: set[int] = set()
-
-    @property
-    def has_begun(self) -> bool:
-        return bool(self._cells)
-
-    def expect(self, kind: Kind, label: str, value: Tensor) -> int:
-        index = len(self._rows)
-        self._rows.append(ReadingSpec(kind, label, dtype_name(value.dtype)))
-        if kind is Kind.GRAD_INPUT:
-            self._inputs.add(index)
-        return index
-
-    def take(self, index: int, cell: Cell) -> bool:
-        """A gradient has come. Returns whether all have: the gradients of inputs come after those of outputs."""
-        self._cells[index] = cell
-        return self._inputs.issubset(self._cells) if self._inputs else len(self._cells) == len(self._rows)
+        self._plan = plan
+        self.awaited = plan.awaited(expected)
+        self.cells: dict[int, Cell] = {}
 
     def finish(self) -> None:
-        if self._cells:
-            order = sorted(self._cells)
-            cells, self._cells = [self._cells[index] for index in order], {}
-            self._emit(tuple([self._rows[index] for index in order]), cells)
+        if self.cells:
+            order = tuple(sorted(self.cells))
+            cells, self.cells = [self.cells[index] for index in order], {}
+            self._emit(self._plan.rows(order), cells)
 
 
 class ParameterGradients:
     """Measures the gradients of parameters each time a backward has added to them.
 
     Args:
-        counts_zeros: tells whether to measure the share of exact zeros, too.
+        counts_zeros: tells whether to measure the share of exact zeros, too, by ``share_of_zeros``.
     """
 
-    def __init__(self, take: Callable[[Tensor], Cell], emit: EmitFor, hook: Hook, counts_zeros: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        take: Callable[[Tensor], Cell],
+        share_of_zeros: Callable[[Tensor], Cell | None],
+        emit: EmitFor,
+        hook: Hook,
+        counts_zeros: Callable[[], bool],
+    ) -> None:
         self._take = take
+        self._share_of_zeros = share_of_zeros
         self._accumulated = hook(self._measure_accumulated)
         self._counts_zeros = counts_zeros
         self._emit = emit
@@ -125,7 +178,7 @@ class ParameterGradients:
             if value is not None and value.requires_grad and value.is_leaf and not self._is_hooked(value):
                 if len(self._hooked) >= self._room:
                     self._forget_gone()
-                accumulated = partial(self._accumulated, named, *_rows(name, value))
+                accumulated = partial(self._accumulated, named, _rows(name, value))
                 self._hooked[id(value)] = ref(value), value.register_post_accumulate_grad_hook(accumulated)
 
     def was_measured(self, value: Tensor) -> bool:
@@ -136,8 +189,8 @@ class ParameterGradients:
         """Before an optimizer step: measures the gradients for which no hook was called, such as those of FSDP's shards."""
         for named in modules:
             for name, value in named.module._parameters.items():
-                if value is not None and value.grad is not None and id(value) not in self._seen:
-                    self._measure(named, value.grad, *_rows(name, value))
+                if value is not None and id(value) not in self._seen and (gradient := value.grad) is not None:
+                    self._measure(named, gradient, _rows(name, value))
         self._seen.clear()
 
     def remove(self) -> None:
@@ -152,26 +205,31 @@ class ParameterGradients:
         hooked = self._hooked.get(id(value))
         return hooked is not None and hooked[0]() is value
 
-    def _measure_accumulated(self, named: NamedModule, row: ReadingSpec, zeros: ReadingSpec, parameter: Tensor) -> None:
-        if parameter.grad is not None:
+    def _measure_accumulated(self, named: NamedModule, rows: _Rows, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is not None:
             self._seen.add(id(parameter))
-            self._measure(named, parameter.grad, row, zeros)
+            self._measure(named, gradient, rows)
 
-    def _measure(self, named: NamedModule, gradient: Tensor, row: ReadingSpec, zeros: ReadingSpec) -> None:
-        values = local(gradient)
-        if self._counts_zeros() and values.layout is torch.strided and values.numel():
-            share = 1 - torch.count_nonzero(values).to(torch.float32) / values.numel()
-            self._emit(named, (row, zeros), [self._take(gradient), self._take(share)])
-        else:
-            self._emit(named, (row,), [self._take(gradient)])
+    def _measure(self, named: NamedModule, gradient: Tensor, rows: _Rows) -> None:
+        share = self._share_of_zeros(gradient) if self._counts_zeros() else None
+        if share is not None:
+            self._emit(named, rows.with_zeros, [self._take(gradient), share])
+            return
+        self._emit(named, rows.alone, [self._take(gradient)])
 
 
-def _rows(name: str, parameter: Tensor) -> tuple[ReadingSpec, ReadingSpec]:
+class _Rows(NamedTuple):
+    """The readings of a parameter's gradient: alone, and with the share of exact zeros in it."""
+
+    alone: tuple[ReadingSpec, ...]
+    with_zeros: tuple[ReadingSpec, ...]
+
+
+def _rows(name: str, parameter: Tensor) -> _Rows:
     label = mark_shard(f"{name}.grad", parameter)
-    return (
-        ReadingSpec(Kind.GRADIENT, label, dtype_name(parameter.dtype)),
-        ReadingSpec(Kind.GRADIENT, label + ZEROS, "float32"),
-    )
+    row = ReadingSpec(Kind.GRADIENT, label, dtype_name(parameter.dtype))
+    return _Rows((row,), (row, ReadingSpec(Kind.GRADIENT, label + ZEROS, "float32")))
 
 
 def mark_outputs(output: Any, reached: Callable[[int, Tensor | None], None]) -> list[Tensor]:

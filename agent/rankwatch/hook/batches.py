@@ -287,7 +287,7 @@ class Batches:
 
     def begin_backward(self, batch: BatchInProgress) -> None:
         self.of_backward = batch
-        if batch.position[:2] == self.position[:2]:
+        if batch.position is not self.position and batch.position[:2] == self.position[:2]:
             batch.position = self.position = max(batch.position, self.position)
         if batch is self.current:
             self._awaits_backward = False
@@ -325,9 +325,13 @@ class Batches:
         if frame.spec.phase is Phase.BACKWARD:
             batch.scaling = batch.scaling or self._loss_scales.scaling(self._loss_scales.last())
             frame.is_absorbed = batch.scaling.absorbs
+        is_here = batch.position is self.position  # the usual case
         batch.add(frame)
         self._settler.add(frame, batch.part, None)
-        self._move_on(batch)
+        if is_here:
+            self.position = batch.position
+        else:
+            self._move_on(batch)
 
     def add_loss(self, frame: PendingFrame, values: list[Tensor], origin: LossOrigin | None) -> None:
         """Adds the frame of a loss to the batch whose backward runs: to its forward, while that is not sent yet."""

@@ -49,7 +49,11 @@ class Gradients:
         self._take_loss = take_loss
         self._calls = CallGradients(recorder.cell, hook)
         self._parameters = ParameterGradients(
-            recorder.cell, self._add, hook, lambda: is_looked_at(batches.of_backward.position.batch)
+            recorder.cell,
+            recorder.share_of_zeros,
+            self._add,
+            hook,
+            lambda: is_looked_at(batches.of_backward.position.batch),
         )
         self._reduced = ReducedGradients(
             recorder, self._add, modules=modules, was_measured=self._parameters.was_measured, reductions=reductions

@@ -658,3 +658,61 @@ def test_gradients_that_no_hook_saw_are_measured_before_the_step() -> None:
     assert (trip.frame.spec.module, trip.culprit.label, classify(trip)[0]) == ("2", "weight.grad", Cause.GRADIENT)
     assert torch.equal(first_weight(model), after)
     assert detector.fault == ""
+
+
+def test_a_backward_that_raised_leaves_nothing_behind() -> None:
+    last = nn.Linear(4, 4)
+    model = nn.Sequential(nn.Linear(4, 4), last)
+    detector, notebook = watched(model, gradients=True)
+    optimizer = sgd(model)
+    for batch in range(6):
+        output = model(torch.randn(3, 4, generator=torch.Generator().manual_seed(batch)))
+        if batch == 2:
+            # The backward ends between the gradients of the last layer's output and input.
+            handle = last.weight.register_hook(_interrupt)
+            with pytest.raises(RuntimeError, match="the user's own"):
+                output.square().mean().backward()
+            handle.remove()
+            model.zero_grad()
+            continue
+        output.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    detector.remove()
+    assert detector.fault == ""
+    assert detector._gradients._calls._begun == {}
+    counts = [len(frames_of(notebook, batch)) for batch in (0, 1, 3, 4, 5)]
+    assert counts == [counts[0]] * 5
+
+
+def _interrupt(gradient: Tensor) -> None:
+    raise RuntimeError("the user's own")
+
+
+def test_gradients_of_one_structure_and_other_needs_have_their_own_rows() -> None:
+    """Of calls with the same dtypes, one input wants a gradient here, another one there."""
+
+    class Pair(nn.Module):
+        def forward(self, first: Tensor, second: Tensor) -> Tensor:
+            return first * second
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.left, self.right = nn.Linear(4, 4), Pair(), Pair()
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.linear(x)
+            out: Tensor = self.left(hidden, x) + self.right(x, hidden)
+            return out
+
+    model = Both()
+    detector, notebook = watched(model, gradients=True)
+    model(torch.randn(3, 4)).sum().backward()
+    detector.remove()
+    frames = [frame for table, summary in notebook.sent for frame in summary.frames(table)]
+    backward = {
+        frame.spec.module: frame.spec for frame in frames if frame.spec.phase is Phase.BACKWARD and frame.spec.module
+    }
+    assert [row.label for row in backward["left"].readings] == ["grad_output", "grad_input[0]"]
+    assert [row.label for row in backward["right"].readings] == ["grad_output", "grad_input[1]"]
