@@ -130,6 +130,29 @@ class Launches(nn.Module):
         return loss
 
 
+class Experts(nn.Module):
+    """A mixture of experts: each token goes through the two that its router prefers. Adds what they return to its input."""
+
+    def __init__(self, experts: int, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.router = nn.Linear(width, experts)
+        self.experts = nn.ModuleList(
+            [nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(experts)]
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x)
+        shares, chosen = self.router(normed).softmax(-1).topk(2, -1)
+        made = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            is_chosen = chosen == number
+            rows = is_chosen.any(-1)
+            if rows.any():
+                made[rows] += expert(normed[rows]) * (shares * is_chosen).sum(-1)[rows].unsqueeze(-1)
+        return x + made
+
+
 class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions beside a shortcut."""
 
@@ -295,6 +318,36 @@ class Trainee:
 
     def _allocated(self) -> int:
         return torch.cuda.memory_allocated() if self._is_cuda else 0
+
+
+class SmallTrainee:
+    """A small model in training, in one mode, and the CPU seconds of its thread in each step."""
+
+    def __init__(self, build: Callable[[], nn.Module], x: Tensor, mode: str) -> None:
+        self.period = (MODES[mode] or {}).get("every", WEIGHTS_EVERY)
+        self.seconds: list[float] = []
+        torch.manual_seed(0)
+        self.model = build()
+        self._x = x
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        arguments = MODES[mode]
+        self._watch = None if arguments is None else rankwatch.watch(self.model, **arguments)
+        for _ in range(self.period + 2):
+            self._step()
+
+    def time_step(self) -> None:
+        before = time.thread_time()
+        self._step()
+        self.seconds.append(time.thread_time() - before)
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+
+    def _step(self) -> None:
+        self.model(self._x).square().mean().backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
 
 def open_guard(model: nn.Module, setting: Setting, mode: str) -> Any:

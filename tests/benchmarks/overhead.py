@@ -2,7 +2,7 @@
 
     python tests/benchmarks/overhead.py [--small] [--json FILE] [--models t5,gpt2] [--modes bare,frame] [...]
 
-Four tables:
+Five tables:
   steps    The time of a training step (forward, backward, AdamW, zero_grad) divided by the bare model's.
            Each mode has its own model from the same seed, watched from its first step to its last. In every round each mode
            does one step, in a shuffled order; a ratio compares two steps of one round. Watching has a cycle: the weights are
@@ -18,6 +18,9 @@ Four tables:
            the loss; the fingerprint, of a 16th of the parameters (the mean over the steps), and of all of them at each step. A
            fingerprint is taken as by a rank among others, but not sent. Far below the noise of "steps", and not part of a
            comparison: nothing of it is done twice.
+  calls    The CPU time of the training thread that watching adds to a step, per call of a module: of small modules, where the
+           model itself costs next to nothing. On one thread. As in "steps", a figure is the median at each step of the cycle,
+           averaged over the cycle.
   measure  The time of rankwatch's measurement of one tensor, divided by the time of torch.aminmax. On a device also the
            bandwidth, as a share of that of a copy on the device, which reads and writes as many bytes.
 
@@ -36,7 +39,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -47,9 +50,22 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent")]
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.models import DTYPES, EAGER, MODELS, MODES, WAYS, NotAvailable, Setting, Trainee, graphs_made, time_of
+from benchmarks.models import (
+    DTYPES,
+    EAGER,
+    MODELS,
+    MODES,
+    WAYS,
+    Experts,
+    NotAvailable,
+    Setting,
+    SmallTrainee,
+    Trainee,
+    graphs_made,
+    time_of,
+)
 from rankwatch import watcher
 from rankwatch.hook import fingerprints, plan
 from rankwatch.hook.fingerprints import FingerprintTaker
@@ -58,7 +74,7 @@ from rankwatch.hook.loss import Losses
 from rankwatch.measure.extremes import Layout, Measure, TapeRow, layout_of
 from rankwatch.rerun.forward import RootEntry
 
-TABLES = ("steps", "parts", "memory", "measure")
+TABLES = ("steps", "parts", "memory", "calls", "measure")
 FINGERPRINT, ALL_AT_ONCE = "fingerprint", "fingerprints=1"
 KIBI_ELEMENTS = (64, 256, 1024, 4096, 16384)
 """The tensors of the table "measure"."""
@@ -127,7 +143,7 @@ def table_of_steps(setting: Setting, modes: list[str], rounds: int) -> list[Line
     return rows
 
 
-def take_turns(trainees: list[Trainee], rounds: int) -> None:
+def take_turns(trainees: Sequence[Trainee | SmallTrainee], rounds: int) -> None:
     """Each model does one step in every round, in an order that changes from round to round."""
     shuffle = random.Random(0).shuffle
     order = list(trainees)
@@ -320,8 +336,56 @@ def measure_once(values: Tensor) -> None:
     row = ROWS.get((values.device, layout))
     if row is None:
         both = torch.zeros(2, dtype=layout.written, device=values.device)
-        row = ROWS[values.device, layout] = TapeRow(both[0], both[1], both)
+        row = TapeRow(both[0], both[1], both)
+        if values.is_cpu and layout.written is not layout.read:
+            numbers = both.view(layout.read)
+            row = row._replace(numbers=(numbers[0], numbers[1]))
+        ROWS[values.device, layout] = row
     MEASURE(values, row, layout)
+
+
+CALLS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], dict[str, float], dict[str, float]]] = {
+    "400 linear layers of 16": (
+        lambda: nn.Sequential(*[nn.Linear(16, 16) for _ in range(400)]),
+        (8, 16),
+        {"default": 32.0, "gradients": 100.0},
+        {},
+    ),
+    "2 x 64 experts of 32": (
+        lambda: nn.Sequential(Experts(64, 32), Experts(64, 32)),
+        (256, 32),
+        {},
+        {"default": 1.15, "gradients": 1.5},
+    ),
+}
+"""Small modules and their input; by mode, the most microseconds a call and the largest ratio of the steps."""
+
+MODES_OF_CALLS = ("bare", "bare (again)", "default", "batch", "async", "every=10", "gradients")
+
+
+def table_of_calls(rounds: int) -> list[Line]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    rows: list[Line] = []
+    for title, (build, shape, most, largest) in CALLS.items():
+        print(f"\n{title}, {rounds} rounds, CPU time of one thread", flush=True)
+        print(f"  {'calls':<14}{'us':>9}{'ratio':>9}{'q1':>8}{'q3':>8}", flush=True)
+        x = torch.randn(shape)
+        trainees = {mode: SmallTrainee(build, x, mode) for mode in MODES_OF_CALLS}
+        calls = sum(1 for _ in trainees["bare"].model.modules())
+        take_turns(list(trainees.values()), rounds)
+        bare = trainees["bare"].seconds
+        for mode, trainee in trainees.items():
+            more = [1e6 * (mine - its) / calls for mine, its in zip(trainee.seconds, bare, strict=True)]
+            ratios = [mine / its for mine, its in zip(trainee.seconds, bare, strict=True)]
+            us, ratio = over_cycle(more, trainee.period), over_cycle(ratios, trainee.period)
+            q1, _, q3 = statistics.quantiles(more, n=4, method="inclusive")
+            text = verdict(us, most.get(mode)) + verdict(ratio, largest.get(mode))
+            rows.append({"model": title, "mode": mode, "us": us, "ratio": ratio, "q1": q1, "q3": q3, "verdict": text})
+            print(f"  {mode:<14}{us:9.1f}{ratio:9.3f}{q1:8.1f}{q3:8.1f}  {text}", flush=True)
+            trainee.close()
+    torch.set_num_threads(threads)
+    return rows
 
 
 def absent(setting: Setting, mode: str, error: Exception) -> Line:
@@ -399,6 +463,8 @@ def main() -> None:
             if device == "cpu":
                 peaks = {mode: peak_of_process(setting, mode, arguments.threads) for mode in modes if mode != "hugging face"}
             results["memory"] += table_of_memory(setting, peaks)
+    if "calls" in arguments.tables and device == "cpu":
+        results["calls"] = table_of_calls(arguments.steps)
     if "measure" in arguments.tables:
         results["measure"] = table_of_measuring(size, device, arguments.steps)
     if arguments.json:

@@ -19,7 +19,7 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     options = [
         "--small",
         "--tables",
-        "steps,parts,measure",
+        "steps,parts,calls,measure",
         "--models",
         "gpt2",
         "--dtypes",
@@ -39,4 +39,5 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
         *("guard", "root's entry", "loss", "guard, clipped", "root's entry, clipped", "loss, clipped"),
         *("fingerprint", "fingerprint, clipped", "fingerprint, all"),
     }
+    assert {row["model"] for row in written["calls"]} == {"400 linear layers of 16", "2 x 64 experts of 32"}
     assert {row["dtype"] for row in written["measure"]} == {"float32", "bfloat16", "float16"}
