@@ -6,10 +6,13 @@ then it is that long after the last hold has ended, at most ``hold_limit`` secon
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 
 from ..errors import EXIT_ABORTED
 from .abort import say
@@ -129,9 +132,21 @@ class Deadline:
                 return
             try:
                 say(f"{self._reason}; this rank did not come back within {self._grace:g} s and is ended")
+                _outlive_sigabrt()
                 _abort_process_groups()
             finally:
                 os._exit(EXIT_ABORTED)
+
+
+def _outlive_sigabrt() -> None:
+    """For the last moments of this process: a thread that calls ``abort(3)`` sleeps, and the exit code is still ours.
+
+    The abort of a communicator may call it, as in torch 2.15's nccl (pytorch#192105), and so may its watchdog when a peer ends.
+    """
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.signal.argtypes, library.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+        library.signal(signal.SIGABRT, ctypes.cast(library.pause, ctypes.c_void_p))
 
 
 def _abort_process_groups() -> None:
