@@ -53,6 +53,9 @@ NOT_RUN = {
     "python3.11": "another virtual environment, which takes minutes to install",
     ".lowest/bin/pip": "the same",
     ".lowest/bin/python": "the same",
+    ".newest/bin/pip": "the same, of several GB",
+    ".newest/bin/python": "the same",
+    ".newest/bin/rankwatch": "the same",
 }
 """Why, by the program of the command."""
 
