@@ -66,8 +66,10 @@ def stand_ins(pid: int) -> int:
     found = 0
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
-            if b"rankwatch.tell.stand_in" in (entry / "cmdline").read_bytes():
-                found += f'"pid": {pid}}}' in (entry / "fd" / str(stand_in.STDIN)).read_text(errors="replace")
+            given = entry / "fd" / str(stand_in.STDIN)
+            # The shell that starts one has the rank's own pipe: to read it would wait, and take what is meant for the rank.
+            if b"rankwatch.tell.stand_in" in (entry / "cmdline").read_bytes() and given.is_file():
+                found += f'"pid": {pid}}}' in given.read_text(errors="replace")
     return found
 
 
