@@ -101,8 +101,8 @@ RAW: dict[str, Callable[[int], Parts]] = {
     "multipart": lambda n: [b"x"] * 50,
     "long malformed": lambda n: [NESTED],
 }
-MADE = 12, 3
-"""How many messages are made and sent again and again: of a short kind, and of a long one, which takes up to a second each."""
+MADE, LONG_MADE = 12, 3
+"""Messages that are made, and sent again and again; a long one takes up to a second to make."""
 
 CONNECTIONS = "connections"
 ALL = (*KINDS, *LONG_KINDS, *RAW, CONNECTIONS)
@@ -122,7 +122,8 @@ def bodies(kind: str) -> Iterator[Parts]:
             yield [wire.encode(_wide_hello(number))]
             yield [wire.encode(messages.Bye(1, "finished", ""))]
     if kind in LONG_KINDS or kind in ("TABLE", "FINGERPRINTS"):
-        made = [[wire.encode({**KINDS, **LONG_KINDS}[kind](number))] for number in range(MADE[kind in LONG_KINDS])]
+        count = LONG_MADE if kind in LONG_KINDS else MADE
+        made = [[wire.encode({**KINDS, **LONG_KINDS}[kind](number))] for number in range(count)]
         yield made[0]
         yield from itertools.cycle(made)
     for number in itertools.count(1):

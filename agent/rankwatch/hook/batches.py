@@ -325,13 +325,9 @@ class Batches:
         if frame.spec.phase is Phase.BACKWARD:
             batch.scaling = batch.scaling or self._loss_scales.scaling(self._loss_scales.last())
             frame.is_absorbed = batch.scaling.absorbs
-        is_here = batch.position is self.position  # the usual case
         batch.add(frame)
         self._settler.add(frame, batch.part, None)
-        if is_here:
-            self.position = batch.position
-        else:
-            self._move_on(batch)
+        self._move_on(batch)
 
     def add_loss(self, frame: PendingFrame, values: list[Tensor], origin: LossOrigin | None) -> None:
         """Adds the frame of a loss to the batch whose backward runs: to its forward, while that is not sent yet."""

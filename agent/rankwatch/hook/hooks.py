@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 set_eval_frame: Callable[[Any], Any] = getattr(_eval_frame, "set_eval_frame", lambda callback: None)
 
-_is_tracing: Callable[[], bool] = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
-
 DOES_NOTHING = getattr, (nullcontext(), "__exit__")
 """What a hook of ours is in a pickle: it does nothing, and loads without rankwatch."""
 
@@ -232,7 +230,7 @@ class _Hook:
 
     def _call(self, *rest: Any) -> None:
         # In a trace, our operations would become part of the graph.
-        if _is_tracing():
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return
         # The hook may run between the graphs of a compiled model, and must not be compiled. This has the effect of
         # torch.compiler.disable, without its import of the whole compiler.

@@ -145,7 +145,7 @@ class Sweep:
         """How to look at each of these tensors: as before, if they are the same ones, in the same memory."""
         try:
             signs = [*map(id, values), *map(Tensor.data_ptr, values)]
-        except (RuntimeError, NotImplementedError):  # one has no memory
+        except RuntimeError:  # one has no address: it is sparse, say, or within a transformation of torch.func
             return _Ways(values)
         if self._ways is None or signs != self._signs:
             self._ways, self._signs = _Ways(values), signs

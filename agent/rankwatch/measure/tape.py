@@ -143,7 +143,7 @@ class Tape:
 
     def read(self) -> bool:
         """Fills the cells written since the last read; returns whether any is not finite. Synchronises with the device."""
-        bad, self._has_bad = self._has_bad, False
+        bad = self._had_bad()
         for buffer in self._buffers.values():
             if buffer.cells:
                 bad |= buffer.read()
