@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
 from rankwatch.hook.detector import Detector
-from rankwatch.judge.settler import BadReading
+from rankwatch.judge.observer import BadReading
 from rankwatch.rerun.capsule import CapsuleRules
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.closeup import CloseUp

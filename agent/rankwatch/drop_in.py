@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from .errors import RankwatchError
-from .judge.settler import BadReading
+from .judge.observer import BadReading
 from .mark import describe_bad_reading, emit
 from .registry import open_watches, prepare
 from .shared.cause import Trip

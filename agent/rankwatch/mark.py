@@ -7,7 +7,7 @@ import sys
 
 from torch import Tensor
 
-from .judge.settler import BadReading
+from .judge.observer import BadReading
 from .measure.extremes import count_non_finite
 from .registry import open_watches
 from .rerun.careful import running_again

@@ -23,7 +23,7 @@ from .errors import BatchLimitReached, OverflowDetected, RankwatchError, Trainin
 from .hook.detector import Detector
 from .hook.ended import EndedDetector
 from .hook.stage import PipelineStage, module_and_stage
-from .judge.settler import BadReading
+from .judge.observer import BadReading
 from .mark import emit
 from .measure.modules import unwrap
 from .registry import forget, is_process_ending, open_watches, remember

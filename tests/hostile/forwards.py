@@ -353,9 +353,8 @@ def in_a_full_batch_of_every() -> Training:
     return fed(middle(Square()), lambda x: x.mul_(1e30), at=8)
 
 
-@hostile(module="", cause=("overflow", "invalid"), state=("inf", "nan"), batch=6, every=4)
+@hostile(module="1", cause="overflow", state="inf", batch=6, every=4)
 def between_the_full_batches() -> Training:
-    """Only the root is measured there."""
     return fed(middle(Square()), lambda x: x.mul_(1e30), at=6)
 
 

@@ -33,7 +33,7 @@ def one_nan_in_a_full_batch() -> Training:
     return fed(chain(), lambda x: put(x, NAN, 2, 1), at=8)
 
 
-@hostile(module="", cause="data", batch=6, every=4)
+@hostile(module="0", cause="data", batch=6, every=4)
 def one_nan_between_the_full_batches() -> Training:
     return fed(chain(), lambda x: put(x, NAN, 2, 1), at=6)
 
@@ -163,7 +163,7 @@ def infinite_data_beside_a_mask() -> Training:
     return masked(data=-INF)
 
 
-@hostile(module="", cause=("overflow", "invalid"), batch=6, state=("inf", "nan"), never="mask", every=4)
+@hostile(module="gain", cause="overflow", batch=6, state="inf", never="mask", every=4)
 def an_overflow_beside_a_mask_between_the_full_batches() -> Training:
     model = Masked()
 

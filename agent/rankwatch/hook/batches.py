@@ -68,6 +68,7 @@ class Batches:
         self.is_open = False
         self.is_direct = False
         self.of_backward = self.current
+        self._root_frame = 0  # the number of the root's frame in the last forward that was measured in full
         self._backwards: list[BatchInProgress] = []  # batches whose backward has frames, and is not closed
         self._unsure: BatchInProgress | None = None  # the last unsure batch
         self._unsure_part: BatchPart | None = None  # its last forward, until an optimizer step
@@ -169,9 +170,20 @@ class Batches:
         self.phase = "forward"
         self._recorder.begin(self._steps.done, self.position.batch)
 
+    def come_to_root(self) -> None:
+        """The root returns. Its frame has the same number whether or not the modules before it are measured: ranks compare it."""
+        batch = self.current
+        later = self._root_frame - batch.position.frame
+        if not batch.is_full and later > 0:
+            for frame in batch.part.frames:  # of tensors that were marked
+                frame.position = frame.position._replace(frame=frame.position.frame + later)
+            batch.position = batch.position._replace(frame=self._root_frame)
+
     def end(self) -> None:
         """The forward has returned; frames belong to the batch until ``is_open`` is set to False."""
         batch = self.current
+        if batch.is_full and batch.is_streamed and not batch.part.first.frame:
+            self._root_frame = batch.position.frame - 1
         self.phase = "backward" if batch.is_streamed and batch.is_sure else "idle"
         self._settler.close(batch, awaits_loss=batch.is_streamed and not self._sends_at_once)
 

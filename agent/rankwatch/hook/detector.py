@@ -94,6 +94,7 @@ class Detector(FailsOpen):
             steps=lambda: self._steps.done,
             modules=lambda: self._hooks.modules,
             watched=lambda: self._hooks.watched,
+            running=lambda: self._hooks.running(),
         )
         self._running = RunningRoots(unwrap(model), lambda: self._batches.interrupted(is_judged=not self._off))
         self._batches = Batches(
@@ -204,6 +205,12 @@ class Detector(FailsOpen):
     def remove(self) -> None:
         """Takes all hooks away; the model is as it was. Pending frames are judged and sent, but nothing is raised."""
         self._off, self._stop = True, None
+        if not self.fault:  # first, as a batch may be run again with its hooks
+            try:
+                self._guarded(partial(self._batches.settle, wait=True))()
+                self._guarded(partial(self._fingerprints.flush, wait=True))()
+            except TrainingAborted:
+                log.debug("a trip was found as the watch was closed")
         self._hooks.remove()
         self._compiled.remove()
         self._gradients.remove()
@@ -212,12 +219,6 @@ class Detector(FailsOpen):
         self._guard.remove()
         self._fingerprints.remove()
         self._collectives.close()
-        if not self.fault:
-            try:
-                self._guarded(partial(self._batches.settle, wait=True))()
-                self._guarded(partial(self._fingerprints.flush, wait=True))()
-            except TrainingAborted:
-                log.debug("a trip was found as the watch was closed")
 
     def is_inside(self) -> bool:
         """Whether the calling thread is inside a watched forward."""
@@ -235,7 +236,7 @@ class Detector(FailsOpen):
 
     def mark(self, tensor: Tensor, label: str) -> None:
         """Records a tensor that the user marked, as a frame of its own under the name of the running module."""
-        if not passed_again(label, tensor):
+        if not passed_again(label, ((), {}, tensor)):
             self._guarded(self._mark)(tensor, label, self._hooks.running())
 
     # --- forward ------------------------------------------------------------------------------------------------------
@@ -310,6 +311,8 @@ class Detector(FailsOpen):
     def _leaving_root(self) -> Iterator[bool]:
         """A root forward ends. The outermost one ends the batch, even if judging it raises; yields whether this is it."""
         with self._running.leaving() as is_outermost:
+            if is_outermost:
+                self._batches.come_to_root()
             try:
                 yield is_outermost
             finally:
@@ -437,9 +440,9 @@ class Detector(FailsOpen):
     def _scaler_stepped(self, scale: Scale, optimizer: Optimizer) -> None:
         """The scale of a loss shrinks without end: it is not the cause. The gradients tell where they are not finite."""
         batch = self._batches.of_backward
-        if self._off or self._config.gradients or not self._steps.is_ours(optimizer) or not batch.is_streamed:
+        is_measured = self._config.gradients and batch.is_full
+        if self._off or is_measured or not self._steps.is_ours(optimizer) or not batch.is_streamed:
             return
-        batch.is_full = True  # with every=K, too
         batch.scaling = self._loss_scales.scaling(scale)
         self._guard.find_origin()
 

@@ -11,7 +11,7 @@ from threading import get_ident
 from typing import Any, Protocol
 
 from ..errors import TrainingAborted
-from ..judge.settler import Observer
+from ..judge.observer import Observer
 from ..shared.fingerprint import Fingerprint, FingerprintTable
 
 log = logging.getLogger(__name__)

@@ -266,6 +266,7 @@ class Guard:
         run = batch.run
         if run is None:
             return "not run again: what the model was given is not at hand"
+        self._settler.judge_again(batch, run.entry)
         root = self._hooks.named(run.entry.module)
         handed = [gradient for one in run.gradients for gradient in one.values()]
         if root is not None and any(map(is_bad, handed)):

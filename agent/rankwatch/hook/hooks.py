@@ -275,7 +275,7 @@ class _Leave(_Hook):
             self._call(*call)
 
     def _is_passed_again(self, *rest: Any) -> bool:
-        return passed_again(self._named.module, rest[-1])
+        return passed_again(self._named.module, rest)
 
 
 # Private, too: if it is missing, the modes see our operations.

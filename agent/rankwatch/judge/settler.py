@@ -11,29 +11,26 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..errors import TrainingAborted
 from ..measure.extremes import NonFiniteCounts, count_non_finite
 from ..measure.modules import NamedModule
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import PendingRead, Tape
-from ..rerun.capsule import CapsuleRules, CapsuleWritten, write
-from ..rerun.closeup import Subject, look_closer
-from ..rerun.forward import Forward
+from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
 from ..shared.cause import Trip
-from ..shared.closeup import CloseUp
-from ..shared.frame import BatchSummary, Frame, FrameTable, Kind, Moment, Phase, State
-from ..shared.notice import Notice
+from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, State
 from ..shared.tuning import Check, Tuning
 from .batch import BatchInProgress, BatchPart, LossScaling, Tables
+from .between import Between, not_again
 from .changes import guilty_collective, mark_stale
 from .evidence import Evidence
 from .health import Health
+from .observer import BadReading, FoundTrip, Observer, announce
 from .policy import Judge
 
 log = logging.getLogger(__name__)
@@ -43,39 +40,6 @@ def default_check(model: nn.Module) -> Check:
     """On devices where reading a number waits for the device, numbers are read once a batch."""
     parameter = next(model.parameters(), None)
     return Check.FRAME if parameter is None or parameter.device.type in ("cpu", "meta") else Check.BATCH
-
-
-class BadReading(NamedTuple):
-    """A reading that trips, with its numbers of nans and infs (0 and 0: the tensor no longer existed)."""
-
-    label: str
-    nans: int
-    infs: int
-
-
-class Observer(Protocol):
-    """Receives batches, notices and trips, in the training thread.
-
-    For a trip, ``on_found`` is called first, before anything that shows this rank at a later position; ``on_closeup`` when
-    the close-up is done, which ends early if it is not ``is_wanted`` any more, and writes a capsule by ``capsule_rules``.
-    Then ``on_trip`` returns the exception that is raised in the training.
-    """
-
-    def on_batch(self, table: FrameTable, summary: BatchSummary) -> None: ...
-    def on_notice(self, notice: Notice) -> None: ...
-    def on_trace(self, frames: list[Frame]) -> None: ...
-    def on_found(self, trip: Trip) -> None: ...
-    def is_wanted(self) -> bool: ...
-    def capsule_rules(self) -> CapsuleRules | None: ...
-    def on_closeup(self, closeup: CloseUp) -> None: ...
-    def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted: ...
-
-
-class FoundTrip(NamedTuple):
-    trip: Trip
-    bad_readings: list[BadReading]
-    subject: Subject
-    """What the close-up looks at."""
 
 
 class _ReadPart(NamedTuple):
@@ -91,7 +55,7 @@ class Settler:
         awaits_step: returns whether an optimizer step will wait for the device, so that numbers may be read with it.
         closeup: the seconds that the close-up of a trip may take; 0: there is none.
         steps: returns the number of optimizer steps done.
-        modules: returns the modules of the model; ``watched``: those with hooks.
+        modules: returns the modules of the model; ``watched``: those with hooks; ``running``: the one that runs.
     """
 
     def __init__(
@@ -111,6 +75,7 @@ class Settler:
         steps: Callable[[], int],
         modules: Callable[[], Iterable[NamedModule]],
         watched: Callable[[], Iterable[NamedModule]],
+        running: Callable[[], NamedModule],
     ) -> None:
         self.check = check
         self.judge = judge
@@ -126,6 +91,7 @@ class Settler:
         self._awaits_step = awaits_step
         self._modules = modules
         self._steps = steps
+        self._between = Between(recorder, tape, sweep, steps=steps, watched=watched, running=running)
         self._evidence = Evidence(recorder, steps, modules, watched, sweep.shards)
         self._tables = Tables()
         self._health = Health()
@@ -150,21 +116,10 @@ class Settler:
         self._ring.append(frame)
         if not self._has_bad or not self.judge.tripping(frame.spec, frame.states):
             return
-        values, changed = None, ""
-        if call is not None:
-            # Evidence is measured anew, without the cache: x.data.mul_() changes a tensor without its version counter.
-            overwritten = self._recorder.before_in_place(frame, *call)
-            self._recorder.forget()
-            fresh, values = self._recorder.again(frame, *call)
-            before, frame.cells = frame.cells, fresh.cells
-            self._tape.read()
-            changed = mark_stale(before, frame, part.frames)
-            for row, cell in overwritten.items():
-                frame.cells[row] = cell
-        found = self._trip(frame, part, values, call, changed)
+        found = self._find(frame, part, call)
         if found is None:
             return
-        self._announce(found)
+        announce(found, self._observer, self._modules())
         if found.trip.culprit.kind is Kind.MARKED:
             self.waiting = self.waiting or found  # detect_overflow returns to its caller, and the next hook raises
         else:
@@ -208,6 +163,19 @@ class Settler:
         self._pending.append(_ReadPart(self._tape.read_later(), part))
         if self.check is not Check.ASYNC:
             self._settle_pending(wait=self.check is Check.FRAME)
+
+    def judge_again(self, batch: BatchInProgress, entry: RootEntry) -> None:
+        """A gradient is bad in a batch in which only the root was measured: its forward is run again, measured and judged."""
+        again = self._between.run_again(batch, entry, self.judge)
+        if again is None or not again.is_bad:
+            return
+        part = BatchPart(batch)
+        part.frames = again.frames
+        self._ring.extend(again.frames)
+        found = self._trip_of_call(again.frames[-1], part, None, again.call)
+        if found is not None:
+            announce(found, self._observer, self._modules())
+            raise self._observer.on_trip(found.trip, found.bad_readings)
 
     def expect_no_loss(self) -> None:
         """A forward that awaits its loss is sent without it."""
@@ -263,7 +231,8 @@ class Settler:
 
     def _judged(self, part: BatchPart) -> None:
         part.is_judged = True
-        part.batch.entry = None
+        if part.batch.is_full or not part.awaits_loss:
+            part.batch.entry = None
         if part in self._closed:
             self._closed.remove(part)
 
@@ -275,7 +244,7 @@ class Settler:
         self._trace(part)
         found, self.waiting = self.waiting or found, None
         if found is not None and self._is_late(part):
-            self._announce(found)  # the user's exception goes on; the trip still counts for the verdict
+            announce(found, self._observer, self._modules())  # the user's exception goes on; the trip counts all the same
         self._judged(part)
 
     def drop_interrupted(self) -> None:
@@ -317,12 +286,13 @@ class Settler:
         found = self._judge_late(part)
         if found is not None:
             self._trace(part)
-            self._announce(found)
-        elif self._has_bad:
+            announce(found, self._observer, self._modules())
+        elif self._has_bad and part.batch.is_full:
             self._evidence.learn(part)
         self._judged(part)
         if part.loss_of is not None:
-            part.loss_of.frames += part.frames
+            if found is None or found.trip.culprit.kind is Kind.LOSS:  # else it only follows from its forward
+                part.loss_of.frames += part.frames
             self._send_without_loss(part.loss_of)
         elif found is not None:
             self._drop_loss_of(part)
@@ -334,8 +304,10 @@ class Settler:
     def _send_without_loss(self, forward: BatchPart) -> None:
         """No loss, or no further one, of this forward will come."""
         forward.awaits_loss = False
-        if forward.is_judged and not forward.is_held:
-            self._send(forward)
+        if forward.is_judged:
+            forward.batch.entry = None
+            if not forward.is_held:
+                self._send(forward)
 
     def _drop_loss_of(self, part: BatchPart) -> None:
         """A forward trips: its loss follows from it, and is not judged."""
@@ -357,13 +329,49 @@ class Settler:
         if not self._has_bad or (part.batch.traced and not self._judge_traced):
             self._ring.extend(part.frames)
             return None
-        for frame in part.frames:
+        for frame in list(part.frames):
             self._ring.append(frame)
             if self.judge.tripping(frame.spec, frame.states):
-                found = self._trip(frame, part, part.values, None)
+                found = self._find(frame, part, None)
                 if found is not None:
                     return found
         return None
+
+    def _find(self, frame: PendingFrame, part: BatchPart, call: Call | None) -> FoundTrip | None:
+        """The trip of the ring's last frame, or of an earlier one that only shows when its forward is run again."""
+        values, forward, again = part.values, part.loss_of or part, None
+        if frame.spec.phase is Phase.FORWARD and frame.step == self._steps():
+            again = self._between.run_again(part.batch, part.batch.entry, self.judge)
+        if again is not None:
+            known = set(map(id, (*forward.frames, frame)))
+            self._ring = deque([one for one in self._ring if id(one) not in known], self._ring.maxlen)
+            forward.frames[:] = again.frames
+            if again.is_bad:
+                frame, part, call, values = again.frames[-1], forward, again.call, None
+            elif part is forward:
+                frame = forward.frames[-1] = not_again(frame, again.frames[-1])
+                call = call and (*again.call[:2], call[-1])
+            else:
+                frame.position = forward.end
+            self._ring.extend(forward.frames if part is forward else (*forward.frames, frame))
+        return self._trip_of_call(frame, part, values, call)
+
+    def _trip_of_call(
+        self, frame: PendingFrame, part: BatchPart, values: list[Any] | None, call: Call | None
+    ) -> FoundTrip | None:
+        """The trip of the ring's last frame, whose call is at hand, or not."""
+        changed = ""
+        if call is not None:
+            # Evidence is measured anew, without the cache: x.data.mul_() changes a tensor without its version counter.
+            overwritten = self._recorder.before_in_place(frame, *call)
+            self._recorder.forget()
+            fresh, values = self._recorder.again(frame, *call)
+            before, frame.cells = frame.cells, fresh.cells
+            self._tape.read()
+            changed = mark_stale(before, frame, part.frames)
+            for row, cell in overwritten.items():
+                frame.cells[row] = cell
+        return self._trip(frame, part, values, call, changed)
 
     def _trace(self, part: BatchPart) -> None:
         """Prints a part that is complete: its forward's with the loss."""
@@ -420,39 +428,6 @@ class Settler:
         self._closeup = 0.0  # one close-up is enough
         readings = [BadReading(rows[row].label, counts[row].nans, counts[row].infs) for row in tripping]
         return FoundTrip(trip, readings, evidence.subject)
-
-    def _announce(self, found: FoundTrip) -> None:
-        """Tells of a trip at once, and then of its close-up."""
-        self._observer.on_found(found.trip)
-        if found.trip.has_closeup:
-            names = {id(named.module): named.names[0] for named in self._modules()}
-
-            def name(module: nn.Module) -> str:
-                return names.get(id(module), "")
-
-            rules = self._observer.capsule_rules()
-
-            def keep(forward: Forward, until: float) -> CapsuleWritten:
-                assert rules is not None
-                subject = found.subject
-                return write(
-                    rules,
-                    forward,
-                    found.trip,
-                    name=name(forward.module),
-                    output=subject.output,
-                    gradients=subject.again[0].gradients if subject.again is not None else (),
-                    until=until,
-                )
-
-            closeup = look_closer(
-                found.subject,
-                found.trip.closeup_within,
-                self._observer.is_wanted,
-                name,
-                keep if rules is not None else None,
-            )
-            self._observer.on_closeup(closeup)
 
 
 def _counts(value: Any) -> NonFiniteCounts:

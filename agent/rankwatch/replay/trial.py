@@ -191,7 +191,7 @@ def _describe(error: Exception) -> str:
 
 def _pass(module: nn.Module, args: Any, output: Any) -> None:
     """Tells the forward that is run again that it has come to this module."""
-    passed_again(module, output)
+    passed_again(module, (args, {}, output))
 
 
 def worst(results: list[ForwardResult]) -> ForwardResult:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from ..measure.recorder import Call
 from ..measure.walk import leaves
 from .arguments import storage_of, written
 
@@ -58,8 +59,8 @@ class Careful(TorchDispatchMode):
         """The bytes that the largest operator read and wrote."""
         self.made = 0
         """The bytes that all operators made."""
-        self.left: Callable[[nn.Module | str, Any], None] | None = None
-        """Called with each watched module that returns, and its output; with each label of a marked tensor, and the tensor."""
+        self.left: Callable[[nn.Module | str, Call], None] | None = None
+        """Called with each watched module that returns, and its call; with each label of a marked tensor, as an output."""
         self.module: nn.Module | None = None
         """The module whose forward is run again."""
         self._until = until
@@ -156,11 +157,11 @@ def running_again() -> Careful | None:
     return next((mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Careful)), None)
 
 
-def passed_again(key: nn.Module | str, value: Any) -> bool:
+def passed_again(key: nn.Module | str, call: Call) -> bool:
     """Tells a forward that is run again, if there is one, what the calling code has come to. Returns whether there is one."""
     mode = running_again()
     if mode is not None and mode.left is not None:
-        mode.left(key, value)
+        mode.left(key, call)
     return mode is not None
 
 

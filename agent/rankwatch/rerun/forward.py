@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from ..measure.recorder import Call
 from ..measure.walk import flatten, leaves
 from .careful import Altered, Careful, Stopped, refusal, same_surroundings, tensors, untouched
 from .source import Caller, caller_of
@@ -144,8 +145,13 @@ class Forward:
         return caller_of(within_run=not self.is_live)
 
 
-def run_again(forward: Forward, mode: Careful, *, grad: bool) -> tuple[list[Tensor], Altered]:
+def run_again(
+    forward: Forward, mode: Careful, *, grad: bool, watch: Callable[[nn.Module | str, Call], None] = lambda key, call: None
+) -> tuple[list[Tensor], Altered]:
     """Runs a forward under a mode; returns the tensors in which it was bad before, and what it had changed.
+
+    ``watch`` is called with each watched module that returns, the forward's own last, and its call; with each label of a marked
+    tensor, which is passed as the output.
 
     Raises:
         Stopped: the mode stopped it, or it did not come to where it was bad.
@@ -154,12 +160,13 @@ def run_again(forward: Forward, mode: Careful, *, grad: bool) -> tuple[list[Tens
     reached: list[Any] = []
     calls = 0
 
-    def leave(key: nn.Module | str, value: Any) -> None:
+    def leave(key: nn.Module | str, call: Call) -> None:
         nonlocal calls
+        watch(key, call)
         if key is forward.inner or (isinstance(key, str) and key == forward.inner):
             calls += 1
             if calls == forward.nth and not reached:
-                reached.append(value)
+                reached.append(call[-1])
                 mode.stop("it has come to where it was bad")
 
     mode.left, mode.module = leave, module
@@ -174,6 +181,7 @@ def run_again(forward: Forward, mode: Careful, *, grad: bool) -> tuple[list[Tens
             with mode:
                 call = forward.entry.forward if forward.entry is not None else module.forward
                 output = hooked(module, forward.args, forward.kwargs, call(*forward.args, **forward.kwargs))
+                watch(module, (forward.args, forward.kwargs, output))
         except (Exception, Stopped):
             if not reached:
                 mode.check()  # the forward may have raised something of its own as it was stopped

@@ -31,10 +31,11 @@ class LastBatch:
         self._parts: list[tuple[FrameTable, BatchSummary]] = []
 
     def add(self, table: FrameTable, summary: BatchSummary) -> None:
-        if not summary.first_frame:
-            self._parts = []
-        elif self._parts and self._parts[0][1].batch != summary.batch:
+        last = self._parts[0][1].batch if self._parts else -1
+        if summary.batch < last:
             return  # the backward of an earlier batch
+        if summary.batch > last:
+            self._parts = []
         self._parts.append((table, summary))
 
     def scalars(self, newer: tuple[FrameTable, BatchSummary] | None = None) -> dict[str, float]:

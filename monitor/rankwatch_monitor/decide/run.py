@@ -363,9 +363,10 @@ class Run(RunEnd):
                 self.journal.append(Entry(now, rank.hello.rank, Trained(message.seq, summary, table)))
                 self._note_missed(rank, summary.batch)
                 loss = summary.loss(table) if table.losses else NO_LOSS
+                is_next = summary.batch > rank.last_batch
                 rank.take(summary.batch, summary.optimizer_step, summary.first_frame, len(table.specs), loss)
                 self._losses.take(rank.number, summary, table)
-                if not summary.first_frame:
+                if is_next:
                     self._count(rank, summary.batch, summary.optimizer_step, now)
                 if summary.traced:
                     effects.append(RecordTrace(self.id, rank.number, summary, table))

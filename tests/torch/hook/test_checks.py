@@ -377,7 +377,7 @@ def test_all_modules_every_third_batch_and_the_roots_output_in_the_others(check:
 
 
 @every_check
-def test_a_trip_between_two_whole_batches_is_reported_at_the_root(check: str) -> None:
+def test_a_trip_between_two_whole_batches_is_found_as_in_a_whole_one(check: str) -> None:
     model = model_of()
     detector, notebook = watched(model, check=check, every=10)
     model(ones())
@@ -386,8 +386,8 @@ def test_a_trip_between_two_whole_batches_is_reported_at_the_root(check: str) ->
         model(ones())
     detector.remove()
     trip = only(notebook.trips)
-    assert (trip.position, trip.frame.spec.module, trip.culprit.label) == (Position(1, 0, 0), "", "output")
-    assert modules_of(list(trip.frames)) == ["0", "1", "2", "", ""]
+    assert (trip.position, trip.frame.spec.module, trip.culprit.label) == (Position(1, 0, 1), "1", "output")
+    assert modules_of(list(trip.frames)) == ["0", "1", "2", "", "0", "1"]
 
 
 def test_bad_data_is_still_known_as_the_cause_between_two_whole_batches() -> None:
@@ -420,10 +420,10 @@ def test_gradients_are_watched_in_whole_batches_only() -> None:
     assert [(summary.batch, summary.first_frame) for _, summary in notebook.batches] == [
         (0, 0),
         (0, 5),
-        (1, 0),
+        (1, 3),
         (2, 0),
         (2, 5),
-        (3, 0),
+        (3, 3),
     ]
 
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import rankwatch
 from notebook import Gain, first_weight, model_of, ones, watched
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
-from rankwatch.judge.settler import BadReading
+from rankwatch.judge.observer import BadReading
 from rankwatch.shared.frame import Kind, Phase, Position, State
 
 # --- batches --------------------------------------------------------------------------------------------------------------

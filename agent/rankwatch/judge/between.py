@@ -1,0 +1,134 @@
+"""Batches between those that are measured in full (``every=K``): once one of them shows something bad, it is run again, measured.
+
+Of such a batch only the root's output, the loss and the gradients before a step are looked at. When its forward runs again,
+what the root was given is at hand, and the weights are those of the batch: each module shows what it would have shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..measure.modules import NamedModule
+from ..measure.recorder import Call, PendingFrame, Recorder
+from ..measure.sweep import Sweep
+from ..measure.tape import Tape
+from ..rerun.careful import Careful, Stopped, uncollected
+from ..rerun.forward import Forward, RootEntry, run_again
+from ..shared.frame import Kind, Phase, Position
+from .batch import BatchInProgress
+from .policy import Judge
+
+log = logging.getLogger(__name__)
+
+MAX_SECONDS = 30.0
+"""Within which a forward is run again. The other ranks may wait for this one in a collective meanwhile."""
+
+
+class RunAgain(NamedTuple):
+    """The frames of a forward that was run again: up to the first one that trips if it ``is_bad``, else all. ``call`` is that of
+    the last one."""
+
+    frames: list[PendingFrame]
+    call: Call
+    is_bad: bool
+
+
+class Between:
+    """Runs forwards again of which only the root was measured.
+
+    Args:
+        steps: returns the number of optimizer steps done.
+        watched: returns the modules with hooks.
+        running: returns the module that runs, innermost on the caller's stack.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        tape: Tape,
+        sweep: Sweep,
+        *,
+        steps: Callable[[], int],
+        watched: Callable[[], Iterable[NamedModule]],
+        running: Callable[[], NamedModule],
+    ) -> None:
+        self._recorder = recorder
+        self._tape = tape
+        self._sweep = sweep
+        self._steps = steps
+        self._watched = watched
+        self._running = running
+
+    def run_again(self, batch: BatchInProgress, entry: RootEntry | None, judge: Judge) -> RunAgain | None:
+        """Runs the forward of a batch again. None: there is no need, it cannot be, or was not to its end.
+
+        The batch is then one that is measured in full.
+        """
+        if batch.is_full or entry is None:
+            return None
+        args, kwargs = batch.root_call or (entry.args, entry.kwargs)
+        forward = Forward(entry.module, args, kwargs, "output", entry=entry)
+        number = batch.position.batch
+        if why := forward.refusal:
+            log.debug("the forward of batch %d is not run again: %s", number, why)
+            return None
+        self._sweep.look(number, self._steps())  # weights that have gone bad are measured anew
+        found = self._run(forward, number, judge, grad=False)
+        if entry.has_gradients and (found is None or not found.is_bad):  # some modules need them, or do something else
+            found = self._run(forward, number, judge, grad=True)
+        batch.is_full = found is not None
+        return found
+
+    @uncollected()
+    def _run(self, forward: Forward, batch: int, judge: Judge, *, grad: bool) -> RunAgain | None:
+        named = {id(one.module): one for one in self._watched()}
+        if id(forward.module) not in named:
+            return None
+        mode = Careful([*forward.module.buffers()], time.monotonic() + MAX_SECONDS)
+        frames: list[PendingFrame] = []
+        last: Call = (), {}, None
+        is_bad = False
+
+        def watch(key: nn.Module | str, call: Call) -> None:
+            nonlocal last, is_bad
+            with _disable_current_modes():
+                at = Position(batch, 0, len(frames))
+                if isinstance(key, str):
+                    frame = self._recorder.values(at, self._running(), [(Kind.MARKED, key, call[-1])])
+                elif id(key) in named:
+                    frame = self._recorder.call(at, named[id(key)], Phase.FORWARD, *call)
+                else:
+                    return
+                frames.append(frame)
+                self._tape.read()
+            last, is_bad = call, bool(judge.tripping(frame.spec, frame.states))
+            if is_bad:
+                mode.stop("it has come to where it is bad")
+
+        self._recorder.forget()
+        try:
+            run_again(forward, mode, grad=grad, watch=watch)
+        except (Stopped, Exception) as why:  # noqa: BLE001  the trip counts without it: the root alone is known
+            if not is_bad:
+                log.debug("the forward of batch %d was not run again to its end: %r", batch, why)
+                return None
+        return RunAgain(frames, last, is_bad)
+
+
+def not_again(frame: PendingFrame, again: PendingFrame) -> PendingFrame:
+    """The frame of a root whose output was bad, and finite when it was run again (``again``): bad, as it was."""
+    outputs = {
+        row.label: cell for row, cell in zip(frame.spec.readings, frame.cells, strict=True) if row.kind is Kind.OUTPUT
+    }
+    cells = [
+        outputs.get(row.label, cell) if row.kind is Kind.OUTPUT else cell
+        for row, cell in zip(again.spec.readings, again.cells, strict=True)
+    ]
+    return replace(again, cells=cells)

@@ -1,0 +1,78 @@
+"""What a watch is told of: batches, notices, and a trip with its close-up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from torch import nn
+
+from ..errors import TrainingAborted
+from ..measure.modules import NamedModule
+from ..rerun.capsule import CapsuleRules, CapsuleWritten, write
+from ..rerun.closeup import Subject, look_closer
+from ..rerun.forward import Forward
+from ..shared.cause import Trip
+from ..shared.closeup import CloseUp
+from ..shared.frame import BatchSummary, Frame, FrameTable
+from ..shared.notice import Notice
+
+
+class BadReading(NamedTuple):
+    """A reading that trips, with its numbers of nans and infs (0 and 0: the tensor no longer existed)."""
+
+    label: str
+    nans: int
+    infs: int
+
+
+class Observer(Protocol):
+    """Receives batches, notices and trips, in the training thread.
+
+    For a trip, ``on_found`` is called first, before anything that shows this rank at a later position; ``on_closeup`` when
+    the close-up is done, which ends early if it is not ``is_wanted`` any more, and writes a capsule by ``capsule_rules``.
+    Then ``on_trip`` returns the exception that is raised in the training.
+    """
+
+    def on_batch(self, table: FrameTable, summary: BatchSummary) -> None: ...
+    def on_notice(self, notice: Notice) -> None: ...
+    def on_trace(self, frames: list[Frame]) -> None: ...
+    def on_found(self, trip: Trip) -> None: ...
+    def is_wanted(self) -> bool: ...
+    def capsule_rules(self) -> CapsuleRules | None: ...
+    def on_closeup(self, closeup: CloseUp) -> None: ...
+    def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted: ...
+
+
+class FoundTrip(NamedTuple):
+    trip: Trip
+    bad_readings: list[BadReading]
+    subject: Subject
+    """What the close-up looks at."""
+
+
+def announce(found: FoundTrip, observer: Observer, modules: Iterable[NamedModule]) -> None:
+    """Tells of a trip at once, and then of its close-up."""
+    observer.on_found(found.trip)
+    if not found.trip.has_closeup:
+        return
+    names = {id(named.module): named.names[0] for named in modules}
+    rules, subject = observer.capsule_rules(), found.subject
+
+    def name(module: nn.Module) -> str:
+        return names.get(id(module), "")
+
+    def keep(forward: Forward, until: float) -> CapsuleWritten:
+        assert rules is not None
+        return write(
+            rules,
+            forward,
+            found.trip,
+            name=name(forward.module),
+            output=subject.output,
+            gradients=subject.again[0].gradients if subject.again is not None else (),
+            until=until,
+        )
+
+    within = found.trip.closeup_within
+    observer.on_closeup(look_closer(subject, within, observer.is_wanted, name, keep if rules is not None else None))
