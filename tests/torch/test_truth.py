@@ -39,7 +39,12 @@ def test_the_verdict_is_true(case: Case) -> None:
 HIDDEN = {
     *("a_float16_product", "a_large_weight_under_autocast", "a_weight_past_float16_under_autocast", "a_score_in_float16"),
     *("an_inf_that_is_swallowed", "a_nan_that_the_root_swallows", "an_inf_that_is_clamped_in_place", "a_master_weight"),
-    *("the_second_call_of_a_shared_module", "a_finite_but_huge_input", "a_part_that_nobody_uses", "one_element_of_a_million"),
+    *(
+        "the_second_call_of_a_shared_module",
+        "a_finite_but_huge_input",
+        "a_part_that_nobody_uses",
+        "one_element_of_a_million",
+    ),
     *("a_weight_whose_output_is_hidden", "a_running_variance_after_large_data"),
 }
 """Nothing bad comes to the model's output, the loss or a gradient: only a batch that is measured in full shows it."""
@@ -47,7 +52,13 @@ HIDDEN = {
 SINCE = {"a_gradient_without_the_guard", "an_optimizer_that_writes_nan", "a_step_without_backward"}
 """Weights are looked at in the batches that are measured in full: since when one is bad is less well known."""
 
-IN_PARTS = {"in_decode", "data_of_encode", "a_weight_of_decode", "a_gradient_of_decode", "a_list_that_is_called_from_outside"}
+IN_PARTS = {
+    "in_decode",
+    "data_of_encode",
+    "a_weight_of_decode",
+    "a_gradient_of_decode",
+    "a_list_that_is_called_from_outside",
+}
 """The root is never called: what was bad is known, but there is no forward to run again."""
 
 ELSEWHERE = {"in_a_micro_batch": "the training has changed the module since", "no_scale_helps": "the scaler's end is later"}

@@ -120,7 +120,7 @@ class Settler:
         if found is None:
             return
         announce(found, self._observer, self._modules())
-        if found.trip.culprit.kind is Kind.MARKED:
+        if frame.spec.readings[0].kind is Kind.MARKED:
             self.waiting = self.waiting or found  # detect_overflow returns to its caller, and the next hook raises
         else:
             raise self._observer.on_trip(found.trip, found.bad_readings)

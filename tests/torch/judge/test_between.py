@@ -1,0 +1,302 @@
+"""``every=K``: a bad batch between two that are measured in full is run again, and shows what a full one would have shown."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import rankwatch
+from notebook import Gain, Notebook, model_of, ones, watched
+from rankwatch import registry
+from rankwatch.errors import OverflowDetected
+from rankwatch.shared.cause import Cause, Trip, classify
+from rankwatch.shared.frame import Kind, Position
+
+every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
+
+
+class Root(nn.Module):
+    """A root that computes by a function of itself and its input."""
+
+    def __init__(self, compute: Callable[[Any, Tensor], Tensor], **modules: nn.Module) -> None:
+        super().__init__()
+        self.compute = compute
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(self, x)
+
+
+def train(model: nn.Module, spoil: Callable[[], object], loss_of: Callable[[Tensor], Tensor], **options: Any) -> Notebook:
+    """Trains for four batches, of which the first is measured in full; ``spoil`` is called before the third."""
+    detector, notebook = watched(model, every=10, **options)
+    registry.remember(detector)  # type: ignore[arg-type]  # detect_overflow finds it there
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    try:
+        for batch in range(4):
+            if batch == 2:
+                spoil()
+            loss_of(model(ones())).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        detector.remove()
+    except OverflowDetected:
+        pass
+    finally:
+        registry.forget(detector)  # type: ignore[arg-type]
+    assert not notebook.faults
+    return notebook
+
+
+def mean(output: Tensor) -> Tensor:
+    return output.square().mean()
+
+
+def only(notebook: Notebook) -> Trip:
+    (trip,) = notebook.trips
+    return trip
+
+
+def names(trip: Trip) -> list[str]:
+    """The modules of the frames of the trip's batch."""
+    return [frame.spec.module for frame in trip.frames if frame.position.batch == trip.position.batch]
+
+
+# --- what it finds -------------------------------------------------------------------------------------------------------
+
+
+@every_check
+def test_counts_and_frames_are_those_of_a_full_batch(check: str) -> None:
+    found = {}
+    for every in (1, 10):
+        model = model_of()
+        _, notebook = watched(model, check=check, every=every)
+        model(ones())
+        gain = model[1]
+        assert isinstance(gain, Gain)
+        gain.gain = math.inf
+        with pytest.raises(OverflowDetected):
+            _ = model(ones()), model(ones())
+        found[every] = only(notebook)
+    full, between = found[1], found[10]
+    assert between.position == full.position == Position(1, 0, 1)
+    assert between.frame == full.frame
+    assert names(between) == names(full)[:2]
+    assert classify(between) == classify(full)
+    assert (between.nan_count, between.inf_count, between.numel) == (0, 12, 12)
+    if check == "frame":
+        assert (full.nan_count, full.inf_count, full.numel) == (0, 12, 12)
+
+
+@every_check
+def test_a_module_that_only_the_loss_shows_is_found(check: str) -> None:
+    """The model's output is finite: the loss takes a term from an attribute."""
+
+    def compute(self: Any, x: Tensor) -> Tensor:
+        self.term = self.part(x).sum()
+        return self.body(x)  # type: ignore[no-any-return]
+
+    model: Any = Root(compute, part=nn.Sequential(nn.Linear(4, 4), Gain()), body=nn.Linear(4, 2))
+    notebook = train(model, lambda: setattr(model.part[1], "gain", math.nan), lambda y: mean(y) + model.term, check=check)
+    trip = only(notebook)
+    assert (trip.position, trip.frame.spec.module, trip.culprit.kind) == (Position(2, 0, 1), "part.1", Kind.OUTPUT)
+
+
+@every_check
+def test_a_loss_that_is_bad_by_itself_stays_the_culprit_after_the_frames_of_its_forward(check: str) -> None:
+    model = model_of()
+    scale = [1.0]
+    notebook = train(model, lambda: scale.append(math.nan), lambda y: mean(y) * scale[-1], check=check)
+    trip = only(notebook)
+    assert (trip.position, trip.culprit.kind) == (Position(2, 0, 4), Kind.LOSS)
+    assert names(trip) == ["0", "1", "2", "", ""]
+    if check == "frame":  # else the loss is judged before the optimizer's step
+        assert trip.optimizer_step == 2
+
+
+@every_check
+def test_bad_data_that_only_the_gradients_show_is_data(check: str) -> None:
+    """tanh makes finite numbers of an inf, and the gradient of the weight, inf times 0, is nan."""
+    model = model_of(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    detector, notebook = watched(model, every=10, check=check)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step(batch: int) -> None:
+        x = ones()
+        x[0, 0] = math.inf if batch == 2 else 1.0
+        mean(model(x)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with pytest.raises(OverflowDetected):
+        deque(map(step, range(4)), maxlen=0)
+    trip = only(notebook)
+    assert (trip.position, trip.frame.spec.module) == (Position(2, 0, 0), "0")
+    assert classify(trip)[0] is Cause.DATA
+    assert all(value.isfinite().all() for value in model.parameters())
+    assert not detector.fault
+
+
+def test_a_marked_tensor_is_judged_after_the_modules_before_it() -> None:
+    def compute(self: Any, x: Tensor) -> Tensor:
+        x = self.first(x)
+        rankwatch.detect_overflow(x * self.factor, "scores")
+        return self.last(x)  # type: ignore[no-any-return]
+
+    def build() -> Any:
+        model: Any = Root(compute, first=Gain(), last=nn.Linear(4, 2))
+        model.factor = 1.0
+        return model
+
+    model = build()
+    trip = only(train(model, lambda: setattr(model, "factor", math.nan), mean))
+    assert (trip.position, trip.culprit.kind, trip.culprit.label) == (Position(2, 0, 1), Kind.MARKED, "scores")
+    other = build()
+    trip = only(train(other, lambda: setattr(other.first, "gain", math.nan), mean))
+    assert (trip.position, trip.frame.spec.module, trip.culprit.kind) == (Position(2, 0, 0), "first", Kind.OUTPUT)
+
+
+def test_what_was_drawn_is_drawn_again() -> None:
+    """A draw of one in a thousand is bad: the batch that is run again has the same one."""
+
+    class Rarely(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.where(torch.rand(()) < 0.001, x / 0, x)
+
+    model = nn.Sequential(nn.Dropout(0.5), Rarely(), nn.ReLU())
+    _, notebook = watched(model, every=10**6)
+
+    def run(number: int) -> None:
+        torch.manual_seed(number)
+        model(ones())
+
+    with pytest.raises(OverflowDetected):
+        deque(map(run, range(100_000)), maxlen=0)
+    assert only(notebook).frame.spec.module == "1"
+
+
+# --- what it does not touch, and where it does not run -------------------------------------------------------------------
+
+
+def test_the_training_does_not_see_it() -> None:
+    """Buffers, gradients, random numbers and what modules count are as they would be without."""
+    states = []
+    for every in (1, 10):
+        torch.manual_seed(0)
+        gain = Gain()
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4), gain)
+        _, notebook = watched(model, every=every)
+        mean(model(ones())).backward()
+        gain.gain = math.inf
+        with pytest.raises(OverflowDetected):
+            model(ones())
+        gradients = [value.grad for value in model.parameters() if value.grad is not None]
+        states.append([*model.state_dict().values(), *gradients, torch.get_rng_state()])
+        assert only(notebook).frame.spec.module == "4"
+    assert len(states[0]) == len(states[1])
+    assert all(map(torch.equal, *states))
+
+
+@every_check
+def test_what_does_not_go_bad_again_did_not_recur(check: str) -> None:
+    calls: list[int] = []
+
+    class Once(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(1)
+            return x * math.inf if len(calls) == 3 else x
+
+    model = nn.Sequential(nn.Linear(4, 4), Once(), nn.Linear(4, 4))
+    notebook = train(model, lambda: None, mean, check=check)
+    trip = only(notebook)
+    assert (trip.position, trip.frame.spec.module, trip.culprit.kind) == (Position(2, 0, 3), "", Kind.OUTPUT)
+    assert names(trip) == ["0", "1", "2", ""]
+    assert trip.recurs is False
+    cause, evidence = classify(trip)
+    assert cause is Cause.UNEXPLAINED
+    assert "run again, was finite" in evidence
+    assert (notebook.closeups[0].recurred, notebook.closeups[0].of) == (0, 3)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
+class Reduced(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.detach().clone()
+        dist.all_reduce(y)
+        return x + y
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(("place", "module"), [(1, "1"), (3, "")])
+def test_a_forward_that_communicates_is_run_again_up_to_there(place: int, module: str) -> None:
+    gain = Gain()
+    layers: list[nn.Module] = [nn.Linear(4, 4), Reduced(), nn.Linear(4, 4)]
+    layers.insert(place, gain)
+    trip = only(train(nn.Sequential(*layers), lambda: setattr(gain, "gain", math.inf), mean))
+    assert (trip.position.batch, trip.frame.spec.module) == (2, module)
+    assert ("not measured in this batch (every=K)" in classify(trip)[1]) == (not module)
+
+
+def test_what_was_changed_in_place_since_is_not_run_again() -> None:
+    def compute(self: Any, x: Tensor) -> Tensor:
+        x += 1
+        return self.gain(x)  # type: ignore[no-any-return]
+
+    model: Any = Root(compute, gain=Gain(), rest=nn.Linear(4, 4))
+    _, notebook = watched(model, every=10)
+    model(ones())
+    model.gain.gain = math.inf
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert only(notebook).frame.spec.module == ""
+    assert notebook.closeups[0].note == "not run again: what the model was given has been changed in place since"
+
+
+def test_an_inf_that_a_later_batch_shows_to_be_bad_data_was_no_mask_before() -> None:
+    """The same inf input came twice, and the first time the model's output was finite."""
+    model = model_of(nn.Linear(4, 4), nn.Tanh(), Gain())
+    _, notebook = watched(model, every=10, guard=False)
+    gain = model[2]
+    assert isinstance(gain, Gain)
+    bad = ones()
+    bad[0, 0] = math.inf
+    _ = model(ones()), model(bad)
+    gain.gain = math.nan
+    with pytest.raises(OverflowDetected):
+        model(bad)
+    trip = only(notebook)
+    assert (trip.frame.spec.module, classify(trip)[0]) == ("0", Cause.DATA)
+
+
+# --- frames have the numbers that they have in a full batch --------------------------------------------------------------
+
+
+def test_a_position_between_is_that_of_a_full_batch() -> None:
+    positions: dict[int, list[Position]] = {}
+    for every in (1, 10):
+        model = model_of()
+        detector, notebook = watched(model, every=every)
+        positions[every] = []
+        for _ in range(3):
+            loss = mean(model(ones()))
+            positions[every].append(detector.position)
+            loss.backward()
+            positions[every].append(detector.position)
+        detector.remove()
+        roots = [(frame.position.frame, len(frame.readings)) for batch in (1, 2) for frame in notebook.frames(batch)][-2:]
+        assert [frame for frame, _ in roots] == [3, 4]
+    assert positions[1] == positions[10]
