@@ -9,6 +9,10 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.optim import Optimizer
 
+LOOK_EVERY = 64
+"""Each optimizer of the process asks thrice a step: another model's is looked at again when it has asked so often, as a
+parameter may have come to the model since."""
+
 
 class OptimizerSteps:
     """Counts the steps of the optimizers that have a parameter of the model."""
@@ -20,6 +24,8 @@ class OptimizerSteps:
         """The number of the first counted step, where the training has a count of its own."""
         self._model = model
         self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._foreign: WeakKeyDictionary[Optimizer, tuple[list[int], int]] = WeakKeyDictionary()
+        """Optimizers of other models, with the sizes of their groups, and how often they were asked for since the last look."""
         self._users: dict[int, int] = {}
         """The optimizer that was the last to begin with a parameter, both by ``id``."""
 
@@ -36,8 +42,17 @@ class OptimizerSteps:
         """Whether an optimizer has a parameter of the model."""
         if optimizer in self._steps:
             return True
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        known, asked = self._foreign.get(optimizer, ([], 0))
+        if sizes == known and asked % LOOK_EVERY:
+            self._foreign[optimizer] = known, asked + 1
+            return False
         ours = {id(parameter) for parameter in self._model.parameters()}
-        return any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
+        if any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"]):
+            self._foreign.pop(optimizer, None)
+            return True
+        self._foreign[optimizer] = sizes, 1
+        return False
 
     @property
     def has_several(self) -> bool:
