@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors
 
 SMALL = 4096
-"""Tensors of so few elements are joined and summed together: there, calling operators costs more than reading."""
+"""Tensors of so few elements are joined with others of their shape, and summed together: there, calling operators costs more
+than reading."""
 
 JOINED = 1 << 20
 """The most elements that are joined: 4 MiB of float32."""
@@ -27,21 +27,23 @@ def chunks(members: Sequence[T]) -> Iterator[Sequence[T]]:
         yield members[start : start + JOINED // SMALL]
 
 
-def joined(small: Sequence[Tensor]) -> Tensor:
-    """The elements of small tensors of one dtype, in one tensor."""
-    together: Tensor = _flatten_dense_tensors(list(small))
-    return together
+def joined(alike: Sequence[Tensor]) -> Tensor:
+    """The elements of small tensors of one dtype and shape, in one tensor. (Of several shapes, each would get a view first.)"""
+    return torch.cat(list(alike)) if alike[0].ndim else torch.stack(list(alike))
 
 
 def of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The sums of tensors of one dtype, those of small tensors in one: in all, not finite if one value is not."""
-    small, found = [], []
+    """The sums of tensors of one dtype, those of small tensors of one shape in one: in all, not finite if one value is not."""
+    small: dict[torch.Size, list[Tensor]] = {}
+    found = []
     for values in tensors:
-        if values.numel() <= SMALL:
-            small.append(values)
-        else:
+        if values.numel() > SMALL:
             found.append(_sum(values))
-    return found + [_sum(joined(some)) for some in chunks(small)]
+        elif (alike := small.get(shape := values.shape)) is None:
+            small[shape] = [values]
+        else:
+            alike.append(values)
+    return found + [_sum(joined(some)) for alike in small.values() for some in chunks(alike)]
 
 
 def _sum(values: Tensor) -> Tensor:

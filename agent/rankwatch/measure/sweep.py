@@ -159,7 +159,7 @@ class _Ways:
         self.apart: list[int] = []
         """They are measured in full."""
         elsewhere: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
-        small: dict[torch.dtype, list[int]] = defaultdict(list)
+        small: dict[tuple[torch.dtype, torch.Size], list[int]] = defaultdict(list)
         self._large: list[int] = []
         for number, value in enumerate(values):
             if not _can_be_summed(value):
@@ -167,7 +167,7 @@ class _Ways:
             elif not value.is_cpu:
                 elsewhere[value.device, value.dtype].append(number)
             elif value.numel() <= SMALL:
-                small[value.dtype].append(number)
+                small[value.dtype, value.shape].append(number)
             else:
                 self._large.append(number)
         self.elsewhere = list(elsewhere.values())

@@ -23,7 +23,12 @@ def test_one_bad_value_in_any_tensor_shows(dtype: torch.dtype, bad: float, place
     assert not torch.isfinite(torch.stack(sums.of(tensors))).all()
 
 
+def test_small_ones_of_any_shapes_are_summed() -> None:
+    tensors = [torch.tensor(2.0), torch.ones(3), torch.ones(3, 1), torch.ones(2, 3).T, torch.tensor(3.0), torch.ones(3)]
+    assert sorted(one.item() for one in sums.of(tensors)) == [3, 5, 6, 6]
+
+
 def test_no_more_is_joined_than_was_said() -> None:
     tensors = [torch.full((SMALL,), 1.0)] * (JOINED // SMALL + 1) + [torch.empty(0)]
-    assert [one.item() for one in sums.of(tensors)] == [JOINED, SMALL]
+    assert [one.item() for one in sums.of(tensors)] == [JOINED, SMALL, 0]
     assert sums.of([]) == []
