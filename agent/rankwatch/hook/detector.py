@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 
 from ..errors import TrainingAborted
 from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
-from ..judge.policy import Judge
 from ..judge.settler import Settler, default_check
 from ..measure.modules import NamedModule, unwrap
 from ..measure.recorder import Recorder
@@ -27,7 +26,7 @@ from ..measure.tape import Tape
 from ..rerun.careful import is_run_again, passed_again
 from ..shared.config import Config, Policy
 from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position
-from ..shared.tuning import NO_CHANGE, Check, Tuning
+from ..shared.tuning import Check, Tuning, taken_from
 from . import backward, traced
 from .batches import Batches
 from .collectives import Collectives
@@ -80,23 +79,20 @@ class Detector(FailsOpen):
         self._recorder = Recorder(tape, 0 if config.policy is Policy.STRICT else config.weights_every)
         self._sweep = Sweep(model, self._recorder, lambda: self._hooks.watched)
         self._settler = Settler(
-            config.check or default_check(model),
-            Judge(config.policy, config.ignore),
-            config.max_frames_to_save,
+            config,
+            default_check(model),
             tape,
             self._recorder,
             self._sweep,
             observer,
             judge_traced=judge_traced,
-            gradients=config.gradients,
-            closeup=config.closeup,
             awaits_step=lambda: self._guard.awaits_step,
             steps=lambda: self._steps.done,
-            modules=lambda: self._hooks.modules,
-            watched=lambda: self._hooks.watched,
-            running=lambda: self._hooks.running(),
+            model=lambda: self._hooks,
         )
-        self._running = RunningRoots(unwrap(model), lambda: self._batches.interrupted(is_judged=not self._off))
+        self._running = RunningRoots(
+            unwrap(model), lambda: self._batches.interrupted(is_judged=not self._off), lambda: self._hooks.wake()
+        )
         self._batches = Batches(
             config, self._settler, self._recorder, self._loss_scales, self._steps, sends_at_once=sends_at_once
         )
@@ -249,6 +245,8 @@ class Detector(FailsOpen):
         if is_outermost:
             self._open_batch(self._style_of(self.root.training, torch.is_grad_enabled()))
             self._batches.enter(named, args, kwargs)
+            if not self._batches.current.is_full:
+                self._hooks.rest()
             self._fingerprints.forward_begins(self._batches.current)
         self._settler.raise_waiting()
 
@@ -370,7 +368,7 @@ class Detector(FailsOpen):
         if not self._batches.is_open:
             self._prepare()
             self._batches.open(style)
-            self._look_at_weights()
+            self._look_at_model()
 
     def _open_direct(self, has_gradients: bool) -> bool:
         """A module was called directly. Returns whether this call is the first one of a batch without a root forward."""
@@ -380,21 +378,22 @@ class Detector(FailsOpen):
         elif has_gradients and self._batches.is_opened_by_direct(style):
             self._prepare()
             self._batches.open_direct(style)
-            self._look_at_weights()
+            self._look_at_model()
             self._fingerprints.forward_begins(self._batches.of_forward)
             return True
         return False
 
-    def _look_at_weights(self) -> None:
+    def _look_at_model(self) -> None:
         batch = self._batches.of_forward
-        if batch.is_full and not self._count_all:
-            batch.part.look = self._sweep.look(batch.position.batch, self._steps.done)
+        if batch.is_full:
+            self._hooks.refresh()
+            if not self._count_all:
+                batch.part.look = self._sweep.look(batch.position.batch, self._steps.done)
 
     def _prepare(self) -> None:
         self._gradients.forward_begins()
         self._guard.forward_begins()
         self._batches.settle()
-        self._hooks.refresh()
         self._loss_scales.poll()
         self._tune()
 
@@ -416,9 +415,7 @@ class Detector(FailsOpen):
             self._batches.abandon(is_judged=not self._off)
 
     def _tune(self) -> None:
-        tuning = NO_CHANGE
-        while self._tunings:
-            tuning = tuning.then(self._tunings.popleft())
+        tuning = taken_from(self._tunings)
         self._batches.tune(tuning)
         self._settler.tune(tuning)
         if tuning.modules is not None:

@@ -75,6 +75,10 @@ class Hooks:
         self._is_compiled = False
         self._known: dict[int, NamedModule] = {}
         self._handles: dict[int, list[RemovableHandle]] = {}
+        self._lonely: list[tuple[dict[int, Any], int]] | None = None
+        """The tables of the modules below the root in which our hook is the only one, and its key; None: to be looked at."""
+        self._resting: list[tuple[Any, int, Any]] = []
+        """The tables that a hook was taken from, with its key."""
         # torch keeps these three for the whole process: with strong references, the model would never be freed.
         self._global = [guard(self._on_module_added), before_step, after_step]
         added, before, after = map(_weakly, self._global)
@@ -93,11 +97,43 @@ class Hooks:
 
     def select(self, patterns: tuple[str, ...]) -> None:
         """Watches the root, and the modules with a name that fits one of the patterns; without patterns, all."""
+        self.wake()
         self._patterns = patterns
         for key, named in self._known.items():
             self._attach(key, named)
         if self._is_compiled:
             _forget_compiled()
+
+    def rest(self) -> None:
+        """Takes hooks off until ``wake``, in a forward in which they have nothing to do: torch calls a module without any faster.
+
+        Not those beside the user's own, whose order would change, and none in a compiled model: its graphs depend on them.
+        """
+        if self._resting or self._is_compiled:
+            return
+        if self._lonely is None:
+            self._lonely = [
+                (self._known[key].module._forward_hooks, handles[0].id)
+                for key, handles in self._handles.items()
+                if key != id(self.root)
+            ]
+        for hooks, number in self._lonely:
+            if len(hooks) == 1 and (hook := hooks.pop(number, None)) is not None:
+                self._resting.append((hooks, number, hook))
+
+    def awake(self) -> list[NamedModule]:
+        """The modules with hooks, once all are back, those of new modules too."""
+        self.wake()
+        self.refresh()
+        return self.watched
+
+    def wake(self) -> None:
+        """Puts the hooks back."""
+        resting, self._resting = self._resting, []
+        for hooks, number, hook in resting:
+            hooks[number] = hook
+            if len(hooks) > 1:  # the user's was added meanwhile: later
+                hooks.move_to_end(number, last=False)
 
     def refresh(self) -> None:
         """The model may have changed, also in ways that torch does not tell: ``del``, or its table of modules was written to."""
@@ -142,6 +178,7 @@ class Hooks:
         return self._known[id(self.root)]
 
     def remove(self) -> None:
+        self.wake()
         if self._abandon.detach() is not None:
             _remove(self._global_handles)
         if self._is_compiled:
@@ -171,6 +208,8 @@ class Hooks:
 
     def _forget(self, key: int) -> None:
         """A module is no part of the model any more."""
+        self.wake()
+        self._lonely = None
         _remove(self._handles.pop(key, []))
         named = self._known.pop(key)
         self._released(named.number)
@@ -194,8 +233,10 @@ class Hooks:
     def _attach(self, key: int, named: NamedModule) -> None:
         module, is_root = named.module, named.module is self.root
         if not is_root and not self._is_selected(named):
+            self._lonely = None
             _remove(self._handles.pop(key, []))
         elif key not in self._handles:
+            self._lonely = None
             leave = _Leave(named, self._leave_root if is_root else self._leave, self._handed)
             # Only the root's hook is called after a forward that raised: it closes the batch.
             handles = [module.register_forward_hook(leave, with_kwargs=True, always_call=is_root)]

@@ -43,14 +43,18 @@ class RunningRoots:
     Args:
         interrupted: called when a forward has ended without a call of its last hook. torch calls no hook after a
             KeyboardInterrupt, a SystemExit and the like, so only the stack shows this.
+        ended: called when the outermost forward has ended, however it did, before anything else.
     """
 
-    def __init__(self, root: nn.Module, interrupted: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, root: nn.Module, interrupted: Callable[[], None] = lambda: None, ended: Callable[[], None] = lambda: None
+    ) -> None:
         self.depth = 0
         self.has_device = False
         """Whether CUDA was in use as a root forward began."""
         self._root = root
         self._interrupted = interrupted
+        self._ended = ended
         self._is_on_stack = False
         """Whether the stack showed the outermost one as it began: not in a compiled graph."""
         self._unwatched: set[int] = set()
@@ -94,6 +98,7 @@ class RunningRoots:
         self.depth = max(0, self.depth - 1)
         if was_outermost:
             self._raised_before = None  # it has the frames of what raised it, and their tensors
+            self._ended()
         return was_outermost
 
     def recover(self, *, begun: bool = False) -> None:
@@ -104,6 +109,7 @@ class RunningRoots:
             self.depth, self._is_judging, self._raised_before = 0, True, None
             self._thread = threading.get_ident()
         try:
+            self._ended()
             self._interrupted()
         finally:
             self._is_judging = False

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..measure.modules import NamedModule
+from ..measure.modules import Modules
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import Tape
@@ -45,26 +45,17 @@ class Between:
 
     Args:
         steps: returns the number of optimizer steps done.
-        watched: returns the modules with hooks.
-        running: returns the module that runs, innermost on the caller's stack.
+        model: returns the modules of the model.
     """
 
     def __init__(
-        self,
-        recorder: Recorder,
-        tape: Tape,
-        sweep: Sweep,
-        *,
-        steps: Callable[[], int],
-        watched: Callable[[], Iterable[NamedModule]],
-        running: Callable[[], NamedModule],
+        self, recorder: Recorder, tape: Tape, sweep: Sweep, steps: Callable[[], int], model: Callable[[], Modules]
     ) -> None:
         self._recorder = recorder
         self._tape = tape
         self._sweep = sweep
         self._steps = steps
-        self._watched = watched
-        self._running = running
+        self._model = model
 
     def run_again(self, batch: BatchInProgress, entry: RootEntry | None, judge: Judge) -> RunAgain | None:
         """Runs the forward of a batch again. None: there is no need, it cannot be, or was not to its end.
@@ -88,7 +79,7 @@ class Between:
 
     @uncollected()
     def _run(self, forward: Forward, batch: int, judge: Judge, *, grad: bool) -> RunAgain | None:
-        named = {id(one.module): one for one in self._watched()}
+        named = {id(one.module): one for one in self._model().awake()}
         if id(forward.module) not in named:
             return None
         mode = Careful([*forward.module.buffers()], time.monotonic() + MAX_SECONDS)
@@ -101,7 +92,7 @@ class Between:
             with _disable_current_modes():
                 at = Position(batch, 0, len(frames))
                 if isinstance(key, str):
-                    frame = self._recorder.values(at, self._running(), [(Kind.MARKED, key, call[-1])])
+                    frame = self._recorder.values(at, self._model().running(), [(Kind.MARKED, key, call[-1])])
                 elif id(key) in named:
                     frame = self._recorder.call(at, named[id(key)], Phase.FORWARD, *call)
                 else:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ..measure.modules import NamedModule, class_name
+from ..measure.modules import Modules, NamedModule, class_name
 from ..measure.recorder import Call, PendingFrame, Recorder, WeightReading
 from ..measure.shards import Key, is_bad
 from ..rerun.batch import FROM_THE_LOSS, origin_of_gradient
@@ -52,7 +52,7 @@ class Evidence:
 
     Args:
         steps: returns the number of optimizer steps done.
-        modules: returns the modules of the model; ``watched``: those with hooks.
+        model: returns the modules of the model.
         shards: returns this rank's own values of sharded parameters.
     """
 
@@ -60,16 +60,14 @@ class Evidence:
         self,
         recorder: Recorder,
         steps: Callable[[], int],
-        modules: Callable[[], Iterable[NamedModule]],
-        watched: Callable[[], Iterable[NamedModule]],
+        model: Callable[[], Modules],
         shards: Callable[[], Mapping[Key, Tensor]],
     ) -> None:
         self._shards = shards
-        self._watched = watched
         self._uncalled: list[NamedModule] | None = None
         self._recorder = recorder
         self._steps = steps
-        self._modules = modules
+        self._model = model
         self._harmless = BoundedDict[tuple[str, str, State | None], None](MAX_HARMLESS)
 
     def look_at_uncalled(self, part: BatchPart) -> None:
@@ -80,7 +78,7 @@ class Evidence:
         if not part.batch.is_full or not part.batch.is_streamed:
             return
         if self._uncalled is None:
-            uncalled = [named for named in self._watched() if not self._recorder.was_called(named)]
+            uncalled = [named for named in self._model().watched if not self._recorder.was_called(named)]
             self._uncalled = self._recorder.look_at(uncalled)
         else:
             self._recorder.look_at(self._uncalled)
@@ -170,7 +168,7 @@ class Evidence:
         """The bad weights of the frame's module and of all others, those nearest to it first."""
         given = repeated.given
         shards = self._shards()
-        ordered = _nearest_first(frame.named, list(self._modules()))
+        ordered = _nearest_first(frame.named, list(self._model().modules))
         found = [one for one in self._recorder.bad_weights(ordered) if _counts(one, given)]
         for one in sorted(found, key=lambda one: not _is_same(one.value, given)):
             name, module = one.named.names[0], one.named.module

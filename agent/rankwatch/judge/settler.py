@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..measure.extremes import NonFiniteCounts, count_non_finite
-from ..measure.modules import NamedModule
+from ..measure.modules import Modules
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import PendingRead, Tape
 from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
 from ..shared.cause import Trip
+from ..shared.config import Config
 from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, State
 from ..shared.tuning import Check, Tuning
 from .batch import BatchInProgress, BatchPart, LossScaling, Tables
@@ -51,48 +52,42 @@ class Settler:
     """Judges frames. ``waiting`` is a trip that was found, and is not raised yet.
 
     Args:
-        gradients: whether gradients are watched.
+        check: where the configuration says nothing.
         awaits_step: returns whether an optimizer step will wait for the device, so that numbers may be read with it.
-        closeup: the seconds that the close-up of a trip may take; 0: there is none.
         steps: returns the number of optimizer steps done.
-        modules: returns the modules of the model; ``watched``: those with hooks; ``running``: the one that runs.
+        model: returns the modules of the model.
     """
 
     def __init__(
         self,
+        config: Config,
         check: Check,
-        judge: Judge,
-        ring: int,
         tape: Tape,
         recorder: Recorder,
         sweep: Sweep,
         observer: Observer,
         *,
         judge_traced: bool,
-        gradients: bool,
-        closeup: float,
         awaits_step: Callable[[], bool],
         steps: Callable[[], int],
-        modules: Callable[[], Iterable[NamedModule]],
-        watched: Callable[[], Iterable[NamedModule]],
-        running: Callable[[], NamedModule],
+        model: Callable[[], Modules],
     ) -> None:
-        self.check = check
-        self.judge = judge
+        self.check = config.check or check
+        self.judge = Judge(config.policy, config.ignore)
         self.waiting: FoundTrip | None = None
-        self._ring: deque[PendingFrame] = deque(maxlen=ring)
+        self._ring: deque[PendingFrame] = deque(maxlen=config.max_frames_to_save)
         self._tape = tape
         self._recorder = recorder
         self._sweep = sweep
         self._observer = observer
         self._judge_traced = judge_traced
-        self._gradients = gradients
-        self._closeup = closeup
+        self._gradients = config.gradients
+        self._closeup = config.closeup
         self._awaits_step = awaits_step
-        self._modules = modules
+        self._model = model
         self._steps = steps
-        self._between = Between(recorder, tape, sweep, steps=steps, watched=watched, running=running)
-        self._evidence = Evidence(recorder, steps, modules, watched, sweep.shards)
+        self._between = Between(recorder, tape, sweep, steps, model)
+        self._evidence = Evidence(recorder, steps, model, sweep.shards)
         self._tables = Tables()
         self._health = Health()
         self._awaited: BatchPart | None = None  # the forward whose loss may come
@@ -119,7 +114,7 @@ class Settler:
         found = self._find(frame, part, call)
         if found is None:
             return
-        announce(found, self._observer, self._modules())
+        announce(found, self._observer, self._model().modules)
         if frame.spec.readings[0].kind is Kind.MARKED:
             self.waiting = self.waiting or found  # detect_overflow returns to its caller, and the next hook raises
         else:
@@ -174,7 +169,7 @@ class Settler:
         self._ring.extend(again.frames)
         found = self._trip_of_call(again.frames[-1], part, None, again.call)
         if found is not None:
-            announce(found, self._observer, self._modules())
+            announce(found, self._observer, self._model().modules)
             raise self._observer.on_trip(found.trip, found.bad_readings)
 
     def expect_no_loss(self) -> None:
@@ -244,7 +239,9 @@ class Settler:
         self._trace(part)
         found, self.waiting = self.waiting or found, None
         if found is not None and self._is_late(part):
-            announce(found, self._observer, self._modules())  # the user's exception goes on; the trip counts all the same
+            announce(
+                found, self._observer, self._model().modules
+            )  # the user's exception goes on; the trip counts all the same
         self._judged(part)
 
     def drop_interrupted(self) -> None:
@@ -286,7 +283,7 @@ class Settler:
         found = self._judge_late(part)
         if found is not None:
             self._trace(part)
-            announce(found, self._observer, self._modules())
+            announce(found, self._observer, self._model().modules)
         elif self._has_bad and part.batch.is_full:
             self._evidence.learn(part)
         self._judged(part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -21,6 +22,20 @@ class NamedModule:
     names: list[str]
     number: int = 0
     """The modules of a model are numbered, so that work can be spread over them."""
+
+
+class Modules(Protocol):
+    """The modules of a model, as far as they are known, and which of them are watched."""
+
+    @property
+    def modules(self) -> list[NamedModule]: ...
+    @property
+    def watched(self) -> list[NamedModule]: ...
+    def running(self) -> NamedModule:
+        """The one whose forward is innermost on the caller's stack."""
+
+    def awake(self) -> list[NamedModule]:
+        """Those that are watched, once the hooks are back that were taken off for a forward."""
 
 
 def unwrap(module: nn.Module) -> nn.Module:

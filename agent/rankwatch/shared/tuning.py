@@ -5,6 +5,7 @@ A new one also needs a field in ``wire``, an effect in ``Detector._tune`` and an
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, fields
 
 from .str_enum import StrEnum
@@ -46,6 +47,15 @@ class Tuning:
 
 
 NO_CHANGE = Tuning()
+
+
+def taken_from(waiting: deque[Tuning]) -> Tuning:
+    """The changes that wait, in one; none waits any more. Others may add to them meanwhile."""
+    taken = NO_CHANGE
+    while waiting:
+        taken = taken.then(waiting.popleft())
+    return taken
+
 
 _EMPTY = {"every": "", "modules": "all", "ignore": "nothing", "trace_batch_nums": "none", "check": ""}
 """What an empty tuple means, in words."""

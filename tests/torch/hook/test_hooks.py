@@ -1,0 +1,157 @@
+"""Between the batches that are measured in full, hooks rest during the forward: torch calls a module without any faster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from notebook import Gain, Notebook, model_of, ones, watched
+from rankwatch.errors import OverflowDetected
+from rankwatch.hook.detector import Detector
+
+
+class Looks(nn.Module):
+    """Calls a function in its forward."""
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        super().__init__()
+        self.look = look
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.look()
+        return x
+
+
+def hooked(model: nn.Module) -> list[bool]:
+    """Whether each module below the root has a hook."""
+    return [bool(module._forward_hooks) for module in model.children()]
+
+
+def looking(**options: Any) -> tuple[nn.Sequential, Detector, Notebook, list[list[bool]]]:
+    """A model that notes, in each forward, which of its modules have a hook."""
+    seen: list[list[bool]] = []
+    model = model_of(nn.Linear(4, 4), Looks(lambda: seen.append(hooked(model))), Gain())
+    return (model, *watched(model, **options), seen)
+
+
+def test_hooks_are_on_in_full_batches_evals_and_between_forwards_and_rest_in_the_other_batches() -> None:
+    model, _, _, seen = looking(every=3, trace_batch_nums=[4])
+    for _ in range(6):
+        model(ones())
+        assert hooked(model) == [True] * 3
+    model.eval()
+    with torch.no_grad():
+        model(ones())
+    assert [all(one) for one in seen] == [True, False, False, True, True, False, True]
+    assert not any(any(one) for one in seen if not all(one))
+
+
+def test_with_every_1_they_never_rest() -> None:
+    model, _, _, seen = looking()
+    for _ in range(3):
+        model(ones())
+    assert all(map(all, seen))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_they_are_back_after_a_forward_that_was_ended(error: type[BaseException]) -> None:
+    def fail() -> None:
+        if fails:
+            raise error
+
+    fails: list[int] = []
+    model = model_of(nn.Linear(4, 4), Looks(fail), Gain())
+    _, notebook = watched(model, every=10)
+    model(ones())
+    fails.append(1)
+    with pytest.raises(error):
+        model(ones())
+    fails.clear()
+    gain = model[2]
+    assert isinstance(gain, Gain)
+    gain.gain = math.inf
+    with pytest.raises(OverflowDetected):
+        model.eval()(ones())
+    assert hooked(model) == [True] * 3
+    assert notebook.trips[0].frame.spec.module == "2"
+
+
+def test_one_beside_a_hook_of_the_user_stays_where_it_is() -> None:
+    model, _, notebook, seen = looking(every=10)
+    order: list[str] = []
+    model[0].register_forward_hook(lambda *call: order.append("user"))
+    before = list(model[0]._forward_hooks)
+    for _ in range(2):
+        model(ones())
+    assert seen[1] == [True, False, False]
+    assert list(model[0]._forward_hooks) == before
+    assert order == ["user", "user"]
+    assert not notebook.faults
+
+
+def test_one_that_the_user_adds_in_a_forward_comes_after_ours() -> None:
+    def spoil(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return output * math.nan
+
+    acts: list[Callable[[], object]] = []
+    model = model_of(nn.Linear(4, 4), Looks(lambda: acts and acts.pop()()), Gain())
+    _, notebook = watched(model, every=10)
+    model(ones())
+    acts.append(lambda: model[2].register_forward_hook(spoil))
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert hooked(model) == [True] * 3
+    ours, users = model[2]._forward_hooks.values()
+    assert (type(ours).__module__, users) == ("rankwatch.hook.hooks", spoil)
+    assert notebook.trips[0].frame.spec.module == ""  # ours on the module saw what was finite
+
+
+def test_a_module_that_is_replaced_in_a_forward_keeps_no_hook() -> None:
+    def replace() -> None:
+        if len(replaced) == 1:
+            replaced.append(model[2])
+            model[2] = Gain()
+        replaced[:0] = [] if replaced else [model[0]]
+
+    replaced: list[nn.Module] = []
+    model = model_of(nn.Linear(4, 4), Looks(replace), Gain())
+    detector, _ = watched(model, every=10)
+    _ = model(ones()), model(ones())
+    assert not replaced[1]._forward_hooks
+    assert hooked(model) == [True] * 3
+    detector.remove()
+    assert not any(hooked(model))
+
+
+def test_removing_and_choosing_in_a_forward_leave_none_behind() -> None:
+    acts: list[Callable[[], object]] = []
+    model = model_of(nn.Linear(4, 4), Looks(lambda: acts and acts.pop()()), Gain())
+    detector, _ = watched(model, every=10)
+    model(ones())
+    acts.append(detector.remove)
+    model(ones())
+    assert not any(hooked(model))
+
+
+@pytest.mark.slow
+def test_in_a_compiled_model_they_do_not_rest_and_nothing_is_compiled_again() -> None:
+    torch._dynamo.reset()
+    made: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        made.append(1)
+        return graph.forward
+
+    model = model_of()
+    _, notebook = watched(model, every=3)
+    run: Any = torch.compile(model, backend=backend)
+    for _ in range(7):
+        run(ones()).sum().backward()
+    assert len(made) == 1
+    assert [len(notebook.frames(batch)) for batch in range(4)] == [5, 2, 2, 5]
+    torch._dynamo.reset()
