@@ -38,7 +38,7 @@ REHEARSAL = 3.0
 
 NEEDED = {"zmq": "pyzmq", "msgpack": "msgpack", "pytest": "pytest"}
 TESTS = ["tests/torch/test_cuda.py", "tests/torch/measure/test_kernel.py", "tests/torch/doctor/test_groups.py"]
-MODES = "bare,bare (again),hugging face,default,async,every=10,gradients"
+MODES = "bare,bare (again),hugging face,default,async,every=10,between,gradients"
 
 NO_DEVICE = "there is no CUDA device here"
 OK, FAILED, SKIPPED = "ok", "FAILED", "skipped"

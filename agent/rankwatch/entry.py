@@ -57,7 +57,8 @@ def watch(
             default on other devices): before the root's forward returns; on a device with ``guard``, before the optimizer step
             at the latest, so that the host waits once for all. ``async``: without ever waiting for the device; before the next
             optimizer step if the numbers have come by then, at most one batch later.
-        every: every ``every``-th batch, all modules are measured; in the other batches, only the root's output.
+        every: every ``every``-th batch, all modules are measured. Of the other batches, only the root's output, the loss and the
+            gradients before a step are looked at; one that shows an inf or nan is run again with all modules measured.
         modules: shell patterns of the modules to watch, ``["encoder.*"]``; none: all. The root is always watched.
         weights_every: batches between two measurements of a parameter, since only the optimizer changes it; for a report,
             parameters are measured anew. 0: every batch, as always with policy ``strict``.

@@ -1,16 +1,18 @@
 """The load that one collector can take: a real ``rankwatch collector`` on one core, simulated ranks on the others.
 
-    python tests/benchmarks/load.py [--ranks 64,1024,4096,16384] [--parameters 0,1000] [--seconds 60] [--trips 10] [--json FILE]
+    python tests/benchmarks/load.py [--ranks 64,1024,16384x4] [--parameters 0,1000] [--seconds 60] [--trips 10] [--json FILE]
 
-Every rank is a DEALER with its own keys. It sends HELLO and its frame table, then one batch (1,000 readings) each second and
-a BEAT each heartbeat, as an agent does. With --parameters, each rank also sends its fingerprint with each batch: of all
-parameters with the first three, then of a 16th. A few processes hold all the ranks. Beside these ranks
+Every rank is a DEALER with its own keys. It sends HELLO and its frame table, then one batch (1,000 readings) each second, or
+with "16384x4" every 4 seconds, as the steps of large jobs are long; and a BEAT each heartbeat, as an agent does. With
+--parameters, each rank also sends its fingerprint with each batch: of all parameters with the first three, then of a 16th. A
+few processes hold all the ranks. Beside these ranks
   - a probe rank (in its own run) asks for an ACK every 50 ms: "latency" is the time from its BEAT to the ACK;
   - small runs of 8 ranks trip one after another: "small: TRIP to ABORT" and "to last ACK" are the times that the tripping
     rank and the last rank see.
 "decode us" and "compare us" are the collector's CPU time for one fingerprint, with all ranks equal, measured in this process.
 For each size it prints messages per second, the collector's CPU (100 % is one core, its I/O thread included), the collector's
-memory at the start, middle and end of the load, and these latencies. "behind" counts sends that found the queue full.
+memory at the start, middle and end of the load, what a rank costs of it (and of a bare ROUTER's), and these latencies. "behind"
+counts sends that found the queue full.
 
 Then the large run itself trips repeatedly: for restarts 1, 2, 3, ... of its job all ranks connect and train as before, and
 meanwhile rank 0 trips. "TRIP to ABORT" is the time that rank 0 sees; "all told" is when the last rank has its ABORT, and
@@ -40,10 +42,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
@@ -79,11 +81,12 @@ SLOTS = 16
 TRIPS = 100
 TRIP_RANKS = 8
 RANKS_A_PROCESS = 4096
+RANKS_AN_ADDRESS = 16_384
 LONGEST = 30
 """Batches until a tripping run would end by itself."""
 
 TRIP_AFTER = 4.0
-"""Seconds until rank 0 of the large run trips."""
+"""Batches until rank 0 of the large run trips."""
 
 PROBE_PAUSE = 0.05
 SIMULATION_NICE = 10
@@ -134,19 +137,22 @@ class Ranks:
     Rank 0 of a large run only trips: the others are each other's replicas.
     """
 
-    def __init__(self, connection: Connection, job: str, world_size: int, numbers: range, parameters: int = 0) -> None:
+    def __init__(
+        self, connection: Connection, job: str, world_size: int, numbers: range, parameters: int = 0, every: float = 1.0
+    ) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, sockets.MAX_PEERS)
         self.numbers = numbers
         self.behind = 0
         self.heartbeat = 1.0
+        self._every = every
         self._job, self._world_size = job, world_size
         self._table = fingerprint_table(range(1, world_size), parameters) if parameters else None
         self._flooded = 0
         self._asked: set[int] = set()
         self._told: dict[int, float] = {}
         """When each rank had its ABORT (Unix seconds), in this order."""
-        self.sockets = [sockets.dealer(self.context, connection) for _ in numbers]
+        self.sockets = [sockets.dealer(self.context, _from_source(connection, number)) for number in numbers]
         for socket in self.sockets:
             socket.setsockopt(zmq.RCVTIMEO, TOLD_WITHIN)
 
@@ -200,13 +206,13 @@ class Ranks:
                 return
 
     def train(self, begin: float, batches: int) -> list[float]:
-        """Sends one batch a second from ``begin`` (Unix seconds), the ranks evenly spread over the second, and their beats.
+        """Sends one batch each ``every`` seconds from ``begin`` (Unix seconds), the ranks evenly spread over them, and beats.
 
         A rank answers when asked, and ends on ABORT. Returns the times of the first and the last ABORT here; an empty list if
         the ranks trained to the end.
         """
-        count = len(self.sockets)
-        beats_per_batch = 1.0 / self.heartbeat
+        count, every = len(self.sockets), self._every
+        beats_per_batch = every / self.heartbeat
         next_asked = next_told = 0
         for batch in range(batches):
             packed = batch_messages(batch, 2 * batch + 2 if self._table is not None else 0)
@@ -220,7 +226,7 @@ class Ranks:
                 if len(self._told) == count:
                     times = list(self._told.values())
                     return [times[0], times[-1]]
-                due = min(count, int((time.time() - begin - batch) * count) + 1)
+                due = min(count, int(((time.time() - begin) / every - batch) * count) + 1)
                 for index in range(done, due):
                     if index not in self._told and not self._heed(index):
                         if fingerprint:
@@ -301,11 +307,18 @@ class Ranks:
         self.context.destroy(linger=0)
 
 
-def simulate(pipe: Pipe, path: str, job: str, world_size: int, numbers: range, parameters: int) -> None:
+def _from_source(connection: Connection, number: int) -> Connection:
+    """The connection of a rank: one address has ports for some 28,000 of them."""
+    host, _, port = connection.address.removeprefix("tcp://").rpartition(":")
+    source = f"127.0.0.{2 + number // RANKS_AN_ADDRESS}" if host == "127.0.0.1" else ""
+    return replace(connection, address=f"tcp://{source}:0;{host}:{port}") if source else connection
+
+
+def simulate(pipe: Pipe, path: str, job: str, world_size: int, numbers: range, parameters: int, every: float) -> None:
     """The body of a process that holds ranks: runs the calls that come through the pipe, one after another."""
     if job == "flood":
         sockets.SEND_HIGH_WATER = 4  # so that messages sent are messages accepted
-    ranks = Ranks(connections.read(Path(path)), job, world_size, numbers, parameters)
+    ranks = Ranks(connections.read(Path(path)), job, world_size, numbers, parameters, every)
     while (call := pipe.recv()) is not None:
         name, *arguments = call
         value = getattr(ranks, name)
@@ -316,14 +329,23 @@ def simulate(pipe: Pipe, path: str, job: str, world_size: int, numbers: range, p
 class Crowd:
     """The processes that hold the ranks of one run."""
 
-    def __init__(self, path: Path, job: str, world_size: int, ranks: range, cores: list[int], parameters: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        job: str,
+        world_size: int,
+        ranks: range,
+        cores: list[int],
+        parameters: int = 0,
+        every: float = 1.0,
+    ) -> None:
         count = max(min(len(cores), len(ranks)), -(-len(ranks) // RANKS_A_PROCESS))
         spawn = multiprocessing.get_context("spawn")
         self._pipes, self._processes = [], []
         for process in range(count):
             numbers = ranks[len(ranks) * process // count : len(ranks) * (process + 1) // count]
             ours, theirs = spawn.Pipe()
-            started = spawn.Process(target=simulate, args=(theirs, str(path), job, world_size, numbers, parameters))
+            started = spawn.Process(target=simulate, args=(theirs, str(path), job, world_size, numbers, parameters, every))
             started.start()
             os.sched_setaffinity(started.pid or 0, {cores[process % len(cores)]})
             os.setpriority(os.PRIO_PROCESS, started.pid or 0, SIMULATION_NICE)
@@ -370,6 +392,18 @@ class Usage:
         """Resident MiB."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+class Size(NamedTuple):
+    """A large run: its ranks, and the seconds between two batches of a rank."""
+
+    ranks: int
+    every: float = 1.0
+
+    @staticmethod
+    def of(text: str) -> Size:
+        ranks, _, every = text.partition("x")
+        return Size(int(ranks), float(every or 1))
 
 
 @dataclass
@@ -424,6 +458,8 @@ class Aborts:
     to_first: list[float] = field(default_factory=list)
     to_all: list[float] = field(default_factory=list)
     to_last_ack: list[float] = field(default_factory=list)
+    memory: float = 0.0
+    """MiB that the peers of a bare ROUTER take, connected."""
 
 
 @dataclass
@@ -434,6 +470,7 @@ class LargeRun:
     first: Ranks
     collector: Usage
     runs: Path
+    every: float
 
     def trip(self, restart: int, batch: int, aborts: Aborts) -> None:
         """All ranks train as this restart of the job, until ``batch`` of rank 0 trips."""
@@ -443,7 +480,9 @@ class LargeRun:
         self.collector.rest()
         begin = time.time() + 0.5
         self.crowd.begin("train", begin, LONGEST)
-        time.sleep(begin + TRIP_AFTER + 0.37 * restart % 1 - time.time())  # at any moment between two batches of a rank
+        time.sleep(
+            begin + self.every * (TRIP_AFTER + 0.37 * restart % 1) - time.time()
+        )  # at any moment between two batches of a rank
         begun = time.time()
         self.first.send(0, wire.encode(messages.Tripped(1, makers.trip(at=(batch, 0, 0)))))
         told = self.first.await_abort(0)
@@ -511,7 +550,7 @@ def bare_router(pipe: Pipe, path: str, core: int) -> None:
 
 
 @contextmanager
-def bare(folder: Path, core: int) -> Iterator[tuple[Pipe, Path]]:
+def bare(folder: Path, core: int) -> Iterator[tuple[Pipe, Path, Usage]]:
     """A ``bare_router`` in a separate process."""
     spawn = multiprocessing.get_context("spawn")
     path = folder / "bare.json"
@@ -520,7 +559,7 @@ def bare(folder: Path, core: int) -> Iterator[tuple[Pipe, Path]]:
     process.start()
     try:
         ours.recv()
-        yield ours, path
+        yield ours, path, Usage(process.pid or 0)
     finally:
         process.kill()
         process.join()
@@ -529,13 +568,15 @@ def bare(folder: Path, core: int) -> Iterator[tuple[Pipe, Path]]:
 def bare_aborts(world_size: int, times: int, cores: list[int], folder: Path) -> Aborts:
     """The times for a ROUTER to send to idle, waiting ranks and to receive their answers."""
     aborts = Aborts()
-    with bare(folder, cores[0]) as (pipe, path):
+    with bare(folder, cores[0]) as (pipe, path, usage):
+        alone = usage.memory()
         crowd = Crowd(path, "bare", world_size, range(world_size), cores[1:] or cores)
         try:
             for _ in range(times):
                 crowd.call("greet")
                 pipe.send(world_size)
                 pipe.recv()
+                aborts.memory = usage.memory() - alone
                 crowd.begin("answer")
                 time.sleep(0.5)  # the ranks begin to wait; a late rank finds its message already there
                 pipe.send("tell")
@@ -556,10 +597,13 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[math.ceil(share * len(values)) - 1] if values else float("nan")
 
 
-def under_load(world_size: int, parameters: int, seconds: int, trips: int, cores: list[int], folder: Path) -> dict[str, Any]:
+def under_load(size: Size, parameters: int, seconds: int, trips: int, cores: list[int], folder: Path) -> dict[str, Any]:
     """One size of the first table."""
+    world_size, every = size
+    batches = round(seconds / every)
     with collector(folder, cores[0], folder / "log") as (usage, path):
-        crowd = Crowd(path, "load", world_size, range(1, world_size), cores[1:] or cores, parameters)
+        alone = usage.memory()
+        crowd = Crowd(path, "load", world_size, range(1, world_size), cores[1:] or cores, parameters, every)
         try:
             crowd.call("connect")
             connected = usage.memory()
@@ -580,7 +624,7 @@ def under_load(world_size: int, parameters: int, seconds: int, trips: int, cores
 
             watcher = threading.Thread(target=watch)
             watcher.start()
-            crowd.call("train", begin, seconds)
+            crowd.call("train", begin, batches)
             elapsed = time.time() - begin
             cpu = usage.cpu() - started[0]
             beside.join()
@@ -590,7 +634,7 @@ def under_load(world_size: int, parameters: int, seconds: int, trips: int, cores
             crowd.call("leave")
             with closing(Ranks(connections.read(path), "load", world_size, range(1))) as first:
                 known, asked = Aborts(), Aborts()
-                run = LargeRun(crowd, first, usage, folder)
+                run = LargeRun(crowd, first, usage, folder, every)
                 for number in range(trips):
                     run.trip(2 * number + 1, 0, known)
                     run.trip(2 * number + 2, LONGEST, asked)
@@ -600,15 +644,20 @@ def under_load(world_size: int, parameters: int, seconds: int, trips: int, cores
     table = fingerprint_table(range(1, world_size), parameters) if parameters else None
     return {
         "ranks": world_size,
+        "seconds a batch": every,
+        "ranks x batches/s": world_size / every,
         "parameters": parameters,
         "fingerprint bytes": len(fingerprint_message(table, SLOTS)) if table is not None else 0,
         "batch bytes": len(batch_messages(0)[0]),
         **(cpu_of_comparing(world_size, parameters) if parameters else {"decode us": 0.0, "compare us": 0.0}),
-        "messages/s": (world_size - 1) * seconds * (1 + bool(parameters) + 1 / heartbeat) / elapsed,
+        "messages/s": (world_size - 1) * (batches * (1 + bool(parameters)) + seconds / heartbeat) / elapsed,
         "cpu %": 100 * cpu / elapsed,
         "seconds": elapsed,
         "behind": behind,
         "memory": [connected, memory[len(memory) // 6], memory[len(memory) // 2], memory[-1]],
+        "KiB a rank, connected": 1024 * (connected - alone) / world_size,
+        "KiB a rank, at the end": 1024 * (memory[-1] - alone) / world_size,
+        "KiB a rank, bare ROUTER": 1024 * without_load.memory / world_size,
         "latency p50": statistics.median(latencies.beat),
         "latency p99": quantile(latencies.beat, 0.99),
         "latency last": latencies.beat[-1],
@@ -669,7 +718,7 @@ def flood(world_size: int, seconds: float, cores: list[int], folder: Path) -> di
 
     with collector(folder, cores[0], folder / "log") as (_, path):
         ours = rate(path, greeted=True)
-    with bare(folder, cores[0]) as (pipe, path):
+    with bare(folder, cores[0]) as (pipe, path, _):
         pipe.send(0)
         theirs = rate(path, greeted=False)
     return {"ranks": world_size, "collector": ours, "bare ROUTER": theirs, "ratio": ours / theirs}
@@ -680,9 +729,11 @@ def columns(name: str) -> dict[str, str]:
 
 
 LOAD_COLUMNS = {
-    "ranks": "{:.0f}", "parameters": "{}", "fingerprint bytes": "{}", "batch bytes": "{}",
+    "ranks": "{:.0f}", "seconds a batch": "{:g}", "ranks x batches/s": "{:.0f}", "parameters": "{}",
+    "fingerprint bytes": "{}", "batch bytes": "{}",
     "decode us": "{:.1f}", "compare us": "{:.1f}",
     "messages/s": "{:.0f}", "cpu %": "{:.0f}", "seconds": "{:.1f}", "behind": "{}",
+    **{f"KiB a rank, {when}": "{:.1f}" for when in ("connected", "at the end", "bare ROUTER")},
     "latency p50": "{:.1f}", "latency p99": "{:.1f}", "latency last": "{:.1f}",
     "small trips": "{}", **columns("small: TRIP to ABORT"), **columns("small: TRIP to last ACK"),
     "trips": "{}", **columns("TRIP to ABORT"), **columns("all told"), **columns("TRIP to last ACK"),
@@ -704,7 +755,10 @@ def show(rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--ranks", type=lambda text: [int(part) for part in text.split(",")], default=[64, 1024, 4096, 16384]
+        "--ranks",
+        type=lambda text: [Size.of(part) for part in text.split(",")],
+        default=[Size(64), Size(1024), Size(4096), Size(16384), Size(16384, 4), Size(32768, 4), Size(65536, 8)],
+        help="RANKS, or RANKSxSECONDS where a batch comes every so many seconds",
     )
     parser.add_argument(
         "--parameters",
@@ -722,11 +776,13 @@ def main() -> None:
     os.sched_setaffinity(0, cores[1:] or cores)  # the first core is the collector's alone
     print(f"{len(cores)} cores, the collector on one of them; {ROWS} readings a batch, {len(batch_messages(0)[0])} bytes\n")
     result: dict[str, Any] = {"load": [], "flood": []}
-    for world_size, parameters in itertools.product(arguments.ranks, arguments.parameters):
+    room = raise_descriptor_limit()
+    for size, parameters in itertools.product(arguments.ranks, arguments.parameters):
+        if size.ranks > room:
+            print(f"  {size.ranks} ranks: not run, as a process may have files open for {room} ranks here (ulimit -Hn)\n")
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            result["load"].append(
-                under_load(world_size, parameters, arguments.seconds, arguments.trips, cores, Path(folder))
-            )
+            result["load"].append(under_load(size, parameters, arguments.seconds, arguments.trips, cores, Path(folder)))
         show(result["load"][-1:], LOAD_COLUMNS)
         print(flush=True)
     if arguments.flood:

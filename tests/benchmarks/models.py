@@ -37,10 +37,12 @@ MODES: dict[str, dict[str, Any] | None] = {
     "async": {"check": "async"},
     "gradients": {"gradients": True},
     "every=10": {"every": 10},
+    "between": {"every": 10**6},
     "no guard": {"guard": False},
     "fingerprints=1": {"fingerprints": 1},
 }
-"""Each mode, with the arguments of watch() where rankwatch watches."""
+"""Each mode, with the arguments of watch() where rankwatch watches. ``between``: in no batch that is timed is more than the root
+looked at."""
 WATCH_PARAMETERS = inspect.signature(rankwatch.watch).parameters
 WEIGHTS_EVERY: int = WATCH_PARAMETERS["weights_every"].default if "weights_every" in WATCH_PARAMETERS else 1
 
@@ -210,6 +212,11 @@ class ResNet(nn.Module):
 # --- a model in training -----------------------------------------------------------------------------------------------
 
 
+def period_of(mode: str) -> int:
+    every: int = (MODES[mode] or {}).get("every", WEIGHTS_EVERY)
+    return every if every <= WEIGHTS_EVERY else 1
+
+
 class NotAvailable(Exception):
     """This mode is not available on this machine; the text says why."""
 
@@ -242,7 +249,7 @@ class Trainee:
     def __init__(self, setting: Setting, mode: str, *, clips: bool = False) -> None:
         self.mode = mode
         self._clips = clips
-        self.period = (MODES[mode] or {}).get("every", WEIGHTS_EVERY)
+        self.period = period_of(mode)
         """The number of steps after which the cost of watching repeats, near enough."""
         self.seconds: list[float] = []
         self.peak = 0  # bytes, on CUDA
@@ -324,7 +331,7 @@ class SmallTrainee:
     """A small model in training, in one mode, and the CPU seconds of its thread in each step."""
 
     def __init__(self, build: Callable[[], nn.Module], x: Tensor, mode: str) -> None:
-        self.period = (MODES[mode] or {}).get("every", WEIGHTS_EVERY)
+        self.period = period_of(mode)
         self.seconds: list[float] = []
         torch.manual_seed(0)
         self.model = build()

@@ -6,7 +6,8 @@ Five tables:
   steps    The time of a training step (forward, backward, AdamW, zero_grad) divided by the bare model's.
            Each mode has its own model from the same seed, watched from its first step to its last. In every round each mode
            does one step, in a shuffled order; a ratio compares two steps of one round. Watching has a cycle: the weights are
-           measured in turn over 16 batches, and with every=N all else in one batch of N. The figure is the median at each
+           measured in turn over 16 batches, and with every=N all else in one batch of N ("between" has only the others).
+           The figure is the median at each
            step of the cycle, averaged over the cycle: a plain median would not see the cost of one step in 16. ("+-" is the
            standard error of the figure, q1 and q3 are the quartiles of all ratios.) "bare (again)" is a second bare model: its
            distance from 1 is the noise. Cyclic garbage is collected between the steps, never in them. At the end each model
@@ -17,7 +18,8 @@ Five tables:
            before the optimizer's, also after clip_grad_norm_; the state of the root's entry, kept for a rerun; the look at
            the loss; the fingerprint, of a 16th of the parameters (the mean over the steps), and of all of them at each step. A
            fingerprint is taken as by a rank among others, but not sent. Far below the noise of "steps", and not part of a
-           comparison: nothing of it is done twice.
+           comparison: nothing of it is done twice. "all hooks" is the time in all of them, readings included; "between" those
+           in a batch between two that are measured in full.
   calls    The CPU time of the training thread that watching adds to a step, per call of a module: of small modules, where the
            model itself costs next to nothing. On one thread. As in "steps", a figure is the median at each step of the cycle,
            averaged over the cycle.
@@ -68,6 +70,7 @@ from benchmarks.models import (
 )
 from rankwatch import watcher
 from rankwatch.hook import fingerprints, plan
+from rankwatch.hook.detector import Detector
 from rankwatch.hook.fingerprints import FingerprintTaker
 from rankwatch.hook.guard import Guard
 from rankwatch.hook.loss import Losses
@@ -75,7 +78,7 @@ from rankwatch.measure.extremes import Layout, Measure, TapeRow, layout_of
 from rankwatch.rerun.forward import RootEntry
 
 TABLES = ("steps", "parts", "memory", "calls", "measure")
-FINGERPRINT, ALL_AT_ONCE = "fingerprint", "fingerprints=1"
+FINGERPRINT, ALL_AT_ONCE, WHOLE = "fingerprint", "fingerprints=1", "all hooks"
 KIBI_ELEMENTS = (64, 256, 1024, 4096, 16384)
 """The tensors of the table "measure"."""
 
@@ -84,7 +87,7 @@ def target(setting: Setting, mode: str) -> float | None:
     """The upper limit for the ratio of step times."""
     if MODES[mode] is None or setting.model == "launches":
         return None
-    if mode == "every=10":
+    if mode in ("every=10", "between"):
         return 1.005
     if setting.device == "cuda":
         return {"gradients": 1.10, "async": 1.01, "default": 1.02 if setting.way == EAGER else 1.01}.get(mode)
@@ -191,6 +194,10 @@ PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
     "guard": (Guard, ("before_step",)),
     "root's entry": (RootEntry, ("__init__",)),
     "loss": (Losses, ("_look",)),
+    WHOLE: (
+        Detector,
+        ("_enter", "_leave", "_leave_root", "_before_step", "_after_step", "_backward_begins", "_backward_ends", "_arrive"),
+    ),
     FINGERPRINT: (FingerprintTaker, ("forward_begins", "forward_ends", "before_step", "after_step")),
 }
 
@@ -198,27 +205,32 @@ PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
 def table_of_parts(setting: Setting, rounds: int) -> list[Line]:
     print(f"  {'parts':<22}{'ms':>9}{'share':>9}{'q1':>9}{'q3':>9}", flush=True)
     rows = []
-    for mode, clips in (("default", False), ("default", True), (ALL_AT_ONCE, False)):
+    for mode, clips in (("default", False), ("default", True), (ALL_AT_ONCE, False), ("between", False), ("between", True)):
         with ExitStack() as stack:
             # Alone, or without a collector, a rank has nothing to compare.
             for module in (plan, fingerprints):
                 stack.enter_context(patch.object(module, "world_size", lambda: 2))
             stack.enter_context(patch.object(watcher, "replace", lambda config, **changes: config))
+            spent = {name: stack.enter_context(timed(*place)) for name, place in PARTS.items()}
             trainee = Trainee(setting, mode, clips=clips)
             trainee.warm_up()
-            spent = {name: stack.enter_context(timed(*place)) for name, place in PARTS.items()}
+            for seconds in spent.values():
+                seconds[:] = [0.0]
             for _ in range(rounds):
                 trainee.time_step()
                 for seconds in spent.values():
                     seconds.append(0.0)
         trainee.close()
         for name, seconds in spent.items():
-            if mode == ALL_AT_ONCE and name != FINGERPRINT:
+            if name != {ALL_AT_ONCE: FINGERPRINT, "between": WHOLE}.get(mode, name):
                 continue
             shares = [part / step for part, step in zip(seconds, trainee.seconds, strict=False)]
             q1, share, q3 = statistics.quantiles(shares, n=4, method="inclusive")
-            title, ms = name + ", clipped" * clips, 1000 * statistics.median(seconds[:-1])
-            limit = 0.01
+            title = name + ", between" * (mode == "between") + ", clipped" * clips
+            ms, limit = (
+                1000 * statistics.median(seconds[:-1]),
+                0.005 if mode == "between" else None if name == WHOLE else 0.01,
+            )
             if name == FINGERPRINT:  # a large parameter is due in one step of 16
                 title = name + (", all" if mode == ALL_AT_ONCE else ", clipped" * clips)
                 share, ms = over_cycle(shares, trainee.period), 1000 * over_cycle(seconds[:-1], trainee.period)
@@ -360,7 +372,7 @@ CALLS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], dict[str, float
 }
 """Small modules and their input; by mode, the most microseconds a call and the largest ratio of the steps."""
 
-MODES_OF_CALLS = ("bare", "bare (again)", "default", "batch", "async", "every=10", "gradients")
+MODES_OF_CALLS = ("bare", "bare (again)", "default", "batch", "async", "every=10", "between", "gradients")
 
 
 def table_of_calls(rounds: int) -> list[Line]:

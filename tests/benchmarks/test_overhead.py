@@ -33,11 +33,14 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads(tables.read_text())
     modes = {row["mode"]: row for row in written["steps"] if row["model"] == "gpt2"}
-    assert modes.keys() == {"bare", "bare (again)", "hugging face", "frame", "batch", "async", "every=10", "no guard"}
+    assert modes.keys() == {
+        *("bare", "bare (again)", "hugging face", "frame", "batch", "async", "every=10", "between", "no guard")
+    }
     assert not any(row["blind"] for row in modes.values())
     assert {row["part"] for row in written["parts"]} == {
         *("guard", "root's entry", "loss", "guard, clipped", "root's entry, clipped", "loss, clipped"),
         *("fingerprint", "fingerprint, clipped", "fingerprint, all"),
+        *("all hooks", "all hooks, clipped", "all hooks, between", "all hooks, between, clipped"),
     }
     assert {row["model"] for row in written["calls"]} == {"400 linear layers of 16", "2 x 64 experts of 32"}
     assert {row["dtype"] for row in written["measure"]} == {"float32", "bfloat16", "float16"}
