@@ -57,13 +57,22 @@ class Between:
         self._steps = steps
         self._model = model
 
-    def run_again(self, batch: BatchInProgress, entry: RootEntry | None, judge: Judge) -> RunAgain | None:
+    def run_again(self, batch: BatchInProgress, entry: RootEntry | None, judge: Judge, *, made_bad: bool) -> RunAgain | None:
         """Runs the forward of a batch again. None: there is no need, it cannot be, or was not to its end.
 
-        The batch is then one that is measured in full.
+        The batch is then one that is measured in full. ``made_bad``: something was bad in the forward, not only after it.
         """
         if batch.is_full or entry is None:
             return None
+        try:
+            found = self._look(batch, entry, judge, made_bad=made_bad)
+        except Exception:
+            log.exception("rankwatch: an error of its own as it ran a batch again; the trip is reported at the root")
+            return None
+        batch.is_full = found is not None
+        return found
+
+    def _look(self, batch: BatchInProgress, entry: RootEntry, judge: Judge, *, made_bad: bool) -> RunAgain | None:
         args, kwargs = batch.root_call or (entry.args, entry.kwargs)
         forward = Forward(entry.module, args, kwargs, "output", entry=entry)
         number = batch.position.batch
@@ -72,9 +81,8 @@ class Between:
             return None
         self._sweep.look(number, self._steps())  # weights that have gone bad are measured anew
         found = self._run(forward, number, judge, grad=False)
-        if entry.has_gradients and (found is None or not found.is_bad):  # some modules need them, or do something else
-            found = self._run(forward, number, judge, grad=True)
-        batch.is_full = found is not None
+        if entry.has_gradients and (found is None or (made_bad and not found.is_bad)):
+            found = self._run(forward, number, judge, grad=True)  # some modules need them, or do something else
         return found
 
     @uncollected()

@@ -161,7 +161,7 @@ class Settler:
 
     def judge_again(self, batch: BatchInProgress, entry: RootEntry) -> None:
         """A gradient is bad in a batch in which only the root was measured: its forward is run again, measured and judged."""
-        again = self._between.run_again(batch, entry, self.judge)
+        again = self._between.run_again(batch, entry, self.judge, made_bad=False)
         if again is None or not again.is_bad:
             return
         part = BatchPart(batch)
@@ -338,8 +338,9 @@ class Settler:
         """The trip of the ring's last frame, or of an earlier one that only shows when its forward is run again."""
         values, forward, again = part.values, part.loss_of or part, None
         if frame.spec.phase is Phase.FORWARD and frame.step == self._steps():
-            again = self._between.run_again(part.batch, part.batch.entry, self.judge)
-        if again is not None:
+            again = self._between.run_again(part.batch, part.batch.entry, self.judge, made_bad=part is forward)
+        is_mark = frame.spec.readings[0].kind is Kind.MARKED
+        if again is not None and (again.is_bad or not is_mark):
             known = set(map(id, (*forward.frames, frame)))
             self._ring = deque([one for one in self._ring if id(one) not in known], self._ring.maxlen)
             forward.frames[:] = again.frames

@@ -164,6 +164,30 @@ def test_a_marked_tensor_is_judged_after_the_modules_before_it() -> None:
     assert (trip.position, trip.frame.spec.module, trip.culprit.kind) == (Position(2, 0, 0), "first", Kind.OUTPUT)
 
 
+def test_a_marked_tensor_that_is_not_bad_again_stays_the_culprit() -> None:
+    calls: list[int] = []
+
+    def compute(self: Any, x: Tensor) -> Tensor:
+        calls.append(1)
+        rankwatch.detect_overflow(x * (math.nan if len(calls) == 3 else 1.0), "scores")
+        return self.last(x)  # type: ignore[no-any-return]
+
+    trip = only(train(Root(compute, last=nn.Linear(4, 2)), lambda: None, mean))
+    assert (trip.position.batch, trip.culprit.kind, trip.culprit.label) == (2, Kind.MARKED, "scores")
+
+
+def test_an_error_of_ours_as_it_runs_again_loses_no_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise LookupError("ours")
+
+    monkeypatch.setattr("rankwatch.judge.between.Between._look", fail)
+    model = model_of()
+    gain = model[1]
+    assert isinstance(gain, Gain)
+    trip = only(train(model, lambda: setattr(gain, "gain", math.inf), mean))
+    assert (trip.position.batch, trip.frame.spec.module) == (2, "")
+
+
 def test_what_was_drawn_is_drawn_again() -> None:
     """A draw of one in a thousand is bad: the batch that is run again has the same one."""
 
