@@ -233,8 +233,8 @@ class BatchSummary(NamedTuple):
     """The numbers of one part of a batch on one rank: packed little-endian columns for the frame table ``table_id``.
 
     A batch has up to two parts: its forward, then the frames of its backward. ``first_frame`` is the index of the part's
-    first frame, 0 for the forward. ``optimizer_step`` counts the optimizer steps done before the batch. The times are Unix
-    seconds of the rank's clock.
+    first frame: 0 for a forward, or that of the root where it alone was measured. ``optimizer_step`` counts the optimizer steps
+    done before the batch. The times are Unix seconds of the rank's clock.
     """
 
     batch: int
