@@ -403,7 +403,7 @@ class Watch:
         looks_closer = self._has_tripped and self._closeup is None
         grace = abort.grace + (self._closeup_seconds if looks_closer else 0.0)
         deadline = self._deadline = Deadline(f"{self._name}: {abort.reason}", grace, abort.hold_limit)
-        self._detector.abort = lambda: None if deadline.is_held else self._exception()
+        self._detector.obey(lambda: None if deadline.is_held else self._exception())
         deadline.start()
         self._write_error_file()
         if self._is_back:  # meanwhile

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class Detector(FailsOpen):
-    """Watches ``model`` until ``remove``. ``progress``, ``phase``, ``abort`` and ``tune`` may be used from other threads.
+    """Watches ``model`` until ``remove``. ``progress``, ``phase``, ``obey`` and ``tune`` may be used from other threads.
 
     Args:
         count_all: as the Hugging Face detector does, count every root forward as a batch, not only those in training mode,
@@ -90,9 +90,7 @@ class Detector(FailsOpen):
             steps=lambda: self._steps.done,
             model=lambda: self._hooks,
         )
-        self._running = RunningRoots(
-            unwrap(model), lambda: self._batches.interrupted(is_judged=not self._off), lambda: self._hooks.wake()
-        )
+        self._running = RunningRoots(unwrap(model), lambda: self._batches.interrupted(is_judged=not self._off), self._wake)
         self._batches = Batches(
             config, self._settler, self._recorder, self._loss_scales, self._steps, sends_at_once=sends_at_once
         )
@@ -237,6 +235,9 @@ class Detector(FailsOpen):
 
     # --- forward ------------------------------------------------------------------------------------------------------
 
+    def _wake(self) -> None:
+        self._hooks.wake()
+
     def _enter(self, named: NamedModule, args: Any, kwargs: Any) -> None:
         if self._running.is_recomputing():
             return
@@ -245,8 +246,7 @@ class Detector(FailsOpen):
         if is_outermost:
             self._open_batch(self._style_of(self.root.training, torch.is_grad_enabled()))
             self._batches.enter(named, args, kwargs)
-            if not self._batches.current.is_full:
-                self._hooks.rest()
+            self._hooks.rest(unless=self._batches.current.is_full or self.abort is not None)
             self._fingerprints.forward_begins(self._batches.current)
         self._settler.raise_waiting()
 

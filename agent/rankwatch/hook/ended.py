@@ -27,7 +27,6 @@ class EndedDetector:
         self.phase = detector.phase
         self.fault = detector.fault
         self.optimizer_step = detector.optimizer_step
-        self.abort: Callable[[], TrainingAborted | None] | None = None
         self._unsent = detector.unsent()
 
     @property
@@ -44,6 +43,9 @@ class EndedDetector:
 
     def mark(self, tensor: Tensor, label: str) -> None:
         """Nothing is recorded any more."""
+
+    def obey(self, abort: Callable[[], TrainingAborted | None]) -> None:
+        """There is no hook any more."""
 
     def tune(self, tuning: Tuning) -> None:
         """There is nothing to tune."""

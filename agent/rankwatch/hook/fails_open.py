@@ -47,7 +47,7 @@ class FailsOpen:
         runs_again: Callable[[], bool],
     ) -> None:
         self.abort: Callable[[], TrainingAborted | None] | None = None
-        """Set from outside to stop the training: the next hook for which it returns an exception raises that."""
+        """Stops the training: the next hook for which it returns an exception raises that."""
         self.fault = ""
         """The internal error that switched the detector off."""
         self._off = False
@@ -58,6 +58,14 @@ class FailsOpen:
         self._runs_again = runs_again
         self._inside = 0
         """The thread that runs a hook."""
+
+    def obey(self, abort: Callable[[], TrainingAborted | None]) -> None:
+        """Has the next hook raise what ``abort`` returns, if it returns an exception. For any thread."""
+        self.abort = abort
+        self._wake()
+
+    def _wake(self) -> None:
+        """Puts hooks back that were taken off for a forward. For any thread."""
 
     def _hook(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """``body`` as a hook: it raises a pending abort first, and does nothing once the detector is off."""

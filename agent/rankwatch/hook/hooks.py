@@ -104,12 +104,12 @@ class Hooks:
         if self._is_compiled:
             _forget_compiled()
 
-    def rest(self) -> None:
-        """Takes hooks off until ``wake``, in a forward in which they have nothing to do: torch calls a module without any faster.
+    def rest(self, *, unless: bool) -> None:
+        """Takes hooks off until ``wake``, for a forward in which they have nothing to do: torch calls a module faster without.
 
         Not those beside the user's own, whose order would change, and none in a compiled model: its graphs depend on them.
         """
-        if self._resting or self._is_compiled:
+        if unless or self._resting or self._is_compiled:
             return
         if self._lonely is None:
             self._lonely = [
@@ -128,7 +128,7 @@ class Hooks:
         return self.watched
 
     def wake(self) -> None:
-        """Puts the hooks back."""
+        """Puts the hooks back. For any thread: an abort has come, say."""
         resting, self._resting = self._resting, []
         for hooks, number, hook in resting:
             hooks[number] = hook

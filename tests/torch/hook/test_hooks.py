@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from notebook import Gain, Notebook, model_of, ones, watched
-from rankwatch.errors import OverflowDetected
+from rankwatch.errors import OverflowDetected, TrainingAborted
 from rankwatch.hook.detector import Detector
 
 
@@ -136,6 +137,23 @@ def test_removing_and_choosing_in_a_forward_leave_none_behind() -> None:
     acts.append(detector.remove)
     model(ones())
     assert not any(hooked(model))
+
+
+def test_an_abort_that_comes_in_a_forward_is_raised_at_the_next_module() -> None:
+    def hear() -> None:
+        thread = threading.Thread(target=detector.obey, args=(lambda: TrainingAborted("rank 5 of 8"),))
+        thread.start()
+        thread.join()
+
+    acts: list[Callable[[], object]] = []
+    ran: list[int] = []
+    model = model_of(Looks(lambda: acts and acts.pop()()), Looks(lambda: ran.append(1)), Looks(lambda: ran.append(2)))
+    detector, _ = watched(model, every=10)
+    model(ones())
+    acts.append(hear)
+    with pytest.raises(TrainingAborted, match="rank 5 of 8"):
+        model(ones())
+    assert ran == [1, 2, 1]  # torch had called the first one without a hook
 
 
 @pytest.mark.slow
