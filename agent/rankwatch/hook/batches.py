@@ -27,7 +27,7 @@ from ..measure.tape import Cell
 from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
 from ..shared.config import Config
-from ..shared.frame import NOWHERE, Moment, Phase, Position, ReadingSpec
+from ..shared.frame import NOWHERE, Kind, Moment, Phase, Position, ReadingSpec
 from ..shared.tuning import Tuning
 from .scaler import LossScales
 from .stage import is_rehearsal
@@ -134,6 +134,7 @@ class Batches:
 
     def enter(self, named: NamedModule, args: Any, kwargs: Any) -> None:
         """What the root is given is evidence; the root's own frame is the last one of the batch: too late."""
+        self.current.began = self.current.position
         self.current.root_inputs = self._recorder.inputs(self.next, named, args, kwargs)
         self.current.entry = RootEntry(named.module, args, kwargs)
 
@@ -143,6 +144,7 @@ class Batches:
 
     def enter_compiled(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
         """The graph of the root begins, with these readings of what it was given."""
+        self.current.began = self.current.position
         self.current.root_inputs = self._recorder.cells(self.current.position, named, Phase.FORWARD, rows, cells)
         self.current.entry, self._compiled_part = self._compiled_entry, self.current.part
         self.current.is_compiled = True
@@ -179,6 +181,11 @@ class Batches:
                 frame.position = frame.position._replace(frame=frame.position.frame + later)
             batch.position = batch.position._replace(frame=self._root_frame)
 
+    @property
+    def may_rest(self) -> bool:
+        """Whether only the root is looked at in the forward that runs. In the first batch, what is compiled gets our hooks."""
+        return not self.current.is_full and self._root_frame > 0
+
     def end(self) -> None:
         """The forward has returned; frames belong to the batch until ``is_open`` is set to False."""
         batch = self.current
@@ -187,18 +194,18 @@ class Batches:
         self.phase = "backward" if batch.is_streamed and batch.is_sure else "idle"
         self._settler.close(batch, awaits_loss=batch.is_streamed and not self._sends_at_once)
 
-    def abandon(self, *, is_judged: bool) -> None:
-        """The forward has raised. ``is_judged``: the frames that ran are judged."""
+    def abandon(self, *, is_judged: bool, runs_again: bool) -> None:
+        """The forward has raised. ``is_judged``: the frames that ran are judged; ``runs_again``: also those of a rerun."""
         self.is_open = self._awaits_backward = False
         self._recorder.forget()
         self.phase = "idle"
         if is_judged:
-            self._settler.abandon(self.current)
+            self._settler.abandon(self.current, runs_again=runs_again)
 
     def interrupted(self, *, is_judged: bool) -> None:
         """The forward has ended anywhere, perhaps within a hook of ours."""
         self._compiled_part = self._compiled_entry = None
-        self.abandon(is_judged=is_judged)
+        self.abandon(is_judged=is_judged, runs_again=False)
         self._recorder.restart()
 
     def add(self, frame: PendingFrame, call: Call | None) -> None:
@@ -211,7 +218,9 @@ class Batches:
         into.position = frame.position
         into.add(frame)
         self._settler.add(frame, into.part, call)
-        if not self._is_waiting or self._unsure is None or not self._unsure.has_number:
+        # A tensor that is marked in a forward of which only the root is measured does not show what came before it.
+        is_early = not into.is_full and self.is_open and frame.spec.readings[0].kind is Kind.MARKED
+        if not is_early and (not self._is_waiting or self._unsure is None or not self._unsure.has_number):
             self.position = into.position
         if into is self._loose and len(into.part.frames) >= LOOSE_FRAMES:
             self._settle_loose()

@@ -199,20 +199,21 @@ class Detector(FailsOpen):
     def remove(self) -> None:
         """Takes all hooks away; the model is as it was. Pending frames are judged and sent, but nothing is raised."""
         self._off, self._stop = True, None
-        if not self.fault:  # first, as a batch may be run again with its hooks
-            try:
+        try:
+            if not self.fault:  # first, as a batch may be run again with its hooks
                 self._guarded(partial(self._batches.settle, wait=True))()
                 self._guarded(partial(self._fingerprints.flush, wait=True))()
-            except TrainingAborted:
-                log.debug("a trip was found as the watch was closed")
-        self._hooks.remove()
-        self._compiled.remove()
-        self._gradients.remove()
-        self._loss_scales.close()
-        self._backwards.remove()
-        self._guard.remove()
-        self._fingerprints.remove()
-        self._collectives.close()
+        except TrainingAborted:
+            log.debug("a trip was found as the watch was closed")
+        finally:
+            self._hooks.remove()
+            self._compiled.remove()
+            self._gradients.remove()
+            self._loss_scales.close()
+            self._backwards.remove()
+            self._guard.remove()
+            self._fingerprints.remove()
+            self._collectives.close()
 
     def is_inside(self) -> bool:
         """Whether the calling thread is inside a watched forward."""
@@ -246,7 +247,7 @@ class Detector(FailsOpen):
         if is_outermost:
             self._open_batch(self._style_of(self.root.training, torch.is_grad_enabled()))
             self._batches.enter(named, args, kwargs)
-            self._hooks.rest(unless=self._batches.current.is_full or self.abort is not None)
+            self._hooks.rest(unless=not self._batches.may_rest or self.abort is not None)
             self._fingerprints.forward_begins(self._batches.current)
         self._settler.raise_waiting()
 
@@ -297,7 +298,7 @@ class Detector(FailsOpen):
             return
         self._settler.raise_waiting()
         batch = self._batches.current
-        with self._leaving_root() as ends_batch, batch.holding(args, kwargs):
+        with self._leaving_root() as ends_batch, batch.holding((args, kwargs) if ends_batch else None):
             if not batch.is_full:
                 args, kwargs = (), {}
             self._call(named, args, kwargs, output)
@@ -385,10 +386,9 @@ class Detector(FailsOpen):
 
     def _look_at_model(self) -> None:
         batch = self._batches.of_forward
-        if batch.is_full:
-            self._hooks.refresh()
-            if not self._count_all:
-                batch.part.look = self._sweep.look(batch.position.batch, self._steps.done)
+        self._hooks.refresh(rarely=not batch.is_full)
+        if batch.is_full and not self._count_all:
+            batch.part.look = self._sweep.look(batch.position.batch, self._steps.done)
 
     def _prepare(self) -> None:
         self._gradients.forward_begins()
@@ -412,7 +412,7 @@ class Detector(FailsOpen):
     def _raised(self) -> None:
         """A root forward raised. If it is the outermost one, the frames that ran are judged, and the batch is over."""
         if self._running.leave():
-            self._batches.abandon(is_judged=not self._off)
+            self._batches.abandon(is_judged=not self._off, runs_again=self._running.may_follow())
 
     def _tune(self) -> None:
         tuning = taken_from(self._tunings)

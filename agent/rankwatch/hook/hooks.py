@@ -31,6 +31,9 @@ set_eval_frame: Callable[[Any], Any] = getattr(_eval_frame, "set_eval_frame", la
 DOES_NOTHING = getattr, (nullcontext(), "__exit__")
 """What a hook of ours is in a pickle: it does nothing, and loads without rankwatch."""
 
+RARELY = 16
+"""Forwards between two looks at the modules, where only the root is measured."""
+
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 """Makes a hook that catches the errors of its body, so that they do not stop the training."""
 
@@ -75,10 +78,11 @@ class Hooks:
         self._is_compiled = False
         self._known: dict[int, NamedModule] = {}
         self._handles: dict[int, list[RemovableHandle]] = {}
-        self._lonely: list[tuple[dict[int, Any], int]] | None = None
-        """The tables of the modules below the root in which our hook is the only one, and its key; None: to be looked at."""
+        self._calls = 0
+        self._watched_tables: list[tuple[dict[int, Any], int]] | None = None
+        """The tables of hooks of the watched modules below the root, with the key of ours; None: to be looked at."""
         self._resting: list[tuple[Any, int, Any]] = []
-        """The tables that a hook was taken from, with its key."""
+        """The tables that a hook was taken from, with its key, and the hook."""
         # torch keeps these three for the whole process: with strong references, the model would never be freed.
         self._global = [guard(self._on_module_added), before_step, after_step]
         added, before, after = map(_weakly, self._global)
@@ -105,21 +109,24 @@ class Hooks:
             _forget_compiled()
 
     def rest(self, *, unless: bool) -> None:
-        """Takes hooks off until ``wake``, for a forward in which they have nothing to do: torch calls a module faster without.
+        """Takes hooks off until ``wake``, in a forward that has no work for them: torch calls modules without hooks faster.
 
-        Not those beside the user's own, whose order would change, and none in a compiled model: its graphs depend on them.
+        Not those beside the user's own, whose order would change; not that of torch's attention, which computes in another way
+        without; and none in a compiled model, whose graphs depend on them.
         """
-        if unless or self._resting or self._is_compiled:
+        self.wake()  # an interruption may have left some off
+        if unless or self._is_compiled:
             return
-        if self._lonely is None:
-            self._lonely = [
+        if self._watched_tables is None:
+            self._watched_tables = [
                 (self._known[key].module._forward_hooks, handles[0].id)
                 for key, handles in self._handles.items()
-                if key != id(self.root)
+                if key != id(self.root) and not isinstance(self._known[key].module, nn.MultiheadAttention)
             ]
-        for hooks, number in self._lonely:
-            if len(hooks) == 1 and (hook := hooks.pop(number, None)) is not None:
-                self._resting.append((hooks, number, hook))
+        for hooks, number in self._watched_tables:
+            if len(hooks) == 1 and number in hooks:
+                self._resting.append((hooks, number, hooks[number]))  # first: an interruption may come at any line
+                del hooks[number]
 
     def awake(self) -> list[NamedModule]:
         """The modules with hooks, once all are back, those of new modules too."""
@@ -129,14 +136,22 @@ class Hooks:
 
     def wake(self) -> None:
         """Puts the hooks back. For any thread: an abort has come, say."""
-        resting, self._resting = self._resting, []
+        resting = self._resting
         for hooks, number, hook in resting:
             hooks[number] = hook
             if len(hooks) > 1:  # the user's was added meanwhile: later
                 hooks.move_to_end(number, last=False)
+        if self._resting is resting:  # last: an interruption may come at any line
+            self._resting = []
 
-    def refresh(self) -> None:
-        """The model may have changed, also in ways that torch does not tell: ``del``, or its table of modules was written to."""
+    def refresh(self, *, rarely: bool = False) -> None:
+        """The model may have changed, also in ways that torch does not tell: ``del``, or its table of modules was written to.
+
+        ``rarely``: looks only once in so many calls.
+        """
+        self._calls += 1
+        if rarely and self._calls % RARELY:
+            return
         children = self._now()
         if self._known and children == self._children:
             return
@@ -209,7 +224,7 @@ class Hooks:
     def _forget(self, key: int) -> None:
         """A module is no part of the model any more."""
         self.wake()
-        self._lonely = None
+        self._watched_tables = None
         _remove(self._handles.pop(key, []))
         named = self._known.pop(key)
         self._released(named.number)
@@ -233,10 +248,10 @@ class Hooks:
     def _attach(self, key: int, named: NamedModule) -> None:
         module, is_root = named.module, named.module is self.root
         if not is_root and not self._is_selected(named):
-            self._lonely = None
+            self._watched_tables = None
             _remove(self._handles.pop(key, []))
         elif key not in self._handles:
-            self._lonely = None
+            self._watched_tables = None
             leave = _Leave(named, self._leave_root if is_root else self._leave, self._handed)
             # Only the root's hook is called after a forward that raised: it closes the batch.
             handles = [module.register_forward_hook(leave, with_kwargs=True, always_call=is_root)]

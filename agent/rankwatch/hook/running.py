@@ -12,6 +12,7 @@ from types import FrameType
 import torch
 from torch import nn
 
+from ..errors import TrainingAborted
 from ..rerun.careful import is_run_again, stop_again
 from . import backward
 
@@ -207,3 +208,10 @@ class RunningRoots:
     def is_raising(self) -> bool:
         """Whether an exception is being handled that came after the outermost forward began."""
         return sys.exc_info()[1] is not self._raised_before
+
+    @staticmethod
+    def may_follow() -> bool:
+        """Whether an exception is being handled that may follow from an inf or nan."""
+        error = sys.exc_info()[1]
+        others = TrainingAborted, MemoryError, torch.cuda.OutOfMemoryError
+        return isinstance(error, Exception) and not isinstance(error, others)

@@ -87,6 +87,10 @@ class BatchInProgress:
         """Whether its summaries are sent. An eval forward is judged, but is no batch."""
         self.is_compiled = False
         """Whether a compiled graph began it."""
+        self.began = position
+        """The position of the first frame of its forward."""
+        self.is_run_again = False
+        """Whether its forward was run again, as only the root was measured."""
         self.root_inputs: PendingFrame | None = None
         self.entry: RootEntry | None = None
         """The root's forward as it began, until it is judged."""
@@ -101,9 +105,9 @@ class BatchInProgress:
         self.part = BatchPart(self)
 
     @contextmanager
-    def holding(self, args: Any, kwargs: Any) -> Iterator[None]:
-        """Has the args and kwargs of the root at hand meanwhile."""
-        before, self.root_call = self.root_call, (args, kwargs)
+    def holding(self, given: tuple[Any, Any] | None) -> Iterator[None]:
+        """Has the args and kwargs of the root at hand meanwhile; None: it is called by itself, and goes on."""
+        before, self.root_call = self.root_call, given
         try:
             yield
         finally:
@@ -139,6 +143,8 @@ class BatchPart:
         self.is_held = not batch.is_sure
         """Whether it is sent only if a backward reaches it."""
         self.is_judged = False
+        self.is_cut = False
+        """Whether it ends at its first bad frame, up to which it was run again: it is not sent as a batch."""
         self.is_printed = False
         """Whether its trace was printed."""
         self.look: Look | None = None
@@ -155,8 +161,9 @@ class BatchPart:
 
     @property
     def moment(self) -> Moment:
-        """The moment of its first frame."""
-        return Moment(self.batch.optimizer_step, *self.first)
+        """The moment of its first frame; where the root alone was measured, of the first frame that may show in a rerun."""
+        first = self.first if self.batch.is_full else min(self.first, self.batch.began)
+        return Moment(self.batch.optimizer_step, *first)
 
     @property
     def end(self) -> Position:

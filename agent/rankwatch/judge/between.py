@@ -57,36 +57,31 @@ class Between:
         self._steps = steps
         self._model = model
 
-    def run_again(self, batch: BatchInProgress, entry: RootEntry | None, judge: Judge, *, made_bad: bool) -> RunAgain | None:
-        """Runs the forward of a batch again. None: there is no need, it cannot be, or was not to its end.
-
-        The batch is then one that is measured in full. ``made_bad``: something was bad in the forward, not only after it.
-        """
-        if batch.is_full or entry is None:
+    def run_again(self, batch: BatchInProgress, entry: RootEntry | None, judge: Judge) -> RunAgain | None:
+        """Runs the forward of a batch again. None: there is no need, it was before, it cannot be, or was not to its end."""
+        if batch.is_full or batch.is_run_again or entry is None:
             return None
+        batch.is_run_again = True
         try:
-            found = self._look(batch, entry, judge, made_bad=made_bad)
+            return self._look(batch, entry, judge)
         except Exception:
             log.exception("rankwatch: an error of its own as it ran a batch again; the trip is reported at the root")
             return None
-        batch.is_full = found is not None
-        return found
 
-    def _look(self, batch: BatchInProgress, entry: RootEntry, judge: Judge, *, made_bad: bool) -> RunAgain | None:
+    def _look(self, batch: BatchInProgress, entry: RootEntry, judge: Judge) -> RunAgain | None:
         args, kwargs = batch.root_call or (entry.args, entry.kwargs)
         forward = Forward(entry.module, args, kwargs, "output", entry=entry)
-        number = batch.position.batch
         if why := forward.refusal:
-            log.debug("the forward of batch %d is not run again: %s", number, why)
+            log.debug("the forward of batch %d is not run again: %s", batch.began.batch, why)
             return None
-        self._sweep.look(number, self._steps())  # weights that have gone bad are measured anew
-        found = self._run(forward, number, judge, grad=False)
-        if entry.has_gradients and (found is None or (made_bad and not found.is_bad)):
-            found = self._run(forward, number, judge, grad=True)  # some modules need them, or do something else
+        self._sweep.look(batch.began.batch, self._steps())  # weights that have gone bad are measured anew
+        found = self._run(forward, batch.began, judge, grad=entry.has_gradients)
+        if found is None and entry.has_gradients:  # there may be no memory for a second graph
+            found = self._run(forward, batch.began, judge, grad=False)
         return found
 
     @uncollected()
-    def _run(self, forward: Forward, batch: int, judge: Judge, *, grad: bool) -> RunAgain | None:
+    def _run(self, forward: Forward, began: Position, judge: Judge, *, grad: bool) -> RunAgain | None:
         named = {id(one.module): one for one in self._model().awake()}
         if id(forward.module) not in named:
             return None
@@ -97,8 +92,10 @@ class Between:
 
         def watch(key: nn.Module | str, call: Call) -> None:
             nonlocal last, is_bad
+            if mode.stopped:  # and the user's code has caught that
+                return
             with _disable_current_modes():
-                at = Position(batch, 0, len(frames))
+                at = began._replace(frame=began.frame + len(frames))
                 if isinstance(key, str):
                     frame = self._recorder.values(at, self._model().running(), [(Kind.MARKED, key, call[-1])])
                 elif id(key) in named:
@@ -116,18 +113,16 @@ class Between:
             run_again(forward, mode, grad=grad, watch=watch)
         except (Stopped, Exception) as why:  # noqa: BLE001  the trip counts without it: the root alone is known
             if not is_bad:
-                log.debug("the forward of batch %d was not run again to its end: %r", batch, why)
+                log.debug("the forward of batch %d was not run again to its end: %r", began.batch, why)
                 return None
         return RunAgain(frames, last, is_bad)
 
 
 def not_again(frame: PendingFrame, again: PendingFrame) -> PendingFrame:
-    """The frame of a root whose output was bad, and finite when it was run again (``again``): bad, as it was."""
-    outputs = {
-        row.label: cell for row, cell in zip(frame.spec.readings, frame.cells, strict=True) if row.kind is Kind.OUTPUT
-    }
-    cells = [
-        outputs.get(row.label, cell) if row.kind is Kind.OUTPUT else cell
-        for row, cell in zip(again.spec.readings, again.cells, strict=True)
-    ]
-    return replace(again, cells=cells)
+    """The root's frame of the second run, with the output's readings of the first. If these are others: the first run's frame."""
+    made = [row for row in frame.spec.readings if row.kind is Kind.OUTPUT]
+    if made != [row for row in again.spec.readings if row.kind is Kind.OUTPUT]:
+        frame.position = again.position
+        return frame
+    first = len(again.cells) - len(made)  # the outputs come last
+    return replace(again, cells=again.cells[:first] + frame.cells[len(frame.cells) - len(made) :])

@@ -151,7 +151,7 @@ class Evidence:
             if given is not None:
                 return [Forward(module, *given, label, entry=entry)]
             return [Forward(module, entry.args, entry.kwargs, label, entry=entry)] if entry is not None else []
-        if call is not None and batch.is_full and kind is Kind.OUTPUT:
+        if call is not None and batch.is_full and kind is Kind.OUTPUT and not batch.is_run_again:  # else it is over
             found.append(Forward(module, *call[:2], label))
         if entry is not None:
             args, kwargs = batch.root_call or (entry.args, entry.kwargs)

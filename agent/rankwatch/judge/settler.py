@@ -27,7 +27,7 @@ from ..shared.config import Config
 from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, State
 from ..shared.tuning import Check, Tuning
 from .batch import BatchInProgress, BatchPart, LossScaling, Tables
-from .between import Between, not_again
+from .between import Between, RunAgain, not_again
 from .changes import guilty_collective, mark_stale
 from .evidence import Evidence
 from .health import Health
@@ -35,6 +35,9 @@ from .observer import BadReading, FoundTrip, Observer, announce
 from .policy import Judge
 
 log = logging.getLogger(__name__)
+
+MAX_RAISED = 3
+"""Forwards that raised, and are run again to find an inf or nan: a training may use exceptions for ends of its own."""
 
 
 def default_check(model: nn.Module) -> Check:
@@ -88,6 +91,7 @@ class Settler:
         self._steps = steps
         self._between = Between(recorder, tape, sweep, steps, model)
         self._evidence = Evidence(recorder, steps, model, sweep.shards)
+        self._raised = 0  # forwards that were run again as they had raised
         self._tables = Tables()
         self._health = Health()
         self._awaited: BatchPart | None = None  # the forward whose loss may come
@@ -161,13 +165,7 @@ class Settler:
 
     def judge_again(self, batch: BatchInProgress, entry: RootEntry) -> None:
         """A gradient is bad in a batch in which only the root was measured: its forward is run again, measured and judged."""
-        again = self._between.run_again(batch, entry, self.judge, made_bad=False)
-        if again is None or not again.is_bad:
-            return
-        part = BatchPart(batch)
-        part.frames = again.frames
-        self._ring.extend(again.frames)
-        found = self._trip_of_call(again.frames[-1], part, None, again.call)
+        found = self._find_again(BatchPart(batch), entry)
         if found is not None:
             announce(found, self._observer, self._model().modules)
             raise self._observer.on_trip(found.trip, found.bad_readings)
@@ -182,7 +180,7 @@ class Settler:
     def unsent(self) -> tuple[FrameTable, BatchSummary] | None:
         """The forward that is judged, and awaits its loss."""
         forward = self._awaited
-        if forward is None or not forward.is_judged or forward.is_held or not forward.frames:
+        if forward is None or not forward.is_judged or forward.is_held or forward.is_cut or not forward.frames:
             return None
         return forward.finish(self._tables)
 
@@ -231,17 +229,23 @@ class Settler:
         if part in self._closed:
             self._closed.remove(part)
 
-    def abandon(self, batch: BatchInProgress) -> None:
-        """The forward of a part raised: its frames are judged, but not sent as a batch."""
+    def abandon(self, batch: BatchInProgress, *, runs_again: bool) -> None:
+        """The forward of a part raised: its frames are judged, but not sent as a batch.
+
+        ``runs_again``: where only the root is measured, it is run again, as what it raised may follow from an inf or nan.
+        """
         part = self._cut(batch)
         self._has_bad |= self._tape.read()
         found = self._judge_late(part)
         self._trace(part)
         found, self.waiting = self.waiting or found, None
-        if found is not None and self._is_late(part):
-            announce(
-                found, self._observer, self._model().modules
-            )  # the user's exception goes on; the trip counts all the same
+        is_late = self._is_late(part)
+        if found is None and runs_again and self._raised < MAX_RAISED and not batch.is_full:
+            self._raised, is_late = self._raised + 1, True
+            found = self._find_again(part, batch.entry)
+        if found is not None and is_late:
+            # The user's exception goes on; the trip counts all the same.
+            announce(found, self._observer, self._model().modules)
         self._judged(part)
 
     def drop_interrupted(self) -> None:
@@ -315,7 +319,7 @@ class Settler:
 
     def _send(self, part: BatchPart) -> None:
         self._trace(part)
-        if part.frames and part.batch.is_streamed:
+        if part.frames and part.batch.is_streamed and not part.is_cut:
             self._observer.on_batch(*part.finish(self._tables))
             for notice in self._health.look(part):
                 self._observer.on_notice(notice)
@@ -329,30 +333,57 @@ class Settler:
         for frame in list(part.frames):
             self._ring.append(frame)
             if self.judge.tripping(frame.spec, frame.states):
-                found = self._find(frame, part, None)
-                if found is not None:
+                was_full, found = part.batch.is_full, self._find(frame, part, None)
+                if found is not None or part.batch.is_full is not was_full:
                     return found
         return None
 
     def _find(self, frame: PendingFrame, part: BatchPart, call: Call | None) -> FoundTrip | None:
         """The trip of the ring's last frame, or of an earlier one that only shows when its forward is run again."""
-        values, forward, again = part.values, part.loss_of or part, None
-        if frame.spec.phase is Phase.FORWARD and frame.step == self._steps():
-            again = self._between.run_again(part.batch, part.batch.entry, self.judge, made_bad=part is forward)
-        is_mark = frame.spec.readings[0].kind is Kind.MARKED
-        if again is not None and (again.is_bad or not is_mark):
-            known = set(map(id, (*forward.frames, frame)))
-            self._ring = deque([one for one in self._ring if id(one) not in known], self._ring.maxlen)
-            forward.frames[:] = again.frames
-            if again.is_bad:
-                frame, part, call, values = again.frames[-1], forward, again.call, None
-            elif part is forward:
-                frame = forward.frames[-1] = not_again(frame, again.frames[-1])
+        if frame.is_absorbed:
+            return None
+        forward, entry = part.loss_of or part, part.batch.entry
+        may_run = frame.spec.phase is Phase.FORWARD and frame.step == self._steps()
+        again = self._between.run_again(part.batch, entry, self.judge) if may_run else None
+        if again is not None and again.is_bad:
+            self._replace(forward, again)
+            return self._trip_of_call(again.frames[-1], forward, None, again.call)
+        if (
+            again is not None and frame.spec.readings[0].kind is not Kind.MARKED
+        ):  # it did not recur, or the loss is the origin
+            if part is forward:
                 call = call and (*again.call[:2], call[-1])
-            else:
+                frame = again.frames[-1] = self._as_it_was(frame, again.frames[-1], call)
+            self._replace(forward, again)
+            if part is not forward:
                 frame.position = forward.end
-            self._ring.extend(forward.frames if part is forward else (*forward.frames, frame))
-        return self._trip_of_call(frame, part, values, call)
+                self._ring.append(frame)
+        return self._trip_of_call(frame, part, part.values, call)
+
+    def _find_again(self, part: BatchPart, entry: RootEntry | None) -> FoundTrip | None:
+        """The trip in a forward that is run again, if there is one: nothing in the first run has shown it."""
+        again = self._between.run_again(part.batch, entry, self.judge)
+        if again is None or not again.is_bad:
+            return None
+        part.batch.entry = entry
+        self._replace(part, again)
+        return self._trip_of_call(again.frames[-1], part, None, again.call)
+
+    def _replace(self, part: BatchPart, again: RunAgain) -> None:
+        """The frames of a batch, of which only the root was measured, are those of its second run."""
+        part.batch.is_full, part.is_cut = True, again.is_bad
+        part.frames[:] = again.frames
+        known = [one for one in self._ring if one.position[:2] != part.first[:2]]
+        self._ring = deque([*known, *again.frames], self._ring.maxlen)
+
+    def _as_it_was(self, frame: PendingFrame, again: PendingFrame, call: Call | None) -> PendingFrame:
+        """The root's frame with the bad output of the first run; ``call`` has that, if it is at hand."""
+        if call is None:
+            return not_again(frame, again)
+        self._recorder.forget()
+        measured = self._recorder.call(again.position, frame.named, Phase.FORWARD, *call)
+        self._tape.read()
+        return measured
 
     def _trip_of_call(
         self, frame: PendingFrame, part: BatchPart, values: list[Any] | None, call: Call | None

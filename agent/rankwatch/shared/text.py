@@ -26,18 +26,19 @@ def format_module(spec: FrameSpec) -> str:
     return f"{_INDENT} {spec.module} {spec.module_class}{phase}"
 
 
-def format_frame(frame: Frame) -> str:
-    """A frame's lines; above the first frame of a batch, the batch's header."""
+def format_frame(frame: Frame, before: Frame | None = None) -> str:
+    """A frame's lines; above the first frame of a batch, the batch's header. ``before``: the frame above it."""
     lines = [format_module(frame.spec)]
-    if frame.position.frame == 0:
+    is_other = before is not None and before.position[:2] != frame.position[:2]
+    if is_other or frame.position.frame == 0:  # of some batches the root has the only frame, and not the number 0
         lines[:0] = [f"\n\n{_INDENT} *** Starting {_batch_name(frame.position)} ***", COLUMNS]
     lines += map(format_reading, frame.readings)
     return "\n".join(lines)
 
 
-def format_trace(frames: Iterable[Frame]) -> str:
-    """The frames of a traced batch."""
-    return "\n".join(map(format_frame, frames))
+def format_trace(frames: Sequence[Frame]) -> str:
+    """Frames, one below the other."""
+    return "\n".join(map(format_frame, frames, [None, *frames]))
 
 
 def format_dump(frames: Sequence[Frame]) -> str:

@@ -188,10 +188,10 @@ def last_batches(digests: Array) -> dict[int, int]:
 
 def pace_of(digests: Array) -> float | None:
     """Batches per second of the furthest rank, by its own clock; None when that is not known yet."""
-    begun = digests[digests["first_frame"] == 0]
-    if not len(begun):
+    if not len(digests):
         return None
-    own = begun[begun["rank"] == begun["rank"][begun["batch"].argmax()]]
+    own = digests[digests["rank"] == digests["rank"][digests["batch"].argmax()]]
+    own = own[np.unique(own["batch"], return_index=True)[1]]  # of each batch the first part: its forward
     own = own[own["ended"] >= own["ended"].max() - PACE_WINDOW]
     seconds = float(own["ended"].max() - own["ended"].min())
     return float(own["batch"].max() - own["batch"].min()) / seconds if seconds > 0 else None
