@@ -173,7 +173,10 @@ class Batches:
         self._recorder.begin(self._steps.done, self.position.batch)
 
     def come_to_root(self) -> None:
-        """The root returns. Its frame has the same number whether or not the modules before it are measured: ranks compare it."""
+        """The root returns. Its frame has its number of the last full batch, though no module has one before: ranks compare it.
+
+        Calls of modules before the root's are not counted in such a batch.
+        """
         batch = self.current
         later = self._root_frame - batch.position.frame
         if not batch.is_full and later > 0:

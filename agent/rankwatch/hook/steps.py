@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.optim import Optimizer
 
-LOOK_EVERY = 64
-"""Each optimizer of the process asks thrice a step: another model's is looked at again when it has asked so often, as a
-parameter may have come to the model since."""
+ASKED_AGAIN = 16
+"""Questions about an optimizer of another model until its parameters are looked at again: one may have come to the model since.
+Each step of each optimizer asks three times."""
 
 
 class OptimizerSteps:
@@ -44,7 +44,7 @@ class OptimizerSteps:
             return True
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         known, asked = self._foreign.get(optimizer, ([], 0))
-        if sizes == known and asked % LOOK_EVERY:
+        if sizes == known and asked % ASKED_AGAIN:
             self._foreign[optimizer] = known, asked + 1
             return False
         ours = {id(parameter) for parameter in self._model.parameters()}

@@ -55,7 +55,7 @@ class Settler:
     """Judges frames. ``waiting`` is a trip that was found, and is not raised yet.
 
     Args:
-        check: where the configuration says nothing.
+        check: the default, used if the configuration has none.
         awaits_step: returns whether an optimizer step will wait for the device, so that numbers may be read with it.
         steps: returns the number of optimizer steps done.
         model: returns the modules of the model.

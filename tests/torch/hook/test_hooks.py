@@ -1,9 +1,12 @@
-"""Between the batches that are measured in full, hooks rest during the forward: torch calls a module without any faster."""
+"""Between the batches that are measured in full, hooks rest in the forward: torch calls modules without hooks faster."""
 
 from __future__ import annotations
 
+import gc
 import math
+import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +17,8 @@ from torch import Tensor, nn
 from notebook import Gain, Notebook, model_of, ones, watched
 from rankwatch.errors import OverflowDetected, TrainingAborted
 from rankwatch.hook.detector import Detector
+from rankwatch.hook.hooks import RARELY, Hooks
+from rankwatch.rerun.careful import running_again
 
 
 class Looks(nn.Module):
@@ -113,17 +118,14 @@ def test_one_that_the_user_adds_in_a_forward_comes_after_ours() -> None:
 
 
 def test_a_module_that_is_replaced_in_a_forward_keeps_no_hook() -> None:
-    def replace() -> None:
-        if len(replaced) == 1:
-            replaced.append(model[2])
-            model[2] = Gain()
-        replaced[:0] = [] if replaced else [model[0]]
-
-    replaced: list[nn.Module] = []
-    model = model_of(nn.Linear(4, 4), Looks(replace), Gain())
+    acts: list[Callable[[], object]] = []
+    model = model_of(nn.Linear(4, 4), Looks(lambda: acts and acts.pop()()), Gain())
+    replaced = model[2]
     detector, _ = watched(model, every=10)
-    _ = model(ones()), model(ones())
-    assert not replaced[1]._forward_hooks
+    model(ones())
+    acts.append(lambda: model.__setitem__(2, Gain()))
+    model(ones())
+    assert not replaced._forward_hooks
     assert hooked(model) == [True] * 3
     detector.remove()
     assert not any(hooked(model))
@@ -154,6 +156,76 @@ def test_an_abort_that_comes_in_a_forward_is_raised_at_the_next_module() -> None
     with pytest.raises(TrainingAborted, match="rank 5 of 8"):
         model(ones())
     assert ran == [1, 2, 1]  # torch had called the first one without a hook
+
+
+@pytest.mark.parametrize("name", ["rest", "wake"])
+@pytest.mark.parametrize("line", range(1, 12))
+def test_an_interruption_at_any_line_leaves_no_hook_off(name: str, line: int) -> None:
+    model = model_of()
+    _, notebook = watched(model, every=10)
+    model(ones())
+    lines = [0]
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code is getattr(Hooks, name).__code__:
+            lines[0] += event == "line"
+            if lines[0] == line:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        model(ones())
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    model(ones())
+    with torch.no_grad():
+        model.eval()(ones())
+    assert hooked(model) == [True] * 3
+    assert not notebook.faults
+
+
+def test_an_interruption_as_the_watch_is_closed_leaves_no_hook_behind() -> None:
+    def stop() -> None:
+        if running_again() is not None:
+            raise KeyboardInterrupt
+
+    model = model_of(nn.Linear(4, 4), Looks(stop), Gain())
+    detector, _ = watched(model, every=10, check="async")
+    model(ones())
+    gain = model[2]
+    assert isinstance(gain, Gain)
+    gain.gain = math.inf
+    model(ones())
+    with pytest.raises(KeyboardInterrupt):
+        detector.remove()
+    assert not any(hooked(model))
+    assert not model._forward_hooks
+
+
+def test_a_module_that_was_deleted_is_let_go_between_full_batches() -> None:
+    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 4))
+    watched(model, every=10**6)
+    model(ones())
+    deleted, weight = model[2], weakref.ref(model[2].weight)
+    del model[2]
+    for _ in range(RARELY):
+        model(ones())
+    assert not deleted._forward_hooks
+    del deleted
+    gc.collect()
+    assert weight() is None
+
+
+def test_torchs_attention_keeps_its_hook_so_that_it_computes_alike_in_all_batches() -> None:
+    seen: list[bool] = []
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    model = nn.Sequential(layer, Looks(lambda: seen.append(bool(layer.self_attn._forward_hooks))))
+    watched(model, every=10)
+    _ = model(torch.ones(2, 3, 4)), model(torch.ones(2, 3, 4))
+    assert seen == [True, True]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Which optimizers are the model's own: it is asked thrice in each step of each optimizer of the process."""
+"""Which optimizers are the model's own: each step of each optimizer of the process asks three times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from rankwatch.hook.steps import LOOK_EVERY, OptimizerSteps
+from rankwatch.hook.steps import ASKED_AGAIN, OptimizerSteps
 
 
 class Counted(nn.Linear):
@@ -22,7 +22,7 @@ class Counted(nn.Linear):
 def test_another_models_optimizer_is_looked_at_rarely() -> None:
     model = Counted(4, 4)
     steps, foreign = OptimizerSteps(model), SGD(nn.Linear(4, 4).parameters(), lr=0.1)
-    assert not any(steps.is_ours(foreign) for _ in range(2 * LOOK_EVERY))
+    assert not any(steps.is_ours(foreign) for _ in range(2 * ASKED_AGAIN))
     assert model.lists == 2
 
 
@@ -39,7 +39,7 @@ def test_a_parameter_that_comes_to_the_model_later_makes_its_optimizer_ours() ->
     steps, foreign = OptimizerSteps(model), SGD(head.parameters(), lr=0.1)
     assert not steps.is_ours(foreign)
     model.append(head)
-    asked = [steps.is_ours(foreign) for _ in range(LOOK_EVERY)]
+    asked = [steps.is_ours(foreign) for _ in range(ASKED_AGAIN)]
     assert asked[-1]
     steps.count(foreign)
     assert (steps.done, steps.of(foreign)) == (1, 1)

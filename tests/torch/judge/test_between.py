@@ -16,8 +16,9 @@ import rankwatch
 from notebook import Gain, Notebook, model_of, ones, watched
 from rankwatch import registry
 from rankwatch.errors import OverflowDetected
+from rankwatch.rerun.careful import running_again
 from rankwatch.shared.cause import Cause, Trip, classify
-from rankwatch.shared.frame import Kind, Position
+from rankwatch.shared.frame import Kind, Moment, Position
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
 
@@ -324,3 +325,200 @@ def test_a_position_between_is_that_of_a_full_batch() -> None:
         roots = [(frame.position.frame, len(frame.readings)) for batch in (1, 2) for frame in notebook.frames(batch)][-2:]
         assert [frame for frame, _ in roots] == [3, 4]
     assert positions[1] == positions[10]
+
+
+# --- hard places ---------------------------------------------------------------------------------------------------------
+
+
+@every_check
+def test_a_root_that_returns_something_else_the_second_time_is_still_the_culprit(check: str) -> None:
+    calls: list[int] = []
+
+    class Grows(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            calls.append(1)
+            return (x * math.nan, x) if len(calls) == 3 else (x,) * (1 if len(calls) < 3 else 3)
+
+    model = nn.Sequential(nn.Linear(4, 4), Grows())
+    trip = only(train(model, lambda: None, lambda output: mean(output[0]), check=check))
+    assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (2, "", "output[0]")
+
+
+@every_check
+def test_the_line_is_that_of_the_users_forward_where_the_module_is_torchs_own(check: str) -> None:
+    def compute(self: Any, x: Tensor) -> Tensor:
+        return self.body(x * self.factor)  # type: ignore[no-any-return]  # called
+
+    lines = {}
+    for every in (1, 10):
+        model: Any = Root(compute, body=nn.Linear(4, 4, bias=False))
+        model.factor = 1.0
+        with torch.no_grad():
+            model.body.weight.fill_(1e20)
+        _, notebook = watched(model, every=every, check=check)
+        model(ones())
+        model.factor = 1e30
+        with pytest.raises(OverflowDetected):
+            _ = model(ones()), model(ones())
+        trip = only(notebook)
+        assert trip.operator is not None
+        lines[every] = trip.operator.source
+        assert (trip.frame.spec.module, trip.operator.name) == ("body", "aten.mm.default")
+    assert lines[1] == lines[10]
+    assert lines[10] is not None
+    assert lines[10].text.endswith("# called")
+
+
+@pytest.mark.parametrize("check", ["frame", "batch"])
+def test_while_it_runs_again_the_rank_is_at_the_first_frame(check: str) -> None:
+    """Others may wait for this rank to pass a frame: it has not passed one that may trip."""
+    model = model_of()
+    seen = []
+
+    def look(module: nn.Module, args: Any, output: Tensor) -> None:
+        if running_again() is not None:
+            seen.append(detector.progress)
+
+    model[0].register_forward_hook(look)
+    detector, notebook = watched(model, every=10, check=check)
+    model(ones())
+    gain = model[1]
+    assert isinstance(gain, Gain)
+    gain.gain = math.inf
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert seen[0] == Moment(0, 1, 0, 0)
+    assert only(notebook).position == Position(1, 0, 1)
+
+
+def test_a_loss_that_a_scaler_absorbs_runs_nothing_again() -> None:
+    runs: list[bool] = []
+
+    class Counts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            runs.append(running_again() is not None)
+            return x
+
+    model = nn.Sequential(nn.Linear(4, 4), Counts())
+    _, notebook = watched(model, every=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    for _ in range(4):
+        scaled = scaler.scale(model(ones() * 100).square().sum()) / 1  # not exactly what the scaler returned
+        assert not scaled.isfinite()
+        scaled.backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert runs == [False] * 4
+    assert not notebook.trips
+
+
+def test_a_root_that_calls_itself_is_run_again_as_it_was_entered() -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.gain = nn.Linear(4, 4), Gain()
+
+        def forward(self, x: Tensor, depth: int = 0) -> Tensor:
+            x = self.gain(self.linear(x)) * 1.0
+            return self(x, depth + 1) if depth < 2 else x
+
+    model = Nested()
+    _, notebook = watched(model, every=10)
+    model(ones())
+    model.gain.gain = math.inf
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    trip = only(notebook)
+    assert (trip.position, trip.frame.spec.module, classify(trip)[0]) == (Position(1, 0, 1), "gain", Cause.OVERFLOW)
+
+
+@every_check
+def test_a_forward_that_ends_at_its_bad_frame_is_not_sent_as_a_batch(check: str) -> None:
+    model = model_of()
+    gain = model[1]
+    assert isinstance(gain, Gain)
+    notebook = train(model, lambda: setattr(gain, "gain", math.inf), mean, check=check)
+    assert [(summary.batch, summary.first_frame) for _, summary in notebook.sent] == [(0, 0), (1, 3)]
+
+
+def test_the_frames_of_a_batch_whose_gradients_were_bad_are_in_order() -> None:
+    model = model_of(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    bad = ones()
+    bad[0, 0] = math.inf
+    feed = [ones(), ones(), bad]
+    _, notebook = watched(model, every=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step(x: Tensor) -> None:
+        mean(model(x)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with pytest.raises(OverflowDetected):
+        deque(map(step, feed), maxlen=0)
+    trip = only(notebook)
+    assert names(trip) == ["0"]
+    assert [frame.position for frame in trip.frames] == sorted(frame.position for frame in trip.frames)
+
+
+@pytest.mark.parametrize("check", ["frame", "batch"])
+def test_a_forward_that_raises_for_what_is_bad_is_run_again(check: str) -> None:
+    class Strict(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not x.isfinite().all():
+                raise ValueError("the user's own")
+            return x
+
+    model = model_of(nn.Linear(4, 4), Gain(), Strict())
+    _, notebook = watched(model, every=10, check=check)
+    model(ones())
+    gain = model[1]
+    assert isinstance(gain, Gain)
+    gain.gain = math.nan
+    with pytest.raises(ValueError, match="the user's own"):
+        model(ones())
+    assert notebook.found[0][0] == Position(1, 0, 1)
+
+
+def test_a_training_that_ends_its_forwards_by_exceptions_is_run_again_a_few_times_alone() -> None:
+    runs: list[bool] = []
+
+    class Ends(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            runs.append(running_again() is not None)
+            if ends:
+                raise ends[0]("the user's own")
+            return x
+
+    ends: list[type[Exception]] = []
+    model = nn.Sequential(nn.Linear(4, 4), Ends())
+    _, notebook = watched(model, every=10**6)
+    model(ones())
+    for kind in [torch.cuda.OutOfMemoryError, *[ValueError] * 6]:
+        ends[:] = [kind]
+        with pytest.raises(kind):
+            model(ones())
+    first, memory, *rest = runs
+    assert not first
+    assert not memory
+    assert rest[0] is False  # what follows from a lack of memory is not run again
+    assert runs.count(False) == 8
+    assert 3 <= runs.count(True) <= 2 * 3  # with gradients and without
+    assert not notebook.trips
+
+
+def test_a_forward_that_catches_everything_does_not_hide_where_it_was_bad() -> None:
+    def compute(self: Any, x: Tensor) -> Tensor:
+        x = self.first(x)
+        try:
+            y = self.gain(x)
+        except:  # noqa: E722  the user's own
+            y = x
+        out: Tensor = self.last(self.more(y))
+        return out
+
+    model: Any = Root(compute, first=nn.Linear(4, 4), gain=Gain(), more=nn.Identity(), last=nn.Linear(4, 2))
+    trip = only(train(model, lambda: setattr(model.gain, "gain", math.inf), mean))
+    assert (trip.position, trip.frame.spec.module) == (Position(2, 0, 1), "gain")

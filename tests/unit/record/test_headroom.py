@@ -78,6 +78,8 @@ def test_the_pace_comes_from_the_furthest_rank() -> None:
     digests["ended"] = 1e9 + digests["batch"] * 0.5 + 7000.0 * digests["rank"]  # clocks of different hosts are not compared
     assert pace_of(digests) == pytest.approx(2.0)
     assert last_batches(digests[:20]) == {0: 9, 1: 8}
+    digests["first_frame"] = np.where(digests["batch"] % 10, 13, 0)  # of most batches, only the root was measured
+    assert pace_of(digests) == pytest.approx(2.0)
     assert pace_of(digests[:1]) is None
     assert pace_of(digests[:0]) is None
 

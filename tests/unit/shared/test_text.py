@@ -6,7 +6,7 @@ import pytest
 
 from makers import INF, frame, reading, trip
 from rankwatch.shared.frame import Phase
-from rankwatch.shared.text import describe_trip, format_dump, format_frame
+from rankwatch.shared.text import describe_trip, format_dump, format_frame, format_trace
 from rankwatch.shared.tuning import Check, Tuning
 
 
@@ -45,3 +45,9 @@ def test_the_culprits_phase_is_named() -> None:
 )
 def test_tunings_in_words(tuning: Tuning, words: str) -> None:
     assert tuning.describe() == words
+
+
+def test_a_batch_of_which_the_root_has_the_only_frame_has_its_header() -> None:
+    first, second = (frame(reading("output", 2.0), at=(batch, 0, number)) for batch, number in ((3, 0), (4, 7)))
+    text = format_trace([first, second])
+    assert [text.count(f"*** Starting batch number={batch} ***") for batch in (3, 4)] == [1, 1]
