@@ -348,9 +348,8 @@ class Settler:
         if again is not None and again.is_bad:
             self._replace(forward, again)
             return self._trip_of_call(again.frames[-1], forward, None, again.call)
-        if (
-            again is not None and frame.spec.readings[0].kind is not Kind.MARKED
-        ):  # it did not recur, or the loss is the origin
+        is_mark = frame.spec.readings[0].kind is Kind.MARKED
+        if again is not None and not is_mark:  # it did not recur, or the loss is the origin
             if part is forward:
                 call = call and (*again.call[:2], call[-1])
                 frame = again.frames[-1] = self._as_it_was(frame, again.frames[-1], call)
