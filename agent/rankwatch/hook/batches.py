@@ -134,7 +134,7 @@ class Batches:
 
     def enter(self, named: NamedModule, args: Any, kwargs: Any) -> None:
         """What the root is given is evidence; the root's own frame is the last one of the batch: too late."""
-        self.current.began = self.current.position
+        self.current.began, self.current.is_run_again = self.current.position, False
         self.current.root_inputs = self._recorder.inputs(self.next, named, args, kwargs)
         self.current.entry = RootEntry(named.module, args, kwargs)
 
@@ -144,7 +144,7 @@ class Batches:
 
     def enter_compiled(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
         """The graph of the root begins, with these readings of what it was given."""
-        self.current.began = self.current.position
+        self.current.began, self.current.is_run_again = self.current.position, False
         self.current.root_inputs = self._recorder.cells(self.current.position, named, Phase.FORWARD, rows, cells)
         self.current.entry, self._compiled_part = self._compiled_entry, self.current.part
         self.current.is_compiled = True

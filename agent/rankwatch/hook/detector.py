@@ -451,9 +451,9 @@ class Detector(FailsOpen):
 
     def _arrive(self, part: BatchPart, keep: Callable[..., None] | None, number: int, gradient: Tensor | None) -> None:
         """A backward hands a gradient to what the forward of this part returned."""
-        self._reach(part)
         if keep is not None and not self._off:
-            keep(number, gradient)
+            keep(number, gradient)  # first: a bad loss may have the forward run again
+        self._reach(part)
 
     def _reach(self, part: BatchPart) -> None:
         """A backward has reached what the forward of this part returned."""

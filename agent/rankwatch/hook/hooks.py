@@ -123,10 +123,14 @@ class Hooks:
                 for key, handles in self._handles.items()
                 if key != id(self.root) and not isinstance(self._known[key].module, nn.MultiheadAttention)
             ]
+        resting = self._resting
         for hooks, number in self._watched_tables:
             if len(hooks) == 1 and number in hooks:
-                self._resting.append((hooks, number, hooks[number]))  # first: an interruption may come at any line
+                resting.append((hooks, number, hooks[number]))  # first: an interruption may come at any line
                 del hooks[number]
+        if self._resting is not resting:  # another thread has called ``wake`` meanwhile
+            for hooks, number, hook in resting:
+                hooks.setdefault(number, hook)
 
     def awake(self) -> list[NamedModule]:
         """The modules with hooks, once all are back, those of new modules too."""

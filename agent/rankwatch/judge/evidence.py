@@ -147,7 +147,8 @@ class Evidence:
             return []
         entry, found = batch.entry, []
         if not frame.spec.module and kind is Kind.OUTPUT:
-            given = batch.root_call or (call[:2] if call is not None else None)  # also where its frame has no inputs
+            # Also where its frame has no inputs. Of a call of the root by itself these are known in full batches alone.
+            given = batch.root_call or (call[:2] if call is not None and batch.is_full else None)
             if given is not None:
                 return [Forward(module, *given, label, entry=entry)]
             return [Forward(module, entry.args, entry.kwargs, label, entry=entry)] if entry is not None else []

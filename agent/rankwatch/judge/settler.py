@@ -23,7 +23,7 @@ from ..measure.tape import PendingRead, Tape
 from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
 from ..shared.cause import Trip
-from ..shared.config import Config
+from ..shared.config import Config, Policy
 from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, State
 from ..shared.tuning import Check, Tuning
 from .batch import BatchInProgress, BatchPart, LossScaling, Tables
@@ -77,6 +77,7 @@ class Settler:
     ) -> None:
         self.check = config.check or check
         self.judge = Judge(config.policy, config.ignore)
+        self._trips = config.policy is not Policy.OFF
         self.waiting: FoundTrip | None = None
         self._ring: deque[PendingFrame] = deque(maxlen=config.max_frames_to_save)
         self._tape = tape
@@ -240,7 +241,8 @@ class Settler:
         self._trace(part)
         found, self.waiting = self.waiting or found, None
         is_late = self._is_late(part)
-        if found is None and runs_again and self._raised < MAX_RAISED and not batch.is_full:
+        runs_again &= self._trips and batch.is_streamed and not batch.is_full
+        if found is None and runs_again and self._raised < MAX_RAISED:
             self._raised, is_late = self._raised + 1, True
             found = self._find_again(part, batch.entry)
         if found is not None and is_late:
@@ -342,14 +344,19 @@ class Settler:
         """The trip of the ring's last frame, or of an earlier one that only shows when its forward is run again."""
         if frame.is_absorbed:
             return None
-        forward, entry = part.loss_of or part, part.batch.entry
-        may_run = frame.spec.phase is Phase.FORWARD and frame.step == self._steps()
-        again = self._between.run_again(part.batch, entry, self.judge) if may_run else None
+        batch, kind = part.batch, frame.spec.readings[0].kind
+        forward, entry = part.loss_of or part, batch.entry
+        if frame.spec.phase is not Phase.FORWARD or frame.step != self._steps():
+            return self._trip_of_call(frame, part, part.values, call)
+        if kind is Kind.LOSS and part is forward:  # it did not follow upon its forward, which was sent
+            entry = batch.run.entry if batch.run is not None else None
+            found = self._find_again(BatchPart(batch), entry)
+            return found or self._trip_of_call(frame, part, part.values, call)
+        again = self._between.run_again(batch, entry, self.judge)
         if again is not None and again.is_bad:
             self._replace(forward, again)
             return self._trip_of_call(again.frames[-1], forward, None, again.call)
-        is_mark = frame.spec.readings[0].kind is Kind.MARKED
-        if again is not None and not is_mark:  # it did not recur, or the loss is the origin
+        if again is not None and kind is not Kind.MARKED:  # it did not recur, or the loss is the origin
             if part is forward:
                 call = call and (*again.call[:2], call[-1])
                 frame = again.frames[-1] = self._as_it_was(frame, again.frames[-1], call)

@@ -522,3 +522,94 @@ def test_a_forward_that_catches_everything_does_not_hide_where_it_was_bad() -> N
     model: Any = Root(compute, first=nn.Linear(4, 4), gain=Gain(), more=nn.Identity(), last=nn.Linear(4, 2))
     trip = only(train(model, lambda: setattr(model.gain, "gain", math.inf), mean))
     assert (trip.position, trip.frame.spec.module) == (Position(2, 0, 1), "gain")
+
+
+class Aside(nn.Module):
+    """Its output is finite: a term of the loss comes from ``part``, by an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(4, 4), Gain())
+        self.body = nn.Linear(4, 2)
+        self.term = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.term = self.part(x).sum()
+        return self.body(x)  # type: ignore[no-any-return]
+
+    def spoil(self) -> None:
+        gain = self.part[1]
+        assert isinstance(gain, Gain)
+        gain.gain = math.nan
+
+
+@every_check
+@pytest.mark.parametrize("how", ["marked before the loss", "a loss of its own"])
+def test_a_loss_that_does_not_follow_upon_its_forward_has_it_run_again(check: str, how: str) -> None:
+    torch.manual_seed(0)
+    model = Aside()
+    detector, notebook = watched(model, every=10, check=check)
+    registry.remember(detector)  # type: ignore[arg-type]  # detect_overflow finds it there
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step(batch: int) -> None:
+        if batch == 2:
+            model.spoil()
+        output = model(ones())
+        if how == "a loss of its own":
+            mean(output).backward(retain_graph=True)
+            (output.sum() + model.term).backward()
+        else:
+            rankwatch.detect_overflow(output, "logits")
+            (mean(output) + model.term).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    try:
+        with pytest.raises(OverflowDetected):
+            deque(map(step, range(4)), maxlen=0)
+    finally:
+        registry.forget(detector)  # type: ignore[arg-type]
+    trip = only(notebook)
+    assert (trip.position, trip.frame.spec.module, trip.culprit.kind) == (Position(2, 0, 1), "part.1", Kind.OUTPUT)
+    assert not notebook.faults
+
+
+def test_a_batch_that_goes_on_after_an_exception_is_run_again_once_more() -> None:
+    """In eval mode a forward without a backward leaves its number to the next one."""
+
+    class Fragile(Gain):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.gain < 0:
+                raise ValueError("the user's own")
+            return super().forward(x)
+
+    gain = Fragile()
+    model = model_of(nn.Linear(4, 4), gain, nn.Linear(4, 2)).eval()
+    _, notebook = watched(model, every=10)
+    mean(model(ones())).backward()
+    gain.gain = -1.0
+    with pytest.raises(ValueError, match="the user's own"):
+        model(ones())
+    gain.gain = math.inf
+    with pytest.raises(OverflowDetected):
+        model(ones())
+    assert only(notebook).frame.spec.module == "1"
+
+
+def test_where_nothing_trips_nothing_is_run_again() -> None:
+    runs: list[bool] = []
+
+    class Ends(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            runs.append(running_again() is not None)
+            if len(runs) > 1:
+                raise ValueError("the user's own")
+            return x
+
+    model = nn.Sequential(nn.Linear(4, 4), Ends())
+    watched(model, every=10, policy="off")
+    model(ones())
+    with pytest.raises(ValueError, match="the user's own"):
+        model(ones())
+    assert runs == [False, False]
