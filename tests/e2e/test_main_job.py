@@ -57,8 +57,12 @@ def test_overflow_between_the_batches_that_are_measured_in_full(tmp_path: Path, 
         assert job.verdict[key] == bad.verdict[key], key
     for key in ("cause", "evidence", "certainty", "missing_ranks", "nan_count", "inf_count", "shape"):
         assert job.verdict[key] == bad.verdict[key], key
-    for key in ("operator", "source", "recurred", "of", "precision"):
-        assert job.verdict["closeup"][key] == bad.verdict["closeup"][key], key
+    closeup, full = job.verdict["closeup"], bad.verdict["closeup"]
+    for key in ("operator", "source", "recurred", "of"):
+        assert closeup[key] == full[key], key
+    # In a wider precision the model runs up to the module, and not the module alone.
+    assert {name: one["state"] for name, one in closeup["precision"].items()} == {"float32": "inf", "float64": "finite"}
+    assert closeup["precision"]["float64"]["abs_max"] == pytest.approx(full["precision"]["float64"]["abs_max"], rel=1e-5)
     assert job.report["frames"][-1] == bad.report["frames"][-1]
     assert job.left_behind == []
 
