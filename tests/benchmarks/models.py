@@ -327,36 +327,6 @@ class Trainee:
         return torch.cuda.memory_allocated() if self._is_cuda else 0
 
 
-class SmallTrainee:
-    """A small model in training, in one mode, and the CPU seconds of its thread in each step."""
-
-    def __init__(self, build: Callable[[], nn.Module], x: Tensor, mode: str) -> None:
-        self.period = period_of(mode)
-        self.seconds: list[float] = []
-        torch.manual_seed(0)
-        self.model = build()
-        self._x = x
-        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
-        arguments = MODES[mode]
-        self._watch = None if arguments is None else rankwatch.watch(self.model, **arguments)
-        for _ in range(self.period + 2):
-            self._step()
-
-    def time_step(self) -> None:
-        before = time.thread_time()
-        self._step()
-        self.seconds.append(time.thread_time() - before)
-
-    def close(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-
-    def _step(self) -> None:
-        self.model(self._x).square().mean().backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-
-
 def open_guard(model: nn.Module, setting: Setting, mode: str) -> Any:
     """The model's guard in this mode: a watch, the Hugging Face detector, or nothing."""
     arguments = MODES[mode]

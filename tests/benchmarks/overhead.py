@@ -52,7 +52,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent")]
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.models import (
     DTYPES,
@@ -60,14 +60,13 @@ from benchmarks.models import (
     MODELS,
     MODES,
     WAYS,
-    Experts,
     NotAvailable,
     Setting,
-    SmallTrainee,
     Trainee,
     graphs_made,
     time_of,
 )
+from benchmarks.small import SMALL, SmallTrainee
 from rankwatch import watcher
 from rankwatch.hook import fingerprints, plan
 from rankwatch.hook.detector import Detector
@@ -356,22 +355,6 @@ def measure_once(values: Tensor) -> None:
     MEASURE(values, row, layout)
 
 
-CALLS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], dict[str, float], dict[str, float]]] = {
-    "400 linear layers of 16": (
-        lambda: nn.Sequential(*[nn.Linear(16, 16) for _ in range(400)]),
-        (8, 16),
-        {"default": 32.0, "gradients": 100.0},
-        {},
-    ),
-    "2 x 64 experts of 32": (
-        lambda: nn.Sequential(Experts(64, 32), Experts(64, 32)),
-        (256, 32),
-        {},
-        {"default": 1.15, "gradients": 1.5},
-    ),
-}
-"""Small modules and their input; by mode, the most microseconds a call and the largest ratio of the steps."""
-
 MODES_OF_CALLS = ("bare", "bare (again)", "default", "batch", "async", "every=10", "between", "gradients")
 
 
@@ -379,11 +362,13 @@ def table_of_calls(rounds: int) -> list[Line]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     rows: list[Line] = []
-    for title, (build, shape, most, largest) in CALLS.items():
-        print(f"\n{title}, {rounds} rounds, CPU time of one thread", flush=True)
+    for small in SMALL:
+        print(f"\n{small.title}, {small.way}, {rounds} rounds, CPU time of one thread", flush=True)
         print(f"  {'calls':<14}{'us':>9}{'ratio':>9}{'q1':>8}{'q3':>8}", flush=True)
-        x = torch.randn(shape)
-        trainees = {mode: SmallTrainee(build, x, mode) for mode in MODES_OF_CALLS}
+        x = torch.randn(small.shape)
+        trainees = {mode: SmallTrainee(small.build, x, mode, small.way) for mode in MODES_OF_CALLS}
+        for trainee in trainees.values():
+            trainee.warm_up()
         calls = sum(1 for _ in trainees["bare"].model.modules())
         take_turns(list(trainees.values()), rounds)
         bare = trainees["bare"].seconds
@@ -392,10 +377,13 @@ def table_of_calls(rounds: int) -> list[Line]:
             ratios = [mine / its for mine, its in zip(trainee.seconds, bare, strict=True)]
             us, ratio = over_cycle(more, trainee.period), over_cycle(ratios, trainee.period)
             q1, _, q3 = statistics.quantiles(more, n=4, method="inclusive")
-            text = verdict(us, most.get(mode)) + verdict(ratio, largest.get(mode))
-            rows.append({"model": title, "mode": mode, "us": us, "ratio": ratio, "q1": q1, "q3": q3, "verdict": text})
+            text = verdict(us, small.most.get(mode)) + verdict(ratio, small.largest.get(mode))
+            row = {"model": small.title, "way": small.way, "mode": mode, "us": us, "ratio": ratio, "q1": q1, "q3": q3}
+            rows.append({**row, "verdict": text})
             print(f"  {mode:<14}{us:9.1f}{ratio:9.3f}{q1:8.1f}{q3:8.1f}  {text}", flush=True)
+        for trainee in trainees.values():
             trainee.close()
+        torch.compiler.reset()
     torch.set_num_threads(threads)
     return rows
 

@@ -22,12 +22,11 @@ from torch.optim import Optimizer
 from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
 from ..judge.settler import Settler
 from ..measure.modules import NamedModule
-from ..measure.recorder import Call, PendingFrame, Recorder
-from ..measure.tape import Cell
+from ..measure.recorder import Call, CompiledCall, PendingFrame, Recorder
 from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
 from ..shared.config import Config
-from ..shared.frame import NOWHERE, Kind, Moment, Phase, Position, ReadingSpec
+from ..shared.frame import NOWHERE, Kind, Moment, Phase, Position
 from ..shared.tuning import Tuning
 from .scaler import LossScales
 from .stage import is_rehearsal
@@ -142,12 +141,15 @@ class Batches:
         """A forward of a compiled root begins."""
         self._compiled_entry = RootEntry(root, args, kwargs)
 
-    def enter_compiled(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
-        """The graph of the root begins, with these readings of what it was given."""
+    def enter_compiled(self) -> None:
+        """The graph of the root begins."""
         self.current.began, self.current.is_run_again = self.current.position, False
-        self.current.root_inputs = self._recorder.cells(self.current.position, named, Phase.FORWARD, rows, cells)
         self.current.entry, self._compiled_part = self._compiled_entry, self.current.part
         self.current.is_compiled = True
+
+    def compiled_given(self, call: CompiledCall) -> None:
+        """The graph of the root has these readings of what it was given."""
+        self.current.root_inputs = self._recorder.cells(self.current.began, call.named, Phase.FORWARD, call.rows, call.cells)
 
     def returned(self) -> tuple[BatchPart, RootEntry] | None:
         """A forward of a compiled root has returned; None: its graph was not ours, or none ran."""
@@ -223,13 +225,28 @@ class Batches:
         self._settler.add(frame, into.part, call)
         # A tensor that is marked in a forward of which only the root is measured does not show what came before it.
         is_early = not into.is_full and self.is_open and frame.spec.readings[0].kind is Kind.MARKED
-        if not is_early and (not self._is_waiting or self._unsure is None or not self._unsure.has_number):
+        if not is_early and not self._position_waits:
             self.position = into.position
         if into is self._loose and len(into.part.frames) >= LOOSE_FRAMES:
             self._settle_loose()
         elif self.is_direct and not self.is_open and len(into.part.frames) >= DIRECT_FRAMES:
             self._settler.close(into)
             self._unsure_part = into.part
+
+    def add_compiled(self, frames: list[PendingFrame]) -> None:
+        """Adds frames of a compiled graph: all at once where none of them has to be judged yet."""
+        batch = self.current
+        if self.is_open and batch.is_full and not self._position_waits and self._settler.need_no_look(frames, batch.part):
+            frames[0].reductions = self._recorder.take_reductions()
+            batch.add(*frames)
+            self.position = batch.position
+        else:
+            for frame in frames:
+                self.add(frame, None)
+
+    @property
+    def _position_waits(self) -> bool:
+        return self._is_waiting and self._unsure is not None and self._unsure.has_number
 
     def _next_sure(self) -> BatchInProgress:
         unsure, calls = self._unsure, Style(is_root=False, is_training=True)
@@ -358,7 +375,7 @@ class Batches:
         batch = self.of_backward
         if self._settler.awaits_loss_of(batch):
             self._settler.add_loss(frame, values, origin)
-            batch.pass_frame()
+            batch.pass_frames()
             self._move_on(batch)
         else:
             batch.part.loss_origin = batch.part.loss_origin or origin

@@ -20,7 +20,8 @@ Returned = Callable[[Any], None]
 
 
 class CompiledEntry:
-    """Calls ``given(args, kwargs)`` before each forward of a compiled model, and ``returned(output)`` after it.
+    """Calls ``given(args, kwargs)`` before each forward of a compiled model, and ``returned(output)`` after it: with output None,
+    too, if it has raised.
 
     ``torch.compile(model)`` makes a wrapper, which takes hooks. ``model.compile()`` puts a function in place of the call.
     """
@@ -41,7 +42,7 @@ class CompiledEntry:
         """``torch.compile`` wraps a module."""
         if not self._undo and unwrap(module) is self._root:
             before = wrapper.register_forward_pre_hook(_BeforeGraph(self._given), with_kwargs=True)
-            after = wrapper.register_forward_hook(_AfterGraph(self._returned))
+            after = wrapper.register_forward_hook(_AfterGraph(self._returned), always_call=True)
             self._undo += [before.remove, after.remove]
 
     def look_again(self) -> None:
@@ -70,7 +71,11 @@ class CompiledEntry:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             quietly(given, args, kwargs)
-            output = original(*args, **kwargs)
+            try:
+                output = original(*args, **kwargs)
+            except BaseException:
+                quietly(returned, None)
+                raise
             quietly(returned, output)
             return output
 

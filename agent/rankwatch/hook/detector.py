@@ -27,7 +27,7 @@ from ..rerun.careful import is_run_again, passed_again
 from ..shared.config import Config, Policy
 from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position
 from ..shared.tuning import Check, Tuning, taken_from
-from . import backward, traced
+from . import backward
 from .batches import Batches
 from .collectives import Collectives
 from .compiled import CompiledEntry
@@ -35,6 +35,7 @@ from .fails_open import DetectorObserver, FailsOpen
 from .fingerprints import FingerprintTaker
 from .gradients import Gradients
 from .guard import Guard
+from .handed import HandedCalls
 from .hooks import Hooks
 from .loss import BackwardWatch, Losses, losses_of
 from .running import RunningRoots, is_capturing
@@ -118,16 +119,27 @@ class Detector(FailsOpen):
             enter=self._hook(self._enter),
             leave=self._hook(self._leave),
             leave_root=self._guarded(self._leave_root),
-            handed=self._hook(self._handed),
+            handed=self._hook(lambda *handed: self._handed.take(*handed)),
             before_step=self._guarded(self._before_step),
             after_step=self._guarded(self._after_step),
             wrapped=lambda *modules: self._compiled.wrapped(*modules),
             released=self._recorder.release,
         )
+        self._handed = HandedCalls(
+            self._hooks.root,
+            self._running,
+            self._batches,
+            self._recorder,
+            self._gradients,
+            enter=self._enter_compiled,
+            leaving_root=self._leaving_root,
+            end_batch=self._end_batch,
+            open_direct=self._open_direct,
+        )
         self._compiled = CompiledEntry(
             model,
             self._guarded(partial(self._batches.given, self._hooks.root)),
-            self._guarded(lambda output: self._losses.returned(self._guard.mark_compiled(output, self._reached))),
+            self._guarded(self._leave_compiled),
         )
         self._losses = Losses(
             self._batches,
@@ -320,39 +332,27 @@ class Detector(FailsOpen):
                 if is_outermost:
                     self._batches.is_open = False
 
-    def _handed(self, named: NamedModule, what: traced.What, numbers: list[Tensor]) -> None:
-        """A compiled graph hands over numbers: it does what ``_enter``, ``_leave`` and ``_leave_root`` do."""
-        if self._running.is_elsewhere():
-            return
-        if what.event != traced.LEAVE:
-            if self._running.depth and self._batches.current.is_compiled:
-                self._raised()  # no hook is called when a graph raises: the next graph that begins shows it
-            if self._running.enter(is_compiled=True):
-                self._open_batch(self._style_of(what.event == traced.TRAIN, what.has_gradients))
-                self._batches.enter_compiled(named, what.rows, self._recorder.handed(numbers, what.states))
-                if not self._batches.is_given:
-                    self._compiled.look_again()
-                self._fingerprints.forward_begins(self._batches.current)
-        elif named.module is self._hooks.root:
-            with self._leaving_root() as ends_batch:
-                self._traced(named, what, numbers)
-                if ends_batch:
-                    self._end_batch()
+    def _enter_compiled(self, is_training: bool, has_gradients: bool) -> None:
+        if self._running.depth and self._batches.current.is_compiled:
+            self._raised()  # no hook may have been called when a graph raised: the next graph that begins shows it
+        if self._running.enter(is_compiled=True):
+            self._open_batch(self._style_of(is_training, has_gradients))
+            self._batches.enter_compiled()
+            if not self._batches.is_given:
+                self._compiled.look_again()
+            self._fingerprints.forward_begins(self._batches.current)
+
+    def _leave_compiled(self, output: Any) -> None:
+        """A compiled root has returned, or, with output None, may have raised."""
+        if output is None and self._running.is_here() and self._running.is_raising():
+            self._raised()
         else:
-            if not self._running.depth:
-                self._open_direct(what.has_gradients)
-            if self._batches.of_forward.is_full:
-                self._traced(named, what, numbers)
+            self._losses.returned(self._guard.mark_compiled(output, self._reached))
 
     def _call(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         frame = self._recorder.call(self._batches.next, named, Phase.FORWARD, args, kwargs, output)
         self._batches.add(frame, (args, kwargs, output))
         self._gradients.watch_call(named, args, kwargs, output, self._batches.of_forward)
-
-    def _traced(self, named: NamedModule, what: traced.What, numbers: list[Tensor]) -> None:
-        cells = self._recorder.handed(numbers, what.states)
-        self._batches.add(self._recorder.traced(self._batches.next, named, what.rows, cells), None)
-        self._gradients.watch_compiled(named, self._batches.of_forward)
 
     def _mark(self, tensor: Tensor, label: str, named: NamedModule) -> None:
         self._batches.add(self._recorder.values(self._batches.next, named, [(Kind.MARKED, label, tensor)]), ((), {}, tensor))

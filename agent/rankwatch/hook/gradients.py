@@ -68,10 +68,11 @@ class Gradients:
             self._calls.watch(args, kwargs, output, partial(self._add_call, batch.part, named))
             self._parameters.watch(named)
 
-    def watch_compiled(self, named: NamedModule, batch: BatchInProgress) -> None:
-        """The same for a compiled call, of which only the parameters can be measured."""
+    def watch_compiled(self, called: list[NamedModule], batch: BatchInProgress) -> None:
+        """The same for compiled calls, of which only the parameters can be measured."""
         if self._is_on and torch.is_grad_enabled() and batch.is_streamed:
-            self._parameters.watch(named)
+            for named in called:
+                self._parameters.watch(named)
 
     def forward_begins(self) -> None:
         self._reduced.forward_begins()

@@ -43,7 +43,7 @@ class Hooks:
 
     For the root: ``enter(named, args, kwargs)`` and ``leave_root(named, args, kwargs, output)``, with output None if its
     forward raised. For each other module with a name that fits one of ``patterns`` (none: all modules):
-    ``leave(named, args, kwargs, output)``. In a compiled model: ``handed(named, what, numbers)`` instead (see ``traced``).
+    ``leave(named, args, kwargs, output)``. In a compiled model: ``handed(calls, numbers)`` instead (see ``traced``).
     Where ``torch.compile`` wraps a module: ``wrapped(wrapper, module)``.
     When a module is no part of the model any more: ``released(number)``, with the number that it had.
     In a deep copy or pickle of the model, the hooks do nothing.
@@ -75,7 +75,8 @@ class Hooks:
         self._children: list[int] = []
         """The modules right under those of the model, by ``id``, when they were last looked at."""
         self._on_handed = handed
-        self._is_compiled = False
+        self.is_compiled = False
+        """Whether compiled graphs hand over readings, since the hooks last changed."""
         self._known: dict[int, NamedModule] = {}
         self._handles: dict[int, list[RemovableHandle]] = {}
         self._calls = 0
@@ -105,7 +106,7 @@ class Hooks:
         self._patterns = patterns
         for key, named in self._known.items():
             self._attach(key, named)
-        if self._is_compiled:
+        if self.is_compiled:
             _forget_compiled()
 
     def rest(self, *, unless: bool) -> None:
@@ -115,7 +116,7 @@ class Hooks:
         without; and none in a compiled model, whose graphs depend on them.
         """
         self.wake()  # an interruption may have left some off
-        if unless or self._is_compiled:
+        if unless or self.is_compiled:
             return
         if self._watched_tables is None:
             self._watched_tables = [
@@ -200,9 +201,9 @@ class Hooks:
         self.wake()
         if self._abandon.detach() is not None:
             _remove(self._global_handles)
-        if self._is_compiled:
+        if self.is_compiled:
             _forget_compiled()
-            self._is_compiled = False
+            self.is_compiled = False
         for handles in self._handles.values():
             _remove(handles)
         self._handles.clear()
@@ -210,9 +211,9 @@ class Hooks:
             _remove_moved(module)
         self._known.clear()
 
-    def _handed(self, *args: Any) -> None:
-        self._is_compiled = True
-        self._on_handed(*args)
+    def _handed(self, calls: traced.Calls, numbers: traced.Numbers) -> None:
+        self.is_compiled = True
+        self._on_handed(calls, numbers)
 
     def _learn(self, modules: dict[int, NamedModule]) -> None:
         for key, named in modules.items():
@@ -285,7 +286,7 @@ class _Hook:
     def __init__(self, named: NamedModule, call: Callable[..., None], handed: Callable[..., None]) -> None:
         self._named = named
         self._body = call
-        self._receiver = traced.Receiver(lambda what, numbers: handed(named, what, numbers))
+        self._receiver = traced.Receiver(named, handed)
         self.key: Tensor = self._receiver.key
 
     def _call(self, *rest: Any) -> None:

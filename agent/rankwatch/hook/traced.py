@@ -3,7 +3,8 @@
 Dynamo traces ``enter`` and ``leave`` into the user's graph. They measure with plain tensor operations. The custom operator
 ``record``, which is opaque to the compiler, takes the numbers to the watch at run time. It is declared to change ``_ORDER``:
 so the compiler neither removes nor reorders it, and activation checkpointing does not repeat it. The key of a hook is a
-tensor, not a constant, so that blocks that share one graph (regional compilation) still have different keys.
+tensor, not a constant, so that blocks that share one graph (regional compilation) still have different keys. Before the graph
+is compiled, the calls of ``record`` in it become one (see ``joined``).
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from ..measure.extremes import dtype_name
-from ..measure.walk import inputs, leaves
+from ..measure.modules import NamedModule
+from ..measure.walk import leaves
 from ..shared.frame import Kind, ReadingSpec, State
+from .joined import EVAL, GIVEN, LEAVE, PLANS, TRAIN, join_at_end
 
 _ORDER = torch.zeros(1, device="cpu")
 _NAMES = {value: dtype_name(value) for name in dir(torch) if isinstance(value := getattr(torch, name), torch.dtype)}
-TRAIN, EVAL, LEAVE = "train", "eval", "leave"
 _WITH_GRADIENTS = "gradients"
 _FIELD, _ROW = "\x1f", "\x1e"
 # Kinds and states as text, made outside of what dynamo traces.
@@ -45,12 +47,14 @@ _receivers: WeakValueDictionary[int, Receiver] = WeakValueDictionary()
 
 
 class Receiver:
-    """The receiver of a traced hook's numbers: ``receive(what, numbers)`` is called in the training thread.
+    """The receiver of a traced hook's numbers: ``receive(calls, numbers)`` is called in the training thread.
 
-    ``numbers``: abs min and abs max of each measured reading; on the host one tensor each, elsewhere rows of one tensor.
+    The calls are those of consecutive hooks with the same ``receive``; the beginning of the root's forward is by itself.
+    ``numbers``: abs min and abs max of each measured reading of all these calls; on a device, rows of one tensor.
     """
 
-    def __init__(self, receive: Callable[[What, list[Tensor]], None]) -> None:
+    def __init__(self, named: NamedModule, receive: Receive) -> None:
+        self.named = named
         self.receive = receive
         key = next(_keys)
         self.key = torch.tensor(key, device="cpu")  # whatever the default device is
@@ -60,24 +64,33 @@ class Receiver:
 class What(NamedTuple):
     """The meaning of numbers: the readings, and for each the state, if it was known while tracing.
 
-    The readings with state None or NOT_FLOAT have numbers, in this order. ``event``: the root's forward begins, in training
-    mode or not, or a module's forward ends. ``has_gradients``: with gradients enabled.
+    The readings with state None or NOT_FLOAT, ``measured`` in all, have numbers, in this order. ``event``: the root's forward
+    begins, in training mode or not; this is what it was given; or a module's forward ends. ``has_gradients``: with gradients
+    enabled.
     """
 
     event: str
     has_gradients: bool
     rows: tuple[ReadingSpec, ...]
     states: tuple[State | None, ...]
+    measured: int
+
+
+Calls: TypeAlias = list[tuple[NamedModule, What]]
+Numbers: TypeAlias = list[float] | Tensor
+Receive: TypeAlias = Callable[[Calls, Numbers], None]
 
 
 def enter(key: Tensor, is_training: bool, args: Any, kwargs: Any) -> None:
     """The root's forward begins. Traced."""
     if _is_exporting():
         return
+    gradients = _WITH_GRADIENTS if torch.is_grad_enabled() else ""
+    torch.ops.rankwatch.record(_ORDER, [], [key], _ROW.join([TRAIN if is_training else EVAL, gradients]))
     numbers: list[Tensor] = []
-    plan = [TRAIN if is_training else EVAL, _WITH_GRADIENTS if torch.is_grad_enabled() else ""]
+    plan = [GIVEN, gradients]
     _inputs(args, kwargs, numbers, plan)
-    torch.ops.rankwatch.record(_ORDER, _gathered(numbers), key, _ROW.join(plan))
+    torch.ops.rankwatch.record(_ORDER, _gathered(numbers), [key], _ROW.join(plan))
 
 
 def leave(key: Tensor, args: Any, kwargs: Any, output: Any) -> None:
@@ -89,13 +102,16 @@ def leave(key: Tensor, args: Any, kwargs: Any, output: Any) -> None:
     _inputs(args, kwargs, numbers, plan)
     for label, value in leaves(output, "output"):
         _reading(_OUTPUT, label, value, numbers, plan)
-    torch.ops.rankwatch.record(_ORDER, _gathered(numbers), key, _ROW.join(plan))
+    torch.ops.rankwatch.record(_ORDER, _gathered(numbers), [key], _ROW.join(plan))
 
 
 def _inputs(args: Any, kwargs: Any, numbers: list[Tensor], plan: list[str]) -> None:
-    for kind, label, value in inputs(args, kwargs, _INPUT, _KEYWORD):
-        for path, leaf in leaves(value, label):
-            _reading(kind, path, leaf, numbers, plan)
+    for index, value in enumerate(args):  # as `inputs` does: each function that dynamo traces takes time
+        for path, leaf in leaves(value, f"input[{index}]"):
+            _reading(_INPUT, path, leaf, numbers, plan)
+    for name, value in kwargs.items():
+        for path, leaf in leaves(value, f"input[{name}]"):
+            _reading(_KEYWORD, path, leaf, numbers, plan)
 
 
 def _reading(kind: str, label: str, value: Any, numbers: list[Tensor], plan: list[str]) -> None:
@@ -109,20 +125,16 @@ def _reading(kind: str, label: str, value: Any, numbers: list[Tensor], plan: lis
     elif value.numel() == 0:
         state = _EMPTY
     else:
-        numbers.extend(_extremes(value))
+        values: Any = value.detach()
+        if _is_sharded(values):
+            values = values.to_local()
+        if values.dtype.is_complex:
+            values = values.to(torch.complex128)
+        elif values.dtype.itemsize == 1:
+            values = values.to(torch.float32)
+        magnitudes = values.abs()
+        numbers += [magnitudes.amin(), magnitudes.amax()]
     plan.append(f"{kind}{_FIELD}{label}{_FIELD}{_NAMES[value.dtype]}{_FIELD}{state}")
-
-
-def _extremes(value: Tensor) -> list[Tensor]:
-    values: Any = value.detach()
-    if _is_sharded(values):
-        values = values.to_local()
-    if values.dtype.is_complex:
-        values = values.to(torch.complex128)
-    elif values.dtype.itemsize == 1:
-        values = values.to(torch.float32)
-    magnitudes = values.abs()
-    return [magnitudes.amin(), magnitudes.amax()]
 
 
 def _is_sharded(values: Tensor) -> bool:
@@ -139,7 +151,12 @@ if torch.__version__.startswith("2.4.") and torch.distributed.is_available():
 
 def _gathered(numbers: list[Tensor]) -> list[Tensor]:
     """On a device, the numbers are joined into one tensor in the graph, where this needs no kernel of its own."""
-    device = numbers[-1].device if len(numbers) else _ORDER.device
+    for number in numbers:
+        if number.device.type != "cpu":
+            break
+    else:
+        return numbers
+    device = numbers[-1].device
     if device.type == "cpu":
         return [number.cpu() for number in numbers]
     return [torch.stack([number.to(device, torch.float64) for number in numbers]).view(-1, 2)]
@@ -147,13 +164,35 @@ def _gathered(numbers: list[Tensor]) -> list[Tensor]:
 
 # --- at run time ------------------------------------------------------------------------------------------------------
 
-_plans: dict[str, What] = {}
+_plans: dict[str, tuple[What, ...]] = {}
 
 
-def _record(order: Tensor, numbers: list[Tensor], key: Tensor, plan: str) -> None:
-    receiver = _receivers.get(key.item())  # type: ignore[arg-type]
-    if receiver is not None:  # the graph may outlive the watch
-        receiver.receive(_plans.get(plan) or _what(plan), numbers)
+def _record(order: Tensor, numbers: list[Tensor], keys: list[Tensor], plan: str) -> None:
+    """``numbers``: on the host two for each measured reading of all hooks; on a device one tensor with a row for each."""
+    values, width = (numbers[0], 1) if numbers and numbers[0].ndim else ([number.item() for number in numbers], 2)
+    groups: list[tuple[Receive, Calls, int]] = []
+    start = 0
+    for key, what in zip(keys, _plans.get(plan) or _read(plan), strict=True):
+        receiver = _receivers.get(key.item())  # type: ignore[arg-type]
+        if receiver is None:  # the graph may outlive the watch
+            groups.append((_drop, [], start))
+        elif groups and groups[-1][0] == receiver.receive:
+            groups[-1][1].append((receiver.named, what))
+        else:
+            groups.append((receiver.receive, [(receiver.named, what)], start))
+        start += width * what.measured
+    ends = [start for _, _, start in groups[1:]] + [start]
+    for (receive, calls, first), end in zip(groups, ends, strict=True):
+        receive(calls, values[first:end])
+
+
+def _drop(calls: Calls, numbers: Numbers) -> None:
+    return None
+
+
+def _read(plan: str) -> tuple[What, ...]:
+    whats = _plans[plan] = tuple(map(_what, plan.split(PLANS)))
+    return whats
 
 
 def _what(plan: str) -> What:
@@ -164,15 +203,16 @@ def _what(plan: str) -> What:
         for head, dtype, _ in fields
     )
     states = tuple(State(int(state)) if state else None for _, _, state in fields)
-    what = _plans[plan] = What(event, bool(gradients), rows, states)
-    return what
+    return What(event, bool(gradients), rows, states, sum(state in (None, State.NOT_FLOAT) for state in states))
 
 
 _library = torch.library.Library("rankwatch", "DEF")
-_library.define("record(Tensor(a!) order, Tensor[] numbers, Tensor key, str plan) -> ()")
+# Not for a CUDA graph: a replay would not call it.
+_tags = [tag] if (tag := getattr(torch.Tag, "cudagraph_unsafe", None)) is not None else []
+_library.define("record(Tensor(a!) order, Tensor[] numbers, Tensor[] keys, str plan) -> ()", tags=_tags)
 _library.impl("record", _record, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("rankwatch::record")  # type: ignore[untyped-decorator,unused-ignore]
-def _fake(order: Tensor, numbers: list[Tensor], key: Tensor, plan: str) -> None:
-    return None
+def _fake(order: Tensor, numbers: list[Tensor], keys: list[Tensor], plan: str) -> None:
+    join_at_end()

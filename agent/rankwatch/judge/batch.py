@@ -113,13 +113,13 @@ class BatchInProgress:
         finally:
             self.root_call = before
 
-    def add(self, frame: PendingFrame) -> None:
-        self.part.frames.append(frame)
-        self.pass_frame()
+    def add(self, *frames: PendingFrame) -> None:
+        self.part.frames += frames
+        self.pass_frames(len(frames))
 
-    def pass_frame(self) -> None:
+    def pass_frames(self, count: int = 1) -> None:
         batch, evaluation, number = self.position
-        self.position = Position(batch, evaluation, number + 1)
+        self.position = Position(batch, evaluation, number + count)
 
     def cut(self) -> BatchPart:
         """The frames since the last cut."""

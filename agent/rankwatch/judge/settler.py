@@ -125,6 +125,15 @@ class Settler:
         else:
             raise self._observer.on_trip(found.trip, found.bad_readings)
 
+    def need_no_look(self, frames: list[PendingFrame], part: BatchPart) -> bool:
+        """Whether frames need not be added one by one: they are judged at the end of their part, or nothing was ever bad."""
+        if not self._is_late(part):
+            self._has_bad |= self._tape.read()
+            if self._has_bad:
+                return False
+            self._ring.extend(frames)
+        return True
+
     def close(self, batch: BatchInProgress, *, awaits_loss: bool = False) -> None:
         """A part ends: it is read, judged if it was not yet, and sent, all this perhaps when its numbers come.
 
@@ -233,7 +242,7 @@ class Settler:
     def abandon(self, batch: BatchInProgress, *, runs_again: bool) -> None:
         """The forward of a part raised: its frames are judged, but not sent as a batch.
 
-        ``runs_again``: where only the root is measured, it is run again, as what it raised may follow from an inf or nan.
+        ``runs_again``: if not all of it was seen, it is run again, as what it raised may follow from an inf or nan.
         """
         part = self._cut(batch)
         self._has_bad |= self._tape.read()
@@ -241,9 +250,10 @@ class Settler:
         self._trace(part)
         found, self.waiting = self.waiting or found, None
         is_late = self._is_late(part)
-        runs_again &= self._trips and batch.is_streamed and not batch.is_full
+        is_seen = batch.is_full and not self._model().is_compiled  # a graph hands over at its end what was measured in it
+        runs_again &= self._trips and batch.is_streamed and not is_seen
         if found is None and runs_again and self._raised < MAX_RAISED:
-            self._raised, is_late = self._raised + 1, True
+            self._raised, is_late, batch.is_full = self._raised + 1, True, False
             found = self._find_again(part, batch.entry)
         if found is not None and is_late:
             # The user's exception goes on; the trip counts all the same.
@@ -282,7 +292,7 @@ class Settler:
         for frame in self._sweep.keep(made, part.frames):
             frame.position = part.batch.position
             part.frames.append(frame)
-            part.batch.pass_frame()
+            part.batch.pass_frames()
             self.add(frame, part, None)
 
     def _settle(self, part: BatchPart) -> None:

@@ -31,6 +31,10 @@ class Modules(Protocol):
     def modules(self) -> list[NamedModule]: ...
     @property
     def watched(self) -> list[NamedModule]: ...
+    @property
+    def is_compiled(self) -> bool:
+        """Whether some of them are in compiled graphs."""
+
     def running(self) -> NamedModule:
         """The one whose forward is innermost on the caller's stack."""
 

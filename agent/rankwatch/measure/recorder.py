@@ -94,6 +94,14 @@ class PendingFrame:
         return bytes([cell.state or 0 for cell in self.cells])
 
 
+class CompiledCall(NamedTuple):
+    """The call of a module in a compiled graph, with the readings of its inputs and outputs; or what the root was given."""
+
+    named: NamedModule
+    rows: tuple[ReadingSpec, ...]
+    cells: list[Cell]
+
+
 class Recorder:
     """Measures the tensors of module calls, and makes frames of them. Not thread-safe.
 
@@ -233,24 +241,27 @@ class Recorder:
         """Has a module's weights measured anew in its next frame: they have gone bad after batch ``finite_in``."""
         self._weights.expire(named, finite_in)
 
-    def handed(self, numbers: list[Tensor], states: Iterable[State | None]) -> list[Cell]:
-        """The cells of a compiled call; see ``traced``."""
-        cells = [Cell(state) for state in states]
-        measured = [cell for cell in cells if cell.state is None or cell.state is State.NOT_FLOAT]
+    def handed(self, calls: list[tuple[State | None, ...]], numbers: list[float] | Tensor) -> list[list[Cell]]:
+        """The cells of compiled calls, by the states of their readings; see ``traced``."""
+        made = [[Cell(state) for state in states] for states in calls]
+        measured = [cell for cells in made for cell in cells if cell.state is None or cell.state is State.NOT_FLOAT]
         self._tape.take(numbers, measured)
-        return cells
+        return made
 
-    def traced(
-        self, position: Position, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]
-    ) -> PendingFrame:
-        """The frame of a compiled call, which measured its inputs and outputs itself, and of the module's weights."""
-        weights = self._weights.of(named, self._forward, self._step)
-        specs = self._specs_of(named)
-        key = id(weights.rows), id(rows)  # both are interned
-        spec = specs.get(key)
-        if spec is None:
-            spec = specs[key] = _spec(named, weights.rows + rows, Phase.FORWARD)
-        return PendingFrame(position, named, spec, [*weights.cells, *cells], self._step, len(weights.cells))
+    def compiled(self, position: Position, calls: list[CompiledCall]) -> list[PendingFrame]:
+        """The frames of compiled calls, which measured their inputs and outputs themselves, and of the modules' weights."""
+        batch, evaluation, first = position
+        made = []
+        for number, (named, rows, cells) in enumerate(calls, first):
+            weights = self._weights.of(named, self._forward, self._step)
+            specs = self._specs_of(named)
+            key = id(weights.rows), id(rows)  # both are interned
+            spec = specs.get(key)
+            if spec is None:
+                spec = specs[key] = _spec(named, weights.rows + rows, Phase.FORWARD)
+            at = Position(batch, evaluation, number)
+            made.append(PendingFrame(at, named, spec, weights.cells + cells, self._step, len(weights.cells)))
+        return made
 
     def refresh(self, frames: Iterable[PendingFrame]) -> None:
         """After a trip, measures the weights of these frames anew.

@@ -126,20 +126,18 @@ class Tape:
         cells.append(cell)
         return cell
 
-    def take(self, numbers: list[Tensor], cells: list[Cell]) -> None:
-        """Takes the numbers of a compiled graph: two tensors for each of ``cells``, or one tensor with a row for each.
+    def take(self, numbers: list[float] | Tensor, cells: list[Cell]) -> None:
+        """Takes the numbers of a compiled graph: two for each of ``cells``, or a tensor on a device with a row for each.
 
-        The graph may reuse their memory, so they are read or copied at once.
+        The graph may reuse the tensor's memory, so it is copied at once.
         """
-        if len(numbers) == 2 * len(cells):
+        if isinstance(numbers, list):
             ends = iter(numbers)
-            for cell, low, high in zip(cells, ends, ends):  # noqa: B905
-                self._has_bad |= cell.fill(low.item(), high.item())
+            self._has_bad |= any([cell.fill(low, high) for cell, low, high in zip(cells, ends, ends)])  # noqa: B905
             return
-        (rows,) = numbers
-        stream = _raw_stream(rows.get_device()) if rows.is_cuda else 0
-        buffer = self._buffer(rows.device, Layout(rows.dtype, rows.dtype), stream)
-        buffer.put(rows, cells)
+        stream = _raw_stream(numbers.get_device()) if numbers.is_cuda else 0
+        buffer = self._buffer(numbers.device, Layout(numbers.dtype, numbers.dtype), stream)
+        buffer.put(numbers, cells)
 
     def read(self) -> bool:
         """Fills the cells written since the last read; returns whether any is not finite. Synchronises with the device."""

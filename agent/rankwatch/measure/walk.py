@@ -31,6 +31,8 @@ def inputs(args: Any, kwargs: Any, positional: K, keyword: K) -> list[tuple[K, s
 
 def leaves(value: Any, label: str) -> list[tuple[str, Any]]:
     """The leaves of ``value`` with their paths: ``output[1][0]``, ``output[key]``, ``output.field``. At most MAX_LEAVES."""
+    if isinstance(value, Tensor):  # what dynamo traces takes long to compile
+        return [(label, value)]
     found: list[tuple[str, Any]] = []
     _label(value, label, found, 0)
     return found

@@ -1,0 +1,244 @@
+"""In a compiled graph, what the hooks hand over goes in one call at its end, and says what the hooks of eager modules say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
+
+from notebook import Notebook, watched
+from rankwatch.errors import OverflowDetected
+from rankwatch.hook import joined, traced
+from rankwatch.shared.frame import Phase
+
+
+class Block(nn.Module):
+    def __init__(self, *, checkpointed: bool) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.checkpointed = checkpointed
+
+    def inner(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.up(x).relu())
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        inner: Tensor = checkpoint(self.inner, x, use_reentrant=False) if self.checkpointed else self.inner(x)
+        return x + inner
+
+
+class Net(nn.Module):
+    def __init__(self, *, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.blocks: Any = nn.ModuleList(Block(checkpointed=checkpointed) for _ in range(3))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x) if mask is None else block(x) * mask
+        out: Tensor = self.head(x)
+        return out
+
+
+def whole(model: nn.Module, backend: Any) -> Callable[..., Tensor]:
+    return torch.compile(model, backend=backend)
+
+
+def in_place(model: nn.Module, backend: Any) -> Callable[..., Tensor]:
+    model.compile(backend=backend)
+    return model
+
+
+def inside_a_function(model: nn.Module, backend: Any) -> Callable[..., Tensor]:
+    return torch.compile(lambda x: model(x) * 2, backend=backend)
+
+
+def by_block(model: Any, backend: Any) -> Callable[..., Tensor]:
+    for block in model.blocks:
+        block.compile(backend=backend)
+    return model  # type: ignore[no-any-return]
+
+
+WAYS = (whole, in_place, inside_a_function, by_block)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def step(call: Callable[..., Tensor], *batch: Tensor) -> None:
+    call(*(batch or (torch.ones(4, 8),))).sum().backward()
+
+
+class Graphs:
+    """A backend that runs the graphs as they are, and counts the calls of ``record`` in each."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(self, module: fx.GraphModule, example: list[Tensor]) -> Callable[..., Any]:
+        self.calls.append(sum(len(joined._calls(part)) for part in joined._graphs(module)))
+        return module.forward
+
+
+@pytest.mark.parametrize(("way", "calls"), [(whole, 1), (in_place, 1), (inside_a_function, 2), (by_block, 1)])
+def test_a_graph_has_one_call_and_one_where_the_root_begins(way: Any, calls: int) -> None:
+    """The hooks of the root itself, if it is of a user's class, torch.compile(model) calls outside of the graph."""
+    model, graphs = Net(), Graphs()
+    detector, _ = watched(model)
+    step(way(model, graphs))
+    assert detector.fault == ""
+    assert graphs.calls == [calls]
+
+
+def numbers(notebook: Notebook, options: dict[str, Any] | None = None) -> list[Any]:
+    """What was sent of full batches, with the extremes as text: they are the same to the last bit, nan included."""
+    every = (options or {}).get("every", 1)
+    return [
+        (frame.position, frame.spec.module, frame.spec.readings, str(frame.abs_min), str(frame.abs_max), frame.states)
+        for table, summary in notebook.batches
+        for frame in summary.frames(table)
+        if summary.batch % every == 0
+        and frame.spec.phase is not Phase.RECOMPUTE  # what a compiled checkpoint computes again has no hooks
+    ]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ({"check": "batch"}, {"every": 2}, {"modules": ("blocks.1.*",)})
+        ),
+    ],
+)
+def test_compiled_frames_are_those_of_eager_modules(way: Any, checkpointed: bool, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    eager, compiled = Net(checkpointed=checkpointed), Net(checkpointed=checkpointed)
+    compiled.load_state_dict(eager.state_dict())
+    (_, said), (_, told) = watched(eager, **options), watched(compiled, **options)
+    call = way(compiled, "aot_eager")
+    for number in range(3):
+        torch.manual_seed(number)
+        batch = torch.randn(4, 8)
+        step((lambda x: eager(x) * 2) if way is inside_a_function else eager, batch)
+        step(call, batch)
+    assert numbers(told, options) == numbers(said, options)
+    assert {summary.batch for _, summary in said.batches} == {summary.batch for _, summary in told.batches} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_first_bad_module_is_named_and_none_after_it_is_seen(way: Any) -> None:
+    model = Net()
+    _, notebook = watched(model, closeup=0)
+    call = way(model, "aot_eager")
+    step(call)
+    with torch.no_grad():
+        model.blocks[1].up.bias[3] = float("inf")
+    with pytest.raises(OverflowDetected):
+        step(call)
+    (trip,) = notebook.trips
+    assert (trip.position.batch, trip.frame.spec.module) == (1, "blocks.1.up")
+
+
+def test_without_dynamos_function_each_hook_has_its_call_and_the_frames_are_the_same(monkeypatch: Any) -> None:
+    told = []
+    for is_missing in (False, True):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, graphs = Net(), Graphs()
+        _, notebook = watched(model)
+        if is_missing:
+            monkeypatch.delattr("torch._dynamo.output_graph.OutputGraph.add_graph_finalizer")
+        step(whole(model, graphs))
+        told.append(numbers(notebook))
+        assert graphs.calls == [14 if is_missing else 1]
+    assert told[0] == told[1]
+
+
+def test_a_graph_that_outlives_a_watch_still_serves_the_other_one() -> None:
+    first, second = Net(), Net()
+    (detector, gone), (_, notebook) = watched(first), watched(second)
+    call = torch.compile(lambda x: first(x) + second(x), backend="aot_eager")
+    step(call)
+    before = len(numbers(gone)), len(numbers(notebook))
+    assert before[0] == before[1] > 0
+    for hooks in [hooks for module in first.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)]:
+        for hook in hooks.values():
+            del traced._receivers[int(vars(hook)["key"])]
+    step(call)
+    assert (len(numbers(gone)), len(numbers(notebook))) == (before[0], 2 * before[1])
+    assert detector.fault == ""
+
+
+class Breaks(nn.Module):
+    """Raises an exception at what is not finite, as an index that was computed from it may."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.rankwatch_tests.finite_only(x)
+        return out
+
+
+@torch.library.custom_op("rankwatch_tests::finite_only", mutates_args=(), schema="(Tensor x) -> Tensor")
+def finite_only(x: Tensor) -> Tensor:
+    if not x.isfinite().all():
+        raise IndexError("out of range")
+    return x.clone()
+
+
+finite_only.register_fake(lambda x: torch.empty_like(x))
+finite_only.register_autograd(lambda context, gradient: gradient)
+
+
+@pytest.mark.parametrize("way", [whole, in_place])
+def test_what_was_bad_before_a_graph_raised_is_found(way: Any) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), Breaks(), nn.Linear(8, 8))
+    _, notebook = watched(model, closeup=0)
+    with torch.no_grad():
+        nn.init.constant_(model[1].weight, 10.0)  # type: ignore[arg-type]
+    call = way(model, "aot_eager")
+    step(call)
+    with pytest.raises(IndexError, match="out of range"):
+        step(call, torch.full((4, 8), 3e38))
+    ((position, _),) = notebook.found
+    assert position == (1, 0, 1)
+    model.zero_grad()
+    step(call)
+    assert [summary.batch for _, summary in notebook.batches] == [0, 2]
+
+
+def test_the_operator_is_not_for_cuda_graphs() -> None:
+    tag = getattr(torch.Tag, "cudagraph_unsafe", None)
+    if tag is None:
+        pytest.skip("this torch has no such tag, and cuts no CUDA graph in parts")
+    assert tag in torch.ops.rankwatch.record.default.tags
+
+
+@pytest.mark.parametrize(("devices", "calls"), [(("meta", "meta"), 1), (("meta", "cpu"), 2)])
+def test_the_rows_of_a_device_are_joined_and_those_of_several_are_not(devices: tuple[str, str], calls: int) -> None:
+    graph = fx.Graph()
+    order, *given = [graph.placeholder(name) for name in ("order", "a", "b", "key")]
+    for node, device in zip(given[:2], devices, strict=True):
+        node.meta["example_value"] = torch.empty((2, 2), device=device)
+        graph.call_function(torch.ops.rankwatch.record, (order, [node], [given[2]], "leave\x1e"))
+    graph.output(())
+    module = fx.GraphModule(nn.Module(), graph)
+    joined._join_calls(module)
+    module.graph.lint()
+    found = joined._calls(module)
+    assert len(found) == calls
+    assert [node.target for node in module.graph.nodes if node.op == "call_function"].count(torch.cat) == 2 - calls
+    assert [str(call.args[3]).count("leave") for call in found] == [2 // calls] * calls
