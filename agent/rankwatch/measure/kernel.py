@@ -109,12 +109,38 @@ class _Launch:
         self._most = _most_programs(self._index)
         self._item = dtype.itemsize
         self.constants = _FORMATS[dtype], dtype.itemsize, _ROWS, WORDS_PER_ROW if sums else 0
+        self.direct: _Direct | None = None
 
-    def __call__(self, values: Tensor, cells: Tensor, lanes: Tensor) -> None:
+    def __call__(self, values: Tensor, cells: Tensor, lanes: Tensor) -> Any:
+        """Returns the compiled kernel, unless it was launched directly or interpreted."""
         numel = values.numel()
         programs = min(-(-numel * self._item // (16 * _ROWS)), self._most)
+        address, direct = values.data_ptr(), self.direct
         with torch.cuda.device(self._index):
-            _kernel()[programs,](values.data_ptr(), numel, cells, lanes, *self.constants, num_warps=_WARPS)
+            if direct is None or direct.has_hooks():
+                return _kernel()[programs,](address, numel, cells, lanes, *self.constants, num_warps=_WARPS)
+            return direct.launch(programs, self._index, address, numel, cells, lanes)
+
+
+class _Direct:
+    """Calls a compiled kernel as triton's ``JITFunction.run`` does, which takes 6 to 10 us to find it."""
+
+    def __init__(self, compiled: Any, constants: tuple[str | int, ...]) -> None:
+        triton = import_module("triton")
+        self._compiled = compiled  # its end would unload the kernel
+        self._run, self._handles = compiled.run, (compiled.function, compiled.packed_metadata)
+        self._constants = constants[: len(compiled.src.signature) - len(_ARGUMENTS)]  # up to triton 3.2 it takes none
+        self._stream_of = triton.runtime.driver.active.get_current_stream
+        self._hooks = triton.knobs.runtime if hasattr(triton, "knobs") else type(compiled)  # from triton 3.4 on
+
+    def has_hooks(self) -> bool:
+        """Whether a profiler, such as proton, is to be called at each launch: triton does that."""
+        enter, leave = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook
+        return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+    def launch(self, programs: int, device: int, *arguments: Tensor | int) -> None:
+        stream = self._stream_of(device)
+        self._run(programs, 1, 1, stream, *self._handles, None, None, None, *arguments, *self._constants)
 
 
 def is_dense(values: Tensor) -> bool:
@@ -144,10 +170,18 @@ def _built(device: torch.device, dtype: torch.dtype, sums: bool) -> _Launch | No
         values = torch.zeros(32 * _ROWS if sums else 1, device=device).to(dtype)
         cells, lanes = torch.zeros(4, dtype=torch.int64, device=device).split(2)
         launch = _Launch(device, dtype, sums)
-        launch(values, cells, lanes)
+        compiled = launch(values, cells, lanes)
     except Exception as error:  # noqa: BLE001 (no triton, no C compiler for its launcher, no folder to write to, ...)
         log.info("measuring %s on %s without the kernel: %s: %s", dtype, device, type(error).__name__, error)
         return None
+    if compiled is not None:
+        try:
+            direct = _Direct(compiled, launch.constants)
+            launch.direct = None if direct.has_hooks() else direct
+            launch(values, cells, lanes)
+        except Exception as error:  # noqa: BLE001 (a version of triton whose compiled kernels are called in another way)
+            log.info("launching the kernel for %s on %s by triton: %s: %s", dtype, device, type(error).__name__, error)
+            launch.direct = None
     return launch
 
 
