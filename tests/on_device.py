@@ -4,8 +4,10 @@
 
 It runs the CUDA tests and the kernel's, the doctor on NCCL, the abort of an NCCL job (exit code 77), and the benchmark: a
 GPT-2-medium shape in bfloat16, eager, compiled and with CUDA graphs, with Hugging Face's detector beside it; 2,000 small modules;
-the kernel's bandwidth beside a copy's. It uses ``$PYTHON``, else .venv's or the system's: one that has torch, Triton and
-transformers. pyzmq, msgpack and pytest may be wheels in ``$WHEELS`` (default: wheels/), where there is no index.
+the kernel's bandwidth beside a copy's, and the host's time to launch it, directly and by triton.
+
+It uses ``$PYTHON``, else .venv's or the system's: one that has torch, Triton and transformers. pyzmq, msgpack and pytest may be
+wheels in ``$WHEELS`` (default: wheels/), where there is no index.
 
 Without a device each step is skipped, with the reason. ``--rehearse`` runs all steps there, small and on the CPU: to see that
 they work before a device is at hand. The exit code is 1 if a step has failed.
@@ -37,7 +39,11 @@ REHEARSAL = 3.0
 """A rehearsal may take so many times as long: it has a few busy cores."""
 
 NEEDED = {"zmq": "pyzmq", "msgpack": "msgpack", "pytest": "pytest"}
-TESTS = ["tests/torch/test_cuda.py", "tests/torch/measure/test_kernel.py", "tests/torch/doctor/test_groups.py"]
+TESTS = [
+    "tests/torch/test_cuda.py",
+    *(f"tests/torch/measure/test_{name}.py" for name in ("kernel", "launch")),
+    "tests/torch/doctor/test_groups.py",
+]
 MODES = "bare,bare (again),hugging face,default,async,every=10,between,gradients"
 
 NO_DEVICE = "there is no CUDA device here"
@@ -156,6 +162,7 @@ def steps_of(machine: Machine, *, is_rehearsal: bool) -> Iterator[Step]:
     watched = [python, "-m", "rankwatch_monitor", "run", "--runs-dir", str(runs), "--"]
     abort = [*watched, *machine.torchrun(), str(SCRIPTS / "all_reduce.py")]
     yield Step("abort", 60, abort, partial(read_abort, runs / "latest" / "report.json"))
+    yield Step("launch", 30, [python, "tests/benchmarks/launches.py"], read_launches, "triton")
     for name, seconds, arguments in (
         ("steps, eager", 120, ["--models", "gpt2", "--ways", "eager", "--modes", MODES, "--steps", "32"]),
         ("steps, launches", 60, ["--models", "launches", "--ways", "eager", "--modes", MODES, "--steps", "16"]),
@@ -199,6 +206,11 @@ def read_abort(path: Path, done: Done) -> Found:
         f"rank {verdict['rank']}, batch {verdict['batch']}, module {verdict['module']}; ranks {', '.join(sorted(states))}"
     )
     return is_good, [f"{found}; exit code {done.returncode}"], [verdict]
+
+
+def read_launches(done: Done) -> Found:
+    rows = json.loads(done.stdout)
+    return done.returncode == 0, [f"{row['way']:<14}{row['us']:.2f} us of the host" for row in rows], rows
 
 
 def read_benchmark(path: Path, done: Done) -> Found:

@@ -80,6 +80,8 @@ TABLES = ("steps", "parts", "memory", "calls", "measure")
 FINGERPRINT, ALL_AT_ONCE, WHOLE = "fingerprint", "fingerprints=1", "all hooks"
 KIBI_ELEMENTS = (64, 256, 1024, 4096, 16384)
 """The tensors of the table "measure"."""
+INTEGERS = {"int64": torch.int64, "bool": torch.bool}
+"""On a device they are measured like floats."""
 
 
 def target(setting: Setting, mode: str) -> float | None:
@@ -309,9 +311,9 @@ def table_of_measuring(size: str, device: str, rounds: int) -> list[Line]:
     print(f"\none tensor, {device}, {rounds} rounds", flush=True)
     print(f"  {'measure':<22}{'us':>9}{'aminmax':>9}{'ratio':>9}{'q1':>8}{'q3':>8}", flush=True)
     rows = []
-    for dtype in DTYPES:
+    for name, dtype in (DTYPES | INTEGERS if device == "cuda" else DTYPES).items():
         for kibi in KIBI_ELEMENTS[: 1 if size == "small" else None]:
-            values = torch.randn(1024 * kibi, device=device).to(DTYPES[dtype])
+            values = torch.randn(1024 * kibi, device=device).to(dtype)
             ours, theirs = partial(measure_once, values), partial(torch.aminmax, values)
             repeats = max(1, 4096 // kibi)
             for action in (ours, theirs):
@@ -322,11 +324,11 @@ def table_of_measuring(size: str, device: str, rounds: int) -> list[Line]:
             q1, _, q3 = statistics.quantiles(ratios, n=4, method="inclusive")
             share = share_of_copy(values, ours, repeats, rounds) if device == "cuda" else None
             us, aminmax = (1e6 * statistics.median(times) for times in zip(*pairs, strict=True))
-            row = {"device": device, "dtype": dtype, "elements": 1024 * kibi, "us": us, "aminmax": aminmax}
+            row = {"device": device, "dtype": name, "elements": 1024 * kibi, "us": us, "aminmax": aminmax}
             rows.append({**row, "ratio": ratio, "q1": q1, "q3": q3, "verdict": verdict(ratio, 2.0), "share of copy": share})
-            name, more = f"{dtype}, {kibi} Ki", "" if share is None else f", {share:.0%} of a copy's bandwidth"
+            more = "" if share is None else f", {share:.0%} of a copy's bandwidth"
             text = f"{verdict(ratio, 2.0)}{more}"
-            print(f"  {name:<22}{us:9.1f}{aminmax:9.1f}{ratio:9.3f}{q1:8.3f}{q3:8.3f}  {text}", flush=True)
+            print(f"  {f'{name}, {kibi} Ki':<22}{us:9.1f}{aminmax:9.1f}{ratio:9.3f}{q1:8.3f}{q3:8.3f}  {text}", flush=True)
     return rows
 
 

@@ -33,6 +33,9 @@ class Layout(NamedTuple):
     read: torch.dtype
 
 
+ON_GPU = Layout(torch.int64, torch.float64)
+"""All dtypes share one buffer there, so one transfer brings the numbers of a batch. See ``kernel.record``."""
+
 _BITS = {
     torch.float64: Layout(torch.int64, torch.float64),
     torch.float32: Layout(torch.int32, torch.float32),
@@ -112,18 +115,21 @@ def layout_of(values: Tensor) -> Layout:
     """
     if not has_values(values) or values.is_quantized or values.is_meta:
         raise Unmeasurable(f"{values.device.type}, {values.layout}, or its memory is given back")
+    if values.is_cuda:
+        return ON_GPU
+    if values.is_cpu and values.dtype in _BITS:
+        return _BITS[values.dtype]
+    wide = _wider(values)
+    return Layout(wide, wide)
+
+
+def _wider(values: Tensor) -> torch.dtype:
+    """As what torch's operators measure: float8, for which torch has no aminmax, as float32; integers, whose smallest value
+    has no abs, as float64; complex64, whose magnitude may not fit into float32, as float64."""
     dtype = values.dtype
-    if values.is_cpu:
-        if dtype in _BITS:
-            return _BITS[dtype]
-    elif kernel.is_supported(values):
-        return Layout(torch.int32, torch.float32)
-    # Measured in a wider dtype: float8, for which torch has no aminmax, in float32; integers, whose smallest value has no
-    # abs, in float64; complex64, whose magnitude may not fit into float32, in float64.
     if dtype in _AS_FLOAT64 or not (dtype.is_floating_point or dtype.is_complex):
-        wide = torch.float32 if values.device.type == "mps" else torch.float64
-        return Layout(wide, wide)
-    return Layout(torch.float32, torch.float32)
+        return torch.float32 if values.device.type == "mps" else torch.float64
+    return torch.float32
 
 
 class Measure:
@@ -220,13 +226,12 @@ class Measure:
 
 
 def _on_device(values: Tensor, row: TapeRow, layout: Layout) -> None:
-    if layout.written is not layout.read:
+    if kernel.is_supported(values):
         kernel.record(values, row.both)
         return
-    values = values.to(_COMPLEX[layout.read] if values.is_complex() else layout.read)
-    smallest, largest = torch.aminmax(values.abs())
-    row.low.copy_(smallest)
-    row.high.copy_(largest)
+    wide = _wider(values)
+    values = values.to(_COMPLEX[wide] if values.is_complex() else wide)
+    row.both.view(layout.read).copy_(torch.stack(torch.aminmax(values.abs())))
 
 
 def _dense(values: Tensor) -> Tensor:

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from ..shared.frame import State, state_of
-from .extremes import Layout, Measure, TapeRow, Unmeasurable, has_values, layout_of
+from .extremes import ON_GPU, Layout, Measure, TapeRow, Unmeasurable, has_values, layout_of
+from .kernel import EMPTY
 
 FIRST_ROWS = 256
 FEW_ROWS = 4
 """The rows of most frames: read one by one, which is faster than to slice."""
-
-_EMPTY_BITS = (0x7FFF_FFFF, 0)  # see kernel.EMPTY
-
 
 Event = torch.cuda.Event
 """When it has come, so has all that was done before on its device."""
@@ -136,7 +134,7 @@ class Tape:
             self._has_bad |= any([cell.fill(low, high) for cell, low, high in zip(cells, ends, ends)])  # noqa: B905
             return
         stream = _raw_stream(numbers.get_device()) if numbers.is_cuda else 0
-        buffer = self._buffer(numbers.device, Layout(numbers.dtype, numbers.dtype), stream)
+        buffer = self._buffer(numbers.device, ON_GPU if numbers.is_cuda else Layout(numbers.dtype, numbers.dtype), stream)
         buffer.put(numbers, cells)
 
     def read(self) -> bool:
@@ -245,7 +243,7 @@ class _Buffer:
         used = len(self.cells)
         if used + len(rows) > len(self.rows):
             self.grow(2 * (used + len(rows)))
-        self._written[used : used + len(rows)].copy_(rows)
+        self._read[used : used + len(rows)].copy_(rows)
         self.cells += cells
 
     def read(self) -> bool:
@@ -295,7 +293,7 @@ class _Buffer:
             self._written = torch.zeros((rows, 2), dtype=written, device=self.device)
             self._read = self._written.view(read)
             if self._is_updated:
-                self._empty = torch.tensor(_EMPTY_BITS, dtype=written, device=self.device).expand(rows, 2).contiguous()
+                self._empty = torch.tensor(EMPTY, dtype=written, device=self.device).expand(rows, 2).contiguous()
                 self._written.copy_(self._empty)
         self._first = list(self._read[:FEW_ROWS]) if self._is_on_host else []
         self.rows = [TapeRow(row[0], row[1], row) for row in self._written]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import rankwatch.measure.tape as tape_module
 from rankwatch.measure.extremes import FEW, SCRATCH_BYTES, Unmeasurable, count_non_finite, local
-from rankwatch.measure.tape import Tape
+from rankwatch.measure.tape import Cell, Tape
 
 CHUNK = SCRATCH_BYTES * torch.get_num_threads() // 4
 
@@ -193,6 +193,23 @@ def test_rows_are_read_in_the_stream_in_which_they_were_written(is_later: bool, 
     assert tape.read_later().finish() if is_later else tape.read()
     assert sorted(streams.within) == [1, 2, 3]
     assert [(cell.low, cell.high) for cell in cells] == [(2.0, 2.0), (math.inf, math.inf), (3.0, 3.0), (4.0, 4.0)]
+
+
+def test_one_transfer_brings_the_numbers_of_all_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of tensors that the kernel cannot measure, and those that a compiled graph has measured."""
+    streams, tape = Streams(monkeypatch), Tape()
+    streams.current = 1
+    ones, two = torch.ones(2, 3), Cell()
+    values = [
+        *(ones.to(dtype) for dtype in (*FLOATS, *EIGHT_BITS)),
+        *(torch.tensor([-(2**63), 2**53 + 1]), torch.tensor([True, False]), torch.tensor([3 + 4j]), ones.int()[:, ::2]),
+    ]
+    cells = [tape.write(one.as_subclass(OnCuda), None) for one in values]
+    tape.take([torch.tensor([[2.0, math.inf]], dtype=torch.float64).as_subclass(OnCuda)], [two])
+    assert tape.read()
+    assert streams.within == [1]
+    ends = [(2.0**53, 2.0**63), (0.0, 1.0), (5.0, 5.0), (1.0, 1.0), (2.0, math.inf)]
+    assert [(cell.low, cell.high) for cell in (*cells, two)] == [(1.0, 1.0)] * len((*FLOATS, *EIGHT_BITS)) + ends
 
 
 def test_nothing_is_measured_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,26 +6,29 @@ The interpreter has to be chosen before triton is imported, so a process of its 
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
+import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch._C._autograd import DeviceType
 
 from jobs import ROOT, environment
 from rankwatch.measure import kernel
 from rankwatch.measure.checksum import write_lanes
+from rankwatch.measure.tape import Tape
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 TRITON = importlib.util.find_spec("triton") is not None
-DTYPES = tuple(kernel._ITEM)
-INTEGERS = {4: torch.int32, 2: torch.int16, 1: torch.int8}
-INF = 0x7F800000
-"""The bits of inf as a float32: those of a nan are larger."""
+DTYPES = tuple(kernel._FORMATS)
+FLOATS = tuple(dtype for dtype in DTYPES if dtype.is_floating_point)
+INTEGERS = tuple(dtype for dtype in DTYPES if not dtype.is_floating_point)
+SIGNED = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 needs_triton = pytest.mark.skipif(not TRITON, reason="triton is not installed")
 launches = pytest.mark.skipif(
@@ -36,68 +39,106 @@ needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="no GPU")
 
 
 def empty_cells() -> Tensor:
-    return torch.tensor(kernel.EMPTY, dtype=torch.int32, device=DEVICE)
+    return torch.tensor(kernel.EMPTY, dtype=torch.int64, device=DEVICE)
 
 
-def recorded(values: Tensor, cells: Tensor | None = None) -> tuple[int, int]:
+def recorded(values: Tensor, cells: Tensor | None = None) -> tuple[float, float]:
     cells = empty_cells() if cells is None else cells
     assert kernel.is_supported(values)
     kernel.record(values, cells)
-    smallest, largest = cells.tolist()
+    return numbers(cells)
+
+
+def numbers(cells: Tensor) -> tuple[float, float]:
+    smallest, largest = cells.view(torch.float64).tolist()
     return smallest, largest
-
-
-def bits(value: Tensor) -> int:
-    return int(value.view(torch.int32).item())
 
 
 def check(values: Tensor) -> None:
     """torch has one nan make both extremes nan; the kernel has it only make the largest one."""
     smallest, largest = recorded(values)
-    magnitudes = values.cpu().float().abs()
+    magnitudes = values.cpu().double().abs()
     finite = magnitudes[~magnitudes.isnan()]
-    if finite.numel() == 0:
-        assert smallest > INF
-    else:
-        assert smallest == bits(torch.aminmax(finite).min)
-    if finite.numel() < magnitudes.numel():
-        assert largest > INF
-    else:
-        assert largest == bits(torch.aminmax(magnitudes).max)
+    assert math.isnan(smallest) if finite.numel() == 0 else smallest == finite.min()
+    assert math.isnan(largest) if finite.numel() < magnitudes.numel() else largest == magnitudes.max()
 
 
 def patterns(dtype: torch.dtype, size: int, seed: int = 0) -> Tensor:
-    """Random bits of a dtype, with denormals, zeros, infs and nans in about their natural share."""
-    integer = INTEGERS[kernel._ITEM[dtype]]
-    limits = torch.iinfo(integer)
+    """Random bits of a dtype: of floats, with denormals, zeros, infs and nans in about their natural share."""
     generator = torch.Generator().manual_seed(seed)
-    random = torch.randint(limits.min, limits.max + 1, (size,), generator=generator, dtype=torch.int64)
-    return random.to(integer).view(dtype).to(DEVICE)
+    content = torch.randint(0, 256, (size * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+    return content.view(dtype).to(DEVICE)
 
 
 @launches
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("size", [1, 2, 7, 16, 33, 1023, 1024, 1025, 100_003])
 def test_random_values(dtype: torch.dtype, size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     check((torch.randn(size, generator=generator) * 20).to(dtype).to(DEVICE))
     check(patterns(dtype, size))
     # Without nan and inf, so that the largest of random patterns is not the same each time.
-    finite = patterns(dtype, size).float().nan_to_num(1.0, 2.0, -2.0)
+    finite = patterns(dtype, size).double().nan_to_num(1.0, 2.0, -2.0)
     check(finite.to(dtype))
 
 
 @launches
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("seed", range(2))
+def test_integers_have_the_numbers_of_the_host(dtype: torch.dtype, seed: int) -> None:
+    """Of any size and alignment, up to several programs; beyond 2^53 they are rounded as torch rounds them."""
+    drawn = random.Random(f"{dtype} {seed}")
+    low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    edges = (low, low + 1, high, high - 1, 0, 1, -1, 2**24 + 1, 2**53 + 1, -(2**53) - 1, 2**54 + 2, 2**63 + 1025)
+    ends = [edge for edge in edges if low <= edge <= high]
+    block = 16 * kernel._ROWS // dtype.itemsize
+    for size in (1, 1, 2, 3, 7, 20, 60, block - 1, block + 9, 4 * block + 3):
+        start, some = drawn.randrange(17), drawn.choices(ends, k=min(size, 8))
+        some = [end if drawn.random() < 0.5 else drawn.randint(low, high) for end in some]
+        values = torch.tensor(some * (size // len(some)), dtype=dtype)
+        values = torch.cat((values.new_zeros(start), values))[start:]
+        tape = Tape()
+        cell = tape.write(values, None)
+        tape.read()
+        assert recorded(values.to(DEVICE)) == (cell.low, cell.high)
+        assert recorded(values.to(DEVICE).view(-1, len(some)).t()) == (cell.low, cell.high)
+
+
+@launches
+@pytest.mark.parametrize(
+    ("dtype", "values", "expected"),
+    [
+        (torch.int64, [-(2**63), 2**63 - 1], (2.0**63, 2.0**63)),
+        (torch.int64, [2**53 + 1, -(2**53) - 3], (2.0**53, 2.0**53 + 4)),
+        (torch.uint64, [2**64 - 1, 2**63], (2.0**63, 2.0**64)),
+        (torch.int32, [-(2**31), 7], (7.0, 2.0**31)),
+        (torch.uint32, [2**32 - 1, 2**31], (2.0**31, 2.0**32 - 1)),
+        (torch.int8, [-128, 127], (127.0, 128.0)),
+        (torch.bool, [True, True], (1.0, 1.0)),
+        (torch.bool, [True, False], (0.0, 1.0)),
+    ],
+)
+def test_the_ends_of_integers(dtype: torch.dtype, values: list[int], expected: tuple[float, float]) -> None:
+    assert recorded(torch.tensor(values, dtype=dtype, device=DEVICE)) == expected
+
+
+@launches
+def test_any_byte_but_0_is_true() -> None:
+    assert recorded(torch.tensor([2, 255, 128], dtype=torch.uint8, device=DEVICE).view(torch.bool)) == (1.0, 1.0)
+
+
+@launches
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_every_bit_pattern_alone(dtype: torch.dtype) -> None:
     """All of an eight-bit dtype; of wider ones, each exponent with the smallest and the largest mantissas."""
-    width = 8 * kernel._ITEM[dtype]
-    mantissa = {torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}.get(dtype, 0)
+    width = 8 * dtype.itemsize
+    mantissa = {torch.float64: 52, torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}.get(dtype, 0)
     edges = {0, 1, 2**mantissa - 1} if mantissa else {0}
-    heads = range(0, 2**width, 2**mantissa * (4 if INTERPRETED and mantissa else 1))
+    step = (32 if width == 64 else 4) if INTERPRETED and mantissa else 1
+    heads = range(0, 2**width, 2**mantissa * step)
     special = {0, 2 ** (width - 1) - 1} | {head | edge for head in heads for edge in edges}
     signed = [pattern - 2**width if pattern >= 2 ** (width - 1) else pattern for pattern in sorted(special)]
-    for value in torch.tensor(signed, dtype=INTEGERS[width // 8]).view(dtype).to(DEVICE):
+    for value in torch.tensor(signed, dtype=SIGNED[width // 8]).view(dtype).to(DEVICE):
         check(value)
 
 
@@ -105,33 +146,34 @@ def test_every_bit_pattern_alone(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("values", "smallest", "largest"),
     [
-        ([0x80000000], 0, 0),  # -0
-        ([0x80000001, 0x3F800000], 1, 0x3F800000),  # the smallest denormal
-        ([0x007FFFFF, 0x807FFFFE], 0x007FFFFE, 0x007FFFFF),  # nothing but denormals
-        ([0xFF800000, 0x7F7FFFFF], 0x7F7FFFFF, INF),  # -inf
-        ([0x7F800000, 0x7F800001], INF, INF + 1),  # the nan next to inf, a signalling one
-        ([0x7F800000, 0xFFC12345, 0], 0, 0x7FC12345),  # a negative nan with a payload
-        ([0xFFFFFFFF, 0x7F800000], INF, 0x7FFFFFFF),
+        ([0x80000000], 0.0, 0.0),  # -0
+        ([0x80000001, 0x3F800000], 2.0**-149, 1.0),  # the smallest denormal
+        ([0x007FFFFF, 0x807FFFFE], 2.0**-126 - 2.0**-148, 2.0**-126 - 2.0**-149),  # nothing but denormals
+        ([0xFF800000, 0x7F7FFFFF], 2.0**128 - 2.0**104, math.inf),  # -inf
+        ([0x7F800000, 0x7F800001], math.inf, math.nan),  # the nan next to inf, a signalling one
+        ([0x7F800000, 0xFFC12345, 0], 0.0, math.nan),  # a negative nan with a payload
+        ([0xFFFFFFFF, 0x7F800000], math.inf, math.nan),
     ],
 )
-def test_special_values(values: list[int], smallest: int, largest: int) -> None:
-    integers = torch.tensor(
-        [value - 2**32 if value >= 2**31 else value for value in values], dtype=torch.int32, device=DEVICE
-    )
+def test_special_values(values: list[int], smallest: float, largest: float) -> None:
+    integers = torch.tensor(values, dtype=torch.uint32, device=DEVICE)
     for size in (len(values), 5000):
         tensor = integers[0].repeat(size)
         tensor[-len(values) :] = integers
-        assert recorded(tensor.view(torch.float32)) == (smallest, largest)
+        assert recorded(tensor.view(torch.float32)) == pytest.approx((smallest, largest), rel=0, abs=0, nan_ok=True)
 
 
 @launches
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype is not torch.bool], ids=str)
 def test_every_element_counts_and_none_beside_them(dtype: torch.dtype) -> None:
-    """Slices at several alignments in a memory full of nan, with the extremes at one place after the other."""
-    block = kernel._ROWS * 16 // kernel._ITEM[dtype]
-    row = 16 // kernel._ITEM[dtype]
-    memory = torch.full((8 * block,), torch.nan, device=DEVICE).to(dtype)
-    one, half, two = (torch.tensor(value, device=DEVICE).to(dtype) for value in (1.0, 0.5, -2.0))
+    """Slices at several alignments in a memory full of nan, or of large integers, with the extremes at one place after the
+    other."""
+    block = kernel._ROWS * 16 // dtype.itemsize
+    row = 16 // dtype.itemsize
+    byte = 0x7F if dtype.is_signed and not dtype.is_floating_point else 0xFF
+    memory = torch.full((8 * block * dtype.itemsize,), byte, dtype=torch.uint8, device=DEVICE).view(dtype)
+    rest = memory[0].clone()
+    two, one, three = (torch.tensor(value, device=DEVICE).to(dtype) for value in (2, 1, -3 if dtype.is_signed else 3))
     for start in sorted({0, 1, row - 1}):
         for size in (
             1,
@@ -148,11 +190,11 @@ def test_every_element_counts_and_none_beside_them(dtype: torch.dtype) -> None:
         ):
             values = memory[start : start + size]
             for place in sorted({0, row, size // 2, size - 1} & set(range(size))):
-                values.copy_(one)
-                values[size - 1 - place] = two
-                values[place] = half
+                values.copy_(two)
+                values[size - 1 - place] = three
+                values[place] = one
                 check(values)
-            values.fill_(torch.nan)
+            values.copy_(rest)
 
 
 @launches
@@ -167,11 +209,14 @@ def test_dense_in_another_order() -> None:
 
 @launches
 def test_two_tensors_in_the_same_cells() -> None:
-    table = torch.tensor([kernel.EMPTY] * 3, dtype=torch.int32, device=DEVICE)
+    table = torch.tensor([kernel.EMPTY] * 4, dtype=torch.int64, device=DEVICE)
     recorded(torch.tensor([3.0, -4.0], device=DEVICE), table[1])
     recorded(torch.tensor([-2.0, 3.5], dtype=torch.bfloat16, device=DEVICE), table[1])
     recorded(torch.tensor([], device=DEVICE), table[1])
-    assert table.tolist() == [[*kernel.EMPTY], [bits(torch.tensor(2.0)), bits(torch.tensor(4.0))], [*kernel.EMPTY]]
+    recorded(torch.tensor([-5], device=DEVICE), table[2])
+    recorded(torch.tensor([4.5], device=DEVICE), table[2])
+    assert table[1:3].view(torch.float64).tolist() == [[2.0, 4.0], [4.5, 5.0]]
+    assert table[::3].tolist() == [[*kernel.EMPTY]] * 2
 
 
 @launches
@@ -184,7 +229,7 @@ def test_what_is_not_supported() -> None:
     assert kernel.is_supported(torch.nn.Parameter(ones))
     for other in (
         *(ones[:, ::2], ones[:, :3], ones[:1].expand(4, 6), ones.view(-1).as_strided((3, 3), (2, 1))),
-        *(ones.double(), ones.int(), ones.bool(), ones.to(torch.complex64), ones.to(torch.float8_e4m3fnuz)),
+        *(ones.int()[:, ::2], ones.bool()[:1].expand(4, 6), ones.to(torch.complex64), ones.to(torch.float8_e4m3fnuz)),
         *(ones.to_sparse(), ones.to("meta"), ones.as_subclass(Wrapped)),
         torch.nested.nested_tensor([ones[0], ones[1, :2]]),
     ):
@@ -192,7 +237,7 @@ def test_what_is_not_supported() -> None:
 
 
 @launches
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex128], ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e4m3fnuz, torch.complex128], ids=str)
 def test_a_checksum_in_the_same_pass(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is that of the operators, and the extremes are those without it."""
     block = 16 * kernel._ROWS // dtype.itemsize
@@ -204,9 +249,10 @@ def test_a_checksum_in_the_same_pass(dtype: torch.dtype, monkeypatch: pytest.Mon
             assert kernel.can_sum(values)
             lanes = torch.tensor([1, -1], device=DEVICE)  # is added to
             if dtype in DTYPES:
-                cells = empty_cells()
+                cells, without_lanes = empty_cells(), empty_cells()
                 kernel.record_lanes(values, lanes, cells)
-                assert tuple(cells.tolist()) == recorded(values)
+                recorded(values, without_lanes)
+                assert cells.tolist() == without_lanes.tolist()
             else:
                 kernel.record_lanes(values, lanes)
             theirs, ours = (torch.empty(2, dtype=torch.int64, device=DEVICE) for _ in range(2))
@@ -228,8 +274,9 @@ def test_what_has_no_checksum_in_the_kernel() -> None:
 
 @needs_cuda
 @launches
-def test_no_sync_no_allocation_and_other_streams() -> None:
-    values, cells = torch.randn(100_003, device=DEVICE), empty_cells()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
+def test_no_sync_no_allocation_and_other_streams(dtype: torch.dtype) -> None:
+    values, cells = (9 * torch.randn(100_003, device=DEVICE)).to(dtype), empty_cells()
     recorded(values)
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
@@ -241,7 +288,23 @@ def test_no_sync_no_allocation_and_other_streams() -> None:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     torch.cuda.synchronize()
-    assert tuple(cells.tolist()) == recorded(values)
+    assert numbers(cells) == recorded(values)
+
+
+@needs_cuda
+@launches
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
+def test_one_launch_measures_a_tensor(dtype: torch.dtype) -> None:
+    values, tape = torch.ones(100_003, device=DEVICE).to(dtype), Tape()
+    tape.write(values, None)  # builds the kernel, and makes the buffer
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        cell = tape.write(values, None)
+        torch.cuda.synchronize()
+    done = [event.name for event in profiler.events() if event.device_type is DeviceType.CUDA]
+    assert done == ["_extremes"]
+    tape.read()
+    assert (cell.low, cell.high) == (1.0, 1.0)
 
 
 @needs_cuda
@@ -254,8 +317,8 @@ def test_in_a_cuda_graph() -> None:
         kernel.record(values, cells)
     values[7] = -1e30
     graph.replay()
-    assert tuple(cells.tolist()) == recorded(values)
-    assert cells[1].item() == bits(torch.tensor(1e30))
+    assert numbers(cells) == recorded(values)
+    assert numbers(cells)[1] == torch.tensor(1e30)
 
 
 @needs_cuda
@@ -263,7 +326,7 @@ def test_in_a_cuda_graph() -> None:
 def test_more_than_two_to_the_31_elements() -> None:
     values = torch.ones(2**31 + 9, dtype=torch.bfloat16, device=DEVICE)
     values[-1], values[2**31 - 1] = -2.0, 0.5
-    assert recorded(values) == (bits(torch.tensor(0.5)), bits(torch.tensor(2.0)))
+    assert recorded(values) == (0.5, 2.0)
 
 
 def run(code: str, **more: str) -> str:
@@ -281,53 +344,13 @@ def test_the_host_s_tensors_cost_no_import_of_triton() -> None:
     assert run(code, TRITON_INTERPRET="0") == "False False\n"
 
 
-COMPILE = """
-import sys, torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from rankwatch.measure import kernel
-
-class NoGpu:
-    get_current_target = lambda self: GPUTarget("cuda", 90, 32)
-    get_current_device = lambda self: 0
-    get_current_stream = lambda self, device=None: 0
-
-driver.set_active(NoGpu())
-memory = torch.zeros(64, dtype=torch.int32)
-for words in (0, kernel.WORDS_PER_ROW):
-    for dtype, item in kernel._ITEM.items():
-        programs = set()
-        for address in (16, 18, 1, 2**33, 2**47 + 2):
-            for numel in (1, 2, 16, 17, 2**31, 2**33 + 1):
-                for cells in (memory[:2], memory[1:3], memory[2:4]):
-                    lanes = memory[4:8].view(torch.int64) if words else cells
-                    built = kernel._kernel().warmup(
-                        *(address, numel, cells, lanes, str(dtype), item, kernel._ROWS, words),
-                        num_warps=kernel._WARPS,
-                        grid=(1,),
-                    )
-                    programs.add(built)
-        (built,) = programs
-        ptx = built.asm["ptx"]
-        print(ptx.count("ld.global.v4.b32"), ptx.count("ld.global"), ptx.count(".ftz"))
-"""
-
-
-@needs_triton
-def test_one_program_per_dtype_with_wide_loads(tmp_path: Path) -> None:
-    """The kernel compiles for Hopper, for any size and alignment; the interpreter cannot show this. No GPU needed."""
-    found = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path)).splitlines()
-    assert found[: len(DTYPES)] == ["2 3 0"] * len(DTYPES)
-    with_checksum = [line.split() for line in found[len(DTYPES) :]]
-    assert [(wide, flushes) for wide, _, flushes in with_checksum] == [("2", "0")] * len(DTYPES)
-
-
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the others run here")
 @needs_triton
 def test_all_of_this_in_the_interpreter() -> None:
     pytest.importorskip("triton", "3.2", "its interpreter does not tell which arguments are constants")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not import and not program", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not import", __file__]
     done = subprocess.run(command, env=environment(TRITON_INTERPRET="1"), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
