@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..shared.messages import WINDOW
+from ..shared.window import WINDOW, charge
 
 
 class Window:
@@ -17,7 +17,7 @@ class Window:
     def __init__(self) -> None:
         self.size = WINDOW
         self._under_way: deque[tuple[int, int]] = deque()
-        """The sequence number and the bytes of each message."""
+        """The sequence number of each message, and what it takes."""
         self._bytes = 0
 
     @property
@@ -32,8 +32,8 @@ class Window:
 
     def send(self, seq: int, size: int) -> None:
         """A message was sent."""
-        self._under_way.append((seq, size))
-        self._bytes += size
+        self._under_way.append((seq, charge(size)))
+        self._bytes += charge(size)
 
     def handle(self, seq: int) -> None:
         """The collector has handled all messages up to this number."""

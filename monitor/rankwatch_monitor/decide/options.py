@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rankwatch.shared import data
-from rankwatch.shared.messages import WINDOW
+from rankwatch.shared.window import WINDOW
 
 MAX_BEATS = 2048
 """Heartbeats of one run, each second."""
@@ -16,8 +16,9 @@ MAX_ABORTS = 8192
 MAX_ANSWERS = 4096
 """Ranks of one run, each second, that answer an election or an abort: of very many ranks, the last answer later."""
 
-WINDOWS = 128 << 20
-"""Bytes of the windows of all ranks of one run."""
+WINDOWS = 16 << 20
+"""Bytes of the windows of all ranks of one run: a thousand batches, which take 25 ms to receive when all come at once. A rank may
+always send one batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class Rank:
     awaits_receipt: bool = False
     """Whether it is acknowledged at once when all its messages are in the record."""
     untold: int = 0
-    """Bytes of its batches and fingerprints that were handled since it was acknowledged: they are still in its window."""
+    """What its batches and fingerprints take of its window that were handled since it was acknowledged."""
     ahead: set[type[messages.Sequenced]] = field(default_factory=set)
     """The kinds of message that went ahead of its batches, and have yet to come in their turn."""
     last_batch: int = -1

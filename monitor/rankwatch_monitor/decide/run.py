@@ -16,6 +16,7 @@ from rankwatch.shared.frame import NO_LOSS
 from rankwatch.shared.notice import describe_notice
 from rankwatch.shared.text import describe_culprit
 from rankwatch.shared.tuning import NO_CHANGE, Tuning
+from rankwatch.shared.window import charge
 
 from .divergence import blame_all
 from .effects import Effect, Note, PointLatest, RecordTrace, Send, SendAll
@@ -364,7 +365,7 @@ class Run(RunEnd):
 
     def _widen(self, rank: Rank, size: int, effects: Iterable[Effect]) -> Iterable[Effect]:
         """Tells the rank, each time that half of its window was handled, so that it never waits for a heartbeat."""
-        rank.untold += size
+        rank.untold += charge(size) if size else 0
         if 2 * rank.untold < self.options.window:
             return effects
         return (*effects, Send(rank.peer, rank.receipt()))

@@ -62,7 +62,11 @@ BURST, LONGEST_BURST = 1000, 0.05
 """Messages received in a row before the clock is looked at, and seconds: the messages of one key may take long."""
 
 SLICE = 0.005
-"""Seconds for which messages are received, then batches are handled, and then those messages that wait for their turn."""
+"""Seconds for which messages are received, and then for which those are handled that wait for their turn."""
+
+BATCHES_SLICE = 0.001
+"""Seconds for which batches are handled before the socket is looked at. Few messages of one peer fit into the socket: a trip may
+come only after several looks."""
 
 LAST_TURNS = 10.0
 """Seconds at the end for which these are still handled."""
@@ -261,7 +265,7 @@ class Collector:
 
     def _handle_batches(self) -> None:
         """Handles, for a while, batches that wait: what comes meanwhile goes before the rest."""
-        until = time.monotonic() + SLICE
+        until = time.monotonic() + BATCHES_SLICE
         while self._backlog and time.monotonic() < until:
             self._handle(self._backlog.next())
 

@@ -12,6 +12,8 @@ import records
 from collectors import SOON, Running, until
 from net.tell.test_link import Rank
 from rankwatch.shared import messages, wire
+from rankwatch.shared.window import LEAST
+from rankwatch.shared.window import WINDOW as WINDOW_BYTES
 from rankwatch.tell import link as link_module
 from rankwatch.tell import spool as spool_module
 from rankwatch_monitor.decide.rank import Rank as RankOfRun
@@ -21,16 +23,16 @@ from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.serve.collector import Collector
 
 TABLE = makers.table()
-WINDOW = 4096
-"""Bytes: some thirty batches."""
 SIZE = len(wire.encode(messages.Batch(1, makers.summary(0))))
+WINDOW = WINDOW_BYTES // LEAST * SIZE
+"""Bytes of the batches that a rank may have sent."""
 
 
 @pytest.fixture
 def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     """A collector that handles no batch that waits, until the patch is undone."""
     monkeypatch.setattr(Collector, "_handle_batches", lambda self: None, raising=False)
-    running = Running(tmp_path, window=WINDOW)
+    running = Running(tmp_path)
     yield running
     running.stop()
 
@@ -80,7 +82,7 @@ def test_an_abort_comes_before_the_batches_that_wait_are_handled(
 
 def test_a_rank_is_told_at_once_that_it_may_send_more(tmp_path: Path) -> None:
     """Many windows of batches are handled between two heartbeats."""
-    running = Running(tmp_path, window=WINDOW, heartbeat=1000.0)
+    running = Running(tmp_path, heartbeat=1000.0)
     (rank,) = started(running, 1)
     train(rank, 1000)
     until(lambda: seen(running, 0).last_batch == 999)

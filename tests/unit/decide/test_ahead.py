@@ -14,6 +14,7 @@ from rankwatch.shared import messages
 from rankwatch.shared.cause import Cause
 from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.frame import FrameTable, Kind, pack
+from rankwatch.shared.window import LEAST, WINDOW
 from rankwatch_monitor.decide.effects import Send
 from rankwatch_monitor.decide.ledger import Received
 from rankwatch_monitor.decide.options import WINDOWS, Options
@@ -129,9 +130,9 @@ def test_nothing_else_goes_ahead(message: messages.Message) -> None:
 
 
 def test_a_rank_is_told_each_time_that_half_of_its_window_was_handled() -> None:
-    desk = Desk(Options(window=1000))
+    desk = Desk(Options(window=10 * LEAST))
     desk.connect(1)
-    assert desk.sent(0, messages.Welcome) == [messages.Welcome("train-0", 1.0, 2.0, 0, window=1000)]
+    assert desk.sent(0, messages.Welcome) == [messages.Welcome("train-0", 1.0, 2.0, 0, window=10 * LEAST)]
     desk.receive(0, messages.Table(makers.table()))
     told = list[int]()
     for seq in range(1, 12):
@@ -144,7 +145,7 @@ def test_a_rank_is_told_each_time_that_half_of_its_window_was_handled() -> None:
 
 
 def test_what_is_sent_again_after_a_reconnect_opens_the_window_too() -> None:
-    desk = Desk(Options(window=200))
+    desk = Desk(Options(window=2 * LEAST))
     desk.connect(1)
     desk.receive(0, messages.Table(makers.table()), messages.Batch(9, makers.summary(9)))
     effects = desk.handle(Received(peer(0), messages.Batch(8, makers.summary(8)), size=100))
@@ -153,5 +154,5 @@ def test_what_is_sent_again_after_a_reconnect_opens_the_window_too() -> None:
 
 def test_the_ranks_of_a_large_world_share_the_windows() -> None:
     windows = [Options().for_world(size).window for size in (1, 64, 1024, 16_384)]
-    assert windows == [messages.WINDOW, messages.WINDOW, 128 << 10, 8 << 10]
-    assert all(size * Options().for_world(size).window <= WINDOWS for size in (1, 512, 16_384))
+    assert windows == [WINDOW, WINDOW, LEAST, 1 << 10]
+    assert all(size * Options().for_world(size).window <= WINDOWS for size in (1, 1024, 16_384))

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 import makers
 from rankwatch.shared import messages, wire
+from rankwatch.shared.window import LEAST
 from rankwatch.tell.outbox import Outbox
 from rankwatch.tell.spool import Spool
-
-SIZE = len(wire.encode(messages.Batch(1, makers.summary(0))))
 
 
 class Desk:
@@ -50,7 +49,7 @@ class Desk:
 
 
 def test_trips_and_closeups_go_ahead_of_what_the_window_holds_back_and_come_again_in_their_turn() -> None:
-    desk = Desk(2 * SIZE)
+    desk = Desk(2 * LEAST)
     desk.say("notice", "batch", "batch", "batch", "notice", "trip", "closeup")
     assert desk.sent() == [("Noticed", 1), ("Batch", 2), ("Batch", 3), ("Tripped", 0), ("LookedCloser", 0)]
     assert desk.sent() == []
@@ -60,13 +59,13 @@ def test_trips_and_closeups_go_ahead_of_what_the_window_holds_back_and_come_agai
 
 
 def test_with_an_open_window_nothing_is_sent_twice() -> None:
-    desk = Desk(10 * SIZE)
+    desk = Desk(10 * LEAST)
     desk.say("batch", "trip", "closeup", "batch")
     assert desk.sent() == [("Batch", 1), ("Tripped", 2), ("LookedCloser", 3), ("Batch", 4)]
 
 
 def test_after_a_reconnect_what_is_not_stored_is_sent_again_and_the_trip_goes_ahead_again() -> None:
-    desk = Desk(SIZE)
+    desk = Desk(LEAST)
     desk.say("batch", "batch", "batch", "trip")
     assert desk.sent() == [("Batch", 1), ("Tripped", 0)]
     desk.greet(seq=1)
@@ -74,7 +73,7 @@ def test_after_a_reconnect_what_is_not_stored_is_sent_again_and_the_trip_goes_ah
 
 
 def test_what_is_given_up_is_dropped_and_counted_and_the_rest_is_sent() -> None:
-    desk = Desk(SIZE)
+    desk = Desk(LEAST)
     desk.say("batch", "batch", "notice", "batch", "trip")
     desk.sent()
     desk.spool.give_up()
@@ -84,7 +83,7 @@ def test_what_is_given_up_is_dropped_and_counted_and_the_rest_is_sent() -> None:
 
 @given(st.data())
 def test_all_comes_in_order_and_within_the_window(data: st.DataObject) -> None:
-    desk = Desk(data.draw(st.integers(1, 4)) * SIZE)
+    desk = Desk(data.draw(st.integers(1, 4)) * LEAST)
     came, handled, said = list[tuple[str, int]](), 0, 0
     for step in data.draw(st.lists(st.sampled_from(["batch", "batch", "batch", "trip", "notice", "handle"]), max_size=30)):
         if step == "handle":
@@ -95,7 +94,7 @@ def test_all_comes_in_order_and_within_the_window(data: st.DataObject) -> None:
             desk.say(step)
         came += desk.sent()
         under_way = [seq for kind, seq in came if kind == "Batch" and seq > handled]
-        assert SIZE * len(under_way) < desk.window + SIZE
+        assert LEAST * len(under_way) < desk.window + LEAST
     while desk.spool.is_behind:
         handled = max([handled, *(seq for _, seq in came)])
         desk.outbox.take_ack(messages.Ack(0, abort=False, handled=handled))

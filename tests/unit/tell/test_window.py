@@ -5,15 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankwatch.shared.window import LEAST, charge
 from rankwatch.tell.window import Window
 
 
 def test_one_more_message_is_sent_while_there_is_room_however_long() -> None:
     window = Window()
-    window.renew(100)
-    window.send(1, 99)
+    window.renew(2 * LEAST)
+    window.send(1, 99)  # which counts as LEAST
     assert window.is_open
-    window.send(2, 5000)
+    window.send(2, 9 * LEAST)
     assert not window.is_open
     window.handle(1)
     assert not window.is_open
@@ -23,15 +24,15 @@ def test_one_more_message_is_sent_while_there_is_room_however_long() -> None:
 
 def test_after_a_welcome_nothing_is_under_way() -> None:
     window = Window()
-    window.renew(10)
+    window.renew(1)
     window.send(7, 10)
-    window.renew(20)
+    window.renew(LEAST + 1)
     assert window.is_open
-    window.send(7, 19)
+    window.send(7, LEAST)
     assert window.is_open
 
 
-@given(st.data(), st.integers(1, 50))
+@given(st.data(), st.integers(1, 8 * LEAST))
 def test_what_is_under_way_is_less_than_the_window_and_one_message(data: st.DataObject, size: int) -> None:
     """Whatever is sent and acknowledged; numbers may be left out, and an acknowledgement may come late or twice."""
     window, under_way, last = Window(), dict[int, int](), 0
@@ -39,8 +40,9 @@ def test_what_is_under_way_is_less_than_the_window_and_one_message(data: st.Data
     for _ in range(data.draw(st.integers(0, 30))):
         if window.is_open and data.draw(st.booleans()):
             last += data.draw(st.integers(1, 3))
-            under_way[last] = data.draw(st.integers(1, 60))
-            window.send(last, under_way[last])
+            length = data.draw(st.integers(1, 3 * LEAST))
+            under_way[last] = charge(length)
+            window.send(last, length)
             assert sum(under_way.values()) < size + under_way[last]
         else:
             handled = data.draw(st.integers(0, last))
