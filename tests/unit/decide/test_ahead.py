@@ -102,6 +102,16 @@ def test_a_divergence_is_found_when_the_batches_before_the_trip_are_here() -> No
     assert causes == [Cause.OVERFLOW, Cause.DIVERGENCE]
 
 
+def test_batches_that_a_rank_dropped_before_its_trip_are_a_gap_although_the_trip_went_ahead() -> None:
+    desk = Desk()
+    desk.connect(1)
+    trip = messages.Tripped(8, makers.trip(at=(7, 0, 1)))
+    desk.receive(0, messages.Table(makers.table()), messages.Batch(1, makers.summary(0)), going_ahead(trip))
+    desk.receive(0, messages.Batch(7, makers.summary(6)), trip)
+    (gap,) = desk.ledger.runs["train-0"].report().gaps
+    assert (gap.first, gap.last) == (1, 5)
+
+
 @pytest.mark.parametrize("comes_again", [False, True])
 def test_a_closeup_that_goes_ahead_counts_at_once_and_once(comes_again: bool) -> None:
     desk = Desk()
