@@ -9,13 +9,14 @@ import makers
 from invariants import CheckedLedger
 from rankwatch.shared import messages
 from rankwatch_monitor.decide.effects import Effect, Publish, Send, SendAll
-from rankwatch_monitor.decide.journal import Entry, JobEnded, Trained
+from rankwatch_monitor.decide.journal import Entry, JobEnded
 from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Received, Stored, Tick
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Report
 from rankwatch_monitor.decide.verdict import Verdict
 from rankwatch_monitor.record.facts import row_after
 from rankwatch_monitor.record.runs import RunRow
+from rankwatch_monitor.serve.held import seqs_of
 
 DESKS: list[Desk] = []
 """The desks of the running test."""
@@ -52,9 +53,7 @@ class Desk:
         self.effects += effects
         for run, entries in self.ledger.take_journals():
             self.records.setdefault(run, []).extend(entries)
-            self.handle(
-                Stored(run, {e.rank: e.fact.seq for e in entries if isinstance(e.fact, (Trained, messages.Sequenced))})
-            )
+            self.handle(Stored(run, seqs_of(entries)))
         return effects
 
     def connect(self, world_size: int, ranks: Sequence[int] | None = None) -> None:

@@ -96,8 +96,7 @@ def measure(kind: str, seconds: float, folder: Path) -> dict[str, float]:
             victims.abort()
             others.abort()
         assert flood.poll() is None, "the flood has ended"
-        status = Path(f"/proc/{usage.pid}/status").read_text()
-        memory = int(status.partition("VmHWM:")[2].split()[0]) >> 10
+        memory = usage.largest()
     return {
         "aborts": len(victims.took),
         "median": 1000 * quantile(victims.took, 0.5),

@@ -12,7 +12,7 @@ few processes hold all the ranks. Beside these ranks
 "decode us" and "compare us" are the collector's CPU time for one fingerprint, with all ranks equal, measured in this process.
 For each size it prints messages per second, the collector's CPU (100 % is one core, its I/O thread included), the collector's
 memory at the start, middle and end of the load, what a rank costs of it (and of a bare ROUTER's), and these latencies. "behind"
-counts sends that found the queue full.
+counts sends that found the queue full or the window closed.
 
 Then the large run itself trips repeatedly: for restarts 1, 2, 3, ... of its job all ranks connect and train as before, and
 meanwhile rank 0 trips. "TRIP to ABORT" is the time that rank 0 sees; "all told" is when the last rank has its ABORT, and
@@ -21,8 +21,9 @@ meanwhile rank 0 trips. "TRIP to ABORT" is the time that rank 0 sees; "all told"
 past the batch that trips; in "asked" the ranks have not reached that batch, and each must answer before the verdict. "bare" is
 a ROUTER without load that sends to the same number of ranks and receives their answers.
 
-"flood": the same processes send the same batches as fast as they are accepted, first to the collector and then to a bare
-ROUTER (also CURVE; it receives and drops messages). The figure is the collector's rate divided by the ROUTER's rate.
+"flood": the same processes send the same batches as fast as the windows of the ranks allow, first to the collector and then, as
+fast as they are accepted, to a bare ROUTER (also CURVE; it receives and drops messages). The figure is the collector's rate
+divided by the ROUTER's rate.
 """
 
 from __future__ import annotations
@@ -50,7 +51,6 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
 
-import msgpack
 import zmq
 
 import makers
@@ -60,6 +60,7 @@ from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.connection import Connection
 from rankwatch.shared.fingerprint import ALL_ROWS, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
 from rankwatch.shared.frame import NO_STAGE, BatchSummary, FrameSpec, FrameTable, Kind, Moment, ReadingSpec, pack
+from rankwatch.tell.window import Window
 from rankwatch_monitor.decide.replicas import ReplicaWatch
 from rankwatch_monitor.serve.collector import TO_PEER, raise_descriptor_limit
 
@@ -95,7 +96,12 @@ SIMULATION_NICE = 10
 TOLD_WITHIN = 30_000
 """Milliseconds that a rank waits for its ABORT."""
 
-ACK_HEAD = msgpack.packb("ACK")
+UNBOUNDED = 1 << 60
+"""The window of a rank that has no WELCOME."""
+
+FLOODS = ("flood", "drown")
+"""Jobs whose ranks send as fast as they can."""
+
 ABORT_ACK = wire.encode(messages.Ack(0, abort=True))
 
 PACE = 0.005
@@ -152,6 +158,9 @@ class Ranks:
         self._asked: set[int] = set()
         self._told: dict[int, float] = {}
         """When each rank had its ABORT (Unix seconds), in this order."""
+        self.windows = [Window() for _ in numbers]
+        for window in self.windows:
+            window.renew(UNBOUNDED)
         self.sockets = [sockets.dealer(self.context, _from_source(connection, number)) for number in numbers]
         for socket in self.sockets:
             socket.setsockopt(zmq.RCVTIMEO, TOLD_WITHIN)
@@ -182,6 +191,7 @@ class Ranks:
                 for message in self.receive(index):
                     if isinstance(message, messages.Welcome):
                         self.heartbeat = message.heartbeat
+                        self.windows[index].renew(message.window)
                         waiting.discard(index)
                         for table in tables:
                             self.send(index, table)
@@ -194,6 +204,30 @@ class Ranks:
             self.behind += required
             return False
         return True
+
+    def stream(self, index: int, seq: int, message: bytes, *, required: bool = True) -> bool:
+        """Sends a batch or fingerprint if the window of the rank allows it."""
+        if not self.windows[index].is_open:
+            self.behind += required
+            return False
+        is_sent = self.send(index, message, required=required)
+        if is_sent:
+            self.windows[index].send(seq, len(message))
+        return is_sent
+
+    def fill(self, index: int, most: int) -> int:
+        """Sends batches until the window is closed, but at most so many; returns the number of the next message."""
+        seq = 1
+        while seq <= most and self.stream(index, seq, batch_messages(seq - 1)[0], required=False):
+            seq += 1
+        return seq
+
+    def trip(self, index: int, seq: int, at: tuple[int, int, int]) -> None:
+        """As an agent does: ahead of the batches, where the window holds some back."""
+        number = seq if self.windows[index].is_open else messages.AHEAD
+        trip = wire.encode(messages.Tripped(number, makers.trip(at=at)))
+        while not self.send(index, trip, required=False):
+            time.sleep(0.001)
 
     def receive(self, index: int) -> Iterator[messages.Message]:
         return map(wire.decode, self._receive(index))
@@ -230,8 +264,9 @@ class Ranks:
                 for index in range(done, due):
                     if index not in self._told and not self._heed(index):
                         if fingerprint:
-                            self.send(index, fingerprint)
-                        self.send(index, packed[self.numbers[index] % VARIANTS])
+                            self.stream(index, 2 * batch + 1, fingerprint)
+                        seq = 2 * batch + 2 if fingerprint else batch + 1
+                        self.stream(index, seq, packed[self.numbers[index] % VARIANTS])
                         if int((batch + 1) * beats_per_batch) > int(batch * beats_per_batch):
                             self.send(index, beat)
                 done = max(done, due)
@@ -248,10 +283,10 @@ class Ranks:
         """Answers the PROBEs and ABORTs that came for a rank; returns whether one came."""
         heeded = False
         for data in self._receive(index):
-            if data[1:5] == ACK_HEAD:  # an ACK of stored messages; decoding all ACKs would double the work here
-                continue
             message = wire.decode(data)
-            if isinstance(message, messages.Probe):
+            if isinstance(message, messages.Ack):
+                self.windows[index].handle(message.handled)
+            elif isinstance(message, messages.Probe):
                 self._asked.add(index)
                 step, batch, _, _ = message.moment
                 past = Moment(step, batch, 0, len(MODULES))
@@ -261,6 +296,14 @@ class Ranks:
                 self._told.setdefault(index, time.time())
                 heeded = self.send(index, ABORT_ACK)
         return heeded
+
+    def heed_all(self) -> bool:
+        """Handles what has come for any rank; returns whether a PROBE or ABORT was there."""
+        return any([self._heed(index) for index in range(len(self.sockets))])
+
+    def aborted_at(self, index: int) -> float | None:
+        """When the ABORT came (Unix seconds); None: it did not."""
+        return self._told.get(index)
 
     def await_abort(self, index: int) -> float:
         """Acknowledges the ABORT of a rank; returns when the ABORT came (Unix seconds).
@@ -291,14 +334,19 @@ class Ranks:
             self.send(index, bye)
 
     def flood(self, seconds: float) -> int:
-        """Sends batches as fast as they are accepted; returns their number."""
-        sent, end = 0, time.time() + seconds
-        while time.time() < end:
-            before = sent
+        """Sends batches as fast as they are accepted, and beats, until all ranks have their ABORT; returns their number."""
+        sent, next_beat, end = 0, time.time(), time.time() + seconds
+        while (now := time.time()) < end and len(self._told) < len(self.sockets):
+            before, is_beat = sent, now >= next_beat
+            next_beat += self.heartbeat * is_beat
             self._flooded += 1
             batches = batch_messages(self._flooded)
+            beat = wire.encode(makers.beat(self._flooded, 0, 0))
             for index in range(len(self.sockets)):
-                sent += self.send(index, batches[index % VARIANTS], required=False)
+                if not self._heed(index):
+                    sent += self.stream(index, self._flooded + 1, batches[index % VARIANTS], required=False)
+                if is_beat:
+                    self.send(index, beat)
             if sent == before:
                 time.sleep(0.0005)
         return sent
@@ -316,7 +364,7 @@ def _from_source(connection: Connection, number: int) -> Connection:
 
 def simulate(pipe: Pipe, path: str, job: str, world_size: int, numbers: range, parameters: int, every: float) -> None:
     """The body of a process that holds ranks: runs the calls that come through the pipe, one after another."""
-    if job == "flood":
+    if job in FLOODS:
         sockets.SEND_HIGH_WATER = 4  # so that messages sent are messages accepted
     ranks = Ranks(connections.read(Path(path)), job, world_size, numbers, parameters, every)
     while (call := pipe.recv()) is not None:
@@ -348,7 +396,8 @@ class Crowd:
             started = spawn.Process(target=simulate, args=(theirs, str(path), job, world_size, numbers, parameters, every))
             started.start()
             os.sched_setaffinity(started.pid or 0, {cores[process % len(cores)]})
-            os.setpriority(os.PRIO_PROCESS, started.pid or 0, SIMULATION_NICE)
+            if job != "drown":  # its ranks must answer while they flood
+                os.setpriority(os.PRIO_PROCESS, started.pid or 0, SIMULATION_NICE)
             self._pipes.append(ours)
             self._processes.append(started)
 
@@ -390,8 +439,15 @@ class Usage:
 
     def memory(self) -> float:
         """Resident MiB."""
+        return self._status("VmRSS")
+
+    def largest(self) -> float:
+        """Resident MiB at most so far."""
+        return self._status("VmHWM")
+
+    def _status(self, name: str) -> float:
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 
 
 class Size(NamedTuple):

@@ -54,6 +54,14 @@ def test_load(tmp_path: Path) -> None:
     assert 0 < flood["ratio"] == pytest.approx(flood["collector"] / flood["bare ROUTER"])
 
 
+def test_drowning(tmp_path: Path) -> None:
+    (row,) = measured(tmp_path, "drowning.py", "--ranks", "4", "--seconds", "2", "--trips", "1")
+    assert row["batches/s"] > 0
+    for name in ("small, known", "small, asked", "large, known", "large, asked"):
+        assert row[f"{name} aborts"] > 0
+        assert 0 < row[f"{name} p50"] <= row[f"{name} p99"]
+
+
 def test_network(tmp_path: Path) -> None:
     rows = {row["mode"]: row for row in measured(tmp_path, "network.py", "--rounds", "5", "--flooding-ranks", "8")}
     assert rows["bare"]["ratio"] == 1

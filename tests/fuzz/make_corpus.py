@@ -29,7 +29,7 @@ FOLDER = Path(__file__).resolve().parent / "corpus"
 
 ONE_OF_EACH: list[messages.Message] = [
     makers.hello(1, 2),
-    messages.Welcome("train-0", 1.0, 2.0, 7, "/runs/train-0", "head"),
+    messages.Welcome("train-0", 1.0, 2.0, 7, "/runs/train-0", "head", 8192),
     messages.Table(makers.table()),
     messages.Batch(4, makers.summary(149)),
     messages.Tripped(5, makers.trip(root_inputs=(makers.reading("input[0]"),), loss_scale=1024.0)),
@@ -44,7 +44,7 @@ ONE_OF_EACH: list[messages.Message] = [
     messages.Stay(300.0),
     messages.Listen("train-0", 3, "b1"),
     messages.End("b1"),
-    messages.Ack(9, abort=True),
+    messages.Ack(9, abort=True, handled=11),
     messages.Bye(10, "failed", "KeyError: 'x'", makers.moment(3, 0, 17)),
     messages.Error("no", "hello"),
     messages.Tune("train-0", Tuning(10, ("a.*",), ("b",), (149,), Check.ASYNC)),

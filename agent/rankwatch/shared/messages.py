@@ -11,9 +11,13 @@ from .fingerprint import Fingerprint, FingerprintTable
 from .frame import BEGINNING, BatchSummary, FrameTable, Moment
 from .notice import Notice
 from .tuning import NO_CHANGE, Tuning
+from .window import WINDOW
 
 MAX_START = 64
 """Characters of a start id."""
+
+AHEAD = 0
+"""The sequence number of the copy of a TRIP or CLOSEUP that goes ahead of its rank's batches. The message comes in its turn."""
 
 LISTEN_AFTER = 8.0
 """Seconds after the last turn of a rank's link, after which its stand-in is started: less than the usual grace of an abort."""
@@ -56,6 +60,8 @@ class Welcome:
 
     ``folder`` is the absolute path of the run's folder on the collector's host. A rank on another host may not see it, or may
     see another folder there: the run's has the file ``run.db``. ``host`` is the collector's host: ranks there need no stand-in.
+    ``window``: bytes (``window.py``). Only while the collector has fewer of this rank's batches and fingerprints still to handle,
+    the rank sends another one.
     """
 
     run: str
@@ -64,6 +70,7 @@ class Welcome:
     seq: int
     folder: str = ""
     host: str = ""
+    window: int = WINDOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +191,14 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Collector to rank: all messages up to ``seq`` are in the record. Rank to collector (``abort``): the ABORT arrived."""
+    """Collector to rank: all messages up to ``seq`` are in the record, and those up to ``handled`` are handled.
+
+    Rank to collector (``abort``): the ABORT arrived.
+    """
 
     seq: int
     abort: bool
+    handled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

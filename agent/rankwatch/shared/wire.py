@@ -168,6 +168,11 @@ def is_abort(data: bytes | memoryview) -> bool:
     return bool(data[1:7] == _ABORT_HEAD)
 
 
+def is_trip(data: bytes | memoryview) -> bool:
+    """Whether these bytes, if they are a message at all, are a TRIP."""
+    return bool(data[1:6] == _TRIP_HEAD)
+
+
 def is_ack(data: bytes | memoryview) -> bool:
     """Whether these bytes, if they are a message at all, are an ACK."""
     return bool(data[1:5] == _ACK_HEAD)
@@ -202,6 +207,7 @@ _decode_once = lru_cache(maxsize=8)(_decode)
 _decode_short = lru_cache(maxsize=64)(_decode)
 _TABLE_HEAD, _BATCH_HEAD, _BEAT_HEAD, _ACK_HEAD, _ABORT_HEAD = map(msgpack.packb, ("TABLE", "BATCH", "BEAT", "ACK", "ABORT"))
 _HELLO_HEAD, _FINGERPRINT_HEAD, _FINGERPRINTS_HEAD = map(msgpack.packb, ("HELLO", "FINGERPRINT", "FINGERPRINTS"))
+_TRIP_HEAD = msgpack.packb("TRIP")
 
 
 def _unpack(data: bytes | memoryview) -> Any:
@@ -310,7 +316,7 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, Field]]] = {
         Welcome,
         {
             "run": string(), "heartbeat": number(0.01, 3600), "decision_window": number(0, 3600), "seq": _SEQ,
-            "folder": string(), "host": string(),
+            "folder": string(), "host": string(), "window": integer(1),
         },
     ),
     "TABLE": (Table, {"table": Field(lambda table: [write_spec(spec) for spec in table.specs], read_table)}),
@@ -331,7 +337,7 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, Field]]] = {
     "STAY": (Stay, {"seconds": number(0, 86400)}),
     "LISTEN": (Listen, {"run": string(), "rank": integer(0, MAX_RANKS - 1), "incarnation": string(64)}),
     "END": (End, {"incarnation": string(64)}),
-    "ACK": (Ack, {"seq": _SEQ, "abort": _BOOL}),
+    "ACK": (Ack, {"seq": _SEQ, "abort": _BOOL, "handled": _SEQ}),
     "BYE": (Bye, {"seq": _SEQ, "outcome": one_of(OUTCOMES), "text": _TEXT, "moment": _MOMENT}),
     "ERROR": (Error, {"text": _TEXT, "remedy": one_of(REMEDIES)}),
     "NOTICE": (Noticed, {"seq": _SEQ, "notice": Field(write_notice, read_notice)}),

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import zmq
 
@@ -33,6 +34,7 @@ from ..shared.sockets import dealer
 from ..shared.wake import Wake
 from .fork import keep_from_children
 from .holds import HOLDS
+from .outbox import Outbox
 from .reception import MAX_RECEIVED_BYTES, PAUSE, Reception
 from .reread import ConnectionSource
 from .spool import Spool
@@ -61,9 +63,6 @@ PROBE_INTERVAL = 0.002
 PROBE_SHARE = 0.05
 """Seconds between checks of the training thread's position while the collector waits for this rank to pass one: the larger
 of the first, and this share of the time waited so far."""
-
-TABLES_SENT = 64
-"""After this many tables, each is sent again when it is used: the collector retains only the last ones."""
 
 FAREWELL_TIMEOUT = 4.0
 """Seconds that ``close`` waits for the last messages to be acknowledged, even if the collector has just become unreachable:
@@ -151,6 +150,7 @@ class Link:
         """Why the collector has refused this rank for good; empty if it has not."""
 
         self._spool = Spool()
+        self._outbox = Outbox(self._spool)
         self._welcome: messages.Welcome | None = None
         self._online = threading.Event()
         self._settled = threading.Event()  # welcomed or refused
@@ -174,7 +174,6 @@ class Link:
         self._stay_until = 0.0
         self._may_go = threading.Event()
 
-        self._tables_sent: set[str] = set()
         self._probe: Moment | None = None
         self._probed_at = 0.0
         self._next_hello = 0.0
@@ -298,7 +297,7 @@ class Link:
                 if self._released and not self._stop:
                     self._append(lambda seq: messages.Bye(seq, "finished", ""))
                     self._stop = True
-            self._send_spool(socket)
+            self._send_last(socket)
         except Exception:
             log.exception(
                 "%s: the link to the collector ended by an error of its own; training goes on without it", self._who
@@ -371,34 +370,36 @@ class Link:
 
     # --- sending ---
 
-    def _send(self, socket: zmq.Socket[bytes], message: messages.Message) -> bool:
+    def _send(self, socket: zmq.Socket[bytes], message: messages.Message) -> int:
+        """Returns the bytes that were sent."""
+        data = wire.encode(message)
         try:
-            socket.send(wire.encode(message), zmq.NOBLOCK)
+            socket.send(data, zmq.NOBLOCK)
         except zmq.Again:  # not connected, or the collector reads too slowly
-            return False
-        return True
+            return 0
+        return len(data)
 
     def _send_spool(self, socket: zmq.Socket[bytes]) -> None:
-        for spooled in self._spool.due():
-            table = spooled.table
-            if table is not None and table.id not in self._tables_sent:
-                if not self._send(socket, _announcing(table)):
-                    return
-                if len(self._tables_sent) >= TABLES_SENT:
-                    self._tables_sent.clear()
-                self._tables_sent.add(table.id)
-            if not self._send(socket, spooled.message):
-                return
-            self._spool.sent = spooled.message.seq
+        self._outbox.send(partial(self._send, socket))
 
     def _send_beat(self, socket: zmq.Socket[bytes]) -> None:
-        moment, phase = self._progress()
-        # Spooled messages must be sent before a BEAT with a later moment.
-        queued, dropped, behind = len(self._spool), self._spool.dropped, self._spool.is_behind
-        if behind:
+        beat = self._beat()
+        if self._spool.is_behind:  # a TRIP must be sent before a BEAT with a later moment
             self._send_spool(socket)
-        self._was_held = bool(HOLDS)
-        self._send(socket, messages.Beat(moment, phase, queued, dropped, time.time(), self._was_held, self._is_orphaned))
+        self._was_held = beat.holds
+        self._send(socket, beat)
+
+    def _beat(self) -> messages.Beat:
+        moment, phase = self._progress()
+        queued, dropped = len(self._spool), self._spool.dropped
+        return messages.Beat(moment, phase, queued, dropped, time.time(), bool(HOLDS), self._is_orphaned)
+
+    def _send_last(self, socket: zmq.Socket[bytes]) -> None:
+        self._send_spool(socket)
+        if self._online.is_set() and self._spool.is_behind:  # a rank without a BYE would count as lost
+            self._spool.give_up()
+            self._send(socket, self._beat())
+            self._send_spool(socket)
 
     @property
     def _is_orphaned(self) -> bool:
@@ -412,7 +413,7 @@ class Link:
                 self._welcomes.spend(1.0)
                 self._go_online(message)
         elif isinstance(message, messages.Ack):
-            self._spool.acknowledge(message.seq)
+            self._outbox.take_ack(message)
         elif isinstance(message, messages.Probe):
             if self._probe is None:
                 self._probed_at = time.monotonic()
@@ -445,9 +446,7 @@ class Link:
         self._welcome = welcome
         if welcome.host not in ("", self._hello.host):
             self._stand_in.prepare(self._connection, welcome.run, self._hello)
-        self._spool.acknowledge(welcome.seq)
-        self._spool.sent = welcome.seq
-        self._tables_sent.clear()
+        self._outbox.renew(welcome)
         self._next_beat = 0.0
         self._online.set()
         self._settled.set()
@@ -478,7 +477,3 @@ class Link:
                 refused = "the collector refused this process, which is not watched until then"
             self._reception.complain(f"{refused}: {error.text}")
             self.complaint = error.text
-
-
-def _announcing(table: FrameTable | FingerprintTable) -> messages.Message:
-    return messages.Table(table) if isinstance(table, FrameTable) else messages.Fingerprints(table)

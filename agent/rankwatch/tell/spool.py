@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from ..shared import messages
 from ..shared.fingerprint import FingerprintTable
@@ -22,9 +24,13 @@ SPOOL_FINGERPRINTS = 256
 """Most unacknowledged fingerprints; beyond it, the oldest are dropped. They are acknowledged with a later message."""
 
 
+DUE_AT_ONCE = 64
+"""Messages that are looked at in a row: while the window is closed, a thousand may be due, again and again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """A message, and the table that it needs if it is a batch summary or a fingerprint."""
+    """A message, and the table that it needs if it is streamed: a batch summary or a fingerprint."""
 
     message: messages.Sequenced
     table: FrameTable | FingerprintTable | None
@@ -41,6 +47,7 @@ class Spool:
         self._batches = 0
         self._notices = 0
         self._fingerprints = 0
+        self._urgent: list[messages.Tripped | messages.LookedCloser] = []
         self.sent = 0
         """The sequence number of the last message that was sent."""
         self.dropped = 0
@@ -70,12 +77,29 @@ class Spool:
                 self._make_room_for_batch()
             elif isinstance(message, messages.Fingerprinted):
                 self._make_room_for_fingerprint()
+            elif isinstance(message, (messages.Tripped, messages.LookedCloser)):
+                self._urgent.append(message)
             self._waiting.append(Spooled(message, table))
 
     def due(self) -> list[Spooled]:
-        """The messages that were not sent yet, in order."""
+        """The first messages that were not sent yet, in order; empty when there are none."""
         with self._lock:
-            return [spooled for spooled in self._waiting if spooled.message.seq > self.sent]
+            first = bisect_right(self._waiting, self.sent, key=lambda spooled: spooled.message.seq)
+            return list(islice(self._waiting, first, first + DUE_AT_ONCE))
+
+    def urgent(self) -> list[messages.Tripped | messages.LookedCloser]:
+        """The TRIPs and CLOSEUPs that were not sent yet, in order."""
+        with self._lock:
+            return [message for message in self._urgent if message.seq > self.sent]
+
+    def give_up(self) -> None:
+        """Drops all batch summaries and fingerprints that were not sent yet."""
+        with self._lock:
+            unsent = [spooled for spooled in self._waiting if spooled.table is not None and spooled.message.seq > self.sent]
+            for spooled in unsent:
+                self._waiting.remove(spooled)
+                self._forget(spooled.message)
+                self.dropped += isinstance(spooled.message, messages.Batch)
 
     def acknowledge(self, seq: int) -> None:
         """Removes all messages up to this number: the collector has received them."""
@@ -119,3 +143,5 @@ class Spool:
         self._batches -= isinstance(message, messages.Batch)
         self._notices -= isinstance(message, messages.Noticed)
         self._fingerprints -= isinstance(message, messages.Fingerprinted)
+        if isinstance(message, (messages.Tripped, messages.LookedCloser)):
+            self._urgent.remove(message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rankwatch.shared import data
+from rankwatch.shared.window import WINDOW
 
 MAX_BEATS = 2048
 """Heartbeats of one run, each second."""
@@ -14,6 +15,10 @@ MAX_ABORTS = 8192
 
 MAX_ANSWERS = 4096
 """Ranks of one run, each second, that answer an election or an abort: of very many ranks, the last answer later."""
+
+WINDOWS = 16 << 20
+"""Bytes of the windows of all ranks of one run: a thousand batches, which take 25 ms to receive when all come at once. A rank may
+always send one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,7 @@ class Options:
     ``expects_job_end``: an event will say how the command of the job ended, and no run is over before. ``every``: ranks
     measure one batch of this many (None: as each rank was told). ``launch``: the id of the command that the collector was started
     for; empty: of none. ``room``: how many ranks can connect. ``runs_dir``: the absolute path of the folder of all runs.
-    ``host``: the collector's. Where one of these two is empty, ranks are not told it.
+    ``host``: the collector's. Where one of these two is empty, ranks are not told it. ``window``: of each rank, in bytes.
     """
 
     heartbeat: float = 1.0
@@ -49,17 +54,19 @@ class Options:
     room: int = data.MAX_RANKS
     runs_dir: str = ""
     host: str = ""
+    window: int = WINDOW
 
     @property
     def lost_after(self) -> float:
         return 3 * self.heartbeat
 
     def for_world(self, size: int) -> Options:
-        """The options of a run of ``size`` ranks: very many ranks beat more slowly and have longer to answer."""
+        """The options of a run of ``size`` ranks: very many beat more slowly, have longer to answer, and smaller windows."""
         return replace(
             self,
             heartbeat=max(self.heartbeat, size / MAX_BEATS),
             decision_window=max(self.decision_window, size / MAX_ANSWERS),
             acknowledge_window=max(self.acknowledge_window, size / MAX_ANSWERS),
             abort_repeat=max(self.abort_repeat, size / MAX_ABORTS),
+            window=min(self.window, max(1, WINDOWS // size)),
         )

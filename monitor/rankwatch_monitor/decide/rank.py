@@ -57,6 +57,10 @@ class Rank:
     """The sequence number up to which its messages are in the record: its spool can drop them."""
     awaits_receipt: bool = False
     """Whether it is acknowledged at once when all its messages are in the record."""
+    untold: int = 0
+    """What its batches and fingerprints take of its window that were handled since it was acknowledged."""
+    ahead: set[type[messages.Sequenced]] = field(default_factory=set)
+    """The kinds of message that went ahead of its batches, and have yet to come in their turn."""
     last_batch: int = -1
     reported_batch: int = -1
     """The last batch whose whole forward it has reported: all of it was finite."""
@@ -121,6 +125,11 @@ class Rank:
         self.seq = seq
         return True
 
+    def receipt(self) -> messages.Ack:
+        """What is stored and handled by now. The rank is told it."""
+        self.untold = 0
+        return messages.Ack(self.stored, abort=False, handled=self.seq)
+
     def take(self, batch: int, step: int, first_frame: int, frames: int, loss: float = NO_LOSS) -> None:
         """Takes a part of a batch of this optimizer step: the frames of its forward, or those recorded in its backward."""
         end = first_frame + frames
@@ -149,9 +158,17 @@ class Rank:
 
     def take_trip(self, trip: Trip, now: float) -> None:
         self.trip = trip
-        self.last_batch = max(self.last_batch, trip.position.batch)
+        if messages.Tripped not in self.ahead:
+            self.last_batch = max(self.last_batch, trip.position.batch)
         if trip.has_closeup:
             self.closeup_due = now + trip.closeup_within + CLOSEUP_MARGIN
+
+    def take_turn(self, kind: type[messages.Sequenced]) -> None:
+        """All that it said before a message that went ahead is here by now."""
+        self.ahead.discard(kind)
+        self.awaits_receipt = True
+        if self.trip is not None:
+            self.last_batch = max(self.last_batch, self.trip.position.batch)
 
     def take_closeup(self, closeup: CloseUp) -> None:
         if self.trip is not None and self.closeup is None:
@@ -192,7 +209,9 @@ class Rank:
             local_rank=self.hello.local_rank,
             host=self.hello.host,
             pid=self.hello.pid,
-            last_batch=max(self.last_batch, self.progress.position.batch),
+            last_batch=max(
+                self.last_batch, self.progress.position.batch, -1 if self.trip is None else self.trip.position.batch
+            ),
             state=self.state,
             acknowledged=self.acknowledged_at is not None,
             dropped=self.dropped,

@@ -16,6 +16,7 @@ from rankwatch.shared.frame import NO_LOSS
 from rankwatch.shared.notice import describe_notice
 from rankwatch.shared.text import describe_culprit
 from rankwatch.shared.tuning import NO_CHANGE, Tuning
+from rankwatch.shared.window import charge
 
 from .divergence import blame_all
 from .effects import Effect, Note, PointLatest, RecordTrace, Send, SendAll
@@ -84,7 +85,8 @@ class Run(RunEnd):
             yield Send(peer, messages.Tune(self.id, self.tuning))  # before WELCOME: the rank's first batch obeys it
         folder = f"{self.options.runs_dir}/{self.id}" if self.options.runs_dir else ""
         known = self.options.heartbeat, self.options.decision_window, rank.stored
-        yield Send(peer, messages.Welcome(self.id, *known, folder, self.options.host))
+        rank.untold = 0
+        yield Send(peer, messages.Welcome(self.id, *known, folder, self.options.host, self.options.window))
         if self._abort.message is not None:
             yield Send(peer, self._abort.message)
         elif self._election.target is not None:
@@ -104,9 +106,9 @@ class Run(RunEnd):
         if rank.is_over_budget and isinstance(message, messages.Sequenced):
             return ()  # an acknowledgement of this one would be one of those before
         if isinstance(message, messages.Batch):
-            return self._take_batch(rank, message, now)
+            return self._widen(rank, size, self._take_batch(rank, message, now))
         if isinstance(message, messages.Fingerprinted):
-            return self._take_fingerprint(rank, message)
+            return self._widen(rank, size, self._take_fingerprint(rank, message))
         if isinstance(message, messages.Ack):
             return self._take_ack(rank, message, now)
         return self._take(rank, message, now, size)
@@ -120,7 +122,7 @@ class Run(RunEnd):
             rank.stored = rank.seq if seq >= rank.recorded else max(rank.stored, seq)
             if rank.awaits_receipt and rank.stored >= rank.seq:
                 rank.awaits_receipt = False
-                yield Send(rank.peer, messages.Ack(rank.stored, abort=False))
+                yield Send(rank.peer, rank.receipt())
 
     def miss(self, gaps: Iterable[Gap]) -> None:
         """These batches will never be on record."""
@@ -283,7 +285,7 @@ class Run(RunEnd):
                 text = f"the torchrun that started {rank.name} has ended, and the rank trained on"
                 yield from self._abort_upon(Incident.ORPHANED, text, now)
             if not self._note_answer(rank):  # a rank that answers an election soon hears how it ends
-                yield Send(rank.peer, messages.Ack(rank.stored, abort=False))
+                yield Send(rank.peer, rank.receipt())
         elif isinstance(message, messages.Table):
             self._tables.add(message.table, size)
         elif isinstance(message, messages.Fingerprints):
@@ -295,8 +297,7 @@ class Run(RunEnd):
                 text = "this rank, or all ranks of its key, say more than is noted down: say HELLO, and repeat it"
                 yield Send(rank.peer, messages.Error(text, "hello"))
                 return
-            if rank.is_news(message.seq, is_recorded=True):
-                yield from self._take_sequenced(rank, message, now)
+            yield from self._take_in_order(rank, message, now)
         else:
             yield Send(rank.peer, messages.Error(f"a rank does not send {type(message).__name__}", "none"))
             return
@@ -311,6 +312,20 @@ class Run(RunEnd):
             rank.acknowledged_at = now
             self._abort.unacknowledged.discard(rank.number)
         return () if self._abort.unacknowledged else self._conclude(now)
+
+    def _take_in_order(self, rank: Rank, message: messages.Sequenced, now: float) -> Iterator[Effect]:
+        """A TRIP or CLOSEUP may have gone ahead of the batches before it. It then counted, and is only acknowledged here."""
+        kind = type(message)
+        if message.seq == messages.AHEAD:
+            if kind in (messages.Tripped, messages.LookedCloser) and kind not in rank.ahead:
+                rank.ahead.add(kind)
+                yield from self._take_sequenced(rank, message, now)
+        elif kind not in rank.ahead:
+            if rank.is_news(message.seq, is_recorded=True):
+                yield from self._take_sequenced(rank, message, now)
+        elif rank.is_news(message.seq, is_recorded=False):
+            rank.take_turn(kind)
+            self._look_for_divergence(now)
 
     def _take_sequenced(self, rank: Rank, message: messages.Sequenced, now: float) -> Iterator[Effect]:
         if isinstance(message, messages.Tripped):
@@ -347,6 +362,13 @@ class Run(RunEnd):
             at = logical_time_of(message.trip, rank.hello.stage)
             asked = self._election.aim(at, self.ranks, now)
             yield SendAll([other.peer for other in asked], messages.Probe(at.moment))
+
+    def _widen(self, rank: Rank, size: int, effects: Iterable[Effect]) -> Iterable[Effect]:
+        """Tells the rank, each time that half of its window was handled, so that it never waits for a heartbeat."""
+        rank.untold += charge(size) if size else 0
+        if 2 * rank.untold < self.options.window:
+            return effects
+        return (*effects, Send(rank.peer, rank.receipt()))
 
     def _take_batch(self, rank: Rank, message: messages.Batch, now: float) -> Iterable[Effect]:
         """By far the most frequent message. It mostly has no effect, so no generator is made for it."""

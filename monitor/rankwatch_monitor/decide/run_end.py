@@ -116,15 +116,21 @@ class RunEnd(RunState):
             return
         if not ended:
             self._note_down(now, Waited())
-        if divergence := self._losses.find(self.verdict, self.ranks):
-            self._note_down(now, Diverged(divergence))
-            self.verdict = blame_all(self.verdict, divergence)
+        self._look_for_divergence(now)
         verdict, trip = self.verdict, self.verdict.trip
         who = verdict.who(self.ranks[verdict.tripped].name)
         text = f"{describe_culprit(who, trip)} ({verdict.cause.value}: {verdict.evidence})"
         yield Note(f"run {self.id}: first {trip.culprit.state.name.lower()}: {text}; {reason}")
         culprit = NO_RANK if verdict.rank is None else verdict.rank
         yield from self._abort_upon(Incident.ELECTED, text, now, culprit, trip.time)
+
+    def _look_for_divergence(self, now: float) -> None:
+        """A trip that went ahead of its rank's batches is looked at when these are here, and with them the losses."""
+        if self.over or self.verdict is None or messages.Tripped in self.ranks[self.verdict.tripped].ahead:
+            return
+        if self.verdict.divergence is None and (divergence := self._losses.find(self.verdict, self.ranks)):
+            self._note_down(now, Diverged(divergence))
+            self.verdict = blame_all(self.verdict, divergence)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -64,13 +64,14 @@ BURST, LONGEST_BURST = 1000, 0.05
 SLICE = 0.005
 """Seconds for which messages are received, and then for which those are handled that wait for their turn."""
 
+BATCHES_SLICE = 0.001
+"""Seconds for which batches are handled before the socket is looked at. Few messages of one peer fit into the socket: a trip may
+come only after several looks."""
+
 LAST_TURNS = 10.0
 """Seconds at the end for which these are still handled."""
 
 AGAIN = messages.Error("too much of this key waits here: say HELLO, and repeat what is not on record", "hello")
-
-PEERS_AT_ONCE = 50
-"""Peers whose batches are handled in a row before the socket is looked at."""
 
 TO_PEER = zmq.NOBLOCK | zmq.SNDMORE
 """Flags for a peer's name, which a ROUTER is given ahead of each message. Combined once, for thousands of sends."""
@@ -193,8 +194,8 @@ class Collector:
             self._drain()
             self._record()
         self._drain()  # the ends of connections, for which no poll returns
-        for letter in self._backlog.first(len(self._backlog)):
-            self._handle(letter)
+        while self._backlog:
+            self._handle(self._backlog.next())
         deadline += LAST_TURNS
         while self._turns and time.monotonic() < deadline:
             if not self._turns.is_ready:
@@ -239,15 +240,15 @@ class Collector:
     def _drain(self) -> None:
         """Receives what waits in the socket. Batches and fingerprints wait in the backlog while there is anything else."""
         now = time.monotonic()
+        self._backlog.log_pressure(now)
         self._turns.begin(now)
         due, until = now + SLICE, now + LONGEST_BURST
         if self._turns:
             self._take_turns()
         for _ in range(BURST):
             if now > until:
-                return
-            is_full = self._backlog.is_full
-            item = None if is_full else self._inbox.take()
+                break
+            item = None if self._backlog.is_full else self._inbox.take()
             if item is not None:
                 now = time.monotonic()
                 self._accept(item, now)
@@ -255,14 +256,18 @@ class Collector:
                     self._take_turns()
                     due = time.monotonic() + SLICE
                 continue
-            if is_full or not self._backlog:
-                self._backlog.log_pressure(is_full=is_full)
             if not self._backlog and not self._turns.is_ready:
                 return
-            for letter in self._backlog.first(PEERS_AT_ONCE):
-                self._handle(letter)
+            self._handle_batches()
             self._take_turns()
             now = time.monotonic()
+        self._handle_batches()  # if something else comes all the time, they are handled all the same
+
+    def _handle_batches(self) -> None:
+        """Handles, for a while, batches that wait: what comes meanwhile goes before the rest."""
+        until = time.monotonic() + BATCHES_SLICE
+        while self._backlog and time.monotonic() < until:
+            self._handle(self._backlog.next())
 
     def _accept(self, item: Item, now: float) -> None:
         if self._turns.waits(item, now):
@@ -277,6 +282,9 @@ class Collector:
             # These may overtake their peer's batches: a BEAT says no less than the batches before it, and an ACK says
             # nothing of batches, and thousands come at a time.
             self._handle(item)
+        elif wire.is_trip(item.parts[0]) and item.peer in self._backlog:
+            # Its batches may take long, and those of all ranks if all trip: it counts now, and again in its turn.
+            self._handle(item, is_ahead=True)
         else:
             self._catch_up(item.peer)
             self._handle(item)
@@ -305,14 +313,16 @@ class Collector:
         self._turns.forget(ended.peer)
         self._perform(Disconnected(ended.peer))
 
-    def _handle(self, letter: Letter) -> None:
-        if not self._turns.is_contested:
-            self._take(letter, *decode(letter))
-            return
-        begun = time.monotonic()
-        self._take(letter, *decode(letter))
-        now = time.monotonic()
-        self._turns.spend(letter.key, now - begun, now)
+    def _handle(self, letter: Letter, *, is_ahead: bool = False) -> None:
+        begun = time.monotonic() if self._turns.is_contested else None
+        message, error = decode(letter)
+        if is_ahead and isinstance(message, messages.Tripped):
+            self._backlog.add(letter)
+            message = replace(message, seq=messages.AHEAD)
+        self._take(letter, message, error)
+        if begun is not None:
+            now = time.monotonic()
+            self._turns.spend(letter.key, now - begun, now)
 
     def _take(self, letter: Letter, message: messages.Message | None, error: str) -> None:
         size = len(letter.parts[0])

@@ -31,8 +31,8 @@ def size_of(entry: Entry) -> int:
 
 
 def seqs_of(entries: Sequence[Entry]) -> dict[int, int]:
-    """The last sequence number of each rank among these entries."""
-    return {rank: fact.seq for _, rank, fact in entries if isinstance(fact, (Trained, messages.Sequenced))}
+    """The last sequence number of each rank among these entries. What went ahead has none."""
+    return {rank: fact.seq for _, rank, fact in entries if isinstance(fact, (Trained, messages.Sequenced)) and fact.seq}
 
 
 @dataclass(slots=True)

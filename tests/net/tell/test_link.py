@@ -28,8 +28,7 @@ from rankwatch_monitor.decide.ledger import Disconnected, Received
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
-from rankwatch_monitor.serve import backlog, control
-from rankwatch_monitor.serve import collector as collector_module
+from rankwatch_monitor.serve import control
 from rankwatch_monitor.serve.collector import Collector
 from rankwatch_monitor.serve.inbox import Ended, Item, Letter
 from rankwatch_monitor.serve.run_folder import RunsFolder
@@ -264,7 +263,7 @@ def test_a_run_that_begins_and_ends_in_one_turn_of_the_collector_has_a_record(fo
     assert records.read(run / FILE, RunRecord.entries)[-1].fact == Closed()
 
 
-def test_batches_wait_for_all_else_but_only_a_peers_beats_and_acks_overtake_its_batches(
+def test_batches_wait_for_all_else_and_beats_acks_and_trips_overtake_those_of_their_peer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = idle_collector(folder)
@@ -282,43 +281,29 @@ def test_batches_wait_for_all_else_but_only_a_peers_beats_and_acks_overtake_its_
         Ended(b"d"),
     ]
     handled: list[tuple[bytes, object]] = []
+
+    def take(letter: Letter, message: messages.Message | None, error: str) -> None:
+        handled.append((letter.peer, message.seq if isinstance(message, messages.Sequenced) else type(message)))
+
     monkeypatch.setattr(collector._inbox, "take", lambda: waiting.pop(0) if waiting else None)
-    monkeypatch.setattr(collector, "_handle", lambda letter: handled.append((letter.peer, letter.parts[0])))
-    monkeypatch.setattr(collector, "_perform", lambda event: handled.append((event.peer, event)))
+    monkeypatch.setattr(collector, "_take", take)
+    monkeypatch.setattr(collector, "_perform", lambda event: handled.append((event.peer, type(event))))
     collector._drain()
     assert handled == [
-        (b"a", beat),
-        (b"a", ack),
-        (b"b", batches[0]),
-        (b"b", trip),
-        (b"c", beat),
-        (b"d", batches[0]),
-        (b"d", Disconnected(b"d")),
-        *((b"a", batch) for batch in batches),
+        (b"a", messages.Beat),
+        (b"a", messages.Ack),
+        (b"b", messages.AHEAD),
+        (b"c", messages.Beat),
+        (b"d", 1),
+        (b"d", Disconnected),
+        (b"a", 1),
+        (b"b", 1),
+        (b"a", 2),
+        (b"b", 9),
+        (b"a", 3),
     ]
-    assert (len(collector._backlog), collector._backlog.size) == (0, 0)
+    assert (bool(collector._backlog), collector._backlog.size) == (False, 0)
     collector.close()
-
-
-def test_too_many_batches_are_reported_once_and_again_when_it_is_over(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    collector = idle_collector(folder)
-    batch = memoryview(wire.encode(messages.Batch(1, makers.summary(1))))
-    waiting = [Letter(b"a%d" % number, "", [batch]) for number in range(9)]
-    monkeypatch.setattr(backlog, "MAX_BYTES", 2 * len(batch))
-    monkeypatch.setattr(collector_module, "PEERS_AT_ONCE", 1)
-    monkeypatch.setattr(collector._inbox, "take", lambda: waiting.pop(0) if waiting else None)
-    monkeypatch.setattr(collector, "_handle", lambda letter: None)
-    collector._drain()
-    collector.close()
-    told = [record.getMessage() for record in caplog.records if record.name == backlog.log.name]
-    assert told == [
-        "batches come faster than they are handled: 0 MiB of them wait here, more in the ranks, and an abort may come late. Give "
-        "the collector a core of its own, or let the ranks send fewer: rankwatch tune --every 2",
-        "the collector keeps up again",
-    ]
 
 
 # --- options changed at run time ------------------------------------------------------------------------------------------

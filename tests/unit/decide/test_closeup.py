@@ -139,7 +139,7 @@ def test_a_closeup_is_acknowledged_once_it_is_in_the_record() -> None:
     desk = decided()
     desk.take()
     desk.receive(0, messages.LookedCloser(2, FOUND))
-    assert desk.sent(0, messages.Ack) == [messages.Ack(2, abort=False)]
+    assert desk.sent(0, messages.Ack) == [messages.Ack(2, abort=False, handled=2)]
 
 
 def test_a_collector_that_was_restarted_waits_for_the_closeup_too() -> None:

@@ -205,7 +205,7 @@ SMALL = {"tables": 3, "notices": 4, "runs": 2}
 """Limits small enough for a short test to reach."""
 
 positions = st.builds(Position, st.integers(-1, 4), st.integers(0, 1), st.integers(0, 4))
-seqs = st.integers(1, 9)
+seqs = st.integers(messages.AHEAD, 9)
 tables = st.sampled_from(TABLES)
 hellos = st.builds(
     lambda job, restart, rank, world_size, incarnation: makers.hello(

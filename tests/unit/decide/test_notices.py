@@ -30,7 +30,7 @@ def test_a_notice_is_acknowledged_by_the_next_beat_and_counts_once() -> None:
     desk = Desk()
     desk.connect(1)
     desk.receive(0, noticed(4, value=1.0), noticed(4, value=2.0), makers.beat(0, 0, 1))
-    assert desk.sent(0, messages.Ack) == [messages.Ack(4, abort=False)]
+    assert desk.sent(0, messages.Ack) == [messages.Ack(4, abort=False, handled=4)]
     desk.end()
     assert [notice.value for _, notice in desk.reports[-1].notices] == [1.0]
 

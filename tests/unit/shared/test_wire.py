@@ -23,7 +23,7 @@ from rankwatch.shared.tuning import NO_CHANGE, Check, Tuning
 
 MESSAGES: list[messages.Message] = [
     makers.hello(3, 8),
-    messages.Welcome("train-0", 1.0, 2.0, 7, "/runs/train-0", "head"),
+    messages.Welcome("train-0", 1.0, 2.0, 7, "/runs/train-0", "head", 8192),
     messages.Table(makers.table()),
     messages.Table(FrameTable(tuple(makers.frame(phase=phase).spec for phase in Phase))),
     messages.Batch(4, makers.summary(149, traced=True)),
@@ -47,7 +47,7 @@ MESSAGES: list[messages.Message] = [
     messages.Stay(300.0),
     messages.Listen("train-0", 3, "b1"),
     messages.End("b1"),
-    messages.Ack(9, abort=True),
+    messages.Ack(9, abort=True, handled=11),
     messages.Bye(10, "failed", "KeyError: 'x'"),
     messages.Error("no", "hello"),
     messages.Tune("train-0", Tuning(10, ("a.*",), (), (149,), Check.ASYNC)),
@@ -65,7 +65,7 @@ OPTIONAL = {messages.Tripped: (12, 19), messages.LookedCloser: (0,)}
 # fmt: off
 def test_golden_bytes() -> None:
     """The meaning of these bytes may never change within a major version."""
-    assert wire.encode(messages.Ack(9, abort=True)).hex() == "93a341434b09c3"
+    assert wire.encode(messages.Ack(9, abort=True, handled=11)).hex() == "94a341434b09c30b"
     assert wire.encode(makers.beat(3, 0, 17)).hex() == "98a4424541549403030011a7666f72776172640000cb408f400000000000c2c2"
     batch = wire.encode(messages.Batch(4, makers.summary(149)))
     assert batch.hex() == (

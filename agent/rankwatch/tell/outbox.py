@@ -1,0 +1,77 @@
+"""What a rank sends of its spool, and when: in order, as far as its window is open. Trips do not wait for the window. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+from ..shared import messages
+from ..shared.fingerprint import FingerprintTable
+from ..shared.frame import FrameTable
+from .spool import Spool, Spooled
+from .window import Window
+
+TABLES_SENT = 64
+"""After this many tables, each is sent again when it is used: the collector retains only the last ones."""
+
+Send: TypeAlias = Callable[[messages.Message], int]
+"""Sends a message without blocking; returns its bytes, or 0 where it could not be sent."""
+
+
+class Outbox:
+    """For the link's thread."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._window = Window()
+        self._tables_sent: set[str] = set()
+        self._ahead = 0
+        """The sequence number of the last message that went ahead of the spool."""
+
+    def renew(self, welcome: messages.Welcome) -> None:
+        """What the collector has not stored is sent again."""
+        self._spool.acknowledge(welcome.seq)
+        self._spool.sent = welcome.seq
+        self._window.renew(welcome.window)
+        self._tables_sent.clear()
+        self._ahead = 0
+
+    def take_ack(self, ack: messages.Ack) -> None:
+        self._spool.acknowledge(ack.seq)
+        self._window.handle(ack.handled)
+
+    def send(self, send: Send) -> None:
+        """Sends what is due."""
+        while due := self._spool.due():
+            for spooled in due:
+                if not self._send_spooled(send, spooled):
+                    self._send_ahead(send)
+                    return
+
+    def _send_spooled(self, send: Send, spooled: Spooled) -> bool:
+        message, table = spooled.message, spooled.table
+        if table is not None and not self._window.is_open:
+            return False
+        if table is not None and table.id not in self._tables_sent:
+            if not send(_announcing(table)):
+                return False
+            if len(self._tables_sent) >= TABLES_SENT:
+                self._tables_sent.clear()
+            self._tables_sent.add(table.id)
+        size = send(message)
+        if size:
+            self._spool.sent = message.seq
+            if table is not None:
+                self._window.send(message.seq, size)
+        return size > 0
+
+    def _send_ahead(self, send: Send) -> None:
+        """An abort does not wait for the batches that the window holds back."""
+        for message in self._spool.urgent():
+            if message.seq > self._ahead and send(replace(message, seq=messages.AHEAD)):
+                self._ahead = message.seq
+
+
+def _announcing(table: FrameTable | FingerprintTable) -> messages.Message:
+    return messages.Table(table) if isinstance(table, FrameTable) else messages.Fingerprints(table)

@@ -1,0 +1,41 @@
+"""How much a rank may stream: the collector's socket stays nearly empty, so nothing waits there behind batches. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..shared.window import WINDOW, charge
+
+
+class Window:
+    """What was sent and not yet handled. What finds no room stays in the spool.
+
+    Attributes:
+        size: bytes. With fewer on their way, one more message may be sent, however long.
+    """
+
+    def __init__(self) -> None:
+        self.size = WINDOW
+        self._under_way: deque[tuple[int, int]] = deque()
+        """The sequence number of each message, and what it takes."""
+        self._bytes = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether one more message may be sent."""
+        return self._bytes < self.size
+
+    def renew(self, size: int) -> None:
+        """After a WELCOME: nothing is under way."""
+        self.size, self._bytes = size, 0
+        self._under_way.clear()
+
+    def send(self, seq: int, size: int) -> None:
+        """A message was sent."""
+        self._under_way.append((seq, charge(size)))
+        self._bytes += charge(size)
+
+    def handle(self, seq: int) -> None:
+        """The collector has handled all messages up to this number."""
+        while self._under_way and self._under_way[0][0] <= seq:
+            self._bytes -= self._under_way.popleft()[1]

@@ -1,0 +1,51 @@
+"""The window: it closes when enough is under way, and opens as that is handled."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwatch.shared.window import LEAST, charge
+from rankwatch.tell.window import Window
+
+
+def test_one_more_message_is_sent_while_there_is_room_however_long() -> None:
+    window = Window()
+    window.renew(2 * LEAST)
+    window.send(1, 99)  # which counts as LEAST
+    assert window.is_open
+    window.send(2, 9 * LEAST)
+    assert not window.is_open
+    window.handle(1)
+    assert not window.is_open
+    window.handle(2)
+    assert window.is_open
+
+
+def test_after_a_welcome_nothing_is_under_way() -> None:
+    window = Window()
+    window.renew(1)
+    window.send(7, 10)
+    window.renew(LEAST + 1)
+    assert window.is_open
+    window.send(7, LEAST)
+    assert window.is_open
+
+
+@given(st.data(), st.integers(1, 8 * LEAST))
+def test_what_is_under_way_is_less_than_the_window_and_one_message(data: st.DataObject, size: int) -> None:
+    """Whatever is sent and acknowledged; numbers may be left out, and an acknowledgement may come late or twice."""
+    window, under_way, last = Window(), dict[int, int](), 0
+    window.renew(size)
+    for _ in range(data.draw(st.integers(0, 30))):
+        if window.is_open and data.draw(st.booleans()):
+            last += data.draw(st.integers(1, 3))
+            length = data.draw(st.integers(1, 3 * LEAST))
+            under_way[last] = charge(length)
+            window.send(last, length)
+            assert sum(under_way.values()) < size + under_way[last]
+        else:
+            handled = data.draw(st.integers(0, last))
+            window.handle(handled)
+            under_way = {seq: each for seq, each in under_way.items() if seq > handled}
+        assert window.is_open == (sum(under_way.values()) < size)
