@@ -205,7 +205,7 @@ def test_one_transfer_brings_the_numbers_of_all_dtypes(monkeypatch: pytest.Monke
         *(torch.tensor([-(2**63), 2**53 + 1]), torch.tensor([True, False]), torch.tensor([3 + 4j]), ones.int()[:, ::2]),
     ]
     cells = [tape.write(one.as_subclass(OnCuda), None) for one in values]
-    tape.take([torch.tensor([[2.0, math.inf]], dtype=torch.float64).as_subclass(OnCuda)], [two])
+    tape.take(torch.tensor([[2.0, math.inf]], dtype=torch.float64).as_subclass(OnCuda), [two])
     assert tape.read()
     assert streams.within == [1]
     ends = [(2.0**53, 2.0**63), (0.0, 1.0), (5.0, 5.0), (1.0, 1.0), (2.0, math.inf)]
