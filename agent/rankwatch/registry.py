@@ -62,9 +62,21 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
         for watch in open_watches():
             watch.end_by(error)
     finally:
+        if isinstance(error, RankwatchError):
+            error.__traceback__ = trace = _without_ours(trace)
         (_previous_excepthook or sys.__excepthook__)(kind, error, trace)
     if isinstance(error, RankwatchError):
         raise SystemExit(error.exit_code)  # the interpreter would end with 1; of an excepthook, it takes this code
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of this package: they say nothing about the training."""
+    if trace is None:
+        return None
+    after = _without_ours(trace.tb_next)
+    if trace.tb_frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
+        return after
+    return TracebackType(after, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
 
 def _close_all() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import tempfile
 import time
 import traceback
@@ -30,9 +31,11 @@ from .registry import forget, is_process_ending, open_watches, remember
 from .rerun.capsule import CapsuleRules
 from .rerun.machine import gpu_of
 from .shared import connection as connections
+from .shared.advice import advise
 from .shared.cause import Trip, classify
 from .shared.closeup import CloseUp
 from .shared.closeup_text import fields_of, replay_fields
+from .shared.colour import coloured
 from .shared.config import Capsule, Config, is_disabled
 from .shared.divergence import OwnLosses
 from .shared.fingerprint import Fingerprint, FingerprintTable
@@ -287,9 +290,11 @@ class Watch:
             ("culprit", describe_trip(self._name, trip)),
             *fields_of(f"{cause.value}: {evidence}", trip, closeup),
             ("certainty", f"this rank alone: {self._why_alone()}"),
+            ("try", advise(cause, trip, closeup)),
             *replay_fields(closeup),
         ]
-        emit(format_head(f"first {trip.culprit.state.name.lower()} of this process", fields) + format_dump(trip.frames))
+        head = format_head(f"first {trip.culprit.state.name.lower()} of this process", fields)
+        emit(coloured(f"{format_dump(trip.frames).rstrip()}\n\n{head}", sys.stdout))
 
     def _why_alone(self) -> str:
         if self._parent is not None:

@@ -39,9 +39,11 @@ def test_two_jobs_at_once(tmp_path: Path) -> None:
     reports = {name: json.loads((runs / f"{name}-0" / "report.json").read_text()) for name in jobs}
     assert {name: report["outcome"] for name, report in reports.items()} == {"bad": "aborted", "good": "finished"}
     assert reports["bad"]["verdict"]["module"] == "blocks.2.square"
-    # The daemon's stdout consists of the reports.
-    assert (runs / "bad-0" / "report.txt").read_text() in out
-    assert (runs / "good-0" / "report.txt").read_text() in out
+    # The daemon's stdout consists of the reports, with the last frames above a verdict.
+    bad, good = ((runs / f"{name}-0" / "report.txt").read_text() for name in ("bad", "good"))
+    assert bad.split("\n\n")[-1] in out
+    assert bad.count("Linear") > out.count("Linear") > 0
+    assert f"{good}  record     rankwatch report {runs / 'good-0'}\n" in out
     assert not (runs / "connection.json").exists()
 
 

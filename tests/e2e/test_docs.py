@@ -163,7 +163,8 @@ def test_several_nodes_and_their_tuning(tmp_path: Path) -> None:
     assert codes == [0, 0]
     assert daemon.returncode == 0
     replicas = r"  replicas   equal at step \d+ \(all 4 parameters, 4 ranks\), compared \d+ times\n"
-    assert re.fullmatch(rf"rankwatch: run train-0 finished: 4 ranks, \d+ batches, no inf or nan\n{replicas}", out)
+    record = r"  record     rankwatch report \S+/train-0\n\n"
+    assert re.fullmatch(rf"rankwatch: run train-0 finished: 4 ranks, \d+ batches, no inf or nan\n{replicas}{record}", out)
     assert not (tmp_path / "shared" / "rankwatch.json").exists()
     changes = [
         "every 10",
@@ -223,7 +224,7 @@ def test_the_page_on_replicas(tmp_path: Path) -> None:
 def test_the_tutorial(tmp_path: Path) -> None:
     (tmp_path / "train_pumps.py").write_text((ROOT / "deploy" / "examples" / "train_pumps.py").read_text())
     steps, codes = exit_codes("tutorial.md", tmp_path)
-    assert codes == [77, 0, 0, 0, 0, 0]
+    assert codes == [77, 0, 0, 0, 0, 0, 0]
     assert [command for command in steps if "torchrun" in command] == [steps[0], steps[-1]]
 
 

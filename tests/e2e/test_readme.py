@@ -63,7 +63,7 @@ def test_the_demo_prints_the_report_on_top(tmp_path: Path) -> None:
     assert (verdict["rank"], verdict["cause"], verdict["dtype"]) == (1, "overflow", "float16")
     assert verdict["module"] == "decoder.block.1.layer.1.DenseReluDense.dropout"
     # Equal except for this machine's name and folders, omitted lines, and values: CPUs round differently.
-    for line in blocks(README, "")[0].split("\nDetected")[0].splitlines():
+    for line in blocks(README, "")[0].split("\n\n")[1].splitlines():
         for fixed in re.split(r"\(vm,|batch \d+.*|/\S*/demo.py|abs max .*|-\d{5}|acknowledged in.*", line):
             assert fixed in done.stdout
     assert "this was the demo: its planted overflow was caught" in done.stdout

@@ -16,6 +16,7 @@ from ..decide.options import Options
 from ..serve.collector import DEFAULT_LISTEN
 from ..serve.daemon import run_daemon
 from ..serve.metrics.meters import Meters
+from ..views.text import FRAMES_ON_SCREEN
 from . import arguments as types
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
             keep_keys=arguments.keep_keys,
             insecure=arguments.insecure,
             meters=meters,
+            frames=arguments.frames,
         )
 
 
@@ -128,6 +130,13 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
         metavar="K",
         type=types.whole("K", 1, wire.MAX_EVERY),
         help="measure each K-th batch only, whatever the ranks' own option says (default: the ranks' own option)",
+    )
+    parser.add_argument(
+        "--frames",
+        metavar="N",
+        type=types.whole("N", 1, 1 << 31),
+        default=types.env("frames", str(FRAMES_ON_SCREEN)),
+        help=f"print the last N frames above a verdict; the record has all (default: {FRAMES_ON_SCREEN})",
     )
     parser.add_argument(
         "--metrics",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankwatch.errors import UsageError
+from rankwatch.shared.colour import coloured
 from rankwatch.shared.printable import page, printable
 
 from ..decide.report import Report
@@ -52,11 +53,15 @@ def main(arguments: argparse.Namespace) -> int:
         _write_html(run, arguments.html)
         return 0
     if is_whole:
-        sys.stdout.write(_written(run, as_json=arguments.json))
+        sys.stdout.write(_on_screen(_written(run, as_json=arguments.json), arguments))
         return 0
     with open_record(run) as record:
-        sys.stdout.write(_details(record, arguments))
+        sys.stdout.write(_on_screen(_details(record, arguments), arguments))
     return 0
+
+
+def _on_screen(text: str, arguments: argparse.Namespace) -> str:
+    return text if arguments.json else coloured(text, sys.stdout)
 
 
 def _write_html(run: Path, path: Path) -> None:

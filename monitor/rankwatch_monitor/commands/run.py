@@ -51,4 +51,5 @@ def main(arguments: argparse.Namespace) -> int:
             meters=meters,
             status=not arguments.no_status,
             config=arguments.rankwatch_config,
+            frames=arguments.frames,
         )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
+import shlex
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
+
+from rankwatch.shared.colour import coloured
 
 from ..decide.options import Options
 from ..decide.report import Report
@@ -35,6 +38,7 @@ def run_daemon(
     keep_keys: bool = False,
     insecure: bool = False,
     meters: Meters | None = None,
+    frames: int = text.FRAMES_ON_SCREEN,
 ) -> int:
     """Serves until SIGTERM or SIGINT, and then ends the runs; a second signal ends the process at once."""
     runs = RunsFolder(runs_dir)
@@ -43,7 +47,8 @@ def run_daemon(
 
     def show(report: Report, news: bool) -> None:
         if news:
-            printer.print(sys.stdout, text.render(report))
+            record = shlex.join(["rankwatch", "report", str(runs_dir / report.run)])
+            printer.print(sys.stdout, coloured(text.render(report, frames, record), sys.stdout) + "\n")
 
     with Printer() as printer:
         collector = Collector(

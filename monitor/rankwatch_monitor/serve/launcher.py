@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from rankwatch.attach import attached
 from rankwatch.errors import EXIT_ABORTED, UsageError
+from rankwatch.shared.colour import coloured
 from rankwatch.shared.room import lack
 
 from ..decide.options import Options
@@ -49,12 +50,14 @@ def run_command(
     meters: Meters | None = None,
     status: bool = True,
     config: str | None = None,
+    frames: int = text.FRAMES_ON_SCREEN,
 ) -> int:
     """Runs ``command`` under its own collector; returns 77 when the run stopped its ranks, else the exit code of the command.
 
     Args:
         status: whether a line shows the state of the run, where stderr is a terminal.
         config: a file with options for the ranks.
+        frames: so many of the last ones are printed above the verdict.
 
     Raises:
         UsageError: there is no such command, an option of the ranks is wrong, or the collector cannot start.
@@ -107,7 +110,7 @@ def run_command(
                 code = _run_beside(collector, command, env, signals)
             finally:
                 collector.close()
-        return _conclude(collector, reports, code, runs_dir)
+        return _conclude(collector, reports, code, runs_dir, frames)
 
 
 def _go_unwatched(command: Sequence[str], why: str) -> NoReturn:
@@ -183,7 +186,7 @@ def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, 
     return code if code >= 0 else 128 - code
 
 
-def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, runs_dir: Path) -> int:
+def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, runs_dir: Path, frames: int) -> int:
     if not any(run.is_own for run in collector.ledger.runs.values()):
         log.warning(
             "no rank connected. Did the command train a model, in a Python that has rankwatch, with PYTHONPATH "
@@ -191,11 +194,9 @@ def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, ru
         )
     for run, report in reports.items():
         # The report comes last, below whatever the dying processes printed.
-        if report.outcome is Outcome.FINISHED:
-            write(sys.stderr, text.render(report))
-        else:
-            write(sys.stdout, "\n" + text.render(report))
-        log.info("the run's record: rankwatch report %s", runs_dir / run)
+        stream, before = (sys.stderr, "") if report.outcome is Outcome.FINISHED else (sys.stdout, "\n")
+        record = shlex.join(["rankwatch", "report", str(runs_dir / run)])
+        write(stream, before + coloured(text.render(report, frames, record), stream))
     # Where a job was restarted, by torchrun's --max-restarts say, its last run decides the exit code. "Last" is the run that
     # began last: a script that trains twice may begin the second run before the first has ended on all ranks.
     began = {run: number for number, run in enumerate(collector.ledger.runs)}

@@ -1,9 +1,10 @@
-"""The report for people: the first inf or nan, who and why, and the culprit's last frames."""
+"""The report for people: the culprit's last frames, and below them the first inf or nan, who and why."""
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
+from rankwatch.shared.advice import advise
 from rankwatch.shared.cause import describe_module
 from rankwatch.shared.frame import NO_STAGE
 from rankwatch.shared.notice import NoticeKind, describe_notice
@@ -24,16 +25,23 @@ MAX_LINES = 8
 """Lines of one kind that a report shows; it counts the rest."""
 
 
-def render(report: Report) -> str:
-    """The report as text, newline at its end."""
-    dump = format_dump(report.verdict.trip.frames).rstrip("\n") + "\n" if report.verdict else ""
-    return render_head(report) + dump
+FRAMES_ON_SCREEN = 5
+"""Frames above the verdict of a run that ends, unless asked for more: ``report.txt`` has all."""
 
 
-def render_head(report: Report) -> str:
+def render(report: Report, frames: int | None = None, record: str = "") -> str:
+    """The report as text, newline at its end. On a terminal the last lines are what is seen: the verdict.
+
+    ``frames``: so many of the last ones; None: all. ``record``: the command that shows all of the run, as the last field.
+    """
+    dump = format_dump(report.verdict.trip.frames[-(frames or 0) :]).strip("\n") + "\n\n" if report.verdict else ""
+    return dump + render_head(report, record)
+
+
+def render_head(report: Report, record: str = "") -> str:
     """The report without the frames."""
     if report.verdict is None:
-        return _render_ending(report)
+        return _render_ending(report, record)
     verdict = report.verdict
     culprit = describe_trip(verdict.who(_name(report, verdict.tripped)), verdict.trip, report.frames_in_batch)
     fields = [
@@ -46,7 +54,9 @@ def render_head(report: Report) -> str:
         ("certainty", _certainty(report, verdict)),
         ("abort", _acknowledgements(report)),
         *_lapses(report),
+        ("try", advise(verdict.cause, verdict.trip, report.closeup)),
         *closeup.replay(report, verdict),
+        *_record(record),
     ]
     return format_head(f"first {verdict.trip.culprit.state.name.lower()} in run {report.run}", fields)
 
@@ -61,7 +71,11 @@ def render_so_far(report: Report, *, is_alive: bool = True) -> str:
     return format_head(f"run {report.run} is {'running' if is_alive else f'unfinished: {UNFINISHED}'}", fields)
 
 
-def _render_ending(report: Report) -> str:
+def _record(command: str) -> list[tuple[str, str]]:
+    return [("record", command)] if command else []
+
+
+def _render_ending(report: Report, record: str) -> str:
     batches = f"{report.batches} batch{'es' if report.batches != 1 else ''}"
     if report.outcome is Outcome.FINISHED:
         missing = [row.rank for row in report.ranks if row.state is RankState.MISSING]
@@ -69,7 +83,7 @@ def _render_ending(report: Report) -> str:
         faults = "".join(f"\n  but {_name(report, row.rank)} {row.farewell}" for row in report.ranks if row.farewell)
         clean = "no inf or nan" if not report.gaps else "no inf or nan was reported, but not all of it is on record"
         head = f"run {report.run} finished: {_ranks(report)}, {batches}, {clean}{unheard}{faults}"
-        return format_head(head, [*replica_fields(report), *notice_fields(report), *_lapses(report)])
+        return format_head(head, [*replica_fields(report), *notice_fields(report), *_lapses(report), *_record(record)])
     fields = [("reason", report.reason)]
     for label, state in (("failed", RankState.FAILED), ("lost", RankState.LOST)):
         ranks = [row.rank for row in report.ranks if row.state is state]
@@ -78,7 +92,7 @@ def _render_ending(report: Report) -> str:
     fields += [("batches", str(report.batches)), *replica_fields(report), *notice_fields(report), *_lapses(report)]
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
-    return format_head(f"run {report.run} {report.outcome.value}", fields)
+    return format_head(f"run {report.run} {report.outcome.value}", [*fields, *_record(record)])
 
 
 def replica_fields(report: Report) -> list[tuple[str, str]]:

@@ -62,26 +62,46 @@ def report(of: Verdict | None, outcome: Outcome = Outcome.ABORTED, **changes: ob
     return Report(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def test_the_first_overflow_report() -> None:
-    assert as_text.render(report(verdict())) == (
-        "rankwatch: first inf in run train-0\n"
-        "  culprit    rank 5 of 8 (node1, local rank 1), batch 149 (optimizer step 37), frame 412 of 618\n"
-        "             decoder.block.2.dropout (Linear), output: inf\n"
-        "  cause      upstream: input[mask] was inf and no watched module made it: it was born between modules; "
-        "the last finite frame before it is decoder.wo (Linear)\n"
-        "  certainty  complete: 8 of 8 ranks answered; the other 7 were finite here\n"
-        "  abort      7 of 8 ranks acknowledged in 0.04 s\n"
-        "\n"
-        "Detected inf/nan during batch_number=149\n"
-        "Last 2 forward frames:\n"
-        "abs min  abs max  metadata\n"
-        "                  decoder.wo Linear\n"
-        "5.00e-01 2.85e+02 output\n"
-        "                  decoder.block.2.dropout Linear\n"
-        "5.00e-01 6.27e+04 input[0]\n"
-        "5.00e-01      inf input[mask]\n"
-        "0.00e+00      inf output\n"
-    )
+FRAMES = (
+    "Detected inf/nan during batch_number=149\n"
+    "Last 2 forward frames:\n"
+    "abs min  abs max  metadata\n"
+    "                  decoder.wo Linear\n"
+    "5.00e-01 2.85e+02 output\n"
+    "                  decoder.block.2.dropout Linear\n"
+    "5.00e-01 6.27e+04 input[0]\n"
+    "5.00e-01      inf input[mask]\n"
+    "0.00e+00      inf output\n"
+)
+HEAD = (
+    "rankwatch: first inf in run train-0\n"
+    "  culprit    rank 5 of 8 (node1, local rank 1), batch 149 (optimizer step 37), frame 412 of 618\n"
+    "             decoder.block.2.dropout (Linear), output: inf\n"
+    "  cause      upstream: input[mask] was inf and no watched module made it: it was born between modules; "
+    "the last finite frame before it is decoder.wo (Linear)\n"
+    "  certainty  complete: 8 of 8 ranks answered; the other 7 were finite here\n"
+    "  abort      7 of 8 ranks acknowledged in 0.04 s\n"
+    '  try        rankwatch.detect_overflow(x, "name") after each step of the code that leads to decoder.block.2.dropout: '
+    "which one makes it?\n"
+)
+
+
+def test_the_verdict_stands_below_the_frames() -> None:
+    assert as_text.render(report(verdict())) == f"{FRAMES}\n{HEAD}"
+
+
+def test_a_report_on_the_screen_has_the_last_frames_and_the_way_to_the_record() -> None:
+    text = as_text.render(report(verdict()), frames=1, record="rankwatch report runs/train-0")
+    frames, head = text.split("\n\n")
+    assert "Last 1 forward frames:" in frames
+    assert "decoder.wo" not in frames
+    assert f"{head}" == f"{HEAD}  record     rankwatch report runs/train-0\n"
+
+
+def test_a_run_without_a_verdict_has_the_way_to_its_record_too() -> None:
+    for outcome in (Outcome.FINISHED, Outcome.LOST):
+        text = as_text.render(report(None, outcome), frames=1, record="rankwatch report runs/train-0")
+        assert text.endswith("  record     rankwatch report runs/train-0\n")
 
 
 EVIDENCED = replace(CULPRIT, operator=makers.made_by(), closeup_within=2.0)
@@ -104,6 +124,7 @@ def test_the_closeup_stands_around_the_cause_and_the_command_at_the_end() -> Non
         "close-up",
         "certainty",
         "abort",
+        "try",
         "replay",
     ]
     assert (

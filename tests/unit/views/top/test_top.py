@@ -165,7 +165,8 @@ def test_a_verdict_gets_the_rows_that_it_needs(tmp_path: Path) -> None:
     assert lines[5].startswith("  culprit    rank 7 of 16 (gpu-a100-0000.cluster, local rank 7), batch 4")
     text = "\n".join(lines)
     assert "cause      overflow: inputs and weights were finite" in text
-    assert "     inf output" in text  # the culprit's frame, the last one shown
+    assert "  try        " in text
+    assert "     inf output" in shown(view, size=Size(80, 28))  # the culprit's frame, the last one shown
     assert len([line for line in lines if "gpu-a100-000" in line and "running" in line]) == 2
     everything = shown(view, size=Size(80, 1000), keys=False)
     assert "Last 21 forward frames:" in everything
