@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -15,22 +16,53 @@ from rankwatch import __version__
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, EXIT_USAGE, RankwatchError
 
 COMMANDS = {
-    "run": "run a command under its own collector",
-    "collector": "collect from the ranks of any number of runs, until SIGTERM",
-    "top": "watch a run live: its ranks, headroom, notices and verdict",
-    "report": "print the report of a run, or what is known of one of its ranks or batches",
-    "list": "list the runs in a folder, and how they ended",
-    "diff": "compare two batches: of two ranks, of two runs, or of one rank",
-    "dump": "print the record of a run as JSON lines",
-    "export": "export the record of a run to Parquet or TensorBoard",
-    "ui": "serve a web page of the runs in a folder, live and afterwards",
-    "tune": "change options of the ranks while they train",
-    "invite": "create a connection file restricted to one job",
-    "replay": "run the forward that made the inf or nan again, from the capsule that its rank wrote",
-    "doctor": "check GPUs, network and collector before a training, and name what is at fault",
-    "demo": "run a real training of two ranks on the CPU, which overflows on one of them",
+    "run": (
+        "run a command under its own collector",
+        "rankwatch run -- torchrun --nproc-per-node 8 train.py",
+        "rankwatch run --on-stall abort --frames 20 -- torchrun --nproc-per-node 8 train.py",
+    ),
+    "collector": (
+        "collect from the ranks of any number of runs, until SIGTERM",
+        "rankwatch collector --listen 'tcp://*:27077' --connection-file shared/rankwatch.json",
+    ),
+    "top": (
+        "watch a run live: its ranks, headroom, notices and verdict",
+        "rankwatch top",
+        "rankwatch top train-0 --node gpu07",
+    ),
+    "report": (
+        "print the report of a run, or what is known of one of its ranks or batches",
+        "rankwatch report",
+        "rankwatch report train-0 --rank 1 --batch 25 --frames 5",
+        "rankwatch report train-0 --html train-0.html",
+    ),
+    "list": ("list the runs in a folder, and how they ended", "rankwatch list --json"),
+    "diff": (
+        "compare two batches: of two ranks, of two runs, or of one rank",
+        "rankwatch diff train-0 --rank 0 --rank 1",
+        "rankwatch diff train-0 --rank 1 --batch 20 --batch 25",
+        "rankwatch diff train-0 train-1",
+    ),
+    "dump": ("print the record of a run as JSON lines", "rankwatch dump train-0 --frames"),
+    "export": (
+        "export the record of a run to Parquet or TensorBoard",
+        "rankwatch export train-0 --parquet train-0.parquet",
+        "rankwatch export train-0 --tensorboard logs",
+    ),
+    "ui": ("serve a web page of the runs in a folder, live and afterwards", "rankwatch ui --port 8080"),
+    "tune": ("change options of the ranks while they train", "rankwatch tune train-0 --every 10 --modules 'decoder.*'"),
+    "invite": ("create a connection file restricted to one job", "rankwatch invite train --output train.json"),
+    "replay": (
+        "run the forward that made the inf or nan again, from the capsule that its rank wrote",
+        "rankwatch replay rankwatch-runs/train-0",
+    ),
+    "doctor": (
+        "check GPUs, network and collector before a training, and name what is at fault",
+        "rankwatch doctor --nproc 8",
+    ),
+    "demo": ("run a real training of two ranks on the CPU, which overflows on one of them", "rankwatch demo"),
 }
-"""Each command with its line of help; ``commands/NAME.py`` has ``add_options(parser)`` and ``main(arguments)``."""
+"""Each command with its line of help, and examples; ``commands/NAME.py`` has ``add_options(parser)`` and ``main(arguments)``."""
 
 EPILOG = f"""\
 exit codes: 0 success; {EXIT_ERROR} error; {EXIT_USAGE} usage; {EXIT_ABORTED} a verdict stopped the training.
@@ -84,10 +116,24 @@ class _Lines(logging.Formatter):
 
 
 class _Parser(argparse.ArgumentParser):
+    """What is wrong stands before the usage, and below it what may have been meant. Options are not abbreviated: a script with an
+    abbreviation would break with the next option that begins alike."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(
+            *arguments, **{"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter, **named}
+        )
+
     def error(self, message: str) -> NoReturn:
         from rankwatch.shared.printable import printable
 
-        super().error(printable(message))
+        known = [option for action in self._actions for option in action.option_strings] + list(COMMANDS)
+        words = [word.strip("',") for word in message.split() if word.startswith(("'", "-"))][:1]
+        meant = get_close_matches(words[0], known, 1) if words else []
+        hint = f"; did you mean {meant[0]}?" if meant and meant[0] not in words else ""
+        self._print_message(f"{self.prog}: error: {printable(message)}{hint}\n", sys.stderr)
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE)
 
 
 class _CommandParser(_Parser):
@@ -97,7 +143,10 @@ class _CommandParser(_Parser):
         command = import_module(f".commands.{self.prog.split()[-1]}", __package__)
         command.add_options(self)
         self.set_defaults(function=command.main)
-        return super().parse_known_args(*arguments, **named)
+        found, unknown = super().parse_known_args(*arguments, **named)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -105,12 +154,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="rankwatch",
         description="Finds the first inf or nan of a distributed PyTorch training, and stops every rank.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"rankwatch {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_CommandParser)
-    for name, text in COMMANDS.items():
-        commands.add_parser(name, help=text)
+    for name, (text, *examples) in COMMANDS.items():
+        epilog = "\n".join(["examples:" if examples[1:] else "example:", *(f"  {example}" for example in examples)])
+        commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog)
     return parser
 
 

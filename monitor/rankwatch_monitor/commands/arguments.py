@@ -6,12 +6,23 @@ import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import fill
 from typing import Any
+
+from rankwatch.errors import UsageError
+
+MOST_NAMED = 8
+"""Runs that an error names, of those that there are."""
 
 
 def add_option(parser: argparse.ArgumentParser, name: str, **details: Any) -> None:
     """Adds an option whose name may be written with underscores too."""
     parser.add_argument(*dict.fromkeys((name, "--" + name[2:].replace("-", "_"))), **details)
+
+
+def describe(parser: argparse.ArgumentParser, text: str) -> None:
+    """Says more of a command at the head of its help."""
+    parser.description = fill(f"{parser.description or ''} {text}".strip(), 100)
 
 
 def env(option: str, default: str | None) -> str | None:
@@ -126,18 +137,41 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """``RUN_DIR``: the folder of one run, or of all runs; see ``run_folder``."""
+    """``RUN``: a run's folder, its name, or the folder of all runs; see ``run_folder``."""
     parser.add_argument(
         "run",
         type=Path,
         nargs="?",
         default=Path(env("runs_dir", "rankwatch-runs") or "", "latest"),
-        metavar="RUN_DIR",
-        help="the run's folder (default: rankwatch-runs/latest)",
+        metavar="RUN",
+        help="the run's folder, or its name in rankwatch-runs (default: rankwatch-runs/latest)",
     )
 
 
 def run_folder(path: Path) -> Path:
-    """The run's folder; for the folder of all runs, that of the newest. ``latest`` is followed: it may soon be another run."""
+    """The run's folder; for the folder of all runs, that of the newest. ``latest`` is followed: it may soon be another run.
+
+    Raises:
+        UsageError: a name that is neither that of a folder nor that of a run.
+    """
+    path = named_run(path)
     path = path / "latest" if (path / "latest").is_dir() else path
     return path.parent / path.readlink() if path.is_symlink() else path
+
+
+def named_run(path: Path) -> Path:
+    """The path; a name that is not there may be that of a run in the folder of all runs. Raises UsageError if it is not."""
+    if path.exists() or path.parent != Path():
+        return path
+    run = Path(env("runs_dir", "rankwatch-runs") or "", path)
+    if run.is_dir():
+        return run
+    raise UsageError(no_run(path, run.parent))
+
+
+def no_run(path: Path, runs: Path) -> str:
+    """Says that there is no such run, and which ones there are in the folder ``runs``."""
+    names = sorted(one.name for one in runs.iterdir() if one.is_dir() and not one.is_symlink()) if runs.is_dir() else []
+    there = f"there {'are' if names[1:] else 'is'} {', '.join(names[-MOST_NAMED:]) or 'none'}"
+    more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"no run {path}; in {runs} {there}{more}"

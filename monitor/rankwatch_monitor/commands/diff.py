@@ -13,9 +13,11 @@ from .records import open_records
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Give two runs, or --batch twice, or --rank twice. Defaults: rank 0, and the last batch in the record."
-    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="the run's folder")
-    parser.add_argument("other", type=Path, nargs="?", metavar="OTHER_RUN_DIR", help="another run's folder")
+    types.describe(
+        parser, "Give two runs, or --batch twice, or --rank twice. Defaults: rank 0, and the last batch in the record."
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, or its name in rankwatch-runs")
+    parser.add_argument("other", type=Path, nargs="?", metavar="OTHER_RUN", help="another run")
     number = types.whole("N", 0, 1 << 62)
     parser.add_argument("--batch", type=number, action="append", default=[], metavar="B", help="a batch; may be given twice")
     parser.add_argument("--rank", type=number, action="append", default=[], metavar="R", help="a rank; may be given twice")
@@ -25,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    folders = [arguments.run, *([arguments.other] if arguments.other else [])]
+    folders = [types.named_run(run) for run in (arguments.run, arguments.other) if run is not None]
     with open_records(folders) as records:
         left, right = diff.sides(records, arguments.rank or [0], arguments.batch)
     found = compare(left.frames, right.frames)

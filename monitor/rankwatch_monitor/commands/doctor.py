@@ -18,9 +18,10 @@ MAX_LOCAL_RANKS = 1024
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
+    types.describe(
+        parser,
         "On several nodes start it as you start the training: torchrun ... -m rankwatch.doctor, or srun rankwatch doctor. "
-        "Exit code 0: all is well; 1: a check failed."
+        "Exit code 0: all is well; 1: a check failed.",
     )
     nproc = types.whole("of ranks", 1, MAX_LOCAL_RANKS)
     parser.add_argument("--nproc", metavar="N", type=nproc, default=1, help="ranks to start on this machine (default: 1)")

@@ -14,7 +14,7 @@ from . import arguments as types
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "The keys in the file can neither send data for the runs of other jobs nor change those runs."
+    types.describe(parser, "The keys in the file can neither send data for the runs of other jobs nor change those runs.")
     parser.add_argument("job", metavar="JOB", help="the job's name, which its ranks will use")
     types.add_connection(parser)
     parser.add_argument("--output", metavar="FILE", type=Path, required=True, help="where to write the connection file")

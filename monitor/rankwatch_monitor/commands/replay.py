@@ -17,9 +17,10 @@ from . import arguments as types
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
+    types.describe(
+        parser,
         "Start it where the training's own modules can be imported. Its data and its launcher are not needed. "
-        "Exit code 0: the inf or nan recurs; 1: it does not."
+        "Exit code 0: the inf or nan recurs; 1: it does not.",
     )
     add_replay_options(parser, Path(types.env("runs_dir", "rankwatch-runs") or "", "latest"))
 

@@ -108,6 +108,8 @@ def _written(run: Path, *, as_json: bool) -> str:
             with RunRecord(run / FILE) as record:
                 report, is_over = replay.take(record)
         except StoreError as why:
+            if not (run / FILE).exists():
+                raise UsageError(types.no_run(run, run.parent)) from None
             raise UsageError(f"no report in {run}: {error.strerror}; nor is it in its record: {why}") from None
         return _render(run, report, is_over, as_json=as_json)
 

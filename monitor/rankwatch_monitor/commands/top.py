@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import os
 import sys
+from pathlib import Path
 from time import time
 
 from rankwatch.errors import UsageError
@@ -24,8 +25,9 @@ INTERRUPTED = 130
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "Where stdout is no terminal, top prints a line for each interval in which something changed, until the run is over."
+    types.describe(
+        parser,
+        "Where stdout is no terminal, top prints a line for each interval in which something changed, until the run is over.",
     )
     types.add_run(parser)
     parser.add_argument(
@@ -41,7 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a name may have letters that the terminal lacks
-    newest = Newest(arguments.run)
+    is_name = arguments.run.parent == Path() and arguments.run != Path(types.env("runs_dir", "rankwatch-runs") or "")
+    newest = Newest(types.named_run(arguments.run) if is_name else arguments.run)  # a folder may come yet
     focus = Focus(arguments.node, arguments.rank)
     try:
         if arguments.once:

@@ -16,7 +16,7 @@ from . import arguments as types
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "An empty list ('') clears the list. Options that are not given do not change."
+    types.describe(parser, "An empty list ('') clears the list. Options that are not given do not change.")
     parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the run's name, such as train-0 (default: all)")
     types.add_connection(parser)
     parser.add_argument("--every", metavar="K", type=types.whole("K", 1, wire.MAX_EVERY), help="measure each K-th batch")

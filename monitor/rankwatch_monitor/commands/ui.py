@@ -6,6 +6,7 @@ import argparse
 import os
 import secrets
 import sys
+from pathlib import Path
 
 from rankwatch.errors import UsageError
 from rankwatch.shared.printable import printable
@@ -17,9 +18,10 @@ DEFAULT_PORT = 27078
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     types.add_runs(parser)
-    parser.epilog = (
+    types.describe(
+        parser,
         "On a head node: connect by ssh -L PORT:127.0.0.1:PORT HEAD, and open the URL that this command prints. "
-        "RANKWATCH_TOKEN sets the token in the URL."
+        "RANKWATCH_TOKEN sets the token in the URL.",
     )
     host = types.env("host", "127.0.0.1")
     parser.add_argument("--host", default=host, help="address to listen on (default: 127.0.0.1, this machine alone)")
@@ -37,6 +39,8 @@ def main(arguments: argparse.Namespace) -> int:
         from ..views.ui import server
     except ImportError as error:
         raise UsageError(f"the page needs {error.name}: pip install 'rankwatch[ui]'") from None
+    if not arguments.runs_dir.is_dir() and arguments.runs_dir != Path(types.env("runs_dir", "rankwatch-runs") or ""):
+        raise UsageError(f"no folder {arguments.runs_dir}: give the one that runs are recorded in")
     token = os.environ.get("RANKWATCH_TOKEN") or secrets.token_urlsafe(24)
     with server.listen(arguments.host, arguments.port) as listening:
         host, port = listening.getsockname()[:2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,10 +121,22 @@ def _go_unwatched(command: Sequence[str], why: str) -> NoReturn:
 
 def replace_by(command: Sequence[str]) -> NoReturn:
     """Replaces this process by the command, unwatched. Raises UsageError when there is no such command."""
+    command = _found(command, os.environ)
     try:
         os.execvp(command[0], list(command))
     except OSError as error:
         raise UsageError(f"cannot run {shlex.join(command)}: {error.strerror}") from None
+
+
+def _found(command: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """The command; a program that PATH does not have, such as torchrun, is looked for beside our own interpreter."""
+    name, *rest = command
+    beside = Path(sys.executable).parent / name
+    if "/" in name or shutil.which(name, path=env.get("PATH")):
+        return [name, *rest]
+    if os.access(beside, os.X_OK):
+        return [str(beside), *rest]
+    raise UsageError(f"cannot run {shlex.join(command)}: there is no program {name!r} in PATH, nor beside {sys.executable}")
 
 
 def job_name(command: Sequence[str]) -> str:
@@ -167,6 +180,7 @@ def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, 
     heeded = [n for n in ENDING if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
     for number in heeded:
         signals.callback(signal.signal, number, signal.signal(number, forward))
+    command = _found(command, env)
     try:
         child = subprocess.Popen(command, env=dict(env))
     except OSError as error:

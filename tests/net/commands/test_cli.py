@@ -182,7 +182,7 @@ def test_a_missing_connection_file_stops_a_rank_before_its_first_batch() -> None
         ([], "the following arguments are required: COMMAND"),
         (["run"], "nothing to run"),
         (["run", "--", "/no/such/program"], "cannot run /no/such/program: No such file or directory"),
-        (["report", "/no/such/run"], "no report in /no/such/run"),
+        (["report", "/no/such/run"], "no run /no/such/run; in /no/such there is none"),
         (["report", "/no/such/run", "--rank", "0"], "is /no/such/run a run's folder?"),
         (["report", "/no/such/run", "--frames", "5"], "is /no/such/run a run's folder?"),
         (["report", "/no/such/run", "--html", "a"], "is /no/such/run a run's folder?"),

@@ -1,0 +1,84 @@
+"""What a person who types sees: examples that work, what was meant, and which runs and programs there are."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankwatch.errors import UsageError
+from rankwatch_monitor.cli import COMMANDS, _parser
+from rankwatch_monitor.commands.arguments import named_run
+from rankwatch_monitor.serve.launcher import _found
+
+
+@pytest.mark.parametrize("example", [example for _, *examples in COMMANDS.values() for example in examples])
+def test_each_example_is_a_command_with_its_options(example: str) -> None:
+    program, *arguments = shlex.split(example)
+    assert program == "rankwatch"
+    assert _parser().parse_args(arguments).function
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _parser().parse_args([command, "--help"])
+    assert ended.value.code == 0
+    assert f"  rankwatch {command}" in capsys.readouterr().out.partition("example")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["repotr"], "did you mean report?"),
+        (["run", "--on-stal", "abort"], "did you mean --on-stall?"),
+        (["report", "--htm", "x"], "did you mean --html?"),
+        (["top", "--interval", "soon"], "argument --interval: 'soon': expected seconds"),
+        (["list", "--quite-another-thing"], "unrecognized arguments: --quite-another-thing"),
+    ],
+)
+def test_what_is_wrong_comes_first_with_what_was_meant(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _parser().parse_args(arguments)
+    first, *usage = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert "error:" in first
+    assert first.endswith(said) or said in first
+    assert usage[0].startswith("usage: rankwatch")
+
+
+def test_a_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rankwatch-runs" / "train-0").mkdir(parents=True)
+    assert named_run(Path("train-0")) == Path("rankwatch-runs/train-0")
+    assert named_run(Path("rankwatch-runs/train-0")) == Path("rankwatch-runs/train-0")
+    with pytest.raises(UsageError, match="no run train-1; in rankwatch-runs there is train-0"):
+        named_run(Path("train-1"))
+    (tmp_path / "train-0").mkdir()  # a path comes first
+    assert named_run(Path("train-0")) == Path("train-0")
+    for number in range(1, 12):
+        (tmp_path / "rankwatch-runs" / f"more-{number:02}").mkdir()
+    with pytest.raises(UsageError, match=r"there are more-05, .*, train-0, and 4 more"):
+        named_run(Path("nosuch"))
+    monkeypatch.setenv("RANKWATCH_RUNS_DIR", str(tmp_path / "elsewhere"))
+    with pytest.raises(UsageError, match="elsewhere there is none"):
+        named_run(Path("nosuch"))
+
+
+def test_a_program_is_looked_for_beside_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `.venv/bin/pip install`, nothing is in PATH."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text("#!/bin/sh\n")
+    torchrun.chmod(0o700)
+    assert _found(["torchrun", "train.py"], {"PATH": "/nowhere"}) == [str(torchrun), "train.py"]
+    assert _found(["sh", "-c", "true"], {"PATH": "/bin"}) == ["sh", "-c", "true"]
+    assert _found(["./train", "x"], {"PATH": "/nowhere"}) == ["./train", "x"]
+    with pytest.raises(
+        UsageError, match="cannot run accelerate launch: there is no program 'accelerate' in PATH, nor beside"
+    ):
+        _found(["accelerate", "launch"], {"PATH": "/nowhere"})
