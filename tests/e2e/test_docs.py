@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import runpy
 import shlex
@@ -10,11 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import fields
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +42,7 @@ else:
 pytestmark = pytest.mark.e2e
 
 UI = "rankwatch ui"
+TOLD = next(command for command in commands("behaviour.md") if "--on-verdict" in command)
 ONE_OF_TWO_NODES = next(command for command in commands("guide.md") if "--nnodes" in command)
 TUNE = [command for command in commands("guide.md") if command.startswith("rankwatch tune")]
 OF_A_RUN = [command for page in ("report.md", "views.md") for command in commands(page) if command != UI]
@@ -66,6 +71,7 @@ def test_every_command_runs_in_a_test() -> None:
     ours = {
         *commands("replay.md"),
         *commands("replicas.md"),
+        TOLD,
         ONE_NODE,
         UI,
         COLLECTOR,
@@ -228,6 +234,26 @@ def test_the_tutorial(tmp_path: Path) -> None:
     assert [command for command in steps if "torchrun" in command] == [steps[0], steps[-1]]
 
 
+@pytest.mark.slow
+def test_a_channel_is_told_of_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[Any] = []
+
+    class Channel(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+    (tmp_path / "train.py").write_text((ROOT / "deploy" / "examples" / "train_pumps.py").read_text())
+    (tmp_path / "tell.py").write_text(python_of("behaviour.md", "# tell.py"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Channel) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = run(f"SLACK_URL=http://127.0.0.1:{server.server_port} {TOLD}", tmp_path)
+        server.shutdown()
+    assert done.returncode == 77, done.stderr
+    assert received == [{"text": "train-0 aborted: gradient in head"}], done.stderr
+
+
 def test_the_numbers_that_the_tutorial_quotes() -> None:
     """The text beside the output quotes them."""
     text = PAGES["tutorial.md"]
@@ -266,6 +292,7 @@ def test_every_variable_is_documented_and_accepted() -> None:
 def test_variables_named_elsewhere_exist() -> None:
     known = {f"RANKWATCH_{name}" for name in (*_FURTHER, *(field.name.upper() for field in fields(Config)))}
     meant = {"RANKWATCH_GRADIENT"}  # the page shows it as a mistake
+    meant |= {f"RANKWATCH_{name}" for name in ("RUN", "OUTCOME", "CAUSE", "RUN_DIR")}  # for the command of --on-verdict
     assert set(re.findall(r"RANKWATCH_[A-Z_]+[A-Z]\b", ALL)) - known <= meant
 
 

@@ -66,7 +66,10 @@ def test_the_demo_prints_the_report_on_top(tmp_path: Path) -> None:
     for line in blocks(README, "")[0].split("\n\n")[1].splitlines():
         for fixed in re.split(r"\(vm,|batch \d+.*|/\S*/demo.py|abs max .*|-\d{5}|acknowledged in.*", line):
             assert fixed in done.stdout
-    assert "this was the demo: its planted overflow was caught" in done.stdout
+    _, said, after = done.stdout.partition("this was the demo: its planted overflow was caught")
+    assert said
+    again = next(line.split("    #")[0].strip() for line in after.splitlines() if " replay " in line)
+    assert run(again, tmp_path).returncode == 0
     diff = run("rankwatch diff rankwatch-runs/latest --rank 0 --rank 1", tmp_path).stdout
     (first,) = re.findall(r"^  first .*: ", blocks(PAGES["views.md"], "")[0], re.MULTILINE)
     assert first in diff

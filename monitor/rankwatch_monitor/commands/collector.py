@@ -49,6 +49,7 @@ def main(arguments: argparse.Namespace) -> int:
             insecure=arguments.insecure,
             meters=meters,
             frames=arguments.frames,
+            on_verdict=arguments.on_verdict,
         )
 
 
@@ -130,6 +131,13 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
         metavar="K",
         type=types.whole("K", 1, wire.MAX_EVERY),
         help="measure each K-th batch only, whatever the ranks' own option says (default: the ranks' own option)",
+    )
+    types.add_option(
+        parser,
+        "--on-verdict",
+        metavar="CMD",
+        default=types.env("on_verdict", ""),
+        help="shell command for a run that did not finish well: it has the report as JSON on stdin, and 30 seconds",
     )
     parser.add_argument(
         "--frames",

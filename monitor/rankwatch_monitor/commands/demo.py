@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shlex
+import shutil
 import sys
 
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, UsageError
@@ -32,5 +34,12 @@ def main(arguments: argparse.Namespace) -> int:
     code = run_command(command, runs_dir=arguments.runs_dir, options=Options(), job="demo", environ=environ)
     if code != EXIT_ABORTED:
         return code or EXIT_ERROR
-    sys.stdout.write("\nrankwatch: this was the demo: its planted overflow was caught, explained and stopped on all ranks\n")
+    rankwatch = "rankwatch" if shutil.which("rankwatch") else shlex.quote(sys.argv[0])
+    runs = shlex.quote(str(arguments.runs_dir))
+    sys.stdout.write(
+        "\nrankwatch: this was the demo: its planted overflow was caught, explained and stopped on all ranks\n"
+        f"  next       {rankwatch} run -- torchrun --nproc-per-node 2 train.py    # the same for your training\n"
+        f"             {rankwatch} replay {runs}/latest    # the overflow again, in other precisions\n"
+        f"             {rankwatch} ui {runs}    # the run as a page\n"
+    )
     return 0

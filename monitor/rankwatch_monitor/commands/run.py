@@ -52,4 +52,5 @@ def main(arguments: argparse.Namespace) -> int:
             status=not arguments.no_status,
             config=arguments.rankwatch_config,
             frames=arguments.frames,
+            on_verdict=arguments.on_verdict,
         )

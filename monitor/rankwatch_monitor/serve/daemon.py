@@ -17,6 +17,7 @@ from ..decide.report import Report
 from ..views import text
 from .collector import Collector
 from .metrics.meters import Meters
+from .notifier import Notifier
 from .precedence import SWITCH_INTERVAL
 from .printer import Printer
 from .run_folder import RunsFolder
@@ -39,14 +40,18 @@ def run_daemon(
     insecure: bool = False,
     meters: Meters | None = None,
     frames: int = text.FRAMES_ON_SCREEN,
+    on_verdict: str = "",
 ) -> int:
     """Serves until SIGTERM or SIGINT, and then ends the runs; a second signal ends the process at once."""
     runs = RunsFolder(runs_dir)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL)
 
+    notifier = Notifier(on_verdict)
+
     def show(report: Report, news: bool) -> None:
         if news:
+            notifier.tell(report)
             record = shlex.join(["rankwatch", "report", str(runs_dir / report.run)])
             printer.print(sys.stdout, coloured(text.render(report, frames, record), sys.stdout) + "\n")
 
@@ -76,4 +81,5 @@ def run_daemon(
             collector.serve()
         finally:
             collector.close()
+            notifier.close()
     return 0

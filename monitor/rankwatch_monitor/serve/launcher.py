@@ -28,6 +28,7 @@ from ..decide.report import Outcome, Report
 from ..views import text
 from .collector import Collector, raise_descriptor_limit
 from .metrics.meters import Meters
+from .notifier import Notifier
 from .printer import Printer, write
 from .run_folder import RunsFolder
 from .status import Status
@@ -52,6 +53,7 @@ def run_command(
     status: bool = True,
     config: str | None = None,
     frames: int = text.FRAMES_ON_SCREEN,
+    on_verdict: str = "",
 ) -> int:
     """Runs ``command`` under its own collector; returns 77 when the run stopped its ranks, else the exit code of the command.
 
@@ -59,6 +61,7 @@ def run_command(
         status: whether a line shows the state of the run, where stderr is a terminal.
         config: a file with options for the ranks.
         frames: so many of the last ones are printed above the verdict.
+        on_verdict: a shell command; see ``Notifier``.
 
     Raises:
         UsageError: there is no such command, an option of the ranks is wrong, or the collector cannot start.
@@ -85,6 +88,13 @@ def run_command(
     env.pop("RANKWATCH_SEAT", None)  # a command that a rank runs under a collector of its own has ranks of its own
     launch = env["RANKWATCH_LAUNCH"] = os.urandom(8).hex()
     reports: dict[str, Report] = {}
+    notifier = Notifier(on_verdict)
+
+    def show(report: Report, news: bool) -> None:
+        reports[report.run] = report
+        if news:
+            notifier.tell(report)
+
     is_shown = status and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     with ExitStack() as signals:  # until the report is written
         with (
@@ -99,7 +109,7 @@ def run_command(
                 connection_file=path,
                 runs=folder,
                 options=replace(options, expects_job_end=True, launch="" if is_private else launch),
-                show=lambda report, news: reports.update({report.run: report}),
+                show=show,
                 show_ranks=line.show if is_shown else lambda shown: None,
                 job=job or env.get("RANKWATCH_JOB") or job_name(command),
                 meters=meters,
@@ -111,7 +121,9 @@ def run_command(
                 code = _run_beside(collector, command, env, signals)
             finally:
                 collector.close()
-        return _conclude(collector, reports, code, runs_dir, frames)
+        code = _conclude(collector, reports, code, runs_dir, frames)
+        notifier.close()
+        return code
 
 
 def _go_unwatched(command: Sequence[str], why: str) -> NoReturn:

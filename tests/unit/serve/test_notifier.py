@@ -1,0 +1,64 @@
+"""The command of --on-verdict: once a run, with the report; what goes wrong in it is said, and costs nobody anything."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankwatch_monitor.decide.report import Outcome, Report
+from rankwatch_monitor.serve import notifier
+from rankwatch_monitor.serve.notifier import Notifier
+
+LOST = Report("train-0", "train", 0, 2, Outcome.LOST, "rank 1 went silent", None, 7, None, (), folder="runs/train-0")
+
+
+def told(command: str, report: Report = LOST) -> None:
+    one = Notifier(command)
+    one.tell(report)
+    one.close()
+
+
+def test_it_has_the_report_and_the_essence_of_it(tmp_path: Path) -> None:
+    told(
+        f'cat > {tmp_path}/body; echo "$RANKWATCH_RUN/$RANKWATCH_OUTCOME/$RANKWATCH_CAUSE/$RANKWATCH_RUN_DIR" > {tmp_path}/env'
+    )
+    body = json.loads((tmp_path / "body").read_text())
+    assert (body["run"]["id"], body["outcome"], body["reason"]) == ("train-0", "lost", "rank 1 went silent")
+    assert (tmp_path / "env").read_text() == "train-0/lost//runs/train-0\n"
+
+
+def test_of_a_run_that_finished_nothing_is_told(tmp_path: Path) -> None:
+    told(f"touch {tmp_path}/called", replace(LOST, outcome=Outcome.FINISHED))
+    told("", LOST)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_command_that_does_not_read_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    told("true", replace(LOST, reason="x" * 1_000_000))
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("echo no such channel >&2; exit 3", "exit code 3: no such channel"),
+        ("exit 4", "exit code 4: it printed nothing"),
+        ("nosuchprogram", "exit code 127"),
+    ],
+)
+def test_its_failure_is_said(command: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    told(command)
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "the command of --on-verdict for run train-0: " in record.getMessage()
+    assert said in record.getMessage()
+
+
+def test_it_is_ended_with_all_that_it_started(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifier, "LIMIT", 0.2)
+    told("sleep 600 & sleep 600")  # the pipe of stdout stays open until both have ended
+    assert "was ended: it took more than 0.2 s" in caplog.text
