@@ -30,9 +30,22 @@ class ProtocolError(RankwatchError):
 
 
 class TrainingAborted(RankwatchError):
-    """Raised in the training thread of every rank when the run stops; the text names the culprit."""
+    """Raised in the training thread of every rank when the run stops; the text names the culprit.
+
+    Attributes:
+        rank: the rank that the verdict names; None: no single one, or the run was stopped for another reason.
+        batch: the batch in which it went bad; None without a verdict. So are the following ones.
+        module: the name of the module; empty: the root.
+        cause: one word, as in the report.
+        report: the run's folder, which has the report, on the collector's host; None without a collector.
+    """
 
     exit_code = EXIT_ABORTED
+    rank: int | None = None
+    batch: int | None = None
+    module: str | None = None
+    cause: str | None = None
+    report: str | None = None
 
 
 class OverflowDetected(TrainingAborted, ValueError):

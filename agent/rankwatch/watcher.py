@@ -32,7 +32,7 @@ from .rerun.capsule import CapsuleRules
 from .rerun.machine import gpu_of
 from .shared import connection as connections
 from .shared.advice import advise
-from .shared.cause import Trip, classify
+from .shared.cause import Cause, Trip, classify
 from .shared.closeup import CloseUp
 from .shared.closeup_text import fields_of, replay_fields
 from .shared.colour import coloured
@@ -91,6 +91,7 @@ class Watch:
         self._closed = False
         self._reason = ""
         """The reason in the collector's ABORT; empty before one came."""
+        self._abort: messages.Abort | None = None
         self._deadline: Deadline | None = None
         self._is_back = False
         self._culprit_time = 0.0
@@ -164,6 +165,11 @@ class Watch:
         """Records a tensor for ``detect_overflow``, if the calling thread is inside this watch's forward."""
         if self._detector.is_inside():
             self._detector.mark(tensor, label)
+
+    def __repr__(self) -> str:
+        run = f", run {self._link.run}" if self._link is not None and self._link.run else ", no collector"
+        state = ", closed" if self._closed else f", aborted: {self._reason}" if self._reason else ""
+        return f"<Watch of {type(self.root).__name__}, {self._name}{run}{state}>"
 
     def __enter__(self) -> Watch:
         if self._closed and not is_disabled():
@@ -272,7 +278,10 @@ class Watch:
             self._has_reported = True
             self._report_alone(trip, bad_readings)
         write_error_file(culprit, trip.time, is_culprit=True)
-        return OverflowDetected(culprit)
+        error = OverflowDetected(culprit)
+        error.rank, error.batch = self._identity.rank, trip.position.batch
+        error.module, error.cause = trip.frame.spec.module, self._explain(trip)[0].value
+        return error
 
     def on_limit(self, batch: int) -> TrainingAborted:
         return BatchLimitReached(f"stopped after batch {batch}, as abort_after_batch_num={batch} asked for")
@@ -283,8 +292,7 @@ class Watch:
 
     def _report_alone(self, trip: Trip, bad_readings: list[BadReading]) -> None:
         """Prints a trip if there is no collector, which would print the report."""
-        is_single = self._identity.world_size == 1  # of several ranks, one alone does not know whether they left alike
-        cause, evidence = self._losses.explain(trip) if is_single else classify(trip)
+        cause, evidence = self._explain(trip)
         closeup = cleaned(self._closeup)
         fields = [
             ("culprit", describe_trip(self._name, trip)),
@@ -295,6 +303,10 @@ class Watch:
         ]
         head = format_head(f"first {trip.culprit.state.name.lower()} of this process", fields)
         emit(coloured(f"{format_dump(trip.frames).rstrip()}\n\n{head}", sys.stdout))
+
+    def _explain(self, trip: Trip) -> tuple[Cause, str]:
+        is_single = self._identity.world_size == 1  # of several ranks, one alone does not know whether they left alike
+        return self._losses.explain(trip) if is_single else classify(trip)
 
     def _why_alone(self) -> str:
         if self._parent is not None:
@@ -404,7 +416,7 @@ class Watch:
             return
         self._is_culprit = abort.rank == self._identity.rank
         self._culprit_time = abort.time
-        self._reason = abort.reason
+        self._abort, self._reason = abort, abort.reason
         looks_closer = self._has_tripped and self._closeup is None
         grace = abort.grace + (self._closeup_seconds if looks_closer else 0.0)
         deadline = self._deadline = Deadline(f"{self._name}: {abort.reason}", grace, abort.hold_limit)
@@ -420,7 +432,12 @@ class Watch:
         return self._is_culprit and self._culprit_time > 0
 
     def _exception(self) -> TrainingAborted:
-        return (OverflowDetected if self._has_tripped else TrainingAborted)(self._reason)
+        error = (OverflowDetected if self._has_tripped else TrainingAborted)(self._reason)
+        error.report = (self._link.folder if self._link is not None else "") or None
+        if (abort := self._abort) is not None and abort.cause:
+            error.rank = abort.rank if abort.rank >= 0 else None
+            error.batch, error.module, error.cause = abort.batch, abort.module, abort.cause
+        return error
 
     def _write_error_file(self) -> None:
         if self._reason:

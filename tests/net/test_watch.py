@@ -101,6 +101,44 @@ def test_a_culprit_whose_weights_differ_has_no_overflow(
     assert found.type is raised
 
 
+def test_the_exception_says_who_and_where(collector: Running) -> None:
+    """So that a script can decide by them, without reading the text."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with rankwatch.watch(model, closeup=0) as watch:
+        model(torch.ones(2))
+        with pytest.raises(rankwatch.OverflowDetected) as found:
+            model(torch.full((2,), math.inf))
+    error = found.value
+    assert (error.rank, error.batch, error.module, error.cause) == (0, 1, "0", "data")
+    assert error.report is not None
+    assert Path(error.report, "report.json").exists() or Path(error.report, "run.db").exists()
+    assert repr(watch).startswith("<Watch of Sequential, rank 0 of 1 (")
+    assert "closed" in repr(watch)
+
+
+def test_another_rank_is_told_who_it_was_too(collector: Running) -> None:
+    model = nn.Linear(2, 2)
+    with rankwatch.watch(model) as watch:
+        model(torch.ones(2))
+        watch._on_abort(Abort("rank 5 of 8: inf", 5, 1000.0, 10.0, 0.0, 7, "decoder.wo", "overflow"))
+        with pytest.raises(rankwatch.TrainingAborted) as found:
+            model(torch.ones(2))
+    error = found.value
+    assert not isinstance(error, rankwatch.OverflowDetected)
+    assert (error.rank, error.batch, error.module, error.cause) == (5, 7, "decoder.wo", "overflow")
+
+
+def test_a_stop_without_a_verdict_names_nobody(collector: Running) -> None:
+    model = nn.Linear(2, 2)
+    with rankwatch.watch(model) as watch:
+        model(torch.ones(2))
+        watch._on_abort(Abort("rank 3 went silent", 3, 0.0, 10.0))
+        with pytest.raises(rankwatch.TrainingAborted) as found:
+            model(torch.ones(2))
+    error = found.value
+    assert (error.rank, error.batch, error.module, error.cause) == (None, None, None, None)
+
+
 def test_a_model_that_nobody_holds_ends_its_run(collector: Running) -> None:
     def train() -> None:
         model = nn.Linear(2, 2)

@@ -153,7 +153,8 @@ class Abort:
     """Collector to rank, repeated until acknowledged: stop. ``rank`` is the culprit (-1: none).
 
     ``time``: when it tripped; 0: it did not, but replicas came apart. ``hold_limit``: seconds for which work that the rank
-    holds is waited for, and only then the ``grace`` begins.
+    holds is waited for, and only then the ``grace`` begins. ``batch``, ``module`` and ``cause`` are the verdict's; without
+    one, the cause is empty.
     """
 
     reason: str
@@ -161,6 +162,9 @@ class Abort:
     time: float
     grace: float
     hold_limit: float = 0.0
+    batch: int = -1
+    module: str = ""
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)

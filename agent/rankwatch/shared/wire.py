@@ -333,7 +333,7 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, Field]]] = {
     ),
     "PROBE": (Probe, {"moment": _MOMENT}),
     "ABORT": (Abort, {"reason": _TEXT, "rank": integer(-1, MAX_RANKS), "time": _SECONDS, "grace": number(0, 86400),
-                       "hold_limit": number(0, 86400)}),
+                       "hold_limit": number(0, 86400), "batch": integer(-1), "module": string(), "cause": string(64)}),
     "STAY": (Stay, {"seconds": number(0, 86400)}),
     "LISTEN": (Listen, {"run": string(), "rank": integer(0, MAX_RANKS - 1), "incarnation": string(64)}),
     "END": (End, {"incarnation": string(64)}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankwatch.shared import messages
 from rankwatch.shared.text import describe_culprit
@@ -156,7 +156,12 @@ class RunEnd(RunState):
             yield from self._holding.keep(self.ranks.values(), now)
 
     def _make_abort(self, reason: str, culprit: int = NO_RANK, tripped_at: float = 0.0) -> messages.Abort:
-        return messages.Abort(reason, culprit, tripped_at, self.options.abort_grace, self.options.hold_limit)
+        abort = messages.Abort(reason, culprit, tripped_at, self.options.abort_grace, self.options.hold_limit)
+        if self.verdict is None:
+            return abort
+        trip = self.verdict.trip
+        module, cause = trip.frame.spec.module, self.verdict.cause.value
+        return replace(abort, batch=trip.position.batch, module=module, cause=cause)
 
     def _conclude(self, now: float, *, ended: bool = False) -> Iterator[Effect]:
         """Decides, publishes and closes, as soon as each can be done. ``ended``: no rank can report anything any more."""
