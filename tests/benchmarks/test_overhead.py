@@ -42,5 +42,17 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
         *("fingerprint", "fingerprint, clipped", "fingerprint, all"),
         *("all hooks", "all hooks, clipped", "all hooks, between", "all hooks, between, clipped"),
     }
-    assert {row["model"] for row in written["calls"]} == {"400 linear layers of 16", "2 x 64 experts of 32"}
+    assert {(row["model"], row["way"]) for row in written["calls"]} == {
+        ("400 linear layers of 16", "eager"),
+        ("2 x 64 experts of 32", "eager"),
+        ("40 linear layers of 16", "compiled"),
+    }
     assert {row["dtype"] for row in written["measure"]} == {"float32", "bfloat16", "float16"}
+
+
+def test_compiling(tmp_path: Path) -> None:
+    script, rows = Path(__file__).with_name("compiling.py"), tmp_path / "rows.json"
+    options = ["--models", "layers", "--small", "--pairs", "1", "--json", str(rows)]
+    done = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["mode"] for row in json.loads(rows.read_text())] == ["bare (again)", "default"]
