@@ -128,7 +128,8 @@ class _Parser(argparse.ArgumentParser):
         from rankwatch.shared.printable import printable
 
         known = [option for action in self._actions for option in action.option_strings] + list(COMMANDS)
-        words = [word.strip("',") for word in message.split() if word.startswith(("'", "-"))][:1]
+        is_unknown = "invalid choice" in message or message.startswith("unrecognized arguments")
+        words = [word.strip("',") for word in message.split() if is_unknown and word.startswith(("'", "-"))][:1]
         meant = get_close_matches(words[0], known, 1) if words else []
         hint = f"; did you mean {meant[0]}?" if meant and meant[0] not in words else ""
         self._print_message(f"{self.prog}: error: {printable(message)}{hint}\n", sys.stderr)

@@ -56,6 +56,7 @@ class HandedCalls:
             self._enter(event == TRAIN, calls[0][1].has_gradients)
             return
         below: list[CompiledCall] = []
+        has_gradients = False
         made = self._recorder.handed([what.states for _, what in calls], numbers)
         for (named, what), cells in zip(calls, made, strict=True):
             call = CompiledCall(named, what.rows, cells)
@@ -63,8 +64,10 @@ class HandedCalls:
                 if self._running.depth == 1:
                     self._batches.compiled_given(call)
             elif named.module is not self._root:
-                if not (below or self._running.depth):
-                    self._open_direct(what.has_gradients)
+                if not self._running.depth and (not below or what.has_gradients is not has_gradients):
+                    self._add_below(below)
+                    below, has_gradients = [], what.has_gradients
+                    self._open_direct(has_gradients)
                 below.append(call)
             else:
                 self._add_below(below)

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..measure.modules import NamedModule, named_modules, unwrap
 from ..rerun.careful import Careful, passed_again, running_again
-from . import traced
+from . import joined, traced
 from .scripting import hide_hooks
 
 log = logging.getLogger(__name__)
@@ -75,8 +75,9 @@ class Hooks:
         self._children: list[int] = []
         """The modules right under those of the model, by ``id``, when they were last looked at."""
         self._on_handed = handed
-        self.is_compiled = False
+        self._is_compiled = False
         """Whether compiled graphs hand over readings, since the hooks last changed."""
+        self._graphs_before = joined.graphs
         self._known: dict[int, NamedModule] = {}
         self._handles: dict[int, list[RemovableHandle]] = {}
         self._calls = 0
@@ -106,7 +107,7 @@ class Hooks:
         self._patterns = patterns
         for key, named in self._known.items():
             self._attach(key, named)
-        if self.is_compiled:
+        if self._is_compiled:
             _forget_compiled()
 
     def rest(self, *, unless: bool) -> None:
@@ -116,7 +117,7 @@ class Hooks:
         without; and none in a compiled model, whose graphs depend on them.
         """
         self.wake()  # an interruption may have left some off
-        if unless or self.is_compiled:
+        if unless or self._is_compiled:
             return
         if self._watched_tables is None:
             self._watched_tables = [
@@ -201,9 +202,9 @@ class Hooks:
         self.wake()
         if self._abandon.detach() is not None:
             _remove(self._global_handles)
-        if self.is_compiled:
+        if self._is_compiled:
             _forget_compiled()
-            self.is_compiled = False
+            self._is_compiled = False
         for handles in self._handles.values():
             _remove(handles)
         self._handles.clear()
@@ -211,8 +212,13 @@ class Hooks:
             _remove_moved(module)
         self._known.clear()
 
+    @property
+    def may_be_compiled(self) -> bool:
+        """Whether a compiled graph may have hooks of ours. One that raises in its first run has handed nothing over."""
+        return self._is_compiled or joined.graphs > self._graphs_before
+
     def _handed(self, calls: traced.Calls, numbers: traced.Numbers) -> None:
-        self.is_compiled = True
+        self._is_compiled = True
         self._on_handed(calls, numbers)
 
     def _learn(self, modules: dict[int, NamedModule]) -> None:

@@ -20,6 +20,9 @@ PLANS = "\x1d"
 TRAIN, EVAL, GIVEN, LEAVE = "train", "eval", "given", "leave"
 BEGINNINGS = TRAIN, EVAL
 
+graphs = 0
+"""Graphs with our hooks that Dynamo has made in this process."""
+
 
 def join_at_end() -> None:
     """Call this while Dynamo traces a graph with a call of ``record``. Its calls are joined before it is compiled."""
@@ -35,11 +38,16 @@ def join_at_end() -> None:
 
 def _join_calls(module: fx.GraphModule) -> None:
     """Joins the calls of a graph, and those of each graph within it: of the body of an activation checkpoint, say."""
-    for part in _graphs(module):
-        for together in _runs(part):
-            if len(together) > 1 and len({device for call in together for device in _devices(call)}) <= 1:
-                _join(part.graph, together)
-        part.recompile()
+    global graphs
+    graphs += 1
+    try:
+        for part in _graphs(module):
+            for together in _runs(part):
+                if len(together) > 1 and len({device for call in together for device in _devices(call)}) <= 1:
+                    _join(part.graph, together)
+            part.recompile()
+    except Exception:  # the graph is compiled all the same: until `_join` erases them, all calls are in it
+        log.exception("rankwatch: the hooks of a compiled graph keep a call each")
 
 
 def _runs(module: fx.GraphModule) -> list[list[fx.Node]]:
@@ -66,10 +74,11 @@ def _calls(module: fx.GraphModule) -> list[fx.Node]:
 
 def _join(graph: fx.Graph, calls: list[fx.Node]) -> None:
     numbers, keys = ([one for call in calls for one in _list(call, part)] for part in (1, 2))
+    plan = PLANS.join(str(call.args[3]) for call in calls)
+    are_rows = len(numbers) > 1 and _example(numbers[0]).ndim > 0  # on a device
     with graph.inserting_before(calls[-1]):
-        if len(numbers) > 1 and _example(numbers[0]).ndim:  # rows on a device
+        if are_rows:
             numbers = [graph.call_function(torch.cat, (numbers,))]
-        plan = PLANS.join(str(call.args[3]) for call in calls)
         joined = graph.call_function(torch.ops.rankwatch.record, (calls[-1].args[0], numbers, keys, plan))
     joined.meta.update(calls[-1].meta)
     for call in calls:

@@ -250,11 +250,13 @@ class Settler:
         self._trace(part)
         found, self.waiting = self.waiting or found, None
         is_late = self._is_late(part)
-        is_seen = batch.is_full and not self._model().is_compiled  # a graph hands over at its end what was measured in it
+        was_full = batch.is_full
+        is_seen = was_full and not self._model().may_be_compiled  # a graph hands over at its end what was measured in it
         runs_again &= self._trips and batch.is_streamed and not is_seen
         if found is None and runs_again and self._raised < MAX_RAISED:
             self._raised, is_late, batch.is_full = self._raised + 1, True, False
             found = self._find_again(part, batch.entry)
+            batch.is_full |= was_full  # a forward that comes next may belong to the same batch
         if found is not None and is_late:
             # The user's exception goes on; the trip counts all the same.
             announce(found, self._observer, self._model().modules)

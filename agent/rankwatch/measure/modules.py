@@ -32,8 +32,8 @@ class Modules(Protocol):
     @property
     def watched(self) -> list[NamedModule]: ...
     @property
-    def is_compiled(self) -> bool:
-        """Whether some of them are in compiled graphs."""
+    def may_be_compiled(self) -> bool:
+        """Whether some of them may be in compiled graphs."""
 
     def running(self) -> NamedModule:
         """The one whose forward is innermost on the caller's stack."""

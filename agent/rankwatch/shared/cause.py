@@ -9,7 +9,7 @@ from .frame import DTYPE_MAX, REDUCED, Frame, FrameSpec, Kind, Phase, Reading, S
 from .operators import explain, explain_given, explain_gradient, is_own
 from .trip import BadWeight, Cause, Operator, Trip
 
-__all__ = ["PHASE_WORDS", "BadWeight", "Cause", "Operator", "Trip", "classify", "describe_module"]
+__all__ = ["PHASE_WORDS", "BadWeight", "Cause", "Operator", "Trip", "bad_root_inputs", "classify", "describe_module"]
 
 
 _NON_FINITE = (State.INF, State.NAN)
@@ -127,7 +127,7 @@ def _of_scale(trip: Trip) -> str:
 
 def _of_root_alone(trip: Trip) -> tuple[Cause, str]:
     """The cause in a batch in which only the root module's inputs and outputs were measured (every=K)."""
-    bad = _bad_root_inputs(trip)
+    bad = bad_root_inputs(trip)
     if trip.operator is not None and is_own(trip.operator):
         cause, evidence = _of_operator(trip.operator, trip)
         return cause, f"{evidence}; found by repeating the whole forward, whose modules were not measured (every=K)"
@@ -139,7 +139,7 @@ def _of_root_alone(trip: Trip) -> tuple[Cause, str]:
     return cause, f"{fed(trip)}; the modules in it were not measured in this batch (every=K)"
 
 
-def _bad_root_inputs(trip: Trip) -> list[Reading]:
+def bad_root_inputs(trip: Trip) -> list[Reading]:
     """What the root was fed in this batch and was not finite, those with the culprit's state first, without masks."""
     bad = [r for r in trip.root_inputs if r.state in _NON_FINITE and not _is_harmless_at_root(r, trip)]
     return sorted(bad, key=lambda reading: reading.state is not trip.culprit.state)
@@ -288,7 +288,7 @@ def _is_of_this_backward(frame: Frame, trip: Trip) -> bool:
 def _inherited(suspect: Reading, trip: Trip) -> tuple[Cause, str]:
     """The cause where what came in was bad."""
     state = suspect.state.name.lower()
-    bad_root = _bad_root_inputs(trip)
+    bad_root = bad_root_inputs(trip)
     if bad_root:
         return Cause.DATA, _data_evidence(bad_root[0])
     if trip.changed:

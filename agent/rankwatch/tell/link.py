@@ -157,6 +157,7 @@ class Link:
         self._aborted = threading.Event()
         self._stop = False
         self._released = False
+        self._farewell_until = 0.0
         self._was_silent = False
         self.complaint = ""
         """The last refusal that was logged; empty once the collector has taken this rank."""
@@ -295,8 +296,7 @@ class Link:
                     socket = dealer(context, self._connection, MAX_RECEIVED_BYTES)
                 self._turn(socket)
                 if self._released and not self._stop:
-                    self._append(lambda seq: messages.Bye(seq, "finished", ""))
-                    self._stop = True
+                    self._say_farewell()
             self._send_last(socket)
         except Exception:
             log.exception(
@@ -311,6 +311,14 @@ class Link:
             socket.close(100)  # milliseconds to send what is queued
             context.term()
             self._wake.close()
+
+    def _say_farewell(self) -> None:
+        """Of a model that is gone: nobody waits, but what the window holds back is still sent."""
+        now = time.monotonic()
+        if not self._farewell_until:
+            self._append(lambda seq: messages.Bye(seq, "finished", ""))
+            self._farewell_until = now + FAREWELL_TIMEOUT
+        self._stop = not (self._online.is_set() and self._spool.is_behind and now < self._farewell_until)
 
     def _finds_another_collector(self) -> bool:
         now = time.monotonic()

@@ -69,7 +69,9 @@ class Outbox:
     def _send_ahead(self, send: Send) -> None:
         """An abort does not wait for the batches that the window holds back."""
         for message in self._spool.urgent():
-            if message.seq > self._ahead and send(replace(message, seq=messages.AHEAD)):
+            if message.seq > self._ahead:
+                if not send(replace(message, seq=messages.AHEAD)):  # a CLOSEUP says nothing without its TRIP
+                    return
                 self._ahead = message.seq
 
 

@@ -6,6 +6,10 @@ from collections import deque
 
 from ..shared.window import WINDOW, charge
 
+MOST_STILL = 10
+"""Acknowledgements that leave the first message of a closed window unhandled, until it counts as lost: the collector may have
+refused it. It answers each heartbeat."""
+
 
 class Window:
     """What was sent and not yet handled. What finds no room stays in the spool.
@@ -19,6 +23,7 @@ class Window:
         self._under_way: deque[tuple[int, int]] = deque()
         """The sequence number of each message, and what it takes."""
         self._bytes = 0
+        self._still = 0
 
     @property
     def is_open(self) -> bool:
@@ -27,7 +32,7 @@ class Window:
 
     def renew(self, size: int) -> None:
         """After a WELCOME: nothing is under way."""
-        self.size, self._bytes = size, 0
+        self.size, self._bytes, self._still = size, 0, 0
         self._under_way.clear()
 
     def send(self, seq: int, size: int) -> None:
@@ -37,5 +42,9 @@ class Window:
 
     def handle(self, seq: int) -> None:
         """The collector has handled all messages up to this number."""
+        before = self._bytes
         while self._under_way and self._under_way[0][0] <= seq:
             self._bytes -= self._under_way.popleft()[1]
+        self._still = 0 if self._bytes < before or self.is_open else self._still + 1
+        if self._still == MOST_STILL:
+            self.renew(self.size)

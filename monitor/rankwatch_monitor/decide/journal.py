@@ -42,6 +42,14 @@ class Trained(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class InTurn:
+    """A message of this kind, which went ahead and has its own entry, has come in its turn."""
+
+    seq: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """The collector counts this rank out: it ended without a BYE."""
 
@@ -131,6 +139,7 @@ class ReplicasCompared:
 OwnEvent: TypeAlias = (
     Opened
     | Left
+    | InTurn
     | Reached
     | Miscounted
     | Waited

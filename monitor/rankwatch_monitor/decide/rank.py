@@ -24,6 +24,10 @@ CLOSEUP_MARGIN = 2.0
 """Seconds by which a close-up may be later than its rank announced."""
 
 
+TURN_MARGIN = 5.0
+"""Seconds for which a report waits for the batches before a trip that went ahead of them."""
+
+
 @dataclass(slots=True)
 class Rank:
     """A rank that has connected.
@@ -75,6 +79,7 @@ class Rank:
     trip: Trip | None = None
     closeup: CloseUp | None = None
     closeup_due: float = float("-inf")
+    turn_due: float = float("-inf")
     """Until when the close-up that its trip announced is waited for."""
     acknowledged_at: float | None = None
     fault: str = ""
@@ -158,10 +163,22 @@ class Rank:
 
     def take_trip(self, trip: Trip, now: float) -> None:
         self.trip = trip
-        if messages.Tripped not in self.ahead:
+        if messages.Tripped in self.ahead:
+            self.turn_due = now + TURN_MARGIN
+        else:
             self.last_batch = max(self.last_batch, trip.position.batch)
         if trip.has_closeup:
             self.closeup_due = now + trip.closeup_within + CLOSEUP_MARGIN
+
+    def lets_ahead(self, kind: type[messages.Sequenced]) -> bool:
+        """Whether a message of this kind may go ahead: what is known already came again, and a close-up needs its trip."""
+        if kind is messages.Tripped:
+            return self.trip is None
+        return kind is messages.LookedCloser and self.trip is not None and self.closeup is None
+
+    def owes_turn(self, now: float) -> bool:
+        """Whether the batches before its trip, which went ahead of them, may still come."""
+        return self.is_running and messages.Tripped in self.ahead and now < self.turn_due
 
     def take_turn(self, kind: type[messages.Sequenced]) -> None:
         """All that it said before a message that went ahead is here by now."""

@@ -28,6 +28,7 @@ from .journal import (
     Desynced,
     Diverged,
     Entry,
+    InTurn,
     JobEnded,
     JobInterrupted,
     Left,
@@ -48,6 +49,9 @@ from .verdict import logical_time_of
 
 NOBODY = b""
 """The peer of a rank that has yet to connect to this collector."""
+
+
+_AHEAD: dict[str, type[messages.Sequenced]] = {kind.__name__: kind for kind in (messages.Tripped, messages.LookedCloser)}
 
 
 @dataclass(slots=True)
@@ -224,6 +228,9 @@ class Run(RunEnd):
             effects = self.welcome(fact, NOBODY, now)
         elif isinstance(fact, messages.Tune):
             self.tune(fact.tuning, now)
+        elif isinstance(fact, InTurn):
+            if fact.kind in _AHEAD and self.ranks[number].is_news(fact.seq, is_recorded=True):
+                self.ranks[number].take_turn(_AHEAD[fact.kind])
         elif isinstance(fact, Left):
             self._leave(self.ranks[number], fact.state)
         elif isinstance(fact, JobInterrupted):
@@ -317,13 +324,14 @@ class Run(RunEnd):
         """A TRIP or CLOSEUP may have gone ahead of the batches before it. It then counted, and is only acknowledged here."""
         kind = type(message)
         if message.seq == messages.AHEAD:
-            if kind in (messages.Tripped, messages.LookedCloser) and kind not in rank.ahead:
+            if rank.lets_ahead(kind):
                 rank.ahead.add(kind)
                 yield from self._take_sequenced(rank, message, now)
         elif kind not in rank.ahead:
             if rank.is_news(message.seq, is_recorded=True):
                 yield from self._take_sequenced(rank, message, now)
-        elif rank.is_news(message.seq, is_recorded=False):
+        elif rank.is_news(message.seq, is_recorded=True):
+            self._note_down(now, InTurn(message.seq, kind.__name__), rank.number)
             rank.take_turn(kind)
             self._look_for_divergence(now)
 

@@ -183,11 +183,12 @@ class RunState:
         return len(self.ranks) == self.world_size or now - self._all_ended_at > self.options.lost_after
 
     def _is_settled(self, now: float) -> bool:
-        """Whether the report can be printed: the abort is answered, and the close-up of the verdict's rank is here or late."""
+        """Whether the report can be printed: the abort is answered, and the verdict's rank has told all, or is late."""
         if self._abort.message is None:
             return self._have_all_ended(now)
         culprit = None if self.verdict is None else self.ranks[self.verdict.tripped]
-        return self._abort.is_answered(now) and (culprit is None or not culprit.owes_closeup(now))
+        is_heard = culprit is None or not (culprit.owes_closeup(now) or culprit.owes_turn(now))
+        return self._abort.is_answered(now) and is_heard
 
     def _locate(self, number: int) -> tuple[str, str]:
         """The host and the GPU of a rank."""

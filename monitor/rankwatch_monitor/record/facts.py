@@ -21,7 +21,7 @@ AND_MORE = ", and more: see its report"
 _OWN: dict[str, type[journal.OwnEvent]] = {
     cls.__name__.lower(): cls
     for cls in (
-        journal.Opened, journal.Left, journal.Reached, journal.Miscounted, journal.Waited, journal.JobInterrupted,
+        journal.Opened, journal.Left, journal.InTurn, journal.Reached, journal.Miscounted, journal.Waited, journal.JobInterrupted,
         journal.JobEnded, journal.Diverged, journal.Desynced, journal.ReplicasCompared, journal.Decided, journal.Closed, Gap,
     )
 }  # fmt: skip

@@ -13,7 +13,7 @@ from rankwatch.shared import messages
 
 from ..decide.effects import Show
 from ..decide.gaps import END, Gap, Gaps
-from ..decide.journal import NO_RANK, Entry, Trained
+from ..decide.journal import NO_RANK, Entry, InTurn, Trained
 from ..record import facts
 from ..record.disk import OURS
 
@@ -32,7 +32,8 @@ def size_of(entry: Entry) -> int:
 
 def seqs_of(entries: Sequence[Entry]) -> dict[int, int]:
     """The last sequence number of each rank among these entries. What went ahead has none."""
-    return {rank: fact.seq for _, rank, fact in entries if isinstance(fact, (Trained, messages.Sequenced)) and fact.seq}
+    numbered = Trained, InTurn, messages.Sequenced
+    return {rank: fact.seq for _, rank, fact in entries if isinstance(fact, numbered) and fact.seq}
 
 
 @dataclass(slots=True)

@@ -146,7 +146,7 @@ def _found(command: Sequence[str], env: Mapping[str, str]) -> list[str]:
     beside = Path(sys.executable).parent / name
     if "/" in name or shutil.which(name, path=env.get("PATH")):
         return [name, *rest]
-    if os.access(beside, os.X_OK):
+    if beside.is_file() and os.access(beside, os.X_OK):
         return [str(beside), *rest]
     raise UsageError(f"cannot run {shlex.join(command)}: there is no program {name!r} in PATH, nor beside {sys.executable}")
 

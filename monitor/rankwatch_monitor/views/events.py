@@ -62,6 +62,8 @@ def describe(entry: Entry) -> str:
             return f"options changed: {fact.tuning.describe()}"
         case journal.Left():
             return f"counted as {fact.state.value}"
+        case journal.InTurn():
+            return f"what it said before its {'trip' if fact.kind == messages.Tripped.__name__ else 'close-up'} is here"
         case journal.Reached():
             if entry.rank != journal.NO_RANK:
                 ((_, batch, evaluation, frame),) = fact.moments

@@ -203,12 +203,84 @@ finite_only.register_fake(lambda x: torch.empty_like(x))
 finite_only.register_autograd(lambda context, gradient: gradient)
 
 
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: Any = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), Breaks(), nn.Linear(8, 8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("way", [whole, in_place])
+def test_what_was_bad_before_a_graph_raised_in_its_first_run_is_found(way: Any) -> None:
+    model = Broken()
+    nn.init.constant_(model.blocks[0].weight, 1.0)
+    nn.init.constant_(model.blocks[1].weight, 3e38)
+    _, notebook = watched(model, closeup=0)
+    with pytest.raises(IndexError, match="out of range"):
+        step(way(model, "aot_eager"))
+    assert [position for position, _ in notebook.found] == [(0, 0, 1)]
+
+
+@pytest.mark.parametrize("way", [whole, in_place, by_block])
+def test_a_batch_goes_on_in_full_after_a_graph_that_raised_with_nothing_bad(
+    way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In eval mode with gradients, the next forward belongs to the batch of the one that raised."""
+    model = Broken().eval()
+    _, notebook = watched(model, closeup=0)
+    call = way(model, "aot_eager")
+    step(call)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "isfinite", lambda x: torch.zeros_like(x, dtype=torch.bool))
+        with pytest.raises(IndexError):
+            step(call)
+    step(call)
+    assert [len(table.specs) for table, _ in notebook.batches] == [6, 6]
+
+
+def test_a_direct_call_without_gradients_hides_no_batch() -> None:
+    """A teacher comes first, in the graph of a training that never calls the root."""
+    model = nn.ModuleDict({"teacher": nn.Linear(8, 8), "student": nn.Linear(8, 8)})
+
+    def loss(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = model["teacher"](x)
+        difference: Tensor = model["student"](x) - target
+        return difference.square()
+
+    told = []
+    for call in (loss, torch.compile(loss, backend="aot_eager")):
+        _, notebook = watched(model)
+        for _ in range(2):
+            step(call)
+        told.append(numbers(notebook))
+    assert told[0]
+    assert told[0] == told[1]
+
+
+def test_an_error_of_ours_while_a_graph_is_compiled_breaks_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, graphs = Net(), Graphs()
+    _, notebook = watched(model)
+    monkeypatch.setattr(joined, "_join", lambda graph, calls: 1 / 0)
+    step(whole(model, graphs))
+    assert graphs.calls == [14]
+    assert len(numbers(notebook)) == 16
+    assert "keep a call each" in caplog.text
+
+
 @pytest.mark.parametrize("way", [whole, in_place])
 def test_what_was_bad_before_a_graph_raised_is_found(way: Any) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), Breaks(), nn.Linear(8, 8))
     _, notebook = watched(model, closeup=0)
     with torch.no_grad():
-        nn.init.constant_(model[1].weight, 10.0)  # type: ignore[arg-type]
+        nn.init.constant_(model[0].weight, 0.01)  # type: ignore[arg-type]
+    nn.init.constant_(model[1].weight, 10.0)  # type: ignore[arg-type]
     call = way(model, "aot_eager")
     step(call)
     with pytest.raises(IndexError, match="out of range"):

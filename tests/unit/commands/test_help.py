@@ -36,6 +36,7 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
         (["run", "--on-stal", "abort"], "did you mean --on-stall?"),
         (["report", "--htm", "x"], "did you mean --html?"),
         (["top", "--interval", "soon"], "argument --interval: 'soon': expected seconds"),
+        (["run", "--every", "foo"], "expected a whole number K from 1 to 2147483648"),
         (["list", "--quite-another-thing"], "unrecognized arguments: --quite-another-thing"),
     ],
 )
@@ -47,7 +48,7 @@ def test_what_is_wrong_comes_first_with_what_was_meant(
     first, *usage = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2
     assert "error:" in first
-    assert first.endswith(said) or said in first
+    assert first.endswith(said)
     assert usage[0].startswith("usage: rankwatch")
 
 

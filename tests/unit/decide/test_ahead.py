@@ -18,7 +18,7 @@ from rankwatch.shared.window import LEAST, WINDOW
 from rankwatch_monitor.decide.effects import Send
 from rankwatch_monitor.decide.ledger import Received
 from rankwatch_monitor.decide.options import WINDOWS, Options
-from rankwatch_monitor.decide.rank import Rank
+from rankwatch_monitor.decide.rank import TURN_MARGIN, Rank
 from rankwatch_monitor.decide.verdict import Verdict
 
 TABLE = FrameTable(
@@ -83,6 +83,26 @@ def test_the_verdict_is_the_same_wherever_the_trip_comes_among_the_batches_of_it
         == (rank_of(in_order).seq, rank_of(in_order).stored)
         == (len(said) - 1,) * 2
     )
+
+
+def test_the_report_waits_for_the_batches_before_the_trip_but_not_long() -> None:
+    """What is printed must not be contradicted by what comes right after it."""
+    for comes in (True, False):
+        desk = Desk()
+        desk.connect(2)
+        desk.receive(1, *life(DIVERGING, trips=False, passed=True))
+        *batches, trip = life(DIVERGING, trips=True, passed=False)
+        desk.receive(0, going_ahead(trip))
+        desk.receive(0, messages.Ack(0, abort=True))
+        desk.receive(1, messages.Ack(0, abort=True))
+        desk.wait(0.1)
+        assert desk.reports == []
+        if comes:
+            desk.receive(0, *batches, trip)
+        desk.wait(TURN_MARGIN)
+        assert [report.verdict.cause for report in desk.reports if report.verdict] == [
+            Cause.DIVERGENCE if comes else Cause.OVERFLOW
+        ]
 
 
 def test_a_divergence_is_found_when_the_batches_before_the_trip_are_here() -> None:

@@ -35,9 +35,24 @@ FINITE = CloseUp(
 NOWHERE = replace(FINITE, precision=(Precision("float32", State.INF, INF), Precision("float64", State.INF, INF)))
 
 
-def weight(finite_in: int, step: int) -> Trip:
-    bad = BadWeight("decoder.wo", "Linear", reading("weight", INF, kind=Kind.PARAMETER), finite_in)
-    return replace(FULL, weights=(bad,), optimizer_step=step)
+FED = replace(FULL, root_inputs=(reading("input[mask]", INF, low=0.0), reading("input[x]", NAN)))
+ARRIVED = trip(
+    reading("grad_output", NAN, kind=Kind.GRAD_OUTPUT), reading("weight.grad", NAN, kind=Kind.GRADIENT), module="decoder.wo"
+)
+CONSTANT = replace(makers.made_by("aten.lift_fresh.default"), inputs=(), operands=(), shapes=())
+NAN_TIMES = replace(
+    makers.made_by("aten.mul.Tensor"),
+    inputs=(reading("self", 0.0, low=0.0), reading("other", INF)),
+    operands=(0.0, INF),
+    shapes=((2,), (2,)),
+    output=reading("output", NAN),
+)
+
+
+def weights(*finite_in: int, at: int, step: int | None = None, kind: Kind = Kind.PARAMETER) -> Trip:
+    bad = tuple(BadWeight("decoder.wo", "Linear", reading("weight", INF, kind=kind), last) for last in finite_in)
+    one = trip(reading("output", INF), module="decoder.wo", at=(at, 0, 0), step=at if step is None else step)
+    return replace(one, weights=bad)
 
 
 @pytest.mark.parametrize(
@@ -48,27 +63,52 @@ def weight(finite_in: int, step: int) -> Trip:
         (Cause.OVERFLOW, replace(HALF, operator=makers.made_by()), NOWHERE, "scale or clamp what goes into decoder.wo"),
         (Cause.OVERFLOW, replace(FULL, operator=makers.made_by()), None, "scale or clamp what goes into decoder.wo"),
         (Cause.OVERFLOW, FULL, None, 'detect_overflow(x, "name") within the forward of decoder.wo'),
-        (Cause.OVERFLOW, trip(reading("loss", INF, kind=Kind.LOSS)), None, "compute the loss in a wider dtype than float32"),
+        (
+            Cause.OVERFLOW,
+            trip(reading("loss", INF, kind=Kind.LOSS)),
+            None,
+            "scale or clamp the outputs that the loss is made",
+        ),
+        (Cause.OVERFLOW, trip(reading("loss", INF, dtype="float16", kind=Kind.LOSS)), None, "compute the loss in float32"),
+        (Cause.OVERFLOW, replace(FULL, operator=CONSTANT), None, "the numbers that the code puts there, at model.py:87"),
         (Cause.SINGULAR, replace(FULL, operator=makers.made_by()), None, "at model.py:87"),
         (Cause.SINGULAR, FULL, None, "in decoder.wo"),
+        (Cause.SINGULAR, trip(reading("loss", INF, kind=Kind.LOSS)), None, "look at the loss function"),
         (Cause.INVALID, FULL, None, "clamp what goes in, in decoder.wo"),
-        (Cause.WEIGHT, weight(-1, 0), None, "check decoder.wo.weight in the checkpoint or the initialisation"),
-        (Cause.WEIGHT, weight(12, 13), None, "load a checkpoint from before batch 12"),
-        (Cause.DATA, replace(FULL, root_inputs=(reading("input[x]", INF),)), None, "look at input[x] of batch"),
+        (Cause.WEIGHT, weights(-1, at=0), None, "check the checkpoint and the initialisation"),
+        (Cause.WEIGHT, weights(12, at=13), None, "load a checkpoint from before batch 12"),
+        (Cause.WEIGHT, weights(5, at=6, step=0), None, "load a checkpoint from before batch 5"),
+        (Cause.WEIGHT, weights(6, at=6), None, "look at what writes to it within the batch"),
+        (Cause.WEIGHT, weights(-1, 5, at=6), None, "since it was last finite; if it never was"),
+        (Cause.WEIGHT, weights(5, at=6, kind=Kind.BUFFER), None, "what updates this buffer"),
+        (Cause.WEIGHT, FULL, None, "since it was last finite; if it never was"),
+        (Cause.DATA, FED, None, "look at input[x] of batch 0 in this rank's shard of the data"),
+        (Cause.DATA, FED, replace(FINITE, capsule="capsule"), "rankwatch replay finds the rows"),
+        (Cause.UPSTREAM, FULL, None, "leads to decoder.wo"),
+        (Cause.UPSTREAM, replace(FULL, received="all_reduce"), None, "look at the ranks whose parts went into it"),
+        (Cause.UPSTREAM, replace(FULL, changed="proj (Linear)"), None, "what changes the output of proj (Linear) in place"),
+        (Cause.UPSTREAM, trip(reading("loss", INF, kind=Kind.LOSS)), None, "which one makes the output bad"),
+        (Cause.UPSTREAM, replace(FULL, operator=makers.made_by()), None, "a tensor that the module keeps"),
+        (Cause.REDUCTION, HALF, None, "reduce in float32 or bfloat16, or divide by the world size before"),
+        (Cause.REDUCTION, FULL, None, "divide by the world size before the sum"),
+        (Cause.DIVERGENCE, FULL, None, "lower the learning rate"),
         (Cause.GRADIENT, replace(FULL, operator=SQRT), None, "add an epsilon at model.py:87"),
         (Cause.GRADIENT, replace(FULL, operator=makers.made_by()), None, "scale what goes into decoder.wo"),
         (Cause.GRADIENT, replace(HALF, operator=MATMUL), None, "train in bfloat16, or scale what goes into decoder.wo"),
+        (Cause.GRADIENT, replace(FULL, operator=NAN_TIMES), None, "clamp what goes in, at model.py:87"),
         (Cause.GRADIENT, replace(FULL, loss_scale=65536.0), None, "lower the loss scale, which was 65536"),
+        (Cause.GRADIENT, replace(FULL, unfound="gone"), None, "look at the other ranks"),
+        (Cause.GRADIENT, ARRIVED, None, "look where the cause says that it was born"),
         (Cause.GRADIENT, FULL, None, "look in decoder.wo for a sqrt"),
-        (Cause.UNEXPLAINED, FULL, replace(FINITE, machine="node7, GPU-1"), "train on without node7, GPU-1"),
-        (Cause.UPSTREAM, FULL, None, "leads to decoder.wo"),
+        (Cause.UNEXPLAINED, FULL, replace(FINITE, machine="node7, GPU-1"), "train on without node7, GPU-1: what never"),
+        (Cause.UNEXPLAINED, FULL, replace(FINITE, capsule="capsule"), "run the capsule again"),
     ],
 )
 def test_the_case_is_named(cause: Cause, case: Trip, closeup: CloseUp | None, said: str) -> None:
     assert said in advise(cause, case, closeup)
 
 
-CASES = [HALF, FULL, weight(-1, 0), weight(3, 5), trip(reading("loss", NAN, kind=Kind.LOSS), module="")]
+CASES = [HALF, FULL, weights(-1, at=0), weights(3, at=5), trip(reading("loss", NAN, kind=Kind.LOSS), module="")]
 
 
 @pytest.mark.parametrize("cause", Cause)

@@ -37,6 +37,8 @@ TOLD: list[tuple[Fact, str]] = [
     (journal.Reached((5,), ((1, 1, 0, 3),), (0,)), "answered: it was in batch 1, frame 3"),
     (journal.Miscounted("rank 1 counts more batches"), "rank 1 counts more batches"),
     (journal.Waited(), "the decision window ended"),
+    (journal.InTurn(7, "Tripped"), "what it said before its trip is here"),
+    (journal.InTurn(8, "LookedCloser"), "what it said before its close-up is here"),
     (journal.JobInterrupted("SIGINT"), "the command received SIGINT"),
     (journal.JobEnded(1, "SIGTERM"), "the command ended: exit code 1, stopped by SIGTERM"),
     (journal.JobEnded(None), "the command ended: exit code unknown"),
