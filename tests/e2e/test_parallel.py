@@ -63,8 +63,9 @@ def test_overflow_in_a_sharded_model(tmp_path: Path, how: str) -> None:
     assert found
     assert found == pytest.approx({key: expected[key] for key in found})
     assert {key for key in found if "shard" in key} == SHARDS[how]
+    text = (job.run_dir / "report.txt").read_text()
     for key in SHARDS[how]:
-        assert f" {key.rpartition('.')[2]}\n" in job.stdout
+        assert f" {key.rpartition('.')[2]}\n" in text
 
 
 def weights(job: Job) -> dict[str, float]:
