@@ -48,15 +48,16 @@ def test_the_report_for_programs_names_operator_and_line(half: Job) -> None:
 
 def test_the_report_for_people_is_the_same_on_the_terminal_and_on_disk(half: Job) -> None:
     report = (half.run_dir / "report.txt").read_text()
-    assert report in half.stdout
-    lines = report.splitlines()
-    titles = [line[2:12].strip() for line in lines[1 : lines.index("")] if line[2:12].strip()]
+    frames, head = report.rstrip("\n").rsplit("\n\n", 1)
+    assert frames.startswith("Detected inf/nan during batch_number=")
+    titles = [line[2:12].strip() for line in head.splitlines()[1:] if line[2:12].strip()]
     assert titles[:5] == ["culprit", "operator", "cause", "recurs", "precision"]
     number, text = line_of("half")
     assert f"  operator   aten.mm at {SCRIPT}:{number}, in product: {text}\n" in report
     assert "  recurs     recurred 3 of 3\n" in report
     assert "  precision  finite in float32 and float64: abs max " in report
-    assert half.stdout.rstrip().endswith(report.rstrip())  # the verdict is the last thing on the terminal
+    # The verdict is the last thing on the terminal, and with it the way to the record.
+    assert half.stdout.endswith(f"\n\n{head}\n  record     rankwatch report {half.run_dir}\n")
     assert rankwatch("report", str(half.run_dir)) == report
 
 
@@ -75,7 +76,7 @@ def test_the_events_the_rank_and_the_file_have_it_too(half: Job, tmp_path: Path)
 
 def test_the_last_line_replays_the_capsule_and_says_the_same(half: Job) -> None:
     lines = (half.run_dir / "report.txt").read_text().splitlines()
-    assert lines[lines.index("") - 1] == f"  replay     rankwatch replay {half.run_dir}"
+    assert lines[-1] == f"  replay     rankwatch replay {half.run_dir}"
     capsule = half.run_dir / half.verdict["capsule"]
     assert {one.name for one in capsule.iterdir()} >= {"capsule.json", "tensors.safetensors", "SHA256SUMS"}
     assert all(one.stat().st_mode & 0o077 == 0 for one in (capsule, *capsule.iterdir()))

@@ -114,9 +114,9 @@ def test_one_rank_and_one_batch_from_near(bad: Job) -> None:
 
     written, short = rankwatch("report", run), rankwatch("report", run, "--frames", "1")
     assert written == (Path(run) / "report.txt").read_text()
-    assert short.partition("\nDetected")[0] == written.partition("\nDetected")[0]
+    assert short.rsplit("\n\n", 1)[1] == written.rsplit("\n\n", 1)[1]
     assert "Last 1 forward frames:\n" in short
-    assert short.endswith(written.splitlines()[-1] + "\n")
+    assert len(short) < len(written)
     assert asked("--frames", "1")["frames"] == asked()["frames"][-1:]
 
 
