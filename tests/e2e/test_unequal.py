@@ -29,7 +29,7 @@ def test_a_rank_that_ran_one_forward_more_is_the_culprit_and_the_verdict_is_part
     job = job_of(tmp_path, "extra", "overflow", window=SHORT)
     assert at(job.verdict) == (1, 6, 5, "middle")
     assert job.verdict["certainty"] == "partial"
-    head = job.stdout.partition("Detected")[0]
+    head = job.stdout.partition("rankwatch: first")[2]
     assert "ranks 0 and 1 count batches differently: batch " in head
 
 
