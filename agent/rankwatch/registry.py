@@ -71,12 +71,15 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     """A traceback without the frames of this package: they say nothing about the training."""
-    if trace is None:
-        return None
-    after = _without_ours(trace.tb_next)
-    if trace.tb_frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
-        return after
-    return TracebackType(after, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    kept: list[TracebackType] = []
+    while trace is not None:
+        if not trace.tb_frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
+            kept.append(trace)
+        trace = trace.tb_next
+    rest: TracebackType | None = None
+    for one in reversed(kept):  # not recursive: it may be as deep as Python allows
+        rest = TracebackType(rest, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return rest
 
 
 def _close_all() -> None:
