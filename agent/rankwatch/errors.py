@@ -41,11 +41,23 @@ class TrainingAborted(RankwatchError):
     """
 
     exit_code = EXIT_ABORTED
-    rank: int | None = None
-    batch: int | None = None
-    module: str | None = None
-    cause: str | None = None
-    report: str | None = None
+
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        rank: int | None = None,
+        batch: int | None = None,
+        module: str | None = None,
+        cause: str | None = None,
+        report: str | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.rank = rank
+        self.batch = batch
+        self.module = module
+        self.cause = cause
+        self.report = report
 
 
 class OverflowDetected(TrainingAborted, ValueError):

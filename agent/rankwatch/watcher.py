@@ -89,13 +89,9 @@ class Watch:
             self._identity.rank, self._identity.world_size, self._identity.host, self._identity.local_rank, self._stage
         )
         self._closed = False
-        self._reason = ""
-        """The reason in the collector's ABORT; empty before one came."""
         self._abort: messages.Abort | None = None
         self._deadline: Deadline | None = None
         self._is_back = False
-        self._culprit_time = 0.0
-        self._is_culprit = False
         self._closeup: CloseUp | None = None
         self._closeup_seconds = config.closeup
         self._config = config
@@ -167,9 +163,8 @@ class Watch:
             self._detector.mark(tensor, label)
 
     def __repr__(self) -> str:
-        run = f", run {self._link.run}" if self._link is not None and self._link.run else ", no collector"
-        state = ", closed" if self._closed else f", aborted: {self._reason}" if self._reason else ""
-        return f"<Watch of {type(self.root).__name__}, {self._name}{run}{state}>"
+        run = f"run {self._link.run}" if self._link is not None and self._link.run else "no collector"
+        return f"<Watch of {type(self.root).__name__}, {self._name}, {run}{', closed' * self._closed}>"
 
     def __enter__(self) -> Watch:
         if self._closed and not is_disabled():
@@ -278,10 +273,8 @@ class Watch:
             self._has_reported = True
             self._report_alone(trip, bad_readings)
         write_error_file(culprit, trip.time, is_culprit=True)
-        error = OverflowDetected(culprit)
-        error.rank, error.batch = self._identity.rank, trip.position.batch
-        error.module, error.cause = trip.frame.spec.module, self._explain(trip)[0].value
-        return error
+        cause, batch, module = self._explain(trip)[0].value, trip.position.batch, trip.frame.spec.module
+        return OverflowDetected(culprit, rank=self._identity.rank, batch=batch, module=module, cause=cause)
 
     def on_limit(self, batch: int) -> TrainingAborted:
         return BatchLimitReached(f"stopped after batch {batch}, as abort_after_batch_num={batch} asked for")
@@ -305,8 +298,9 @@ class Watch:
         emit(coloured(f"{format_dump(trip.frames).rstrip()}\n\n{head}", sys.stdout))
 
     def _explain(self, trip: Trip) -> tuple[Cause, str]:
-        is_single = self._identity.world_size == 1  # of several ranks, one alone does not know whether they left alike
-        return self._losses.explain(trip) if is_single else classify(trip)
+        return (
+            self._losses.explain(trip) if self._identity.world_size == 1 else classify(trip)
+        )  # of several, one cannot know
 
     def _why_alone(self) -> str:
         if self._parent is not None:
@@ -414,9 +408,7 @@ class Watch:
     def _on_abort(self, abort: messages.Abort) -> None:
         if self._is_back:
             return
-        self._is_culprit = abort.rank == self._identity.rank
-        self._culprit_time = abort.time
-        self._abort, self._reason = abort, abort.reason
+        self._abort = abort
         looks_closer = self._has_tripped and self._closeup is None
         grace = abort.grace + (self._closeup_seconds if looks_closer else 0.0)
         deadline = self._deadline = Deadline(f"{self._name}: {abort.reason}", grace, abort.hold_limit)
@@ -427,21 +419,30 @@ class Watch:
             self._come_back()
 
     @property
+    def _reason(self) -> str:
+        """The reason in the collector's ABORT; empty before one came."""
+        return self._abort.reason if self._abort is not None else ""
+
+    @property
+    def _is_culprit(self) -> bool:
+        return self._abort is not None and self._abort.rank == self._identity.rank
+
+    @property
     def _has_tripped(self) -> bool:
         """Whether this rank is the culprit by what it computed, and not by a weight in which replicas differ."""
-        return self._is_culprit and self._culprit_time > 0
+        return self._is_culprit and self._abort is not None and self._abort.time > 0
 
     def _exception(self) -> TrainingAborted:
-        error = (OverflowDetected if self._has_tripped else TrainingAborted)(self._reason)
-        error.report = (self._link.folder if self._link is not None else "") or None
-        if (abort := self._abort) is not None and abort.cause:
-            error.rank = abort.rank if abort.rank >= 0 else None
-            error.batch, error.module, error.cause = abort.batch, abort.module, abort.cause
-        return error
+        kind, abort = OverflowDetected if self._has_tripped else TrainingAborted, self._abort
+        report = (self._link.folder if self._link is not None else "") or None
+        if abort is None or not abort.cause:
+            return kind(self._reason, report=report)
+        rank = abort.rank if abort.rank >= 0 else None
+        return kind(self._reason, rank=rank, batch=abort.batch, module=abort.module, cause=abort.cause, report=report)
 
     def _write_error_file(self) -> None:
-        if self._reason:
-            write_error_file(self._reason, self._culprit_time, is_culprit=self._is_culprit)
+        if self._abort is not None:
+            write_error_file(self._reason, self._abort.time, is_culprit=self._is_culprit)
 
     # --- the beginning and the end ------------------------------------------------------------------------------------
 
