@@ -85,9 +85,8 @@ class Watch:
                 *(self._identity.pid, self._parent, self._identity.rank),
             )
             config = replace(config, connection=None)
-        self._name = describe_rank(
-            self._identity.rank, self._identity.world_size, self._identity.host, self._identity.local_rank, self._stage
-        )
+        who = self._identity
+        self._name = describe_rank(who.rank, who.world_size, who.host, who.local_rank, self._stage)
         self._closed = False
         self._abort: messages.Abort | None = None
         self._deadline: Deadline | None = None
@@ -298,9 +297,8 @@ class Watch:
         emit(coloured(f"{format_dump(trip.frames).rstrip()}\n\n{head}", sys.stdout))
 
     def _explain(self, trip: Trip) -> tuple[Cause, str]:
-        return (
-            self._losses.explain(trip) if self._identity.world_size == 1 else classify(trip)
-        )  # of several, one cannot know
+        """Of several ranks, one cannot know whether all of them diverged."""
+        return self._losses.explain(trip) if self._identity.world_size == 1 else classify(trip)
 
     def _why_alone(self) -> str:
         if self._parent is not None:
