@@ -43,15 +43,28 @@ class Outbox:
 
     def send(self, send: Send) -> None:
         """Sends what is due."""
+        urgent = self._spool.urgent()  # before what is due: a trip that comes in between is looked at the next time
         while due := self._spool.due():
+            pushed = self._last_pushed(due)
             for spooled in due:
-                if not self._send_spooled(send, spooled):
-                    self._send_ahead(send)
+                if not self._send_spooled(send, spooled, pushed):
+                    self._send_ahead(send, urgent)
                     return
 
-    def _send_spooled(self, send: Send, spooled: Spooled) -> bool:
+    def _last_pushed(self, due: list[Spooled]) -> int:
+        """The trip, if only a few batches are held back before it: without them the collector would judge it by less."""
+        streamed = 0
+        for spooled in due:
+            if streamed > self._window.push:
+                break
+            if isinstance(spooled.message, messages.Tripped):
+                return spooled.message.seq
+            streamed += spooled.table is not None
+        return 0
+
+    def _send_spooled(self, send: Send, spooled: Spooled, pushed: int) -> bool:
         message, table = spooled.message, spooled.table
-        if table is not None and not self._window.is_open:
+        if table is not None and message.seq > pushed and not self._window.is_open:
             return False
         if table is not None and table.id not in self._tables_sent:
             if not send(_announcing(table)):
@@ -66,10 +79,10 @@ class Outbox:
                 self._window.send(message.seq, size)
         return size > 0
 
-    def _send_ahead(self, send: Send) -> None:
+    def _send_ahead(self, send: Send, urgent: list[messages.Tripped | messages.LookedCloser]) -> None:
         """An abort does not wait for the batches that the window holds back."""
-        for message in self._spool.urgent():
-            if message.seq > self._ahead:
+        for message in urgent:
+            if message.seq > max(self._ahead, self._spool.sent):
                 if not send(replace(message, seq=messages.AHEAD)):  # a CLOSEUP says nothing without its TRIP
                     return
                 self._ahead = message.seq

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..shared.window import WINDOW, charge
+from ..shared.window import LEAST, WINDOW, charge
+
+PUSH = 8
+"""A trip pushes the batches before it through a closed window, if they are no more than this many windows of short ones: of few
+ranks 32, of 1,024 eight, of 16,384 none."""
 
 MOST_STILL = 10
 """Acknowledgements that leave the first message of a closed window unhandled, until it counts as lost: the collector may have
@@ -24,6 +28,11 @@ class Window:
         """The sequence number of each message, and what it takes."""
         self._bytes = 0
         self._still = 0
+
+    @property
+    def push(self) -> int:
+        """How many batches a trip may push through, however full the window is."""
+        return PUSH * self.size // LEAST
 
     @property
     def is_open(self) -> bool:

@@ -14,6 +14,9 @@ MAX_BYTES = 256 * 2**20
 """Bytes of batches that may wait here. Beyond it the collector receives no more messages until some batches are handled: some
 peers ignore their windows."""
 
+SHORT = 2**20
+"""Bytes of batches that all are handled within 25 ms, even if they are small."""
+
 TOO_LONG = 5.0
 """Seconds for which some batches wait at all times until that is said; and for which they do not until it is over."""
 
@@ -42,6 +45,11 @@ class Backlog:
     @property
     def is_full(self) -> bool:
         return self.size >= MAX_BYTES
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a trip can wait until its rank's batches are handled: it is judged by them."""
+        return self.size < SHORT
 
     def add(self, letter: Letter) -> None:
         self._letters.setdefault(letter.peer, deque()).append(letter)

@@ -282,8 +282,8 @@ class Collector:
             # These may overtake their peer's batches: a BEAT says no less than the batches before it, and an ACK says
             # nothing of batches, and thousands come at a time.
             self._handle(item)
-        elif wire.is_trip(item.parts[0]) and item.peer in self._backlog:
-            # Its batches may take long, and those of all ranks if all trip: it counts now, and again in its turn.
+        elif wire.is_trip(item.parts[0]) and item.peer in self._backlog and not self._backlog.is_short:
+            # Its batches take long, and those of all ranks if all trip: it counts now, and again in its turn.
             self._handle(item, is_ahead=True)
         else:
             self._catch_up(item.peer)

@@ -10,6 +10,10 @@ from rankwatch.shared import messages, wire
 from rankwatch.shared.window import LEAST
 from rankwatch.tell.outbox import Outbox
 from rankwatch.tell.spool import Spool
+from rankwatch.tell.window import PUSH
+
+NARROW = LEAST // 16
+"""A window for one batch, which no trip pushes another through."""
 
 
 class Desk:
@@ -49,13 +53,24 @@ class Desk:
 
 
 def test_trips_and_closeups_go_ahead_of_what_the_window_holds_back_and_come_again_in_their_turn() -> None:
-    desk = Desk(2 * LEAST)
-    desk.say("notice", "batch", "batch", "batch", "notice", "trip", "closeup")
-    assert desk.sent() == [("Noticed", 1), ("Batch", 2), ("Batch", 3), ("Tripped", 0), ("LookedCloser", 0)]
+    desk = Desk(NARROW)
+    desk.say("notice", "batch", "batch", "notice", "trip", "closeup")
+    assert desk.sent() == [("Noticed", 1), ("Batch", 2), ("Tripped", 0), ("LookedCloser", 0)]
     assert desk.sent() == []
     desk.outbox.take_ack(messages.Ack(1, abort=False, handled=2))
-    assert desk.sent() == [("Batch", 4), ("Noticed", 5), ("Tripped", 6), ("LookedCloser", 7)]
+    assert desk.sent() == [("Batch", 3), ("Noticed", 4), ("Tripped", 5), ("LookedCloser", 6)]
     assert not desk.spool.is_behind
+
+
+def test_a_trip_pushes_a_few_batches_before_it_through_a_closed_window_as_it_is_judged_by_them() -> None:
+    few, more = Desk(LEAST), Desk(LEAST)
+    few.say(*["batch"] * 8, "trip", "batch", "closeup")
+    batches = [("Batch", seq) for seq in range(1, 9)]
+    assert few.sent() == [*batches, ("Tripped", 9), ("LookedCloser", 0)]
+    few.outbox.take_ack(messages.Ack(9, abort=True, handled=8))
+    assert few.sent() == [("Batch", 10), ("LookedCloser", 11)]
+    more.say(*["batch"] * 10, "trip")
+    assert more.sent() == [("Batch", 1), ("Tripped", 0)]
 
 
 def test_with_an_open_window_nothing_is_sent_twice() -> None:
@@ -65,7 +80,7 @@ def test_with_an_open_window_nothing_is_sent_twice() -> None:
 
 
 def test_after_a_reconnect_what_is_not_stored_is_sent_again_and_the_trip_goes_ahead_again() -> None:
-    desk = Desk(LEAST)
+    desk = Desk(NARROW)
     desk.say("batch", "batch", "batch", "trip")
     assert desk.sent() == [("Batch", 1), ("Tripped", 0)]
     desk.greet(seq=1)
@@ -73,7 +88,7 @@ def test_after_a_reconnect_what_is_not_stored_is_sent_again_and_the_trip_goes_ah
 
 
 def test_what_is_given_up_is_dropped_and_counted_and_the_rest_is_sent() -> None:
-    desk = Desk(LEAST)
+    desk = Desk(NARROW)
     desk.say("batch", "batch", "notice", "batch", "trip")
     desk.sent()
     desk.spool.give_up()
@@ -83,7 +98,7 @@ def test_what_is_given_up_is_dropped_and_counted_and_the_rest_is_sent() -> None:
 
 @given(st.data())
 def test_all_comes_in_order_and_within_the_window(data: st.DataObject) -> None:
-    desk = Desk(data.draw(st.integers(1, 4)) * LEAST)
+    desk = Desk(data.draw(st.sampled_from([NARROW, LEAST, 3 * LEAST])))
     came, handled, said = list[tuple[str, int]](), 0, 0
     for step in data.draw(st.lists(st.sampled_from(["batch", "batch", "batch", "trip", "notice", "handle"]), max_size=30)):
         if step == "handle":
@@ -94,7 +109,7 @@ def test_all_comes_in_order_and_within_the_window(data: st.DataObject) -> None:
             desk.say(step)
         came += desk.sent()
         under_way = [seq for kind, seq in came if kind == "Batch" and seq > handled]
-        assert LEAST * len(under_way) < desk.window + LEAST
+        assert LEAST * len(under_way) < desk.window + LEAST + PUSH * desk.window
     while desk.spool.is_behind:
         handled = max([handled, *(seq for _, seq in came)])
         desk.outbox.take_ack(messages.Ack(0, abort=False, handled=handled))
