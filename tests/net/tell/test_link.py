@@ -28,7 +28,7 @@ from rankwatch_monitor.decide.ledger import Disconnected, Received
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
-from rankwatch_monitor.serve import control
+from rankwatch_monitor.serve import backlog, control
 from rankwatch_monitor.serve.collector import Collector
 from rankwatch_monitor.serve.inbox import Ended, Item, Letter
 from rankwatch_monitor.serve.run_folder import RunsFolder
@@ -263,9 +263,12 @@ def test_a_run_that_begins_and_ends_in_one_turn_of_the_collector_has_a_record(fo
     assert records.read(run / FILE, RunRecord.entries)[-1].fact == Closed()
 
 
-def test_batches_wait_for_all_else_and_beats_acks_and_trips_overtake_those_of_their_peer(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_short", [True, False])
+def test_batches_wait_for_all_else_and_beats_and_acks_overtake_those_of_their_peer_and_trips_do_if_many_wait(
+    is_short: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not is_short:
+        monkeypatch.setattr(backlog, "SHORT", 0)
     collector = idle_collector(folder)
     batches = [memoryview(wire.encode(messages.Batch(seq, makers.summary(seq)))) for seq in range(1, 4)]
     others = messages.Tripped(9, makers.trip()), makers.beat(1, 0, 0), messages.Ack(3, abort=True)
@@ -292,14 +295,11 @@ def test_batches_wait_for_all_else_and_beats_acks_and_trips_overtake_those_of_th
     assert handled == [
         (b"a", messages.Beat),
         (b"a", messages.Ack),
-        (b"b", messages.AHEAD),
+        *([(b"b", 1), (b"b", 9)] if is_short else [(b"b", messages.AHEAD)]),
         (b"c", messages.Beat),
         (b"d", 1),
         (b"d", Disconnected),
-        (b"a", 1),
-        (b"b", 1),
-        (b"a", 2),
-        (b"b", 9),
+        *([(b"a", 1), (b"a", 2)] if is_short else [(b"a", 1), (b"b", 1), (b"a", 2), (b"b", 9)]),
         (b"a", 3),
     ]
     assert (bool(collector._backlog), collector._backlog.size) == (False, 0)
