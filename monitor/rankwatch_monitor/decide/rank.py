@@ -82,6 +82,8 @@ class Rank:
     turn_due: float = float("-inf")
     """Until when the close-up that its trip announced is waited for."""
     acknowledged_at: float | None = None
+    left: int = 0
+    """Numbers the ends of the ranks, from 1 on; 0: it has not ended."""
     fault: str = ""
     """The error that switched its watch off, while its process lives."""
     farewell: str = ""
@@ -237,6 +239,7 @@ class Rank:
             stage=self.hello.stage,
             loss_batch=self.loss_batch,
             loss=self.loss,
+            left=self.left,
         )
 
 
@@ -260,10 +263,15 @@ def describe_several(ranks: Sequence[Rank]) -> str:
     return f"{numbers} of {ranks[0].hello.world_size} ({shown}) are"
 
 
+def first_to_die(rank: Rank) -> tuple[bool, float]:
+    """Sort key of ranks that are dead: in the order in which their connections ended."""
+    return rank.connected, rank.gone_at
+
+
 def describe_first_lost(ranks: Collection[Rank]) -> str:
     """The lost rank whose connection ended first: it took the others along, or torchrun did. Empty when none is lost."""
     lost = [rank for rank in ranks if rank.state is RankState.LOST]
     if not lost:
         return ""
-    first = min(lost, key=lambda rank: (rank.connected, rank.gone_at))
+    first = min(lost, key=first_to_die)
     return f"{first.name} ended without a word; {first.last_seen}"

@@ -51,7 +51,8 @@ class RankRow:
 
     ``last_batch`` is -1 before the first; ``farewell`` is the exception that ended the rank, if one did; ``dropped`` batches
     found no room in its spool; ``rival`` is the last other process that tried to connect as this rank. ``loss`` is the abs max
-    of its last loss, of batch ``loss_batch``; NO_LOSS: it has none.
+    of its last loss, of batch ``loss_batch``; NO_LOSS: it has none. ``left`` numbers the ends of the ranks, from 1 on; 0: it has
+    not ended.
     """
 
     rank: int
@@ -67,6 +68,7 @@ class RankRow:
     stage: int = NO_STAGE
     loss_batch: int = -1
     loss: float = NO_LOSS
+    left: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from .journal import (
     Trained,
     Waited,
 )
-from .rank import Rank
+from .rank import Rank, first_to_die
 from .report import RankState
 from .run_end import RunEnd
 from .run_state import moments_of
@@ -190,7 +190,8 @@ class Run(RunEnd):
             if self._running:
                 self._happens(Incident.COLLECTOR_ENDED, "", now)
         else:
-            vanished = [self.ranks[number] for number in self._running]
+            # The first to die took the others along.
+            vanished = sorted((self.ranks[number] for number in self._running), key=first_to_die)
             for rank in vanished:
                 self._lose(rank, now)
             if end.exit_code and not vanished and any(rank.state is RankState.ENDED for rank in self.ranks.values()):

@@ -85,6 +85,8 @@ class RunState:
     _gaps: Gaps = field(default_factory=Gaps)
     _gaps_noted: set[Gap] = field(default_factory=set)
     _trips: int = 0
+    _departures: int = 0
+    """How often a rank has ended."""
     _abort: AbortDelivery = field(init=False)
     _holding: Holding = field(init=False)
     _orphans: Orphans = field(init=False)
@@ -129,7 +131,8 @@ class RunState:
         self.journal.append(Entry(now, rank, fact))
 
     def _leave(self, rank: Rank, state: RankState) -> None:
-        rank.state = state
+        self._departures += 1
+        rank.state, rank.left = state, self._departures
         self._running.discard(rank.number)
         self._replicas.leave(rank.number)
         self._abort.unacknowledged.discard(rank.number)
