@@ -39,6 +39,7 @@ COMMANDS = {
     "list": ("list the runs in a folder, and how they ended", "rankwatch list --json"),
     "diff": (
         "compare two batches: of two ranks, of two runs, or of one rank",
+        "rankwatch diff train-0",
         "rankwatch diff train-0 --rank 0 --rank 1",
         "rankwatch diff train-0 --rank 1 --batch 20 --batch 25",
         "rankwatch diff train-0 train-1",

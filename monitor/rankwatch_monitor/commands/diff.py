@@ -14,7 +14,9 @@ from .records import open_records
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     types.describe(
-        parser, "Give two runs, or --batch twice, or --rank twice. Defaults: rank 0, and the last batch in the record."
+        parser,
+        "Give two runs, or --batch twice, or --rank twice. With fewer: the culprit's batch, against the last one before the "
+        "trouble began. Of two runs or two ranks: rank 0, and the last batch in the record of both.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, or its name in rankwatch-runs")
     parser.add_argument("other", type=Path, nargs="?", metavar="OTHER_RUN", help="another run")
@@ -29,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     folders = [types.named_run(run) for run in (arguments.run, arguments.other) if run is not None]
     with open_records(folders) as records:
-        left, right = diff.sides(records, arguments.rank or [0], arguments.batch)
+        left, right = diff.sides(records, arguments.rank, arguments.batch)
     found = compare(left.frames, right.frames)
     body = diff.to_json(found, left.name, right.name) if arguments.json else ""
     sys.stdout.write(body or diff.render(found, left.name, right.name, arguments.frames))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from rankwatch.errors import UsageError
@@ -12,16 +13,34 @@ from rankwatch.shared.cause import describe_module
 from rankwatch.shared.frame import MEASURED, Frame, Reading
 from rankwatch.shared.text import format_head, format_spans
 
+from ..record import replay
 from ..record.reader import RunRecord
-from .compare import Diff, Pair
+from .compare import Diff, Difference, Pair
 
 LINES = 20
 """Readings that are shown by default."""
+
+NAMED = 3
+"""Readings of one kind that are named below the others."""
+
+MOST_ASKED = 64
+"""Ranks that are asked for a batch."""
+
+
+ASIDES = {
+    Difference.BAD_INPUT: "inputs that are inf or nan on one side, or other than inf or nan on the other",
+    Difference.ZERO: "zero, or next to it, on one side",
+    Difference.NO_VALUES: "integers, booleans and masks",
+    Difference.ONE_SIDED: "without numbers on one side",
+}
+"""Readings that differ in a way of which a ratio says nothing: they stand below the others."""
 
 
 class Side(NamedTuple):
     name: str
     frames: list[Frame]
+    rank: int
+    batch: int
 
 
 def sides(records: Sequence[RunRecord], ranks: Sequence[int], batches: Sequence[int]) -> tuple[Side, Side]:
@@ -29,16 +48,25 @@ def sides(records: Sequence[RunRecord], ranks: Sequence[int], batches: Sequence[
 
     Args:
         records, ranks, batches: one or two of each, and two of at least one of them. Without a batch: the last one that
-            is stored of both sides.
+            is stored of both sides. With one of each: see ``choose``.
 
     Raises:
         UsageError: there are not two sides, or a batch is not stored.
         StoreError: a record cannot be read.
     """
+    if max(map(len, (records, ranks, batches))) < 2:
+        ranks, batches = choose(records[0], ranks, batches)
+        if max(len(ranks), len(batches)) < 2:
+            known = known_batches(records[0], ranks[0])
+            raise UsageError(
+                f"there is no batch to compare with: kept whole of rank {ranks[0]} {_are(known)}; give another run, or --batch "
+                "or --rank twice"
+            )
     if max(map(len, (records, ranks, batches))) != 2:
         raise UsageError("a comparison has two sides: give two runs, --batch twice, or --rank twice")
+    ranks = ranks or [0]
     (run, rank), (other_run, other_rank) = (records[0], ranks[0]), (records[-1], ranks[-1])
-    there, other_there = run.sent_batches(rank), other_run.sent_batches(other_rank)
+    there, other_there = known_batches(run, rank), known_batches(other_run, other_rank)
     if not batches:
         common = set(there) & set(other_there)
         if not common:
@@ -54,7 +82,38 @@ def _side(record: RunRecord, rank: int, batch: int, there: list[int]) -> Side:
     if batch not in there:
         others = f"kept are {format_spans(there)}" if there else "none of this rank is"
         raise UsageError(f"batch {batch} of rank {rank} is not kept whole in {record.path.parent}: {others}")
-    return Side(f"rank {rank}, batch {batch} of {record.run}", record.frames(rank, batch))
+    frames = record.frames(rank, batch)
+    frames += [frame for part in record.tripped(rank) if part.batch == batch for frame in part.frames()]
+    return Side(f"rank {rank}, batch {batch} of {record.run}", frames, rank, batch)
+
+
+def _are(batches: Sequence[int]) -> str:
+    return f"are {format_spans(batches)}" if batches else "is none"
+
+
+def known_batches(record: RunRecord, rank: int) -> list[int]:
+    """The batches of a rank that can be compared: those stored as it sent them, and the last frames of the one that tripped."""
+    return sorted({*record.sent_batches(rank), *(part.batch for part in record.tripped(rank))})
+
+
+def choose(record: RunRecord, ranks: Sequence[int], batches: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The ranks and batches that are worth a comparison, where fewer than two of each were given.
+
+    Of a rank, the given batch or the one in which it tripped, against the last one before the trouble began. Where none is
+    stored before it, another rank in the same batch. Without ranks: the culprit.
+    """
+    report = replay.take(record).report
+    tripped = {part.rank: part.batch for part in reversed(record.tripped())}
+    culprit = report.verdict.tripped if report.verdict else min(tripped, key=lambda rank: (tripped[rank], rank), default=0)
+    rank = ranks[0] if ranks else culprit
+    known = known_batches(record, rank)
+    at = batches[0] if batches else tripped.get(rank, max(known, default=0))
+    began = report.origin.began.batch if report.origin and report.origin.began and not batches and rank in tripped else at
+    if before := [batch for batch in known if batch < min(at, began)] or [batch for batch in known if batch < at]:
+        return [rank], [before[-1], at]
+    others = (other for other in range(report.world_size) if other != rank and known)
+    other = next((other for other in islice(others, MOST_ASKED) if at in known_batches(record, other)), None)
+    return ([rank], [at]) if other is None else ([other, rank], [at])
 
 
 def render(diff: Diff, left: str, right: str, lines: int = LINES) -> str:
@@ -67,12 +126,25 @@ def render(diff: Diff, left: str, right: str, lines: int = LINES) -> str:
     if first is None:
         return format_head("no reading differs by more than half", fields)
     fields.append(("first", f"frame {first.frame}, {_name(first)}: {_number(first.left)} and {_number(first.right)}"))
-    shown = diff.largest(lines)
+    found = diff.largest(len(diff.pairs))
+    measured = [pair for pair in found if pair.difference not in ASIDES]
+    shown = measured[:lines]
     rows = [f"{'ratio':>9} {'left':>9} {'right':>9}  abs max of"]
     rows += [f"{_ratio(pair):>9} {_number(pair.left):>9} {_number(pair.right):>9}  {_name(pair)}" for pair in shown]
-    hidden = len(diff.largest(len(diff.pairs))) - len(shown)
+    hidden = len(measured) - len(shown)
     rows += [f"and {hidden} more that differ: --frames {hidden + len(shown)}"] if hidden else []
+    rows += [_aside(kind, [pair for pair in found if pair.difference is kind]) for kind in ASIDES]
+    rows = [row for row in rows if row] if measured else [row for row in rows[1:] if row]
     return format_head("two batches side by side", fields) + "\n" + "\n".join(rows) + "\n"
+
+
+def _aside(kind: Difference, pairs: Sequence[Pair]) -> str:
+    """One line for the readings that differ in this way; empty without any."""
+    if not pairs:
+        return ""
+    names = [f"{_name(pair)} ({_number(pair.left)} and {_number(pair.right)})" for pair in pairs[:NAMED]]
+    more = f" and {len(pairs) - NAMED} more" if len(pairs) > NAMED else ""
+    return f"{ASIDES[kind]}: {'; '.join(names)}{more}"
 
 
 def to_json(diff: Diff, left: str, right: str) -> str:
@@ -97,6 +169,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
         "phase": pair.spec.phase.name.lower(),
         "call": pair.call,
         "label": pair.label,
+        "difference": pair.difference.name.lower(),
         "ratio": pair.ratio if math.isfinite(pair.ratio) else None,
         "left": _side_to_dict(pair.left),
         "right": _side_to_dict(pair.right),

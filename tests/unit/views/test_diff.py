@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 import makers
+import records
 from makers import INF, NAN, frame, reading
 from rankwatch.errors import UsageError
-from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Phase, pack
+from rankwatch.shared.frame import DTYPE_MAX, BatchSummary, Frame, FrameTable, Kind, Phase, State, pack
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Opened, Trained
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Limits, Store
 from rankwatch_monitor.views import diff
-from rankwatch_monitor.views.compare import compare
+from rankwatch_monitor.views.compare import Difference, compare
 from rankwatch_monitor.views.diff import Side
 
 
@@ -66,6 +67,85 @@ def test_a_reading_that_one_side_lacks_is_not_a_difference_of_numbers() -> None:
         ("output", False, 1.0),
         ("bias", True, 1.0),
     ]
+
+
+GRADIENT, OUTPUT = Kind.GRADIENT, Kind.OUTPUT
+
+
+def of_kind(kind: Kind, *values: float, dtype: str = "float32", label: str = "x") -> list[Frame]:
+    return [
+        frame(reading(label, value, kind=kind, dtype=dtype), at=(0, 0, at), module="abcdefgh"[at])
+        for at, value in enumerate(values)
+    ]
+
+
+def of_states(*readings: tuple[Kind, State, float]) -> list[Frame]:
+    """One frame for each reading in this state, in modules a, b, c, ..."""
+    return [
+        frame(records.odd("x", state, kind=kind, number=number, dtype="float32"), at=(0, 0, at), module="abcdefgh"[at])
+        for at, (kind, state, number) in enumerate(readings)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (of_kind(GRADIENT, 0.0, 1.0, 1.0), of_kind(GRADIENT, 1e-3, 1.0, 4.0)),  # a gradient of zeros
+        (of_kind(GRADIENT, 1e-3, 1.0, 1.0), of_kind(GRADIENT, 0.0, 1.0, 4.0)),
+        (of_kind(GRADIENT, 1e-30, 1.0, 1.0), of_kind(GRADIENT, 1e-3, 1.0, 4.0)),  # as good as zero
+        (of_kind(OUTPUT, 0.0, 1.0, 1.0), of_kind(OUTPUT, 2.0, 1.0, 4.0)),
+        (of_states((OUTPUT, State.EMPTY, 0.0), (OUTPUT, State.FINITE, 1.0)), of_kind(OUTPUT, 2.0, 4.0)),  # no token came
+        (of_states((OUTPUT, State.NONE, 0.0), (OUTPUT, State.FINITE, 1.0)), of_kind(OUTPUT, 2.0, 4.0)),
+        (of_states((OUTPUT, State.UNMATERIALISED, 0.0), (OUTPUT, State.FINITE, 1.0)), of_kind(OUTPUT, 2.0, 4.0)),
+        (
+            of_states((Kind.INPUT, State.NOT_FLOAT, 3.0), (OUTPUT, State.FINITE, 1.0)),  # the ids of tokens
+            of_states((Kind.INPUT, State.NOT_FLOAT, 5e4), (OUTPUT, State.FINITE, 4.0)),
+        ),
+        (
+            of_states((Kind.KEYWORD, State.FINITE, 1.0), (OUTPUT, State.FINITE, 1.0)),  # a mask
+            of_states((Kind.KEYWORD, State.FINITE, DTYPE_MAX["float32"]), (OUTPUT, State.FINITE, 4.0)),
+        ),
+        (
+            of_states((Kind.INPUT, State.FINITE, 0.0), (OUTPUT, State.FINITE, 1.0)),  # a mask of -inf
+            of_states((Kind.INPUT, State.INF, INF), (OUTPUT, State.FINITE, 4.0)),
+        ),
+        (of_kind(OUTPUT, NAN, 1.0), of_kind(OUTPUT, INF, 4.0)),
+    ],
+)
+def test_what_makes_a_ratio_infinite_or_meaningless_does_not_stand_first(left: list[Frame], right: list[Frame]) -> None:
+    for one, other in ((left, right), (right, left)):
+        found = compare(one, other)
+        assert found.first is not None
+        assert found.first.ratio == 4.0
+        meaningless, *_ = (pair for pair in found.largest(8) if pair.ratio != 4.0)
+        assert found.largest(8)[0].ratio == 4.0
+        assert meaningless.difference > Difference.NUMBERS
+        text = diff.render(found, "x", "y")
+        assert f"a (Linear), {meaningless.label} (" in text  # it is said, below
+        assert text.index("x4 ") < text.index("a (Linear), ")
+
+
+def test_what_went_bad_stands_before_every_ratio_in_the_order_in_which_it_ran() -> None:
+    found = compare(batch(1.0, 1.0, 1.0, 1.0), batch(1e9, INF, NAN, 2.0))
+    assert [pair.spec.module for pair in found.largest(8)] == ["b", "c", "a", "d"]
+    gone = compare(of_states((GRADIENT, State.NONE, 0.0)), of_kind(GRADIENT, NAN))
+    assert [pair.difference for pair in gone.largest(8)] == [Difference.WENT_BAD]
+
+
+def test_a_whole_side_that_is_small_is_compared_as_any_other() -> None:
+    found = compare(of_kind(GRADIENT, 1e-20, 1e-20), of_kind(GRADIENT, 1e-20, 1.0))
+    (pair,) = found.largest(8)
+    assert pair.ratio == pytest.approx(1e20)
+    assert pair.difference is Difference.NUMBERS
+
+
+def test_where_nothing_else_differs_zeros_are_still_said() -> None:
+    found = compare(of_kind(GRADIENT, 0.0, 1.0), of_kind(GRADIENT, 2.0, 1.0))
+    assert found.first is not None
+    text = diff.render(found, "x", "y")
+    assert "first      frame 0, a (Linear), x: 0.00e+00 and 2.00e+00" in text
+    assert "zero, or next to it, on one side: a (Linear), x (0.00e+00 and 2.00e+00)\n" in text
+    assert "ratio" not in text
 
 
 def test_as_text() -> None:
@@ -132,7 +212,7 @@ def test_two_batches_and_two_runs(run: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "batches", "complaint"),
     [
-        ([0], [], "a comparison has two sides"),
+        ([7], [], "there is no batch to compare with: kept whole of rank 7 is none"),
         ([0, 1, 1], [], "a comparison has two sides"),
         ([0, 1], [3], "batch 3 of rank 1 is not kept whole in .*train-0: kept are 0-2"),
         ([0, 7], [1], "batch 1 of rank 7 is not kept whole in .*train-0: none of this rank is"),
@@ -153,6 +233,23 @@ def test_a_batch_that_is_dropped_meanwhile_is_still_compared_whole(run: Path) ->
     assert [side.frames[0].abs_max for side in (left, right)] == [(3.0,), (4.0,)]
     with pytest.raises(UsageError, match="no batch is kept whole of both"):
         sides([run], [0, 1], [])
+
+
+def test_alone_a_run_shows_the_culprits_batch_beside_the_last_good_one(tmp_path: Path) -> None:
+    def tripped(rank: int, batch: int) -> Entry:
+        last = makers.frame(makers.reading("output", INF), at=(batch, 0, 1), module="mask")
+        return records.tripped(rank, makers.frame(makers.reading("output", 9.0), at=(batch, 0, 0), module="embed"), last)
+
+    parts = [records.part(rank, *records.frames(batch)) for batch in range(3) for rank in range(2)]
+    run = records.write(tmp_path / "train-1", *parts, tripped(1, 3))
+    left, right = sides([run], [], [])
+    assert (left.name, right.name) == ("rank 1, batch 2 of train-1", "rank 1, batch 3 of train-1")
+    assert [frame.spec.module for frame in right.frames] == ["embed", "mask"]
+    assert sides([run], [0], [])[0].name == "rank 0, batch 1 of train-1"
+    assert sides([run], [], [2])[0].name == "rank 1, batch 1 of train-1"
+    early = records.write(tmp_path / "early-1", records.part(0, *records.frames(0)), tripped(1, 0), job="early")
+    left, right = sides([early], [], [])
+    assert (left.name, right.name) == ("rank 0, batch 0 of early-1", "rank 1, batch 0 of early-1")
 
 
 def test_the_phase_is_named_once() -> None:
