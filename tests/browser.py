@@ -77,7 +77,37 @@ class Browser:
 
     def press(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):
-            self.driver.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": kind, "key": key, "code": key})
+            event = {"type": kind, "key": key, "code": key, "text": "\r" if (kind, key) == ("keyDown", "Enter") else ""}
+            self.driver.execute_cdp_cmd("Input.dispatchKeyEvent", event)
+
+    def click(self, selector: str, text: str) -> None:
+        """Clicks the first such element that begins with this text."""
+        self.until(
+            lambda: self.run(
+                "const found = [...document.querySelectorAll(arguments[0])].find((e) => e.innerText.startsWith(arguments[1]));"
+                "if (found) found.click(); return !!found",
+                selector,
+                text,
+            )
+        )
+
+    def type(self, selector: str, text: str) -> None:
+        """Types into the first such field, over what it holds, key by key."""
+        find = "const field = document.querySelector(arguments[0]); if (field) field.select(), field.focus(); return !!field"
+        self.until(lambda: self.run(find, selector))
+        self.driver.execute_cdp_cmd("Input.insertText", {"text": text})
+
+    def click_chart(self, across: float, down: float, index: int = 0) -> None:
+        """Clicks into a chart's grid by the mouse, at these shares of the chart's width and height."""
+        self.chart(index)
+        ask = (
+            "const box = document.querySelectorAll('.chart')[arguments[0]]; box.scrollIntoView({ block: 'center' });"
+            "const { left, top, width, height } = box.getBoundingClientRect(); return [left, top, width, height]"
+        )
+        left, top, width, height = self.run(ask, index)
+        at = {"x": left + across * width, "y": top + down * height, "button": "left", "clickCount": 1}
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": kind, **at})
 
     def complaints(self) -> list[str]:
         log: list[dict[str, Any]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]

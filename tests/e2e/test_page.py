@@ -19,7 +19,7 @@ from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable
 from rankwatch.shared.trip import Source
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
-from rankwatch_monitor.decide.journal import NO_RANK, Desynced, Entry, Opened, ReplicasCompared, Trained
+from rankwatch_monitor.decide.journal import NO_RANK, Desynced, Entry, JobEnded, Opened, ReplicasCompared, Trained
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Store
 from rankwatch_monitor.views.ui import single
@@ -76,6 +76,8 @@ def test_each_view_of_a_run_that_finished_has_its_own_address(browser: Browser) 
     browser.until(lambda: "all ranks, rank 0, rank 3: 36 points." in browser.chart())
     browser.open("/run/good-0/diff?batch=3&batch=4")
     browser.shows("rank 0, batch 4 of good-0")
+    browser.open("/compare?run=good-0&run=bad-0")
+    browser.until(lambda: "good-0, bad-0" in browser.chart(2))
     browser.open("/run/good-0/events")
     browser.shows("the run is over")
     browser.open("/run/none-0")
@@ -100,14 +102,110 @@ def test_a_chart_is_read_and_opened_by_keyboard(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize(
-    "view", ["/", "/run/bad-0", "/run/bad-0/verdict", "/run/bad-0/modules", "/run/bad-0/diff?rank=0&rank=1"]
-)
+    "view",
+    [
+        "/", "/run/bad-0", "/run/bad-0/verdict", "/run/bad-0/modules", "/run/bad-0/diff?rank=0&rank=1",
+        "/compare?run=good-0&run=bad-0",
+    ],
+)  # fmt: skip
 def test_a_narrow_dark_window_shows_it_without_scrolling_sideways(browser: Browser, view: str) -> None:
     browser.size(400, 900, dark=True)
     browser.open(view)
     browser.until(lambda: len(browser.text("main")) > 60)
     assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
     assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(17, 24, 31)"
+
+
+def test_the_overview_has_the_curves_and_marks_the_culprit(browser: Browser) -> None:
+    browser.open("/run/bad-0")
+    browser.until(lambda: "Loss. At the end: mean of the ranks" in browser.chart(1))
+    browser.until(lambda: "Batches a second. At the end: median of the ranks" in browser.chart(2))
+    assert "▸ marks rank 1 (culprit)." in browser.text("section .how")
+    assert browser.text("tbody tr").split("\t")[:2] == ["1", "culprit"]
+    how = browser.run(
+        "const boxes = [...document.querySelectorAll('.chart')].filter((box) => !box.closest('[hidden]'));"
+        "return boxes.map((box) => box.previousElementSibling.className)"
+    )
+    assert how == ["faint how"] * len(how)  # each chart says how to read it
+    browser.run("document.querySelectorAll('.chart')[1].focus()")
+    browser.press("ArrowLeft")
+    browser.until(lambda: "mean of the ranks: " in browser.text(".note"))
+    browser.type("input[name=ranks]", "2")
+    browser.press("Enter")
+    browser.until(lambda: "rank 2: " in browser.chart(1) and "rank 0: " not in browser.chart(1))
+
+
+def test_a_cell_opens_the_modules_of_its_rank_round_its_batch(browser: Browser) -> None:
+    browser.open("/run/bad-0")
+    browser.until(lambda: "Worst" in browser.chart())
+    browser.click_chart(0.97, 0.4)  # the last batch of a rank
+    browser.shows(", round batch ")
+    assert "rank=" in browser.run("return location.search")
+    browser.until(lambda: "Worst: module " in browser.chart())
+
+
+def test_the_diff_opens_with_the_culprits_batch(browser: Browser) -> None:
+    browser.open("/run/bad-0")
+    browser.shows("Its batch beside the last good one")
+    browser.run("[...document.querySelectorAll('main a')].find((a) => a.textContent.startsWith('Its batch')).click()")
+    browser.shows("rank 1, batch 5 of bad-0", ".facts")
+    browser.shows("rank 1, batch 4 of bad-0", ".facts")
+    fields = browser.run("return [...document.querySelectorAll('form input')].map((input) => input.value)")
+    assert fields == ["1", "1", "4", "5", ""]
+    assert "inf" in browser.text("tr.is-bad")
+    browser.type("input[name=batch]", "3")
+    browser.press("Enter")
+    browser.shows("rank 1, batch 3 of bad-0", ".facts")
+
+
+def test_runs_are_filtered_sorted_and_compared(tmp_path: Path) -> None:
+    for name, ranks, batches in (("alpha-0", 2, 30), ("beta-0", 4, 10), ("gamma-0", 2, 20)):
+        large_runs.generate(tmp_path / name, ranks, batches, modules=20, kept=range(batches), trips=name == "beta-0")
+
+    def listed(browser: Browser) -> list[str]:
+        names: list[str] = browser.run(
+            "return [...document.querySelectorAll('tbody td.name')].map((cell) => cell.innerText)"
+        )
+        return names
+
+    with browsing(tmp_path) as browser:
+        browser.until(lambda: len(listed(browser)) == 3)
+        browser.click("th button", "run")
+        assert listed(browser) == ["alpha-0", "beta-0", "gamma-0"]
+        browser.click("th button", "run")
+        assert listed(browser) == ["gamma-0", "beta-0", "alpha-0"]
+        browser.click("th button", "ranks")
+        assert listed(browser)[0] == "beta-0"
+        assert "sort=ranks" in browser.run("return location.search")
+        browser.type("input[type=search]", "because BETA")
+        browser.until(lambda: listed(browser) == ["beta-0"])
+        browser.shows("1 of 3 runs")
+        browser.open("/?sort=run&text=a-0")
+        browser.until(lambda: listed(browser) == ["alpha-0", "beta-0", "gamma-0"])
+        for at in (0, 2):
+            browser.run("document.querySelectorAll('td.choice input')[arguments[0]].click()", at)
+        browser.click("button", "Compare two")
+        browser.until(lambda: "Loss. At the end: alpha-0: " in browser.chart(0))
+        browser.until(lambda: "gamma-0: " in browser.chart(1))
+        browser.type("input[name=module]", "blocks.1.part3")
+        browser.press("Enter")
+        browser.until(lambda: "alpha-0, gamma-0: 50 points" in browser.chart(2))
+
+
+def test_a_rank_that_was_lost_stands_before_those_that_failed_because_of_it(tmp_path: Path) -> None:
+    records.write(
+        tmp_path / "train-1",
+        records.part(0, *records.frames(1)),
+        *(Entry(2.0, rank, messages.Bye(9, "failed", "RuntimeError: Connection closed by peer")) for rank in (0, 1, 3)),
+        Entry(3.0, NO_RANK, JobEnded(1)),
+        world_size=4,
+    )
+    with browsing(tmp_path) as browser:
+        browser.open("/run/train-1")
+        browser.shows("the first that was lost", "tbody tr.is-bad")
+        ask = "return [...document.querySelectorAll('tbody tr')].map((row) => [row.cells[0].innerText, row.cells[1].innerText])"
+        rows = browser.run(ask)
+        assert rows == [["2", "the first that was lost"], *([rank, "failed after rank 2"] for rank in "013")]
 
 
 def test_a_folder_without_runs_says_how_to_get_one(tmp_path: Path) -> None:

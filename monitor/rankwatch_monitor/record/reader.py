@@ -152,6 +152,15 @@ class RunRecord:
             rows = self._database.execute("SELECT body FROM digests ORDER BY id DESC LIMIT ?", (segments,)).fetchall()
             return np.concatenate([np.zeros(0, DIGEST), *(unpack_digests(body) for (body,) in reversed(rows))])
 
+    def ends_of_digests(self) -> Array:
+        """The digests of the first and the last segment."""
+        query = (
+            "SELECT body FROM digests WHERE id IN ((SELECT MIN(id) FROM digests), (SELECT MAX(id) FROM digests)) ORDER BY id"
+        )
+        with self._explained():
+            found = [unpack_digests(body) for (body,) in self._database.execute(query)]
+            return np.concatenate([np.zeros(0, DIGEST), *found])
+
     def digest_blocks(self) -> Iterator[DigestBlock]:
         """The digests segment by segment, in the order in which the parts came."""
         with self._explained():
@@ -285,11 +294,23 @@ class RunRecord:
 
     # --- readings over the batches, as a rank sent them (rank None: over all ranks, from the envelopes) -----------------
 
-    def extremes(self, rank: int | None, tables: Mapping[int, Columns], batches: BatchRange = ANY) -> Iterator[PartExtremes]:
-        """The abs max and state of every row of each part of these batches, in the order of the batches."""
-        query = f"SELECT batch, tbl, body FROM {_source(rank)} AND batch BETWEEN ? AND ? ORDER BY batch"
+    def extremes(
+        self, rank: int | None, tables: Mapping[int, Columns], batches: BatchRange = ANY, most: int | None = None
+    ) -> Iterator[PartExtremes]:
+        """The abs max and state of every row of each part of these batches, in the order of the batches.
+
+        Args:
+            tables: by number; only the parts of these tables.
+            most: of many more parts than these, those of every second batch, every third, and so on.
+        """
+        source = f"{_source(rank)} AND tbl IN ({', '.join(map(str, tables))}) AND batch BETWEEN ? AND ?"
         with self._explained():
-            for batch, number, body in self._database.execute(query, batches):
+            step = 1
+            if most is not None:
+                (count,) = self._database.execute(f"SELECT COUNT(*) FROM {source}", batches).fetchone()
+                step = max(1, count // most)
+            query = f"SELECT batch, tbl, body FROM {source} AND batch % ? = 0 ORDER BY batch"
+            for batch, number, body in self._database.execute(query, (*batches, step)):
                 layout, high = (tables[number].envelope, "high") if rank is None else (tables[number].part, "abs_max")
                 yield PartExtremes(batch, number, layout.column(body, high), layout.column(body, "state"))
 

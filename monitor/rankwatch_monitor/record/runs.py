@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
@@ -23,9 +24,9 @@ COLUMNS = QUERY.count(",") + 1
 class RunRow(NamedTuple):
     """A run in a list; ``run`` is its folder's name, and ``began`` a Unix time.
 
-    ``outcome`` and ``reason`` are empty until they are decided. ``is_final``: an abort was decided, or a rank tripped, so a
-    lost rank that comes back does not reopen the run. ``gaps`` says which batches are not on record. ``is_alive``: a
-    collector writes the record, or the run is over.
+    ``ended`` is when it was last heard of. ``outcome`` and ``reason`` are empty until they are decided. ``is_final``: an abort
+    was decided, or a rank tripped, so a lost rank that comes back does not reopen the run. ``gaps`` says which batches are not
+    on record. ``is_alive``: a collector writes the record, or the run is over.
     """
 
     run: str
@@ -40,6 +41,7 @@ class RunRow(NamedTuple):
     is_over: bool = False
     is_final: bool = False
     is_alive: bool = True
+    ended: float = 0.0
 
 
 def read_row(folder: Path) -> RunRow:
@@ -53,8 +55,13 @@ def read_row(folder: Path) -> RunRow:
         boot = database.execute("SELECT value FROM meta WHERE name = 'boot'").fetchone()
         heard = database.execute("SELECT time FROM standing").fetchone() or row
         alive = is_over or boot is None or is_alive(folder, boot[0], heard[0], time.time())
-        run = RunRow._make((folder.resolve().name, *row[:-2], is_over, is_final, alive))
+        ended = _last_event(database) if is_over else heard[0]
+        run = RunRow._make((folder.resolve().name, *row[:-2], is_over, is_final, alive, ended))
         return cleaned(run)._replace(reason=paragraph(run.reason))
+
+
+def _last_event(database: sqlite3.Connection) -> float:
+    return float(database.execute("SELECT time FROM events ORDER BY id DESC LIMIT 1").fetchone()[0])
 
 
 def read_rows(runs: Path) -> list[RunRow]:

@@ -93,6 +93,8 @@ def test_the_list_has_what_each_run_is(client: Client) -> None:
     runs = {run["run"]: run for run in client.json("/api/runs")["runs"]}
     assert (runs["large-0"]["outcome"], runs["large-0"]["world_size"], runs["large-0"]["batches"]) == ("aborted", 16, 41)
     assert (runs["other-0"]["outcome"], runs["other-0"]["is_over"]) == (None, False)
+    assert runs["large-0"]["ended"] - runs["large-0"]["began"] == 40.0
+    assert [runs[name]["rate"] for name in ("large-0", "other-0")] == pytest.approx([1.0, 1.0], rel=0.02)
 
 
 def test_an_overview_has_the_report_and_the_cells(client: Client) -> None:
@@ -101,7 +103,36 @@ def test_an_overview_has_the_report_and_the_cells(client: Client) -> None:
     assert body["path"] == [0]
     assert (body["grid"]["rows"][5], len(body["grid"]["cells"]), len(body["grid"]["cells"][0])) == ("5", 16, 41)
     assert body["grid"]["cells"][5][40] == -1
+    assert body["order"][0] == [5, "culprit", True]
+    assert [rank for rank, _, _ in body["order"][1:]] == [*range(5), *range(6, 16)]
     assert client.json("/api/run/other-0/overview")["silent_collector"] is True
+
+
+def test_the_curves_have_the_loss_and_the_rate_of_all_ranks_and_of_some(client: Client) -> None:
+    body = client.json("/api/run/large-0/curves")
+    assert [line["name"] for line in body["loss"]] == ["mean of the ranks", "lowest", "highest", "rank 5"]
+    assert [point[0] for point in body["loss"][0]["points"]] == list(range(40))
+    lows, highs = (body["loss"][line]["points"] for line in (1, 2))
+    assert all(low[1] < high[1] for low, high in zip(lows, highs, strict=True))
+    assert {point[1] for point in body["rate"][0]["points"]} == {1.0}
+    assert body["gradient"] == []
+    some = client.json("/api/run/large-0/curves?ranks=0,3")
+    assert [line["rank"] for line in some["loss"]] == [None, None, None, 0, 3]
+    assert [line["name"] for line in client.json("/api/run/other-0/curves")["loss"]] == [
+        "mean of the ranks",
+        "rank 0",
+        "rank 1",
+    ]
+
+
+def test_a_cell_opens_what_is_stored_round_it(client: Client) -> None:
+    one = client.json("/api/run/large-0/modules?rank=5&around=40")
+    assert (one["rank"], one["first"], len(one["cells"][0]), one["note"]) == (5, 30, 6, "")
+    several = client.json("/api/run/large-0/modules?rank=4-7&around=39-40")
+    assert (several["rank"], several["note"]) == (5, "Of ranks 4-7, rank 5 is the worst there.")
+    none = client.json("/api/run/large-0/modules?rank=99&around=3")
+    assert none["rank"] is None
+    assert none["note"] == "No batch is stored as rank 99 sent it, so this is over all ranks."
 
 
 def test_an_answer_comes_once_until_the_record_changes(client: Client, runs: Path) -> None:
@@ -137,6 +168,8 @@ def test_a_series_of_ranks_and_of_all(client: Client) -> None:
 def test_a_diff_and_the_events(client: Client) -> None:
     found = client.json("/api/run/large-0/diff?rank=5&rank=6")
     assert (found["left"], found["right"]) == ("rank 5, batch 38 of large-0", "rank 6, batch 38 of large-0")
+    alone = client.json("/api/run/large-0/diff")
+    assert (alone["ranks"], alone["batches"], alone["frames"]) == ([5, 5], [38, 40], {"left": 20, "right": 1})
     across = client.json("/api/run/large-0/diff?other=other-0&rank=1&batch=34&batch=4")
     assert across["right"] == "rank 1, batch 4 of other-0"
     told = client.json("/api/run/large-0/events")
@@ -156,7 +189,9 @@ def test_a_diff_and_the_events(client: Client) -> None:
         ("large-0/series?module=none", 404, "no module none has a reading output in its forward here"),
         ("large-0/series?ranks=" + ",".join("1" * 33), 400, "33 lines are more than the 32"),
         ("large-0/diff?rank=1&rank=2&batch=7", 400, "batch 7 of rank 1 is not kept whole"),
-        ("large-0/diff", 400, "a comparison has two sides"),
+        ("large-0/curves?ranks=" + ",".join("1" * 33), 400, "33 lines are more than the 32"),
+        ("large-0/modules?rank=5&around=x", 400, "'x' is no number of a rank or batch"),
+        ("large-0/diff?rank=99", 400, "there is no batch to compare with: kept whole of rank 99 is none"),
     ],
 )
 def test_what_cannot_be_shown_is_said(client: Client, path: str, status: int, says: str) -> None:

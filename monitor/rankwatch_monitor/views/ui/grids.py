@@ -21,6 +21,7 @@ from rankwatch.shared.frame import MEASURED, FrameTable, State
 from ...record.digest import SCALE, Columns
 from ...record.layout import Array
 from ...record.rows import PartExtremes, Point
+from .bins import Bins, moved
 
 BAD, NOTHING, MOST = -1.0, np.inf, 255.0
 """MOST: a larger headroom, such as that of zeros, counts as this."""
@@ -52,10 +53,8 @@ class RankGrid:
     """The worst headroom by rank and batch. Digests are added piece by piece; many ranks or batches share a cell."""
 
     def __init__(self, world_size: int, rows: int = RANK_ROWS, columns: int = COLUMNS) -> None:
-        self._world_size, self._columns = world_size, columns
+        self._world_size, self._bins = world_size, Bins(columns)
         self._ranks_per_row = -(-world_size // rows)
-        self._step, self._first = 1, 0
-        self._is_empty = True
         self._cells = np.full((-(-world_size // self._ranks_per_row), columns), NOTHING, np.float32)
 
     def add(self, digests: Array) -> None:
@@ -65,9 +64,9 @@ class RankGrid:
             return
         self._make_room(int(digests["batch"].min()), int(digests["batch"].max()))
         rows = digests["rank"] // self._ranks_per_row
-        columns = (digests["batch"] - self._first) // self._step
+        columns = self._bins.of(digests["batch"])
         values = np.where(digests["bad"] > 0, np.float32(BAD), np.minimum(digests["headroom"], np.float32(MOST)))
-        np.minimum.at(self._cells.reshape(-1), rows.astype(np.int64) * self._columns + columns, values)
+        np.minimum.at(self._cells.reshape(-1), rows.astype(np.int64) * self._bins.count + columns, values)
 
     def mark(self, rank: int, batch: int) -> None:
         """A reading went bad in this batch, and its rank ended before it sent the batch."""
@@ -76,9 +75,8 @@ class RankGrid:
         self.add(digest)
 
     def grid(self) -> Grid:
-        used = np.flatnonzero(np.isfinite(self._cells).any(axis=0))
-        cells = self._cells[:, : used[-1] + 1] if len(used) else self._cells[:, :0]
-        return Grid(self._first, self._step, [self._name(row) for row in range(len(cells))], _plain(cells))
+        cells = self._cells[:, : self._bins.used]
+        return Grid(self._bins.first, self._bins.step, [self._name(row) for row in range(len(cells))], _plain(cells))
 
     def _name(self, row: int) -> str:
         first = row * self._ranks_per_row
@@ -86,24 +84,9 @@ class RankGrid:
         return str(first) if first == last else f"{first}-{last}"
 
     def _make_room(self, low: int, high: int) -> None:
-        if self._is_empty:
-            self._first, self._is_empty = low, False
-        low, high = min(low, self._first), max(high, self._first + self._last_column() * self._step)
-        step = self._step
-        while high // step - low // step >= self._columns:
-            step *= 2
-        first = low // step * step
-        if (step, first) == (self._step, self._first):
-            return
-        before, columns = self._cells, (self._first + self._step * np.arange(self._columns) - first) // step
-        fits = columns < self._columns
-        self._cells = np.full_like(before, NOTHING)
-        np.minimum.at(self._cells.T, columns[fits], before[:, fits].T)
-        self._step, self._first = step, first
-
-    def _last_column(self) -> int:
-        used = np.flatnonzero(np.isfinite(self._cells).any(axis=0))
-        return int(used[-1]) if len(used) else 0
+        to = self._bins.fit(low, high)
+        if to is not None:
+            self._cells = moved(self._cells, to, np.minimum, NOTHING)
 
 
 def module_grid(

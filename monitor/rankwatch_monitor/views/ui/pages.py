@@ -6,36 +6,57 @@ import json
 import math
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from rankwatch.shared.cause import Trip, describe_module
-from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES, FrameTable
+from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES, FrameTable, Kind, State, state_of
 from rankwatch.shared.printable import printable
 
 from ...decide.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ...decide.report import Report
-from ...record import replay
+from ...record import headroom, replay
 from ...record.digest import Columns
+from ...record.layout import Array
 from ...record.reader import RunRecord
 from ...record.replay import Snapshot
-from ...record.rows import ANY, BatchRange, Standings
+from ...record.rows import ANY, BatchRange, Point, Standings
 from ...record.runs import folders, read_row
 from ...record.schema import FILE, StoreError
 from .. import as_json as reports
-from .. import diff, events, path, runs
+from .. import diff, events, path, roles, runs
 from ..compare import compare
-from . import grids
-from .grids import Grid, RankGrid
+from . import curves, grids
+from .curves import Curves
+from .grids import BAD, Grid, RankGrid
+
+RankRange: TypeAlias = tuple[int, int]
+"""The first and the last rank."""
 
 CACHED_RUNS = 64
 """Runs whose replay and grid are held in memory."""
 
+AT_ONCE = 32
+"""Segments of digests that are taken together: few calls for many digests."""
+
+MOST_ENVELOPES = 2000
+"""Of many more envelopes than these, a chart of the gradients reads some: every second, every third, and so on."""
+
 MAX_EVENTS = 2000
 """Events in a view, the last ones."""
+
+BEFORE, AFTER = 32, 8
+"""Batches before and after those that were asked for, which are shown round them."""
+
+MOST_DRAWN = 4
+"""Ranks of a large run that have a line of their own, unless they are asked for."""
 
 STALE_AFTER = 10.0
 """Seconds without new standings that never mean that a running run has lost its collector."""
@@ -53,6 +74,7 @@ class Pages:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._runs: OrderedDict[str, RunPages] = OrderedDict()
+        self._rows: dict[str, tuple[str, dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
     def list(self) -> list[dict[str, Any]]:
@@ -60,13 +82,25 @@ class Pages:
         found = []
         for folder in folders(self._folder):
             try:
-                row = read_row(folder)
-                found.append({**runs.to_dict(row), "began": row.began})
+                found.append(self._row(folder))
             except StoreError as error:
                 found.append(
                     {"run": printable(folder.name), "began": (folder / FILE).stat().st_mtime, "unreadable": str(error)}
                 )
         return sorted(found, key=lambda run: -run["began"])
+
+    def _row(self, folder: Path) -> dict[str, Any]:
+        """What a list shows of a run. That of a run that is over is read once."""
+        version = version_of(folder)
+        if (known := self._rows.get(folder.name)) is not None and known[0] == version:
+            return known[1]
+        row = read_row(folder)
+        with RunRecord(folder / FILE) as record:
+            pace = headroom.pace_over_all(record.ends_of_digests())
+        shown = {**runs.to_dict(row), "began": row.began, "ended": row.ended, "rate": pace}
+        if row.is_over:
+            self._rows[folder.name] = version, shown
+        return shown
 
     def run(self, name: str) -> RunPages:
         with self._lock:
@@ -80,10 +114,29 @@ class Pages:
             return self._runs[name]
 
 
+_OF_GRID = "rank", "batch", "headroom", "bad"
+"""The columns of a digest that the grid of ranks needs."""
+
+
+class _NewDigests:
+    """These columns of the digests of a record that came since they were taken last."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._taken = 0, 0  # the last segment, and how many of its digests
+
+    def take(self, record: RunRecord) -> Iterator[Array]:
+        segment, taken = self._taken
+        segments = record.segments(self._columns, since=segment)
+        while some := list(islice(segments, AT_ONCE)):
+            yield np.concatenate([digests[taken:] if number == segment else digests for number, digests in some])
+            self._taken = max(self._taken, (some[-1][0], len(some[-1][1])))
+
+
 class RunPages:
     """One run. Each method reads the record that ``open`` returns; what was read before is not read again.
 
-    The replay is remembered until the record changes, and the grid of ranks takes only digests that are new.
+    The replay is remembered until the record changes; the grid of ranks and the curves take only digests that are new.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -91,22 +144,15 @@ class RunPages:
         self._lock = threading.RLock()
         self._replayed: tuple[tuple[int, ...], Snapshot] | None = None
         self._ranks: RankGrid | None = None
-        self._taken = 0, 0
-        """The last segment of digests in the grid, and how many of its digests are."""
+        self._of_ranks = _NewDigests(_OF_GRID)
+        self._curves: Curves | None = None
+        self._of_curves = _NewDigests(curves.COLUMNS)
 
     def open(self) -> RunRecord:
         return RunRecord(self._folder / FILE)
 
     def version(self) -> str:
-        """Changes whenever the record does."""
-        marks = []
-        for name in (FILE, f"{FILE}-wal"):
-            try:
-                stat = (self._folder / name).stat()
-                marks.append(f"{stat.st_mtime_ns:x}.{stat.st_size:x}")
-            except FileNotFoundError:
-                marks.append("")
-        return "-".join(marks)
+        return version_of(self._folder)
 
     def overview(self, record: RunRecord) -> dict[str, Any]:
         """The report, where the ranks are, and the worst headroom by rank and batch."""
@@ -118,10 +164,12 @@ class RunPages:
             "report": reports.to_dict(report),
             "is_over": is_over,
             "began": record.began(),
+            "ended": standings.time,
             "silent_collector": not is_over and _are_stale(standings),
             "standing": None if is_over or standings.run is None else standings.run._asdict(),
             "standings": [] if is_over else [standing._asdict() for standing in standings.ranks],
             "path": path.path_to(frames),
+            "order": [[one.row.rank, one.text, one.is_cause] for one in roles.in_order(report)],
             "replicas": _replicas(report),
             "grid": self.ranks(record)._asdict(),
         }
@@ -132,23 +180,70 @@ class RunPages:
         return grid if _has_narrow(record.tables().values()) else grids.as_changes(grid)
 
     def _headroom(self, record: RunRecord, batches: BatchRange) -> Grid:
-        columns = ("rank", "batch", "headroom", "bad")
         report, _ = self._replay(record)
         if batches != ANY:
             zoomed = RankGrid(report.world_size)
-            for _, digests in record.segments(columns, batches=batches):
+            for _, digests in record.segments(_OF_GRID, batches=batches):
                 zoomed.add(digests[(digests["batch"] >= batches[0]) & (digests["batch"] <= batches[1])])
             return zoomed.grid()
         with self._lock:
             if self._ranks is None:
                 self._ranks = RankGrid(report.world_size)
-            segment, taken = self._taken
-            for number, digests in record.segments(columns, since=segment):
-                self._ranks.add(digests[taken:] if number == segment else digests)
-                self._taken = max(self._taken, (number, len(digests)))
+            for digests in self._of_ranks.take(record):
+                self._ranks.add(digests)
             for rank, trip in _trips(report):
                 self._ranks.mark(rank, trip.position.batch)
             return self._ranks.grid()
+
+    def curves(self, record: RunRecord, ranks: Sequence[int] = ()) -> dict[str, Any]:
+        """The loss and the batches a second over the batches, and the largest gradient where gradients are on record.
+
+        Args:
+            ranks: those with a line of their own; by default those that have to do with how the run ended.
+        """
+        report, _ = self._replay(record)
+        drawn = tuple(ranks) or _drawn(report)
+        with self._lock:
+            if self._curves is None or self._curves.drawn != drawn:
+                self._curves, self._of_curves = Curves(report.world_size, drawn), _NewDigests(curves.COLUMNS)
+            for digests in self._of_curves.take(record):
+                self._curves.add(digests)
+            lines = {"loss": self._curves.losses(), "rate": self._curves.rates()}
+        lines["gradient"] = _gradients(record)
+        return {name: [line._asdict() for line in of] for name, of in lines.items()}
+
+    def around(self, record: RunRecord, ranks: RankRange, batches: BatchRange) -> dict[str, Any]:
+        """The modules of a rank round these batches: of several ranks, of the worst one there.
+
+        What is not stored as its rank sent it is shown over all ranks.
+        """
+        rank, notes = ranks[0], []
+        if ranks[0] != ranks[1]:
+            rank = self._worst(record, ranks, batches)
+            notes.append(f"Of ranks {ranks[0]}-{ranks[1]}, rank {rank} is the worst there.")
+        retained = record.sent_batches(rank)
+        of: int | None = rank
+        if not retained:
+            retained, of = record.envelope_batches(), None
+            notes.append(f"No batch is stored as rank {rank} sent it, so this is over all ranks.")
+        near = retained[max(0, bisect_left(retained, batches[0]) - BEFORE) : bisect_right(retained, batches[1]) + AFTER]
+        span = (near[0], max(near[-1], batches[1])) if near else batches
+        return {**self.modules(record, of, span), "rank": of, "note": " ".join(notes)}
+
+    def _worst(self, record: RunRecord, ranks: RankRange, batches: BatchRange) -> int:
+        """The rank that tripped, or came nearest to overflow, in these batches."""
+        for rank, trip in _trips(self._replay(record).report):
+            if ranks[0] <= rank <= ranks[1] and batches[0] <= trip.position.batch <= batches[1]:
+                return rank
+        found: list[tuple[float, int]] = []
+        for _, digests in record.segments(_OF_GRID, batches=batches):
+            is_here = (digests["batch"] >= batches[0]) & (digests["batch"] <= batches[1])
+            here = digests[is_here & (digests["rank"] >= ranks[0]) & (digests["rank"] <= ranks[1])]
+            if len(here):
+                values = np.where(here["bad"] > 0, np.float32(BAD), here["headroom"])
+                at = int(values.argmin())
+                found.append((float(values[at]), int(here["rank"][at])))
+        return min(found, default=(BAD, ranks[0]))[1]
 
     def modules(self, record: RunRecord, rank: int | None, batches: BatchRange = ANY, pattern: str = "") -> dict[str, Any]:
         """The worst headroom by module and batch, of a rank or over all of them; or the change, as in ``ranks``."""
@@ -221,7 +316,7 @@ class RunPages:
         """As ``rankwatch diff``."""
         left, right = diff.sides([record, *([other] if other else [])], ranks, batches)
         body: dict[str, Any] = json.loads(diff.to_json(compare(left.frames, right.frames), left.name, right.name))
-        return body
+        return {**body, "ranks": [left.rank, right.rank], "batches": [left.batch, right.batch]}
 
     def events(self, record: RunRecord) -> dict[str, Any]:
         """The events, the last first."""
@@ -234,6 +329,18 @@ class RunPages:
             if self._replayed is None or self._replayed[0] != mark:
                 self._replayed = mark, replay.take(record)
             return self._replayed[1]
+
+
+def version_of(folder: Path) -> str:
+    """Changes whenever the record in the folder does."""
+    marks = []
+    for name in (FILE, f"{FILE}-wal"):
+        try:
+            stat = (folder / name).stat()
+            marks.append(f"{stat.st_mtime_ns:x}.{stat.st_size:x}")
+        except FileNotFoundError:
+            marks.append("")
+    return "-".join(marks)
 
 
 def _replicas(report: Report) -> dict[str, Any]:
@@ -252,6 +359,40 @@ def _replicas(report: Report) -> dict[str, Any]:
 def _trips(report: Report) -> list[tuple[int, Trip]]:
     """Every rank that tripped with its trip, the culprit first."""
     return [] if report.verdict is None else list(report.verdict.all_tripped)
+
+
+def _drawn(report: Report) -> tuple[int, ...]:
+    """The ranks with a line of their own: all of few; of many, the culprit and those with a role."""
+    if report.world_size <= curves.DRAWN:
+        return tuple(range(report.world_size))
+    return tuple([one.row.rank for one in roles.in_order(report)[:MOST_DRAWN] if one.text])
+
+
+def _gradients(record: RunRecord) -> list[curves.Line]:
+    """The largest gradient of each batch: of a parameter, or where none is measured, of an output or input."""
+    tables = record.tables()
+    for kinds in ({Kind.GRADIENT}, {Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}):
+        chosen = {number: _rows_of_kinds(table, kinds) for number, table in tables.items()}
+        found = {number: rows for number, rows in chosen.items() if len(rows)}
+        if not found:
+            continue
+        columns = _columns_of({number: tables[number] for number in found})
+        largest: dict[int, float] = {}
+        for part in record.extremes(None, columns, most=MOST_ENVELOPES):
+            highs, states = part.abs_max[found[part.table]], part.states[found[part.table]]
+            is_bad = ((states == int(State.INF)) | (states == int(State.NAN))).any()
+            high = math.inf if is_bad else float(np.where(states == int(State.FINITE), highs, 0.0).max())
+            largest[part.batch] = max(largest.get(part.batch, 0.0), high)
+        points = [Point(batch, high, high, state_of(high, high)) for batch, high in largest.items()]
+        thin = grids.thinned(points, curves.BINS)
+        name = "of a parameter" if Kind.GRADIENT in kinds else "of an output or input"
+        return [curves.Line(name, None, [[one.batch, reports.number(one.abs_max), None] for one in thin])]
+    return []
+
+
+def _rows_of_kinds(table: FrameTable, kinds: set[Kind]) -> list[int]:
+    rows = [reading.kind for spec in table.specs for reading in spec.readings]
+    return [row for row, kind in enumerate(rows) if kind in kinds]
 
 
 def _are_stale(standings: Standings) -> bool:

@@ -6,7 +6,7 @@ import hmac
 import json
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
@@ -64,6 +64,7 @@ def application(folder: Path, token: str) -> Starlette:
 
     routes = [
         Route("/", page),
+        Route("/compare", page),
         Mount("/static", StaticFiles(packages=[(__package__, "static")])),
         Route("/api/runs", list_runs),
         *(Route(f"/run/{{run}}{'/' * bool(view)}{view}", page) for view in _VIEWS),
@@ -142,7 +143,15 @@ def _ranks(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> 
 
 def _modules(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
     asked = request.query_params
-    return run.modules(record, _rank(asked.get("rank")), _span(request), asked.get("match", ""))
+    if around := asked.get("around"):
+        return run.around(record, _whole_range(asked.get("rank")), _whole_range(around))
+    return {**run.modules(record, _rank(asked.get("rank")), _span(request), asked.get("match", "")), "note": ""}
+
+
+def _curves(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
+    ranks = [_whole(text) for text in request.query_params.get("ranks", "").split(",") if text]
+    _check_lines(ranks)
+    return run.curves(record, ranks)
 
 
 def _readings(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
@@ -152,8 +161,7 @@ def _readings(request: Request, pages: Pages, run: RunPages, record: RunRecord) 
 def _series(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
     asked = request.query_params
     ranks = [_rank(text) for text in asked.get("ranks", "").split(",")]
-    if len(ranks) > MOST_RANKS:
-        raise ValueError(f"{len(ranks)} lines are more than the {MOST_RANKS} that one chart shows")
+    _check_lines(ranks)
     module, label, phase = asked.get("module", ""), asked.get("label", "output"), asked.get("phase", "forward")
     return run.series(record, ranks, module, label, phase, _span(request))
 
@@ -167,7 +175,7 @@ def _diff(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> A
     ranks, batches = ([_whole(text) for text in asked.getlist(name) if text] for name in ("rank", "batch"))
     other = asked.get("other")
     with pages.run(other).open() if other else nullcontext() as other_record:
-        return run.diff(record, ranks or [0], batches, other_record)
+        return run.diff(record, ranks, batches, other_record)
 
 
 def _stored(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
@@ -180,6 +188,7 @@ def _events(request: Request, pages: Pages, run: RunPages, record: RunRecord) ->
 
 _ANSWERS: dict[str, Answer] = {
     "overview": _overview,
+    "curves": _curves,
     "ranks": _ranks,
     "modules": _modules,
     "readings": _readings,
@@ -198,6 +207,17 @@ def _span(request: Request) -> BatchRange:
 
 def _rank(text: str | None) -> int | None:
     return None if text in (None, "", "all") else _whole(text)
+
+
+def _whole_range(text: str | None) -> tuple[int, int]:
+    """``4-7``, or ``4``."""
+    first, dash, last = (text or "").partition("-")
+    return _whole(first), _whole(last if dash else first)
+
+
+def _check_lines(ranks: Sequence[int | None]) -> None:
+    if len(ranks) > MOST_RANKS:
+        raise ValueError(f"{len(ranks)} lines are more than the {MOST_RANKS} that one chart shows")
 
 
 def _whole(text: str | None) -> int:

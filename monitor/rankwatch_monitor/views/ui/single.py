@@ -39,8 +39,8 @@ def render(run: RunPages) -> str:
             modules = run.modules(record, None)
         except LookupError:  # no batch is stored
             modules = None
-        culprit = run.culprit(record)
-    data = json.dumps({"overview": overview, "modules": modules, "series": culprit}, allow_nan=False)
+        culprit, curves = run.culprit(record), run.curves(record)
+    data = json.dumps({"overview": overview, "modules": modules, "series": culprit, "curves": curves}, allow_nan=False)
     style, scripts = _text("page.css"), [_text(name) for name in _SCRIPTS]
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; img-src data:; "

@@ -24,12 +24,17 @@ const Charts = (() => {
 
   // The title of a heatmap by ``what``, and what its cells say.
   const title = (grid, what) => `${grid.measure === "change" ? "Change" : "Headroom"} by ${what} and batch`;
-  const legend = (grid) => (grid.measure === "change"
-    ? "The largest reading against the median of the batches before, in doublings. Its dtype ends at 1e38 or beyond: how near it is to overflow says nothing."
-    : "For the reading nearest to its dtype's largest number: how many times larger it could be.");
+  const legend = (grid, what) => (grid.measure === "change"
+    ? `A dark cell: the largest reading of this ${what} is far above the median of its batches before, in doublings. The dtype ends at 1e38 or beyond, so how near it is to overflow says nothing.`
+    : `A dark cell: a reading of this ${what} is next to its dtype's largest number. The shade says how many times larger it could still be.`);
+  const USE = "Point at a cell, or move with the arrow keys, to read it.";
 
   // The end of a long name says more than its beginning.
   const tail = (name, most) => (name.length > most ? `…${name.slice(-Math.floor(most))}` : name);
+
+  function rowOf(grid, rank) {
+    return grid.rows.findIndex((name) => { const [first, last] = name.split("-").map(Number); return rank >= first && rank <= (last === undefined ? first : last); });
+  }
 
   function batches(grid, column) {
     const first = grid.first + column * grid.step;
@@ -60,9 +65,11 @@ const Charts = (() => {
   function heatmap(parent, what, select) {
     const box = Views.h("div", { class: "chart", tabindex: "0", role: "img" });
     const note = Views.h("p", { class: "note", "aria-live": "polite" });
-    parent.append(box, note);
+    const how = Views.h("p", { class: "faint how" });
+    parent.append(how, box, note);
     let grid = { first: 0, step: 1, rows: [], cells: [] };
     let cells = [];
+    let marked = new Map(); // by row, what it is marked for
     let at = null;
     const say = (row, column) => `${what} ${grid.rows[row]}, ${batches(grid, column)}: ${times(grid.cells[row][column], grid.measure)}`;
 
@@ -71,6 +78,7 @@ const Charts = (() => {
       const isChange = grid.measure === "change";
       const colours = [colour("--near"), colour("--middle"), colour("--far")];
       const names = Math.min(Math.max(...grid.rows.map((row) => row.length), 3) * 6.6 + 16, narrow ? 90 : 330);
+      const every = Math.ceil(grid.rows.length / (box.clientHeight / 16));
       const columns = Math.max(0, ...grid.cells.map((row) => row.length));
       const good = cells.filter((cell) => cell[2] >= 0);
       const bad = cells.filter((cell) => cell[2] < 0);
@@ -84,7 +92,11 @@ const Charts = (() => {
         }),
         yAxis: axis("", {
           type: "category", inverse: true, data: narrow && grid.keys && grid.keys.length ? grid.keys.map((key) => Views.module(key[0])) : grid.rows,
-          axisLabel: { formatter: (name) => tail(name, names / 6.6 - 2), interval: Math.ceil(grid.rows.length / (box.clientHeight / 16)) - 1 },
+          axisLabel: {
+            formatter: (name, index) => (marked.has(index) ? `{marked|▸ ${tail(name, names / 6.6 - 3)}}` : tail(name, names / 6.6 - 2)),
+            rich: { marked: { color: colour("--bad"), fontWeight: 700 } },
+            interval: (index) => marked.has(index) || (index % every === 0 && ![...marked.keys()].some((other) => Math.abs(other - index) < every)),
+          },
         }),
         visualMap: [
           {
@@ -126,8 +138,11 @@ const Charts = (() => {
       point(...(at ? [at[0] + move[0], at[1] + move[1]] : [0, grid.cells[0].length - 1]));
     });
 
-    return (fresh) => {
+    // ``marks``: what ranks are marked for, of [rank, text].
+    return (fresh, marks) => {
       grid = fresh;
+      marked = new Map((marks || []).map(([rank, text]) => [rowOf(grid, rank), `${what} ${rank} (${text})`]).filter(([row]) => row >= 0));
+      how.textContent = [legend(grid, what), USE, select ? "A click, or Enter, opens it." : "", marked.size ? `▸ marks ${[...marked.values()].join(", ")}.` : ""].filter(Boolean).join(" ");
       cells = grid.cells.flatMap((row, y) => row.flatMap((value, x) => (value === null ? [] : [[x, y, value]])));
       const badness = (value) => (grid.measure === "change" && value >= 0 ? -value : value < 0 ? -Infinity : value);
       const worst = cells.reduce((least, cell) => (least === null || badness(cell[2]) < badness(least[2]) ? cell : least), null);
@@ -138,14 +153,74 @@ const Charts = (() => {
     };
   }
 
+  const HOW = {
+    loss: "What the training hands to backward(), its size (abs max). It should fall and level out; a jump or a diamond (inf or nan) is where to look. A rank far above the others has other data, or another model.",
+    rate: "It should be level. A dip is a pause, such as an evaluation or a checkpoint; a lasting drop is a slow rank, host or disk.",
+    gradient: "The largest single gradient of a batch, over all ranks; of a long run, of some batches. A slow rise over many batches comes before an overflow; a jump is a bad batch; zero means that nothing learns.",
+  };
+  const HOW_LINES = "Each line is the reading's largest number (abs max) by batch, on a logarithmic scale; dashed: its smallest (abs min); a diamond: inf or nan. A healthy reading stays in its range; look for the batch in which it leaves it. Ctrl and the wheel zoom; the arrow keys read point by point.";
+
+  // A number of the whole run over the batches: a line for each of [batch, number or null, rank or null]; null: inf or nan.
+  // ``isFromZero``: a small change is to look small.
+  function curves(parent, what, how, isFromZero) {
+    const box = Views.h("div", { class: "chart small", tabindex: "0", role: "img" });
+    const note = Views.h("p", { class: "note", "aria-live": "polite" });
+    parent.append(Views.h("p", { class: "faint how" }, how), box, note);
+    let drawn = [];
+    let at = null;
+    const short = (value) => (value >= 0.001 && value < 1e5 ? String(Number(value.toPrecision(4))) : value === 0 ? "0" : number(value));
+    const said = (line, point) => `${line.name}: ${point[1] === null ? "inf or nan" : short(point[1])}${point[2] === null || point[2] === line.rank ? "" : ` (rank ${point[2]})`}`;
+
+    const { made, draw } = chart(box, () => {
+      const colours = colour("--series").split(" ");
+      const numbers = drawn.flatMap((line) => line.points.map((point) => point[1]).filter((value) => value !== null));
+      const [least, most] = [Math.min(...numbers), Math.max(...numbers)];
+      const isLog = numbers.length > 0 && least > 0 && most > 30 * least;
+      const series = drawn.flatMap((line, index) => {
+        const bad = line.points.filter((point) => point[1] === null);
+        const shared = { color: colours[index % colours.length], name: line.name };
+        return [
+          { ...shared, type: "line", showSymbol: line.points.length < 60, symbolSize: 4, lineStyle: { width: line.thin ? 1 : 2, type: line.thin ? "dashed" : "solid" }, data: line.points.map((point) => ({ value: [point[0], point[1]], point, line })) },
+          ...(bad.length ? [{ type: "scatter", name: `${line.name}, inf or nan`, color: colour("--bad"), symbol: "diamond", symbolSize: 12, data: bad.map((point) => ({ value: [point[0], numbers.length ? most : 1], point, line })) }] : []),
+        ];
+      });
+      return {
+        textStyle: text(),
+        grid: { left: 58, right: 16, top: 44, bottom: 42 },
+        legend: { type: "scroll", top: 6, textStyle: text(), pageTextStyle: text(), inactiveColor: colour("--line") },
+        tooltip: tooltip({ trigger: "axis", formatter: (points) => [`batch ${points[0].value[0]}`, ...new Set(points.map(({ data }) => said(data.line, data.point)))].join("\n") }),
+        xAxis: axis("batch", { type: "value", scale: true, nameLocation: "middle", nameGap: 26, minInterval: 1 }),
+        yAxis: axis("", { type: isLog ? "log" : "value", scale: !isLog && !isFromZero, axisLabel: { formatter: short }, splitLine: { show: true, lineStyle: { color: colour("--line") } } }),
+        dataZoom: [{ type: "inside", zoomOnMouseWheel: "ctrl" }],
+        series,
+      };
+    });
+    box.addEventListener("keydown", (event) => {
+      const line = drawn[0];
+      if (!line || !["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+      event.preventDefault();
+      at = Math.min(Math.max((at === null ? line.points.length : at) + (event.key === "ArrowLeft" ? -1 : 1), 0), line.points.length - 1);
+      const [batch] = line.points[at];
+      note.textContent = `batch ${batch}: ${drawn.flatMap((each) => each.points.filter((point) => point[0] === batch).map((point) => said(each, point))).join(", ")}`;
+      made.dispatchAction({ type: "showTip", seriesIndex: 0, dataIndex: at });
+    });
+
+    return (fresh) => {
+      drawn = fresh;
+      const last = drawn.map((line) => said(line, line.points.at(-1)));
+      box.setAttribute("aria-label", drawn.length ? `${what}. At the end: ${last.join(", ")}. Arrow keys read the points one by one.` : `${what}: no data yet.`);
+      draw();
+    };
+  }
+
   // One reading over the batches: abs max as a line, abs min as a dashed line, inf and nan as diamonds at the top.
   function lines(parent) {
     const box = Views.h("div", { class: "chart", tabindex: "0", role: "img" });
     const note = Views.h("p", { class: "note", "aria-live": "polite" });
-    parent.append(box, note);
+    parent.append(Views.h("p", { class: "faint how" }, HOW_LINES), box, note);
     let data = { limit: null, dtype: "", lines: [] };
     let at = null;
-    const name = (line) => (line.rank === null ? "all ranks" : `rank ${line.rank}`);
+    const name = (line) => line.name || (line.rank === null ? "all ranks" : `rank ${line.rank}`);
     const positive = (value) => (value > 0 ? value : null); // the axis is logarithmic
 
     const { made, draw } = chart(box, () => {
@@ -201,5 +276,5 @@ const Charts = (() => {
     };
   }
 
-  return { heatmap, lines, number, times, batches, title, legend };
+  return { heatmap, lines, curves, HOW, number, times, batches, title, legend };
 })();

@@ -4,7 +4,7 @@
 const { h, where } = Views;
 const REFRESH = 2000;
 const main = document.getElementById("main");
-const [, , encoded, view = ""] = location.pathname.split("/");
+const [, place, encoded, view = ""] = location.pathname.split("/");
 const run = encoded && decodeURIComponent(encoded);
 const query = new URLSearchParams(location.search);
 const TITLES = { "": "Overview", verdict: "Verdict", modules: "Modules", chart: "Chart", diff: "Diff", events: "Events" };
@@ -70,41 +70,32 @@ document.addEventListener("submit", (event) => {
 const span = (grid, column) => ({ from: grid.first + column * grid.step, to: grid.first + (column + 1) * grid.step - 1 });
 
 const PAGES = {
-  list() {
-    main.append(h("h1", null, "Runs"));
-    const folder = h("p", { class: "faint" });
-    main.append(folder);
-    const place = slot();
-    let before = "";
-    follow("/api/runs", (body) => {
-      folder.textContent = body.folder;
-      if (JSON.stringify(body.runs) !== before) place.replaceChildren(Views.runs(body.runs));
-      before = JSON.stringify(body.runs);
-    });
-  },
+  list: () => Runs.list(),
+
+  compare: () => Runs.compare(),
 
   overview() {
     main.append(h("h1", null, run));
     const [state, found] = [slot(), slot()];
     const ranks = part("Headroom by rank and batch");
-    const legend = h("p", { class: "faint" });
-    ranks.append(legend);
     const draw = Charts.heatmap(ranks, "rank", (row, column, grid) => {
-      location.assign(where(run, "modules", { rank: grid.rows[row].split("-")[0], ...span(grid, column) }));
+      const { from, to } = span(grid, column);
+      location.assign(where(run, "modules", { rank: grid.rows[row], around: from === to ? from : `${from}-${to}` }));
     });
+    const curves = Runs.curves();
     const [noticed, table] = [slot(), slot()];
     follow(api("overview"), (body) => {
       const { report } = body;
       const states = report.ranks.reduce((sum, row) => ({ ...sum, [row.state]: (sum[row.state] || 0) + 1 }), {});
       state.replaceChildren(
         h("p", null, Views.badge({ is_over: body.is_over, outcome: report.outcome }), body.is_over && report.reason && !report.verdict && !body.replicas.lines.some((line) => line.text === report.reason) ? ` ${report.reason}` : "", body.silent_collector ? " The collector has been silent for more than three heartbeats." : ""),
-        Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ...Object.entries(states).map(([name, count]) => [name, count]), ["began", Views.clock(body.began)]]));
-      found.replaceChildren(...[Views.verdict(report), report.verdict && h("p", null, Views.link(where(run, "verdict"), "Its frames, and what led to it")), Views.replicas(body.replicas)].filter(Boolean));
+        Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ...Object.entries(states).map(([name, count]) => [name, count]), ["began", Views.brief(body.began)], ...(body.ended > body.began ? [["took", Views.length(body.ended - body.began)]] : [])]), h("p", null, Views.link(`/compare?${new URLSearchParams({ run })}`, "Compare it with another run over all batches")));
+      found.replaceChildren(...[Views.verdict(report), report.verdict && h("p", null, Views.link(where(run, "verdict"), "Its frames, and what led to it"), " · ", Views.link(where(run, "diff"), "Its batch beside the last good one")), Views.replicas(body.replicas)].filter(Boolean));
       ranks.querySelector("h2").textContent = Charts.title(body.grid, "rank");
-      legend.textContent = `${Charts.legend(body.grid)} A cell opens the modules of its rank.`;
-      draw(body.grid);
+      draw(body.grid, Views.marks(body.order));
+      curves();
       noticed.replaceChildren(...[body.standing && body.standing.waiting && h("p", { class: "panel" }, body.standing.waiting), report.stalled && h("p", { class: "panel is-bad" }, report.stalled), Views.gaps(report), Views.notices(report)].filter(Boolean));
-      table.replaceChildren(h("h2", null, "Ranks"), Views.ranks(run, report, body.standings));
+      table.replaceChildren(h("h2", null, "Ranks"), Views.ranks(run, report, body));
     });
   },
 
@@ -135,9 +126,12 @@ const PAGES = {
   },
 
   modules() {
-    const rank = query.get("rank") || "";
-    main.append(h("h1", null, `${run}: modules, ${rank ? `rank ${rank}` : "over all ranks"}`));
+    const asked = query.get("rank") || "";
+    let rank = asked;
+    const title = h("h1", null, `${run}: modules`);
+    main.append(title);
     form(field("rank", "rank (none: all)", "short", { inputmode: "numeric" }), field("from", "from batch", "short", { inputmode: "numeric" }), field("to", "to batch", "short", { inputmode: "numeric" }), field("match", "modules whose name has", "long"));
+    const note = slot();
     const place = part("Headroom by module and batch");
     const hidden = h("p", { class: "faint" });
     const draw = Charts.heatmap(place, "module", (row, column, grid) => {
@@ -145,8 +139,12 @@ const PAGES = {
       location.assign(where(run, "chart", { module, phase, label: phase === "backward" ? "grad_output" : "output", ranks: rank ? `all,${rank}` : "all" }));
     });
     place.append(hidden);
-    follow(api("modules", chosen("rank", "from", "to", "match")), (grid) => {
+    follow(api("modules", chosen("rank", "around", "from", "to", "match")), (grid) => {
+      rank = grid.rank === undefined ? asked : grid.rank === null ? "" : String(grid.rank);
+      title.textContent = `${run}: modules, ${rank ? `rank ${rank}` : "over all ranks"}${query.get("around") ? `, round batch ${query.get("around")}` : ""}`;
+      if (query.get("around")) document.querySelector("input[name=rank]").value = rank;
       place.querySelector("h2").textContent = Charts.title(grid, "module");
+      note.textContent = grid.note;
       hidden.textContent = grid.hidden ? `These modules are the nearest to overflow; ${grid.hidden} more are farther away.` : "";
       draw(grid);
     });
@@ -174,13 +172,15 @@ const PAGES = {
     form(twice("rank", "rank", ranks), twice("batch", "batch", batches), field("other", "other run (none: this one)", "short"));
     const place = slot();
     const [rank, batch] = [[...new Set(ranks)], [...new Set(batches)]];
-    if (rank.length < 2 && batch.length < 2 && !query.get("other")) {
-      place.append(h("p", { class: "faint" }, "Give two ranks, two batches or another run. The defaults are rank 0 and the last batch that is stored of both."));
-      ask(api("stored", { rank: rank[0] || 0 })).then(({ body }) => place.append(h("p", { class: "faint" }, body.length ? `${body.length} batches of rank ${rank[0] || 0} are stored as it sent them, from ${body[0]} to ${body.at(-1)}.` : "No batch of this rank is stored.")), (error) => trouble(error.message));
-      return;
-    }
+    const tellStored = (of) => ask(api("stored", { rank: of })).then(({ body }) => place.append(h("p", { class: "faint" }, body.length ? `${body.length} batches of rank ${of} are stored as it sent them, from ${body[0]} to ${body.at(-1)}.` : `No batch of rank ${of} is stored as it sent it.`)), (error) => trouble(error.message));
     const asked = new URLSearchParams([...rank.map((value) => ["rank", value]), ...batch.map((value) => ["batch", value]), ...(query.get("other") ? [["other", query.get("other")]] : [])]);
-    ask(`/api/run/${encodeURIComponent(run)}/diff?${asked}`).then(({ body }) => place.append(Views.diff(body)), (error) => trouble(error.message));
+    ask(`/api/run/${encodeURIComponent(run)}/diff?${asked}`).then(({ body }) => {
+      // The sides that were chosen, so that they can be changed.
+      for (const name of ["rank", "batch"]) document.querySelectorAll(`input[name=${name}]`).forEach((input, side) => { input.value = body[name === "rank" ? "ranks" : "batches"][side]; });
+      if (!ranks.length && !batches.length && !query.get("other")) place.append(h("p", null, Views.chosenSides(body)));
+      place.append(Views.diff(body));
+      tellStored(body.ranks[0]);
+    }, (error) => { trouble(error.message); tellStored(rank[0] || 0); });
   },
 
   events() {
@@ -191,4 +191,4 @@ const PAGES = {
 };
 
 head();
-PAGES[run ? view || "overview" : "list"]();
+PAGES[run ? view || "overview" : place || "list"]();

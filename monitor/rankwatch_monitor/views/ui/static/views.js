@@ -22,9 +22,23 @@ const Views = (() => {
   }
 
   const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== "").flatMap(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
-  const tiles = (pairs) => h("div", { class: "tiles" }, pairs.map(([name, value]) => h("div", null, h("b", null, String(value)), h("span", null, name))));
+  const tiles = (pairs) => h("div", { class: "tiles" }, pairs.map(([name, value]) => h("div", null, h("b", null, value instanceof Node ? value : String(value)), h("span", null, name))));
   const lines = (text) => (text ? h("span", { class: "lines" }, text) : "");
   const clock = (seconds) => new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  const length = (seconds) => {
+    const [whole, minutes, hours] = [Math.round(seconds), Math.floor(seconds / 60), Math.floor(seconds / 3600)];
+    if (whole < 60) return `${whole} s`;
+    if (minutes < 60) return `${minutes} min ${whole % 60} s`;
+    return hours < 24 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+  };
+  // The time of today, the day of this week, or the date: the whole is in the title.
+  const brief = (seconds) => {
+    const [then, now] = [new Date(seconds * 1000), new Date()];
+    const hour = then.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit" });
+    const day = then.toDateString() === now.toDateString() ? "" : now - then < 6 * 864e5 ? then.toLocaleDateString(undefined, { weekday: "short" }) : then.toLocaleDateString(undefined, { day: "numeric", month: "short", year: then.getFullYear() === now.getFullYear() ? undefined : "numeric" });
+    return h("span", { title: clock(seconds) }, `${day} ${hour}`.trim());
+  };
+  const rate = (number) => (number === null || number === undefined ? "-" : number >= 0.1 ? `${Number(number.toPrecision(3))}/s` : `1 in ${Number((1 / number).toPrecision(3))} s`);
   const time = (seconds) => h("span", { title: clock(seconds) }, new Date(seconds * 1000).toLocaleTimeString());
   const link = (href, text) => h("a", { href }, text);
   const where = (run, view, query) => `/run/${encodeURIComponent(run)}${view ? `/${view}` : ""}${query ? `?${new URLSearchParams(query)}` : ""}`;
@@ -35,16 +49,6 @@ const Views = (() => {
     if (run.unreadable) return h("span", { class: "badge bad" }, "cannot be read");
     if (!run.is_over) return run.state === "unfinished" ? h("span", { class: "badge bad" }, "unfinished") : h("span", { class: "badge live" }, "running");
     return h("span", { class: `badge ${run.outcome === "finished" ? "good" : "bad"}` }, run.outcome);
-  }
-
-  function runs(found) {
-    if (!found.length) {
-      return h("p", null, "No run is recorded here yet. Start one with ", h("code", null, "rankwatch run -- torchrun ..."), "; it appears here by itself.");
-    }
-    const head = [["run"], ["state"], ["ranks", "number"], ["batches", "number"], ["began"], ["why", "text"]];
-    return table("Runs, the newest first", head, found.map((run) => ["", run.unreadable
-      ? [cell(run.run, "name"), badge(run), "", "", clock(run.began), run.unreadable]
-      : [cell(link(where(run.run), run.run), "name"), badge(run), run.world_size, run.batches, clock(run.began), run.reason]]), "stacked");
   }
 
   function verdict(report) {
@@ -100,27 +104,32 @@ const Views = (() => {
     return table("The last frames", head, rows);
   }
 
-  const WORST = ["failed", "lost", "missing", "aborted", "running", "ended", "finished"];
+  const FIRST_RANKS = 16, FIRST_ROWS = 8, MOST_MARKED = 4;
 
-  const FIRST_RANKS = 16, FIRST_ROWS = 8;
+  // The ranks that charts mark: because of which the run ended, or else those with a role.
+  function marks(order) {
+    const causes = order.filter(([, , isCause]) => isCause);
+    return (causes.length ? causes : order.filter(([, role]) => role)).slice(0, MOST_MARKED);
+  }
 
-  function ranks(run, report, standings) {
+  // ``order`` of [rank, its role, whether the run ended because of it]: the cause stands before what failed because of it.
+  function ranks(run, report, { standings, order }) {
     const now = new Map(standings.map((standing) => [standing.rank, standing]));
-    const furthest = Math.max(-1, ...report.ranks.map((row) => row.last_batch));
-    const rows = [...report.ranks].sort((a, b) => WORST.indexOf(a.state) - WORST.indexOf(b.state) || a.last_batch - b.last_batch || a.rank - b.rank);
-    const head = [["rank", "number"], ["host", "name"], ["state"], ["batch", "number"], ["behind", "number"], ["phase"], ["", "text"]];
-    const some = (shown) => table("Ranks, those in trouble first", head, shown.map((row) => {
-      const standing = now.get(row.rank);
+    const furthest = report.ranks.reduce((most, row) => Math.max(most, row.last_batch), -1);
+    const head = [["rank", "number"], ["role"], ["host", "name"], ["state"], ["batch", "number"], ["behind", "number"], ["phase"], ["", "text"]];
+    const hasCause = order.some(([, , isCause]) => isCause);
+    const some = (shown) => table("Ranks, the culprit and those in trouble first", head, shown.map(([rank, role, isCause]) => {
+      const [row, standing] = [report.ranks[rank], now.get(rank)];
       const more = [row.farewell, standing && standing.quiet ? `${standing.quiet}, ${standing.silent.toFixed(0)} s` : "", row.dropped ? `${row.dropped} batches dropped` : "", row.rival ? `refused ${row.rival}` : ""];
-      return [row.state === "lost" || row.state === "failed" ? "is-bad" : "", [
-        cell(run === null ? row.rank : link(where(run, "modules", { rank: row.rank }), row.rank), "number", "rank"), row.host, row.state, row.last_batch < 0 ? "-" : row.last_batch,
+      return [isCause || (!hasCause && ["lost", "failed"].includes(row.state)) ? "is-bad" : "", [
+        cell(run === null ? rank : link(where(run, "modules", { rank }), rank), "number", "rank"), role, row.host, row.state, row.last_batch < 0 ? "-" : row.last_batch,
         row.last_batch < 0 ? "-" : furthest - row.last_batch, standing ? `${standing.phase}, frame ${standing.frame}` : "", more.filter(Boolean).join("; ")]];
     }));
-    const rest = rows.slice(FIRST_RANKS);
-    if (!rest.length) return some(rows);
+    const rest = order.slice(FIRST_RANKS);
+    if (!rest.length) return some(order);
     const more = h("details", null, h("summary", null, `${rest.length} more ranks`));
     more.addEventListener("toggle", () => more.children.length === 1 && more.append(some(rest)));
-    return h("div", null, some(rows.slice(0, FIRST_RANKS)), more);
+    return h("div", null, some(order.slice(0, FIRST_RANKS)), more);
   }
 
   // The batches that are not on record, and why.
@@ -148,18 +157,35 @@ const Views = (() => {
       found.compared ? h("p", { class: "faint" }, `In all, the replicas were ${found.compared}.`) : null);
   }
 
+  const ASIDES = {
+    bad_input: "inf or nan: an input, which may be a mask, or both sides",
+    zero: "zero, or next to it, on one side",
+    no_values: "integers, booleans and masks",
+    one_sided: "no numbers on one side",
+  };
+
+  const chosenSides = (found) => (found.ranks[0] === found.ranks[1]
+    ? `Rank ${found.ranks[1]}: batch ${found.batches[1]} on the right, and on the left the last one that is stored from before it, or from before the trouble began.`
+    : `Batch ${found.batches[0]} of two ranks: no earlier batch is stored.`);
+
   function diff(found) {
     const side = (reading) => (reading ? Charts.number(reading.abs_max, reading.state) : "-");
-    const row = (pair) => ["", [pair.ratio === null ? "inf" : `x${pair.ratio.toPrecision(3)}`, side(pair.left), side(pair.right), cell(`${module(pair.module)} (${pair.class}${pair.phase === "forward" ? "" : `, ${pair.phase}`}${pair.call ? `, call ${pair.call}` : ""})`, "name"), pair.label]];
+    const of = (pair) => cell(`${module(pair.module)} (${pair.class}${pair.phase === "forward" ? "" : `, ${pair.phase}`}${pair.call ? `, call ${pair.call}` : ""})`, "name");
+    const row = (pair) => [pair.difference === "went_bad" ? "is-bad" : "", [pair.ratio === null ? "inf" : `x${pair.ratio.toPrecision(3)}`, side(pair.left), side(pair.right), of(pair), pair.label]];
     const first = found.first;
     const only = Object.entries(found.only).filter(([, count]) => count).map(([name, count]) => `${count} frames only on the ${name}`);
+    const largest = found.largest.filter((pair) => !ASIDES[pair.difference]);
+    const aside = found.largest.filter((pair) => ASIDES[pair.difference]);
+    const counted = (shown, all) => (all.length > shown ? h("p", { class: "faint" }, `and ${all.length - shown} more`) : null);
     return h("div", null,
       facts([
         ["left", found.left], ["right", found.right], ["frames", `${found.frames.left} and ${found.frames.right}${only.length ? `; ${only.join(", ")}` : ""}`],
         ["first to differ", first ? `frame ${first.frame}, ${module(first.module)} (${first.class}), ${first.label}: ${side(first.left)} and ${side(first.right)}` : "no reading differs by more than half"],
       ]),
-      first ? table("Readings that differ most", [["ratio", "number"], ["left", "number"], ["right", "number"], ["module", "name"], ["reading"]], found.largest.slice(0, 200).map(row), "stacked") : null,
-      found.largest.length > 200 ? h("p", { class: "faint" }, `and ${found.largest.length - 200} more`) : null);
+      largest.length ? [h("h2", null, "Readings that differ most"), h("p", { class: "faint how" }, "Each is the largest number (abs max) of a reading on both sides. First stand those that are inf or nan on one side, in the order in which they ran; then the largest ratio. The first to differ, above, is nearest to the cause."),
+        table("Readings that differ most", [["ratio", "number"], ["left", "number"], ["right", "number"], ["module", "name"], ["reading"]], largest.slice(0, 200).map(row), "stacked"), counted(200, largest)] : null,
+      aside.length ? h("details", { open: !largest.length }, h("summary", null, `${aside.length} more differ in a way of which a ratio says nothing`),
+        table("Readings of which a ratio says nothing", [["why"], ["left", "number"], ["right", "number"], ["module", "name"], ["reading"]], aside.slice(0, 200).map((pair) => ["", [ASIDES[pair.difference], side(pair.left), side(pair.right), of(pair), pair.label]]), "stacked"), counted(200, aside)) : null);
   }
 
   function events(found) {
@@ -167,5 +193,5 @@ const Views = (() => {
     return h("div", null, table("Events, the last first", [["time"], ["rank", "number"], ["what"], ["", "text"]], rows, "stacked"), found.hidden ? h("p", { class: "faint" }, `and ${found.hidden} earlier ones`) : null);
   }
 
-  return { h, cell, table, facts, tiles, clock, link, where, module, badge, runs, verdict, frames, ranks, gaps, notices, replicas, diff, events };
+  return { h, cell, table, facts, tiles, clock, brief, length, rate, link, where, module, badge, verdict, frames, ranks, marks, gaps, notices, replicas, diff, chosenSides, events };
 })();
