@@ -94,6 +94,16 @@ class BlobLayout:
         start, dtype = self._columns[name]
         return np.frombuffer(body, dtype, self._rows, start)
 
+    def columns_of(self, bodies: Sequence[bytes], name: str) -> Array:
+        """A column of many blobs, of shape (blobs, rows). Raises ValueError when a blob has another size."""
+        for body in bodies:
+            self.check(body)
+        if not self.size:
+            return np.zeros((len(bodies), 0), self._columns[name][1])
+        fields = [(column, dtype, (self._rows,)) for column, (_, dtype) in self._columns.items()]
+        found: Array = np.frombuffer(b"".join(bodies), fields)[name]
+        return found
+
     def cell(self, name: str, row: int) -> ByteRange:
         start, dtype = self._columns[name]
         return ByteRange(1 + start + row * dtype.itemsize, dtype.itemsize)

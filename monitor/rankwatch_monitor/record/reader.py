@@ -13,14 +13,14 @@ from types import TracebackType
 import numpy as np
 
 from rankwatch.shared import messages
-from rankwatch.shared.frame import Frame, FrameTable, State
+from rankwatch.shared.frame import Frame, FrameTable
 from rankwatch.shared.printable import cleaned, printable
 
 from ..decide.journal import NO_RANK, Entry, Progress
 from ..decide.report import RankStanding, RunStanding
 from . import facts
 from .digest import Columns, Envelope
-from .layout import DIGEST, Array, pack_frames, unpack_digests, unpack_part, unpack_table
+from .layout import DIGEST, Array, BlobLayout, pack_frames, unpack_digests, unpack_part, unpack_table
 from .rows import (
     ANY,
     BatchRange,
@@ -29,8 +29,8 @@ from .rows import (
     EnvelopePart,
     PartExtremes,
     PartHistory,
-    Point,
     SentPart,
+    Series,
     Standings,
 )
 from .schema import explained, open_to_read
@@ -41,6 +41,9 @@ LAST_PARTS = 4
 
 AT_ONCE = 4096
 """Parts whose digests are looked up together."""
+
+AT_ONCE_BYTES = 16 * 2**20
+"""Bytes of parts that are looked at together."""
 
 CACHED_TABLES, CACHED_SEGMENTS = 64, 64
 """Frame tables and unpacked segments of digests that are held in memory."""
@@ -310,9 +313,18 @@ class RunRecord:
                 (count,) = self._database.execute(f"SELECT COUNT(*) FROM {source}", batches).fetchone()
                 step = max(1, count // most)
             query = f"SELECT batch, tbl, body FROM {source} AND batch % ? = 0 ORDER BY batch"
-            for batch, number, body in self._database.execute(query, (*batches, step)):
-                layout, high = (tables[number].envelope, "high") if rank is None else (tables[number].part, "abs_max")
-                yield PartExtremes(batch, number, layout.column(body, high), layout.column(body, "state"))
+            rows = self._database.execute(query, (*batches, step))
+            # A body has up to megabytes.
+            largest = max((_layout(rank, columns).size for columns in tables.values()), default=0)
+            while some := rows.fetchmany(max(1, min(AT_ONCE, AT_ONCE_BYTES // (largest + 1)))):
+                by_table: dict[int, list[tuple[int, bytes]]] = {}
+                for batch, number, body in some:
+                    by_table.setdefault(number, []).append((batch, body))
+                for number, found in by_table.items():
+                    numbers, bodies = zip(*found, strict=True)
+                    layout, high = _layout(rank, tables[number]), "high" if rank is None else "abs_max"
+                    highs, states = (layout.columns_of(bodies, name) for name in (high, "state"))
+                    yield PartExtremes(np.array(numbers), number, highs, states)
 
     def history(self, rank: int, batches: BatchRange) -> Iterator[PartHistory]:
         """The retained parts of these batches as the rank sent them, in the order of the batches."""
@@ -330,21 +342,19 @@ class RunRecord:
             digests = _DigestsByBatch(self._database, ("rank", "batch", "step")).between(*batches)
             return {(by, batch): step for by, batch, step in digests[np.isin(digests["rank"], ranks)].tolist()}
 
-    def series(self, rank: int | None, columns: Columns, row: int, batches: BatchRange = ANY) -> list[Point]:
+    def series(self, rank: int | None, columns: Columns, row: int, batches: BatchRange = ANY) -> Series:
         """One row of a frame table over these batches."""
-        layout = columns.envelope if rank is None else columns.part
+        layout = _layout(rank, columns)
         names = ("low", "high", "state") if rank is None else ("abs_min", "abs_max", "state")
         cells = ", ".join("substr(body, {}, {})".format(*layout.cell(name, row)) for name in names)
         query = f"SELECT batch, {cells} FROM {_source(rank)} AND tbl = ? AND batch BETWEEN ? AND ? ORDER BY batch"
         with self._explained():
             found = self._database.execute(query, (columns.number, *batches)).fetchall()
-            lows, highs = (
-                np.frombuffer(b"".join(line[index] for line in found), columns.dtype).tolist() for index in (1, 2)
+            numbers, lows, highs, states = zip(*found, strict=True) if found else ((),) * 4
+            cells_of = ((lows, columns.dtype), (highs, columns.dtype), (states, np.dtype(np.uint8)))
+            return Series(
+                np.array(numbers, np.int64), *(np.frombuffer(b"".join(column), dtype) for column, dtype in cells_of)
             )
-            return [
-                Point(batch, low, high, State(state[0]))
-                for (batch, _, _, state), low, high in zip(found, lows, highs, strict=True)
-            ]
 
     # --- frame tables -------------------------------------------------------------------------------------------------
 
@@ -377,6 +387,10 @@ class RunRecord:
 
     def _explained(self) -> AbstractContextManager[None]:
         return explained(self.path)
+
+
+def _layout(rank: int | None, columns: Columns) -> BlobLayout:
+    return columns.envelope if rank is None else columns.part
 
 
 def _source(rank: int | None) -> str:

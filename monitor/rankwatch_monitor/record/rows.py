@@ -78,9 +78,9 @@ class EnvelopePart(NamedTuple):
 
 
 class PartExtremes(NamedTuple):
-    """One part of a batch: the abs max of each row of its frame table, and the states (uint8)."""
+    """Parts of one frame table, in the order of their batches: the abs max and the states (uint8), of shape (parts, rows)."""
 
-    batch: int
+    batches: Array
     table: int
     abs_max: Array
     states: Array
@@ -104,3 +104,16 @@ class Point(NamedTuple):
     abs_min: float
     abs_max: float
     state: State
+
+
+class Series(NamedTuple):
+    """A reading over batches, an array of each column of a point."""
+
+    batches: Array
+    abs_min: Array
+    abs_max: Array
+    states: Array
+
+    def points(self) -> list[Point]:
+        columns = [column.tolist() for column in self[:3]]
+        return [Point(*point, State(state)) for *point, state in zip(*columns, self.states.tolist(), strict=True)]

@@ -9,7 +9,7 @@ import pytest
 import records
 from rankwatch.shared.frame import State
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Entry
-from rankwatch_monitor.record import store
+from rankwatch_monitor.record import reader, store
 from rankwatch_monitor.record.digest import Columns
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.rows import Point
@@ -33,24 +33,32 @@ def test_a_series_is_one_row_of_every_batch(run: Path) -> None:
     with RunRecord(run) as record:
         columns = Columns(1, record.table(1))
         output = 1  # the second reading of the first frame
-        assert record.series(0, columns, output) == [Point(n, 0.25, high, State.FINITE) for n, high in enumerate(HIGHS)]
-        assert record.series(1, columns, output, (1, 2)) == [Point(n, 0.25, 2 * HIGHS[n], State.FINITE) for n in (1, 2)]
+        assert record.series(0, columns, output).points() == [
+            Point(n, 0.25, high, State.FINITE) for n, high in enumerate(HIGHS)
+        ]
+        assert record.series(1, columns, output, (1, 2)).points() == [
+            Point(n, 0.25, 2 * HIGHS[n], State.FINITE) for n in (1, 2)
+        ]
         over_all = [Point(n, 0.25, 2 * high, State.FINITE) for n, high in enumerate(HIGHS)]
-        assert record.series(None, columns, output) == over_all
-        states = [point.state for point in record.series(None, columns, 4)]  # an input that is None
+        assert record.series(None, columns, output).points() == over_all
+        states = [point.state for point in record.series(None, columns, 4).points()]  # an input that is None
         assert states == [State.NONE] * 3
-        assert record.series(2, columns, output) == []
+        assert record.series(2, columns, output).points() == []
 
 
-def test_extremes_are_all_rows_of_every_part(run: Path) -> None:
+def test_extremes_are_all_rows_of_every_part(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunRecord(run) as record:
         tables = {number: Columns(number, table) for number, table in record.tables().items()}
         for rank, factor in ((0, 1), (1, 2), (None, 2)):
-            parts = list(record.extremes(rank, tables, (1, 2)))
-            assert [(part.batch, part.table, part.abs_max[1]) for part in parts] == [
-                (batch, 1, factor * HIGHS[batch]) for batch in (1, 2)
-            ]
-            assert [State(state) for state in parts[0].states[2:5]] == [State.FINITE, State.NOT_FLOAT, State.NONE]
+            (parts,) = record.extremes(rank, tables, (1, 2))
+            assert (parts.table, parts.batches.tolist()) == (1, [1, 2])
+            assert parts.abs_max[:, 1].tolist() == [factor * HIGHS[batch] for batch in (1, 2)]
+            assert [State(state) for state in parts.states[0, 2:5]] == [State.FINITE, State.NOT_FLOAT, State.NONE]
+            monkeypatch.setattr(reader, "AT_ONCE", 1)
+            assert [part.batches.tolist() for part in record.extremes(rank, tables)] == [[0], [1], [2]]
+            assert [part.batches.tolist() for part in record.extremes(rank, tables, most=1)] == [[0]]
+            monkeypatch.undo()
+            assert list(record.extremes(rank, {})) == []
 
 
 def test_the_last_digests_of_a_rank_come_in_order_over_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

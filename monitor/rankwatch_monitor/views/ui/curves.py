@@ -77,7 +77,9 @@ class Curves:
 
     def add(self, digests: Array) -> None:
         """Adds digests with the columns COLUMNS."""
-        digests = digests[(digests["rank"] < self._world_size) & (digests["batch"] >= 0)]
+        is_known = (digests["rank"] < self._world_size) & (digests["batch"] >= 0)
+        if not is_known.all():  # a copy of digests costs as much as all else that is done with them
+            digests = digests[is_known]
         if not len(digests):
             return
         self._make_room(int(digests["batch"].min()), int(digests["batch"].max()))

@@ -20,7 +20,7 @@ from rankwatch.shared.frame import MEASURED, FrameTable, State
 
 from ...record.digest import SCALE, Columns
 from ...record.layout import Array
-from ...record.rows import PartExtremes, Point
+from ...record.rows import PartExtremes, Point, Series
 from .bins import Bins, moved
 
 BAD, NOTHING, MOST = -1.0, np.inf, 255.0
@@ -31,7 +31,10 @@ RECENT = 16
 
 RANK_ROWS, MODULE_ROWS, COLUMNS, POINTS = 128, 100, 256, 1000
 
-_BADNESS = {State.FINITE: 1, State.INF: 2, State.NAN: 3}
+_BADNESS = np.zeros(256, np.uint8)
+_BADNESS[[State.FINITE, State.INF, State.NAN]] = 1, 2, 3
+_MEASURED = np.zeros(256, bool)
+_MEASURED[list(MEASURED)] = True
 
 
 class Grid(NamedTuple):
@@ -120,8 +123,10 @@ def module_grid(
             shares = (part.abs_max * known.shares).astype(np.float32)
         shares[part.states != int(State.FINITE)] = -1
         shares[(part.states == int(State.INF)) | (part.states == int(State.NAN))] = np.inf
-        into = worst[part.table][(part.batch - first) // step]
-        np.maximum(into, shares, out=into)
+        places = (part.batches - first) // step
+        begins = np.flatnonzero(np.diff(places, prepend=-1))
+        into = places[begins]
+        worst[part.table][into] = np.maximum(worst[part.table][into], np.maximum.reduceat(shares, begins, axis=0))
     names: dict[str, Array] = {}
     keys: dict[str, tuple[str, str]] = {}
     for number, shares in worst.items():
@@ -182,15 +187,14 @@ def _plain(cells: Array) -> list[list[float | None]]:
     return [[value if value < NOTHING else None for value in row] for row in rounded.tolist()]
 
 
-def thinned(points: Sequence[Point], most: int = POINTS) -> list[Point]:
-    """At most ``most`` points; each has the smallest, the largest and the worst of the points that it replaces."""
-    size = max(1, -(-len(points) // most))
-    return [_together(points[start : start + size]) for start in range(0, len(points), size)]
-
-
-def _together(points: Sequence[Point]) -> Point:
-    numbers = [point for point in points if point.state in MEASURED] or points
-    low, high = min(point.abs_min for point in numbers), max(point.abs_max for point in numbers)
-    return Point(
-        points[0].batch, low, high, max((point.state for point in points), key=lambda state: _BADNESS.get(state, 0))
-    )
+def thinned(series: Series, most: int = POINTS) -> list[Point]:
+    """At most ``most`` points; each has the smallest, the largest and the worst of those that it replaces."""
+    if len(series.batches) <= most:
+        return series.points()
+    begins = np.arange(0, len(series.batches), -(-len(series.batches) // most))
+    # Of points of which some have no numbers, the others have the extremes.
+    measured = _MEASURED[series.states]
+    lows = np.fmin.reduceat(np.where(measured, series.abs_min, np.nan), begins)
+    highs = np.fmax.reduceat(np.where(measured, series.abs_max, np.nan), begins)
+    worst = np.maximum.reduceat(_BADNESS[series.states].astype(np.int64) * 256 + series.states, begins) % 256
+    return Series(series.batches[begins], lows, highs, worst.astype(np.uint8)).points()

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rankwatch.shared.cause import Trip, describe_module
-from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES, FrameTable, Kind, State, state_of
+from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES, FrameTable, Kind, State
 from rankwatch.shared.printable import printable
 
 from ...decide.desync_text import describe_compared, describe_desync, describe_remedy, origins
@@ -27,7 +27,7 @@ from ...record.digest import Columns
 from ...record.layout import Array
 from ...record.reader import RunRecord
 from ...record.replay import Snapshot
-from ...record.rows import ANY, BatchRange, Point, Standings
+from ...record.rows import ANY, BatchRange, Series, Standings
 from ...record.runs import folders, read_row
 from ...record.schema import FILE, StoreError
 from .. import as_json as reports
@@ -291,9 +291,11 @@ class RunPages:
         if not rows:
             raise LookupError(f"no module {module or '(root)'} has a reading {label} in its {phase} here")
         for rank in ranks:
-            points = [point for number, row in rows for point in record.series(rank, columns[number], row, batches)]
-            points.sort(key=lambda point: point.batch)
-            lines.append({"rank": rank, "points": [reports.point(*point) for point in grids.thinned(points)]})
+            of_rows = [record.series(rank, columns[number], row, batches) for number, row in rows]
+            whole = Series(*(np.concatenate(column) for column in zip(*of_rows, strict=True)))
+            in_order = np.argsort(whole.batches, kind="stable")
+            thin = grids.thinned(Series(*(column[in_order] for column in whole)))
+            lines.append({"rank": rank, "points": [reports.point(*point) for point in thin]})
         dtype = _dtype_of(tables[rows[0][0]], rows[0][1])
         return {"dtype": dtype, "limit": DTYPE_MAX.get(dtype), "lines": lines}
 
@@ -379,12 +381,14 @@ def _gradients(record: RunRecord) -> list[curves.Line]:
         columns = _columns_of({number: tables[number] for number in found})
         largest: dict[int, float] = {}
         for part in record.extremes(None, columns, most=MOST_ENVELOPES):
-            highs, states = part.abs_max[found[part.table]], part.states[found[part.table]]
-            is_bad = ((states == int(State.INF)) | (states == int(State.NAN))).any()
-            high = math.inf if is_bad else float(np.where(states == int(State.FINITE), highs, 0.0).max())
-            largest[part.batch] = max(largest.get(part.batch, 0.0), high)
-        points = [Point(batch, high, high, state_of(high, high)) for batch, high in largest.items()]
-        thin = grids.thinned(points, curves.BINS)
+            highs, states = part.abs_max[:, found[part.table]], part.states[:, found[part.table]]
+            is_bad = (states == int(State.INF)) | (states == int(State.NAN))
+            high = np.where(is_bad, np.inf, np.where(states == int(State.FINITE), highs, 0.0)).max(axis=1)
+            for batch, number in zip(part.batches.tolist(), high.tolist(), strict=True):
+                largest[batch] = max(largest.get(batch, 0.0), number)
+        batches, numbers = np.array(sorted(largest)), np.array([largest[batch] for batch in sorted(largest)])
+        states = np.where(np.isinf(numbers), int(State.INF), int(State.FINITE)).astype(np.uint8)
+        thin = grids.thinned(Series(batches, numbers, numbers, states), curves.BINS)
         name = "of a parameter" if Kind.GRADIENT in kinds else "of an output or input"
         return [curves.Line(name, None, [[one.batch, reports.number(one.abs_max), None] for one in thin])]
     return []

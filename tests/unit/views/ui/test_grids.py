@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rankwatch.shared.frame import DTYPE_MAX, FrameSpec, FrameTable, Kind, Phase, ReadingSpec, State
 from rankwatch_monitor.record.digest import Columns
 from rankwatch_monitor.record.layout import Array
-from rankwatch_monitor.record.rows import PartExtremes, Point
+from rankwatch_monitor.record.rows import PartExtremes, Point, Series
 from rankwatch_monitor.views.ui import grids
 from rankwatch_monitor.views.ui.grids import BAD, Grid, RankGrid, as_changes, module_grid, thinned
 
@@ -80,7 +80,8 @@ OF = {number: Columns(number, table) for number, table in TABLES.items()}
 
 
 def rows(batch: int, highs: list[float], states: list[State], table: int = 1) -> PartExtremes:
-    return PartExtremes(batch, table, np.array(highs, OF[table].dtype), np.array([int(state) for state in states], np.uint8))
+    numbers = np.array([highs], OF[table].dtype)
+    return PartExtremes(np.array([batch]), table, numbers, np.array([[int(state) for state in states]], np.uint8))
 
 
 FINE, BROKEN, WHOLE = State.FINITE, State.INF, State.NOT_FLOAT
@@ -128,7 +129,8 @@ def test_batches_retained_far_apart_leave_no_stripes() -> None:
 @given(st.integers(0, 50), st.integers(1, 10))
 def test_thinned_points_keep_the_extremes_and_the_worst(count: int, most: int) -> None:
     points = [Point(batch, 1.0 / (batch + 1), float(batch), State.NAN if batch == 7 else FINE) for batch in range(count)]
-    thin = thinned(points, most)
+    series = Series(*map(np.array, zip(*points, strict=True))) if points else Series(*(np.zeros(0, int),) * 4)
+    thin = thinned(series, most)
     assert len(thin) <= most
     assert max((point.abs_max for point in thin), default=0) == max(count - 1, 0)
     assert min((point.abs_min for point in thin), default=1) == (1 / count if count else 1)
