@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rankwatch.shared import messages
+from rankwatch.shared.brief import brief
 from rankwatch.shared.frame import NO_LOSS
 from rankwatch.shared.notice import describe_notice
 from rankwatch.shared.text import describe_culprit
@@ -427,7 +428,7 @@ class Run(RunEnd):
             self._leave(rank, RankState(bye.outcome))
         elif bye.outcome == "failed":
             self._leave(rank, RankState.FAILED)
-            yield from self._abort_upon(Incident.RANK_FAILED, f"{rank.name} failed: {bye.text}", now)
+            yield from self._abort_upon(Incident.RANK_FAILED, f"{rank.name} failed: {brief(bye.text)}", now)
         else:
             self._leave(rank, RankState.ABORTED)
             if bye.outcome == "limit":

@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from rankwatch.shared.brief import brief
 from rankwatch.shared.frame import MEASURED, NO_LOSS, NO_STAGE, Frame, Reading, State, state_of
 from rankwatch.shared.notice import describe_notice
 
@@ -128,6 +129,7 @@ def rank_to_dict(row: RankRow) -> dict[str, Any]:
         "dropped": row.dropped,
         "rival": row.rival,
         "farewell": row.farewell,
+        "farewell_text": brief(row.farewell),
     }
 
 

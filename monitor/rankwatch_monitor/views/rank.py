@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from rankwatch.shared.brief import brief
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.closeup_text import fields_of, replay_fields
 from rankwatch.shared.frame import Position
@@ -71,7 +72,7 @@ def _where(details: RankDetails) -> list[tuple[str, str]]:
 
 def _lapses(details: RankDetails) -> list[tuple[str, str]]:
     row = details.row
-    fields = [("farewell", row.farewell)] if row.farewell else []
+    fields = [("farewell", brief(row.farewell))] if row.farewell else []
     if row.dropped:
         batches = f"{row.dropped} batch{'es' if row.dropped != 1 else ''}"
         fields.append(

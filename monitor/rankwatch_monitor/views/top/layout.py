@@ -9,6 +9,7 @@ from datetime import timedelta
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
+from rankwatch.shared.brief import brief
 from rankwatch.shared.printable import one_line
 from rankwatch.shared.text import describe_rank, format_dump
 
@@ -214,7 +215,7 @@ def _rank(scene: Scene, number: int, size: Size) -> list[Block]:
     dropped = max(row.dropped, standing.dropped if standing else 0)
     if dropped:
         lines.append(f"{dropped} of its batches were dropped: the collector was out of reach, or too slow, for too long")
-    lines += [row.farewell] if row.farewell else []
+    lines += [brief(row.farewell)] if row.farewell else []
     lines += [f"refused {row.rival}: this rank was there already"] if row.rival else []
     apart = [one for one in view.report.desync if number in one.ranks]
     lines += [f"desync: {text}" for text in desync_lines(apart, view.report.world_size).values()]

@@ -120,7 +120,7 @@ const Views = (() => {
     const hasCause = order.some(([, , isCause]) => isCause);
     const some = (shown) => table("Ranks, the culprit and those in trouble first", head, shown.map(([rank, role, isCause]) => {
       const [row, standing] = [report.ranks[rank], now.get(rank)];
-      const more = [row.farewell, standing && standing.quiet ? `${standing.quiet}, ${standing.silent.toFixed(0)} s` : "", row.dropped ? `${row.dropped} batches dropped` : "", row.rival ? `refused ${row.rival}` : ""];
+      const more = [row.farewell_text, standing && standing.quiet ? `${standing.quiet}, ${standing.silent.toFixed(0)} s` : "", row.dropped ? `${row.dropped} batches dropped` : "", row.rival ? `refused ${row.rival}` : ""];
       return [isCause || (!hasCause && ["lost", "failed"].includes(row.state)) ? "is-bad" : "", [
         cell(run === null ? rank : link(where(run, "modules", { rank }), rank), "number", "rank"), role, row.host, row.state, row.last_batch < 0 ? "-" : row.last_batch,
         row.last_batch < 0 ? "-" : furthest - row.last_batch, standing ? `${standing.phase}, frame ${standing.frame}` : "", more.filter(Boolean).join("; ")]];
