@@ -144,6 +144,8 @@ RULES = (
         Incident.ALL_ENDED, _UNDECIDED, Outcome.LOST, "{waived}",
         only=lambda e, text, now: e.waives(Outcome.LOST) and text,
     ),
+    # Ranks that obeyed the signal have not finished, however they said goodbye.
+    Rule(Incident.ALL_ENDED, _INTERRUPTED, Outcome.ABORTED, "stopped by {signal}"),
     Rule(Incident.ALL_ENDED, _UNDECIDED, Outcome.LOST, "{text}", only=lambda e, text, now: text),
     Rule(Incident.ALL_ENDED, _UNDECIDED, Outcome.FINISHED, ""),
 )  # fmt: skip

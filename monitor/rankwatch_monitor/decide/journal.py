@@ -31,6 +31,8 @@ class Opened:
     model: int = 0
     bound: str = ""
     """The job that the key speaks for by which the run was begun; empty: any job."""
+    awaits_command: bool = False
+    """Whether it is over with its command, and not with its ranks: one that looks on sees no end before."""
 
 
 class Trained(NamedTuple):

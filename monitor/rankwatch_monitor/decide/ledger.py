@@ -380,7 +380,9 @@ class Ledger:
         while name in self.runs or not self._claim(name):
             attempt += 1
             name = f"{base}.{attempt}"
-        opened = Opened(hello.job, hello.restart, hello.world_size, hello.start, hello.model, bound)
+        opened = Opened(
+            hello.job, hello.restart, hello.world_size, hello.start, hello.model, bound, self._options.expects_job_end
+        )
         self._names[base] = attempt
         run = Run(name, opened, self._options, budget=self._budgets[bound])
         self._add(name, run)

@@ -116,7 +116,7 @@ class Follower:
             if self._run is None:
                 if not isinstance(opened := entry.fact, Opened):
                     raise ValueError("it does not begin with a run's beginning")
-                self._run = Run(record.run, opened, Options())
+                self._run = Run(record.run, opened, Options(expects_job_end=opened.awaits_command))
                 self._began = time
             self._run.replay(entry)
             self._last, self._ended, self._report = number, time, None

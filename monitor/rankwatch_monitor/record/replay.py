@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from rankwatch.shared.printable import printable
 
+from ..decide.journal import Opened
 from ..decide.ledger import Ledger
 from ..decide.options import Options
 from ..decide.report import Report
@@ -27,6 +28,7 @@ def take(record: RunRecord) -> Snapshot:
     entries = record.entries()
     with explained(record.path):
         now = entries[-1].now if entries else 0.0
-        run = Ledger(Options()).restore(record.run, entries, record.progress(), now)
+        awaits_command = any(isinstance(entry.fact, Opened) and entry.fact.awaits_command for entry in entries[:1])
+        run = Ledger(Options(expects_job_end=awaits_command)).restore(record.run, entries, record.progress(), now)
     report = replace(run.report(), folder=printable(str(record.path.parent)))
     return Snapshot(with_origin(report, record), run.over)

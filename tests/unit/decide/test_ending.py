@@ -53,6 +53,8 @@ def after(*happened: Happened, abort_on_lost: bool = True) -> Ending:
         ([EXITED], Outcome.FAILED, "the command ended with exit code 1", False),
         ([COLLECTOR], Outcome.LOST, GONE_ON, False),
         ([SIGNAL, STOPPED], Outcome.ABORTED, "stopped by SIGTERM", False),
+        ([SIGNAL, ALL], Outcome.ABORTED, "stopped by SIGTERM", False),
+        ([LIMIT, SIGNAL, ALL], Outcome.ABORTED, "stopped after batch 9", False),
         ([ALL], Outcome.FINISHED, "", False),
         ([ALL_ONE_LOST], Outcome.LOST, "rank 3 ended without a word", False),
         ([LIMIT, ALL_ONE_LOST], Outcome.ABORTED, "stopped after batch 9", False),
@@ -62,7 +64,7 @@ def after(*happened: Happened, abort_on_lost: bool = True) -> Ending:
         ([LIMIT, FAILED], Outcome.FAILED, "rank 2 failed", True),
         # Ranks that fail while a signal ends the job do so because of it.
         ([SIGNAL, FAILED, LOST, STOPPED], Outcome.ABORTED, "stopped by SIGTERM", False),
-        ([SIGNAL, FAILED, LOST, ALL], Outcome.FINISHED, "", False),
+        ([SIGNAL, FAILED, LOST, ALL], Outcome.ABORTED, "stopped by SIGTERM", False),
         # But a signal that some ranks do not obey does not leave them waiting for the others.
         ([SIGNAL, FAILED, LOST, LATE], Outcome.FAILED, "rank 2 failed", True),
         ([SIGNAL, LOST, LATE], Outcome.LOST, "rank 3 was lost", True),

@@ -11,8 +11,10 @@ import pytest
 import crowds
 import makers
 import records
+from desk import Desk
 from rankwatch.shared import messages
-from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, Opened
+from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, JobEnded, JobInterrupted, Opened
+from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Outcome
 from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.follow import Follower, Newest
@@ -113,3 +115,31 @@ def test_an_inconsistent_record_raises_only_a_store_error(tmp_path: Path) -> Non
     store.close()
     with pytest.raises(StoreError, match="does not begin with a run's beginning"):
         Follower(other).look()
+
+
+@pytest.mark.parametrize("goodbye", ["finished", "ended", "failed", "aborted"])
+@pytest.mark.parametrize("signal_first", [True, False])
+def test_a_run_that_is_interrupted_never_looks_finished(tmp_path: Path, goodbye: str, signal_first: bool) -> None:
+    """Whoever looks at its record at any moment, as ``top``, the page and ``report`` do, sees no end before the command's."""
+    desk = Desk(Options(expects_job_end=True))
+    desk.connect(2)
+    byes = [(rank, messages.Bye(1, goodbye, "KeyboardInterrupt" if goodbye == "failed" else "")) for rank in range(2)]
+    if signal_first:
+        desk.handle(JobInterrupted("SIGINT"))
+    for rank, bye in byes:
+        desk.receive(rank, bye)
+        desk.disconnect(rank)
+        desk.wait(1)
+    if not signal_first:
+        desk.handle(JobInterrupted("SIGINT"))
+    desk.handle(JobEnded(130, "SIGINT"))
+    store, follower = Store(tmp_path / FILE), Follower(tmp_path)
+    for entry in desk.records["train-0"]:
+        store.write([entry], entry.now)
+        view = follower.look()
+        with RunRecord(tmp_path / FILE) as record:
+            assert replay.take(record).is_over == view.is_over
+        assert not view.is_decided or view.report.outcome is not Outcome.FINISHED, entry
+    store.close()
+    assert view.is_over
+    assert view.report.reason.startswith("stopped by SIGINT")
