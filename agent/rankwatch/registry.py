@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from .errors import RankwatchError
+from .shared.log_lines import write_lines_of_a_rank
 
 
 class Endable(Protocol):
@@ -30,6 +31,7 @@ _is_ending = False
 def prepare() -> None:
     """Installs the hooks by which an uncaught exception is reported, and ends the process with its own exit code."""
     global _previous_excepthook
+    write_lines_of_a_rank()
     if _previous_excepthook is None:
         _previous_excepthook = sys.excepthook
         sys.excepthook = _excepthook

@@ -84,16 +84,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except RankwatchError as error:
-        from rankwatch.shared.printable import paragraph
-
-        sys.stderr.write(f"rankwatch: error: {paragraph(str(error))}\n")
+        _say_error(str(error))
         return error.exit_code
     except ImportError as error:  # `resource` on Windows, say: the other commands still work
         from rankwatch.shared.missing import describe_missing
 
-        sys.stderr.write(f"rankwatch: error: {describe_missing('this command', error)}\n")
+        _say_error(describe_missing("this command", error))
         return EXIT_ERROR
     return code
+
+
+def _say_error(text: str) -> None:
+    from rankwatch.shared.log_lines import is_json
+    from rankwatch.shared.printable import paragraph
+
+    if is_json():
+        logging.getLogger(__name__).error("%s", text)
+    else:
+        sys.stderr.write(f"rankwatch: error: {paragraph(text)}\n")
 
 
 def _open_closed_streams() -> None:

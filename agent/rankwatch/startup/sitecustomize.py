@@ -47,7 +47,9 @@ def _start_finder() -> None:
     log = logging.getLogger("rankwatch")
     try:
         from rankwatch.finder import Finder
+        from rankwatch.shared.log_lines import write_lines_of_a_rank
 
+        write_lines_of_a_rank()
         Finder().start()
     except ImportError as error:
         log.warning("rankwatch: this process is not watched: %s cannot import rankwatch (%s)", sys.executable, error)

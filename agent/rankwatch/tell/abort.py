@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ..shared.printable import paragraph
+from ..shared.log_lines import line
 
 FOLLOWER_DELAY = 60
 """Seconds added to the timestamp in the error file of a rank that is not the culprit. torchrun shows the file with the
@@ -54,5 +54,5 @@ def is_of_the_network(error: BaseException) -> bool:
 def say(text: str) -> None:
     """Writes one line to stderr, in one write, so that the ranks' lines do not mix."""
     with suppress(OSError, ValueError, AttributeError):  # stderr is closed, or was at the start (None), or its disk is full
-        sys.stderr.write(f"rankwatch: {paragraph(text)}\n")
+        sys.stderr.write(f"{line(text)}\n")
         sys.stderr.flush()

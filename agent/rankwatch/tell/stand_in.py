@@ -24,6 +24,7 @@ from ..shared import connection as connections
 from ..shared import messages, wire
 from ..shared.connection import Connection
 from ..shared.exit_queue import end_process, has_queue
+from ..shared.log_lines import write_lines_of_a_rank
 from ..shared.messages import LISTEN_AFTER
 from ..shared.native_call import NativeCall
 from ..shared.sockets import dealer
@@ -121,4 +122,5 @@ def _is_end(data: bytes, incarnation: str) -> bool:
 if __name__ == "__main__":
     os.setsid()  # what ends the rank's group need not end this first
     logging.basicConfig(format="%(message)s")
+    write_lines_of_a_rank(__name__)
     stand_in(STDIN)

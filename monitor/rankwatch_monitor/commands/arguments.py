@@ -98,6 +98,10 @@ def on_desync(text: str) -> str:
     return _one_of(text, "note", "abort")
 
 
+def log_format(text: str) -> str:
+    return _one_of(text, "text", "json")
+
+
 def _one_of(text: str, *words: str) -> str:
     # argparse checks the type of a default that comes from the environment, but not its choices.
     if text not in words:

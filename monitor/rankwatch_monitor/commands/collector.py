@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rankwatch.errors import UsageError
 from rankwatch.shared import wire
+from rankwatch.shared.log_lines import write_log
 
 from ..decide.options import Options
 from ..serve.collector import DEFAULT_LISTEN
@@ -36,6 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    write_log(arguments.log_format)
     connection_file = arguments.connection_file or arguments.runs_dir / "connection.json"
     options = options_of(arguments)
     with metered(arguments) as meters:
@@ -137,7 +139,16 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
         "--on-verdict",
         metavar="CMD",
         default=types.env("on_verdict", ""),
-        help="shell command for a run that did not finish well: it has the report as JSON on stdin, and 30 seconds",
+        help="shell command for a run that did not finish well, and for a stall or desync in one that goes on: it has JSON on stdin, "
+        "and 30 seconds",
+    )
+    types.add_option(
+        parser,
+        "--log-format",
+        metavar="{text,json}",
+        type=types.log_format,
+        default=types.env("log_format", "text"),
+        help="the lines on stderr: text with time and level, or one JSON object a line (default: text)",
     )
     parser.add_argument(
         "--frames",

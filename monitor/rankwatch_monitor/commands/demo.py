@@ -10,6 +10,7 @@ import shutil
 import sys
 
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, UsageError
+from rankwatch.shared.log_lines import asked_for, write_log
 
 from ..decide.options import Options
 from ..serve.launcher import run_command
@@ -31,6 +32,7 @@ def main(arguments: argparse.Namespace) -> int:
         raise UsageError("the demo is a real training and needs torch: pip install 'rankwatch[agent]'")
     command = [sys.executable, *_TORCHRUN, "-m", "rankwatch.demo"]
     environ = {**os.environ, **_QUIET}
+    write_log(asked_for())
     code = run_command(command, runs_dir=arguments.runs_dir, options=Options(), job="demo", environ=environ)
     if code != EXIT_ABORTED:
         return code or EXIT_ERROR

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from rankwatch.errors import UsageError
 from rankwatch.shared.config import is_disabled
+from rankwatch.shared.log_lines import VARIABLE, write_log
 
 from ..serve.launcher import replace_by, run_command
 from . import arguments as types
@@ -39,6 +41,7 @@ def main(arguments: argparse.Namespace) -> int:
         raise UsageError("nothing to run: rankwatch run -- torchrun --nproc-per-node 8 train.py")
     if is_disabled():
         replace_by(command)
+    write_log(arguments.log_format)
     with metered(arguments) as meters:
         return run_command(
             command,
@@ -48,6 +51,7 @@ def main(arguments: argparse.Namespace) -> int:
             runs_dir=arguments.runs_dir,
             options=options_of(arguments),
             job=arguments.job,
+            environ={**os.environ, VARIABLE: arguments.log_format},
             meters=meters,
             status=not arguments.no_status,
             config=arguments.rankwatch_config,

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared.frame import BatchSummary, FrameTable
 from rankwatch.shared.messages import Message
+from rankwatch.shared.str_enum import StrEnum
 
 from .report import RankStanding, Report, RunStanding
 
@@ -51,6 +52,22 @@ class Publish:
     news: bool
 
 
+class Trouble(StrEnum):
+    """What may be told of a run that goes on."""
+
+    STALL = "stall"
+    DESYNC = "desync"
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Tell somebody who does not read the log of trouble in a run that goes on. The report says what is known so far."""
+
+    trouble: Trouble
+    text: str
+    report: Report
+
+
 @dataclass(frozen=True, slots=True)
 class Show:
     """Where a run and its connected ranks (in order) are now, for live views. Each one replaces the one before."""
@@ -83,4 +100,4 @@ class EndProcess(NamedTuple):
     incarnation: str
 
 
-Effect: TypeAlias = Send | SendAll | Note | RecordTrace | Publish | Show | IssueKey | PointLatest | EndProcess
+Effect: TypeAlias = Send | SendAll | Note | RecordTrace | Publish | Alert | Show | IssueKey | PointLatest | EndProcess

@@ -11,7 +11,7 @@ from rankwatch.shared.text import describe_culprit
 from .byproducts import desync_of
 from .desync_text import describe_desync
 from .divergence import blame_all
-from .effects import Effect, Note, Publish
+from .effects import Alert, Effect, Note, Publish, Trouble
 from .ending import Incident, Situation, decide
 from .journal import NO_RANK, Closed, Desynced, Diverged, Left, Waited
 from .rank import Rank, describe_first_lost
@@ -67,6 +67,8 @@ class RunEnd(RunState):
             yield Note(f"run {self.id}: {text}")
         if news.began and self.options.abort_on_stall:
             yield from self._abort_upon(Incident.STALLED, news.began, now)
+        elif news.began:
+            yield Alert(Trouble.STALL, news.began, self.report())
 
     def _look_who_is_waited_for(self, now: float) -> Iterator[Effect]:
         before, self._noted_waiting = self._noted_waiting, self.waiting
@@ -81,12 +83,17 @@ class RunEnd(RunState):
             self._note_down(now, Desynced(entries, self._replicas.findings.unkept))
             self._note_compared(now, at_once=True)
         of_ranks = desync_of(self._notices.all(), self.world_size, self._locate)
+        told: list[str] = []
         for found in (*(tuple(one.noted.values()) for one in origins), *self._byproducts.origins(of_ranks)):
             text = describe_desync(found, self.world_size)
+            told.append(text)
             yield Note(f"run {self.id}: {text}")
             if self.options.abort_on_desync and any(one.is_split for one in found):
                 culprit = found[0].ranks[0] if len(found[0].ranks) == 1 else NO_RANK
                 yield from self._abort_upon(Incident.DESYNCED, text, now, culprit)
+        if told and self._ending.decided is None:
+            more = f" (and {len(told) - 1} more)" if told[1:] else ""
+            yield Alert(Trouble.DESYNC, f"{told[0]}{more}", self.report())
 
     def _give_up(self, ranks: Sequence[Rank], now: float) -> None:
         """The job was started anew: nobody waits for these ranks."""

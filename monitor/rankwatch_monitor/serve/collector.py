@@ -20,7 +20,19 @@ from rankwatch.shared.exit_queue import end_process
 from rankwatch.shared.printable import printable
 from rankwatch.shared.wake import Wake
 
-from ..decide.effects import Effect, EndProcess, IssueKey, Note, PointLatest, Publish, RecordTrace, Send, SendAll, Show
+from ..decide.effects import (
+    Alert,
+    Effect,
+    EndProcess,
+    IssueKey,
+    Note,
+    PointLatest,
+    Publish,
+    RecordTrace,
+    Send,
+    SendAll,
+    Show,
+)
 from ..decide.journal import JobEnded, JobInterrupted
 from ..decide.ledger import (
     CommandEnded,
@@ -93,6 +105,7 @@ class Collector:
         runs: where runs are recorded.
         show: called with each report that is written, and whether it is news; in any thread.
         show_ranks: called once a heartbeat with the standings of a run's ranks; must not block.
+        alert: called with trouble in a run that goes on; must not block.
         job: the job name for ranks that know none.
         address: the address in the connection file, where it is not ``listen``; port 0 stands for the bound port.
         keep_keys: at the end the connection file and the keys stay, for the next collector.
@@ -112,6 +125,7 @@ class Collector:
         options: Options,
         show: Callable[[Report, bool], None],
         show_ranks: Callable[[Show], None] = lambda shown: None,
+        alert: Callable[[Alert], None] = lambda alert: None,
         job: str = "",
         address: str | None = None,
         keep_keys: bool = False,
@@ -122,7 +136,7 @@ class Collector:
         self._host = printable(socket.gethostname())
         options = replace(options, room=room, runs_dir=str(runs.path.resolve()), host=self._host)
         self._runs = runs
-        self._show_ranks = show_ranks
+        self._show_ranks, self._alert = show_ranks, alert
         self._meters = meters
         self._publisher = Publisher(runs, self._write, show, lambda run, late: self._writer.unstored(run, late=late))
         self._received = self._received_bytes = 0
@@ -377,6 +391,8 @@ class Collector:
                 self._write(effect.run, partial(self._runs.point_latest_at, effect.run))
             elif isinstance(effect, Publish):
                 self._publisher.publish(effect)
+            elif isinstance(effect, Alert):
+                self._alert(replace(effect, report=self._runs.locate(effect.report)))
 
     def _send(self, peers: Iterable[bytes], message: messages.Message) -> None:
         body, send = wire.encode(message), self._socket.send

@@ -62,6 +62,7 @@ def run_daemon(
             runs=runs,
             options=options,
             show=show,
+            alert=notifier.alert,
             address=address,
             keep_keys=keep_keys,
             insecure=insecure,

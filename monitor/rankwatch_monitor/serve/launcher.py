@@ -21,6 +21,7 @@ from typing import NoReturn
 from rankwatch.attach import attached
 from rankwatch.errors import EXIT_ABORTED, UsageError
 from rankwatch.shared.colour import coloured
+from rankwatch.shared.log_lines import is_json
 from rankwatch.shared.room import lack
 
 from ..decide.options import Options
@@ -111,6 +112,7 @@ def run_command(
                 options=replace(options, expects_job_end=True, launch="" if is_private else launch),
                 show=show,
                 show_ranks=line.show if is_shown else lambda shown: None,
+                alert=notifier.alert,
                 job=job or env.get("RANKWATCH_JOB") or job_name(command),
                 meters=meters,
             )
@@ -222,7 +224,11 @@ def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, ru
         # The report comes last, below whatever the dying processes printed.
         stream, before = (sys.stderr, "") if report.outcome is Outcome.FINISHED else (sys.stdout, "\n")
         record = shlex.join(["rankwatch", "report", str(runs_dir / run)])
-        write(stream, before + coloured(text.render(report, frames, record), stream))
+        said = text.render(report, frames, record)
+        if stream is sys.stderr and is_json():
+            log.info("%s", said.rstrip())
+        else:
+            write(stream, before + coloured(said, stream))
     # Where a job was restarted, by torchrun's --max-restarts say, its last run decides the exit code. "Last" is the run that
     # began last: a script that trains twice may begin the second run before the first has ended on all ranks.
     began = {run: number for number, run in enumerate(collector.ledger.runs)}

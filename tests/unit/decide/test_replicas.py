@@ -12,7 +12,7 @@ from desk import Desk
 from rankwatch.shared import messages
 from rankwatch.shared.fingerprint import ALL_ROWS, Fingerprint, FingerprintTable, RankMesh
 from rankwatch.shared.notice import NoticeKind
-from rankwatch_monitor.decide.effects import Note
+from rankwatch_monitor.decide.effects import Alert, Note, Trouble
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Outcome, Report
 
@@ -217,10 +217,13 @@ def test_abort_on_desync() -> None:
     assert job.desk.sent(1, messages.Abort)
 
 
-def test_a_run_that_goes_on_does_not_stop_its_ranks() -> None:
+def test_a_run_that_goes_on_does_not_stop_its_ranks_and_somebody_is_told_once() -> None:
     job = Job(2)
     assert not job.train(lambda rank, row, at: equal(rank, row, at) + rank, range(3)).stops_ranks
     assert not job.desk.sent(0, messages.Abort)
+    (alert,) = [effect for effect in job.desk.effects if isinstance(effect, Alert)]
+    assert (alert.trouble, alert.text.partition(" differs")[0]) == (Trouble.DESYNC, "ranks 0-1: layers.0.weight")
+    assert alert.report.desync
 
 
 def test_what_comes_apart_everywhere_in_mid_run_is_one_origin() -> None:

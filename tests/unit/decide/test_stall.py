@@ -5,7 +5,7 @@ from __future__ import annotations
 import makers
 from desk import Desk
 from rankwatch.shared import messages
-from rankwatch_monitor.decide.effects import Note, Publish, Send
+from rankwatch_monitor.decide.effects import Alert, Note, Publish, Send, Trouble
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Outcome
 from rankwatch_monitor.views import text as as_text
@@ -99,6 +99,16 @@ def test_a_stall_stops_the_others_where_that_was_asked_for() -> None:
     text = as_text.render(published.report)
     assert text.startswith("rankwatch: run train-0 stalled\n  reason     rank 1 of 2 (node0, local rank 1) stalled: ")
     assert text.count("stalled:") == 1
+
+
+def test_somebody_is_told_once_of_a_stall_that_stops_nobody() -> None:
+    for options, alerts in (({}, 1), ({"abort_on_stall": True}, 0)):
+        at = desk(2, **options)
+        ahead, behind = makers.beat(1, 0, 3, phase="backward"), makers.beat(1, 0, 2)
+        keep_beating(at, 2 * STALL, ahead, behind)
+        told = [effect for effect in at.take() if isinstance(effect, Alert)]
+        assert [(one.trouble, one.text) for one in told] == [(Trouble.STALL, one.report.stalled) for one in told]
+        assert len(told) == alerts
 
 
 def test_the_report_of_a_run_that_ended_in_a_stall_says_so() -> None:

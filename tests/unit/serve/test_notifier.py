@@ -1,4 +1,4 @@
-"""The command of --on-verdict: once a run, with the report; what goes wrong in it is said, and costs nobody anything."""
+"""The command of --on-verdict: once an event, with the report; what goes wrong in it is said, and costs nobody anything."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch_monitor.decide.effects import Alert, Trouble
 from rankwatch_monitor.decide.report import Outcome, Report
 from rankwatch_monitor.serve import notifier
 from rankwatch_monitor.serve.notifier import Notifier
@@ -27,8 +28,25 @@ def test_it_has_the_report_and_the_essence_of_it(tmp_path: Path) -> None:
         f'cat > {tmp_path}/body; echo "$RANKWATCH_RUN/$RANKWATCH_OUTCOME/$RANKWATCH_CAUSE/$RANKWATCH_RUN_DIR" > {tmp_path}/env'
     )
     body = json.loads((tmp_path / "body").read_text())
+    assert (body["event"], body["text"]) == ("verdict", "lost: rank 1 went silent")
     assert (body["run"]["id"], body["outcome"], body["reason"]) == ("train-0", "lost", "rank 1 went silent")
     assert (tmp_path / "env").read_text() == "train-0/lost//runs/train-0\n"
+
+
+def test_it_is_told_of_trouble_in_a_run_that_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one = Notifier(
+        f'cat > {tmp_path}/$RANKWATCH_EVENT; echo "$RANKWATCH_TEXT/$RANKWATCH_OUTCOME/$RANKWATCH_RUN" >> {tmp_path}/env'
+    )
+    so_far = replace(LOST, outcome=Outcome.FINISHED, reason="")  # nothing is decided
+    for _ in range(notifier.MOST_ALERTS + 3):
+        one.alert(Alert(Trouble.STALL, "rank 1 stalled:\nno progress", so_far))
+    one.alert(Alert(Trouble.DESYNC, "replicas differ", so_far))
+    one.close()
+    stall = json.loads((tmp_path / "stall").read_text())
+    assert (stall["event"], stall["text"], stall["outcome"]) == ("stall", "rank 1 stalled:\nno progress", None)
+    said = (tmp_path / "env").read_text().splitlines()
+    assert sorted(said) == ["rank 1 stalled: no progress//train-0"] * notifier.MOST_ALERTS + ["replicas differ//train-0"]
+    assert caplog.messages == ["the command of --on-verdict is told of no more than 10 stall events of run train-0"]
 
 
 def test_of_a_run_that_finished_nothing_is_told(tmp_path: Path) -> None:
