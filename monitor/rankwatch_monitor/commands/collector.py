@@ -139,8 +139,8 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
         "--on-verdict",
         metavar="CMD",
         default=types.env("on_verdict", ""),
-        help="shell command for a run that did not finish well, and for a stall or desync in one that goes on: it has JSON on stdin, "
-        "and 30 seconds",
+        help="shell command for a run that did not finish well, and for a stall or desync in one that goes on: it has "
+        "JSON on stdin, and 30 seconds",
     )
     types.add_option(
         parser,

@@ -100,4 +100,16 @@ class EndProcess(NamedTuple):
     incarnation: str
 
 
-Effect: TypeAlias = Send | SendAll | Note | RecordTrace | Publish | Alert | Show | IssueKey | PointLatest | EndProcess
+class FollowProcess(NamedTuple):
+    """Tell how this process of a rank ends, if it is on this host. ``incarnation``: see HELLO."""
+
+    run: str
+    rank: int
+    host: str
+    pid: int
+    incarnation: str
+
+
+Effect: TypeAlias = (
+    Send | SendAll | Note | RecordTrace | Publish | Alert | Show | IssueKey | PointLatest | EndProcess | FollowProcess
+)

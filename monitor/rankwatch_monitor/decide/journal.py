@@ -59,6 +59,13 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Died:
+    """The process of this rank ended without a BYE: ``how`` says in what way, as in ``killed by SIGKILL``."""
+
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reached:
     """The moments of the ranks when one of them tripped, or of one rank when it answered the election.
 
@@ -140,6 +147,7 @@ class ReplicasCompared:
 
 OwnEvent: TypeAlias = (
     Opened
+    | Died
     | Left
     | InTurn
     | Reached

@@ -76,6 +76,15 @@ class Disconnected:
     peer: bytes
 
 
+class RankExited(NamedTuple):
+    """The process of this rank has ended; ``how`` says in what way, as in ``killed by SIGKILL``."""
+
+    run: str
+    rank: int
+    incarnation: str
+    how: str
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
@@ -87,7 +96,7 @@ class CommandEnded:
 
 
 Event: TypeAlias = (
-    Received | Malformed | Stored | Unrecorded | Disconnected | Tick | JobInterrupted | CommandEnded | JobEnded
+    Received | Malformed | Stored | Unrecorded | Disconnected | RankExited | Tick | JobInterrupted | CommandEnded | JobEnded
 )
 
 
@@ -133,6 +142,10 @@ class Ledger:
             if event.peer in self._peers:
                 run, rank = self._peers[event.peer]
                 run.disconnected(rank, event.peer, now)
+            return []
+        if isinstance(event, RankExited):
+            if event.run in self.runs:
+                self.runs[event.run].exited(event.rank, event.incarnation, event.how, now)
             return []
         effects: list[Effect] = []
         if isinstance(event, Tick):

@@ -87,6 +87,8 @@ class Rank:
     fault: str = ""
     """The error that switched its watch off, while its process lives."""
     farewell: str = ""
+    death: str = ""
+    """How its process ended, if it said no farewell and that is known."""
     rival: str = ""
     stand_in: bytes = b""
     """The peer that is told when this rank's process is to be ended; empty: none has asked."""
@@ -234,7 +236,7 @@ class Rank:
             state=self.state,
             acknowledged=self.acknowledged_at is not None,
             dropped=self.dropped,
-            farewell=self.farewell or self.fault,
+            farewell=self.farewell or self.fault or ("" if self.is_running else self.death),
             rival=self.rival,
             stage=self.hello.stage,
             loss_batch=self.loss_batch,
@@ -274,4 +276,5 @@ def describe_first_lost(ranks: Collection[Rank]) -> str:
     if not lost:
         return ""
     first = min(lost, key=first_to_die)
-    return f"{first.name} ended without a word; {first.last_seen}"
+    how = f"was lost: {first.death}" if first.death else "ended without a word"
+    return f"{first.name} {how}; {first.last_seen}"

@@ -20,13 +20,14 @@ from rankwatch.shared.tuning import NO_CHANGE, Tuning
 from rankwatch.shared.window import charge
 
 from .divergence import blame_all
-from .effects import Effect, Note, PointLatest, RecordTrace, Send, SendAll
+from .effects import Effect, FollowProcess, Note, PointLatest, RecordTrace, Send, SendAll
 from .ending import Incident
 from .gaps import Gap
 from .journal import (
     Closed,
     Decided,
     Desynced,
+    Died,
     Diverged,
     Entry,
     InTurn,
@@ -92,6 +93,7 @@ class Run(RunEnd):
         known = self.options.heartbeat, self.options.decision_window, rank.stored
         rank.untold = 0
         yield Send(peer, messages.Welcome(self.id, *known, folder, self.options.host, self.options.window))
+        yield FollowProcess(self.id, rank.number, hello.host, hello.pid, hello.incarnation)
         if self._abort.message is not None:
             yield Send(peer, self._abort.message)
         elif self._election.target is not None:
@@ -138,6 +140,14 @@ class Run(RunEnd):
         rank = self.ranks[number]
         if rank.peer == peer:
             rank.connected, rank.gone_at, rank.cut_off = False, now, is_cut_off(rank, now)
+
+    def exited(self, number: int, incarnation: str, how: str, now: float) -> None:
+        """The process of this rank has ended. Whether the rank is lost, its silence decides: this alone says why."""
+        rank = self.ranks.get(number)
+        is_it = rank is not None and rank.hello.incarnation == incarnation and not rank.death
+        if rank is not None and is_it and rank.state in (RankState.RUNNING, RankState.LOST):
+            self._note_down(now, Died(how), number)
+            rank.death = how
 
     @property
     def is_deserted(self) -> bool:
@@ -233,6 +243,8 @@ class Run(RunEnd):
         elif isinstance(fact, InTurn):
             if fact.kind in _AHEAD and self.ranks[number].is_news(fact.seq, is_recorded=True):
                 self.ranks[number].take_turn(_AHEAD[fact.kind])
+        elif isinstance(fact, Died):
+            self.ranks[number].death = fact.how
         elif isinstance(fact, Left):
             self._leave(self.ranks[number], fact.state)
         elif isinstance(fact, JobInterrupted):

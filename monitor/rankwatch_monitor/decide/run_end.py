@@ -107,7 +107,8 @@ class RunEnd(RunState):
         self._note_down(now, Left(state), rank.number)
         self._leave(rank, state)
         if state is RankState.LOST:
-            self._happens(Incident.RANK_DIED, f"{rank.name} was lost; {rank.last_seen}", now)
+            how = f": {rank.death}" if rank.death else ""
+            self._happens(Incident.RANK_DIED, f"{rank.name} was lost{how}; {rank.last_seen}", now)
 
     # --- the election -------------------------------------------------------------------------------------------------
 

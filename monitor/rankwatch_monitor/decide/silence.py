@@ -76,7 +76,7 @@ def is_cut_off(rank: Rank, now: float) -> bool:
 def describe_lost(lost: Sequence[Rank], after: float) -> str:
     """The ranks that were lost, the first one with what was last seen of it."""
     first, *others = lost
-    text = f"{first.name} was lost: nothing heard for {after:g} s; {first.last_seen}"
+    text = f"{first.name} was lost: {first.death or f'nothing heard for {after:g} s'}; {first.last_seen}"
     return text + (f"; after it {name_spans([rank.number for rank in others])}" if others else "")
 
 

@@ -21,8 +21,9 @@ AND_MORE = ", and more: see its report"
 _OWN: dict[str, type[journal.OwnEvent]] = {
     cls.__name__.lower(): cls
     for cls in (
-        journal.Opened, journal.Left, journal.InTurn, journal.Reached, journal.Miscounted, journal.Waited, journal.JobInterrupted,
-        journal.JobEnded, journal.Diverged, journal.Desynced, journal.ReplicasCompared, journal.Decided, journal.Closed, Gap,
+        journal.Opened, journal.Died, journal.Left, journal.InTurn, journal.Reached, journal.Miscounted, journal.Waited,
+        journal.JobInterrupted, journal.JobEnded, journal.Diverged, journal.Desynced, journal.ReplicasCompared, journal.Decided,
+        journal.Closed, Gap,
     )
 }  # fmt: skip
 """The facts that come from the collector itself, by kind. They are stored as JSON, messages as the wire's bytes."""

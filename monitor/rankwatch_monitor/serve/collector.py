@@ -7,6 +7,7 @@ import resource
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,6 +25,7 @@ from ..decide.effects import (
     Alert,
     Effect,
     EndProcess,
+    FollowProcess,
     IssueKey,
     Note,
     PointLatest,
@@ -40,6 +42,7 @@ from ..decide.ledger import (
     Event,
     Ledger,
     Malformed,
+    RankExited,
     Received,
     Stored,
     Tick,
@@ -53,6 +56,7 @@ from ..record.store import Limits
 from .backlog import Backlog
 from .credentials import Credentials
 from .decoder import DecoderThread, decode
+from .exits import ExitWatch
 from .inbox import Ended, Inbox, Item, Letter
 from .metrics.meters import LoopCounts, Meters
 from .publisher import Publisher
@@ -88,7 +92,7 @@ AGAIN = messages.Error("too much of this key waits here: say HELLO, and repeat w
 TO_PEER = zmq.NOBLOCK | zmq.SNDMORE
 """Flags for a peer's name, which a ROUTER is given ahead of each message. Combined once, for thousands of sends."""
 
-OWN_FILES = 64
+OWN_FILES = 96
 """File descriptors that are not for ranks' connections. Each run under way takes four more, for its record and its lock."""
 
 FEW_RANKS = 1024
@@ -166,6 +170,9 @@ class Collector:
             opened.callback(self._wake.close)
             self._decoder = DecoderThread(self._wake)
             opened.callback(self._decoder.close)
+            self._exited: deque[RankExited] = deque()
+            self.exits = ExitWatch(self._take_exit)
+            opened.callback(self.exits.close)
             name = self._keys.server.public or self.address
             runs.sweep(self._keys.server.public)
             self._writer = RecordWriter(runs.path, self._wake, Limits(), runs.begin, self._gauge_headroom, collector=name)
@@ -216,6 +223,8 @@ class Collector:
                 poller.poll(LAST_WORDS)  # the decoder wakes it
             self._take_turns()
             self._record()
+        self.exits.settle()
+        self._record()
         self._perform(self._job_ended or JobEnded(None))
         self._record()
 
@@ -387,6 +396,9 @@ class Collector:
             elif isinstance(effect, EndProcess):
                 if effect.host == self._host and end_process(effect.pid, effect.incarnation):
                     log.info("ended process %d", effect.pid)
+            elif isinstance(effect, FollowProcess):
+                if effect.host == self._host:
+                    self.exits.follow(effect)
             elif isinstance(effect, PointLatest):
                 self._write(effect.run, partial(self._runs.point_latest_at, effect.run))
             elif isinstance(effect, Publish):
@@ -410,10 +422,16 @@ class Collector:
 
     # --- what other threads do -----------------------------------------------------------------------------------------
 
+    def _take_exit(self, exited: RankExited) -> None:
+        self._exited.append(exited)
+        self._wake()
+
     def _record(self) -> None:
         """Hands new entries to the writer, and tells the ledger what is stored by now."""
         self._hand_over_entries()
         self._wake.drain()
+        while self._exited:
+            self._perform(self._exited.popleft())
         for run, gaps in self._writer.lost().items():
             self._perform(Unrecorded(run, gaps))
         for run, seqs in self._writer.stored().items():

@@ -202,9 +202,13 @@ def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, 
     if interrupted:
         child.terminate()
     process = child
-    threading.Thread(
-        target=lambda: collector.stop(process.wait(), interrupted), name="wait-for-command", daemon=True
-    ).start()
+
+    def wait() -> None:
+        code = process.wait()
+        collector.exits.take_status(process.pid, code)  # the command may be a rank
+        collector.stop(code, interrupted)
+
+    threading.Thread(target=wait, name="wait-for-command", daemon=True).start()
     try:
         collector.serve()
     except Exception:

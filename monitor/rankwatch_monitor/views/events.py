@@ -60,6 +60,8 @@ def describe(entry: Entry) -> str:
             return f"said goodbye: {fact.outcome}" + (f": {fact.text}" if fact.text else "")
         case messages.Tune():
             return f"options changed: {fact.tuning.describe()}"
+        case journal.Died():
+            return fact.how
         case journal.Left():
             return f"counted as {fact.state.value}"
         case journal.InTurn():

@@ -12,7 +12,7 @@ from invariants import CheckedLedger
 from rankwatch.shared import messages
 from rankwatch_monitor.decide.effects import Note, Send
 from rankwatch_monitor.decide.journal import JobEnded, JobInterrupted
-from rankwatch_monitor.decide.ledger import Received
+from rankwatch_monitor.decide.ledger import RankExited, Received
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Outcome, RankState
 from rankwatch_monitor.decide.verdict import Certainty
@@ -262,7 +262,9 @@ def test_a_reconnect_goes_on_where_it_was() -> None:
     desk.connect(1)
     desk.receive(0, messages.Table(makers.table()), messages.Batch(5, makers.summary(3)))
     effects = desk.handle(Received(b"new connection", makers.hello()))
-    assert effects == [Send(b"new connection", messages.Welcome("train-0", 1.0, 2.0, 5))]
+    assert [one for one in effects if isinstance(one, Send)] == [
+        Send(b"new connection", messages.Welcome("train-0", 1.0, 2.0, 5))
+    ]
     assert desk.handle(Received(peer(0), makers.beat(0, 0, 0))) == [
         Send(peer(0), messages.Error("you are not known here: say HELLO", "hello"))
     ]
@@ -297,3 +299,31 @@ def test_another_major_version_and_a_rank_out_of_its_world_are_refused() -> None
         sent = [e.message for e in desk.handle(Received(b"x", hello)) if isinstance(e, Send)]
         assert [isinstance(message, messages.Error) and message.remedy for message in sent] == ["stop"]
     assert len(desk.ledger.runs) == 1
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_how_the_process_of_a_lost_rank_ended_is_said(is_waited_for: bool) -> None:
+    desk = Desk(Options(expects_job_end=not is_waited_for))
+    desk.connect(2)
+    held = desk.ledger.runs["train-0"].ranks[1].hello.incarnation
+    desk.handle(RankExited("train-0", 1, "another process", "killed by SIGTERM"))
+    desk.handle(RankExited("train-0", 1, held, "killed by SIGKILL"))
+    desk.handle(RankExited("train-0", 1, held, "killed by SIGHUP"))
+    desk.handle(RankExited("no-run", 1, held, "killed by SIGHUP"))
+    desk.disconnect(1)
+    desk.wait(10 if is_waited_for else 0.1)
+    desk.end(1)
+    report = desk.reports[-1]
+    assert report.outcome is Outcome.LOST
+    assert report.reason.startswith("rank 1 of 2 (node0, local rank 1) was lost: killed by SIGKILL; last seen in ")
+    assert report.ranks[1].farewell == "killed by SIGKILL"
+
+
+def test_the_death_of_a_rank_that_said_why_it_ends_is_no_news() -> None:
+    desk = Desk()
+    desk.connect(2)
+    desk.receive(1, messages.Bye(1, "failed", "KeyError: 'x'"))
+    held = desk.ledger.runs["train-0"].ranks[1].hello.incarnation
+    desk.handle(RankExited("train-0", 1, held, "its process ended with exit code 1"))
+    desk.end(1)
+    assert desk.reports[-1].ranks[1].farewell == "KeyError: 'x'"

@@ -40,6 +40,7 @@ TOLD: list[tuple[Fact, str]] = [
     (journal.InTurn(7, "Tripped"), "what it said before its trip is here"),
     (journal.InTurn(8, "LookedCloser"), "what it said before its close-up is here"),
     (journal.JobInterrupted("SIGINT"), "the command received SIGINT"),
+    (journal.Died("killed by SIGKILL"), "killed by SIGKILL"),
     (journal.JobEnded(1, "SIGTERM"), "the command ended: exit code 1, stopped by SIGTERM"),
     (journal.JobEnded(None), "the command ended: exit code unknown"),
     (journal.Decided(Outcome.ABORTED, "because", True), "decided: aborted, all ranks are to stop: because"),

@@ -263,7 +263,7 @@ def test_strict_json_without_nan_or_infinity() -> None:
     }  # fmt: skip
     assert parsed["ranks"][5] == {
         "rank": 5, "local_rank": 1, "host": "node1", "stage": None, "pid": 105, "last_batch": 149,
-        "state": "aborted", "acknowledged": True, "dropped": 0, "farewell": "", "rival": "",
+        "state": "aborted", "acknowledged": True, "dropped": 0, "farewell": "", "farewell_text": "", "rival": "",
     }  # fmt: skip
 
 
