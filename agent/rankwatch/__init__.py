@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .drop_in import DebugUnderflowOverflow
-    from .entry import watch
+    from .entry import unwatch, watch
     from .errors import (
         BatchLimitReached,
         ConnectionFileError,
@@ -38,6 +38,7 @@ __all__ = [
     "Watch",
     "detect_overflow",
     "hold",
+    "unwatch",
     "watch",
 ]
 
@@ -46,6 +47,7 @@ _HOME = {
     "Watch": ".watcher",
     "detect_overflow": ".mark",
     "hold": ".tell.holds",
+    "unwatch": ".entry",
     "watch": ".entry",
 }
 

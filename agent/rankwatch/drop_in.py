@@ -12,7 +12,7 @@ from torch import nn
 from .errors import RankwatchError
 from .judge.observer import BadReading
 from .mark import describe_bad_reading, emit
-from .registry import open_watches, prepare
+from .registry import prepare
 from .shared.cause import Trip
 from .shared.config import Config, Policy, is_disabled, resolve
 from .shared.frame import Frame, Kind, State
@@ -73,13 +73,6 @@ class DebugUnderflowOverflow(Watch):
 
     def on_trace(self, frames: list[Frame]) -> None:
         emit(self._heading() + "".join(f"{_complaints(frame)}{format_frame(frame)}\n" for frame in cleaned(frames)))
-
-    def _take_over(self, root: nn.Module) -> None:
-        # Two of them on one model are common: the Trainer makes one for each train().
-        for other in open_watches():
-            if isinstance(other, DebugUnderflowOverflow) and other.root is root:
-                other.close()
-        super()._take_over(root)
 
     def _report_alone(self, trip: Trip, bad_readings: list[BadReading]) -> None:
         emit("".join(map(describe_bad_reading, bad_readings)) + format_dump(cleaned(trip.frames)))

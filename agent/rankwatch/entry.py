@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from .errors import TrainingAborted
-from .hook.stage import PipelineStage
-from .registry import prepare
+from .hook.stage import PipelineStage, module_and_stage
+from .measure.modules import unwrap
+from .registry import leave, open_watches, prepare
 from .shared.config import Capsule, Config, Policy, is_disabled, resolve
 from .shared.tuning import Check
 from .watcher import Watch
@@ -40,6 +41,9 @@ def watch(
     connection: str | os.PathLike[str] | None = None,
 ) -> Watch:
     """Watches every forward of ``model`` for inf and nan, until the watch is closed.
+
+    A model has one watch. A second call, as when a cell of a notebook is run again, takes the first watch off and goes on with
+    its run: batches and optimizer steps are counted on.
 
     For an argument with its default value, the environment variable ``RANKWATCH_<NAME>`` is used if set, else the TOML file
     that ``RANKWATCH_CONFIG`` names. With ``RANKWATCH_MODE=disabled`` nothing is watched, and all methods do nothing.
@@ -85,7 +89,7 @@ def watch(
         The watch. As a context manager, it closes itself, and reports an exception that ends the training.
 
     Raises:
-        UsageError: no module, a bad option, or a model that is already watched.
+        UsageError: no module, or a bad option.
         ConnectionFileError: a connection file that cannot be used.
         ProtocolError: the collector refuses this rank.
     """
@@ -117,6 +121,25 @@ def watch(
             connection=connection,
         ),
     )
+
+
+def unwatch(model: nn.Module | PipelineStage) -> bool:
+    """Takes the watch of ``model`` off: the model is as it was, and its run has finished. Returns whether there was a watch.
+
+    Nothing watches the model again but ``watch``: neither does ``rankwatch run``, which finds models by itself.
+
+    Args:
+        model: the model, plain or in whatever wrapper; it need not be the object that ``watch`` was given.
+
+    Raises:
+        UsageError: no module.
+    """
+    root = unwrap(module_and_stage(model)[0])
+    leave(root)
+    found = [watch for watch in open_watches() if watch.root is root]
+    for watch in found:
+        watch.close()
+    return bool(found)
 
 
 def asleep() -> Watch:

@@ -32,7 +32,7 @@ from .entry import watch
 from .errors import RankwatchError
 from .hook.stage import calling_stage
 from .measure.modules import unwrap
-from .registry import open_watches
+from .registry import is_left, open_watches
 from .shared.config import Policy
 from .watcher import Watch
 
@@ -135,6 +135,8 @@ class Finder:
         if not torch.is_grad_enabled() or _is_traced() or get_worker_info() is not None:
             return
         root = unwrap(module)
+        if is_left(root):
+            return
         if not module.training and not self._is_optimized(root):
             return
         ours = [watch for ref in self._found if (watch := ref()) is not None]
@@ -152,6 +154,8 @@ class Finder:
             if calling_stage(module) is None:
                 whole = _whole(root)
                 module, root = (module, root) if whole is root else (whole, whole)
+            if is_left(root):
+                return
             self._close_parts(root, ours)
             self._watch(module)
 
@@ -203,7 +207,8 @@ class Finder:
         theirs, modules = _parameters_of(optimizer), _all_modules()
         inner = {id(child) for module in modules for child in module.children()}
         for module in modules:
-            if id(module) not in inner and any(id(parameter) in theirs for parameter in module.parameters()):
+            is_theirs = any(id(parameter) in theirs for parameter in module.parameters())
+            if id(module) not in inner and is_theirs and not is_left(unwrap(module)):
                 self._watch(module, first_batch=1)
         if self._found:
             self.stop()

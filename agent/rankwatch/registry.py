@@ -23,6 +23,9 @@ class Endable(Protocol):
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 # Weak: a watch lives as long as its model, whose hooks refer to it.
 
+_unwanted: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models whose watch the user took off: nothing but a call of ``watch`` watches them again."""
+
 _previous_excepthook: Callable[..., Any] | None = None
 
 _is_ending = False
@@ -50,6 +53,19 @@ def forget(watch: Endable) -> None:
 def open_watches() -> Iterator[Any]:
     """The open watches. They may be closed during the iteration."""
     yield from tuple(_open)
+
+
+def leave(model: object) -> None:
+    """The user does not want this model watched, until ``want``."""
+    _unwanted.add(model)
+
+
+def want(model: object) -> None:
+    _unwanted.discard(model)
+
+
+def is_left(model: object) -> bool:
+    return model in _unwanted
 
 
 def is_process_ending() -> bool:

@@ -8,29 +8,26 @@ import sys
 import tempfile
 import time
 import traceback
-import weakref
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed
 from torch import Tensor, nn
 
 from . import seat
-from .errors import BatchLimitReached, OverflowDetected, RankwatchError, TrainingAborted, UsageError
+from .errors import BatchLimitReached, OverflowDetected, TrainingAborted, UsageError
 from .hook.detector import Detector
 from .hook.ended import EndedDetector
 from .hook.stage import PipelineStage, module_and_stage
 from .judge.observer import BadReading
+from .linked import Speaker, distributed_group, speaker_for
 from .mark import emit
 from .measure.modules import unwrap
-from .registry import forget, is_process_ending, open_watches, remember
+from .registry import forget, is_process_ending, open_watches, remember, want
+from .remade import is_gone
 from .rerun.capsule import CapsuleRules
-from .rerun.machine import gpu_of
-from .shared import connection as connections
 from .shared.advice import advise
 from .shared.cause import Cause, Trip, classify
 from .shared.closeup import CloseUp
@@ -39,11 +36,10 @@ from .shared.colour import coloured
 from .shared.config import Capsule, Config, is_disabled
 from .shared.divergence import OwnLosses
 from .shared.fingerprint import Fingerprint, FingerprintTable
-from .shared.frame import BEGINNING, NO_STAGE, BatchSummary, Frame, FrameTable, Moment
-from .shared.identity import identify, unnamed_job
+from .shared.frame import NO_STAGE, BatchSummary, Frame, FrameTable, Moment
+from .shared.identity import identify
 from .shared.notice import Notice
 from .shared.printable import cleaned
-from .shared.room import lack
 from .shared.scalars import LastBatch
 from .shared.text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
 from .tell.abort import is_of_the_network, say, write_error_file
@@ -65,9 +61,6 @@ class Watch:
 
     _counts_all = False
     _judges_traced = True
-
-    model_number = 0
-    """The number of the model among those that this process watches: a further model is a run of its own on all ranks."""
 
     is_automatic = False
     """Whether ``finder`` made it: an explicit watch of the same model replaces it."""
@@ -98,23 +91,40 @@ class Watch:
         self._losses = OwnLosses()
         self._has_compared = False
         self._has_reported = False
-        self._take_over(unwrap(model))
-        self._link: Link | None = None
-        self._detector: Detector | EndedDetector = Detector(
-            model,
-            config if config.connection is not None else replace(config, fingerprints=0),  # nobody would compare them
-            self,
-            count_all=self._counts_all,
-            judge_traced=self._judges_traced,
-            sends_at_once=self._stage != NO_STAGE,
-        )
+        first = self._take_over(unwrap(model))
+        config = config if first is None else replace(config, first_batch=max(config.first_batch, first.batch + 1))
+        self._speaker: Speaker | None = None
         try:
-            self._link = self._connect(config.connection, model)
+            self._detector: Detector | EndedDetector = Detector(
+                model,
+                config if config.connection is not None else replace(config, fingerprints=0),  # nobody would compare them
+                self,
+                count_all=self._counts_all,
+                judge_traced=self._judges_traced,
+                sends_at_once=self._stage != NO_STAGE,
+            )
+            if first is not None and first._speaker is not None:
+                self._detector.optimizer_step = first.optimizer_step
+                self._speaker, first._speaker = first._speaker, None
+                self._speaker.speak_for(self)
+            elif config.connection is not None:
+                self._speaker = speaker_for(self, model, config.connection, self._identity, self._stage)
         except BaseException:
-            if isinstance(self._detector, Detector):
-                self._detector.remove()
+            if isinstance(detector := vars(self).get("_detector"), Detector):
+                detector.remove()
+            if first is not None and first._link is not None:
+                first._link.close("finished")
             raise
         remember(self)
+
+    @property
+    def _link(self) -> Link | None:
+        return None if self._speaker is None else self._speaker.link
+
+    @property
+    def model_number(self) -> int:
+        """The number of the model among those that this process watches: a further model is a run of its own on all ranks."""
+        return 0 if self._speaker is None else self._speaker.model
 
     @property
     def is_connected(self) -> bool:
@@ -326,84 +336,21 @@ class Watch:
 
     # --- the link, and what its thread calls --------------------------------------------------------------------------
 
-    def _connect(self, source: str | None, model: nn.Module) -> Link | None:
-        if source is None:
-            return None
-        why = lack()
-        if not why:
-            try:
-                return self._link_to(source, model)
-            except RankwatchError:
-                raise
-            except (OSError, MemoryError, RuntimeError, SystemError) as error:  # of descriptors, memory or threads
-                why = repr(error)
-        log.warning("rankwatch: %s: no connection to the collector: %s; training goes on without it", self._name, why)
-        return None
+    def where(self) -> tuple[Moment, str]:
+        """Where the training thread is: moment and phase. For any thread."""
+        return self._detector.progress.in_stage(self._stage), self._detector.phase
 
-    def _link_to(self, source: str, model: nn.Module) -> Link:
-        from .tell.agreement import start_of
-        from .tell.link import Link
+    def on_stay(self, seconds: float) -> None:
+        """Other ranks hold work, for which this one's end waits."""
+        if self._deadline is not None:
+            self._deadline.wait_for_others(seconds)
 
-        me = weakref.ref(self)  # the thread must not keep an unused model alive
+    def on_tune(self, tune: messages.Tune) -> None:
+        """All changes of options in the run so far."""
+        self._detector.tune(tune.tuning)
 
-        def progress() -> tuple[Moment, str]:
-            watch = me()
-            if watch is None:
-                return BEGINNING, "idle"
-            return watch._detector.progress.in_stage(watch._stage), watch._detector.phase
-
-        def on_abort(abort: messages.Abort) -> None:
-            watch = me()
-            if watch is not None:
-                watch._on_abort(abort)
-
-        def on_stay(seconds: float) -> None:
-            watch = me()
-            if watch is not None and watch._deadline is not None:
-                watch._deadline.wait_for_others(seconds)
-
-        def on_tune(tune: messages.Tune) -> None:
-            watch = me()
-            if watch is not None:
-                watch._detector.tune(tune.tuning)
-
-        parameter = next(model.parameters(), None)
-        connection = connections.read(source)
-        fixed = connection.job if connection.for_job_alone else ""
-        taken = {watch.model_number for watch in open_watches()}
-        self.model_number = next(number for number in count() if number not in taken)
-        job = fixed or self._identity.job or connection.job or unnamed_job(self._identity)
-        start = start_of(self._identity, distributed_group(), job)
-        link = Link(
-            connection,
-            replace(self._identity, restart=start.restart),
-            job=fixed or start.job,
-            start=start.id,
-            launch=os.environ.get("RANKWATCH_LAUNCH", ""),
-            model=self.model_number,
-            progress=progress,
-            on_abort=on_abort,
-            on_stay=on_stay,
-            on_tune=on_tune,
-            device="none" if parameter is None else str(parameter.device),
-            torch_version=torch.__version__,
-            stage=self._stage,
-            gpu="" if parameter is None else gpu_of(parameter.device),
-            source=source,
-        )
-        weakref.finalize(self, link.release).atexit = False
-        is_online = link.start()
-        seat.take(self._identity)
-        if not is_online and not link.complaint:
-            log.warning(
-                "rankwatch: %s: no collector answers at %s; training goes on, and the background keeps trying. Is it running, "
-                "of this same release, and the connection file its own? `rankwatch doctor` looks into it",
-                self._name,
-                connection.address,
-            )
-        return link
-
-    def _on_abort(self, abort: messages.Abort) -> None:
+    def on_abort(self, abort: messages.Abort) -> None:
+        """The collector stops the run."""
         if self._is_back:
             return
         self._abort = abort
@@ -444,14 +391,30 @@ class Watch:
 
     # --- the beginning and the end ------------------------------------------------------------------------------------
 
-    def _take_over(self, root: nn.Module) -> None:
-        """Closes an automatic watch of this model; raises UsageError if there is another one."""
-        for other in open_watches():
-            if other.root is root and other.is_automatic:
-                log.info("rankwatch: watch() takes over the model that was found without it")
+    def _take_over(self, root: nn.Module) -> Watch | None:
+        """Takes off the watches of this model, and of models that a notebook has made anew. Returns the one whose run goes on."""
+        want(root)
+        for other in (watch for watch in open_watches() if watch.root is not root and is_gone(watch.root)):
+            log.warning("rankwatch: no name leads to the %s any more that was watched: its watch is taken off", _kind(other))
+            other.close()
+        goes_on: Watch | None = None
+        for other in (watch for watch in open_watches() if watch.root is root):
+            if not (other.is_automatic or other._counts_all):  # the Trainer makes a drop-in for each train()
+                log.warning("rankwatch: this %s was watched already: the new watch takes over", _kind(other))
+            if goes_on is None and self._may_go_on_with(other):
+                goes_on = other
+                other._finish("", keeps_link=True)
+            else:
                 other.close()
-        if any(other.root is root for other in open_watches()):
-            raise UsageError("this model is watched already: close() the first watch before a second one")
+        return goes_on
+
+    def _may_go_on_with(self, other: Watch) -> bool:
+        """Whether this watch can go on with the run of an earlier one of the same model."""
+        ours, its = self._config, other._config
+        is_alike = (self._identity, self._stage, ours.connection) == (other._identity, other._stage, its.connection)
+        is_alike = is_alike and not (self._counts_all or other._counts_all)
+        is_well = other._speaker is not None and not (other._reason or other._speaker.link.refusal or other._detector.fault)
+        return is_alike and is_well and (not ours.first_batch or ours.first_batch > other.batch)
 
     @property
     def root(self) -> nn.Module:
@@ -469,7 +432,7 @@ class Watch:
         if self._deadline is not None and not is_process_ending():
             self._deadline.cancel()
 
-    def _finish(self, outcome: str, text: str = "") -> None:
+    def _finish(self, outcome: str, text: str = "", *, keeps_link: bool = False) -> None:
         if self._closed or self._is_forked:
             return
         self._closed = True
@@ -478,10 +441,14 @@ class Watch:
             self._detector = EndedDetector(self._detector)
         forget(self)
         self._come_back()
-        if self._link is not None:
+        if self._link is not None and not keeps_link:
             self._link.close(outcome, text)
             if not any(open_watches()):
                 seat.leave()
+
+
+def _kind(watch: Watch) -> str:
+    return type(watch.root).__name__
 
 
 def _inner(error: BaseException) -> BaseException:
@@ -490,11 +457,3 @@ def _inner(error: BaseException) -> BaseException:
     while inner is not None and not isinstance(inner, TrainingAborted):
         inner = inner.__cause__
     return inner or error
-
-
-def distributed_group() -> tuple[int, int] | None:
-    """Rank and world size in torch.distributed, if there is a process group."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed.get_rank(), distributed.get_world_size()

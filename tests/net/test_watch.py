@@ -95,7 +95,7 @@ def test_a_culprit_whose_weights_differ_has_no_overflow(
     model = nn.Linear(2, 2)
     with rankwatch.watch(model) as watch:
         model(torch.ones(2))
-        watch._on_abort(Abort("rank 0 of 1: weight differs", 0, tripped_at, 10.0))
+        watch.on_abort(Abort("rank 0 of 1: weight differs", 0, tripped_at, 10.0))
         with pytest.raises(rankwatch.TrainingAborted, match="weight differs") as found:
             model(torch.ones(2))
     assert found.type is raised
@@ -120,7 +120,7 @@ def test_another_rank_is_told_who_it_was_too(collector: Running) -> None:
     model = nn.Linear(2, 2)
     with rankwatch.watch(model) as watch:
         model(torch.ones(2))
-        watch._on_abort(Abort("rank 5 of 8: inf", 5, 1000.0, 10.0, 0.0, 7, "decoder.wo", "overflow"))
+        watch.on_abort(Abort("rank 5 of 8: inf", 5, 1000.0, 10.0, 0.0, 7, "decoder.wo", "overflow"))
         with pytest.raises(rankwatch.TrainingAborted) as found:
             model(torch.ones(2))
     error = found.value
@@ -132,7 +132,7 @@ def test_a_stop_without_a_verdict_names_nobody(collector: Running) -> None:
     model = nn.Linear(2, 2)
     with rankwatch.watch(model) as watch:
         model(torch.ones(2))
-        watch._on_abort(Abort("rank 3 went silent", 3, 0.0, 10.0))
+        watch.on_abort(Abort("rank 3 went silent", 3, 0.0, 10.0))
         with pytest.raises(rankwatch.TrainingAborted) as found:
             model(torch.ones(2))
     error = found.value
@@ -161,7 +161,7 @@ def test_a_rank_that_is_refused_says_so_and_why(
     monkeypatch.setattr("rankwatch.tell.link.CONNECT_TIMEOUT", 1.0)
     held = "rank 0 of run gan-0 is held by process"
     with rankwatch.watch(nn.Linear(2, 2)):
-        monkeypatch.setattr("rankwatch.watcher.open_watches", lambda: iter(()))  # as another process of this launch does
+        monkeypatch.setattr("rankwatch.linked.open_watches", lambda: iter(()))  # as another process of this launch does
         model = nn.Linear(2, 2)
         with caplog.at_level(logging.WARNING), rankwatch.watch(model):
             assert f"refused this process, which is not watched until then: {held}" in caplog.text
@@ -169,3 +169,75 @@ def test_a_rank_that_is_refused_says_so_and_why(
             with pytest.raises(rankwatch.OverflowDetected):
                 model(torch.full((1, 2), math.inf))
     assert f"this rank alone: the collector refused it: {held}" in capsys.readouterr().out
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(x)
+        return out
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: int) -> None:
+    for _ in range(batches):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("how", ["plain", "parallel", "compiled"])
+def test_a_model_that_is_watched_again_goes_on_in_its_run(
+    collector: Running, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    first = rankwatch.watch(model, trace_batch_nums=[1])
+    train(model, optimizer, 3)
+    wrapped: nn.Module = model
+    if how != "plain":
+        wrapped = nn.DataParallel(model) if how == "parallel" else torch.compile(model)  # type: ignore[assignment]
+    second = rankwatch.watch(wrapped, gradients=True)
+    assert caplog.messages == ["rankwatch: this Net was watched already: the new watch takes over"]
+    assert repr(first).endswith("no collector, closed>")
+    assert second.is_connected
+    assert (second.batch, second.optimizer_step) == (2, 3)
+    train(model, optimizer, 2)
+    first.close()
+    del first
+    gc.collect()
+    assert second.is_connected
+    assert second.batch == 4
+    second.close()
+    assert not model._forward_hooks
+    until(lambda: collector.reports)
+    assert [(report.run, report.outcome.value, report.batches) for report in collector.reports] == [("gan-0", "finished", 5)]
+
+
+def test_after_a_verdict_a_model_that_is_watched_again_begins_a_run(collector: Running) -> None:
+    model = Net()
+    rankwatch.watch(model)
+    with pytest.raises(rankwatch.OverflowDetected):
+        model(torch.full((1, 2), math.nan)).sum().backward()
+    with rankwatch.watch(model) as second:
+        model(torch.ones(1, 2)).sum().backward()
+        assert second.batch == 0
+    until(lambda: len(collector.reports) == 2)
+    assert [(report.run, report.outcome.value) for report in collector.reports] == [
+        ("gan-0", "aborted"),
+        ("gan-0.2", "finished"),
+    ]
+
+
+def test_the_watch_of_a_model_is_taken_off_by_the_model(collector: Running) -> None:
+    model = Net()
+    watch = rankwatch.watch(model)
+    assert rankwatch.unwatch(nn.DataParallel(model))
+    assert not rankwatch.unwatch(model)
+    assert not model._forward_hooks
+    watch.close()
+    until(lambda: collector.reports)
+    with pytest.raises(rankwatch.UsageError, match=r"takes a torch\.nn\.Module"):
+        rankwatch.unwatch(3)  # type: ignore[arg-type]

@@ -232,8 +232,21 @@ def test_an_explicit_watch_takes_over_from_the_one_that_was_found() -> None:
     with rankwatch.watch(model, policy="off") as watch:
         assert list(open_watches()) == [watch]
         model(torch.ones(2) * torch.inf)  # policy off: no trip
-        with pytest.raises(UsageError, match="this model is watched already"):
-            rankwatch.watch(model)
+        with rankwatch.watch(model) as again:
+            assert list(open_watches()) == [again]
+
+
+def test_a_model_that_was_unwatched_is_not_found_again() -> None:
+    model = Net()
+    model(torch.ones(2))
+    assert watched() == {model}
+    assert rankwatch.unwatch(model)
+    assert not rankwatch.unwatch(model)
+    for _ in range(3):
+        model(torch.ones(2))
+    assert watched() == set()
+    with rankwatch.watch(model):
+        assert watched() == {model}
 
 
 def test_wrong_options_stop_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:

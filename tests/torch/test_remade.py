@@ -1,0 +1,91 @@
+"""Cells of a notebook that are run again, in a real interactive session of Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from jobs import environment
+
+BEGIN = """
+import rankwatch, torch
+from rankwatch.registry import open_watches
+from torch import nn
+
+def watched(case):
+    print(f"{case}:", sorted(type(watch.root).__name__ for watch in open_watches()))
+
+class A(nn.Linear): pass
+
+class B(nn.Linear): pass
+
+class Trainer: pass
+
+def both():
+    a, b = A(1, 1), B(1, 1)
+    rankwatch.watch(a)
+    rankwatch.watch(b)
+    return a, b
+
+"""
+CELLS = {
+    "made anew": ("model = A(1, 1); watch = rankwatch.watch(model)\nmodel = B(1, 1); watch = rankwatch.watch(model)", ["B"]),
+    "shown": (
+        "model = A(1, 1); watch = rankwatch.watch(model)\nmodel\nmodel = B(1, 1); watch = rankwatch.watch(model)",
+        ["B"],
+    ),
+    "two": ("a, b = A(1, 1), B(1, 1)\nwatches = [rankwatch.watch(a), rankwatch.watch(b)]", ["A", "B"]),
+    "in a function": ("models = both()", ["A", "B"]),
+    "wrapped": (
+        "model = A(1, 1); w = rankwatch.watch(model)\nmodel = nn.Sequential(model)\nb = B(1, 1); v = rankwatch.watch(b)",
+        ["A", "B"],
+    ),
+    "in an attribute": (
+        "trainer = Trainer(); trainer.models = {'policy': A(1, 1)}; w = rankwatch.watch(trainer.models['policy'])\n"
+        "b = B(1, 1); v = rankwatch.watch(b)",
+        ["A", "B"],
+    ),
+    "in a closure": (
+        "step = (lambda model: [rankwatch.watch(model), lambda: model])(A(1, 1))[1]\nb = B(1, 1); v = rankwatch.watch(b)",
+        ["A", "B"],
+    ),
+    "deleted": ("model = A(1, 1); w = rankwatch.watch(model)\ndel model\nb = B(1, 1); v = rankwatch.watch(b)", ["B"]),
+}
+
+
+UNDO = """
+for one in list(open_watches()): one.close()
+
+model = watch = watches = a = b = models = w = v = trainer = step = None
+"""
+
+
+def session(*flags: str, cells: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *flags], input=cells, env=environment(), capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def seen() -> str:
+    """What is watched after each case, in one session: loading torch takes longer than all of them."""
+    return session(
+        "-i", "-q", cells=BEGIN + "".join(f"{cell}\nwatched({name!r})\n{UNDO}" for name, (cell, _) in CELLS.items())
+    )
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_what_is_watched_after_the_cells(name: str, seen: str) -> None:
+    assert f"{name}: {CELLS[name][1]}\n" in seen
+
+
+@pytest.mark.slow
+def test_a_script_is_no_notebook() -> None:
+    """There a model may be held in ways that are not looked for."""
+    script = (
+        "held = [A(1, 1)]\nrankwatch.watch(held[0])\nheld = iter(held)\nb = B(1, 1)\nrankwatch.watch(b)\nwatched('script')\n"
+    )
+    assert "script: ['A', 'B']\n" in session("-", cells=BEGIN + script)
