@@ -24,16 +24,16 @@ from jobs import environment
 
 
 class Tmux:
-    """A terminal of 80 x 24 that runs a command and then prints ``ended CODE``."""
+    """A terminal that runs a command and then prints ``ended CODE``."""
 
-    def __init__(self, command: Sequence[str], **env: str) -> None:
+    def __init__(self, command: Sequence[str], *, width: int = 80, height: int = 24, **env: str) -> None:
         if shutil.which("tmux") is None:
             pytest.skip("there is no tmux to look into a terminal with")
         self._folder = tempfile.TemporaryDirectory(prefix="tmux-")  # a socket's path must be short
         self._env = environment(**env, TMUX_TMPDIR=self._folder.name, LC_ALL="C.UTF-8")
         self._env.pop("TMUX", None)
         wrapped = f"{shlex.join(command)}; echo ended $?; stty -a; exec cat"
-        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", wrapped)
+        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", str(width), "-y", str(height), wrapped)
 
     def screen(self) -> str:
         return self._tmux("capture-pane", "-p")

@@ -30,7 +30,7 @@ from ..views import text
 from .collector import Collector, raise_descriptor_limit
 from .metrics.meters import Meters
 from .notifier import Notifier
-from .printer import Printer, write
+from .printer import Printer, is_terminal, write
 from .run_folder import RunsFolder
 from .status import Status
 
@@ -96,11 +96,11 @@ def run_command(
         if news:
             notifier.tell(report)
 
-    is_shown = status and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    is_shown = status and is_terminal(sys.stderr)
     with ExitStack() as signals:  # until the report is written
         with (
             private as hidden,
-            Printer() as printer,
+            Printer(is_shared=True) as printer,
             Status(runs_dir, printer.show) as line,
         ):
             path = connection_file or Path(hidden) / "connection.json"

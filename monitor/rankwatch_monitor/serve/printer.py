@@ -1,7 +1,7 @@
 """The thread that writes to stdout and stderr: a pipe that nobody reads, or a full disk, delays no abort.
 
-On a terminal the last line of stderr may be a status line. It is erased before each text and drawn again after it. Other
-processes write to the same terminal without knowing of it: the line is filled to its end, so that their text begins a new line.
+Other processes, the ranks, write to the same terminal without knowing of it, and may have begun a line. So a text of ours begins
+a new row wherever the cursor is, and the status line has the terminal's last row for itself: the other rows scroll above it.
 """
 
 from __future__ import annotations
@@ -25,25 +25,40 @@ MAX_WAITING = 10_000
 LAST_TEXTS = 2.0
 """Seconds to write the texts that still wait at the end."""
 
-ERASE = "\r\x1b[K"
-"""Moves the cursor to the beginning of the line, and clears the line."""
+SAVE, RESTORE = "\x1b7", "\x1b8"
+"""Where the cursor is, and in what colour it writes."""
 
-USUAL_WIDTH = 80
+MAKE_ROOM = "\x1bD\x1b[A"
+"""Down and up again, in the same column: the cursor is not in the last row afterwards."""
+
+FREE = f"{SAVE}\x1b[r{RESTORE}"
+"""All rows scroll again."""
+
+FEWEST_ROWS = 5
+"""A terminal with fewer has no row to spare."""
+
+USUAL_SIZE = os.terminal_size((80, 24))
 
 LOOK = 100
 """Milliseconds after which a thread that waits for a pipe looks whether its time is over."""
 
 
 class Printer(logging.Handler):
-    """While this is entered, a thread writes the log's lines and the texts of ``print``, one after another."""
+    """While this is entered, a thread writes the log's lines and the texts of ``print``, one after another.
 
-    def __init__(self) -> None:
+    Args:
+        is_shared: whether other processes write to the terminal, if it is one that knows more than lines.
+    """
+
+    def __init__(self, *, is_shared: bool = False) -> None:
         super().__init__()
+        self._is_shared = is_shared
         self._changed = threading.Condition()
         self._waiting: deque[tuple[TextIO, str]] = deque()
         self._dropped = 0
         self._status: str | None = None
-        self._drawn = ""
+        self._room: os.terminal_size | None = None
+        """The terminal's size when the status line got its row; None: it has none."""
         self._end = float("inf")
         self._replaced: list[logging.Handler] = []
         self._thread = threading.Thread(target=self._run, name="rankwatch-printer", daemon=True)
@@ -81,7 +96,7 @@ class Printer(logging.Handler):
             self._changed.notify()
 
     def show(self, status: str) -> None:
-        """Makes ``status`` the status line: the last line of stderr, which is a terminal."""
+        """Makes ``status`` the status line of stderr, which is a terminal."""
         with self._changed:
             self._status = status
             self._changed.notify()
@@ -96,20 +111,33 @@ class Printer(logging.Handler):
                 stream, text = self._waiting.popleft() if self._waiting else (sys.stderr, "")
                 status, self._status = self._status, None
                 is_last = not text and self._end < float("inf")
-            self._draw("" if is_last else self._drawn if status is None else status, stream, text)
+            if text:
+                self._write(stream, f"{self._new_row(stream)}{text}")
             if is_last:
+                self._write(sys.stderr, self._leave() + self._new_row(sys.stderr))
                 return
+            if status:
+                self._write(sys.stderr, self._draw(status, size_of(sys.stderr)))
 
-    def _draw(self, status: str, stream: TextIO, text: str) -> None:
-        """Writes a text in place of the status line, and the status line after it. An unchanged status is not drawn again."""
-        if self._drawn and (text or status != self._drawn):
-            self._write(sys.stderr, ERASE)
-        if text:
-            self._write(stream, text)
-        if status and (text or status != self._drawn):
-            width = width_of(sys.stderr)
-            self._write(sys.stderr, ERASE + status[:width].ljust(width))
-        self._drawn = status
+    def _new_row(self, stream: TextIO) -> str:
+        """Spaces as wide as the terminal: from the first column they end in the same row, from any other in the next one."""
+        return " " * size_of(stream).columns + "\r" if self._is_shared and is_terminal(stream) else ""
+
+    def _draw(self, status: str, size: os.terminal_size) -> str:
+        """The status line in the last row; the cursor stays where a rank has left it."""
+        if size.lines < FEWEST_ROWS:
+            return self._leave()
+        room, self._room = "" if size == self._room else MAKE_ROOM, size
+        row = f"\x1b[1;{size.lines - 1}r\x1b[{size.lines}H\x1b[0m\x1b[2K{status[: size.columns]}"
+        return f"{room}{SAVE}{row}{RESTORE}"
+
+    def _leave(self) -> str:
+        """Gives the row back."""
+        if self._room is None:
+            return ""
+        self._room = None
+        lines = size_of(sys.stderr).lines
+        return f"{SAVE}\x1b[{lines}H\x1b[2K{RESTORE}{FREE}"
 
     def _write(self, stream: TextIO, text: str) -> None:
         """As ``write`` does, but never blocks in a pipe: a thread that is blocked there cannot end."""
@@ -136,12 +164,18 @@ def write(stream: TextIO, text: str) -> None:
         _complain(stream, error)
 
 
-def width_of(terminal: TextIO) -> int:
-    """The columns of a terminal."""
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that knows more than lines."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def size_of(terminal: TextIO) -> os.terminal_size:
+    """The columns and lines of a terminal."""
     try:
-        return os.get_terminal_size(terminal.fileno()).columns or USUAL_WIDTH  # 0: its size was never set
+        columns, lines = os.get_terminal_size(terminal.fileno())
     except OSError:
-        return USUAL_WIDTH
+        return USUAL_SIZE
+    return os.terminal_size((columns or USUAL_SIZE.columns, lines or USUAL_SIZE.lines))  # 0: its size was never set
 
 
 def _complain(stream: TextIO, error: OSError) -> None:

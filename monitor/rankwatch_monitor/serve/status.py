@@ -17,7 +17,7 @@ from ..record.reader import RunRecord
 from ..record.schema import FILE, StoreError
 from ..views.top.table import shorten
 from ..views.top.tables import describe_most_urgent, describe_nearness, describe_pace, describe_reading
-from .printer import width_of
+from .printer import size_of
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Status:
                     return
             if shown.run != run:
                 run, self._headroom = shown.run, HeadroomReader()
-            self._draw(describe(shown, *self._look(shown), width_of(sys.stderr)))
+            self._draw(describe(shown, *self._look(shown), size_of(sys.stderr).columns))
 
     def _look(self, shown: Show) -> tuple[float | None, Headroom | None]:
         """The run's pace and the reading nearest to overflow, as far as the record has them."""
@@ -116,4 +116,8 @@ def describe(shown: Show, pace: float | None, nearest: Headroom | None, width: i
         room = width - len("  ".join(short))
         short[-1] += shorten(name, room, keep_end=True) if room >= LEAST_NAME else ""
     text = "  ".join(long)
-    return text if len(text) <= width else "  ".join(short)
+    if len(text) <= width:
+        return text
+    while len("  ".join(short).rstrip()) > width and short[2:]:
+        short.pop()
+    return "  ".join(short)

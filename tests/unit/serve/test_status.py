@@ -19,7 +19,7 @@ import crowds
 from rankwatch_monitor.decide.report import RankStanding, RankState
 from rankwatch_monitor.record.follow import Follower
 from rankwatch_monitor.record.headroom import Headroom
-from rankwatch_monitor.serve.printer import ERASE, Printer
+from rankwatch_monitor.serve.printer import FREE, MAKE_ROOM, Printer
 from rankwatch_monitor.serve.status import Status, describe
 from standings import shown
 
@@ -49,6 +49,7 @@ def test_the_words_of_the_line(nearest: Headroom) -> None:
     assert describe(run, 8.2, nearest, 64).endswith("headroom x248 ")
     wide = nearest._replace(dtype="bfloat16", change=3.21)
     assert describe(run, 8.2, wide, WIDE) == f"{full}  changed most decoder.layers.11.feed_forward output +3.2"
+    assert describe(run, 8.2, wide, 45) == "rankwatch: train-0  2/2 ranks  batch 8  8.2/s"
     assert describe(run, 8.2, wide, 80) == "rankwatch: train-0  2/2 ranks  batch 8  8.2/s  change +3.2 ...eed_forward output"
     assert describe(run, 8.2, wide._replace(change=None), WIDE).endswith(
         "changed most decoder.layers.11.feed_forward output"
@@ -101,16 +102,28 @@ def terminal() -> Iterator[Terminal]:
     terminal.close()
 
 
-def test_the_line_gives_way_to_texts_and_is_gone_at_the_end(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_has_a_row_of_its_own_and_gives_it_back(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal.stderr)
+    monkeypatch.setenv("TERM", "xterm")
+    row = "\x1b7\x1b[1;23r\x1b[24H\x1b[0m\x1b[2K{}\x1b8"
+    with Printer(is_shared=True) as printer:
+        printer.show("one")
+        assert terminal.read("\x1b8") == MAKE_ROOM + row.format("one")
+        printer.show("two?[2J" + "x" * 80)
+        assert terminal.read("\x1b8") == row.format("two?[2J" + "x" * 33)
+        printer.print(sys.stderr, "a text\n")
+        assert terminal.read("\n") == " " * 40 + "\ra text\r\n"
+        fcntl.ioctl(terminal.stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 20, 0, 0))
+        printer.show("three")
+        assert terminal.read("\x1b8") == MAKE_ROOM + row.format("three").replace("23", "9").replace("24", "10")
+        fcntl.ioctl(terminal.stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 3, 20, 0, 0))
+        printer.show("four")
+        assert terminal.read(FREE) == f"\x1b7\x1b[3H\x1b[2K\x1b8{FREE}"  # no row to spare
+    assert terminal.read("\r") == " " * 20 + "\r"
+
+
+def test_on_a_terminal_of_our_own_a_text_is_all_that_is_written(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal.stderr)
     with Printer() as printer:
-        printer.show("one")
-        assert terminal.read("one" + " " * 37) == ERASE + "one" + " " * 37  # to the end of the line
-        printer.show("one")  # not drawn again
-        printer.show("two?[2J" + "x" * 80)
-        assert terminal.read("x")[: len(ERASE) * 2 + 8] == ERASE + ERASE + "two?[2Jx"
-        assert terminal.read("x" * 32) == "x" * 32
         printer.print(sys.stderr, "a text\n")
-        assert terminal.read("two?") == ERASE + "a text\r\n" + ERASE + "two?"
-        terminal.read("x" * 33)
-    assert terminal.read(ERASE) == ERASE
+        assert terminal.read("\n") == "a text\r\n"
