@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .errors import UsageError
 from .shared.config import is_disabled, resolve
+from .shared.log_lines import asked_for
 
 STARTUP = Path(__file__).parent / "startup"
 
@@ -42,6 +43,7 @@ def attached(environ: Mapping[str, str], config: str | None = None) -> dict[str,
         raise UsageError(f"RANKWATCH_ATTACH={env['RANKWATCH_ATTACH']!r}: expected 0 or 1")
     if is_disabled(env) or env["RANKWATCH_ATTACH"] == "0":
         return env
+    asked_for(env)
     resolve(env)
     before = env.get("PYTHONPATH")
     if str(STARTUP) not in (before or "").split(os.pathsep):

@@ -140,5 +140,5 @@ def named(values: Mapping[str, str]) -> dict[str, str]:
 
 def notice_lines(job: Job) -> list[str]:
     """What ``rankwatch run`` said of replicas while the job ran."""
-    said = [line for line in job.stderr.splitlines() if line.startswith("rankwatch: run ")]
+    said = [line for line in job.stderr.splitlines() if " rankwatch: run " in line]
     return [line for line in said if any(f"; {pattern.value}: " in line for pattern in DesyncPattern)]

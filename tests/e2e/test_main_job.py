@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -178,11 +179,20 @@ def test_a_users_own_exception_is_not_reported_as_a_trip(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_killed_rank_is_lost(tmp_path: Path) -> None:
-    job = run_job(tmp_path, torchrun("train.py", "killed"))
+    job = run_job(tmp_path, torchrun("train.py", "killed"), "--log-format", "json")
     assert job.code == 1
     assert (job.report["outcome"], job.report["verdict"]) == ("lost", None)
-    assert "rank 1 of 2" in job.report["reason"]
+    died, _, followed = job.report["reason"].partition("; then ")
+    assert died.startswith("rank 1 of 2 ")
+    assert " was lost: killed by SIGKILL; last seen in batch " in died
     assert job.state(1) == "lost"
+    if followed:  # it may have been ended before it could say so
+        assert " failed: gloo: " in followed
+        assert "gloo/transport/tcp/pair.cc" in job.report["ranks"][0]["farewell"]
+    said = [json.loads(line) for line in job.stderr.splitlines() if line.startswith('{"time": ')]
+    assert said[0]["message"].startswith("run train-0: 2 rank(s), first heard of on ")
+    assert {line["run"] for line in said if line["logger"].startswith("rankwatch_monitor.")} == {"train-0"}
+    assert "rankwatch: " not in job.stderr
 
 
 @pytest.mark.slow

@@ -171,4 +171,4 @@ def alerts(address: str) -> set[tuple[str, str]]:
 def test_run_serves_metrics_too(tmp_path: Path) -> None:
     job = run_job(tmp_path, forked("train.py", "overflow"), "--metrics", ":0")
     assert job.code == 77
-    assert re.search(r"^rankwatch: metrics on http://127\.0\.0\.1:\d+/metrics$", job.stderr, re.MULTILINE)
+    assert re.search(r" INFO rankwatch: metrics on http://127\.0\.0\.1:\d+/metrics$", job.stderr, re.MULTILINE)

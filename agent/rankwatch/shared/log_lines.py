@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -66,9 +67,9 @@ def line(text: str) -> str:
     return f"{OURS}{paragraph(text)}"
 
 
-def asked_for() -> LogFormat:
+def asked_for(environ: Mapping[str, str] | None = None) -> LogFormat:
     """What the environment asks for. Raises UsageError for an unknown format."""
-    text = os.environ.get(VARIABLE) or LogFormat.TEXT
+    text = (os.environ if environ is None else environ).get(VARIABLE) or LogFormat.TEXT
     try:
         return LogFormat(text)
     except ValueError:

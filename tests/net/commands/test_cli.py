@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -220,9 +221,7 @@ def test_run_ends_as_its_command_does(tmp_path: Path) -> None:
     for code in (0, 3):
         done = rankwatch("run", "--runs-dir", str(tmp_path), "sh", "-c", f"echo out; echo $RANKWATCH_JOB >&2; exit {code}")
         assert (done.returncode, done.stdout) == (code, "out\n")
-        assert done.stderr.startswith(
-            "sh\nrankwatch: no rank connected. Did the command train a model, in a Python that has"
-        )
+        assert re.match(r"sh\n\S+ WARNING rankwatch: no rank connected\. Did the command train a model", done.stderr)
     killed = rankwatch("run", "--runs-dir", str(tmp_path), "--", "sh", "-c", "kill -9 $$")
     assert killed.returncode == 128 + signal.SIGKILL
 
@@ -329,7 +328,7 @@ def test_a_low_limit_of_open_files_is_logged_at_the_start(tmp_path: Path) -> Non
         env=environment(), stderr=subprocess.PIPE, text=True,
     ) as collector:  # fmt: skip
         assert collector.stderr is not None
-        assert "this process may have 1000 files open, so at most 936 ranks can connect: raise `ulimit -Hn`" in (
+        assert "this process may have 1000 files open, so at most 904 ranks can connect: raise `ulimit -Hn`" in (
             collector.stderr.readline()
         )
         assert "collecting on" in collector.stderr.readline()
