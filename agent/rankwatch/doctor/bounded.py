@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable
 
 from ..errors import EXIT_ERROR
+from ..shared.brief import brief
 from ..tell.abort import say
 from .result import CheckResult, CheckState, fail, skip
 
@@ -15,8 +15,6 @@ Work = Callable[[], CheckResult]
 
 LONGEST_ERROR = 300
 NO_ANSWER = "no answer within"
-_SOURCE = re.compile(r"\[/[^\]]*:\d+\]|Gloo connectFullMesh failed with")
-"""The source location that torch puts into an error."""
 
 
 def bounded(check: str, work: Work, seconds: float) -> CheckResult:
@@ -65,6 +63,5 @@ class Watchdog:
 
 def describe(error: BaseException) -> str:
     """An error in one line."""
-    words = _SOURCE.sub("", str(error).split("Exception raised from")[0]).split()
-    text = " ".join(words) or type(error).__name__
+    text = " ".join(brief(str(error)).split()) or type(error).__name__
     return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."

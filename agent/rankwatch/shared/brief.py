@@ -23,7 +23,7 @@ _CODES = {
 }
 
 _SOURCE = re.compile(r"\[(?:enforce fail at )?(\S+?\.(?:cc|cpp|cu|hpp|h)):\d+\] ?")
-_FRAMES = re.compile(r"\s*(?:Exception raised from \S+ at |CUDA kernel errors might be |frame #0: ).*", re.DOTALL)
+_FRAMES = re.compile(r"\s*(?:\nException raised from |CUDA kernel errors might be |frame #0: ).*", re.DOTALL)
 """What torch's C++ adds to a text: where it was raised, its stack, and advice for every case."""
 _TYPE = re.compile(r"(?:torch\.distributed\.)?(?:RuntimeError|DistBackendError): ")
 """Exceptions that say no more than that something failed."""
@@ -86,7 +86,7 @@ def _gloo(text: str) -> str:
             *found.groups()
         )
     said = _CONDITION.sub("", _TYPE.sub("", _SOURCE.sub("", text), count=1)).removeprefix("Gloo ")
-    return f"gloo: {said[:1].lower()}{said[1:]}"
+    return " ".join(f"gloo: {said[:1].lower()}{said[1:]}".split())
 
 
 def _clause(text: str) -> str:

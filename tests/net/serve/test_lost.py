@@ -53,7 +53,7 @@ def test_a_killed_rank_is_lost(collector: Running, rank: subprocess.Popen[str]) 
     until(lambda: collector.reports)
     (report,) = collector.reports
     assert (report.outcome, report.ranks[0].state) == (Outcome.LOST, RankState.LOST)
-    assert "was lost: nothing heard for 0.3 s; last seen in batch 0, frame 2, phase backward" in report.reason
+    assert "was lost: killed by SIGKILL; last seen in batch 0, frame 2, phase backward" in report.reason
 
 
 @pytest.mark.slow

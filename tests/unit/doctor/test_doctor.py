@@ -98,7 +98,7 @@ def test_a_check_that_raises_is_a_result_in_one_line() -> None:
             "[/pytorch/gloo/pair.cc:152] timed out\n  remote=[10.0.0.3]:4000\nException raised from x (most ..."
         )
 
-    assert bounded("pair", broken, 30) == fail("pair", "timed out remote=[10.0.0.3]:4000")
+    assert bounded("pair", broken, 30) == fail("pair", "gloo: timed out remote=10.0.0.3")
     assert describe(KeyError()) == "KeyError"
 
 

@@ -52,6 +52,12 @@ TIMEOUT = (
             "gloo: another rank sent 8 bytes where 4 were expected: the ranks' tensors or collectives differ",
         ),
         (
+            "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:4306: "
+            "Connection reset by peer. This is typically caused by a remote worker hanging or bugs in the application. Check "
+            "the logs of the remote worker before reporting an error. GLHF! \U0001f3d6\ufe0f",
+            "gloo: read error 127.0.0.1: Connection reset by peer",
+        ),
+        (
             "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
             "gloo: connectFullMesh failed with no error",
         ),
