@@ -51,8 +51,8 @@ class ExitWatch:
         self._tell = tell
         self._lock = threading.Lock()
         self._new: deque[FollowProcess] = deque(maxlen=MOST)
-        self._followed: dict[int, tuple[FollowProcess, OomCounter]] = {}
-        """By descriptor."""
+        self._followed: dict[int, tuple[list[FollowProcess], OomCounter]] = {}
+        """By descriptor: a process is a rank of several runs if it watches several models."""
         self._refused: set[int] = set()
         self._known: dict[int, int] = {}
         self._is_over = False
@@ -100,8 +100,12 @@ class ExitWatch:
                 return
 
     def _open(self, process: FollowProcess) -> None:
-        known = {one.pid for one, _ in self._followed.values()}
-        if len(known) >= MOST or process.pid in known or process.pid in self._refused:
+        known = {ranks[0].pid: ranks for ranks, _ in self._followed.values()}
+        if (ranks := known.get(process.pid)) is not None:
+            if process not in ranks and has_queue(process.pid, process.incarnation):
+                ranks.append(process)
+            return
+        if len(known) >= MOST or process.pid in self._refused:
             return
         if len(self._refused) >= MOST_REFUSED:
             self._refused.clear()
@@ -109,19 +113,20 @@ class ExitWatch:
         with suppress(OSError):  # there is no such process, or none that may be followed
             descriptor = os.pidfd_open(process.pid)
             if has_queue(process.pid, process.incarnation):
-                self._followed[descriptor] = process, OomCounter(process.pid)
+                self._followed[descriptor] = [process], OomCounter(process.pid)
                 self._refused.discard(process.pid)
             else:
                 os.close(descriptor)
 
     def _look(self) -> None:
         for descriptor, _ in _poll(self._followed).poll(0):
-            process, oom = self._followed.pop(descriptor)
-            status = self._status(process.pid, descriptor)
+            ranks, oom = self._followed.pop(descriptor)
+            pid = ranks[0].pid
+            status = self._status(pid, descriptor)
             os.close(descriptor)
-            if status:
-                said = kernel_line(process.pid) or oom.look() if status == -signal.SIGKILL else ""
-                self._tell(RankExited(process.run, process.rank, process.incarnation, describe_exit(status, said)))
+            said = kernel_line(pid) or oom.look() if status == -signal.SIGKILL else ""
+            for rank in ranks if status else ():
+                self._tell(RankExited(rank.run, rank.rank, rank.incarnation, describe_exit(status, said)))
 
     def _status(self, pid: int, descriptor: int) -> int:
         """The exit code, or minus the signal; 0 where it is not known."""

@@ -96,11 +96,11 @@ def run_command(
         if news:
             notifier.tell(report)
 
-    is_shown = status and is_terminal(sys.stderr)
+    is_shown = status and is_terminal(sys.stderr) and not is_json()
     with ExitStack() as signals:  # until the report is written
         with (
             private as hidden,
-            Printer(is_shared=True) as printer,
+            Printer(is_shared=not is_json()) as printer,
             Status(runs_dir, printer.show) as line,
         ):
             path = connection_file or Path(hidden) / "connection.json"

@@ -23,17 +23,17 @@ SOON = 30
 RANK = """
 import sys
 from rankwatch.shared.exit_queue import ExitQueue
-queue = ExitQueue(sys.argv[1])
+queues = [ExitQueue(name) for name in sys.argv[1:]]
 print(flush=True)
 sys.exit(int(input()))
 """
 
 
 @contextmanager
-def rank(name: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that is known by this name, as a rank is; it ends with the exit code that it reads."""
+def rank(*names: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that is known by these names, as a rank is, of several models; it ends with the exit code that it reads."""
     pipe = subprocess.PIPE
-    command = [sys.executable, "-c", RANK, name]
+    command = [sys.executable, "-c", RANK, *names]
     with subprocess.Popen(command, env=environment(), stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -55,7 +55,7 @@ def watch(told: Queue[RankExited]) -> Iterator[ExitWatch]:
 
 def until_followed(watch: ExitWatch, pid: int) -> None:
     pause = threading.Event()
-    while not any(process.pid == pid for process, _ in list(watch._followed.values())):
+    while not any(ranks[0].pid == pid for ranks, _ in list(watch._followed.values())):
         pause.wait(0.005)
 
 
@@ -92,6 +92,19 @@ def test_a_process_of_another_name_or_none_at_all_is_not_followed(watch: ExitWat
         process.kill()
         last.kill()
         assert told.get(timeout=SOON).incarnation == "b"
+
+
+def test_a_process_that_is_a_rank_of_two_runs_is_told_of_to_both(watch: ExitWatch, told: Queue[RankExited]) -> None:
+    with rank("a", "b") as process, rank("c") as last:
+        for run, pid, name in (("gan-0", process.pid, "a"), ("gan.2-0", process.pid, "b"), ("other-0", process.pid, "x")):
+            for _ in range(2):  # it connected again
+                watch.follow(FollowProcess(run, 0, "", pid, name))
+        watch.follow(FollowProcess("last-0", 0, "", last.pid, "c"))
+        until_followed(watch, last.pid)
+        process.kill()
+        assert [told.get(timeout=SOON).run for _ in range(2)] == ["gan-0", "gan.2-0"]
+        last.kill()
+        assert told.get(timeout=SOON).run == "last-0"
 
 
 def test_an_unknown_signal_has_its_number() -> None:
