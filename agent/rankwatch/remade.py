@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 STEPS = 4
 """From a name to the model: ``trainer.models["policy"]`` has three."""
@@ -21,8 +21,11 @@ STEPS = 4
 MOST = 1000
 """Items of one container that are looked at."""
 
-MOST_VALUES = 100_000
+MOST_VALUES = 200_000
 """Where there are more, the model counts as found."""
+
+_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None), Tensor, nn.Parameter})
+"""What leads to nothing: of data there may be very much."""
 
 _OF_THE_NOTEBOOK = frozenset({"In", "Out"})
 
@@ -32,13 +35,14 @@ def is_gone(model: nn.Module) -> bool:
     if not hasattr(sys, "ps1"):
         return False
     seen: set[int] = set()
-    values = [value for names in _namespaces() for value in names]
+    found: Iterable[Any] = chain.from_iterable(_namespaces())
     for _ in range(STEPS):
-        values = [value for value in values if id(value) not in seen]
+        some = list(islice(found, MOST_VALUES))
+        values = [value for value in some if type(value) not in _PLAIN and id(value) not in seen]
         seen.update(map(id, values))
-        if len(seen) > MOST_VALUES or any(_has(value, model) for value in values):
+        if len(some) == MOST_VALUES or any(_has(value, model) for value in values):
             return False
-        values = [part for value in values for part in islice(_parts(value), MOST)]
+        found = chain.from_iterable(islice(_parts(value), MOST) for value in values)
     return True
 
 
@@ -73,7 +77,9 @@ def _parts(value: Any) -> Iterator[Any]:
         yield value.__self__
     elif not issubclass(kind, (type, ModuleType)) and not _is_ours(kind.__module__):
         with suppress(AttributeError):
-            yield from tuple(object.__getattribute__(value, "__dict__").values())
+            own = tuple(object.__getattribute__(value, "__dict__").items())
+            # Of a module, its registered parts were looked at already.
+            yield from [part for name, part in own if not (issubclass(kind, nn.Module) and name.startswith("_"))]
 
 
 def _is_ours(module: Any) -> bool:

@@ -51,6 +51,16 @@ CELLS = {
         "step = (lambda model: [rankwatch.watch(model), lambda: model])(A(1, 1))[1]\nb = B(1, 1); v = rankwatch.watch(b)",
         ["A", "B"],
     ),
+    "in a list of a module": (
+        "net = nn.Sequential(); net.ema = [A(1, 1)]; w = rankwatch.watch(net.ema[0])\nb = B(1, 1); v = rankwatch.watch(b)",
+        ["A", "B"],
+    ),
+    "deleted beside much data": (
+        "data = [[float(j) for j in range(2000)] for i in range(150)]\n"
+        "net = nn.Sequential(*[nn.Linear(1, 1) for i in range(3000)])\n"
+        "model = A(1, 1); w = rankwatch.watch(model)\ndel model\nb = B(1, 1); v = rankwatch.watch(b); del data, net",
+        ["B"],
+    ),
     "deleted": ("model = A(1, 1); w = rankwatch.watch(model)\ndel model\nb = B(1, 1); v = rankwatch.watch(b)", ["B"]),
 }
 
