@@ -1,12 +1,14 @@
 """Python runs this file at its start when a command is watched without code: attach.py puts this folder on PYTHONPATH.
 
-Once torch is imported, the search for the model to watch begins. Nothing else changes for the command: this folder is taken
-off ``sys.path``, and the user's own ``sitecustomize`` runs. Every Python process of the command starts here, so this file
-imports only what Python itself has imported by then.
+Once torch is imported, the search for the model to watch begins. A rank of torchrun that crashes before says why in torchrun's
+summary. Nothing else changes for the command: this folder is taken off ``sys.path``, and the user's own ``sitecustomize`` runs.
+Every Python process of the command starts here, so this file imports only what Python itself has imported by then, or has
+built in.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
@@ -57,6 +59,17 @@ def _start_finder() -> None:
         log.exception("rankwatch: this process is not watched, by an error of its own")
 
 
+def _report_crash() -> None:
+    error = getattr(sys, "last_value", None)  # of an exception that nobody caught
+    if error is None:
+        return
+    try:
+        from rankwatch.crash import report
+    except ImportError:  # this Python has no rankwatch: the summary is torchrun's own
+        return
+    report(error)
+
+
 def _run_users_sitecustomize() -> None:
     ours = sys.modules.pop("sitecustomize")
     try:
@@ -71,4 +84,6 @@ def _run_users_sitecustomize() -> None:
 sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
 if os.environ.get("RANKWATCH_ATTACH") == "1" and os.environ.get("RANKWATCH_MODE") != "disabled":
     sys.meta_path.insert(0, _AtImportOfTorch())
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        atexit.register(_report_crash)
 _run_users_sitecustomize()

@@ -218,12 +218,21 @@ def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, 
     return code if code >= 0 else 128 - code
 
 
+def _describe_unseen(code: int) -> str:
+    """A line where no rank connected. A command that failed has said itself why."""
+    if code:
+        number = code - 128
+        by = f" ({signal.Signals(number).name})" if number in {one.value for one in signal.Signals} else ""
+        return f"exit code {code}{by} before any rank connected, so there is no report"
+    return (
+        "no rank connected: the command trained no model; or its Python has no rankwatch, or was not given PYTHONPATH and "
+        "RANKWATCH_* (python -I and -E leave them out)"
+    )
+
+
 def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, runs_dir: Path, frames: int) -> int:
     if not any(run.is_own for run in collector.ledger.runs.values()):
-        log.warning(
-            "no rank connected. Did the command train a model, in a Python that has rankwatch, with PYTHONPATH "
-            "and RANKWATCH_* passed on (python -I and -E leave them out)?"
-        )
+        log.warning("%s", _describe_unseen(code))
     for run, report in reports.items():
         # The report comes last, below whatever the dying processes printed.
         stream, before = (sys.stderr, "") if report.outcome is Outcome.FINISHED else (sys.stdout, "\n")

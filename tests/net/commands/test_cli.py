@@ -221,9 +221,13 @@ def test_run_ends_as_its_command_does(tmp_path: Path) -> None:
     for code in (0, 3):
         done = rankwatch("run", "--runs-dir", str(tmp_path), "sh", "-c", f"echo out; echo $RANKWATCH_JOB >&2; exit {code}")
         assert (done.returncode, done.stdout) == (code, "out\n")
-        assert re.match(r"sh\n\S+ WARNING rankwatch: no rank connected\. Did the command train a model", done.stderr)
+        said = f"exit code {code} before any rank connected, so there is no report" if code else "no rank"
+        assert re.match(rf"sh\n\S+ WARNING rankwatch: {said}", done.stderr)
+        assert len(done.stderr.splitlines()) == 2
+        assert ("PYTHONPATH" in done.stderr) == (code == 0)
     killed = rankwatch("run", "--runs-dir", str(tmp_path), "--", "sh", "-c", "kill -9 $$")
     assert killed.returncode == 128 + signal.SIGKILL
+    assert "exit code 137 (SIGKILL) before any rank connected" in killed.stderr
 
 
 def test_run_passes_sigterm_on(tmp_path: Path) -> None:
