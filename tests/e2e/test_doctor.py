@@ -19,6 +19,7 @@ from e2e.hosts import Hosts
 from jobs import INTERPRETER, RANKWATCH, environment
 from rankwatch.shared import connection as connections
 from rankwatch.shared.connection import Connection
+from rankwatch.shared.installed import to_add
 from rankwatch.shared.sockets import new_key_pair
 
 pytestmark = pytest.mark.e2e
@@ -131,7 +132,7 @@ def test_without_torch_the_rest_is_checked(tmp_path: Path) -> None:
     assert states["shared memory"] in ("ok", "warn")
     several = doctor(*RANKWATCH, "doctor", "--nproc", "2", PYTHONPATH=path)
     assert several.returncode == 2
-    assert "pip install 'rankwatch[agent]'" in several.stderr
+    assert to_add("agent") in several.stderr
 
 
 # --- ranks that differ from the others ------------------------------------------------------------------------------------

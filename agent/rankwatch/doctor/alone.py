@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from .. import __version__
+from ..shared.installed import to_add
 from . import machine, reach
 from .bounded import Work, bounded
 from .placement import Placement
@@ -20,7 +21,7 @@ def examine_alone(placement: Placement, env: Mapping[str, str], timeout: float) 
     began = time.monotonic()
     versions = {"Python": platform.python_version(), "rankwatch": __version__}
     report = DoctorReport(1, "no torch", {0: placement}, versions=versions)
-    advice = "pip install 'rankwatch[agent]' where ranks train; a head node needs none, and the rest holds for it"
+    advice = f"{to_add('agent')} where ranks train; a head node needs none, and the rest holds for it"
     report.add([0], fail("torch", "it is not installed: GPU, rendezvous and collectives were not tried", advice))
     steps: list[tuple[str, Work]] = [
         ("open files", machine.open_files),

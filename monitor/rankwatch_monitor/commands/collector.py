@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rankwatch.errors import UsageError
 from rankwatch.shared import wire
+from rankwatch.shared.installed import to_add
 from rankwatch.shared.log_lines import write_log
 
 from ..decide.options import Options
@@ -176,7 +177,7 @@ def metered(arguments: argparse.Namespace) -> Iterator[Meters | None]:
     try:
         from ..serve.metrics.server import MetricsServer
     except ModuleNotFoundError as error:
-        raise UsageError(f"--metrics needs {error.name}: pip install 'rankwatch[metrics]'") from None
+        raise UsageError(f"--metrics needs {error.name}: {to_add('metrics')}") from None
     meters = Meters(time.monotonic())
     with MetricsServer(arguments.metrics, meters, per_rank=arguments.metrics_per_rank) as server:
         log.info("metrics on %s", server.url)

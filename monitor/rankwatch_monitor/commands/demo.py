@@ -10,6 +10,7 @@ import shutil
 import sys
 
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, UsageError
+from rankwatch.shared.installed import to_add
 from rankwatch.shared.log_lines import asked_for, write_log
 
 from ..decide.options import Options
@@ -29,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Returns 0 when the demo's overflow was caught. Raises UsageError without torch."""
     if importlib.util.find_spec("torch") is None:
-        raise UsageError("the demo is a real training and needs torch: pip install 'rankwatch[agent]'")
+        raise UsageError(f"the demo is a real training and needs torch: {to_add('agent')}")
     command = [sys.executable, *_TORCHRUN, "-m", "rankwatch.demo"]
     environ = {**os.environ, **_QUIET}
     write_log(asked_for())

@@ -11,6 +11,7 @@ import sys
 from rankwatch.doctor.options import add_options as add_doctor_options
 from rankwatch.doctor.options import as_arguments
 from rankwatch.errors import UsageError
+from rankwatch.shared.installed import to_add
 
 from . import arguments as types
 
@@ -35,6 +36,6 @@ def main(arguments: argparse.Namespace) -> int:
     if "RANK" in os.environ or "SLURM_STEP_ID" in os.environ:
         raise UsageError("this is a rank of a job already: leave --nproc out")
     if importlib.util.find_spec("torch") is None:
-        raise UsageError("several ranks need torch: pip install 'rankwatch[agent]'; without --nproc the rest is checked")
+        raise UsageError(f"several ranks need torch: {to_add('agent')}; without --nproc the rest is checked")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.nproc)]
     return subprocess.run([sys.executable, *torchrun, *module], check=False).returncode

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from rankwatch.errors import UsageError
+from rankwatch.shared.installed import to_add
 from rankwatch.shared.printable import printable
 
 from ..record.reader import RunRecord
@@ -46,7 +47,7 @@ def main(arguments: argparse.Namespace) -> int:
             _export(record, arguments)
     except ModuleNotFoundError as error:
         library = (error.name or str(error)).partition(".")[0]
-        raise UsageError(f"this needs {library}: pip install 'rankwatch[export]'") from None
+        raise UsageError(f"this needs {library}: {to_add('export')}") from None
     return 0
 
 

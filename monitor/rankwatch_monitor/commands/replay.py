@@ -12,6 +12,7 @@ from pathlib import Path
 from rankwatch.errors import UsageError
 from rankwatch.replay.options import add_options as add_replay_options
 from rankwatch.replay.options import as_arguments
+from rankwatch.shared.installed import to_add
 
 from . import arguments as types
 
@@ -27,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("torch") is None:
-        raise UsageError("replay runs the module, and needs torch: pip install 'rankwatch[agent]'")
+        raise UsageError(f"replay runs the module, and needs torch: {to_add('agent')}")
     command = [sys.executable, "-m", "rankwatch.replay", *as_arguments(arguments)]
     quiet = {"RANKWATCH_MODE": "disabled"}  # the module may be watched by the code that it comes from
     return subprocess.run(command, check=False, env={**os.environ, **quiet}).returncode

@@ -10,6 +10,7 @@ from pathlib import Path
 from time import time
 
 from rankwatch.errors import UsageError
+from rankwatch.shared.installed import to_add
 
 from ..record.follow import Newest
 from ..record.schema import StoreError
@@ -77,4 +78,4 @@ def _show_once(newest: Newest, focus: Focus) -> None:
 
 def _need_rich() -> None:
     if importlib.util.find_spec("rich") is None:
-        raise UsageError("top draws with rich: pip install 'rankwatch[top]'; without it, `rankwatch top | cat` prints lines")
+        raise UsageError(f"top draws with rich: {to_add('top')}; without it, `rankwatch top | cat` prints lines")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from rankwatch.errors import UsageError
+from rankwatch.shared.installed import to_add
 from rankwatch.shared.printable import printable
 
 from . import arguments as types
@@ -38,7 +39,7 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         from ..views.ui import server
     except ImportError as error:
-        raise UsageError(f"the page needs {error.name}: pip install 'rankwatch[ui]'") from None
+        raise UsageError(f"the page needs {error.name}: {to_add('ui')}") from None
     if not arguments.runs_dir.is_dir() and arguments.runs_dir != Path(types.env("runs_dir", "rankwatch-runs") or ""):
         raise UsageError(f"no folder {arguments.runs_dir}: give the one that runs are recorded in")
     token = os.environ.get("RANKWATCH_TOKEN") or secrets.token_urlsafe(24)

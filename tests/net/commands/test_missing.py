@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs import environment
+from rankwatch.shared.installed import to_add
 
 UNIX = "resource fcntl termios tty pwd"
 """Modules of Python that Windows does not have."""
@@ -47,7 +48,7 @@ def test_other_commands_work(missing: str, command: str, tmp_path: Path) -> None
         ("resource", "collector", "run it on Linux, with a Python that has it"),
         ("fcntl", "run -- true", "run it on Linux, with a Python that has it"),
         ("sqlite3", "list .", "run it on Linux, with a Python that has it"),
-        ("zmq", "tune train --every 2", "pip install rankwatch into this environment again"),
+        ("zmq", "tune train --every 2", f"install rankwatch again: {to_add('')}"),
     ],
 )
 def test_a_command_names_the_module_that_it_needs(missing: str, command: str, remedy: str, tmp_path: Path) -> None:

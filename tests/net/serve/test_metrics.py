@@ -24,6 +24,7 @@ from commands import run as rankwatch
 from jobs import environment
 from rankwatch.errors import UsageError
 from rankwatch.shared import messages, wire
+from rankwatch.shared.installed import to_add
 from rankwatch.shared.sockets import dealer
 from rankwatch_monitor.serve.metrics import server as metrics_server
 from rankwatch_monitor.serve.metrics.meters import Meters
@@ -209,7 +210,7 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> N
 
     done = without_extra("collector", "--runs-dir", runs, "--metrics", ":0")
     assert done.returncode == 2
-    assert done.stderr == "rankwatch: error: --metrics needs prometheus_client: pip install 'rankwatch[metrics]'\n"
+    assert done.stderr == f"rankwatch: error: --metrics needs prometheus_client: {to_add('metrics')}\n"
     assert without_extra("run", "--runs-dir", runs, "--", "true").returncode == 0
 
 

@@ -18,6 +18,7 @@ import large_runs
 from browser import served
 from commands import run as rankwatch
 from jobs import RANKWATCH, environment
+from rankwatch.shared.installed import to_add
 
 
 class Client:
@@ -227,7 +228,7 @@ def test_without_its_libraries_the_command_says_what_to_install(tmp_path: Path) 
     done = subprocess.run([*RANKWATCH, "ui"], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "needs starlette" in done.stderr
-    assert "pip install 'rankwatch[ui]'" in done.stderr
+    assert to_add("ui") in done.stderr
 
 
 def test_folders_that_are_no_text_are_listed(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import records
 from jobs import environment
+from rankwatch.shared.installed import to_add
 from rankwatch_monitor.cli import main
 
 
@@ -84,5 +85,5 @@ def test_without_the_extra_it_says_what_to_install(library: str, option: str, ru
     command = [sys.executable, "-c", code, "export", str(run), option, str(run / "out")]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == f"rankwatch: error: this needs {library}: pip install 'rankwatch[export]'\n"
+    assert done.stderr == f"rankwatch: error: this needs {library}: {to_add('export')}\n"
     assert not (run / "out").exists()
