@@ -44,6 +44,7 @@ from .shared.scalars import LastBatch
 from .shared.text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
 from .tell.abort import is_of_the_network, say, write_error_file
 from .tell.deadline import Deadline
+from .unmatched import PatternCheck
 
 if TYPE_CHECKING:  # imported with the first connection: without a collector, no zmq is needed
     from .shared import messages
@@ -80,19 +81,17 @@ class Watch:
             config = replace(config, connection=None)
         who = self._identity
         self._name = describe_rank(who.rank, who.world_size, who.host, who.local_rank, self._stage)
-        self._closed = False
+        self._closed = self._is_back = False
         self._abort: messages.Abort | None = None
         self._deadline: Deadline | None = None
-        self._is_back = False
         self._closeup: CloseUp | None = None
         self._closeup_seconds = config.closeup
         self._config = config
-        self._last = LastBatch()
-        self._losses = OwnLosses()
-        self._has_compared = False
-        self._has_reported = False
+        self._last, self._losses = LastBatch(), OwnLosses()
+        self._has_compared = self._has_reported = False
         first = self._take_over(unwrap(model))
         config = config if first is None else replace(config, first_batch=max(config.first_batch, first.batch + 1))
+        self._patterns = PatternCheck(model, config, is_asked=who.rank == 0 and self._stage == NO_STAGE)
         self._speaker: Speaker | None = None
         try:
             self._detector: Detector | EndedDetector = Detector(
@@ -217,6 +216,7 @@ class Watch:
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
         self._last.add(table, summary)
         self._losses.take(table, summary)
+        self._patterns.take(table, summary)
         self._compare_ranks()
         if self._link is not None:
             self._link.send_batch(table, summary)

@@ -48,7 +48,7 @@ ONE_OF_EACH: list[messages.Message] = [
     messages.Bye(10, "failed", "KeyError: 'x'", makers.moment(3, 0, 17)),
     messages.Error("no", "hello"),
     messages.Tune("train-0", Tuning(10, ("a.*",), ("b",), (149,), Check.ASYNC)),
-    messages.Tuned(("train-0",), 16),
+    messages.Tuned(("train-0",), 16, ("modules: 'encodr.*' matches no module measured so far",)),
     messages.Invite("train"),
     messages.Invited("train", "p" * 40, "s" * 40),
 ]

@@ -7,7 +7,6 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from fnmatch import fnmatchcase
 from itertools import chain, count
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..measure.modules import NamedModule, named_modules, unwrap
 from ..rerun.careful import Careful, passed_again, running_again
+from ..shared.patterns import matches
 from . import joined, traced
 from .scripting import hide_hooks
 
@@ -254,7 +254,7 @@ class Hooks:
                 self._forget(key)
 
     def _is_selected(self, named: NamedModule) -> bool:
-        return not self._patterns or any(fnmatchcase(name, one) for name in named.names for one in self._patterns)
+        return not self._patterns or any(matches(name, self._patterns) for name in named.names)
 
     def _attach(self, key: int, named: NamedModule) -> None:
         module, is_root = named.module, named.module is self.root

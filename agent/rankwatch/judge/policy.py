@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 from ..shared.bounded import BoundedDict
 from ..shared.config import Policy
-from ..shared.frame import REDUCED, SHARD, FrameSpec, Kind, ReadingSpec, State
+from ..shared.frame import FrameSpec, Kind, ReadingSpec, State
+from ..shared.patterns import ignorable, matches
 
 _NON_FINITE = (State.INF, State.NAN)
 _MADE_HERE = (Kind.PARAMETER, Kind.OUTPUT, Kind.MARKED, Kind.LOSS, Kind.GRAD_INPUT, Kind.GRADIENT)
@@ -50,9 +50,4 @@ class Judge:
         return self._rules[spec]
 
     def _is_ignored(self, spec: FrameSpec, row: ReadingSpec) -> bool:
-        # A pattern without the suffixes matches, too.
-        labels = {row.label, row.label.partition(SHARD)[0], row.label.partition(REDUCED)[0]}
-        modules = (spec.module, *spec.aliases)
-        names = [*modules, *(f"{module}:{one}" for module in modules for one in labels)]
-        names += [row.label] * (row.kind is Kind.LOSS)  # no module computes it
-        return any(fnmatchcase(name, pattern) for name in names for pattern in self._ignore)
+        return any(matches(name, self._ignore) for name in ignorable(spec, row))

@@ -106,7 +106,7 @@ def _installer(by: str) -> str:
         return "pipx"
     if (prefix / "uv-receipt.toml").is_file():
         return "uv tool install"
-    if shutil.which("uv") and (by == "uv" or find_spec("pip") is None):
+    if find_spec("pip") is None or (by == "uv" and shutil.which("uv")):
         return f"uv pip install --python {shlex.quote(sys.executable)}"
     beside = Path(sys.executable).parent
     is_in_path = Path(shutil.which("pip") or "/").parent == beside

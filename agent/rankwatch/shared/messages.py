@@ -240,10 +240,14 @@ class Tune:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """Collector to control client: the runs that were tuned, and how many of their ranks were sent the change at once."""
+    """Collector to control client: the runs that were tuned, and how many of their ranks were sent the change at once.
+
+    ``mistyped``: what is to be said of patterns that match nothing.
+    """
 
     runs: tuple[str, ...]
     ranks: int
+    mistyped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

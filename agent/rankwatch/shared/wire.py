@@ -342,7 +342,10 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, Field]]] = {
     "ERROR": (Error, {"text": _TEXT, "remedy": one_of(REMEDIES)}),
     "NOTICE": (Noticed, {"seq": _SEQ, "notice": Field(write_notice, read_notice)}),
     "TUNE": (Tune, {"run": string(), "tuning": Field(_write_tuning, _read_tuning)}),
-    "TUNED": (Tuned, {"runs": list_of(string(), MAX_PATTERNS), "ranks": _COUNT}),
+    "TUNED": (
+        Tuned,
+        {"runs": list_of(string(), MAX_PATTERNS), "ranks": _COUNT, "mistyped": list_of(string(MAX_TEXT), MAX_PATTERNS)},
+    ),
     "INVITE": (Invite, {"job": string()}),
     "INVITED": (Invited, {"job": string(), "client_public": string(40), "client_secret": string(40)}),
 }  # fmt: skip

@@ -40,4 +40,6 @@ def main(arguments: argparse.Namespace) -> int:
     done = control.tune(connections.read(arguments.connection), messages.Tune(arguments.run, tuning))
     ranks = f"{done.ranks} rank{'s' if done.ranks != 1 else ''} of {', '.join(done.runs)}"
     sys.stdout.write(printable(f"changed for {ranks}: {tuning.describe()}") + "\n")
+    for line in done.mistyped:
+        sys.stderr.write(f"rankwatch: {printable(line)}\n")
     return 0

@@ -18,6 +18,7 @@ from .effects import Effect, IssueKey, Note, Send
 from .gaps import Gap
 from .journal import Entry, JobEnded, JobInterrupted, Opened, Progress
 from .keyring import ANY_JOB
+from .mistyped import mistyped
 from .options import Options
 from .report import RankState
 from .run import Run
@@ -283,7 +284,8 @@ class Ledger:
             ranks += len(send.peers)
             yield send
             yield Note(f"run {run.id}: options changed: {tune.tuning.describe()}")
-        yield Send(peer, messages.Tuned(tuple(run.id for run in chosen), ranks))
+        lines = tuple(mistyped(tune.tuning, (table for run in chosen for table in run.tables)))
+        yield Send(peer, messages.Tuned(tuple(run.id for run in chosen), ranks, lines))
 
     def _hello(self, peer: bytes, hello: messages.Hello, bound: str, now: float, size: int) -> Iterator[Effect]:
         complaint = _complaint(hello, bound)

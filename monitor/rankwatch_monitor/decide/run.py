@@ -308,7 +308,7 @@ class Run(RunEnd):
             if not self._note_answer(rank):  # a rank that answers an election soon hears how it ends
                 yield Send(rank.peer, rank.receipt())
         elif isinstance(message, messages.Table):
-            self._tables.add(message.table, size)
+            self.tables.add(message.table, size)
         elif isinstance(message, messages.Fingerprints):
             if refusal := self._replicas.take_table(rank.number, message.table):
                 yield Send(rank.peer, messages.Error(refusal, "none"))
@@ -395,14 +395,14 @@ class Run(RunEnd):
     def _take_batch(self, rank: Rank, message: messages.Batch, now: float) -> Iterable[Effect]:
         """By far the most frequent message. It mostly has no effect, so no generator is made for it."""
         summary = message.summary
-        table = self._tables.get(summary.table_id)
+        table = self.tables.get(summary.table_id)
         if table is None:
             # The batch is not taken: after the new HELLO the rank sends it again, and its table before it.
             text = f"the frame table of batch {summary.batch} is not known here"
             return (Send(rank.peer, messages.Error(text, "hello")),)
         effects: list[Effect] = []
         if rank.is_news(message.seq, is_recorded=True):
-            self._tables.use(table.id)
+            self.tables.use(table.id)
             if summary.fits(table):
                 self.journal.append(Entry(now, rank.hello.rank, Trained(message.seq, summary, table)))
                 self._note_missed(rank, summary.batch)

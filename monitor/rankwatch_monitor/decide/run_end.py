@@ -187,7 +187,7 @@ class RunEnd(RunState):
             yield Publish(self.report(), news=True)
         if ended or self._have_all_ended(now):
             self.over = True
-            self._tables.clear()
+            self.tables.clear()
             self._happens(Incident.ALL_ENDED, describe_first_lost(self.ranks.values()), now)
             self._note_compared(now, at_once=True)
             self._replicas.forget()

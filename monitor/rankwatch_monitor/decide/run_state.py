@@ -68,6 +68,7 @@ class RunState:
     """When the oldest of its processes started."""
     successor: str = field(default="", repr=False)
     """A run of the same job that began later; empty: none is known."""
+    tables: FrameTables = field(init=False)
     is_own: bool = False
     """Whether a rank of it was started by the command that this collector was started for, if it was started for one."""
     ticked_at: float = field(default=float("-inf"), repr=False)
@@ -80,7 +81,6 @@ class RunState:
     _byproducts: ByProducts = field(default_factory=ByProducts)
     _losses: LossHistories = field(default_factory=LossHistories)
     _replicas: ReplicaWatch = field(init=False)
-    _tables: FrameTables = field(init=False)
     _counts: StepCounts = field(default_factory=StepCounts)
     _gaps: Gaps = field(default_factory=Gaps)
     _gaps_noted: set[Gap] = field(default_factory=set)
@@ -107,7 +107,7 @@ class RunState:
         self._silence = Silence(self.options.lost_after, self.options.cut_off_after, self.options.return_window)
         self._stalls = StallWatch(self.options.stall_after)
         self._replicas = ReplicaWatch(self.world_size, self._locate, self.budget.rounds, self.budget.rows)
-        self._tables = FrameTables(self.budget.tables)
+        self.tables = FrameTables(self.budget.tables)
         self._abort = AbortDelivery(self.options.abort_repeat, self.options.acknowledge_window)
         self._holding = Holding(self.options.hold_limit)
         self._orphans = Orphans(self.options.lost_after, self.options.abort_grace)

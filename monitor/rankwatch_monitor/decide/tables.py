@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from rankwatch.shared.frame import FrameTable
 
@@ -49,6 +50,9 @@ class FrameTables:
 
     def __len__(self) -> int:
         return len(self._tables)
+
+    def __iter__(self) -> Iterator[FrameTable]:
+        return iter(self._tables.values())
 
     def add(self, table: FrameTable, size: int) -> None:
         """``size``: the bytes of its message."""

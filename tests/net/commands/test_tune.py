@@ -98,6 +98,29 @@ def test_modules_and_back(training: Training) -> None:
     assert training.batch() == WHOLE
 
 
+def test_patterns_that_match_nothing_are_said_to_the_one_who_typed_them(
+    training: Training, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer() -> list[str]:
+        tune("--modules", "1,module.2", "--ignore", "*:outptu,*:output")
+        return capsys.readouterr().err.splitlines()
+
+    tune("--ignore", "nothing")
+    assert capsys.readouterr().err == ""  # for nothing has been measured yet
+    training.batch()
+    said: list[str] = []
+
+    def is_answered() -> bool:
+        said[:] = answer()
+        return bool(said)
+
+    until(is_answered)
+    assert said == [
+        "rankwatch: modules: 'module.2' matches no module measured so far; did you mean '2'?",
+        "rankwatch: ignore: '*:outptu' matches no module or reading measured so far; did you mean '*:output'?",
+    ]
+
+
 def test_ignore_and_back(training: Training) -> None:
     training.batch()
     tune("--ignore", "*", "--every", "2")

@@ -258,7 +258,7 @@ def state_of(run: Run) -> tuple[str, object]:
 
 
 def tables_of(run: Run) -> OrderedDict[str, FrameTable]:
-    return run._tables._tables
+    return run.tables._tables
 
 
 @contextmanager
@@ -392,7 +392,7 @@ class Peers(RuleBasedStateMachine):
     def what_is_kept_is_bounded(self) -> None:
         runs = self.ledger.runs
         for run in runs.values():
-            assert len(run._tables) <= SMALL["tables"]
+            assert len(run.tables) <= SMALL["tables"]
             assert run._notices._count == len(run._notices.all()) <= SMALL["notices"]
             assert all(run._notices._kept.values())
 

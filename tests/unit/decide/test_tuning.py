@@ -39,6 +39,23 @@ def tuning_notes(desk: Desk, tune: messages.Tune) -> list[Note]:
     return [e for e in desk.handle(Received(b"control", tune)) if isinstance(e, Note)]
 
 
+def test_the_answer_names_patterns_that_match_nothing() -> None:
+    desk = Desk()
+    desk.connect(2)
+    mistyped = messages.Tune(tuning=Tuning(modules=("*", "blocks.9.*"), ignore=("*:outptu",)))
+    assert tuned(desk, mistyped) == [messages.Tuned(("train-0",), 2)]  # before anything was measured
+    table = makers.table()
+    desk.receive(0, messages.Table(table), messages.Batch(2, makers.summary(of=table)))
+    desk.wait(2.0)
+    (answer,) = tuned(desk, mistyped)
+    assert isinstance(answer, messages.Tuned)
+    assert [line.partition(";")[0] for line in answer.mistyped] == [
+        "modules: 'blocks.9.*' matches no module measured so far",
+        "ignore: '*:outptu' matches no module or reading measured so far",
+    ]
+    assert tuned(desk, messages.Tune(tuning=Tuning(every=2, modules=()))) == [messages.Tuned(("train-0",), 2)]
+
+
 def test_a_rank_without_a_connection_is_not_counted_as_told() -> None:
     desk = Desk()
     desk.connect(3)

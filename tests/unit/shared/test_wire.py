@@ -52,7 +52,7 @@ MESSAGES: list[messages.Message] = [
     messages.Error("no", "hello"),
     messages.Tune("train-0", Tuning(10, ("a.*",), (), (149,), Check.ASYNC)),
     messages.Tune(),
-    messages.Tuned(("train-0", "gan-0"), 16),
+    messages.Tuned(("train-0", "gan-0"), 16, ("modules: 'a' matches no module",)),
     messages.Invite("train"),
     messages.Invited("train", "p" * 40, "s" * 40),
 ]
@@ -82,7 +82,7 @@ def test_golden_bytes() -> None:
     )
     tune = messages.Tune("train-0", Tuning(10, ("a.*",), None, (149,), Check.ASYNC))
     assert wire.encode(tune).hex() == "93a454554e45" "a7747261696e2d30" "95" "0a" "91a3612e2a" "c0" "91cc95" "a56173796e63"
-    assert wire.encode(messages.Tuned(("train-0",), 8)).hex() == "93a554554e4544" "91a7747261696e2d30" "08"
+    assert wire.encode(messages.Tuned(("train-0",), 8)).hex() == "94a554554e4544" "91a7747261696e2d30" "08" "90"
     assert wire.encode(makers.hello(3, 8, stage=2)).hex() == (
         "dc0013a548454c4c4f" "0100" "a5747261696e" "00030803" "a56e6f646531" "67" "a3637075" "a6322e31332e30"
         "a970726f636573732d33" "02" "a0" "a0" "00" "cb0000000000000000" "a0"

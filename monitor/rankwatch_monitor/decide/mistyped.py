@@ -1,0 +1,25 @@
+"""The answer to a change of options whose patterns match nothing that a run has measured. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+
+from rankwatch.shared.frame import FrameTable
+from rankwatch.shared.patterns import describe_unmatched, ignorable, names_of
+from rankwatch.shared.tuning import Tuning
+
+MOST_SPECS = 50_000
+"""Frames whose names are looked at: the collector has other work."""
+
+
+def mistyped(tuning: Tuning, tables: Iterable[FrameTable]) -> Iterator[str]:
+    """A line for each pattern that matches none of the names in these tables; none before there are any."""
+    if not (tuning.modules or tuning.ignore):
+        return
+    specs = list(islice(chain.from_iterable(table.specs for table in tables), MOST_SPECS))
+    modules = {name for spec in specs for name in names_of(spec)}
+    yield from describe_unmatched("modules", tuning.modules or (), modules, "module measured so far")
+    if tuning.ignore:
+        readings = {name for spec in specs for row in spec.readings for name in ignorable(spec, row)}
+        yield from describe_unmatched("ignore", tuning.ignore, readings, "module or reading measured so far")
