@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 import crowds
 from jobs import RANKWATCH, Training, environment
+from rankwatch.shared.installed import to_add
 from terminals import Pty, Tmux
 
 pytestmark = pytest.mark.e2e
@@ -58,6 +60,35 @@ def test_on_a_terminal(training: Training) -> None:
         assert "first inf" not in screen  # the earlier screen is restored
         terminal.await_text(" icanon")
         terminal.await_text(" echo ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 15)])
+def test_help_and_curves_on_a_real_terminal(training: Training, width: int, height: int) -> None:
+    with closing(Tmux(top(str(training.runs), "--interval", "0.2"))) as terminal, training.begun():
+        terminal.resize(width, height)
+        screen = terminal.await_text("▂")
+        assert re.search(r"^loss \S+ .*[▁-█!]{6}.*  batches/s \S+ .*[▁-█]{6}", screen, re.MULTILINE)
+        assert "?: help" in terminal.await_text("a batch")
+        terminal.press("?")
+        screen = terminal.await_text("rank: its number")
+        assert "  lag       how many batches" in screen
+        assert "running for" not in screen
+        terminal.press("NPage", "NPage", "NPage", "NPage", "NPage", "NPage", "NPage")
+        assert "  ?         this help, and back" in terminal.await_text("quit; the run goes on")
+        terminal.press("b")
+        terminal.await_text("running for")
+        terminal.press("Enter", "?")
+        terminal.await_text("how many optimizer steps came before it")
+        terminal.press("?", "q")
+        terminal.await_text("ended 0")
+
+
+def test_a_terminal_without_bars_gets_letters(tmp_path: Path) -> None:
+    crowds.write(tmp_path, 16, 8)
+    env = environment(PYTHONIOENCODING="ascii:replace", PYTHONUTF8="0")
+    done = subprocess.run(top(str(tmp_path), "--once"), env=env, capture_output=True, text=True, check=True)
+    assert re.search(r"^batches/s 2 #+$", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -135,4 +166,4 @@ def test_without_rich_it_says_what_to_install(tmp_path: Path) -> None:
     command = [RANKWATCH[0], "-c", code, str(tmp_path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "pip install 'rankwatch[top]'" in done.stderr
+    assert to_add("top") in done.stderr

@@ -14,6 +14,7 @@ from ..decide.options import Options
 from ..decide.report import RankStanding, Report, RunStanding
 from ..decide.run import Run
 from . import replay
+from .course import Course, CourseReader
 from .headroom import Headroom, Readings, choose, last_batches, merge, pace_of, recent_of
 from .layout import Array
 from .reader import RunRecord
@@ -33,6 +34,9 @@ MODULES = 64
 BATCHES, MAX_SEGMENTS = 2, 9
 """The last batches of every rank that are read, and the most segments of digests that are read for them."""
 
+FIRST_BATCHES, FIRST_SEGMENTS = 128, 32
+"""The same at the first look, for the curves."""
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -40,7 +44,7 @@ class View:
 
     ``began``, ``last`` and ``standings_at`` are the Unix times of the first event, the last event and the standings (0: none).
     ``batches`` has the last stored batch of each rank; ``pace`` is in batches per second. ``tables`` has the frame tables of
-    ``digests``, which are the newest ones.
+    ``digests``, which are the newest ones. ``course`` is how the loss and the pace went.
     """
 
     report: Report
@@ -55,6 +59,7 @@ class View:
     pace: float | None
     digests: Array
     tables: Mapping[int, Readings]
+    course: Course
 
     @property
     def is_decided(self) -> bool:
@@ -77,6 +82,7 @@ class Follower:
         self._began, self._ended = 0.0, 0.0
         self._report: Report | None = None
         self._headroom = HeadroomReader()
+        self._course: CourseReader | None = None
 
     def look(self) -> View:
         if not self._path.exists():
@@ -101,7 +107,14 @@ class Follower:
                 pace=pace_of(digests),
                 digests=digests,
                 tables=self._headroom.tables,
+                course=self._take_course(record, run.world_size, digests),
             )
+
+    def _take_course(self, record: RunRecord, world_size: int, digests: Array) -> Course:
+        if self._course is None:
+            self._course = CourseReader()
+            digests = record.newest_digests(min(FIRST_SEGMENTS, 1 + -(-FIRST_BATCHES * world_size // SEGMENT)))
+        return self._course.take(digests)
 
     def _replay(self, record: RunRecord) -> Run:
         """The run, up to the newest event. It is not resumed, for no rank will ever speak to this copy."""

@@ -14,13 +14,15 @@ PAGE = 10
 class Focus(NamedTuple):
     """What is shown: the ranks of ``host``, or ``rank`` alone, or without both all nodes. The cursor is at ``chosen``.
 
-    ``by_growth``: the fastest growing modules come first, and not those nearest to overflow.
+    ``by_growth``: the fastest growing modules come first, and not those nearest to overflow. ``help``: the line with which the
+    help begins that is shown in their place; None: it is not shown.
     """
 
     host: str = ""
     rank: int | None = None
     chosen: Name | None = None
     by_growth: bool = False
+    help: int | None = None
 
     def cursor(self, names: Sequence[Name]) -> int:
         """The cursor's index in ``names``, whose order may have changed since."""
@@ -37,6 +39,10 @@ def press(focus: Focus, key: str, names: Sequence[Name], *, is_root: bool) -> Fo
         names: the names on the screen, in order; while one rank is shown, the ranks of its node.
         is_root: whether ``back`` leads nowhere.
     """
+    if key == "help":
+        return focus._replace(help=0 if focus.help is None else None)
+    if focus.help is not None:
+        return focus._replace(help=None if key == "back" else max(0, focus.help + _STEPS.get(key, 0)))
     if key == "growth":
         return focus._replace(by_growth=not focus.by_growth)
     if focus.rank is not None:

@@ -15,7 +15,8 @@ from types import FrameType
 _NAMES = {
     b"\x1b[A": "up", b"\x1bOA": "up", b"k": "up", b"p": "up", b"\x1b[B": "down", b"\x1bOB": "down", b"j": "down", b"n": "down",
     b"\x1b[5~": "page-up", b"\x1b[6~": "page-down", b"\r": "enter", b"\n": "enter", b"\x1b[C": "enter", b"\x1bOC": "enter",
-    b"\x1b": "back", b"b": "back", b"\x7f": "back", b"\x1b[D": "back", b"\x1bOD": "back", b"g": "growth", b"q": "quit",
+    b"\x1b": "back", b"b": "back", b"\x7f": "back", b"\x1b[D": "back", b"\x1bOD": "back", b"g": "growth", b"?": "help",
+    b"q": "quit",
 }  # fmt: skip
 
 _MOST = max(map(len, _NAMES))

@@ -20,7 +20,9 @@ from ...record.follow import View
 from ...record.headroom import Headroom, batches_of
 from ..text import noticed, render_head
 from .focus import Focus, Name, window
+from .help import explained
 from .ranks import Node, RankLine, describe_states, is_live, nodes_of, ranks_of, short_names
+from .sparks import curves
 from .table import Line, TableRow, TextTable, shorten
 from .tables import batch_table, describe_pace, describe_time, module_table, node_table, rank_table
 
@@ -36,6 +38,12 @@ MIN_ROWS = 4
 
 STALE_AFTER = 5.0
 """Seconds without an update by the collector that are always normal."""
+
+ROOM_FOR_CURVES = 14
+"""Rows of a terminal that shows the curves, too."""
+
+KEYS_GAP = " " * 3
+"""Between two keys in the last line."""
 
 INDENT = " " * 13
 """Indents the wrapped lines of a report's head."""
@@ -86,8 +94,10 @@ class Scene(NamedTuple):
 
 def lay_out(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Block]:
     """The blocks to show, which fit the size. ``keys``: with a cursor, and a last line that explains the keys."""
-    head: list[Block] = [*_title(scene, focus), Line("")]
-    foot: list[Block] = [Line(_keys(scene, focus), "dim")] if keys else []
+    if focus.help is not None:
+        return _help(scene, focus, size)
+    head: list[Block] = [*_title(scene, focus, size), Line("")]
+    foot: list[Block] = [Line(_keys(scene, focus, size.width), "dim")] if keys else []
     room = size.height - len(head) - len(foot)
     complaint = scene.complaint(focus)
     if complaint:
@@ -101,6 +111,13 @@ def lay_out(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Block
     body = _clipped(body, room)
     body += [Line("")] * (room - sum(map(height, body))) if keys else []
     return [_fitted(block, size.width) for block in (*head, *body, *foot)]
+
+
+def settled(scene: Scene, focus: Focus, size: Size) -> Focus:
+    """The focus, with a help that has not been scrolled past its end."""
+    if focus.help is None:
+        return focus
+    return focus._replace(help=min(focus.help, max(0, len(_help_lines(scene, focus, size)) - (size.height - 1))))
 
 
 def height(block: Block) -> int:
@@ -132,7 +149,25 @@ def describe_silence(scene: Scene) -> str:
     return f"the collector was last heard {describe_time(silent)} ago"
 
 
-def _title(scene: Scene, focus: Focus) -> list[Line]:
+def _help(scene: Scene, focus: Focus, size: Size) -> list[Block]:
+    lines, room = _help_lines(scene, focus, size), size.height - 1
+    begin = settled(scene, focus, size).help or 0
+    shown = lines[begin : begin + room]
+    more = f"   {begin + 1}-{begin + len(shown)} of {len(lines)}" if len(lines) > room else ""
+    blocks: list[Block] = [*shown, *[Line("")] * (room - len(shown))]
+    return [*blocks, Line(shorten(f"up, down: more   ?: back   q: quit{more}", size.width), "dim")]
+
+
+def _help_lines(scene: Scene, focus: Focus, size: Size) -> list[Line]:
+    """Explains the tables that the focus has on the screen."""
+    view = scene.view
+    if focus.rank is not None:
+        return explained([batch_table(batches_of(focus.rank, view.digests, view.tables, size.height))], size.width)
+    ranks = rank_table([]) if scene.host(focus) else node_table([], {})
+    return explained([ranks, module_table(view.headroom, by_growth=focus.by_growth)], size.width)
+
+
+def _title(scene: Scene, focus: Focus, size: Size) -> list[Line]:
     report = scene.view.report
     ranks, nodes = len(scene.ranks), len(scene.nodes)
     name = f"{report.run}: job {report.job}, restart {report.restart}, {ranks} rank{'s' * (ranks != 1)} on "
@@ -145,7 +180,8 @@ def _title(scene: Scene, focus: Focus) -> list[Line]:
     states = describe_states(rank.state for rank in scene.ranks) + _equality(report)
     node = next((node for node in scene.nodes if node.host == scene.host(focus)), None) if nodes > 1 else None
     lines.append(Line(f"{node.counts} on {node.host}; in all {states}" if node and focus.rank is None else states))
-    return lines
+    course = curves(scene.view.course, size.width) if size.height >= ROOM_FOR_CURVES and not scene.view.is_decided else ""
+    return [*lines, Line(course, "cyan")] if course else lines
 
 
 def _equality(report: Report) -> str:
@@ -266,13 +302,17 @@ def _desynced(view: View, size: Size) -> list[Line]:
     return _cut([Line(text, "red") for text in (wrapped if len(wrapped) <= size.height else texts)], size.height)
 
 
-def _keys(scene: Scene, focus: Focus) -> str:
+def _keys(scene: Scene, focus: Focus, width: int) -> str:
+    """What the keys do; where it is too long, without the first ones: ``?`` explains all of them."""
     if focus.rank is not None:
-        return "n, p: next and previous rank   b: back   q: quit"
-    order = "g: by headroom" if focus.by_growth else "g: by growth"
-    if not scene.host(focus):
-        return f"up, down: choose   enter: its ranks   {order}   q: quit"
-    return f"up, down: choose   enter: the rank   {'b: nodes   ' * (len(scene.nodes) > 1)}{order}   q: quit"
+        keys = ["n, p: next and previous rank", "b: back"]
+    else:
+        host, order = scene.host(focus), "g: by headroom" if focus.by_growth else "g: by growth"
+        back = ["b: nodes"] if host and len(scene.nodes) > 1 else []
+        keys = ["up, down: choose", f"enter: {'the rank' if host else 'its ranks'}", *back, order]
+    keys += ["?: help", "q: quit"]
+    lines = (KEYS_GAP.join(keys[begin:]) for begin in range(len(keys)))
+    return next((line for line in lines if len(line) <= width), "")
 
 
 def _wrapped(lines: Iterable[str], width: int) -> list[str]:

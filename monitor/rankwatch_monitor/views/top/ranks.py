@@ -20,6 +20,20 @@ TROUBLE = (
 )  # fmt: skip
 """The states of a rank on the screen, the worst first."""
 
+MEANINGS = {
+    "lost": "its connection broke, and it did not come back",
+    "failed": "an exception ended it",
+    "silent": "no sign of life, though it is connected",
+    "still": f"no progress for {STILL_AFTER:.0f} s, and no other rank is further behind: look at this one",
+    "waiting": "no progress either, but another rank is further behind",
+    "aborted": "it was stopped by a verdict, or with the job",
+    "missing": "it has never connected",
+    "running": "it trains",
+    "ended": "its process ended without an exception",
+    "finished": "its watch was closed: all is well",
+}
+"""The states in words, for the help."""
+
 USUAL_LAG = 2
 """Batches that healthy ranks may be apart. A smaller lag does not change their order."""
 

@@ -15,7 +15,8 @@ from ...record.follow import Newest, View
 from ...record.schema import StoreError
 from .focus import Focus, press
 from .keys import opened
-from .layout import Block, Scene, Size, lay_out
+from .layout import Block, Scene, Size, lay_out, settled
+from .sparks import IN_ASCII
 from .table import GAP, Line, TextTable
 
 ENDLESS = 100_000
@@ -26,7 +27,7 @@ def show_once(view: View, focus: Focus) -> None:
     """Prints a view: what fits the terminal, or without a terminal all of it."""
     console = Console(highlight=False)
     size = Size(console.width, console.height - 1 if console.is_terminal else ENDLESS)
-    console.print(draw(lay_out(Scene.of(view, time.time()), focus, size, keys=False), console.width))
+    console.print(draw(lay_out(Scene.of(view, time.time()), focus, size, keys=False), console))
 
 
 def watch(newest: Newest, focus: Focus, interval: float) -> None:
@@ -48,27 +49,35 @@ def watch(newest: Newest, focus: Focus, interval: float) -> None:
                     trouble = str(error)
                 if scene is not None and scene.view.report.run != run:
                     focus, run = begun, scene.view.report.run
-            live.update(_screen(scene, trouble, focus, Size(*console.size)), refresh=True)
+            live.update(_screen(scene, trouble, focus, console), refresh=True)
             for key in keys.wait(due - time.monotonic()):
                 if key == "quit":
                     return
                 if scene is not None:
                     focus = press(focus, key, scene.names(focus), is_root=len(scene.nodes) == 1)
+                    focus = settled(scene, focus, Size(*console.size))
 
 
-def draw(blocks: Sequence[Block], width: int) -> RenderableType:
+def draw(blocks: Sequence[Block], console: Console) -> RenderableType:
     """The blocks for rich, one below the other."""
+    has_bars = console.encoding.lower().startswith("utf")
     return Group(
-        *(_table(block, width) if isinstance(block, TextTable) else _text(block.text, block.style) for block in blocks)
+        *(
+            _table(block, console.width)
+            if isinstance(block, TextTable)
+            else _text(block.text if has_bars else block.text.translate(IN_ASCII), block.style)
+            for block in blocks
+        )
     )
 
 
-def _screen(scene: Scene | None, trouble: str, focus: Focus, size: Size) -> RenderableType:
+def _screen(scene: Scene | None, trouble: str, focus: Focus, console: Console) -> RenderableType:
+    size = Size(*console.size)
     lines = textwrap.wrap(trouble if scene else f"{trouble}: waiting for it", size.width) if trouble else []
     head = [Line(text, "red" if scene else "") for text in lines]
     if scene is None:
-        return draw([*head, Line(""), Line("q: quit", "dim")], size.width)
-    return draw([*head, *lay_out(scene, focus, size._replace(height=size.height - len(head)), keys=True)], size.width)
+        return draw([*head, Line(""), Line("q: quit", "dim")], console)
+    return draw([*head, *lay_out(scene, focus, size._replace(height=size.height - len(head)), keys=True)], console)
 
 
 def _table(block: TextTable, width: int) -> tables.Table:

@@ -24,12 +24,16 @@ class Line(NamedTuple):
 
 
 class Column(NamedTuple):
-    """``least`` and ``most``: its width in characters. The first column of a table gets the width that the others leave."""
+    """``least`` and ``most``: its width in characters. The first column of a table gets the width that the others leave.
+
+    ``means``: what it shows, for the help.
+    """
 
     name: str
     least: int = 0
     most: int = 0
     right: bool = True
+    means: str = ""
 
 
 class TableRow(NamedTuple):

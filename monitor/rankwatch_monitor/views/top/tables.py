@@ -24,39 +24,73 @@ _STYLES = {"lost": "red", "failed": "red", "silent": "yellow", "still": "yellow"
 def node_table(nodes: Sequence[Node], names: Mapping[str, str]) -> TextTable:
     """``names``: the short name of each host."""
     columns = (
-        Column("node"), Column("ranks", 9, 12, right=False), Column("state", 12, 27, right=False), Column("batch", 7, 10),
-        Column("lag", 4, 8), Column("phase", 9, 9, right=False), Column("still", 6, 6),
-    )  # fmt: skip
+        Column("node", means="its host, without the domain if all have the same; those in trouble come first"),
+        Column("ranks", 9, 12, right=False, means="its ranks"),
+        Column("state", 12, 27, right=False, means="how many of its ranks are in which state"),
+        Column("batch", 7, 10, means="the batch of its slowest rank"),
+        Column("lag", 4, 8, means="how many batches that is behind the furthest rank of the run"),
+        Column(
+            "phase", 9, 9, right=False, means="what its slowest rank does: forward, backward, optimizer, or idle between"
+        ),
+        Column("still", 6, 6, means="the longest time in which one of its ranks made no progress"),
+    )
     return TextTable(columns, [_node_row(node, names[node.host]) for node in nodes])
 
 
 def rank_table(ranks: Sequence[RankLine]) -> TextTable:
     columns = (
-        Column("rank"), Column("state", 8, 8, right=False), Column("batch", 8, 10), Column("lag", 5, 8), Column("frame", 6, 7),
-        Column("phase", 9, 9, right=False), Column("heard", 6, 6), Column("moved", 6, 6), Column("queue", 5, 6),
-        Column("drops", 5, 7),
-    )  # fmt: skip
+        Column("rank", means="its number; those in trouble come first"),
+        Column("state", 8, 8, right=False, means="how it is"),
+        Column("batch", 8, 10, means="the batch that it is in, or was in last"),
+        Column("lag", 5, 8, means="how many batches that is behind the furthest rank"),
+        Column(
+            "frame", 6, 7, means="how many modules it has called in this batch; eval 2: it is in its second evaluation since"
+        ),
+        Column("phase", 9, 9, right=False, means="what it does: forward, backward, optimizer, or idle between"),
+        Column("heard", 6, 6, means="time since its last sign of life; it sends one each second, or as --heartbeat says"),
+        Column("moved", 6, 6, means="time since it made progress"),
+        Column("queue", 5, 6, means="its messages that are not in the record yet"),
+        Column("drops", 5, 7, means="its batches that were lost to the record: the collector was out of reach for too long"),
+    )
     return TextTable(columns, [_rank_row(rank) for rank in ranks])
+
+
+HEADROOM = (
+    "x12: it could be 12 times as large before its dtype ends; inf or nan: it has ended; +3.2: doublings above what is usual, "
+    "where the dtype ends too far away"
+)
+CHANGE = "+3.2: 3.2 doublings above the median of its last 8 batches; 0: as usual"
 
 
 def module_table(found: Sequence[Headroom], *, by_growth: bool) -> TextTable:
     has_room = any(one.is_narrow for one in found)
     title = "fastest growing" if by_growth else "nearest to overflow" if has_room else "changed most"
     columns = (
-        Column(title), Column("reading", 9, 14, right=False), Column("abs max", 8, 8), Column("dtype", 8, 15, right=False),
-        Column("headroom" if has_room else "change", 8, 9), Column("a batch", 7, 8),
-        Column("rank", 5, 6),
-    )  # fmt: skip
+        Column(title, means="the module, in its newest batch over all ranks; the most urgent come first"),
+        Column("reading", 9, 14, right=False, means="which of its tensors: output, weight, ..."),
+        Column("abs max", 8, 8, means="the largest absolute value in it"),
+        Column("dtype", 8, 15, right=False, means="its number format"),
+        Column("headroom", 8, 9, means=HEADROOM) if has_room else Column("change", 8, 9, means=CHANGE),
+        Column("a batch", 7, 8, means="the factor by which it grows from batch to batch, over the last 16"),
+        Column("rank", 5, 6, means="the rank that has it"),
+    )
     return TextTable(columns, [_module_row(one) for one in found])
 
 
 def batch_table(batches: Sequence[RankBatch]) -> TextTable:
     has_room = any(one.dtype in NARROW_DTYPES for one in batches)
+    title = "nearest to overflow in its last batches" if has_room else "largest in its last batches"
     columns = (
-        Column("nearest to overflow in its last batches" if has_room else "largest in its last batches"),
-        Column("headroom" if has_room else "change", 8, 9), Column("inf/nan", 7, 7),
-        Column("batch", 7, 10), Column("step", 7, 10), Column("took", 7, 7),
-    )  # fmt: skip
+        Column(
+            title,
+            means="the module and its reading, or the first one that is inf or nan; a backward has its own line",
+        ),
+        Column("headroom", 8, 9, means=HEADROOM) if has_room else Column("change", 8, 9, means=CHANGE),
+        Column("inf/nan", 7, 7, means="how many readings are inf or nan"),
+        Column("batch", 7, 10, means="the batch, the newest first"),
+        Column("step", 7, 10, means="how many optimizer steps came before it"),
+        Column("took", 7, 7, means="how long it took"),
+    )
     return TextTable(columns, [_batch_row(one) for one in batches])
 
 

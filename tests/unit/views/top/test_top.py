@@ -14,11 +14,13 @@ import makers
 from rankwatch.shared.printable import paragraph, printable
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.decide.report import RankState
+from rankwatch_monitor.record.course import Course
 from rankwatch_monitor.record.follow import Follower, View
 from rankwatch_monitor.views.top.focus import Focus, press, window
 from rankwatch_monitor.views.top.keys import parse
-from rankwatch_monitor.views.top.layout import Block, Scene, Size, height, lay_out
+from rankwatch_monitor.views.top.layout import Block, Scene, Size, height, lay_out, settled
 from rankwatch_monitor.views.top.plain import Changes
+from rankwatch_monitor.views.top.ranks import MEANINGS, TROUBLE
 from rankwatch_monitor.views.top.table import GAP, Column, Line, TableRow, TextTable, shorten
 from rankwatch_monitor.views.top.tables import describe_time
 
@@ -65,7 +67,7 @@ def test_a_run_of_1024_ranks_in_24_lines(view: View) -> None:
     assert lines[0] == "crowd-0: job crowd, restart 0, 1024 ranks on 128 nodes"
     assert re.fullmatch(r"running for 0:00:1\d, batch 20, 2 batches/s", lines[1])
     assert lines[2] == "1 lost, 1 silent, 1 still, 1021 running"
-    nodes = [line.split() for line in lines[5:8]]
+    nodes = [line.split() for line in lines[6:9]]
     assert [node[:2] for node in nodes] == [
         [">", "gpu-a100-0025"],
         ["gpu-a100-0051", "408-415"],
@@ -75,7 +77,14 @@ def test_a_run_of_1024_ranks_in_24_lines(view: View) -> None:
     (nearest,) = [line for line in lines if "layers.11.feed_forward output" in line]
     assert nearest.split()[-5:] == ["6.06e+02", "float16", "x108", "x1.050", "0"]
     assert "noticed: ranks 0-3: next to overflow: decoder.layers.11.feed_forward" in "\n".join(lines)
-    assert lines[-1].startswith("up, down: choose")
+    assert lines[-1] == "up, down: choose   enter: its ranks   g: by growth   ?: help   q: quit"
+    assert re.match(r"batches/s 2 █+$", lines[3])
+    assert shown(view, size=Size(60, 24)).splitlines()[-1] == "enter: its ranks   g: by growth   ?: help   q: quit"
+    assert (
+        shown(view, Focus(NODE, by_growth=True))
+        .splitlines()[-1]
+        .startswith("enter: the rank   b: nodes   g: by headroom   ?: ")
+    )
 
 
 @pytest.mark.parametrize("size", [Size(80, 24), Size(80, 10), Size(120, 50), Size(80, 1000), Size(62, 15)])
@@ -96,8 +105,8 @@ def test_a_run_of_16384_ranks(tmp_path: Path) -> None:
 def test_the_ranks_of_a_node_and_one_of_them(view: View) -> None:
     lines = shown(view, Focus(NODE)).splitlines()
     assert lines[2] == f"1 still, 7 running on {NODE}; in all 1 lost, 1 silent, 1 still..."
-    assert re.fullmatch(r"> 100 +still +19 +1 +7 +backward +0.3 s +42 s", lines[5])
-    assert [line.split()[0] for line in lines[6:13]] == ["96", "97", "98", "99", "101", "102", "103"]
+    assert re.fullmatch(r"> 100 +still +19 +1 +7 +backward +0.3 s +42 s", lines[6])
+    assert [line.split()[0] for line in lines[7:13]] == ["96", "97", "98", "99", "101", "102"]
     one = shown(view, Focus(rank=crowds.SILENT))
     assert f"rank 411 of 1024 ({crowds.host(411)}, local rank 3), process 511" in one
     assert "heard 14 s ago, moved 3.0 s ago; silent, but still connected" in one
@@ -119,14 +128,14 @@ def test_desynced_parameters_come_first(view: View) -> None:
     apart = replace(view, report=replace(view.report, desync=(flipped,)))
     lines = shown(apart).splitlines()
     assert len(lines) == 24
-    assert lines[4].startswith("desync: rank 203 of 1024 (gpu-a100-0025.cluster, GPU-5f3a): layers.3.weight")
-    assert lines[8] == ""
-    assert lines[10].startswith("> gpu-a100-0025")
+    assert lines[5].startswith("desync: rank 203 of 1024 (gpu-a100-0025.cluster, GPU-5f3a): layers.3.weight")
+    assert lines[9] == ""
+    assert lines[11].startswith("> gpu-a100-0025")
     assert "desync: rank 203 of 1024" in shown(apart, Focus(rank=203))
     assert "desync" not in shown(apart, Focus(rank=204))
     many = tuple(replace(flipped, ranks=(rank,)) for rank in range(20))
     crowded = replace(apart, report=replace(apart.report, desync=many))
-    assert [line.partition(":")[0] for line in shown(crowded).splitlines()[4:8]] == ["desync"] * 3 + ["[...]"]
+    assert [line.partition(":")[0] for line in shown(crowded).splitlines()[5:9]] == ["desync"] * 3 + ["[...]"]
     for size in (Size(80, 10), Size(120, 50), Size(62, 15)):
         shown(crowded, size=size)
     changes = Changes(1.0)
@@ -182,6 +191,7 @@ def test_no_rank_has_connected_and_nothing_is_recorded_yet(view: View) -> None:
         headroom=[],
         batches={},
         pace=None,
+        course=Course(),
         standings_at=0.0,
     )
     lines = shown(empty).splitlines()
@@ -228,8 +238,70 @@ def test_keys_move_through_nodes_and_ranks(view: View) -> None:
     assert "> gpu-a100-0127" in shown(view, after(*["page-down"] * 50))
 
 
+def test_help_explains_each_column_of_what_is_on_the_screen(view: View, tmp_path: Path) -> None:
+    small = Follower(crowds.write(tmp_path, 16, 4)).look()
+    for seen, focus in ((view, NODES), (view, Focus(NODE)), (view, Focus(rank=3)), (small, NODES)):
+        tables = [block for block in lay_out(scene(seen), focus, Size(200, 60), keys=False) if isinstance(block, TextTable)]
+        text = shown(seen, focus._replace(help=0), Size(80, 200))
+        for column in (column for table in tables for column in table.columns):
+            assert column.means
+            name = column.name.partition(" 1-")[0]
+            assert re.search(rf"^(  )?{re.escape(name)}(:|\s)", text, re.MULTILINE), name
+        assert all(f"\n  {key}" in text for key in ("up, down", "enter", "g", "?", "q"))
+        assert ("\n  waiting " in text) == (focus.rank is None)
+    assert MEANINGS.keys() == set(TROUBLE)
+
+
+@pytest.mark.parametrize("size", [Size(80, 24), Size(60, 15), Size(200, 8)])
+def test_help_is_scrolled_to_its_end_and_no_further(view: View, size: Size) -> None:
+    here = scene(view)
+
+    def after(focus: Focus, key: str, times: int = 1) -> Focus:
+        for _ in range(times):
+            focus = settled(here, press(focus, key, here.names(focus), is_root=False), size)
+        return focus
+
+    first = after(Focus(chosen=NODE), "help")
+    assert shown(view, first, size).splitlines()[0].startswith("node: its host, ")
+    seen = set()
+    focus = first
+    for _ in range(300):
+        seen.update(shown(view, focus, size).splitlines()[:-1])
+        focus = after(focus, "down")
+    everything = shown(view, Focus(help=0), Size(size.width, 500)).splitlines()
+    assert seen >= set(everything[:-1]) - {""}
+    last = shown(view, focus, size).splitlines()
+    assert last[-1].startswith("up, down: more   ?: back   q: quit")
+    assert "quit; the run goes on" in last[-2]
+    assert after(focus, "up") == after(after(focus, "page-down", 9), "up")  # it does not run past its end
+    assert after(focus, "help") == after(focus, "back") == Focus(chosen=NODE)
+    assert after(focus, "growth") == after(focus, "enter") == focus
+
+
+def test_the_curves_of_loss_and_pace_are_one_line(view: View) -> None:
+    losses = tuple((batch, 1 / (batch + 1)) for batch in range(200))
+    ends = tuple((batch, batch / 4 + (20.0 if batch > 150 else 0)) for batch in range(200))  # it stood still for 20 seconds
+    trained = replace(view, course=Course(losses, ends))
+    line = shown(trained).splitlines()[3]
+    loss, rate = re.fullmatch(r"loss 0.005 \(0.005 to 1\) (\S+)  batches/s 4 (\S+)", line).groups()  # type: ignore[union-attr]
+    assert loss[-1] == "▁"
+    assert list(loss) == sorted(loss, reverse=True)
+    assert len(set(loss)) > 4  # by its logarithm
+    assert sorted(rate)[1:] == ["█"] * (len(rate) - 1)
+    assert min(rate) < "▄"
+    narrow = shown(trained, size=Size(60, 15)).splitlines()[3]
+    assert re.fullmatch(r"loss 0.005 ([▁-█]{9,})  batches/s 4 ([▁-█]{9,})", narrow)
+    assert "batches/s 4" not in shown(trained, size=Size(80, 10))  # where rows are scarce
+    assert "loss" not in shown(replace(trained, is_over=True)).splitlines()[3]
+    alone = replace(view, course=Course((), ends[:3]))
+    assert shown(alone).splitlines()[3].startswith("batches/s 4 ██")
+    bad = replace(view, course=Course((*losses[:3], (3, float("nan"))), ()))
+    assert shown(bad).splitlines()[3].startswith("loss nan (0.333 to 1) █▃▁!")
+    assert shown(replace(view, course=Course())).splitlines()[3] == ""
+
+
 def test_keys_as_terminals_send_them() -> None:
-    assert parse(b"\x1b[A\x1b[B\x1bOBx\x1b[6~\rq") == ["up", "down", "down", "page-down", "enter", "quit"]
+    assert parse(b"\x1b[A\x1b[B\x1bOBx\x1b[6~\r?q") == ["up", "down", "down", "page-down", "enter", "help", "quit"]
     assert parse(b"\x1b") == ["back"]
 
 
