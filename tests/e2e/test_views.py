@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from browser import served
 from commands import printed as rankwatch
 from e2e.ended import Ended
 from jobs import RANKWATCH, Job, environment
+from terminals import Pty
 
 pytestmark = pytest.mark.e2e
 
@@ -26,9 +29,31 @@ def test_a_run_in_one_file(bad: Job, tmp_path: Path) -> None:
     body = file.read_text()
     assert "<title>rankwatch: bad-0</title>" in body
     assert "blocks.2.square" in body
+    file.write_text("mine")
     again = commands.run("report", run, "--html", str(file))
-    assert (again.returncode, "is there already" in again.stderr) == (2, True)
+    assert (again.returncode, "exists: name another file, or replace it by --overwrite" in again.stderr) == (2, True)
+    assert file.read_text() == "mine"
+    rankwatch("report", run, "--html", str(file), "--overwrite")
     assert file.read_text() == body
+    refused = commands.run("report", run, "--html", str(tmp_path))
+    assert (refused.returncode, "Is a directory" in refused.stderr) == (2, True)
+    refused = commands.run("report", run, "--overwrite")
+    assert (refused.returncode, "--overwrite goes with --html" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("answer", "is_replaced"), [(b"y\n", True), (b"\n", False), (b"\x04", False), (b"", False)])
+def test_on_a_terminal_it_asks_before_it_replaces_a_file(bad: Job, tmp_path: Path, answer: bytes, is_replaced: bool) -> None:
+    file = tmp_path / "run.html"
+    file.write_text("mine")
+    with closing(Pty([*RANKWATCH, "report", str(bad.run_dir), "--html", str(file)], environment())) as terminal:
+        terminal.await_bytes(b"run.html exists: replace it? [y/N] ")
+        if answer:
+            terminal.press(answer)
+        else:
+            terminal.process.send_signal(signal.SIGINT)
+        assert terminal.end() == (0 if is_replaced else 2)
+        assert b"Traceback" not in terminal.seen
+    assert (file.read_text() == "mine") is not is_replaced
 
 
 def test_diff(good: Job) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON instead of text")
     form.add_argument("--html", type=Path, metavar="FILE", help="write one HTML file with charts, to attach to a ticket")
+    parser.add_argument("--overwrite", action="store_true", help="let --html replace a file")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -50,8 +52,10 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         if not is_whole:
             raise UsageError("--html is of the whole run: leave out --rank, --batch and --frames")
-        _write_html(run, arguments.html)
+        _write_html(run, arguments.html, may_replace=arguments.overwrite)
         return 0
+    if arguments.overwrite:
+        raise UsageError("--overwrite goes with --html FILE")
     if is_whole:
         sys.stdout.write(_on_screen(_written(run, as_json=arguments.json), arguments))
         return 0
@@ -64,18 +68,33 @@ def _on_screen(text: str, arguments: argparse.Namespace) -> str:
     return text if arguments.json else coloured(text, sys.stdout)
 
 
-def _write_html(run: Path, path: Path) -> None:
+def _write_html(run: Path, path: Path, *, may_replace: bool) -> None:
+    """Raises UsageError where there is such a file already, which neither ``--overwrite`` nor the one who types gives up."""
+    is_there = os.path.lexists(path)
+    if is_there and not path.is_dir() and not (may_replace or _agrees(f"{path} exists: replace it?")):
+        raise UsageError(f"{path} exists: name another file, or replace it by --overwrite")
     with readable():
         body = single.render(RunPages(run))
     try:
-        with path.open("x", encoding="utf-8") as file:
+        with path.open("w" if is_there else "x", encoding="utf-8") as file:
             file.write(body)
-    except FileExistsError:
-        raise UsageError(f"{path} is there already: remove it, or choose another name") from None
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     text = f"{path} has all of {run.resolve().name}; any browser opens it"
     sys.stderr.write(f"rankwatch: {printable(text)}\n")
+
+
+def _agrees(question: str) -> bool:
+    """Asks the one at the terminal, if there is one."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    try:
+        sys.stderr.write(f"rankwatch: {printable(question)} [y/N] ")
+        sys.stderr.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        return False
 
 
 def _details(record: RunRecord, arguments: argparse.Namespace) -> str:
