@@ -61,6 +61,10 @@ COMMANDS = {
         "check GPUs, network and collector before a training, and name what is at fault",
         "rankwatch doctor --nproc 8",
     ),
+    "completion": (
+        "print the script by which a shell completes commands, options and the names of runs",
+        "rankwatch completion bash",
+    ),
     "demo": ("run a real training of two ranks on the CPU, which overflows on one of them", "rankwatch demo"),
 }
 """Each command with its line of help, and examples; ``commands/NAME.py`` has ``add_options(parser)`` and ``main(arguments)``."""
@@ -149,10 +153,13 @@ class _Parser(argparse.ArgumentParser):
 class _CommandParser(_Parser):
     """Imports its command when it parses arguments, and not before."""
 
-    def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
+    def load(self) -> None:
         command = import_module(f".commands.{self.prog.split()[-1]}", __package__)
         command.add_options(self)
         self.set_defaults(function=command.main)
+
+    def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
+        self.load()
         found, unknown = super().parse_known_args(*arguments, **named)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -170,6 +177,16 @@ def _parser() -> argparse.ArgumentParser:
     for name, (text, *examples) in COMMANDS.items():
         epilog = "\n".join(["examples:" if examples[1:] else "example:", *(f"  {example}" for example in examples)])
         commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog)
+    parser.set_defaults(whole=_whole_parser)  # only `completion` asks for it: it costs the imports of all commands
+    return parser
+
+
+def _whole_parser() -> argparse.ArgumentParser:
+    """The parser with the options of all commands."""
+    parser = _parser()
+    for action in parser._actions:
+        for command in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
+            command.load()
     return parser
 
 

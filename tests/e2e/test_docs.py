@@ -45,6 +45,7 @@ UI = "rankwatch ui"
 TOLD = next(command for command in commands("behaviour.md") if "--on-verdict" in command)
 ONE_OF_TWO_NODES = next(command for command in commands("guide.md") if "--nnodes" in command)
 TUNE = [command for command in commands("guide.md") if command.startswith("rankwatch tune")]
+COMPLETION = [command for command in commands("guide.md") if "completion" in command]
 OF_A_RUN = [command for page in ("report.md", "views.md") for command in commands(page) if command != UI]
 JOBS = {
     "trace": [command for command in commands("guide.md") if "/trace/" in command or "TRACE" in command],
@@ -77,6 +78,7 @@ def test_every_command_runs_in_a_test() -> None:
         COLLECTOR,
         ONE_OF_TWO_NODES,
         *TUNE,
+        *COMPLETION,
         *OF_A_RUN,
         *(each for some in JOBS.values() for each in some),
     }
@@ -104,6 +106,16 @@ def test_the_commands_over_a_run(
     assert (program, main(arguments)) == ("rankwatch", 0)
     out, err = capfd.readouterr()
     assert out or err
+
+
+def test_the_completion_of_a_shell(tmp_path: Path) -> None:
+    home = f"export HOME={shlex.quote(str(tmp_path))}"
+    for command in COMPLETION:
+        done = run(f"{home}; {command}", tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert run(f"{home}; source ~/.bashrc; complete -p rankwatch", tmp_path).stdout.endswith(
+        "-F _shtab_rankwatch rankwatch\n"
+    )
 
 
 def test_the_page(user: Path) -> None:
