@@ -70,6 +70,15 @@ def test_runs_are_looked_for_where_the_environment_says(folder: Path) -> None:
     assert completed(folder, "report", "g", RANKWATCH_RUNS_DIR="elsewhere") == ["gan-0"]
 
 
+def test_fish_completes(folder: Path) -> None:
+    if shutil.which("fish") is None:
+        pytest.skip("there is no fish")
+    (folder / "script.fish").write_text(commands.printed("completion", "fish"))
+    code = 'source script.fish; complete -C "rankwatch report tr"; complete -C "rankwatch run --on-stall w"'
+    done = subprocess.run(["fish", "-c", code], cwd=folder, env=environment(), capture_output=True, text=True, check=True)
+    assert [line.partition("\t")[0] for line in done.stdout.splitlines()] == ["train-0", "train-1", "warn"]
+
+
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_can_read_their_script(folder: Path, shell: str) -> None:
     text = commands.printed("completion", shell)
