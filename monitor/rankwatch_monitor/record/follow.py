@@ -14,10 +14,10 @@ from ..decide.options import Options
 from ..decide.report import RankStanding, Report, RunStanding
 from ..decide.run import Run
 from . import replay
-from .course import Course, CourseReader
 from .headroom import Headroom, Readings, choose, last_batches, merge, pace_of, recent_of
 from .layout import Array
 from .reader import RunRecord
+from .recent import Recent, RecentReader
 from .rows import EnvelopeKey
 from .schema import FILE, StoreError, explained
 from .store import SEGMENT
@@ -44,7 +44,7 @@ class View:
 
     ``began``, ``last`` and ``standings_at`` are the Unix times of the first event, the last event and the standings (0: none).
     ``batches`` has the last stored batch of each rank; ``pace`` is in batches per second. ``tables`` has the frame tables of
-    ``digests``, which are the newest ones. ``course`` is how the loss and the pace went.
+    ``digests``, which are the newest ones. ``recent`` is how the loss and the pace went.
     """
 
     report: Report
@@ -59,7 +59,7 @@ class View:
     pace: float | None
     digests: Array
     tables: Mapping[int, Readings]
-    course: Course
+    recent: Recent
 
     @property
     def is_decided(self) -> bool:
@@ -82,7 +82,7 @@ class Follower:
         self._began, self._ended = 0.0, 0.0
         self._report: Report | None = None
         self._headroom = HeadroomReader()
-        self._course: CourseReader | None = None
+        self._recent: RecentReader | None = None
 
     def look(self) -> View:
         if not self._path.exists():
@@ -107,14 +107,14 @@ class Follower:
                 pace=pace_of(digests),
                 digests=digests,
                 tables=self._headroom.tables,
-                course=self._take_course(record, run.world_size, digests),
+                recent=self._take_recent(record, run.world_size, digests),
             )
 
-    def _take_course(self, record: RunRecord, world_size: int, digests: Array) -> Course:
-        if self._course is None:
-            self._course = CourseReader()
+    def _take_recent(self, record: RunRecord, world_size: int, digests: Array) -> Recent:
+        if self._recent is None:
+            self._recent = RecentReader()
             digests = record.newest_digests(min(FIRST_SEGMENTS, 1 + -(-FIRST_BATCHES * world_size // SEGMENT)))
-        return self._course.take(digests)
+        return self._recent.take(digests)
 
     def _replay(self, record: RunRecord) -> Run:
         """The run, up to the newest event. It is not resumed, for no rank will ever speak to this copy."""

@@ -180,8 +180,8 @@ def _title(scene: Scene, focus: Focus, size: Size) -> list[Line]:
     states = describe_states(rank.state for rank in scene.ranks) + _equality(report)
     node = next((node for node in scene.nodes if node.host == scene.host(focus)), None) if nodes > 1 else None
     lines.append(Line(f"{node.counts} on {node.host}; in all {states}" if node and focus.rank is None else states))
-    course = curves(scene.view.course, size.width) if size.height >= ROOM_FOR_CURVES and not scene.view.is_decided else ""
-    return [*lines, Line(course, "cyan")] if course else lines
+    shown = curves(scene.view.recent, size.width) if size.height >= ROOM_FOR_CURVES and not scene.view.is_decided else ""
+    return [*lines, Line(shown, "cyan")] if shown else lines
 
 
 def _equality(report: Report) -> str:

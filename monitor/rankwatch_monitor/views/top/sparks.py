@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...record.course import Course
+from ...record.recent import Recent
 
 BARS = "▁▂▃▄▅▆▇█"
 NOT_FINITE = "!"
@@ -24,10 +24,10 @@ WIDE = 10.0
 GAP = "  "
 
 
-def curves(course: Course, width: int) -> str:
+def curves(recent: Recent, width: int) -> str:
     """The line: of each curve its last number and the bars, and of the loss its range if there is room; empty without a curve."""
-    losses = [loss for _, loss in course.losses]
-    rates = rates_of(course.ends, len(course.ends))
+    losses = [loss for _, loss in recent.losses]
+    rates = rates_of(recent.ends, len(recent.ends))
     labels = []
     if len(losses) > 1:
         labels.append(_label(losses, width))
@@ -37,7 +37,7 @@ def curves(course: Course, width: int) -> str:
     if not labels or room < LEAST:
         return ""
     bars = [_loss_curve(means_of(losses, room))] * (len(losses) > 1)
-    bars += [spark(rates_of(course.ends, room), 0.0)] * bool(rates)
+    bars += [spark(rates_of(recent.ends, room), 0.0)] * bool(rates)
     return GAP.join(f"{label} {bar}" for label, bar in zip(labels, bars, strict=True))
 
 

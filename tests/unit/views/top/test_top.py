@@ -14,8 +14,8 @@ import makers
 from rankwatch.shared.printable import paragraph, printable
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.decide.report import RankState
-from rankwatch_monitor.record.course import Course
 from rankwatch_monitor.record.follow import Follower, View
+from rankwatch_monitor.record.recent import Recent
 from rankwatch_monitor.views.top.focus import Focus, press, window
 from rankwatch_monitor.views.top.keys import parse
 from rankwatch_monitor.views.top.layout import Block, Scene, Size, height, lay_out, settled
@@ -191,7 +191,7 @@ def test_no_rank_has_connected_and_nothing_is_recorded_yet(view: View) -> None:
         headroom=[],
         batches={},
         pace=None,
-        course=Course(),
+        recent=Recent(),
         standings_at=0.0,
     )
     lines = shown(empty).splitlines()
@@ -281,7 +281,7 @@ def test_help_is_scrolled_to_its_end_and_no_further(view: View, size: Size) -> N
 def test_the_curves_of_loss_and_pace_are_one_line(view: View) -> None:
     losses = tuple((batch, 1 / (batch + 1)) for batch in range(200))
     ends = tuple((batch, batch / 4 + (20.0 if batch > 150 else 0)) for batch in range(200))  # it stood still for 20 seconds
-    trained = replace(view, course=Course(losses, ends))
+    trained = replace(view, recent=Recent(losses, ends))
     line = shown(trained).splitlines()[3]
     loss, rate = re.fullmatch(r"loss 0.005 \(0.005 to 1\) (\S+)  batches/s 4 (\S+)", line).groups()  # type: ignore[union-attr]
     assert loss[-1] == "▁"
@@ -293,11 +293,11 @@ def test_the_curves_of_loss_and_pace_are_one_line(view: View) -> None:
     assert re.fullmatch(r"loss 0.005 ([▁-█]{9,})  batches/s 4 ([▁-█]{9,})", narrow)
     assert "batches/s 4" not in shown(trained, size=Size(80, 10))  # where rows are scarce
     assert "loss" not in shown(replace(trained, is_over=True)).splitlines()[3]
-    alone = replace(view, course=Course((), ends[:3]))
+    alone = replace(view, recent=Recent((), ends[:3]))
     assert shown(alone).splitlines()[3].startswith("batches/s 4 ██")
-    bad = replace(view, course=Course((*losses[:3], (3, float("nan"))), ()))
+    bad = replace(view, recent=Recent((*losses[:3], (3, float("nan"))), ()))
     assert shown(bad).splitlines()[3].startswith("loss nan (0.333 to 1) █▃▁!")
-    assert shown(replace(view, course=Course())).splitlines()[3] == ""
+    assert shown(replace(view, recent=Recent())).splitlines()[3] == ""
 
 
 def test_keys_as_terminals_send_them() -> None:

@@ -14,7 +14,7 @@ MOST_BATCHES = 512
 """The last batches that are kept."""
 
 
-class Course(NamedTuple):
+class Recent(NamedTuple):
     """The last batches in order. ``losses``: (batch, mean over the ranks that have one; nan if none of them is finite).
 
     ``ends``: (batch, when its forward ended on one rank, by that rank's clock).
@@ -24,8 +24,8 @@ class Course(NamedTuple):
     ends: tuple[tuple[int, float], ...] = ()
 
 
-class CourseReader:
-    """Digests in, the course so far out. A look sees only the newest batches; those of earlier looks are kept."""
+class RecentReader:
+    """Digests in, the last batches out. A look sees only the newest batches; those of earlier looks are kept."""
 
     def __init__(self) -> None:
         self._losses: dict[int, tuple[int, float]] = {}
@@ -33,11 +33,11 @@ class CourseReader:
         self._rank = -1
         self._ends: dict[int, float] = {}
 
-    def take(self, digests: Array) -> Course:
+    def take(self, digests: Array) -> Recent:
         if len(digests):
             self._take_losses(digests[digests["loss"] != NO_LOSS])
             self._take_ends(digests)
-        return Course(
+        return Recent(
             tuple((batch, mean) for batch, (_, mean) in sorted(self._losses.items())), tuple(sorted(self._ends.items()))
         )
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from rankwatch.shared.frame import NO_LOSS
-from rankwatch_monitor.record.course import MOST_BATCHES, CourseReader
 from rankwatch_monitor.record.layout import DIGEST, Array
+from rankwatch_monitor.record.recent import MOST_BATCHES, RecentReader
 
 
 def digests(*rows: tuple[int, int, float, float]) -> Array:
@@ -20,7 +20,7 @@ def digests(*rows: tuple[int, int, float, float]) -> Array:
 
 
 def test_the_mean_of_a_batch_is_over_the_ranks_that_have_a_loss() -> None:
-    course = CourseReader().take(
+    recent = RecentReader().take(
         digests(
             (0, 0, 1.0, 0.0),
             (1, 0, 3.0, 0.1),
@@ -30,28 +30,28 @@ def test_the_mean_of_a_batch_is_over_the_ranks_that_have_a_loss() -> None:
             (0, 2, math.nan, 2.0),
         )
     )
-    assert course.losses[:2] == ((0, 2.0), (1, 2.0))
-    assert math.isnan(course.losses[2][1])
-    assert course.ends == ((0, 0.0), (1, 1.0), (2, 2.0))  # by one clock: that of the rank that is furthest; of a forward
+    assert recent.losses[:2] == ((0, 2.0), (1, 2.0))
+    assert math.isnan(recent.losses[2][1])
+    assert recent.ends == ((0, 0.0), (1, 1.0), (2, 2.0))  # by one clock: that of the rank that is furthest; of a forward
 
 
 def test_a_later_look_adds_what_is_new_and_forgets_nothing() -> None:
-    reader = CourseReader()
+    reader = RecentReader()
     reader.take(digests((0, 4, 1.0, 4.0), (1, 4, 3.0, 4.0), (0, 5, 1.0, 5.0)))
-    course = reader.take(
+    recent = reader.take(
         digests((1, 4, 9.0, 4.0), (1, 5, 3.0, 5.0), (0, 5, 1.0, 5.0))
     )  # of batch 4 it has the last rank only
-    assert course.losses == ((4, 2.0), (5, 2.0))
-    assert course.ends == ((4, 4.0), (5, 5.0))
-    assert reader.take(digests()).losses == course.losses
-    course = reader.take(digests((1, 6, 1.0, 100.0), (1, 7, 1.0, 101.0)))  # rank 0 is lost: another clock
-    assert course.ends == ((6, 100.0), (7, 101.0))
-    assert [batch for batch, _ in course.losses] == [4, 5, 6, 7]
+    assert recent.losses == ((4, 2.0), (5, 2.0))
+    assert recent.ends == ((4, 4.0), (5, 5.0))
+    assert reader.take(digests()).losses == recent.losses
+    recent = reader.take(digests((1, 6, 1.0, 100.0), (1, 7, 1.0, 101.0)))  # rank 0 is lost: another clock
+    assert recent.ends == ((6, 100.0), (7, 101.0))
+    assert [batch for batch, _ in recent.losses] == [4, 5, 6, 7]
 
 
 def test_only_the_last_batches_are_kept() -> None:
-    reader = CourseReader()
+    reader = RecentReader()
     for begin in (0, 1000):
-        course = reader.take(digests(*((0, begin + batch, 1.0, float(begin + batch)) for batch in range(1000))))
-    assert len(course.losses) == len(course.ends) == MOST_BATCHES
-    assert course.losses[-1][0] == course.ends[-1][0] == 1999
+        recent = reader.take(digests(*((0, begin + batch, 1.0, float(begin + batch)) for batch in range(1000))))
+    assert len(recent.losses) == len(recent.ends) == MOST_BATCHES
+    assert recent.losses[-1][0] == recent.ends[-1][0] == 1999
