@@ -118,7 +118,7 @@ def test_a_narrow_dark_window_shows_it_without_scrolling_sideways(browser: Brows
 
 def test_the_overview_has_the_curves_and_marks_the_culprit(browser: Browser) -> None:
     browser.open("/run/bad-0")
-    browser.until(lambda: "Loss. At the end: mean of the ranks" in browser.chart(1))
+    browser.until(lambda: "Loss by rank. At the end: mean of the ranks" in browser.chart(1))
     browser.until(lambda: "Batches a second. At the end: median of the ranks" in browser.chart(2))
     assert "▸ marks rank 1 (culprit)." in browser.text("section .how")
     assert browser.text("tbody tr").split("\t")[:2] == ["1", "culprit"]

@@ -182,7 +182,8 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
             " record.recent"
             " decide.table_layout decide.votes decide.replicated_rows decide.learned"
             " decide.replica_group decide.gathers decide.replicas decide.weighing"
-            " views.ui.grids views.export.rows views.export.parquet views.export.events views.export.written",
+            " views.ui.grids views.ui.bins views.ui.curves views.ui.sources"
+            " views.export.rows views.export.parquet views.export.events views.export.written",
         ),
         ("prometheus_client", "serve.metrics.families serve.metrics.server"),
         ("rich", "views.top.screen"),

@@ -115,5 +115,5 @@ class Series(NamedTuple):
     states: Array
 
     def points(self) -> list[Point]:
-        columns = [column.tolist() for column in self[:3]]
-        return [Point(*point, State(state)) for *point, state in zip(*columns, self.states.tolist(), strict=True)]
+        rows = zip(*(column.tolist() for column in self), strict=True)
+        return [Point(batch, low, high, State(state)) for batch, low, high, state in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
@@ -55,13 +54,10 @@ def read_row(folder: Path) -> RunRow:
         boot = database.execute("SELECT value FROM meta WHERE name = 'boot'").fetchone()
         heard = database.execute("SELECT time FROM standing").fetchone() or row
         alive = is_over or boot is None or is_alive(folder, boot[0], heard[0], time.time())
-        ended = _last_event(database) if is_over else heard[0]
+        last = database.execute("SELECT time FROM events ORDER BY id DESC LIMIT 1").fetchone()
+        ended = last[0] if is_over and last else heard[0]
         run = RunRow._make((folder.resolve().name, *row[:-2], is_over, is_final, alive, ended))
         return cleaned(run)._replace(reason=paragraph(run.reason))
-
-
-def _last_event(database: sqlite3.Connection) -> float:
-    return float(database.execute("SELECT time FROM events ORDER BY id DESC LIMIT 1").fetchone()[0])
 
 
 def read_rows(runs: Path) -> list[RunRow]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rankwatch.shared.frame import DTYPE_MAX, Frame, FrameSpec, Kind, Phase, Reading, State
+from rankwatch.shared.notice import ZEROS
 
 DIVERGED = 1.5
 """The ratio from which two readings count as different: with different data, all readings differ by some percent."""
@@ -40,7 +41,7 @@ class Difference(enum.IntEnum):
     ZERO = 3
     """One side is zero, or so small that it is as good as zero: any ratio to it is large, and none says anything."""
     NO_VALUES = 4
-    """Integers, booleans and masks: their size is no measure."""
+    """Integers, booleans, masks, and shares of zeros: their ratio is no measure."""
     ONE_SIDED = 5
     """One side has no numbers: None, an empty tensor, or no tensor."""
 
@@ -136,7 +137,7 @@ def _floors(*sides: Sequence[Frame]) -> dict[Kind, float]:
         of_kinds: dict[Kind, list[float]] = {}
         for frame in frames:
             for reading in frame.readings:
-                if reading.state is State.FINITE and reading.abs_max > 0.0:
+                if reading.state is State.FINITE and reading.abs_max > 0.0 and not reading.label.endswith(ZEROS):
                     of_kinds.setdefault(reading.kind, []).append(reading.abs_max)
         for kind, numbers in of_kinds.items():
             floor = statistics.median_low(numbers) * NEGLIGIBLE
@@ -153,7 +154,7 @@ def _difference(left: Reading | None, right: Reading | None, floors: Mapping[Kin
         return Difference.BAD_INPUT if states <= _BAD or left.kind in _GIVEN else Difference.WENT_BAD
     if states != {State.FINITE}:
         return Difference.NO_VALUES if State.NOT_FLOAT in states else Difference.ONE_SIDED
-    if left.kind in _GIVEN and any(map(_is_end_of_dtype, sides)):
+    if left.label.endswith(ZEROS) or (left.kind in _GIVEN and any(map(_is_end_of_dtype, sides))):
         return Difference.NO_VALUES
     if min(left.abs_max, right.abs_max) <= floors.get(left.kind, 0.0):
         return Difference.ZERO

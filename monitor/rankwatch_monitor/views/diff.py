@@ -30,7 +30,7 @@ MOST_ASKED = 64
 ASIDES = {
     Difference.BAD_INPUT: "inputs that are inf or nan on one side, or other than inf or nan on the other",
     Difference.ZERO: "zero, or next to it, on one side",
-    Difference.NO_VALUES: "integers, booleans and masks",
+    Difference.NO_VALUES: "integers, booleans, masks and shares of zeros",
     Difference.ONE_SIDED: "without numbers on one side",
 }
 """Readings that differ in a way of which a ratio says nothing: they stand below the others."""

@@ -110,6 +110,10 @@ def of_states(*readings: tuple[Kind, State, float]) -> list[Frame]:
             of_states((Kind.INPUT, State.INF, INF), (OUTPUT, State.FINITE, 4.0)),
         ),
         (of_kind(OUTPUT, NAN, 1.0), of_kind(OUTPUT, INF, 4.0)),
+        (
+            [*of_kind(GRADIENT, 1e-4, label="weight.grad zeros"), frame(reading("x"), at=(0, 0, 1), module="b")],  # a share
+            [*of_kind(GRADIENT, 0.5, label="weight.grad zeros"), frame(reading("x", 4.0), at=(0, 0, 1), module="b")],
+        ),
     ],
 )
 def test_what_makes_a_ratio_infinite_or_meaningless_does_not_stand_first(left: list[Frame], right: list[Frame]) -> None:

@@ -25,7 +25,7 @@ COLUMNS = ("rank", "batch", "loss", "started")
 """The columns of a digest that are needed."""
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """``points`` of [batch, number, rank or None]; a number that is None is an inf or nan. ``rank`` None: over all ranks."""
 
     name: str
@@ -128,27 +128,27 @@ class Curves:
 
     # --- what is drawn ------------------------------------------------------------------------------------------------
 
-    def losses(self) -> list[Line]:
+    def losses(self) -> list[Curve]:
         """The mean over the ranks, the lowest and the highest, and the mean of each drawn rank. Empty without a loss."""
-        found: list[Line] = []
+        found: list[Curve] = []
         values = self._values
         if self._world_size > 1:
             with np.errstate(invalid="ignore", divide="ignore"):
                 mean = values["sum"] / values["count"]
             bad = values["bad"] < self._world_size
             ranks = [int(rank) if is_bad else None for rank, is_bad in zip(values["bad"], bad, strict=True)]
-            found.append(Line("mean of the ranks", None, self._points(mean, bad, ranks)))
+            found.append(Curve("mean of the ranks", None, self._points(mean, bad, ranks)))
             if self._world_size > DRAWN:
                 never = np.zeros_like(bad)
-                found.append(Line("lowest", None, self._points(values["low"], never)))
-                found.append(Line("highest", None, self._points(values["high"], never, self._highest.tolist())))
+                found.append(Curve("lowest", None, self._points(values["low"], never)))
+                found.append(Curve("highest", None, self._points(values["high"], never, self._highest.tolist())))
         for at, rank in enumerate(self.drawn):
             with np.errstate(invalid="ignore", divide="ignore"):
                 mean = values["own_sum"][at] / values["own_count"][at]
-            found.append(Line(f"rank {rank}", rank, self._points(mean, values["own_bad"][at] > 0)))
+            found.append(Curve(f"rank {rank}", rank, self._points(mean, values["own_bad"][at] > 0)))
         return [line for line in found if line.points]
 
-    def rates(self) -> list[Line]:
+    def rates(self) -> list[Curve]:
         """Batches a second: the median of the ranks, and of many the slowest."""
         by_clock = np.array([self._rates_of(clock) for clock in range(len(self._values["batch"]))]).T
         usual, slowest = [], []
@@ -158,8 +158,8 @@ class Curves:
                 batch = self._bins.first + at * self._bins.step
                 usual.append([batch, _short(known[(len(known) - 1) // 2]), None])
                 slowest.append([batch, _short(known[0]), self._rank_of(rates.index(known[0]))])
-        lines = [Line("median of the ranks", None, usual)]
-        return [line for line in [*lines, Line("slowest", None, slowest)][: min(self._world_size, 2)] if line.points]
+        lines = [Curve("median of the ranks", None, usual)]
+        return [line for line in [*lines, Curve("slowest", None, slowest)][: min(self._world_size, 2)] if line.points]
 
     def _rates_of(self, clock: int) -> Array:
         """In each bin, by the time from its first batch to the first one of the next bin; in the last bin, to its last batch."""

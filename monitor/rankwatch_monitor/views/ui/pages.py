@@ -8,46 +8,37 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from rankwatch.shared.cause import Trip, describe_module
-from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES, FrameTable, Kind, State
+from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES, FrameTable
 from rankwatch.shared.printable import printable
 
 from ...decide.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ...decide.report import Report
 from ...record import headroom, replay
 from ...record.digest import Columns
-from ...record.layout import Array
 from ...record.reader import RunRecord
 from ...record.replay import Snapshot
-from ...record.rows import ANY, BatchRange, Series, Standings
+from ...record.rows import ANY, BatchRange, Standings
 from ...record.runs import folders, read_row
 from ...record.schema import FILE, StoreError
 from .. import as_json as reports
 from .. import diff, events, path, roles, runs
 from ..compare import compare
-from . import curves, grids
+from . import curves, grids, sources
 from .curves import Curves
-from .grids import BAD, Grid, RankGrid
+from .grids import Grid, RankGrid
+from .sources import OF_GRID, NewDigests
 
 RankRange: TypeAlias = tuple[int, int]
 """The first and the last rank."""
 
 CACHED_RUNS = 64
 """Runs whose replay and grid are held in memory."""
-
-AT_ONCE = 32
-"""Segments of digests that are taken together: few calls for many digests."""
-
-MOST_ENVELOPES = 2000
-"""Of many more envelopes than these, a chart of the gradients reads some: every second, every third, and so on."""
 
 MAX_EVENTS = 2000
 """Events in a view, the last ones."""
@@ -114,25 +105,6 @@ class Pages:
             return self._runs[name]
 
 
-_OF_GRID = "rank", "batch", "headroom", "bad"
-"""The columns of a digest that the grid of ranks needs."""
-
-
-class _NewDigests:
-    """These columns of the digests of a record that came since they were taken last."""
-
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._columns = columns
-        self._taken = 0, 0  # the last segment, and how many of its digests
-
-    def take(self, record: RunRecord) -> Iterator[Array]:
-        segment, taken = self._taken
-        segments = record.segments(self._columns, since=segment)
-        while some := list(islice(segments, AT_ONCE)):
-            yield np.concatenate([digests[taken:] if number == segment else digests for number, digests in some])
-            self._taken = max(self._taken, (some[-1][0], len(some[-1][1])))
-
-
 class RunPages:
     """One run. Each method reads the record that ``open`` returns; what was read before is not read again.
 
@@ -144,9 +116,9 @@ class RunPages:
         self._lock = threading.RLock()
         self._replayed: tuple[tuple[int, ...], Snapshot] | None = None
         self._ranks: RankGrid | None = None
-        self._of_ranks = _NewDigests(_OF_GRID)
+        self._of_ranks = NewDigests(OF_GRID)
         self._curves: Curves | None = None
-        self._of_curves = _NewDigests(curves.COLUMNS)
+        self._of_curves = NewDigests(curves.COLUMNS)
 
     def open(self) -> RunRecord:
         return RunRecord(self._folder / FILE)
@@ -183,7 +155,7 @@ class RunPages:
         report, _ = self._replay(record)
         if batches != ANY:
             zoomed = RankGrid(report.world_size)
-            for _, digests in record.segments(_OF_GRID, batches=batches):
+            for _, digests in record.segments(OF_GRID, batches=batches):
                 zoomed.add(digests[(digests["batch"] >= batches[0]) & (digests["batch"] <= batches[1])])
             return zoomed.grid()
         with self._lock:
@@ -205,11 +177,11 @@ class RunPages:
         drawn = tuple(ranks) or _drawn(report)
         with self._lock:
             if self._curves is None or self._curves.drawn != drawn:
-                self._curves, self._of_curves = Curves(report.world_size, drawn), _NewDigests(curves.COLUMNS)
+                self._curves, self._of_curves = Curves(report.world_size, drawn), NewDigests(curves.COLUMNS)
             for digests in self._of_curves.take(record):
                 self._curves.add(digests)
             lines = {"loss": self._curves.losses(), "rate": self._curves.rates()}
-        lines["gradient"] = _gradients(record)
+        lines["gradient"] = sources.gradients(record)
         return {name: [line._asdict() for line in of] for name, of in lines.items()}
 
     def around(self, record: RunRecord, ranks: RankRange, batches: BatchRange) -> dict[str, Any]:
@@ -235,15 +207,7 @@ class RunPages:
         for rank, trip in _trips(self._replay(record).report):
             if ranks[0] <= rank <= ranks[1] and batches[0] <= trip.position.batch <= batches[1]:
                 return rank
-        found: list[tuple[float, int]] = []
-        for _, digests in record.segments(_OF_GRID, batches=batches):
-            is_here = (digests["batch"] >= batches[0]) & (digests["batch"] <= batches[1])
-            here = digests[is_here & (digests["rank"] >= ranks[0]) & (digests["rank"] <= ranks[1])]
-            if len(here):
-                values = np.where(here["bad"] > 0, np.float32(BAD), here["headroom"])
-                at = int(values.argmin())
-                found.append((float(values[at]), int(here["rank"][at])))
-        return min(found, default=(BAD, ranks[0]))[1]
+        return sources.worst_rank(record, ranks, batches)
 
     def modules(self, record: RunRecord, rank: int | None, batches: BatchRange = ANY, pattern: str = "") -> dict[str, Any]:
         """The worst headroom by module and batch, of a rank or over all of them; or the change, as in ``ranks``."""
@@ -291,10 +255,9 @@ class RunPages:
         if not rows:
             raise LookupError(f"no module {module or '(root)'} has a reading {label} in its {phase} here")
         for rank in ranks:
-            of_rows = [record.series(rank, columns[number], row, batches) for number, row in rows]
-            whole = Series(*(np.concatenate(column) for column in zip(*of_rows, strict=True)))
-            in_order = np.argsort(whole.batches, kind="stable")
-            thin = grids.thinned(Series(*(column[in_order] for column in whole)))
+            thin = grids.thinned(
+                sources.joined([record.series(rank, columns[number], row, batches) for number, row in rows])
+            )
             lines.append({"rank": rank, "points": [reports.point(*point) for point in thin]})
         dtype = _dtype_of(tables[rows[0][0]], rows[0][1])
         return {"dtype": dtype, "limit": DTYPE_MAX.get(dtype), "lines": lines}
@@ -368,35 +331,6 @@ def _drawn(report: Report) -> tuple[int, ...]:
     if report.world_size <= curves.DRAWN:
         return tuple(range(report.world_size))
     return tuple([one.row.rank for one in roles.in_order(report)[:MOST_DRAWN] if one.text])
-
-
-def _gradients(record: RunRecord) -> list[curves.Line]:
-    """The largest gradient of each batch: of a parameter, or where none is measured, of an output or input."""
-    tables = record.tables()
-    for kinds in ({Kind.GRADIENT}, {Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}):
-        chosen = {number: _rows_of_kinds(table, kinds) for number, table in tables.items()}
-        found = {number: rows for number, rows in chosen.items() if len(rows)}
-        if not found:
-            continue
-        columns = _columns_of({number: tables[number] for number in found})
-        largest: dict[int, float] = {}
-        for part in record.extremes(None, columns, most=MOST_ENVELOPES):
-            highs, states = part.abs_max[:, found[part.table]], part.states[:, found[part.table]]
-            is_bad = (states == int(State.INF)) | (states == int(State.NAN))
-            high = np.where(is_bad, np.inf, np.where(states == int(State.FINITE), highs, 0.0)).max(axis=1)
-            for batch, number in zip(part.batches.tolist(), high.tolist(), strict=True):
-                largest[batch] = max(largest.get(batch, 0.0), number)
-        batches, numbers = np.array(sorted(largest)), np.array([largest[batch] for batch in sorted(largest)])
-        states = np.where(np.isinf(numbers), int(State.INF), int(State.FINITE)).astype(np.uint8)
-        thin = grids.thinned(Series(batches, numbers, numbers, states), curves.BINS)
-        name = "of a parameter" if Kind.GRADIENT in kinds else "of an output or input"
-        return [curves.Line(name, None, [[one.batch, reports.number(one.abs_max), None] for one in thin])]
-    return []
-
-
-def _rows_of_kinds(table: FrameTable, kinds: set[Kind]) -> list[int]:
-    rows = [reading.kind for spec in table.specs for reading in spec.readings]
-    return [row for row, kind in enumerate(rows) if kind in kinds]
 
 
 def _are_stale(standings: Standings) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rankwatch.shared.frame import NO_LOSS
 from rankwatch_monitor.record.layout import DIGEST, Array
-from rankwatch_monitor.views.ui.curves import COLUMNS, Curves, Line
+from rankwatch_monitor.views.ui.curves import COLUMNS, Curve, Curves
 
 
 def digests(*parts: tuple[int, int, float, float]) -> Array:
@@ -28,7 +28,7 @@ def batch(rank: int, number: int, loss: float = NO_LOSS, *, skew: float = 0.0, e
     return rank, number, loss, began
 
 
-def of(lines: list[Line], name: str) -> dict[int, float | None]:
+def of(lines: list[Curve], name: str) -> dict[int, float | None]:
     return {point[0]: point[1] for line in lines if line.name == name for point in line.points}
 
 
@@ -67,7 +67,7 @@ def test_a_loss_that_is_not_finite_is_a_point_without_a_number_with_its_rank() -
     curves.add(digests(batch(0, 0, 1.0), batch(2, 0, 3.0), batch(0, 1, 1.0), batch(2, 1, math.nan), batch(1, 2)))
     mean, own = (line for line in curves.losses() if line.name != "lowest")
     assert mean.points == [[0, 2.0, None], [1, None, 2]]
-    assert own == Line("rank 2", 2, [[0, 3.0, None], [1, None, None]])
+    assert own == Curve("rank 2", 2, [[0, 3.0, None], [1, None, None]])
 
 
 def test_the_rate_is_by_the_clock_of_each_rank() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import makers
 import records
 import standings
+from rankwatch.shared.frame import Kind, Phase
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.decide.journal import NO_RANK, Desynced, Entry, ReplicasCompared
 from rankwatch_monitor.record.schema import FILE
@@ -63,3 +66,20 @@ def test_what_is_said_of_replicas(tmp_path: Path) -> None:
     )
     assert [row["parameter"] for row in found["rows"]] == ["layers.3.weight", "head.bias"]
     assert found["hidden"] == 4
+
+
+def test_the_largest_gradient_of_each_batch_is_over_all_ranks_and_no_share_of_zeros(tmp_path: Path) -> None:
+    def gradients(rank: int, batch: int, high: float) -> Entry:
+        zeros = makers.reading("weight.grad zeros", 0.9, kind=Kind.GRADIENT)
+        last = makers.frame(zeros, at=(batch, 0, 8), module="layer", phase=Phase.BACKWARD)
+        return records.part(rank, *records.frames(batch), *records.backward(batch, high), last, seq=batch + 1)
+
+    highs = [(0.1, 0.3), (0.2, math.inf), (0.25, 0.2)]
+    parts = [gradients(rank, batch, high) for batch, of in enumerate(highs) for rank, high in enumerate(of)]
+    run = records.write(tmp_path / "train-0", *parts)
+    with RunPages(run).open() as record:
+        (line,) = RunPages(run).curves(record)["gradient"]
+    assert line["name"] == "of a parameter"
+    assert [(batch, number and pytest.approx(number)) for batch, number, _ in line["points"]] == [
+        (0, 0.3), (1, None), (2, 0.25),
+    ]  # fmt: skip

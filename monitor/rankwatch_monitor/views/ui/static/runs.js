@@ -97,25 +97,31 @@ const Runs = (() => {
   // The loss, the rate and the gradients of the run, below what was appended before. Returns what begins to ask for them.
   function curves() {
     const place = h("div", { class: "pair" });
-    const [loss, pace, gradient] = ["Loss by rank", "Batches a second", "Largest gradient"].map((title) => { const section = h("section", null, h("h2", null, title)); place.append(section); return section; });
-    main.append(place);
-    const draws = [Charts.curves(loss, "Loss", Charts.HOW.loss), Charts.curves(pace, "Batches a second", Charts.HOW.rate, true), Charts.curves(gradient, "Largest gradient", Charts.HOW.gradient)];
-    const own = h("form", { method: "get" }, field("ranks", "ranks with a line of their own, such as 0,3", "short"), h("button", null, "Show"));
+    const shown = [["loss", "Loss by rank"], ["rate", "Batches a second"], ["gradient", "Largest gradient"]].map(([name, title]) => {
+      const section = h("section", { hidden: true }, h("h2", null, title), h("div"));
+      place.append(section);
+      return { name, title, section, draw: null };
+    });
+    shown[0].section.append(h("form", { method: "get" }, field("ranks", "ranks with a line of their own, such as 0,3", "short"), h("button", null, "Show")));
     const none = h("p", { class: "faint" });
-    loss.append(own);
-    gradient.hidden = true;
-    place.after(none);
+    main.append(place, none);
     let asks = false;
+
+    function show(body) {
+      for (const one of shown) {
+        const lines = body[one.name].map((line) => ({ ...line, thin: ["lowest", "highest", "slowest"].includes(line.name) }));
+        one.section.hidden = !lines.length;
+        if (!lines.length) continue;
+        one.draw = one.draw || Charts.curves(one.section.querySelector("div"), one.title, Charts.HOW[one.name], one.name !== "loss");
+        one.draw(lines);
+      }
+      none.textContent = [body.loss.length ? "" : "No loss is on record: no backward() has reached the model.", body.gradient.length ? "" : "No gradient is on record: watch(model, gradients=True) or RANKWATCH_GRADIENTS=1 measures them."].filter(Boolean).join(" ");
+    }
+
+    // After the rest of the page is drawn.
     return () => {
-      if (asks) return;
+      if (!asks) follow(api("curves", chosen("ranks")), show);
       asks = true;
-      follow(api("curves", chosen("ranks")), (body) => {
-        [["loss", loss], ["rate", pace], ["gradient", gradient]].forEach(([name, section], index) => {
-          section.hidden = !body[name].length;
-          if (body[name].length) draws[index](body[name].map((line) => ({ ...line, thin: ["lowest", "highest", "slowest"].includes(line.name) })));
-        });
-        none.textContent = [body.loss.length ? "" : "No loss is on record: no backward() has reached the model.", body.gradient.length ? "" : "No gradient is on record: watch(model, gradients=True) or RANKWATCH_GRADIENTS=1 measures them."].filter(Boolean).join(" ");
-      });
     };
   }
 

@@ -160,7 +160,7 @@ const Views = (() => {
   const ASIDES = {
     bad_input: "inf or nan: an input, which may be a mask, or both sides",
     zero: "zero, or next to it, on one side",
-    no_values: "integers, booleans and masks",
+    no_values: "integers, booleans, masks and shares of zeros",
     one_sided: "no numbers on one side",
   };
 
