@@ -95,6 +95,7 @@ class Desk:
                 told.desync_unkept,
                 told.compared,
             )
+            assert (told_again.stall, told_again.stacks) == (told.stall, told.stacks)
             assert told_again.gaps == told.gaps or not run.over
             assert told_again.stops_ranks == told.stops_ranks
             assert [row.state for row in told_again.ranks] == [row.state for row in told.ranks]
@@ -104,6 +105,7 @@ class Desk:
                 row = row_after(row, entry.fact)
             assert (row.is_over, row.reason) == (run.over, told.reason)  # a list of runs shows these without a replay
             assert row.outcome == told.outcome or not run.over
+            assert row.stalled == told.stalled
 
     @property
     def reports(self) -> list[Report]:

@@ -40,6 +40,8 @@ ONE_OF_EACH: list[messages.Message] = [
     messages.Off(8, "switched itself off in batch 3"),
     makers.beat(3, 0, 17),
     messages.Probe(makers.moment(3, 0, 17)),
+    messages.Inspect(3),
+    messages.Inspected(3, "train.py:31 in load", ("main thread", "  train.py:31 in load")),
     messages.Abort("rank 1 of 2", 1, 1000.0, 10.0, 300.0, 7, "decoder.wo", "overflow"),
     messages.Stay(300.0),
     messages.Listen("train-0", 3, "b1"),

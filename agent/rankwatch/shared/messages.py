@@ -13,6 +13,9 @@ from .notice import Notice
 from .tuning import NO_CHANGE, Tuning
 from .window import WINDOW
 
+MAX_STACK_LINES, MAX_STACK_LINE = 96, 240
+"""Of the answer of a rank that was asked where it is: lines, and characters of each."""
+
 MAX_START = 64
 """Characters of a start id."""
 
@@ -146,6 +149,25 @@ class Probe:
     """Collector to rank: send a BEAT as soon as you have passed this moment, or now if you have."""
 
     moment: Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Collector to rank, which stalls or waits for one that does: say where your threads are. Repeated until answered."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """Rank to collector: the answer to the INSPECT of this number. ``waits``: what the main thread is in, in one line.
+
+    ``lines``: each thread with its frames, the innermost first.
+    """
+
+    number: int
+    waits: str
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +308,8 @@ Message: TypeAlias = (
     | Off
     | Beat
     | Probe
+    | Inspect
+    | Inspected
     | Abort
     | Stay
     | Listen

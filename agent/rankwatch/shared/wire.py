@@ -53,6 +53,8 @@ from .frame import (
     NO_STAGE,
 )
 from .messages import (
+    MAX_STACK_LINE,
+    MAX_STACK_LINES,
     MAX_START,
     OUTCOMES,
     PHASES,
@@ -67,6 +69,8 @@ from .messages import (
     Fingerprinted,
     Fingerprints,
     Hello,
+    Inspect,
+    Inspected,
     Invite,
     Invited,
     Listen,
@@ -332,6 +336,11 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, Field]]] = {
          "holds": _BOOL, "orphaned": _BOOL},
     ),
     "PROBE": (Probe, {"moment": _MOMENT}),
+    "INSPECT": (Inspect, {"number": _SEQ}),
+    "INSPECTED": (
+        Inspected,
+        {"number": _SEQ, "waits": string(MAX_STACK_LINE), "lines": list_of(string(MAX_STACK_LINE), MAX_STACK_LINES)},
+    ),
     "ABORT": (Abort, {"reason": _TEXT, "rank": integer(-1, MAX_RANKS), "time": _SECONDS, "grace": number(0, 86400),
                        "hold_limit": number(0, 86400), "batch": integer(-1), "module": string(), "cause": string(64)}),
     "STAY": (Stay, {"seconds": number(0, 86400)}),

@@ -38,6 +38,7 @@ from .outbox import Outbox
 from .reception import MAX_RECEIVED_BYTES, PAUSE, Reception
 from .reread import ConnectionSource
 from .spool import Spool
+from .stacks import Inspector
 from .stand_in import StandIn
 
 log = logging.getLogger(__name__)
@@ -180,6 +181,7 @@ class Link:
         self._next_hello = 0.0
         self._next_beat = 0.0
         self._wake = Wake()
+        self._inspector = Inspector(identity.rank, self._wake)
         self._thread = threading.Thread(target=self._run, name="rankwatch-link", daemon=True)
 
     # --- the training thread's side -----------------------------------------------------------------------------------
@@ -358,6 +360,8 @@ class Link:
                 self._has_asked = True
             return
         self._send_spool(socket)
+        if (stacks := self._inspector.take()) is not None:
+            self._send(socket, stacks)
         passed = self._probe is not None and self._progress()[0] > self._probe
         if passed or now >= self._next_beat or bool(HOLDS) != self._was_held:
             self._send_beat(socket)
@@ -426,6 +430,8 @@ class Link:
             if self._probe is None:
                 self._probed_at = time.monotonic()
             self._probe = message.moment
+        elif isinstance(message, messages.Inspect):
+            self._inspector.ask(message.number)
         elif isinstance(message, messages.Abort):
             self._send(socket, messages.Ack(self._spool.sent, abort=True))
             self._abort(message)

@@ -15,6 +15,10 @@ MOST_NAMED = 8
 """Runs that an error names, of those that there are."""
 
 
+OF_A_RUN = "run.db", "report.txt"
+"""Files of which a run's folder has one."""
+
+
 def add_option(parser: argparse.ArgumentParser, name: str, **details: Any) -> None:
     """Adds an option whose name may be written with underscores too."""
     parser.add_argument(*dict.fromkeys((name, "--" + name[2:].replace("-", "_"))), **details)
@@ -167,15 +171,39 @@ def named_run(path: Path) -> Path:
     """The path; a name that is not there may be that of a run in the folder of all runs. Raises UsageError if it is not."""
     if path.exists() or path.parent != Path():
         return path
-    run = Path(env("runs_dir", "rankwatch-runs") or "", path)
+    run = runs_folder() / path
     if run.is_dir():
         return run
     raise UsageError(no_run(path, run.parent))
 
 
+def runs_folder() -> Path:
+    """The folder of all runs, where a command is given none."""
+    return Path(env("runs_dir", "rankwatch-runs") or "")
+
+
 def no_run(path: Path, runs: Path) -> str:
-    """Says that there is no such run, and which ones there are in the folder ``runs``."""
-    names = sorted(one.name for one in runs.iterdir() if one.is_dir() and not one.is_symlink()) if runs.is_dir() else []
-    there = f"there {'are' if names[1:] else 'is'} {', '.join(names[-MOST_NAMED:]) or 'none'}"
+    """Says that there is no run at this path, and which ones there are: in it, beside it, or in the folder ``runs``."""
+    if path.is_dir() and (own := _runs_in(path)):
+        those = "those" if own[1:] else "that"
+        return f"{path} is no run's folder, but has {those} of {_some(own)}: give {path / own[-1]}, say"
+    what = "is a file, and no run's folder" if path.is_file() else "has no run in it" if path.is_dir() else ""
+    said = f"{path} {what}" if what else f"no run {path}"
+    where, names = next(((folder, names) for folder in (path.parent, runs) if (names := _runs_in(folder))), (runs, []))
+    there = f"in {where} there {'are' if names[1:] else 'is'} {_some(names)}" if names else f"in {runs} there is none"
+    return f"{said}; {there}"
+
+
+def _runs_in(folder: Path) -> list[str]:
+    try:
+        found = [
+            one.name for one in folder.iterdir() if not one.is_symlink() and any((one / name).exists() for name in OF_A_RUN)
+        ]
+    except OSError:  # it is none, or may not be read
+        return []
+    return sorted(name for name in found if not name.startswith("."))
+
+
+def _some(names: list[str]) -> str:
     more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"no run {path}; in {runs} {there}{more}"
+    return ", ".join(names[-MOST_NAMED:]) + more

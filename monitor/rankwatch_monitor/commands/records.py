@@ -10,6 +10,7 @@ from rankwatch.errors import UsageError
 
 from ..record.reader import RunRecord
 from ..record.schema import FILE, StoreError
+from . import arguments as types
 
 
 @contextmanager
@@ -22,8 +23,16 @@ def open_record(run: Path) -> Iterator[RunRecord]:
 @contextmanager
 def open_records(runs: list[Path]) -> Iterator[list[RunRecord]]:
     """As ``open_record``, for more than one run."""
+    for run in runs:
+        check_run(run)
     with readable(), ExitStack() as stack:
         yield [stack.enter_context(RunRecord(run / FILE)) for run in runs]
+
+
+def check_run(run: Path) -> None:
+    """Raises UsageError where this is no run's folder."""
+    if not (run / FILE).exists():
+        raise UsageError(types.no_run(run, types.runs_folder()))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from rankwatch.shared.printable import page, printable
 
 from ..decide.report import Report
 from ..record import replay
+from ..record.course import with_course
 from ..record.reader import RunRecord
 from ..record.runs import read_row
 from ..record.schema import FILE, StoreError
@@ -22,7 +23,7 @@ from ..views import batch, details, rank, text
 from ..views.ui import single
 from ..views.ui.pages import RunPages
 from . import arguments as types
-from .records import open_record, readable
+from .records import check_run, open_record, readable
 
 FRAMES = 21
 """Frames shown by default, as in a report."""
@@ -73,6 +74,7 @@ def _write_html(run: Path, path: Path, *, may_replace: bool) -> None:
     is_there = os.path.lexists(path)
     if is_there and not path.is_dir() and not (may_replace or _agrees(f"{path} exists: replace it?")):
         raise UsageError(f"{path} exists: name another file, or replace it by --overwrite")
+    check_run(run)
     with readable():
         body = single.render(RunPages(run))
     try:
@@ -106,6 +108,7 @@ def _details(record: RunRecord, arguments: argparse.Namespace) -> str:
         of_rank = details.of_rank(record, arguments.rank)
         return rank.to_json(of_rank, frames) if as_json else rank.render(of_rank, frames)
     report, is_over = replay.take(record)
+    report = with_course(report, record)
     return _render(record.path.parent, _shortened(report, frames), is_over, as_json=as_json)
 
 
@@ -126,10 +129,10 @@ def _written(run: Path, *, as_json: bool) -> str:
         try:
             with RunRecord(run / FILE) as record:
                 report, is_over = replay.take(record)
+                report = with_course(report, record)
         except StoreError as why:
-            if not (run / FILE).exists():
-                raise UsageError(types.no_run(run, run.parent)) from None
-            raise UsageError(f"no report in {run}: {error.strerror}; nor is it in its record: {why}") from None
+            check_run(run)
+            raise UsageError(f"cannot read report.txt in {run} ({error.strerror}), nor the record: {why}") from None
         return _render(run, report, is_over, as_json=as_json)
 
 

@@ -15,7 +15,7 @@ from rankwatch.shared.frame import BatchSummary, FrameTable
 
 from .desync import Compared, Desync
 from .gaps import Gap
-from .report import Outcome, RankState
+from .report import Outcome, RankState, Stall
 
 NO_RANK = -1
 
@@ -90,6 +90,20 @@ class Waited:
 
 
 @dataclass(frozen=True, slots=True)
+class Stood:
+    """The stall there is from now on; None: the ranks went on. Its stacks are the messages ``Inspected``."""
+
+    stall: Stall | None
+
+
+@dataclass(frozen=True, slots=True)
+class NoStack:
+    """A rank of a stall was asked where it is, and did not say."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobInterrupted:
     """This signal is ending the job's command: ranks that fail or are lost from now on do so because of it."""
 
@@ -153,6 +167,8 @@ OwnEvent: TypeAlias = (
     | Reached
     | Miscounted
     | Waited
+    | Stood
+    | NoStack
     | JobInterrupted
     | JobEnded
     | Diverged

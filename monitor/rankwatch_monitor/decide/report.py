@@ -13,6 +13,7 @@ from rankwatch.shared.notice import Notice
 from rankwatch.shared.str_enum import StrEnum
 
 from .began import TripOrigin
+from .course import Course
 from .desync import Compared, Desync
 from .gaps import Gap
 from .verdict import Verdict
@@ -147,6 +148,29 @@ class RankNotice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Stall:
+    """Ranks that make no progress, and the ranks that wait for them, in a sentence; of very many, the first ones are named.
+
+    ``count`` ranks are stalled, and ``count_waiting`` wait.
+    """
+
+    ranks: tuple[int, ...]
+    waiting: tuple[int, ...]
+    text: str
+    count: int
+    count_waiting: int
+
+
+class RankStack(NamedTuple):
+    """Where a rank of a stall is: what its main thread waits in, and each thread with its frames. ``why_not``: it did not say."""
+
+    rank: int
+    waits: str = ""
+    lines: tuple[str, ...] = ()
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """A run so far, or when it is over. ``acknowledged_in``: seconds from the abort to the last acknowledgement so far.
 
@@ -165,10 +189,14 @@ class Report:
     ranks: Sequence[RankRow]
     notices: tuple[RankNotice, ...] = ()
     notices_unkept: int = 0
-    stalled: str = ""
-    """The ranks that were stalled at the end, and which ranks waited for them."""
+    stall: Stall | None = None
+    """The stall there is now, or that there was at the end."""
+    stacks: tuple[RankStack, ...] = ()
+    """Of some of its ranks, the stalled ones first."""
     origin: TripOrigin | None = None
     """Where the verdict's trip came from; None while that was not looked for."""
+    course: Course | None = None
+    """How a run without a verdict went; None while that was not looked for."""
     closeup: CloseUp | None = None
     """What the verdict's rank found when it ran again what went bad; None: none has arrived."""
     desync: tuple[Desync, ...] = ()
@@ -187,6 +215,11 @@ class Report:
     """What is not on record, the earliest first."""
     folder: str = ""
     """The run's folder; empty while it is not known."""
+
+    @property
+    def stalled(self) -> str:
+        """The stall in a sentence; empty without one."""
+        return "" if self.stall is None else self.stall.text
 
     @property
     def batches(self) -> int:

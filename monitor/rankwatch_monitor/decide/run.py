@@ -35,10 +35,12 @@ from .journal import (
     JobInterrupted,
     Left,
     Miscounted,
+    NoStack,
     Opened,
     Progress,
     Reached,
     ReplicasCompared,
+    Stood,
     Trained,
     Waited,
 )
@@ -257,6 +259,11 @@ class Run(RunEnd):
             self._counts.uneven = fact.text
         elif isinstance(fact, Waited):
             effects = self._conclude(now)
+        elif isinstance(fact, Stood):
+            self._stalls.restore(fact.stall)
+            self._stacks.begin(fact.stall, now)
+        elif isinstance(fact, NoStack):
+            self._stacks.give_up(number, fact.text)
         elif isinstance(fact, Diverged):
             if self.verdict is not None:
                 self.verdict = blame_all(self.verdict, fact.found)
@@ -307,6 +314,8 @@ class Run(RunEnd):
                 yield from self._abort_upon(Incident.ORPHANED, text, now)
             if not self._note_answer(rank):  # a rank that answers an election soon hears how it ends
                 yield Send(rank.peer, rank.receipt())
+        elif isinstance(message, messages.Inspected):
+            yield from self._take_stack(rank, message, now)
         elif isinstance(message, messages.Table):
             self.tables.add(message.table, size)
         elif isinstance(message, messages.Fingerprints):

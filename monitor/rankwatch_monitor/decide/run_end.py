@@ -6,18 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rankwatch.shared import messages
-from rankwatch.shared.text import describe_culprit
+from rankwatch.shared.text import describe_culprit, name_spans
 
 from .byproducts import desync_of
 from .desync_text import describe_desync
 from .divergence import blame_all
 from .effects import Alert, Effect, Note, Publish, Trouble
 from .ending import Incident, Situation, decide
-from .journal import NO_RANK, Closed, Desynced, Diverged, Left, Waited
+from .journal import NO_RANK, Closed, Desynced, Diverged, Left, NoStack, Stood, Waited
 from .rank import Rank, describe_first_lost
 from .report import RankState
 from .run_state import RunState
 from .silence import describe_lost
+from .stacks import Silent
+from .stall import StallNews
 from .verdict import logical_time_of
 
 
@@ -60,15 +62,32 @@ class RunEnd(RunState):
             yield from self._abort_upon(Incident.ORPHANED, text, now)
 
     def _look_for_stall(self, now: float) -> Iterator[Effect]:
-        if not self._ending.is_open:
-            return
-        news = self._stalls.look([self.ranks[number] for number in self._running], now)
+        news = self._stalls.look(self.ranks, self._running, now) if self._ending.is_open else StallNews()
         for text in news.notes:
             yield Note(f"run {self.id}: {text}")
+        if news.is_other:
+            self._note_down(now, Stood(self._stalls.stall))
+            self._stacks.begin(self._stalls.stall, now)
+        silent: dict[str, list[int]] = {}
+        for effect in self._stacks.look(self.ranks, now):
+            if isinstance(effect, Silent):
+                self._note_down(now, NoStack(effect.why), effect.rank)
+                self._stacks.give_up(effect.rank, effect.why)
+                silent.setdefault(effect.why, []).append(effect.rank)
+            else:
+                yield effect
+        for why, ranks in silent.items():
+            yield Note(f"run {self.id}: {name_spans(ranks)} gave no stack: {why}")
         if news.began and self.options.abort_on_stall:
             yield from self._abort_upon(Incident.STALLED, news.began, now)
         elif news.began:
             yield Alert(Trouble.STALL, news.began, self.report())
+
+    def _take_stack(self, rank: Rank, answer: messages.Inspected, now: float) -> Iterator[Effect]:
+        if self._stacks.expects(rank.number, answer):
+            self._note_down(now, answer, rank.number)
+            self._stacks.take(rank.number, answer)
+            yield Note("\n    ".join([f"run {self.id}: {rank.name} is in {answer.waits or 'its threads'}", *answer.lines]))
 
     def _look_who_is_waited_for(self, now: float) -> Iterator[Effect]:
         before, self._noted_waiting = self._noted_waiting, self.waiting
@@ -186,6 +205,7 @@ class RunEnd(RunState):
             self._note_compared(now, at_once=True)
             yield Publish(self.report(), news=True)
         if ended or self._have_all_ended(now):
+            yield from self._look_for_stall(now)
             self.over = True
             self.tables.clear()
             self._happens(Incident.ALL_ENDED, describe_first_lost(self.ranks.values()), now)

@@ -39,6 +39,7 @@ from .rank import Rank, count_frames
 from .replicas import ReplicaWatch
 from .report import Outcome, RankRows, RankState, Report, RunStanding
 from .silence import Silence
+from .stacks import Stacks
 from .stall import StallWatch
 from .tables import FrameTables
 from .verdict import Verdict
@@ -77,6 +78,7 @@ class RunState:
     _election: Election = field(init=False)
     _silence: Silence = field(init=False)
     _stalls: StallWatch = field(init=False)
+    _stacks: Stacks = field(default_factory=Stacks)
     _notices: Notices = field(default_factory=Notices)
     _byproducts: ByProducts = field(default_factory=ByProducts)
     _losses: LossHistories = field(default_factory=LossHistories)
@@ -186,12 +188,12 @@ class RunState:
         return len(self.ranks) == self.world_size or now - self._all_ended_at > self.options.lost_after
 
     def _is_settled(self, now: float) -> bool:
-        """Whether the report can be printed: the abort is answered, and the verdict's rank has told all, or is late."""
+        """Whether the report can be printed: the abort is answered, and the ranks asked have told all, or are late."""
         if self._abort.message is None:
             return self._have_all_ended(now)
         culprit = None if self.verdict is None else self.ranks[self.verdict.tripped]
         is_heard = culprit is None or not (culprit.owes_closeup(now) or culprit.owes_turn(now))
-        return self._abort.is_answered(now) and is_heard
+        return self._abort.is_answered(now) and is_heard and not self._stacks.are_awaited(now)
 
     def _locate(self, number: int) -> tuple[str, str]:
         """The host and the GPU of a rank."""
@@ -222,7 +224,8 @@ class RunState:
             ranks=RankRows({number: rank.row() for number, rank in self.ranks.items()}, self.world_size),
             notices=self._notices.all(),
             notices_unkept=self._notices.unkept,
-            stalled=stall.text if (stall := self._stalls.stall) is not None else "",
+            stall=self._stalls.stall,
+            stacks=self._stacks.all(),
             origin=origin_of(self.verdict),
             desync=self._desync(),
             desync_unkept=self._replicas.findings.unkept,
@@ -241,7 +244,7 @@ class RunState:
             restart=self.restart,
             world_size=self.world_size,
             tripped=self._trips,
-            stalled=len(stall.ranks) if (stall := self._stalls.stall) is not None else 0,
+            stalled=stall.count if (stall := self._stalls.stall) is not None else 0,
             outcome=self._ending.outcome,
             over=self.over,
             heartbeat=self.options.heartbeat,

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared.frame import Moment
 from rankwatch.shared.text import name_spans
 
 from .rank import Rank
+from .report import RankState, Stall
 
 PHASE_ORDER = {"forward": 0, "backward": 1, "optimizer": 2, "idle": 3}
 """The phases of a batch, in their order."""
 
 
-class Stall(NamedTuple):
-    """The stalled ranks, the ranks that wait for them, and both in a sentence."""
+Reached: TypeAlias = tuple[Moment, int]
 
-    ranks: list[int]
-    waiting: list[int]
-    text: str
+NAMED = 64
+"""Ranks of a stall that are named."""
 
 
 class StallNews(NamedTuple):
-    """``began``: the stall in a sentence, if it is a new one. ``notes``: what is worth a line in the log."""
+    """``began``: the stall in a sentence, if it is a new one. ``notes``: what is worth a line in the log.
+
+    ``is_other``: whether there is another stall than before, or none any more.
+    """
 
     began: str = ""
     notes: tuple[str, ...] = ()
+    is_other: bool = False
 
 
 @dataclass(slots=True)
@@ -36,22 +39,59 @@ class StallWatch:
 
     after: float
     stall: Stall | None = None
+    _ranks: frozenset[int] = frozenset()
+    """All of the stalled ranks."""
+    _reached: Reached | None = None
+    """Where they are; None: only the record knows."""
 
-    def look(self, running: Collection[Rank], now: float) -> StallNews:
+    def look(self, ranks: Mapping[int, Rank], running: Collection[int], now: float) -> StallNews:
         if not self.after:
             return StallNews()
+        live = [ranks[number] for number in running]
+        has_left = not self._ranks.issubset(running)
+        if has_left and not self._went_on(ranks) and all(now - rank.moved_at > self.after / 2 for rank in live):
+            return StallNews()  # by the stall, or by what ended it: the others wait for a rank that is gone
         # A rank whose watch has switched itself off shows no progress.
-        before, self.stall = self.stall, find_stall([rank for rank in running if not rank.fault], now, self.after)
-        if self.stall is None:
-            if before is None or not {rank.number for rank in running}.issuperset(before.ranks):
-                return StallNews()
-            return StallNews(notes=(f"{name_spans(before.ranks)} went on",))
-        if before is not None and before.ranks == self.stall.ranks:
+        found = find_stall([rank for rank in live if not rank.fault], now, self.after)
+        if found is None:
+            return self._end(is_known=self._reached is not None and (not has_left or self._went_on(ranks)))
+        before, self.stall = self.stall, found.stall
+        is_same, self._ranks, self._reached = self._ranks == found.ranks, found.ranks, found.reached
+        if not is_same:
+            return StallNews(found.stall.text, (found.stall.text,), is_other=True)
+        if before is not None and set(before.waiting) >= set(found.stall.waiting):
+            self.stall = before
             return StallNews()
-        return StallNews(self.stall.text, (self.stall.text,))
+        return StallNews(is_other=True)
+
+    def _went_on(self, ranks: Mapping[int, Rank]) -> bool:
+        stalled = [ranks[number] for number in self._ranks if number in ranks]
+        if any(rank.state in (RankState.FINISHED, RankState.ENDED) for rank in stalled):
+            return True
+        return self._reached is not None and any(_reached(rank) > self._reached for rank in stalled)
+
+    def _end(self, *, is_known: bool) -> StallNews:
+        """``is_known``: whether it is known that its ranks went on."""
+        if self.stall is None:
+            return StallNews()
+        notes = (f"{name_spans(self._ranks)} went on",) if is_known else ()
+        self.stall, self._ranks = None, frozenset()
+        return StallNews(notes=notes, is_other=True)
+
+    def restore(self, stall: Stall | None) -> None:
+        """From the record. Where the ranks are now is not known yet: the next looks begin anew."""
+        self.stall, self._ranks, self._reached = stall, frozenset(stall.ranks if stall is not None else ()), None
 
 
-def find_stall(running: Collection[Rank], now: float, after: float) -> Stall | None:
+class FoundStall(NamedTuple):
+    """``ranks``: all that are stalled; ``reached``: where."""
+
+    ranks: frozenset[int]
+    reached: Reached
+    stall: Stall
+
+
+def find_stall(running: Collection[Rank], now: float, after: float) -> FoundStall | None:
     """The ranks that made no progress for ``after`` seconds while no other rank is behind them; None: there are none.
 
     Ranks that wait in a collective make no progress either, but they are further on. A rank that is behind all others and
@@ -73,10 +113,13 @@ def find_stall(running: Collection[Rank], now: float, after: float) -> Stall | N
         text += f"; {name_spans(_ranks(waiting))} wait{'s' if len(waiting) == 1 else ''}, from {_nearest(waiting)} on"
     elif len(stalled) == len(running) > 1:
         text += "; no rank is behind another: they may wait for each other in a collective"
-    return Stall(_ranks(stalled), _ranks(waiting), text)
+    ranks, others = _ranks(stalled), _ranks(waiting)
+    return FoundStall(
+        frozenset(ranks), last, Stall(tuple(ranks[:NAMED]), tuple(others[:NAMED]), text, len(ranks), len(others))
+    )
 
 
-def _reached(rank: Rank) -> tuple[Moment, int]:
+def _reached(rank: Rank) -> Reached:
     return rank.progress, PHASE_ORDER.get(rank.phase, 0)
 
 

@@ -23,7 +23,7 @@ _OWN: dict[str, type[journal.OwnEvent]] = {
     for cls in (
         journal.Opened, journal.Died, journal.Left, journal.InTurn, journal.Reached, journal.Miscounted, journal.Waited,
         journal.JobInterrupted, journal.JobEnded, journal.Diverged, journal.Desynced, journal.ReplicasCompared, journal.Decided,
-        journal.Closed, Gap,
+        journal.Closed, journal.Stood, journal.NoStack, Gap,
     )
 }  # fmt: skip
 """The facts that come from the collector itself, by kind. They are stored as JSON, messages as the wire's bytes."""
@@ -71,6 +71,8 @@ def row_after(row: RunRow, fact: Fact) -> RunRow:
         return row._replace(batches=max(row.batches, *(batch + 1 for _, batch, _, _ in fact.moments), 0))
     if isinstance(fact, journal.Decided):
         return row._replace(outcome=fact.outcome.value, reason=fact.reason, is_final=row.is_final or fact.abort)
+    if isinstance(fact, journal.Stood):
+        return row._replace(stalled="" if fact.stall is None else fact.stall.text)
     if isinstance(fact, Gap):
         text = describe_gap(fact, row.world_size)
         return row._replace(gaps=text if row.gaps in ("", text) else f"{row.gaps.removesuffix(AND_MORE)}{AND_MORE}")

@@ -107,6 +107,15 @@ class Readings:
                 )  # fmt: skip
         return list(found.values())
 
+    def growth(self, now: Envelope, before: Envelope) -> Array:
+        """For each row, the factor by which it is larger than before; 0 where the module does not make it, or it is not known."""
+        known = np.isfinite(self._limits)
+        for envelope in (now, before):
+            known &= (envelope.state == State.FINITE) & np.isfinite(envelope.high) & (envelope.high > 0)
+        highs, lows = (np.where(known, one.high, 1.0).astype(np.float64) for one in (now, before))
+        factors: Array = np.where(known, highs / lows, 0.0)
+        return factors
+
 
 def choose(keys: Sequence[EnvelopeKey]) -> list[tuple[EnvelopeKey, EnvelopeKey | None]]:
     """For each kind of part, the newest envelope that has (nearly) all its ranks, and one some batches before it.

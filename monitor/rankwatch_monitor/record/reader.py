@@ -96,6 +96,12 @@ class RunRecord:
             row = self._database.execute("SELECT time FROM events ORDER BY id LIMIT 1").fetchone()
             return float(row[0]) if row else 0.0
 
+    def ended(self) -> float:
+        """Unix time of the last entry."""
+        with self._explained():
+            row = self._database.execute("SELECT time FROM events ORDER BY id DESC LIMIT 1").fetchone()
+            return float(row[0]) if row else 0.0
+
     # --- facts --------------------------------------------------------------------------------------------------------
 
     def meta(self) -> dict[str, str]:
@@ -151,9 +157,13 @@ class RunRecord:
 
     def newest_digests(self, segments: int) -> Array:
         """The digests of the last ``segments`` segments, in the order in which the parts came."""
+        return np.concatenate([np.zeros(0, DIGEST), *reversed(list(self.last_segments(DIGEST.names or (), segments)))])
+
+    def last_segments(self, columns: Sequence[str], most: int) -> Iterator[Array]:
+        """These columns of the last segments of digests, the newest first."""
         with self._explained():
-            rows = self._database.execute("SELECT body FROM digests ORDER BY id DESC LIMIT ?", (segments,)).fetchall()
-            return np.concatenate([np.zeros(0, DIGEST), *(unpack_digests(body) for (body,) in reversed(rows))])
+            for (body,) in self._database.execute("SELECT body FROM digests ORDER BY id DESC LIMIT ?", (most,)):
+                yield unpack_digests(body, columns)
 
     def ends_of_digests(self) -> Array:
         """The digests of the first and the last segment."""
@@ -275,6 +285,14 @@ class RunRecord:
         )
         with self._explained():
             return [EnvelopeKey(*row) for row in self._database.execute(query, (most,))]
+
+    def oldest_envelope(self, key: EnvelopeKey) -> EnvelopeKey:
+        """The key of the first envelope of the same kind of part."""
+        query = (
+            "SELECT batch, first_frame, tbl, ranks FROM envelopes WHERE first_frame = ? AND tbl = ? ORDER BY batch LIMIT 1"
+        )
+        with self._explained():
+            return EnvelopeKey(*self._database.execute(query, key[1:3]).fetchone())
 
     def envelope(self, key: EnvelopeKey) -> Envelope:
         query = "SELECT ranks, body FROM envelopes WHERE batch = ? AND first_frame = ? AND tbl = ?"

@@ -11,6 +11,7 @@ from ..decide.journal import Opened
 from ..decide.ledger import Ledger
 from ..decide.options import Options
 from ..decide.report import Report
+from .course import with_course
 from .origin import with_origin
 from .reader import RunRecord
 from .schema import explained
@@ -31,4 +32,5 @@ def take(record: RunRecord) -> Snapshot:
         awaits_command = any(isinstance(entry.fact, Opened) and entry.fact.awaits_command for entry in entries[:1])
         run = Ledger(Options(expects_job_end=awaits_command)).restore(record.run, entries, record.progress(), now)
     report = replace(run.report(), folder=printable(str(record.path.parent)))
-    return Snapshot(with_origin(report, record), run.over)
+    report = with_origin(report, record)
+    return Snapshot(with_course(report, record) if run.over else report, run.over)

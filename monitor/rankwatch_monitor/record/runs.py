@@ -15,7 +15,7 @@ from .schema import FILE, StoreError, explained, open_to_read
 
 log = logging.getLogger(__name__)
 
-QUERY = "SELECT began, job, restart, world_size, batches, outcome, reason, gaps, is_over, is_final FROM run"
+QUERY = "SELECT began, job, restart, world_size, batches, outcome, reason, gaps, stalled, is_over, is_final FROM run"
 
 COLUMNS = QUERY.count(",") + 1
 
@@ -25,7 +25,8 @@ class RunRow(NamedTuple):
 
     ``ended`` is when it was last heard of. ``outcome`` and ``reason`` are empty until they are decided. ``is_final``: an abort
     was decided, or a rank tripped, so a lost rank that comes back does not reopen the run. ``gaps`` says which batches are not
-    on record. ``is_alive``: a collector writes the record, or the run is over.
+    on record. ``stalled``: the stall that there is, or was at the end. ``is_alive``: a collector writes the record, or the run
+    is over.
     """
 
     run: str
@@ -37,6 +38,7 @@ class RunRow(NamedTuple):
     outcome: str = ""
     reason: str = ""
     gaps: str = ""
+    stalled: str = ""
     is_over: bool = False
     is_final: bool = False
     is_alive: bool = True

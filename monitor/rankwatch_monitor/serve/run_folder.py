@@ -22,6 +22,7 @@ from rankwatch.shared.text import format_trace
 
 from ..decide.began import TripOrigin
 from ..decide.report import Report
+from ..record.course import with_course
 from ..record.mounts import is_on_network
 from ..record.origin import with_origin
 from ..record.reader import RunRecord
@@ -157,7 +158,7 @@ class RunsFolder:
         return replace(report, folder=printable(str(self.path / report.run)))
 
     def publish(self, report: Report) -> Report:
-        """Writes ``report.txt`` and ``report.json``, and returns the report with what the record knows of its trip's origin."""
+        """Writes ``report.txt`` and ``report.json``, and returns the report with what its record knows beside the facts."""
         report = self._with_origin(report)
         _try(self._put, report.run, "report.txt", texts.render(report))
         _try(self._put, report.run, "report.json", json.render(report))
@@ -165,7 +166,7 @@ class RunsFolder:
 
     def _with_origin(self, report: Report) -> Report:
         if report.verdict is None:
-            return report
+            return self._with_course(report)
         if report.run not in self._origins:
             try:
                 with RunRecord(self.record_of(report.run)) as record:
@@ -174,6 +175,14 @@ class RunsFolder:
                 log.debug("no origin: %s", error)
                 return report
         return replace(report, origin=self._origins[report.run])
+
+    def _with_course(self, report: Report) -> Report:
+        try:
+            with RunRecord(self.record_of(report.run)) as record:
+                return with_course(report, record)
+        except StoreError as error:  # the writer has logged it
+            log.debug("how the run went is not known: %s", error)
+            return report
 
     def _put(self, run: str, name: str, body: str, write: Callable[[Path, str], None] = _write) -> None:
         self._claims.try_again(run)

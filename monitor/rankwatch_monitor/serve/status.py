@@ -102,6 +102,7 @@ def describe(shown: Show, pace: float | None, nearest: Headroom | None, width: i
     progress = describe_pace(pace, [standing.still for standing in running])
     long = [f"rankwatch: {shown.run}", f"{len(running)}/{len(shown.standings)} ranks running"]
     long += [f"{silent} silent"] if silent else []
+    long += [f"{shown.standing.stalled} stalled"] if shown.standing.stalled else []
     desynced = shown.standing.desynced
     long += [f"{desynced} parameter{'s' * (desynced != 1)} desynced"] if desynced else []
     long += [shown.standing.waiting] if shown.standing.waiting else []

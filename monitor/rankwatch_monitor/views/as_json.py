@@ -17,7 +17,7 @@ from ..decide.desync_text import desync_lines
 from ..decide.gaps import describe_gap
 from ..decide.report import RankNotice, RankRow, Report
 from ..decide.verdict import Verdict
-from . import closeup
+from . import closeup, course, stalls
 
 SCHEMA = 1
 
@@ -47,7 +47,9 @@ def to_dict(report: Report) -> dict[str, Any]:
         "desync_text": list(desync_lines(report.desync, report.world_size).values()),
         "replicas": None if report.compared is None else asdict(report.compared),
         "stalled": report.stalled,
+        "stall": stalls.to_dict(report),
         "gaps": [{**asdict(gap), "text": describe_gap(gap, report.world_size)} for gap in report.gaps],
+        "course": course.to_dict(report),
         "loss": [loss_to_dict(row) for row in report.ranks if row.loss != NO_LOSS],
     }
 

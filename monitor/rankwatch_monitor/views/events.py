@@ -77,6 +77,12 @@ def describe(entry: Entry) -> str:
             return describe_gap(fact, len(fact.ranks))
         case journal.Waited():
             return "the decision window ended"
+        case journal.Stood():
+            return "no rank is stalled any more" if fact.stall is None else fact.stall.text
+        case messages.Inspected():
+            return f"stalls: it is in {fact.waits or 'its threads'}"
+        case journal.NoStack():
+            return f"gave no stack: {fact.text}"
         case journal.Diverged():
             return f"diverged: {describe_divergence(fact.found)}"
         case journal.Desynced():

@@ -37,6 +37,7 @@ def to_dict(run: RunRow) -> dict[str, Any]:
         "is_over": run.is_over,
         "state": state_of(run),
         "gaps": run.gaps,
+        "stalled": run.stalled if _is_stalled(run) else "",
         "outcome": run.outcome if run.is_over else None,
         "reason": run.reason,
         "world_size": run.world_size,
@@ -49,12 +50,20 @@ def _cells(run: RunRow) -> tuple[str, ...]:
 
 
 def state_of(run: RunRow) -> str:
-    """``running``, how it ended, or ``unfinished``: no collector writes it, and its end is not on record."""
+    """``running``, ``stalled``, how it ended, or ``unfinished``: no collector writes it, and its end is not on record."""
+    if _is_stalled(run):
+        return "stalled"
     return run.outcome if run.is_over else "running" if run.is_alive else "unfinished"
 
 
 def why(run: RunRow) -> str:
-    notes = [run.reason] if run.reason else []
+    notes = [run.stalled] if _is_stalled(run) else []
+    notes += [run.reason] if run.reason else []
     if not run.is_alive:
         notes.append(UNFINISHED)
     return "; ".join([*notes, run.gaps] if run.gaps else notes)
+
+
+def _is_stalled(run: RunRow) -> bool:
+    """Whether ranks of it are stalled now."""
+    return bool(run.stalled) and run.is_alive and not (run.is_over or run.outcome)

@@ -16,7 +16,7 @@ from ..decide.desync_text import describe_compared, describe_desync, describe_re
 from ..decide.gaps import describe_gap
 from ..decide.report import Outcome, RankNotice, RankRow, RankState, Report
 from ..decide.verdict import Certainty, Verdict
-from . import closeup
+from . import closeup, course, stalls
 from .runs import UNFINISHED
 
 NoticeKey: TypeAlias = tuple[NoticeKind, str, str]
@@ -35,13 +35,13 @@ def render(report: Report, frames: int | None = None, record: str = "") -> str:
     ``frames``: so many of the last ones; None: all. ``record``: the command that shows all of the run, as the last field.
     """
     dump = format_dump(report.verdict.trip.frames[-(frames or 0) :]).strip("\n") + "\n\n" if report.verdict else ""
-    return dump + render_head(report, record)
+    return dump + render_head(report, record, frames)
 
 
-def render_head(report: Report, record: str = "") -> str:
-    """The report without the frames."""
+def render_head(report: Report, record: str = "", stack_lines: int | None = None) -> str:
+    """The report without the frames. ``stack_lines``: so many of each stack; None: all."""
     if report.verdict is None:
-        return _render_ending(report, record)
+        return _render_ending(report, record, stack_lines)
     verdict = report.verdict
     culprit = describe_trip(verdict.who(_name(report, verdict.tripped)), verdict.trip, report.frames_in_batch)
     fields = [
@@ -54,6 +54,7 @@ def render_head(report: Report, record: str = "") -> str:
         ("certainty", _certainty(report, verdict)),
         ("abort", _acknowledgements(report)),
         *_lapses(report),
+        *stalls.fields(report, stack_lines),
         ("try", advise(verdict.cause, verdict.trip, report.closeup)),
         *closeup.replay(report, verdict),
         *_record(record),
@@ -67,7 +68,9 @@ def render_so_far(report: Report, *, is_alive: bool = True) -> str:
     for row in report.ranks:
         states[row.state.value] = states.get(row.state.value, 0) + 1
     fields = [("ranks", ", ".join(f"{count} {state}" for state, count in states.items()))]
-    fields += [("batches", str(report.batches)), *replica_fields(report), *notice_fields(report), *_lapses(report)]
+    fields += [("batches", str(report.batches)), *course.fields(report)]
+    fields += [*replica_fields(report), *notice_fields(report), *_lapses(report)]
+    fields += stalls.fields(report)
     return format_head(f"run {report.run} is {'running' if is_alive else f'unfinished: {UNFINISHED}'}", fields)
 
 
@@ -75,7 +78,7 @@ def _record(command: str) -> list[tuple[str, str]]:
     return [("record", command)] if command else []
 
 
-def _render_ending(report: Report, record: str) -> str:
+def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
     batches = f"{report.batches} batch{'es' if report.batches != 1 else ''}"
     if report.outcome is Outcome.FINISHED:
         missing = [row.rank for row in report.ranks if row.state is RankState.MISSING]
@@ -83,13 +86,17 @@ def _render_ending(report: Report, record: str) -> str:
         faults = "".join(f"\n  but {_name(report, row.rank)} {row.farewell}" for row in report.ranks if row.farewell)
         clean = "no inf or nan" if not report.gaps else "no inf or nan was reported, but not all of it is on record"
         head = f"run {report.run} finished: {_ranks(report)}, {batches}, {clean}{unheard}{faults}"
-        return format_head(head, [*replica_fields(report), *notice_fields(report), *_lapses(report), *_record(record)])
+        noticed = notice_fields(report) or ([("noticed", "nothing")] if report.course is not None else [])
+        lapses = [*_lapses(report), *stalls.fields(report, stack_lines)]
+        return format_head(head, [*course.fields(report), *replica_fields(report), *noticed, *lapses, *_record(record)])
     fields = [("reason", report.reason)]
     for label, state in (("failed", RankState.FAILED), ("lost", RankState.LOST)):
         ranks = [row.rank for row in report.ranks if row.state is state]
         if ranks:
             fields.append((label, name_ranks(ranks)))
-    fields += [("batches", str(report.batches)), *replica_fields(report), *notice_fields(report), *_lapses(report)]
+    fields += [("batches", str(report.batches)), *course.fields(report)]
+    fields += [*replica_fields(report), *notice_fields(report), *_lapses(report)]
+    fields += stalls.fields(report, stack_lines)
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
     return format_head(f"run {report.run} {report.outcome.value}", [*fields, *_record(record)])
@@ -157,10 +164,9 @@ def notice_fields(report: Report) -> list[tuple[str, str]]:
 
 
 def _lapses(report: Report) -> list[tuple[str, str]]:
-    """What is not on record, the ranks that stood still or train unwatched, the processes that were refused."""
+    """What is not on record, the ranks that train unwatched, the processes that were refused."""
     dropped = [row for row in report.ranks if row.dropped]
     fields = gap_fields(report)
-    fields += [("stalled", report.stalled)] if report.stalled and report.stalled != report.reason else []
     unwatched = [
         f"{_name(report, row.rank)} {row.farewell}"
         for row in report.ranks

@@ -29,6 +29,7 @@ FLOODS = {
     "garbage": b"\xc1 no msgpack " + bytes(100),
     "tunes": wire.encode(messages.Tune(tuning=Tuning(ignore=tuple(f"layer.{number}" for number in range(50))))),
     "probes": wire.encode(messages.Probe(BEGINNING)),
+    "inspects": wire.encode(messages.Inspect(1)),
     "acks": wire.encode(messages.Ack(1 << 40, abort=False)),
     "welcomes": wire.encode(WELCOME),
     "errors": wire.encode(messages.Error("x" * 500, "drop")),

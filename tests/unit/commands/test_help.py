@@ -10,7 +10,8 @@ import pytest
 
 from rankwatch.errors import UsageError
 from rankwatch_monitor.cli import COMMANDS, _parser
-from rankwatch_monitor.commands.arguments import named_run
+from rankwatch_monitor.commands.arguments import named_run, no_run, runs_folder
+from rankwatch_monitor.commands.records import check_run
 from rankwatch_monitor.serve.launcher import _found
 
 
@@ -52,9 +53,41 @@ def test_what_is_wrong_comes_first_with_what_was_meant(
     assert usage[0].startswith("usage: rankwatch")
 
 
+def put_run(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "run.db").touch()
+
+
+def test_where_there_is_no_run_the_error_says_what_is_there_and_which_runs_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = Path("runs")
+    monkeypatch.setenv("RANKWATCH_RUNS_DIR", "runs")
+    for name in ("train-0", "train-1"):
+        put_run(runs / name)
+    (runs / "bare").mkdir()
+    (runs / "latest").symlink_to("gone-0")
+    Path("empty").mkdir()
+    Path("file").touch()
+    there = "in runs there are train-0, train-1"
+    for given, said in (
+        (runs / "bare", f"runs/bare has no run in it; {there}"),
+        (Path("empty"), f"empty has no run in it; {there}"),
+        (Path("file"), f"file is a file, and no run's folder; {there}"),
+        (runs / "gone-0", f"no run runs/gone-0; {there}"),
+        (tmp_path / "no" / "such", f"no run {tmp_path}/no/such; {there}"),
+        (runs, "runs is no run's folder, but has those of train-0, train-1: give runs/train-1, say"),
+    ):
+        assert no_run(given, runs_folder()) == said
+        with pytest.raises(UsageError) as raised:
+            check_run(given)
+        assert str(raised.value) == said
+
+
 def test_a_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rankwatch-runs" / "train-0").mkdir(parents=True)
+    put_run(tmp_path / "rankwatch-runs" / "train-0")
     assert named_run(Path("train-0")) == Path("rankwatch-runs/train-0")
     assert named_run(Path("rankwatch-runs/train-0")) == Path("rankwatch-runs/train-0")
     with pytest.raises(UsageError, match="no run train-1; in rankwatch-runs there is train-0"):
@@ -62,7 +95,7 @@ def test_a_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "train-0").mkdir()  # a path comes first
     assert named_run(Path("train-0")) == Path("train-0")
     for number in range(1, 12):
-        (tmp_path / "rankwatch-runs" / f"more-{number:02}").mkdir()
+        put_run(tmp_path / "rankwatch-runs" / f"more-{number:02}")
     with pytest.raises(UsageError, match=r"there are more-05, .*, train-0, and 4 more"):
         named_run(Path("nosuch"))
     monkeypatch.setenv("RANKWATCH_RUNS_DIR", str(tmp_path / "elsewhere"))

@@ -14,9 +14,8 @@ from rankwatch.shared import messages
 from rankwatch_monitor.decide.journal import Decided
 from rankwatch_monitor.decide.ledger import Received
 from rankwatch_monitor.decide.options import Options
-from rankwatch_monitor.decide.report import Outcome, RankState
+from rankwatch_monitor.decide.report import Outcome, RankState, Stall
 from rankwatch_monitor.decide.run import Run
-from rankwatch_monitor.decide.stall import Stall
 from rankwatch_monitor.decide.verdict import Certainty, Verdict
 
 
@@ -91,7 +90,9 @@ SPOILED: dict[str, list[Callable[[Run], object]]] = {
     ],
     "no failure is waived where the others are stopped": [lambda run: end(run, waived=LOST)],
     "no message is in the record before it was taken": [lambda run: setattr(run.ranks[1], "stored", 5)],
-    "a stall is of ranks that connected": [lambda run: setattr(run._stalls, "stall", Stall([3], [], "rank 3 stalled"))],
+    "a stall is of ranks that connected": [
+        lambda run: setattr(run._stalls, "stall", Stall((3,), (), "rank 3 stalled", 1, 0))
+    ],
 }
 
 

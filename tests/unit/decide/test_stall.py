@@ -20,17 +20,25 @@ def desk(world_size: int, **options: object) -> Desk:
 
 
 def keep_beating(at: Desk, seconds: float, *beats: messages.Beat | None) -> None:
-    """Each rank sends the same beat at every heartbeat; None: it sends nothing."""
+    """Each rank sends the same beat at every heartbeat, and says where it is when it is asked; None: it says nothing."""
     end = at.now + seconds
     while at.now < end:
         for rank, beat in enumerate(beats):
             if beat is not None:
                 at.receive(rank, beat)
+                for asked in at.sent(rank, messages.Inspect)[-1:]:
+                    assert isinstance(asked, messages.Inspect)
+                    at.receive(rank, stack(asked.number))
         at.wait(0.5)
 
 
+def stack(number: int, waits: str = "train.py:31 in load") -> messages.Inspected:
+    return messages.Inspected(number, waits, ("main thread", f"  {waits}"))
+
+
 def notes(at: Desk) -> list[str]:
-    return [effect.text for effect in at.take() if isinstance(effect, Note)]
+    """What was noted, but for the stacks."""
+    return [effect.text for effect in at.take() if isinstance(effect, Note) and " is in " not in effect.text]
 
 
 def test_the_rank_that_the_others_wait_for_is_named_with_its_frame_and_phase() -> None:

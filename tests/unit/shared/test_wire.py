@@ -43,6 +43,8 @@ MESSAGES: list[messages.Message] = [
     messages.Fingerprinted(12, makers.fingerprint(makers.fingerprint_table())),
     messages.Off(7, "switched itself off in batch 3"),
     messages.Probe(Moment(0, -1, 2, 0)),
+    messages.Inspect(3),
+    messages.Inspected(3, "train.py:31 in load", ("main thread", "  train.py:31 in load")),
     messages.Abort("rank 1 of 2", 1, 1000.0, 10.0, 300.0, 7, "decoder.wo", "overflow"),
     messages.Stay(300.0),
     messages.Listen("train-0", 3, "b1"),

@@ -15,7 +15,7 @@ from rankwatch_monitor.decide import journal
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.decide.gaps import Gap
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Fact
-from rankwatch_monitor.decide.report import Outcome, RankState
+from rankwatch_monitor.decide.report import Outcome, RankState, Stall
 from rankwatch_monitor.views import events
 
 TOLD: list[tuple[Fact, str]] = [
@@ -36,6 +36,10 @@ TOLD: list[tuple[Fact, str]] = [
     (journal.Left(RankState.LOST), "counted as lost"),
     (journal.Reached((5,), ((1, 1, 0, 3),), (0,)), "answered: it was in batch 1, frame 3"),
     (journal.Miscounted("rank 1 counts more batches"), "rank 1 counts more batches"),
+    (messages.Inspected(1, "train.py:31 in load", ("main thread",)), "stalls: it is in train.py:31 in load"),
+    (journal.NoStack("it is not connected"), "gave no stack: it is not connected"),
+    (journal.Stood(Stall((5,), (), "rank 5 stalled", 1, 0)), "rank 5 stalled"),
+    (journal.Stood(None), "no rank is stalled any more"),
     (journal.Waited(), "the decision window ended"),
     (journal.InTurn(7, "Tripped"), "what it said before its trip is here"),
     (journal.InTurn(8, "LookedCloser"), "what it said before its close-up is here"),

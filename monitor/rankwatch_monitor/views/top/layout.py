@@ -18,6 +18,7 @@ from ...decide.gaps import describe_gap
 from ...decide.report import Outcome, Report
 from ...record.follow import View
 from ...record.headroom import Headroom, batches_of
+from .. import stalls
 from ..text import noticed, render_head
 from .focus import Focus, Name, window
 from .help import explained
@@ -32,6 +33,9 @@ MAX_NOTICES = 4
 
 MIN_DESYNCED = 4
 """Lines about desynced parameters that fit in however few rows."""
+
+MIN_STALLED = 4
+"""Lines about a stall that fit in however few rows."""
 
 MIN_ROWS = 4
 """Rows of nodes or ranks that are shown however long the verdict is."""
@@ -194,7 +198,8 @@ def _equality(report: Report) -> str:
 def _going_on(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Block]:
     """The blocks of a running run: desynced parameters, then ranks, then modules, then notices."""
     desynced = _desynced(scene.view, Size(size.width, max(MIN_DESYNCED, size.height // 5)))
-    blocks: list[Block] = [*desynced, Line("")] if desynced else []
+    stalled = _stalled(scene.view, Size(size.width, max(MIN_STALLED, size.height // 4)))
+    blocks: list[Block] = [*stalled, *desynced, Line("")] if stalled or desynced else []
     size = Size(size.width, size.height - len(blocks))
     found, notices = _modules(scene.view, focus), _notices(scene.view, size.width)
     room = min(MAX_NOTICES, size.height // 5, len(notices)) + 1 if notices else 0
@@ -253,6 +258,7 @@ def _rank(scene: Scene, number: int, size: Size) -> list[Block]:
         lines.append(f"{dropped} of its batches were dropped: the collector was out of reach, or too slow, for too long")
     lines += [brief(row.farewell)] if row.farewell else []
     lines += [f"refused {row.rival}: this rank was there already"] if row.rival else []
+    lines += [line for ranks, stack in stalls.stacks(view.report).items() if number in ranks for line in stack]
     apart = [one for one in view.report.desync if number in one.ranks]
     lines += [f"desync: {text}" for text in desync_lines(apart, view.report.world_size).values()]
     lines += [f"noticed: {text}" for text in noticed(view.report, only=number).values()]
@@ -300,6 +306,16 @@ def _desynced(view: View, size: Size) -> list[Line]:
     texts = [f"desync: {text}" for text in desync_lines(view.report.desync, view.report.world_size).values()]
     wrapped = _wrapped(texts, size.width)
     return _cut([Line(text, "red") for text in (wrapped if len(wrapped) <= size.height else texts)], size.height)
+
+
+def _stalled(view: View, size: Size) -> list[Line]:
+    """The stall, and in a line each what its ranks are in. The stacks are in the view of a rank."""
+    if not view.report.stalled:
+        return []
+    found = [Line(stack[0], "yellow") for stack in stalls.stacks(view.report).values()]
+    text = [Line(line, "red") for line in _wrapped([view.report.stalled], size.width)]
+    found = _cut(found, max(1, size.height - len(text)))
+    return [*_cut(text, size.height - len(found)), *found]
 
 
 def _keys(scene: Scene, focus: Focus, width: int) -> str:

@@ -9,8 +9,10 @@ from rankwatch.shared.printable import one_line
 
 from ...decide.desync_text import desync_lines
 from ...decide.gaps import Gap, describe_gap
+from ...decide.report import Report
 from ...record.follow import Newest, View
 from ...record.schema import StoreError
+from .. import stalls
 from ..text import NoticeKey, noticed, render
 from .layout import Scene, describe_run, describe_silence
 from .ranks import describe_states
@@ -29,7 +31,8 @@ class Changes:
         self._printed: tuple[object, ...] = ()
         self._noticed: set[NoticeKey] = set()
         self._desynced: set[object] = set()
-        self._reason = ""
+        self._reason = self._stalled = ""
+        self._stacks: set[tuple[int, ...]] = set()
         self._gaps: set[Gap] = set()
 
     def lines(self, view: View, now: float) -> Iterator[str]:
@@ -40,6 +43,7 @@ class Changes:
             if origin not in self._desynced:
                 self._desynced.add(origin)
                 yield f"{report.run}: desync: {text}"
+        yield from self._stall(report)
         for key, text in noticed(report).items():
             if key not in self._noticed:
                 self._noticed.add(key)
@@ -59,6 +63,17 @@ class Changes:
             if news != self._printed:
                 self._printed = news
                 yield describe(scene)
+
+    def _stall(self, report: Report) -> Iterator[str]:
+        """A stall that is new, its stacks as they come, and its end."""
+        if report.stalled != self._stalled:
+            self._stalled, self._stacks = report.stalled, set()
+            yield f"{report.run}: {report.stalled or 'no rank is stalled any more'}"
+        for ranks, stack in stalls.stacks(report).items():
+            if ranks not in self._stacks:
+                self._stacks.add(ranks)
+                yield f"{report.run}: {stack[0]}"
+                yield from stack[1:]
 
 
 def describe(scene: Scene) -> str:

@@ -47,7 +47,7 @@ const Views = (() => {
 
   function badge(run) {
     if (run.unreadable) return h("span", { class: "badge bad" }, "cannot be read");
-    if (!run.is_over) return run.state === "unfinished" ? h("span", { class: "badge bad" }, "unfinished") : h("span", { class: "badge live" }, "running");
+    if (!run.is_over) return ["unfinished", "stalled"].includes(run.state) ? h("span", { class: "badge bad" }, run.state) : h("span", { class: "badge live" }, "running");
     return h("span", { class: `badge ${run.outcome === "finished" ? "good" : "bad"}` }, run.outcome);
   }
 
@@ -120,8 +120,9 @@ const Views = (() => {
     const hasCause = order.some(([, , isCause]) => isCause);
     const some = (shown) => table("Ranks, the culprit and those in trouble first", head, shown.map(([rank, role, isCause]) => {
       const [row, standing] = [report.ranks[rank], now.get(rank)];
-      const more = [row.farewell_text, standing && standing.quiet ? `${standing.quiet}, ${standing.silent.toFixed(0)} s` : "", row.dropped ? `${row.dropped} batches dropped` : "", row.rival ? `refused ${row.rival}` : ""];
-      return [isCause || (!hasCause && ["lost", "failed"].includes(row.state)) ? "is-bad" : "", [
+      const stalled = report.stall && !row.farewell ? (report.stall.ranks.includes(rank) ? "stalled" : report.stall.waiting.includes(rank) ? "waits for a stalled rank" : "") : "";
+      const more = [stalled, row.farewell_text, standing && standing.quiet ? `${standing.quiet}, ${standing.silent.toFixed(0)} s` : "", row.dropped ? `${row.dropped} batches dropped` : "", row.rival ? `refused ${row.rival}` : ""];
+      return [isCause || (!hasCause && ["lost", "failed"].includes(row.state)) || stalled === "stalled" ? "is-bad" : "", [
         cell(run === null ? rank : link(where(run, "modules", { rank }), rank), "number", "rank"), role, row.host, row.state, row.last_batch < 0 ? "-" : row.last_batch,
         row.last_batch < 0 ? "-" : furthest - row.last_batch, standing ? `${standing.phase}, frame ${standing.frame}` : "", more.filter(Boolean).join("; ")]];
     }));
@@ -130,6 +131,20 @@ const Views = (() => {
     const more = h("details", null, h("summary", null, `${rest.length} more ranks`));
     more.addEventListener("toggle", () => more.children.length === 1 && more.append(some(rest)));
     return h("div", null, some(order.slice(0, FIRST_RANKS)), more);
+  }
+
+  // The stall there is, or was at the end, and the stacks of its ranks. An opened stack stays open when it is drawn again.
+  const opened = new Set();
+  function stall(report) {
+    const found = report.stall;
+    if (!found) return null;
+    return h("section", { class: "panel is-bad", "aria-label": "Stall" }, h("p", null, found.text), found.stacks.map((stack) => {
+      const name = `rank ${stack.rank} ${stack.text}`;
+      if (!stack.lines.length) return h("p", null, name);
+      const details = h("details", { open: opened.has(name) }, h("summary", null, name), h("pre", null, stack.lines.join("\n")));
+      details.addEventListener("toggle", () => (details.open ? opened.add(name) : opened.delete(name)));
+      return details;
+    }), found.unasked ? h("p", { class: "faint" }, `${found.unasked} more ranks were not asked where they are.`) : null);
   }
 
   // The batches that are not on record, and why.
@@ -193,5 +208,5 @@ const Views = (() => {
     return h("div", null, table("Events, the last first", [["time"], ["rank", "number"], ["what"], ["", "text"]], rows, "stacked"), found.hidden ? h("p", { class: "faint" }, `and ${found.hidden} earlier ones`) : null);
   }
 
-  return { h, cell, table, facts, tiles, clock, brief, length, rate, link, where, module, badge, verdict, frames, ranks, marks, gaps, notices, replicas, diff, chosenSides, events };
+  return { h, cell, table, facts, tiles, clock, brief, length, rate, link, where, module, badge, verdict, frames, ranks, marks, stall, gaps, notices, replicas, diff, chosenSides, events };
 })();

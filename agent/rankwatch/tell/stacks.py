@@ -1,0 +1,256 @@
+"""Where the threads of this process are: the answer of a rank that stalls, made beside the thread that is stuck.
+
+Frames come innermost first. Frames of rankwatch are left out, unless they are the innermost ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain, islice, takewhile
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from ..shared.allowance import Allowance
+from ..shared.messages import MAX_STACK_LINE, MAX_STACK_LINES, Inspected
+from ..shared.printable import printable
+from ..shared.process import age
+
+log = logging.getLogger(__name__)
+
+MAIN_FRAMES, OTHER_FRAMES = 24, 6
+"""Frames that are told of the main thread, and of each other thread."""
+
+MAX_THREADS_LINES = MAX_STACK_LINES - 3
+
+MAX_DEPTH = 1000
+"""Frames that are looked at."""
+
+PATIENCE = 1.5
+"""Seconds for which source files are waited for: they may be on a file system that hangs, which is why the rank stalls."""
+
+LOOKS_PER_SECOND, LOOKS_AT_ONCE = 0.5, 6.0
+"""A look takes a few milliseconds. A collector asks every two seconds at most."""
+
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_USERS = _OURS + "demo.py"
+_PYTHON = str(Path(os.__file__).parent) + os.sep
+_SITE = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
+
+_WRAPPERS = os.path.join(_OURS, "hook", "collectives.py")
+_COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
+_ARGUMENTS = ("tensor", "input", "input_tensor", "tensor_list", "input_tensor_list", "output", "output_tensor", "tensors")
+"""Names of what a collective of torch works on, in its own functions."""
+
+_PLUMBING = frozenset({"_call_impl", "_wrapped_call_impl", "decorate_context"})
+"""Functions of torch that stand between any two frames of interest; a file of torch has more of them, and so does Python."""
+_LOGGING = os.path.join("torch", "distributed", "c10d_logger.py")
+
+_TRACES = (
+    ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+)
+"""Variables of torch: the first part of the path of a flight recorder's file, and how many collectives it holds."""
+
+
+class Place(NamedTuple):
+    """A frame, as it was when it was looked at."""
+
+    code: CodeType
+    line: int
+    frame: FrameType
+
+    @property
+    def file(self) -> str:
+        return self.code.co_filename
+
+    @property
+    def is_ours(self) -> bool:
+        return self.file.startswith(_OURS) and self.file != _USERS
+
+    @property
+    def is_plumbing(self) -> bool:
+        return self.code.co_name in _PLUMBING or self.file.endswith(_LOGGING) or self.file.startswith("<frozen")
+
+    @property
+    def is_users(self) -> bool:
+        is_installed = any(folder in self.file for folder in _SITE)
+        return not (self.is_ours or is_installed or self.file.startswith(_PYTHON))
+
+    def describe(self, *, with_source: bool) -> str:
+        text = _text_of(self) if with_source else ""
+        return f"{_short(self.file)}:{self.line} in {self.code.co_name}" + (f": {text}" if text else "")
+
+
+class Inspector:
+    """Answers INSPECT, for the link's thread.
+
+    Args:
+        rank: this process's.
+        wake: called in any thread when there is an answer to be taken.
+    """
+
+    def __init__(self, rank: int, wake: Callable[[], None]) -> None:
+        self._rank = rank
+        self._wake = wake
+        self._answer: Inspected | None = None
+        self._looks = Allowance(LOOKS_PER_SECOND, LOOKS_AT_ONCE)
+        self._since: float | None = None
+        """Since when a thread is looking; None: none is."""
+
+    def ask(self, number: int) -> None:
+        """A thread looks: the link's own must never wait for a file."""
+        now = time.monotonic()
+        if self._since is not None:
+            if now - self._since > PATIENCE and self._looks.take(now):
+                self._look(number, with_files=False)
+            return
+        if not self._looks.take(now):
+            return
+        self._since = now
+        try:
+            threading.Thread(target=self._look_beside, args=(number,), name="rankwatch-stacks", daemon=True).start()
+        except RuntimeError:  # this process can start no more threads
+            self._since = None
+            self._look(number, with_files=False)
+
+    def take(self) -> Inspected | None:
+        """The answer, once."""
+        answer, self._answer = self._answer, None
+        return answer
+
+    def _look_beside(self, number: int) -> None:
+        self._look(number, with_files=True)
+        self._since = None
+        self._wake()
+
+    def _look(self, number: int, *, with_files: bool) -> None:
+        try:
+            self._answer = inspect(number, self._rank, with_files=with_files)
+        except Exception:
+            log.exception("rankwatch: an error of ours while the stacks were looked at; training goes on")
+            self._answer = Inspected(number, "", ("not known: an error of rankwatch, which this rank has logged",))
+
+
+def inspect(number: int, rank: int, *, with_files: bool) -> Inspected:
+    """Where all threads but our own are, the main thread first. ``with_files``: with lines of source files."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    waits, lines = "", list[str]()
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)  # which would hold itself and all others, until a garbage collection
+    for ident, frame in sorted(frames.items(), key=lambda one: one[0] != main):
+        name = names.get(ident, "not one of Python's")
+        all_places = list(islice(_places(frame), MAX_DEPTH))
+        places = _visible(all_places)
+        if not places or name.startswith("rankwatch-"):
+            continue
+        if ident == main:
+            waits = _describe_wait(places, _collective(all_places), with_source=with_files)
+        most = MAIN_FRAMES if ident == main else OTHER_FRAMES
+        lines.append("main thread" if ident == main else f"thread {name}")
+        lines += [f"  {place.describe(with_source=with_files)}" for place in places[:most]]
+        lines += [f"  and {len(places) - most} outer frames"] if len(places) > most else []
+    if len(lines) > MAX_THREADS_LINES:
+        lines[MAX_THREADS_LINES:] = ["and more threads"]
+    lines += _pointers(rank) if with_files else ()
+    return Inspected(number, printable(waits, MAX_STACK_LINE), tuple(printable(line, MAX_STACK_LINE) for line in lines))
+
+
+def _places(frame: FrameType | None) -> Iterator[Place]:
+    while frame is not None:
+        yield Place(frame.f_code, frame.f_lineno, frame)
+        frame = frame.f_back
+
+
+def _visible(places: list[Place]) -> list[Place]:
+    """What a person wants to see: our frames only where they are the ones that wait, and no plumbing."""
+    places = [place for place in places if not place.is_plumbing]
+    innermost = list(takewhile(lambda place: place.is_ours, places))
+    others = [place for place in places[len(innermost) :] if not place.is_ours]
+    return [place for place in innermost if place.file != _WRAPPERS] + others if others else []
+
+
+def _describe_wait(places: list[Place], collective: str, *, with_source: bool) -> str:
+    """The innermost frame, or the collective that it is in, and the line of the user's that led there."""
+    users = next((place for place in places if place.is_users), None)
+    if not collective and (users is None or users is places[0]):
+        return places[0].describe(with_source=with_source)
+    what = collective or f"{places[0].code.co_name} ({_short(places[0].file)}:{places[0].line})"
+    return what if users is None else f"{what}, called at {users.describe(with_source=with_source)}"
+
+
+def _collective(places: list[Place]) -> str:
+    """The collective of torch that a thread is in, as far as its frames tell; empty: in none."""
+    within = [place for place in places if place.file.endswith(_COLLECTIVES) and not place.code.co_name.startswith("_")]
+    awaited = next((place for place in places if place.file == _WRAPPERS and place.code.co_name == "wait"), None)
+    if not within and awaited is None:
+        return ""
+    # An exchange of objects is made of others: what the user has called is the outermost.
+    name = within[-1].code.co_name if within else "wait for a collective that was begun before"
+    try:
+        if awaited is not None and not within:
+            kind = str(awaited.frame.f_locals["self"]._get_op_type()).rpartition(".")[2].lower()
+            return f"wait for the {kind} that was begun before"
+        return name + _describe_arguments(within[0].frame.f_locals, within[-1].frame.f_locals)
+    except Exception:  # the frame goes on, or another version of torch has other names
+        log.debug("no details of %s", name, exc_info=True)
+        return name
+
+
+def _describe_arguments(inner: dict[str, Any], outer: dict[str, Any]) -> str:
+    given: Any = next((inner[name] for name in _ARGUMENTS if inner.get(name) is not None), None)
+    first: Any = given[0] if isinstance(given, (list, tuple)) and given else given
+    what = ""
+    if hasattr(first, "shape") and hasattr(first, "dtype"):
+        shape = " x ".join(map(str, first.shape)) or "1"
+        what = f" of {shape} {str(first.dtype).removeprefix('torch.')}"
+    group = inner.get("group") or outer.get("group") or sys.modules["torch.distributed"].group.WORLD
+    return f"{what} ({sys.modules['torch.distributed'].get_backend(group)}, {group.size()} ranks)"
+
+
+def _pointers(rank: int) -> Iterator[str]:
+    """What torch itself can show of the stall."""
+    server = getattr(sys.modules.get("torch.distributed.debug"), "_WORKER_SERVER", None)
+    if server is not None:
+        yield f"torch's debug server of this rank: http://{socket.gethostname()}:{server.port}; rank 0 has the page of all ranks"
+    prefixes, sizes = ([os.environ[name] for name in names if os.environ.get(name)] for names in _TRACES)
+    usual = [os.path.join(os.path.expanduser("~"), ".cache", "torch", "comm_lib_trace_rank_"), "/tmp/nccl_trace_rank_"]
+    written = [path for path in (f"{prefix}{rank}" for prefix in chain(prefixes, usual)) if _is_of_this_process(path)]
+    if written:
+        yield f"torch's flight recorder has written {written[0]}"
+    elif prefixes and any(size.strip() not in ("", "0") for size in sizes):
+        yield f"torch's flight recorder writes {prefixes[0]}{rank} when the collective times out"
+
+
+def _is_of_this_process(path: str) -> bool:
+    try:
+        return time.time() - os.path.getmtime(path) <= age()
+    except OSError:
+        return False
+
+
+def _short(file: str) -> str:
+    """The path as a person knows it: below the folder they work in, or below the library's."""
+    for folder in _SITE:
+        if folder in file:
+            return file.rpartition(folder)[2]
+    for folder in (
+        _PYTHON,
+        *(f"{path.rstrip(os.sep)}{os.sep}" for path in (os.environ.get("PWD", ""), *sys.path[:1]) if path),
+    ):
+        if file.startswith(folder):
+            return file[len(folder) :]
+    return file
+
+
+def _text_of(place: Place) -> str:
+    from ..rerun.source import text_of  # here, since it imports torch, which a rank has
+
+    return text_of(place.file, place.line)

@@ -1,0 +1,130 @@
+"""Looks in a record for how its run went: in a bounded part of its digests, and in its first and last envelopes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from rankwatch.shared.frame import NARROW_DTYPES, NO_LOSS
+
+from ..decide.course import Course, GrownReading, LossAt, NearestReading
+from ..decide.report import Report
+from .headroom import Readings, choose
+from .layout import Array
+from .reader import RunRecord
+from .schema import StoreError, explained
+from .store import SEGMENT
+
+log = logging.getLogger(__name__)
+
+HEAD, MOST_SEGMENTS = 4, 9
+"""Segments of digests in which the beginning is looked for, and at most the end: the last two batches of all ranks."""
+
+SEGMENTS = 256
+"""The newest segments of digests in which the nearest reading is looked for: a million parts of batches."""
+
+PARTS, KINDS = 512, 8
+"""The newest envelopes that are looked at, and the kinds of parts among them."""
+
+LEAST_GROWTH = 1.05
+"""A smaller factor is not told."""
+
+_FIRST = ("rank", "batch", "first_frame", "loss", "ended")
+
+
+def with_course(report: Report, record: RunRecord) -> Report:
+    """The report, and how its run went. An error in this search leaves the report as it is."""
+    if report.verdict is not None or report.course is not None:
+        return report
+    try:
+        with explained(record.path):
+            return replace(report, course=find_course(record, report.world_size))
+    except StoreError as error:
+        log.error("how the run went is not known: %s", error)
+    except Exception:
+        log.exception("an error of ours in the search for how the run went; the report does without")
+    return report
+
+
+def find_course(record: RunRecord, world_size: int) -> Course:
+    """Raises StoreError."""
+    head = [digests for _, digests in islice(record.segments(_FIRST), HEAD)]
+    first = np.concatenate(head) if head else np.zeros(0, [(name, np.float64) for name in _FIRST])
+    last = record.newest_digests(min(MOST_SEGMENTS, 1 + -(-2 * world_size // SEGMENT)))
+    return Course(
+        seconds=max(0.0, record.ended() - record.began()),
+        pace=_pace(first, last),
+        first_loss=_loss(first, min),
+        last_loss=_loss(last, max),
+        nearest=_nearest(record),
+        grown=_grown(record),
+    )
+
+
+def _pace(first: Array, last: Array) -> float | None:
+    """Of the rank that came furthest, by its own clock."""
+    if not len(last):
+        return None
+    end = last[last["batch"].argmax()]
+    own = first[first["rank"] == end["rank"]]
+    if not len(own):
+        return None
+    begin = own[own["batch"].argmin()]
+    seconds, batches = float(end["ended"] - begin["ended"]), int(end["batch"] - begin["batch"])
+    return batches / seconds if batches > 0 and seconds > 0 else None
+
+
+def _loss(digests: Array, which: Callable[[list[int]], int]) -> LossAt | None:
+    own = digests[digests["loss"] != NO_LOSS]
+    if not len(own):
+        return None
+    batch = which(own["batch"].tolist())
+    values = own["loss"][own["batch"] == batch]
+    return LossAt(int(batch), float(values.astype(np.float64).mean()), len(values))
+
+
+def _nearest(record: RunRecord) -> NearestReading | None:
+    """Only of dtypes that end so early that the headroom says something."""
+    best: tuple[float, int, int, int, int] | None = None
+    for digests in record.last_segments(("rank", "batch", "headroom", "row", "table"), SEGMENTS):
+        named = digests[digests["table"] > 0]
+        if len(named):
+            at = named[named["headroom"].argmin()]
+            if best is None or float(at["headroom"]) < best[0]:
+                best = float(at["headroom"]), int(at["table"]), int(at["row"]), int(at["rank"]), int(at["batch"])
+    if best is None or not np.isfinite(best[0]):
+        return None
+    headroom, number, row, rank, batch = best
+    rows = [(spec, reading) for spec in record.table(number).specs for reading in spec.readings]
+    if row >= len(rows) or rows[row][1].dtype not in NARROW_DTYPES:
+        return None
+    spec, reading = rows[row]
+    times = 2.0 ** min(headroom, 1000.0)
+    return NearestReading(
+        spec.module, spec.module_class, spec.phase, reading.label, reading.dtype, times, rank, batch
+    )  # fmt: skip
+
+
+def _grown(record: RunRecord) -> GrownReading | None:
+    best: GrownReading | None = None
+    for newest, _ in choose(record.newest_envelopes(PARTS))[:KINDS]:
+        oldest = record.oldest_envelope(newest)
+        if oldest.batch >= newest.batch:
+            continue
+        readings = Readings(newest.table, record.table(newest.table))
+        now, before = record.envelope(newest), record.envelope(oldest)
+        growth = readings.growth(now, before)
+        if not len(growth):
+            continue
+        row = int(growth.argmax())
+        if growth[row] >= max(LEAST_GROWTH, best.last / best.first if best is not None else 0.0):
+            spec, reading = readings.rows[row]
+            first, last = float(before.high[row]), float(now.high[row])
+            best = GrownReading(
+                spec.module, spec.module_class, spec.phase, reading.label, oldest.batch, first, newest.batch, last
+            )  # fmt: skip
+    return best

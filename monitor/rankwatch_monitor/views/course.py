@@ -1,0 +1,67 @@
+"""How a run went, for people and for programs."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+from rankwatch.shared.cause import PHASE_WORDS
+
+from ..decide.course import Course, GrownReading, NearestReading
+from ..decide.report import Report
+
+
+def fields(report: Report) -> list[tuple[str, str]]:
+    """A line each, of what is known."""
+    course = report.course
+    if course is None:
+        return []
+    pace = f", {course.pace:.3g} batches a second" if course.pace is not None else ""
+    found = [("took", f"{_clock(course.seconds)}{pace}")]
+    found += [("loss", _loss(course))] if course.first_loss is not None else []
+    found += [("nearest", _nearest(course.nearest))] if course.nearest is not None else []
+    found += [("grew most", _grown(course.grown))] if course.grown is not None else []
+    return found
+
+
+def to_dict(report: Report) -> dict[str, Any] | None:
+    course = report.course
+    if course is None:
+        return None
+    body: dict[str, Any] = {"seconds": round(course.seconds, 3), "batches_per_second": course.pace}
+    for name, loss in (("first_loss", course.first_loss), ("last_loss", course.last_loss)):
+        body[name] = None if loss is None else {**loss._asdict(), "loss": loss.loss if math.isfinite(loss.loss) else None}
+    for name, reading in (("nearest", course.nearest), ("grown", course.grown)):
+        body[name] = None if reading is None else {**reading._asdict(), "phase": reading.phase.name.lower()}
+    return body
+
+
+def _clock(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 100 else str(timedelta(seconds=round(seconds)))
+
+
+def _loss(course: Course) -> str:
+    first, last = course.first_loss, course.last_loss
+    assert first is not None
+    text = f"{first.loss:.4g} in batch {first.batch}"
+    if last is not None and last.batch > first.batch:
+        text += f", {last.loss:.4g} in batch {last.batch}"
+    return text + (f" (mean of {first.ranks} ranks)" if first.ranks > 1 else "")
+
+
+def _nearest(one: NearestReading) -> str:
+    return f"{_name(one)}: x{one.times:.3g} below {one.dtype}'s largest number, on rank {one.rank} in batch {one.batch}"
+
+
+def _grown(one: GrownReading) -> str:
+    factor = one.last / one.first
+    grew = f"x{factor:.3g}" if factor < 1e6 else f"x{factor:.0e}"
+    return (
+        f"{_name(one)}: {grew}, from {one.first:.2e} in batch {one.first_batch} to {one.last:.2e} in batch {one.last_batch}"
+    )
+
+
+def _name(one: NearestReading | GrownReading) -> str:
+    phase = f", {PHASE_WORDS[one.phase]}" if one.phase in PHASE_WORDS else ""
+    return f"{one.module or '(root)'} ({one.module_class}{phase}), {one.label}"

@@ -1,0 +1,194 @@
+"""Where the threads of a process are, as a rank says it of itself."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from collectors import until
+from rankwatch.shared import messages, wire
+from rankwatch.shared.printable import printable
+from rankwatch.tell import stacks
+from rankwatch.tell.stacks import Inspector, inspect
+
+
+def wait_in_here(gate: threading.Event, is_there: threading.Event) -> None:
+    is_there.set()
+    gate.wait()
+
+
+@contextmanager
+def stuck(call: Callable[[threading.Event, threading.Event], object], name: str = "loader") -> Iterator[threading.Thread]:
+    """A thread that hangs in ``call`` until this is left."""
+    gate, is_there = threading.Event(), threading.Event()
+    thread = threading.Thread(target=call, args=(gate, is_there), name=name, daemon=True)
+    thread.start()
+    is_there.wait()
+    try:
+        yield thread
+    finally:
+        gate.set()
+        thread.join()
+
+
+def answer_of(inspector: Inspector, number: int, woken: threading.Event) -> messages.Inspected:
+    inspector.ask(number)
+    assert woken.wait(30)
+    woken.clear()
+    answer = inspector.take()
+    assert answer is not None
+    return answer
+
+
+def test_each_thread_is_told_with_its_frames_and_their_lines_the_main_thread_first() -> None:
+    woken = threading.Event()
+    with stuck(wait_in_here):
+        answer = answer_of(Inspector(0, woken.set), 7, woken)
+    assert answer.number == 7
+    assert answer.lines[0] == "main thread"
+    assert answer.waits.startswith("wait (threading.py:")
+    assert "test_stacks.py:" in answer.waits
+    assert " in answer_of: " in answer.waits
+    at = answer.lines.index("thread loader")
+    told = answer.lines[at : at + 6]
+    assert any(line.strip().startswith("threading.py:") for line in told)
+    assert any(line.endswith("in wait_in_here: gate.wait()") for line in told)
+    assert not [line for line in answer.lines if "rankwatch-stacks" in line]
+    assert wire.decode(wire.encode(answer)) == answer
+
+
+def test_frames_of_rankwatch_are_told_only_where_they_wait() -> None:
+    from rankwatch.tell.holds import hold
+
+    def held(gate: threading.Event, is_there: threading.Event) -> None:
+        with stacks_of_ours(lambda: wait_in_here(gate, is_there)):
+            pass
+
+    @contextmanager
+    def stacks_of_ours(body: Callable[[], None]) -> Iterator[None]:
+        with hold():
+            body()
+            yield
+
+    with stuck(held):
+        lines = inspect(1, 0, with_files=False).lines
+    assert not [line for line in lines if "rankwatch/tell" in line]
+
+    own = compile("def inner(gate, is_there):\n    is_there.set()\n    gate.wait()\n", stacks._OURS + "hook/x.py", "exec")
+    names: dict[str, Callable[..., None]] = {}
+    exec(own, names)
+
+    with stuck(lambda gate, is_there: names["inner"](gate, is_there)):
+        lines = inspect(1, 0, with_files=False).lines
+    assert [line for line in lines if line.endswith("hook/x.py:3 in inner")] == []  # threading waits, not we
+
+
+def test_an_answer_is_bounded_and_printable() -> None:
+    def deep(gate: threading.Event, is_there: threading.Event, depth: int = 400) -> None:
+        if depth:
+            deep(gate, is_there, depth - 1)
+        else:
+            wait_in_here(gate, is_there)
+
+    hostile = compile(
+        "def f\N{LATIN SMALL LETTER A}(g, i):\n    i.set()\n    g.wait()\n", "/a\n\x1b[31mb" + "x" * 999, "exec"
+    )
+    names: dict[str, Callable[..., None]] = {}
+    exec(hostile, names)
+    with stuck(deep), stuck(names["fa"], "bad\n\x1b[2J"):
+        answer = inspect(1, 0, with_files=True)
+    assert all(len(line) <= messages.MAX_STACK_LINE and line == printable(line) for line in answer.lines)
+    assert [line for line in answer.lines if "outer frames" in line]
+
+    gates = [stuck(wait_in_here, f"t{number}") for number in range(60)]
+    for gate in gates:
+        gate.__enter__()
+    try:
+        answer = inspect(1, 0, with_files=True)
+    finally:
+        for gate in gates:
+            gate.__exit__(None, None, None)
+    assert len(answer.lines) <= messages.MAX_STACK_LINES
+    assert "and more threads" in answer.lines
+    assert wire.decode(wire.encode(answer)) == answer
+
+
+def test_no_object_of_the_training_lives_longer_for_it() -> None:
+    class Tensor:
+        pass
+
+    found = []
+
+    def training(gate: threading.Event, is_there: threading.Event) -> None:
+        tensor = Tensor()
+        found.append(weakref.ref(tensor))
+        wait_in_here(gate, is_there)
+
+    gc.disable()
+    try:
+        with stuck(training):
+            inspect(1, 0, with_files=True)
+        assert found[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_source_file_on_a_file_system_that_hangs_costs_only_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "PATIENCE", 0.05)
+    path = tmp_path / "hangs.py"
+    os.mkfifo(path)  # to open it waits for a writer
+    os.utime(path, (0, 0))
+    names: dict[str, Callable[..., None]] = {}
+    exec(compile("def load(gate, is_there):\n    is_there.set()\n    gate.wait()\n", str(path), "exec"), names)
+    inspector, answers = Inspector(0, lambda: None), list[messages.Inspected]()
+
+    def has_answered() -> bool:
+        inspector.ask(3)
+        answers.extend(filter(None, [inspector.take()]))
+        return bool(answers)
+
+    with stuck(names["load"]):
+        until(has_answered)
+        assert [line for line in answers[0].lines if line.endswith("hangs.py:3 in load")]
+        assert os.open(path, os.O_WRONLY) > 0  # the thread that looks goes on
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ({}, []),
+        ({"TORCH_FR_DUMP_TEMP_FILE": "FOLDER/fr_"}, []),
+        (
+            {"TORCH_FR_DUMP_TEMP_FILE": "FOLDER/fr_", "TORCH_FR_BUFFER_SIZE": "2000"},
+            ["torch's flight recorder writes FOLDER/fr_3 when the collective times out"],
+        ),
+        (
+            {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "FOLDER/written_", "TORCH_NCCL_TRACE_BUFFER_SIZE": "10"},
+            ["torch's flight recorder has written FOLDER/written_3"],
+        ),
+        ({"TORCH_FR_DUMP_TEMP_FILE": "FOLDER/old_", "TORCH_FR_BUFFER_SIZE": "0"}, []),
+    ],
+)
+def test_what_torch_can_show_is_pointed_at(
+    env: dict[str, str], told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for names in stacks._TRACES:
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value.replace("FOLDER", str(tmp_path)))
+    (tmp_path / "written_3").touch()
+    (tmp_path / "old_3").touch()
+    os.utime(tmp_path / "old_3", (0, 0))
+    lines = inspect(1, 3, with_files=True).lines
+    assert [line for line in lines if line.startswith("torch's")] == [one.replace("FOLDER", str(tmp_path)) for one in told]
