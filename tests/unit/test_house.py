@@ -179,7 +179,7 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
         (
             "numpy",
             "record.layout record.digest record.headroom record.store record.reader record.jumps record.origin"
-            " record.recent"
+            " record.course record.recent"
             " decide.table_layout decide.votes decide.replicated_rows decide.learned"
             " decide.replica_group decide.gathers decide.replicas decide.weighing"
             " views.ui.grids views.ui.bins views.ui.curves views.ui.sources"

@@ -18,7 +18,7 @@ from .rank import Rank, describe_first_lost
 from .report import RankState
 from .run_state import RunState
 from .silence import describe_lost
-from .stacks import Silent
+from .stacks import Unanswered
 from .stall import StallNews
 from .verdict import logical_time_of
 
@@ -70,7 +70,7 @@ class RunEnd(RunState):
             self._stacks.begin(self._stalls.stall, now)
         silent: dict[str, list[int]] = {}
         for effect in self._stacks.look(self.ranks, now):
-            if isinstance(effect, Silent):
+            if isinstance(effect, Unanswered):
                 self._note_down(now, NoStack(effect.why), effect.rank)
                 self._stacks.give_up(effect.rank, effect.why)
                 silent.setdefault(effect.why, []).append(effect.rank)

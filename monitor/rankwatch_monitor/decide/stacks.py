@@ -26,7 +26,7 @@ ROUNDS_PER_SECOND, ROUNDS_AT_ONCE = 1 / 60, 16.0
 """Stalls whose stacks are asked for: with a very short ``stall_after``, there may be one in each batch."""
 
 
-class Silent(NamedTuple):
+class Unanswered(NamedTuple):
     """A rank that was asked and has not answered, and why not, as far as that is seen."""
 
     rank: int
@@ -59,13 +59,13 @@ class Stacks:
             self._asked, self._began_at, self._asked_at = chosen, now, float("-inf")
             self._given = {rank: stack for rank, stack in self._given.items() if not stack.why_not}
 
-    def look(self, ranks: Mapping[int, Rank], now: float) -> Iterator[Effect | Silent]:
+    def look(self, ranks: Mapping[int, Rank], now: float) -> Iterator[Effect | Unanswered]:
         """Asks, again and again, and says whose answer is no longer waited for."""
         missing = [rank for rank in self._asked if rank in ranks and rank not in self._given]
         if not missing:
             return
         if now - self._began_at > PATIENCE:
-            yield from (Silent(rank, _why_not(ranks[rank], now)) for rank in missing)
+            yield from (Unanswered(rank, _why_not(ranks[rank], now)) for rank in missing)
         elif now - self._asked_at >= AGAIN:
             self._asked_at = now
             peers = [ranks[rank].peer for rank in missing if ranks[rank].connected and ranks[rank].is_running]

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared.brief import brief
 from rankwatch.shared.printable import one_line
-from rankwatch.shared.text import describe_rank, format_dump
+from rankwatch.shared.text import describe_rank, format_dump, name_spans
 
 from ...decide.desync_text import desync_lines
 from ...decide.gaps import describe_gap
@@ -198,7 +198,7 @@ def _equality(report: Report) -> str:
 def _going_on(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Block]:
     """The blocks of a running run: desynced parameters, then ranks, then modules, then notices."""
     desynced = _desynced(scene.view, Size(size.width, max(MIN_DESYNCED, size.height // 5)))
-    stalled = _stalled(scene.view, Size(size.width, max(MIN_STALLED, size.height // 4)))
+    stalled = _stalled(scene.view, Size(size.width, max(MIN_STALLED, size.height // 3)))
     blocks: list[Block] = [*stalled, *desynced, Line("")] if stalled or desynced else []
     size = Size(size.width, size.height - len(blocks))
     found, notices = _modules(scene.view, focus), _notices(scene.view, size.width)
@@ -309,13 +309,21 @@ def _desynced(view: View, size: Size) -> list[Line]:
 
 
 def _stalled(view: View, size: Size) -> list[Line]:
-    """The stall, and in a line each what its ranks are in. The stacks are in the view of a rank."""
-    if not view.report.stalled:
+    """The stall, and what its ranks are in; in few rows in short. The stacks are in the view of a rank."""
+    stall = view.report.stall
+    if stall is None:
         return []
-    found = [Line(stack[0], "yellow") for stack in stalls.stacks(view.report).values()]
-    text = [Line(line, "red") for line in _wrapped([view.report.stalled], size.width)]
-    found = _cut(found, max(1, size.height - len(text)))
-    return [*_cut(text, size.height - len(found)), *found]
+    waits = f"; {name_spans(stall.waiting)} wait{'s' * (stall.count_waiting == 1)}" if stall.waiting else ""
+    short = f"{name_spans(stall.ranks)} stalled{waits}"
+    found = [stack[0] for stack in stalls.stacks(view.report).values()]
+    for text, lines in (
+        (_wrapped([stall.text], size.width), _wrapped(found, size.width)),
+        ([short], _wrapped(found, size.width)),
+        ([short], found),
+    ):
+        if len(text) + len(lines) <= size.height:
+            break
+    return [*[Line(line, "red") for line in text], *_cut([Line(line, "yellow") for line in lines], size.height - len(text))]
 
 
 def _keys(scene: Scene, focus: Focus, width: int) -> str:

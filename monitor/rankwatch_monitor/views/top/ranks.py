@@ -128,9 +128,13 @@ def _states(view: View) -> Mapping[int, str]:
         if states.get(rank) == RankState.RUNNING.value and not view.is_over
     }
     behind = min(map(_place, running.values()), default=None)
+    stall = view.report.stall
+    stalled, waiting = (stall.ranks, stall.waiting) if stall is not None else ((), ())
     for rank, standing in running.items():
         if standing.quiet:
             states[rank] = "silent"
+        elif rank in stalled or rank in waiting:
+            states[rank] = "still" if rank in stalled else "waiting"
         elif standing.still > STILL_AFTER:
             states[rank] = "still" if _place(standing) == behind else "waiting"
     return states

@@ -11,6 +11,7 @@ main.append(
   h("h1", null, report.run.id),
   h("p", null, Views.badge({ is_over: overview.is_over, outcome: report.outcome }), report.verdict ? "" : ` ${report.reason}`),
   Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ["began", Views.clock(overview.began)], ...(overview.ended > overview.began ? [["took", Views.length(overview.ended - overview.began)]] : [])]),
+  Views.stall(report) || "",
   Views.verdict(report) || "",
   Views.replicas(overview.replicas) || "");
 if (series) Charts.lines(part("The culprit's reading over the batches"))(series);

@@ -141,7 +141,7 @@ const Views = (() => {
     return h("section", { class: "panel is-bad", "aria-label": "Stall" }, h("p", null, found.text), found.stacks.map((stack) => {
       const name = `rank ${stack.rank} ${stack.text}`;
       if (!stack.lines.length) return h("p", null, name);
-      const details = h("details", { open: opened.has(name) }, h("summary", null, name), h("pre", null, stack.lines.join("\n")));
+      const details = h("details", { open: opened.has(name) }, h("summary", null, name), h("div", { class: "scroll" }, h("pre", null, stack.lines.join("\n"))));
       details.addEventListener("toggle", () => (details.open ? opened.add(name) : opened.delete(name)));
       return details;
     }), found.unasked ? h("p", { class: "faint" }, `${found.unasked} more ranks were not asked where they are.`) : null);
