@@ -17,8 +17,8 @@ from jobs import RANKWATCH, environment, forked, run_job, torchrun
 
 pytestmark = pytest.mark.e2e
 
-SLEEPS = "stalls.py:20 in load: time.sleep(0.2)\n"
-WAITS = "is in all_reduce of 1 float32 (gloo, 2 ranks), called at ", "stalls.py:32 in main: dist.all_reduce(loss.detach())\n"
+SLEEPS = "stalls.py:22 in load: time.sleep(0.2)\n"
+WAITS = "is in all_reduce of 1 float32 (gloo, 2 ranks), called at ", "stalls.py:37 in main: dist.all_reduce(loss.detach())\n"
 
 
 def stacks_in(text: str) -> bool:
@@ -57,7 +57,7 @@ def test_a_stall_is_seen_with_its_stacks_while_it_lasts_and_not_afterwards(tmp_p
         assert (listed["state"], listed["is_over"]) == ("stalled", False)
         assert "rank 1 of 2 (" in listed["stalled"]
         top = said("top", runs, "--once")
-        assert "stalls.py:20 in load" in top
+        assert "stalls.py:22 in load" in top
         assert "rank 0 is in all_reduce of 1 float32" in top
         assert "main thread" in said("top", runs, "--once", "--rank", "1")
     assert process.returncode == 0
@@ -85,6 +85,19 @@ def test_the_report_of_a_run_that_a_stall_stopped_has_both_stacks(tmp_path: Path
     assert stacks_in(again)
 
 
+@pytest.mark.slow
+def test_a_rank_that_waits_for_a_collective_it_began_before_says_which(tmp_path: Path) -> None:
+    job = run_job(
+        tmp_path,
+        forked("stalls.py", "async"),
+        *("--stall-after", "2", "--on-stall", "abort", "--abort-grace", "2"),
+        env={"STALL_FILE": str(tmp_path / "never")},
+    )
+    waits = {stack["rank"]: stack["waits"] for stack in job.report["stall"]["stacks"]}
+    assert waits[0].startswith("wait for the all_reduce that was begun before, called at ")
+    assert waits[0].endswith("stalls.py:36 in main: work.wait()")
+
+
 @needed
 @pytest.mark.slow
 def test_the_page_shows_a_stall_while_it_lasts(tmp_path: Path) -> None:
@@ -93,7 +106,7 @@ def test_the_page_shows_a_stall_while_it_lasts(tmp_path: Path) -> None:
         with browsing(tmp_path / "runs") as browser:
             browser.shows("stalled", ".badge")
             browser.open("/run/train-0")
-            browser.shows("stalls.py:20 in load", "[aria-label=Stall]")
+            browser.shows("stalls.py:22 in load", "[aria-label=Stall]")
             browser.shows("waits for a stalled rank", "tr")
             browser.run("document.querySelector('[aria-label=Stall] details').open = true")
             browser.shows("main thread", "[aria-label=Stall] pre")

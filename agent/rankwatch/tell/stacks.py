@@ -48,6 +48,13 @@ _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 _ARGUMENTS = ("tensor", "input", "input_tensor", "tensor_list", "input_tensor_list", "output", "output_tensor", "tensors")
 """Names of what a collective of torch works on, in its own functions."""
 
+_KINDS = (
+    "broadcast", "all_reduce", "all_reduce_coalesced", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_coalesced",
+    "gather", "scatter", "reduce_scatter", "all_to_all_single", "all_to_all", "send", "recv", "recv", "barrier",
+    "reduce_scatter_tensor", "coalesced operation", "sparse all_reduce",
+)  # fmt: skip
+"""What a Work of torch is for, by its number there (OpType)."""
+
 _PLUMBING = frozenset({"_call_impl", "_wrapped_call_impl", "decorate_context"})
 """Functions of torch that stand between any two frames of interest; a file of torch has more of them, and so does Python."""
 _LOGGING = os.path.join("torch", "distributed", "c10d_logger.py")
@@ -196,8 +203,8 @@ def _collective(places: list[Place]) -> str:
     name = within[-1].code.co_name if within else "wait for a collective that was begun before"
     try:
         if awaited is not None and not within:
-            kind = str(awaited.frame.f_locals["self"]._get_op_type()).rpartition(".")[2].lower()
-            return f"wait for the {kind} that was begun before"
+            kind = int(awaited.frame.f_locals["self"]._get_op_type())
+            return f"wait for the {_KINDS[kind]} that was begun before"
         return name + _describe_arguments(within[0].frame.f_locals, within[-1].frame.f_locals)
     except Exception:  # the frame goes on, or another version of torch has other names
         log.debug("no details of %s", name, exc_info=True)

@@ -61,7 +61,7 @@ class RunEnd(RunState):
             yield Note(f"run {self.id}: {text}")
             yield from self._abort_upon(Incident.ORPHANED, text, now)
 
-    def _look_for_stall(self, now: float) -> Iterator[Effect]:
+    def _look_for_stall(self, now: float, *, ended: bool = False) -> Iterator[Effect]:
         news = self._stalls.look(self.ranks, self._running, now) if self._ending.is_open else StallNews()
         for text in news.notes:
             yield Note(f"run {self.id}: {text}")
@@ -69,7 +69,7 @@ class RunEnd(RunState):
             self._note_down(now, Stood(self._stalls.stall))
             self._stacks.begin(self._stalls.stall, now)
         silent: dict[str, list[int]] = {}
-        for effect in self._stacks.look(self.ranks, now):
+        for effect in self._stacks.look(self.ranks, now, ended=ended):
             if isinstance(effect, Unanswered):
                 self._note_down(now, NoStack(effect.why), effect.rank)
                 self._stacks.give_up(effect.rank, effect.why)
@@ -205,7 +205,7 @@ class RunEnd(RunState):
             self._note_compared(now, at_once=True)
             yield Publish(self.report(), news=True)
         if ended or self._have_all_ended(now):
-            yield from self._look_for_stall(now)
+            yield from self._look_for_stall(now, ended=True)
             self.over = True
             self.tables.clear()
             self._happens(Incident.ALL_ENDED, describe_first_lost(self.ranks.values()), now)

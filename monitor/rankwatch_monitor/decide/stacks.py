@@ -19,6 +19,8 @@ MOST, MOST_WAITING = 8, 2
 AGAIN, PATIENCE = 2.0, 10.0
 """Seconds until a rank is asked again, and after which the report says that it gave no stack. It still may."""
 
+PENDING = "it has not answered yet"
+
 AWAITED = 2.0
 """Seconds for which the report of a run that a stall stops waits for stacks."""
 
@@ -59,12 +61,12 @@ class Stacks:
             self._asked, self._began_at, self._asked_at = chosen, now, float("-inf")
             self._given = {rank: stack for rank, stack in self._given.items() if not stack.why_not}
 
-    def look(self, ranks: Mapping[int, Rank], now: float) -> Iterator[Effect | Unanswered]:
-        """Asks, again and again, and says whose answer is no longer waited for."""
+    def look(self, ranks: Mapping[int, Rank], now: float, *, ended: bool) -> Iterator[Effect | Unanswered]:
+        """Asks, again and again, and says whose answer is no longer waited for. ``ended``: no rank can answer any more."""
         missing = [rank for rank in self._asked if rank in ranks and rank not in self._given]
         if not missing:
             return
-        if now - self._began_at > PATIENCE:
+        if ended or now - self._began_at > PATIENCE:
             yield from (Unanswered(rank, _why_not(ranks[rank], now)) for rank in missing)
         elif now - self._asked_at >= AGAIN:
             self._asked_at = now
@@ -88,13 +90,13 @@ class Stacks:
         return now - self._began_at < AWAITED and len(self._given) < len(self._asked)
 
     def all(self) -> tuple[RankStack, ...]:
-        """In the order in which they were asked."""
-        return tuple(self._given[rank] for rank in self._asked if rank in self._given)
+        """Of all ranks that were asked, in that order."""
+        return tuple(self._given.get(rank) or RankStack(rank, why_not=PENDING) for rank in self._asked)
 
 
 def _why_not(rank: Rank, now: float) -> str:
     if not rank.is_running:
-        return f"its process has ended: it counts as {rank.state.value}"
+        return f"it did not answer before its process ended: it counts as {rank.state.value}"
     if not rank.connected:
         return "it is not connected"
     if rank.quiet:

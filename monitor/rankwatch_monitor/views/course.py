@@ -51,7 +51,8 @@ def _loss(course: Course) -> str:
 
 
 def _nearest(one: NearestReading) -> str:
-    return f"{_name(one)}: x{one.times:.3g} below {one.dtype}'s largest number, on rank {one.rank} in batch {one.batch}"
+    times = f"x{one.times:.3g}" if one.times < 100 else f"x{one.times:.0f}"
+    return f"{_name(one)}: {times} below {one.dtype}'s largest number, on rank {one.rank} in batch {one.batch}"
 
 
 def _grown(one: GrownReading) -> str:

@@ -1,8 +1,10 @@
-"""From its third batch on, the last rank loads data only when the file STALL_FILE is there, and the others wait in all_reduce."""
+"""From its fourth batch on, the last rank loads data only when the file STALL_FILE is there, and the others wait in all_reduce:
+with the argument ``async``, for one that they have begun before."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -29,6 +31,9 @@ def main() -> None:
         for batch in range(6):
             loss = model(load(batch)).square().mean()
             loss.backward()
+            if "async" in sys.argv:
+                work = dist.all_reduce(loss.detach(), async_op=True)
+                work.wait()
             dist.all_reduce(loss.detach())
             optimizer.step()
             optimizer.zero_grad()

@@ -8,6 +8,7 @@ from rankwatch.shared import messages
 from rankwatch_monitor.decide.effects import Note, Publish, Send
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import RankStack, Report
+from rankwatch_monitor.decide.stacks import PENDING
 from rankwatch_monitor.views import as_json, stalls
 from rankwatch_monitor.views import text as as_text
 
@@ -104,7 +105,8 @@ def test_a_rank_that_is_not_asked_or_answers_twice_says_nothing() -> None:
     for rank, answer in ((11, number), (3, number + 1), (3, number), (3, number)):
         at.receive(rank, messages.Inspected(answer, "f", ("main thread",)))
     assert len(notes(at)) == 1
-    assert report(at).stacks == (RankStack(3, "f", ("main thread",)),)
+    assert report(at).stacks[0] == RankStack(3, "f", ("main thread",))
+    assert {stack.why_not for stack in report(at).stacks if stack.rank != 3} == {PENDING}
 
 
 def test_few_ranks_are_asked_and_it_is_said_how_many_were_not() -> None:
@@ -132,6 +134,14 @@ def test_a_rank_that_cannot_answer_gave_no_stack_and_may_answer_later() -> None:
     assert "rank 1 gave no stack: it has been silent for" in as_text.render_so_far(report(at))
     at.receive(1, messages.Inspected(number, "f", ("main thread",)))
     assert [stack.why_not for stack in report(at).stacks] == ["", ""]
+
+
+def test_a_rank_that_ends_before_it_answers_gave_no_stack() -> None:
+    at = stalled_desk(2)
+    at.end(1)
+    (told,) = [effect.report for effect in at.take() if isinstance(effect, Publish)]
+    assert {stack.why_not for stack in told.stacks} == {"it did not answer before its process ended: it counts as lost"}
+    assert "ranks 0-1 gave no stack: it did not answer before" in as_text.render(told)
 
 
 def test_a_rank_that_reconnects_is_asked_again() -> None:

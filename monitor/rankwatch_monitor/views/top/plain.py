@@ -32,7 +32,7 @@ class Changes:
         self._noticed: set[NoticeKey] = set()
         self._desynced: set[object] = set()
         self._reason = self._stalled = ""
-        self._stacks: set[tuple[int, ...]] = set()
+        self._stacks: set[str] = set()
         self._gaps: set[Gap] = set()
 
     def lines(self, view: View, now: float) -> Iterator[str]:
@@ -69,9 +69,9 @@ class Changes:
         if report.stalled != self._stalled:
             self._stalled, self._stacks = report.stalled, set()
             yield f"{report.run}: {report.stalled or 'no rank is stalled any more'}"
-        for ranks, stack in stalls.stacks(report).items():
-            if ranks not in self._stacks:
-                self._stacks.add(ranks)
+        for stack in stalls.stacks(report).values():
+            if stack[0] not in self._stacks:
+                self._stacks.add(stack[0])
                 yield f"{report.run}: {stack[0]}"
                 yield from stack[1:]
 
