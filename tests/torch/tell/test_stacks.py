@@ -192,3 +192,14 @@ def test_what_torch_can_show_is_pointed_at(
     os.utime(tmp_path / "old_3", (0, 0))
     lines = inspect(1, 3, with_files=True).lines
     assert [line for line in lines if line.startswith("torch's")] == [one.replace("FOLDER", str(tmp_path)) for one in told]
+
+
+def test_torchs_debug_server_is_pointed_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    debug = pytest.importorskip("torch.distributed.debug", reason="this torch has no debug server")
+    server = debug._WorkerServer("::", 0)  # what start_debug_server starts on each rank
+    try:
+        monkeypatch.setattr(debug, "_WORKER_SERVER", server)
+        (line,) = [line for line in inspect(1, 3, with_files=True).lines if line.startswith("torch's debug server")]
+    finally:
+        server.shutdown()
+    assert f":{server.port}; rank 0 has the page of all ranks" in line

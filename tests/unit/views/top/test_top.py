@@ -13,7 +13,7 @@ import crowds
 import makers
 from rankwatch.shared.printable import paragraph, printable
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
-from rankwatch_monitor.decide.report import RankState
+from rankwatch_monitor.decide.report import RankStack, RankState, Stall
 from rankwatch_monitor.record.follow import Follower, View
 from rankwatch_monitor.record.recent import Recent
 from rankwatch_monitor.views.top.focus import Focus, press, window
@@ -114,6 +114,42 @@ def test_the_ranks_of_a_node_and_one_of_them(view: View) -> None:
     assert re.search(r"decoder.layers.11.feed_forward output +x108 +19 +19 +500 ms", one)
     assert "there is no rank 4711 in a run of 1024" in shown(view, Focus(rank=4711))
     assert "no rank is on node nowhere; its nodes: gpu-a100-0025.cluster, " in shown(view, Focus("nowhere"))
+
+
+STALL = Stall((7,), (0, 1), "rank 7 of 1024 (node0) stalled: no progress for 300 s, though its heartbeat comes", 1, 1023)
+STACKS = (
+    RankStack(7, "train.py:20 in load: time.sleep(3600)", ("main thread", "  train.py:20 in load: time.sleep(3600)")),
+    RankStack(0, "all_reduce of 4 float32 (nccl, 1024 ranks), called at train.py:32 in main", ("main thread",)),
+    RankStack(1, why_not="it is not connected"),
+)
+
+
+def with_stall(view: View) -> View:
+    return replace(view, report=replace(view.report, stall=STALL, stacks=STACKS))
+
+
+@pytest.mark.parametrize("size", [NORMAL, Size(60, 15), Size(40, 12), Size(80, 8)])
+def test_a_stall_is_at_the_head_with_what_its_ranks_are_in(view: View, size: Size) -> None:
+    text = shown(with_stall(view), size=size)
+    assert "rank 7 of 1024 (node0) stalled" in text or "rank 7 stalled; ranks 0-1 wait" in text
+    assert "rank 7 is in train.py:20 in load" in text or size.height < 12
+    assert "1 still, 2 waiting" in text or "2 still, 2 waiting" in text
+    assert "  train.py:20 in load: time.sleep(3600)" in shown(with_stall(view), Focus(rank=7))
+
+
+def test_a_stall_its_stacks_and_its_end_are_lines(view: View) -> None:
+    changes = Changes(10.0)
+    assert not [line for line in changes.lines(view, view.standings_at) if "stalled" in line]
+    pending = replace(view, report=replace(view.report, stall=STALL, stacks=(STACKS[2], *STACKS[1:2])))
+    first = list(changes.lines(pending, view.standings_at))
+    assert first[:2] == [f"crowd-0: {STALL.text}", "crowd-0: rank 1 gave no stack: it is not connected"]
+    then = list(changes.lines(with_stall(view), view.standings_at))
+    assert then == [
+        "crowd-0: rank 7 is in train.py:20 in load: time.sleep(3600)",
+        "  main thread",
+        "    train.py:20 in load: time.sleep(3600)",
+    ]
+    assert list(changes.lines(view, view.standings_at)) == ["crowd-0: no rank is stalled any more"]
 
 
 def test_the_ranks_that_an_election_waits_for_are_shown(view: View) -> None:
