@@ -61,9 +61,10 @@ class RunRecord:
         StoreError: there is no record that can be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, by_writer: bool = False) -> None:
+        """``by_writer``: see ``open_to_read``."""
         self.path = path
-        self._database = open_to_read(path)
+        self._database = open_to_read(path, by_writer=by_writer)
         self._table = lru_cache(CACHED_TABLES)(self._read_table)
         self._columns = lru_cache(CACHED_TABLES)(self._make_columns)
 

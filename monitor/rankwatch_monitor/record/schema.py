@@ -94,11 +94,16 @@ def is_new(database: sqlite3.Connection) -> bool:
     return version == 0
 
 
-def open_to_read(path: Path) -> sqlite3.Connection:
-    """The record in this file, in one read transaction: every query sees the same state. Raises StoreError."""
+def open_to_read(path: Path, *, by_writer: bool = False) -> sqlite3.Connection:
+    """The record in this file, in one read transaction: every query sees the same state. Raises StoreError.
+
+    ``by_writer``: the thread that writes it asks. Once it has closed the record, no file is left beside it.
+    """
     with explained(path):
         if path.exists() and not path.is_file():
             raise ValueError("it is no file")  # to open a pipe would wait for a writer
+        if by_writer and path.is_file() and not path.with_name(path.name + "-wal").exists():
+            return _open(path, "mode=ro&immutable=1")
         try:
             return _open(path, "mode=ro")
         except sqlite3.OperationalError as error:

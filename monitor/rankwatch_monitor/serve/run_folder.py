@@ -178,7 +178,7 @@ class RunsFolder:
 
     def _with_course(self, report: Report) -> Report:
         try:
-            with RunRecord(self.record_of(report.run)) as record:
+            with RunRecord(self.record_of(report.run), by_writer=True) as record:
                 return with_course(report, record)
         except StoreError as error:  # the writer has logged it
             log.debug("how the run went is not known: %s", error)

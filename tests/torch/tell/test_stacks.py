@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from collectors import until
+from jobs import environment
 from rankwatch.shared import messages, wire
 from rankwatch.shared.printable import printable
 from rankwatch.tell import stacks
@@ -194,12 +197,19 @@ def test_what_torch_can_show_is_pointed_at(
     assert [line for line in lines if line.startswith("torch's")] == [one.replace("FOLDER", str(tmp_path)) for one in told]
 
 
-def test_torchs_debug_server_is_pointed_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    debug = pytest.importorskip("torch.distributed.debug", reason="this torch has no debug server")
-    server = debug._WorkerServer("::", 0)  # what start_debug_server starts on each rank
-    try:
-        monkeypatch.setattr(debug, "_WORKER_SERVER", server)
-        (line,) = [line for line in inspect(1, 3, with_files=True).lines if line.startswith("torch's debug server")]
-    finally:
-        server.shutdown()
-    assert f":{server.port}; rank 0 has the page of all ranks" in line
+DEBUGGED = """
+import os, torch.distributed.debug as debug
+from rankwatch.tell.stacks import inspect
+debug._WORKER_SERVER = debug._WorkerServer("::", 0)  # as start_debug_server does on each rank
+print(debug._WORKER_SERVER.port, *inspect(1, 3, with_files=True).lines, sep="\\n", flush=True)
+os._exit(0)  # to shut the server down takes long
+"""
+
+
+@pytest.mark.slow
+def test_torchs_debug_server_is_pointed_at() -> None:
+    pytest.importorskip("torch.distributed.debug", reason="this torch has no debug server")
+    told = subprocess.run([sys.executable, "-c", DEBUGGED], env=environment(), capture_output=True, text=True, check=True)
+    port, *lines = told.stdout.splitlines()
+    assert lines[-1].startswith("torch's debug server of this rank: http://")
+    assert lines[-1].endswith(f":{port}; rank 0 has the page of all ranks")
