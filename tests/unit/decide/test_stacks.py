@@ -225,3 +225,20 @@ def test_a_run_that_stalls_all_the_time_asks_only_now_and_then() -> None:
         at.wait(0.6)
         at.receive(0, makers.beat(batch, 0, 1))
     assert 10 < len(set(numbers(at, 0))) < 30
+
+
+def test_a_collector_that_is_started_again_finds_the_stall_anew() -> None:
+    at = stalled_desk(2)
+    (number,) = set(asked(at, 2).values())
+    at.receive(1, messages.Inspected(number, "f", ("main thread",)))
+    again = Desk(at.options, now=at.now)
+    again.ledger.restore("train-0", at.records["train-0"], [], again.now)
+    again.records = {"train-0": list(at.records["train-0"])}
+    assert (report(again).stall, report(again).stacks) == (report(at).stall, report(at).stacks)
+    again.connect(2)
+    wait(again, STALL - 1, 2)
+    assert report(again).stall is None  # where the ranks are is not known yet
+    wait(again, 3, 2)
+    assert [note for note in notes(again) if "went on" in note] == []
+    assert report(again).stall is not None
+    assert min(asked(again, 2).values()) > number
