@@ -28,7 +28,7 @@ from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE, StoreError
 
 PICTURES = ROOT / "docs" / "pages" / "pictures"
-BATCHES = 8
+BATCHES = 18
 """After this many the run, which lasts a second, is stopped for a moment while its picture is taken."""
 
 

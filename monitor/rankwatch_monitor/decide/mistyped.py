@@ -19,7 +19,8 @@ def mistyped(tuning: Tuning, tables: Iterable[FrameTable]) -> Iterator[str]:
         return
     specs = list(islice(chain.from_iterable(table.specs for table in tables), MOST_SPECS))
     modules = {name for spec in specs for name in names_of(spec)}
-    yield from describe_unmatched("modules", tuning.modules or (), modules, "module measured so far")
+    so_far = f"among the {len(modules)} module{'s' * (len(modules) != 1)} measured so far"
+    yield from describe_unmatched("modules", tuning.modules or (), modules, f"name {so_far}")
     if tuning.ignore:
         readings = {name for spec in specs for row in spec.readings for name in ignorable(spec, row)}
-        yield from describe_unmatched("ignore", tuning.ignore, readings, "module or reading measured so far")
+        yield from describe_unmatched("ignore", tuning.ignore, readings, f"name or reading {so_far}")

@@ -116,8 +116,8 @@ def test_patterns_that_match_nothing_are_said_to_the_one_who_typed_them(
 
     until(is_answered)
     assert said == [
-        "rankwatch: modules: 'module.2' matches no module measured so far; did you mean '2'?",
-        "rankwatch: ignore: '*:outptu' matches no module or reading measured so far; did you mean '*:output'?",
+        "rankwatch: modules: 'module.2' matches no name among the 4 modules measured so far; did you mean '2'?",
+        "rankwatch: ignore: '*:outptu' matches no name or reading among the 4 modules measured so far; did you mean '*:output'?",
     ]
 
 

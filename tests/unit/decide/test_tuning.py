@@ -50,8 +50,8 @@ def test_the_answer_names_patterns_that_match_nothing() -> None:
     (answer,) = tuned(desk, mistyped)
     assert isinstance(answer, messages.Tuned)
     assert [line.partition(";")[0] for line in answer.mistyped] == [
-        "modules: 'blocks.9.*' matches no module measured so far",
-        "ignore: '*:outptu' matches no module or reading measured so far",
+        "modules: 'blocks.9.*' matches no name among the 1 module measured so far",
+        "ignore: '*:outptu' matches no name or reading among the 1 module measured so far",
     ]
     assert tuned(desk, messages.Tune(tuning=Tuning(every=2, modules=()))) == [messages.Tuned(("train-0",), 2)]
 
