@@ -313,8 +313,11 @@ def _stalled(view: View, size: Size) -> list[Line]:
     stall = view.report.stall
     if stall is None:
         return []
-    waits = f"; {name_spans(stall.waiting)} wait{'s' * (stall.count_waiting == 1)}" if stall.waiting else ""
-    short = f"{name_spans(stall.ranks)} stalled{waits}"
+    who, waiting = (
+        name_spans(ranks) if len(ranks) == count else f"{count} ranks"
+        for ranks, count in ((stall.ranks, stall.count), (stall.waiting, stall.count_waiting))
+    )
+    short = f"{who} stalled" + (f"; {waiting} wait{'s' * (stall.count_waiting == 1)}" if stall.waiting else "")
     found = [stack[0] for stack in stalls.stacks(view.report).values()]
     for text, lines in (
         (_wrapped([stall.text], size.width), _wrapped(found, size.width)),
