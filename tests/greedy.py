@@ -25,6 +25,7 @@ from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.data import MAX_RANKS
 from rankwatch.shared.fingerprint import FingerprintRow, FingerprintTable, RankMesh
 from rankwatch.shared.frame import FrameTable
+from rankwatch.shared.gpu import Gpu
 from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide.replicas import MAX_TABLE_ROWS
 
@@ -66,7 +67,7 @@ def _hello(number: int) -> messages.Hello:
 def _wide_hello(number: int) -> messages.Hello:
     """Another run each time, with all that a HELLO can say."""
     most = "x" * 1024
-    return replace(_hello(number), world_size=MAX_RANKS, host=most, device=most, torch=most, gpu=most)
+    return replace(_hello(number), world_size=MAX_RANKS, host=most, device=most, torch=most, gpu=Gpu(most, most, most, most))
 
 
 KINDS: dict[str, Callable[[int], messages.Message]] = {

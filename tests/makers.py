@@ -27,6 +27,7 @@ from rankwatch.shared.frame import (
     pack,
     state_of,
 )
+from rankwatch.shared.gpu import NO_GPU, Gpu
 from rankwatch.shared.notice import Notice, NoticeKind
 from rankwatch.shared.trip import Source
 
@@ -120,6 +121,11 @@ def closeup(**changes: object) -> CloseUp:
     return replace(found, **changes)  # type: ignore[arg-type]
 
 
+def gpu(number: int = 0) -> Gpu:
+    """A GPU with all that is known of one."""
+    return Gpu("NVIDIA H200", f"GPU-5f3a{number:04x}", f"0000:{number:02x}:00.0", "550.54.15")
+
+
 def hello(rank: int = 0, world_size: int = 1, **changes: object) -> messages.Hello:
     fields: dict[str, object] = {
         "major": wire.VERSION[0],
@@ -135,7 +141,7 @@ def hello(rank: int = 0, world_size: int = 1, **changes: object) -> messages.Hel
         "torch": "2.13.0",
         "incarnation": f"process-{rank}",
         "stage": NO_STAGE,
-        "gpu": "",
+        "gpu": NO_GPU,
     }
     return messages.Hello(**{**fields, **changes})  # type: ignore[arg-type]
 

@@ -135,7 +135,7 @@ def _link_to(watch: Linked, model: nn.Module, source: str, who: Identity, stage:
         device="none" if parameter is None else str(parameter.device),
         torch_version=torch.__version__,
         stage=stage,
-        gpu="" if parameter is None else gpu_of(parameter.device),
+        gpu=gpu_of(None if parameter is None else parameter.device),
         source=source,
     )
     speaker.speak_for(watch)

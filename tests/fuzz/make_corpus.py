@@ -28,7 +28,7 @@ EVIL = "EVIL"
 FOLDER = Path(__file__).resolve().parent / "corpus"
 
 ONE_OF_EACH: list[messages.Message] = [
-    makers.hello(1, 2),
+    makers.hello(1, 2, gpu=makers.gpu()),
     messages.Welcome("train-0", 1.0, 2.0, 7, "/runs/train-0", "head", 8192),
     messages.Table(makers.table()),
     messages.Batch(4, makers.summary(149)),

@@ -9,6 +9,7 @@ from .cause import Trip
 from .closeup import CloseUp
 from .fingerprint import Fingerprint, FingerprintTable
 from .frame import BEGINNING, BatchSummary, FrameTable, Moment
+from .gpu import NO_GPU, Gpu
 from .notice import Notice
 from .tuning import NO_CHANGE, Tuning
 from .window import WINDOW
@@ -33,8 +34,7 @@ class Hello:
     ``start`` is the id of the launch that the rank belongs to, the same on all of its ranks; empty: unknown. ``launch`` is the id
     of the ``rankwatch run`` that started the process, if one did. ``model`` numbers the models of the process from 0 on. ``age``
     is in seconds since the process started (0: unknown): it tells the older of two starts. ``stage`` is the rank's stage in a
-    pipeline, from 0 on; NO_STAGE without a pipeline. ``gpu`` says which one the model is on, by its UUID where it has one; empty
-    on the CPU.
+    pipeline, from 0 on; NO_STAGE without a pipeline. ``gpu`` is the one that the model is on.
     """
 
     major: int
@@ -50,7 +50,7 @@ class Hello:
     torch: str
     incarnation: str
     stage: int
-    gpu: str = ""
+    gpu: Gpu = NO_GPU
     start: str = ""
     model: int = 0
     age: float = 0.0

@@ -39,6 +39,7 @@ from .fields import (
     Field,
     check_bool,
     check_list,
+    check_str,
     cut,
     integer,
     lines,
@@ -52,6 +53,7 @@ from .fields import (
 from .frame import (
     NO_STAGE,
 )
+from .gpu import Gpu
 from .messages import (
     MAX_STACK_LINE,
     MAX_STACK_LINES,
@@ -106,6 +108,7 @@ MAX_DEPTH = 16
 """Arrays in arrays of a long message."""
 
 MAX_MODELS = 1 << 16
+MAX_GPU_TEXT = 128
 MAX_PATTERNS = 256
 MAX_TRACED = 10_000
 MAX_EVERY = 1 << 31
@@ -288,6 +291,14 @@ _TUNING = {
 }
 
 
+def _write_gpu(gpu: Gpu) -> list[str]:
+    return [cut(text, MAX_GPU_TEXT) for text in (gpu.name, gpu.uuid, gpu.bus, gpu.driver)]
+
+
+def _read_gpu(value: Any) -> Gpu:
+    return Gpu(*(check_str(text, MAX_GPU_TEXT) for text in check_list(value, 4, SHORT_ARRAY)[:4]))
+
+
 def _write_tuning(tuning: Tuning) -> list[Any]:
     return [field.encode(getattr(tuning, name)) for name, field in _TUNING.items()]
 
@@ -312,7 +323,7 @@ _LAYOUTS: dict[str, tuple[type[Any], dict[str, Field]]] = {
             "rank": integer(0, MAX_RANKS - 1), "world_size": integer(1, MAX_RANKS),
             "local_rank": integer(0, MAX_RANKS), "host": string(), "pid": integer(), "device": string(), "torch": string(),
             "incarnation": string(64), "stage": integer(NO_STAGE, MAX_RANKS),
-            "gpu": string(), "start": string(MAX_START), "model": integer(0, MAX_MODELS), "age": _SECONDS,
+            "gpu": Field(_write_gpu, _read_gpu), "start": string(MAX_START), "model": integer(0, MAX_MODELS), "age": _SECONDS,
             "launch": string(MAX_START),
         },
     ),

@@ -26,6 +26,7 @@ from ..shared.connection import Connection
 from ..shared.exit_queue import ExitQueue
 from ..shared.fingerprint import Fingerprint, FingerprintTable
 from ..shared.frame import NO_STAGE, BatchSummary, FrameTable, Moment
+from ..shared.gpu import NO_GPU, Gpu
 from ..shared.identity import Identity
 from ..shared.notice import Notice
 from ..shared.process import age
@@ -116,7 +117,7 @@ class Link:
         launch: str = "",
         model: int = 0,
         stage: int = NO_STAGE,
-        gpu: str = "",
+        gpu: Gpu = NO_GPU,
         on_tune: Callable[[messages.Tune], None] | None = None,
         source: str = "",
         on_stay: Callable[[float], None] = lambda seconds: None,

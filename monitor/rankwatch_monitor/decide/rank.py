@@ -242,6 +242,8 @@ class Rank:
             loss_batch=self.loss_batch,
             loss=self.loss,
             left=self.left,
+            gpu=self.hello.gpu,
+            torch=self.hello.torch,
         )
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, overload
 
 from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.frame import NO_LOSS, NO_STAGE
+from rankwatch.shared.gpu import NO_GPU, Gpu
 from rankwatch.shared.notice import Notice
 from rankwatch.shared.str_enum import StrEnum
 
@@ -53,7 +54,7 @@ class RankRow:
     ``last_batch`` is -1 before the first; ``farewell`` is the exception that ended the rank, if one did; ``dropped`` batches
     found no room in its spool; ``rival`` is the last other process that tried to connect as this rank. ``loss`` is the abs max
     of its last loss, of batch ``loss_batch``; NO_LOSS: it has none. ``left`` numbers the ends of the ranks, from 1 on; 0: it has
-    not ended.
+    not ended. ``torch`` is the version.
     """
 
     rank: int
@@ -70,6 +71,8 @@ class RankRow:
     loss_batch: int = -1
     loss: float = NO_LOSS
     left: int = 0
+    gpu: Gpu = NO_GPU
+    torch: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ class RunState:
     def _locate(self, number: int) -> tuple[str, str]:
         """The host and the GPU of a rank."""
         rank = self.ranks.get(number)
-        return ("", "") if rank is None else (rank.hello.host, rank.hello.gpu)
+        return ("", "") if rank is None else (rank.hello.host, rank.hello.gpu.id)
 
     # --- what others see ----------------------------------------------------------------------------------------------
 

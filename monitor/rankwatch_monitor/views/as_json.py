@@ -9,6 +9,7 @@ from typing import Any
 
 from rankwatch.shared.brief import brief
 from rankwatch.shared.frame import MEASURED, NO_LOSS, NO_STAGE, Frame, Reading, State, state_of
+from rankwatch.shared.gpu import Gpu
 from rankwatch.shared.notice import describe_notice
 
 from ..decide.began import TripOrigin, describe_origin
@@ -62,6 +63,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "rank": verdict.rank,
         "local_rank": None if row is None else row.local_rank,
         "host": None if row is None else row.host,
+        "gpu": None if row is None else gpu_to_dict(row.gpu),
         "stage": None if row is None else _stage(row),
         "batch": trip.position.batch,
         "eval": trip.position.eval,
@@ -123,6 +125,8 @@ def rank_to_dict(row: RankRow) -> dict[str, Any]:
         "rank": row.rank,
         "local_rank": row.local_rank,
         "host": row.host,
+        "gpu": gpu_to_dict(row.gpu),
+        "torch": row.torch or None,
         "stage": _stage(row),
         "pid": row.pid,
         "last_batch": row.last_batch,
@@ -133,6 +137,11 @@ def rank_to_dict(row: RankRow) -> dict[str, Any]:
         "farewell": row.farewell,
         "farewell_text": brief(row.farewell),
     }
+
+
+def gpu_to_dict(gpu: Gpu) -> dict[str, str | None] | None:
+    """None on the CPU; None for what is not known of it."""
+    return {name: text or None for name, text in asdict(gpu).items()} if gpu.is_known else None
 
 
 def loss_to_dict(row: RankRow) -> dict[str, Any]:

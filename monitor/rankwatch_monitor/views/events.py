@@ -41,7 +41,8 @@ def describe(entry: Entry) -> str:
             return f"job {fact.job}, restart {fact.restart}{model}, {fact.world_size} ranks"
         case messages.Hello():
             who = describe_rank(fact.rank, fact.world_size, fact.host, fact.local_rank, fact.stage)
-            return f"{who} connected: process {fact.pid}, {fact.device}, torch {fact.torch}"
+            gpu = f", {fact.gpu.describe()}" if fact.gpu.is_known else ""
+            return f"{who} connected: process {fact.pid}, {fact.device}{gpu}, torch {fact.torch}"
         case messages.Tripped():
             return f"tripped: {describe_culprit(f'rank {entry.rank}', fact.trip)}"
         case messages.LookedCloser():

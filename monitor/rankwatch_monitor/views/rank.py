@@ -29,6 +29,7 @@ def render(details: RankDetails, frames: int) -> str:
     name = describe_rank(row.rank, report.world_size, row.host, row.local_rank, row.stage)
     acknowledged = ", abort acknowledged" if row.acknowledged else ""
     fields = [("process", f"{row.pid} on {row.host}"), ("state", f"{row.state.value}{acknowledged}")]
+    fields.append(("machine", ", ".join(filter(None, (row.gpu.describe(), f"torch {row.torch}")))))
     fields += [*_where(details), *_lapses(details), *_tripped(details)]
     fields += replica_fields(replace(report, compared=None, desync=_desync(details), desync_unkept=0))
     fields += notice_fields(replace(report, notices=_notices(details), notices_unkept=0))

@@ -17,6 +17,7 @@ from commands import run as rankwatch
 from fuzz.make_corpus import EVIL, saying
 from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable
+from rankwatch.shared.gpu import Gpu
 from rankwatch.shared.sockets import dealer
 from rankwatch_monitor.record.runs import folders
 from rankwatch_monitor.serve.metrics.families import families
@@ -34,7 +35,9 @@ def rank(running: Running, number: int) -> Iterator[bytes]:
     named = replace(spec, readings=(spec.readings[0], replace(spec.readings[1], label=HOSTILE)))
     table = FrameTable((replace(named, module=HOSTILE, module_class=HOSTILE),))
     summary = makers.summary(0, of=table)
-    yield saying(HOSTILE, makers.hello(number, 2, job=EVIL, host=EVIL, device=EVIL, torch=EVIL, gpu=EVIL))
+    yield saying(
+        HOSTILE, makers.hello(number, 2, job=EVIL, host=EVIL, device=EVIL, torch=EVIL, gpu=Gpu(EVIL, EVIL, EVIL, EVIL))
+    )
     yield saying(HOSTILE, messages.Table(specs))
     yield saying(HOSTILE, messages.Batch(1, summary))
     yield saying(HOSTILE, messages.Noticed(2, makers.notice(module=EVIL, module_class=EVIL, label=EVIL)))

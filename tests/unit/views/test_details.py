@@ -193,10 +193,11 @@ def test_a_rank_that_tripped(tmp_path: Path) -> None:
     )
     text, told = of_rank(run, 1)
     lines = text.splitlines()
-    assert lines[:3] == [
+    assert lines[:4] == [
         "rankwatch: rank 1 of 2 (node0, local rank 1) of run train-1",
         "  process    101 on node0",
         "  state      aborted",
+        "  machine    torch 2.13.0",
     ]
     assert "  batches    the last is batch 12" in lines
     assert "  stored     batches 0-11 as the rank sent them" in lines

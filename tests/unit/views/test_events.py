@@ -21,6 +21,11 @@ from rankwatch_monitor.views import events
 TOLD: list[tuple[Fact, str]] = [
     (journal.Opened("train", 1, 8), "job train, restart 1, 8 ranks"),
     (makers.hello(3, 8), "rank 3 of 8 (node1, local rank 3) connected: process 103, cpu, torch 2.13.0"),
+    (
+        makers.hello(3, 8, device="cuda:3", gpu=makers.gpu(3)),
+        "rank 3 of 8 (node1, local rank 3) connected: process 103, cuda:3, "
+        "NVIDIA H200, GPU-5f3a0003, PCI bus 0000:03:00.0, driver 550.54.15, torch 2.13.0",
+    ),
     (makers.hello(3, 8, stage=1), "rank 3 of 8 (node1, local rank 3, stage 1) connected"),
     (messages.Tripped(4, makers.trip()), "tripped: rank 5, batch 0: layer (Linear), output: inf"),
     (

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import makers
-from makers import INF, NAN, frame, notice, reading, trip
+from makers import INF, NAN, frame, gpu, notice, reading, trip
 from rankwatch.shared.cause import Cause
 from rankwatch.shared.closeup import CloseUp, Precision
 from rankwatch.shared.frame import Moment, Phase, State
@@ -262,9 +262,17 @@ def test_strict_json_without_nan_or_infinity() -> None:
         "label": "output", "kind": "output", "dtype": "float16", "abs_min": 0.0, "abs_max": None, "state": "inf",
     }  # fmt: skip
     assert parsed["ranks"][5] == {
-        "rank": 5, "local_rank": 1, "host": "node1", "stage": None, "pid": 105, "last_batch": 149,
+        "rank": 5, "local_rank": 1, "host": "node1", "gpu": None, "torch": None, "stage": None, "pid": 105, "last_batch": 149,
         "state": "aborted", "acknowledged": True, "dropped": 0, "farewell": "", "farewell_text": "", "rival": "",
     }  # fmt: skip
+
+
+def test_the_gpu_of_a_rank() -> None:
+    of = report(verdict(6))
+    of = replace(of, ranks=tuple(replace(row, gpu=gpu(row.rank), torch="2.13.0") for row in of.ranks))
+    parsed = as_json.to_dict(of)
+    named = {"name": "NVIDIA H200", "uuid": "GPU-5f3a0005", "bus": "0000:05:00.0", "driver": "550.54.15"}
+    assert (parsed["ranks"][5]["gpu"], parsed["ranks"][5]["torch"], parsed["verdict"]["gpu"]) == (named, "2.13.0", named)
 
 
 def test_a_nan_is_null_and_its_state_says_so() -> None:
