@@ -50,6 +50,16 @@ COMMANDS = {
         "rankwatch export train-0 --parquet train-0.parquet",
         "rankwatch export train-0 --tensorboard logs",
     ),
+    "archive": (
+        "add a run that is over to an archive of all runs, for rankwatch fleet",
+        "rankwatch archive train-0 s3://bucket/runs",
+        "rankwatch archive --merge s3://bucket/runs",
+    ),
+    "fleet": (
+        "say which hosts, GPUs, modules and versions go bad in an archive of runs",
+        "rankwatch fleet s3://bucket/runs",
+        "rankwatch fleet runs --since 2026-01-01 --html fleet.html",
+    ),
     "ui": ("serve a web page of the runs in a folder, live and afterwards", "rankwatch ui --port 8080"),
     "tune": ("change options of the ranks while they train", "rankwatch tune train-0 --every 10 --modules 'decoder.*'"),
     "invite": ("create a connection file restricted to one job", "rankwatch invite train --output train.json"),

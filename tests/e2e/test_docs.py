@@ -51,6 +51,7 @@ JOBS = {
     "trace": [command for command in commands("guide.md") if "/trace/" in command or "TRACE" in command],
     "zero-code": commands("zero-code.md"),
     "doctor": commands("doctor.md"),
+    "fleet": commands("fleet.md"),
     "metrics": [command for command in commands("metrics.md") if command.startswith("rankwatch")],
 }
 """Commands with real ranks, by what they are about."""
@@ -403,7 +404,10 @@ def test_the_documented_lowest_versions_are_the_required_ones() -> None:
     extras = project["optional-dependencies"]
     floors = dict(
         (name, version)
-        for group in (project["dependencies"], *(extras[extra] for extra in ("agent", "export", "metrics", "top", "ui")))
+        for group in (
+            project["dependencies"],
+            *(extras[extra] for extra in ("agent", "export", "fleet", "metrics", "top", "ui")),
+        )
         for name, version in (requirement.partition(";")[0].split(">=") for requirement in group)
     )
     lines = (ROOT / "deploy" / "constraints-lowest.txt").read_text().splitlines()

@@ -183,13 +183,14 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
             " decide.table_layout decide.votes decide.replicated_rows decide.learned"
             " decide.replica_group decide.gathers decide.replicas decide.weighing"
             " views.ui.grids views.ui.bins views.ui.curves views.ui.sources"
-            " views.export.rows views.export.parquet views.export.events views.export.written",
+            " views.export.rows views.export.parquet views.export.events views.export.written views.fleet.row",
         ),
         ("prometheus_client", "serve.metrics.families serve.metrics.server"),
         ("rich", "views.top.screen"),
         ("shtab", "commands.completion"),
         ("termios", "views.top.keys"),
-        ("pyarrow", "views.export.parquet"),
+        ("pyarrow", "views.export.parquet views.fleet.layout views.fleet.archive"),
+        ("duckdb", "views.fleet.query"),
         ("fsspec", "views.export.target"),
         ("tensorboardX", "views.export.events"),
         ("transformers", "integrations.transformers"),

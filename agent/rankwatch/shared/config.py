@@ -151,7 +151,8 @@ def read_file(path: Path) -> dict[str, Any]:
 # Options of the command line and of the job; the options of watch() are the fields of Config.
 _FURTHER = (
     "JOB", "LISTEN", "ADDRESS", "CONNECTION_FILE", "RUNS_DIR", "HEARTBEAT", "DECISION_WINDOW", "ABORT_GRACE", "HOLD_LIMIT",
-    "ON_LOST", "STALL_AFTER", "ON_STALL", "ON_DESYNC", "ON_VERDICT", "LOG_FORMAT", "STATUS", "FRAMES", "METRICS", "HOST", "PORT",
+    "ON_LOST", "STALL_AFTER", "ON_STALL", "ON_DESYNC", "ON_VERDICT", "ARCHIVE", "LOG_FORMAT", "STATUS", "FRAMES", "METRICS",
+    "HOST", "PORT",
     "MODE", "CONFIG", "ATTACH", "START", "LAUNCH", "SEAT",
 )  # fmt: skip
 

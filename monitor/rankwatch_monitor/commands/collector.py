@@ -20,6 +20,7 @@ from ..serve.daemon import run_daemon
 from ..serve.metrics.meters import Meters
 from ..views.text import FRAMES_ON_SCREEN
 from . import arguments as types
+from .archive import check_archive
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ def main(arguments: argparse.Namespace) -> int:
             meters=meters,
             frames=arguments.frames,
             on_verdict=arguments.on_verdict,
+            archive=archive_of(arguments),
         )
 
 
@@ -152,6 +154,12 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
         help="the lines on stderr: text with time and level, or one JSON object a line (default: text)",
     )
     parser.add_argument(
+        "--archive",
+        metavar="URL",
+        default=types.env("archive", ""),
+        help="add each run that is over to this archive, for rankwatch fleet: a folder, or a URL such as s3://bucket/runs",
+    )
+    parser.add_argument(
         "--frames",
         metavar="N",
         type=types.whole("N", 1, 1 << 31),
@@ -182,6 +190,14 @@ def metered(arguments: argparse.Namespace) -> Iterator[Meters | None]:
     with MetricsServer(arguments.metrics, meters, per_rank=arguments.metrics_per_rank) as server:
         log.info("metrics on %s", server.url)
         yield meters
+
+
+def archive_of(arguments: argparse.Namespace) -> str:
+    """The URL of ``--archive``; empty: none. Raises UsageError where it cannot work: the end of a run is a bad time to say so."""
+    url: str = arguments.archive
+    if url:
+        check_archive(url)
+    return url
 
 
 def options_of(arguments: argparse.Namespace) -> Options:

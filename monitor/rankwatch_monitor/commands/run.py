@@ -11,7 +11,7 @@ from rankwatch.shared.log_lines import VARIABLE, write_log
 
 from ..serve.launcher import replace_by, run_command
 from . import arguments as types
-from .collector import add_collector_options, metered, options_of
+from .collector import add_collector_options, archive_of, metered, options_of
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -57,4 +57,5 @@ def main(arguments: argparse.Namespace) -> int:
             config=arguments.rankwatch_config,
             frames=arguments.frames,
             on_verdict=arguments.on_verdict,
+            archive=archive_of(arguments),
         )

@@ -217,6 +217,12 @@ class RunRecord:
                     break
             return [part for parts in found.values() for part in reversed(parts)]
 
+    def first_batch(self) -> int:
+        """The first batch that a digest is stored of, 0 where there is none."""
+        with self._explained():
+            (first,) = self._database.execute("SELECT MIN(first_batch) FROM digests").fetchone()
+            return int(first or 0)
+
     def last_batch(self) -> int:
         """The last batch of any rank, -1 before the first."""
         with self._explained():

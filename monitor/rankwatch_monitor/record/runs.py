@@ -82,6 +82,13 @@ def folders(runs: Path) -> list[Path]:
     ]
 
 
+def is_over(path: Path, collector: str) -> bool:
+    """Whether the run in this file is this collector's, and over. Raises StoreError."""
+    with closing(open_to_read(path)) as database, explained(path):
+        owner = database.execute("SELECT value FROM meta WHERE name = 'collector'").fetchone()
+        return bool(owner == (collector,) and database.execute("SELECT is_over FROM run").fetchone() == (1,))
+
+
 def is_unfinished(path: Path, collector: str) -> bool:
     """Whether the run in this file is this collector's, and its ranks may still come back. Raises StoreError."""
     with closing(open_to_read(path)) as database, explained(path):

@@ -53,6 +53,7 @@ from ..decide.report import Report
 from ..record.reader import RunRecord
 from ..record.schema import StoreError
 from ..record.store import Limits
+from .archiver import Archiver
 from .backlog import Backlog
 from .credentials import Credentials
 from .decoder import DecoderThread, decode
@@ -115,6 +116,7 @@ class Collector:
         keep_keys: at the end the connection file and the keys stay, for the next collector.
         insecure: links are in plain text, and every process of this machine may speak; on loopback alone.
         meters: receive what other threads may read of the runs and of this loop.
+        archiver: is given each run that is over, and those that the collector before this one left.
 
     Raises:
         UsageError: the address cannot be listened on, or the connection file cannot be used or written.
@@ -135,6 +137,7 @@ class Collector:
         keep_keys: bool = False,
         insecure: bool = False,
         meters: Meters | None = None,
+        archiver: Archiver | None = None,
     ) -> None:
         room = min(options.room, raise_descriptor_limit())
         self._host = printable(socket.gethostname())
@@ -175,11 +178,16 @@ class Collector:
             opened.callback(self.exits.close)
             name = self._keys.server.public or self.address
             runs.sweep(self._keys.server.public)
-            self._writer = RecordWriter(runs.path, self._wake, Limits(), runs.begin, self._gauge_headroom, collector=name)
+            end = archiver.add if archiver is not None else lambda run: None
+            self._writer = RecordWriter(
+                runs.path, self._wake, Limits(), runs.begin, self._gauge_headroom, end, collector=name
+            )
             opened.callback(self._publisher.show_late, 0.0)
             opened.callback(self._writer.close)
             if self._keys.are_taken_over:
                 self._resume(runs.unfinished(name))
+                if archiver is not None:
+                    archiver.take_over(name)
             self._opened = opened.pop_all()
 
     def _resume(self, runs: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ from rankwatch.shared.colour import coloured
 from ..decide.options import Options
 from ..decide.report import Report
 from ..views import text
+from .archiver import Archiver
 from .collector import Collector
 from .metrics.meters import Meters
 from .notifier import Notifier
@@ -41,13 +42,14 @@ def run_daemon(
     meters: Meters | None = None,
     frames: int = text.FRAMES_ON_SCREEN,
     on_verdict: str = "",
+    archive: str = "",
 ) -> int:
     """Serves until SIGTERM or SIGINT, and then ends the runs; a second signal ends the process at once."""
     runs = RunsFolder(runs_dir)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL)
 
-    notifier = Notifier(on_verdict)
+    notifier, archiver = Notifier(on_verdict), Archiver(archive, runs_dir) if archive else None
 
     def show(report: Report, news: bool) -> None:
         if news:
@@ -67,6 +69,7 @@ def run_daemon(
             keep_keys=keep_keys,
             insecure=insecure,
             meters=meters,
+            archiver=archiver,
         )
 
         def end(number: int, frame: FrameType | None) -> None:
@@ -83,4 +86,6 @@ def run_daemon(
         finally:
             collector.close()
             notifier.close()
+            if archiver is not None:
+                archiver.close()
     return 0

@@ -27,6 +27,7 @@ from rankwatch.shared.room import lack
 from ..decide.options import Options
 from ..decide.report import Outcome, Report
 from ..views import text
+from .archiver import Archiver
 from .collector import Collector, raise_descriptor_limit
 from .metrics.meters import Meters
 from .notifier import Notifier
@@ -55,6 +56,7 @@ def run_command(
     config: str | None = None,
     frames: int = text.FRAMES_ON_SCREEN,
     on_verdict: str = "",
+    archive: str = "",
 ) -> int:
     """Runs ``command`` under its own collector; returns 77 when the run stopped its ranks, else the exit code of the command.
 
@@ -63,6 +65,7 @@ def run_command(
         config: a file with options for the ranks.
         frames: so many of the last ones are printed above the verdict.
         on_verdict: a shell command; see ``Notifier``.
+        archive: the URL of an archive; see ``Archiver``.
 
     Raises:
         UsageError: there is no such command, an option of the ranks is wrong, or the collector cannot start.
@@ -89,7 +92,7 @@ def run_command(
     env.pop("RANKWATCH_SEAT", None)  # a command that a rank runs under a collector of its own has ranks of its own
     launch = env["RANKWATCH_LAUNCH"] = os.urandom(8).hex()
     reports: dict[str, Report] = {}
-    notifier = Notifier(on_verdict)
+    notifier, archiver = Notifier(on_verdict), Archiver(archive, runs_dir) if archive else None
 
     def show(report: Report, news: bool) -> None:
         reports[report.run] = report
@@ -115,6 +118,7 @@ def run_command(
                 alert=notifier.alert,
                 job=job or env.get("RANKWATCH_JOB") or job_name(command),
                 meters=meters,
+                archiver=archiver,
             )
             try:
                 env["RANKWATCH_CONNECTION"] = str(path.absolute())
@@ -125,6 +129,8 @@ def run_command(
                 collector.close()
         code = _conclude(collector, reports, code, runs_dir, frames)
         notifier.close()
+        if archiver is not None:
+            archiver.close()
         return code
 
 

@@ -68,6 +68,7 @@ class RecordWriter:
         limits: how much of each run is retained.
         begin_folder: yields a new folder for the record of a run that begins; renames it to the run's afterwards.
         on_headroom: called in the writer's thread with a run, and the least headroom of the batches that were just stored.
+        on_over: called in the writer's thread with each run that is over, and whose record is complete.
         meta: the origin, written into every record.
     """
 
@@ -78,6 +79,7 @@ class RecordWriter:
         limits: Limits,
         begin_folder: Callable[[str], AbstractContextManager[Path]],
         on_headroom: Callable[[str, float], None] = lambda run, doublings: None,
+        on_over: Callable[[str], None] = lambda run: None,
         **meta: str,
     ) -> None:
         self._folder = folder
@@ -85,6 +87,7 @@ class RecordWriter:
         self._limits = limits
         self._begin_folder = begin_folder
         self._on_headroom = on_headroom
+        self._on_over = on_over
         self._meta = {"rankwatch": __version__, "boot": boot_id(), **meta}
         self._changed = threading.Condition()
         self._runs: dict[str, Held] = {}
@@ -317,6 +320,7 @@ class RecordWriter:
             _close(self._stores.pop(run))
             self._placed.pop(run, None)
             self.disk.close(run)
+            self._on_over(run)
 
     def _open(self, run: str) -> Store:
         """The run's store. Raises RecordGone where it is not the one that has what was stored."""

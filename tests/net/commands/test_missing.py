@@ -59,6 +59,20 @@ def test_a_command_names_the_module_that_it_needs(missing: str, command: str, re
     assert line.endswith(remedy)
 
 
+@pytest.mark.parametrize(
+    ("missing", "command", "said"),
+    [
+        ("duckdb", "fleet archive", "this needs duckdb: pip install 'rankwatch[fleet]'"),
+        ("fsspec", "fleet archive", "this needs fsspec: pip install 'rankwatch[fleet]'"),
+        ("pyarrow", "archive train-0 archive", "an archive needs pyarrow: pip install 'rankwatch[export]'"),
+        ("fsspec", "collector --archive archive", "an archive needs fsspec: pip install 'rankwatch[export]'"),
+    ],
+)
+def test_a_command_names_the_extra_that_it_needs(missing: str, command: str, said: str, tmp_path: Path) -> None:
+    done = without(missing, tmp_path, "rankwatch", *command.split())
+    assert (done.returncode, done.stderr) == (2, f"rankwatch: error: {said}\n")
+
+
 def test_the_doctor_names_the_module_that_it_needs(tmp_path: Path) -> None:
     done = without("torch zmq", tmp_path, "rankwatch.doctor")
     assert done.returncode == 1

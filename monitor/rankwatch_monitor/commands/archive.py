@@ -1,0 +1,78 @@
+"""``rankwatch archive``: adds a run to an archive of all runs, or merges the archive's small files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from rankwatch.errors import UsageError
+from rankwatch.shared.printable import printable
+
+from ..record.runs import read_row
+from . import arguments as types
+from .records import open_record
+
+NEEDED = "pyarrow", "fsspec"
+
+SETTLED = 24 * 3600.0
+"""Seconds after which a day's runs are mostly over, and its files may be merged."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", nargs="?", help="the run's folder, or its name in rankwatch-runs")
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        default=types.env("archive", None),
+        help="the archive: a folder, or a URL such as s3://bucket/runs (default: RANKWATCH_ARCHIVE)",
+    )
+    parser.add_argument(
+        "--merge",
+        action="store_true",
+        help="add no run, but make one file of all files of a job and a day, of days that have been over for a day",
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    run, url = arguments.run, arguments.url
+    if arguments.merge:
+        run, url = None, run or url
+    if not url or not (run or arguments.merge):
+        raise UsageError("which run, and which archive? rankwatch archive RUN URL, or rankwatch archive --merge URL")
+    check_archive(url)
+    from ..views.fleet import archive  # only now: it imports pyarrow
+    from ..views.fleet.layout import day_of
+
+    if arguments.merge:
+        merged = archive.merge(url, day_of(time.time() - SETTLED))
+        _say(f"{merged.files} files merged into {merged.into} in {url}")
+        return 0
+    folder = types.run_folder(Path(run))
+    with open_record(folder) as record:
+        row = read_row(folder)
+        if not row.is_over and row.is_alive:
+            raise UsageError(f"run {row.run} is still running: archive it when it is over")
+        path = archive.archive(record, url)
+    _say(f"run {row.run} is archived: {path}")
+    return 0
+
+
+def check_archive(url: str) -> None:
+    """Raises UsageError where no archive can be at this URL, or a library is missing."""
+    for library in NEEDED:
+        if find_spec(library) is None:
+            raise UsageError(f"an archive needs {library}: pip install 'rankwatch[export]'")
+    from ..views.export.target import folder_at  # pyarrow is imported when something is written
+
+    folder_at(url)
+    parent = Path(url)
+    if "://" not in url and parent.exists() and not parent.is_dir():
+        raise UsageError(f"no archive can be at {url}: it is no folder")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"rankwatch: {printable(text)}\n")

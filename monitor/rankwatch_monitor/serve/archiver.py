@@ -1,0 +1,192 @@
+"""``--archive URL``: each run that is over is added to an archive, by ``rankwatch archive`` in a process of its own.
+
+What a slow or broken file system does to that process, it does not do to the collector, which imports nothing for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from rankwatch.shared.printable import printable
+
+from ..record.runs import folders, is_over
+from ..record.schema import FILE, StoreError
+
+log = logging.getLogger(__name__)
+
+LIMIT = 300.0
+"""Seconds that one try may take. Then its process is ended."""
+
+PAUSES = 5.0, 30.0, 120.0, 600.0
+"""Seconds between the tries. After the last one the run is left out, and the log says so."""
+
+CLOSING = 30.0
+"""Seconds at the end for what is still to be archived: a job that was stopped must end."""
+
+NICENESS = 10
+
+TOLD = 300
+"""Characters of what a failed try has printed last, for the log."""
+
+MARK = "archived"
+"""The file in a run's folder that names the archive that it is in."""
+
+
+class Archiver:
+    """Archives one run after the other, in a thread of its own.
+
+    Args:
+        command: what adds the run in a folder to the archive at a URL (None: ``rankwatch archive``).
+    """
+
+    def __init__(self, url: str, runs: Path, command: Callable[[Path, str], list[str]] | None = None) -> None:
+        self._url = url
+        self._runs = runs
+        self._command = command or command_of
+        self._changed = threading.Condition()
+        self._due: dict[str, tuple[float, int]] = {}
+        """By run: when it is to be tried, and how often it was."""
+        self._busy = ""
+        """The run that is being tried; it is not among the others."""
+        self._left_by = ""
+        self._closing_at: float | None = None
+        self._has_given_up = False
+        self._process: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._run, name="rankwatch-archiver", daemon=True)
+        self._thread.start()
+
+    def add(self, run: str) -> None:
+        """The run is over, and its record complete: for the first time, or again."""
+        with self._changed:
+            self._due[run] = time.monotonic(), 0
+            self._changed.notify()
+
+    def take_over(self, collector: str) -> None:
+        """Adds the runs of the collector of this name that are over and not archived: it ended before it could."""
+        with self._changed:
+            self._left_by = collector
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Tries once more what is left, for CLOSING seconds, and says what is not archived."""
+        with self._changed:
+            self._closing_at = time.monotonic()
+            self._changed.notify()
+        self._thread.join(CLOSING)
+        with self._changed:
+            left, process, self._has_given_up = [*filter(None, [self._busy]), *self._due], self._process, True
+        if process is not None:
+            process.kill()
+        for run in left:
+            log.error("run %s is not archived: there was no more time; later: %s", run, self._by_hand(run))
+
+    # --- the archiver's thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (due := self._next()) is not None:
+            run, tried = due
+            why = self._try(run)
+            with self._changed:
+                self._busy = ""
+                if self._has_given_up:
+                    return
+                is_again = run in self._due  # it was added meanwhile
+                is_last = tried >= len(PAUSES) or self._closing_at is not None
+                if why and not is_last and not is_again:
+                    self._due[run] = time.monotonic() + PAUSES[tried], tried + 1
+            if not why:
+                self._mark(run)
+                log.log(logging.INFO if tried else logging.DEBUG, "run %s is archived in %s", run, self._url)
+            elif is_last and not is_again:
+                times = f"tried {tried + 1} times" if tried else "tried once"
+                log.error("run %s is not archived (%s): %s; later: %s", run, times, why, self._by_hand(run))
+            elif not is_again:
+                log.warning("run %s is not archived, which is tried again in %g s: %s", run, PAUSES[tried], why)
+
+    def _next(self) -> tuple[str, int] | None:
+        """Waits for a run that is to be tried, and returns how often it was; None: all is done, and nothing more comes."""
+        while True:
+            with self._changed:
+                collector, self._left_by = self._left_by, ""
+                if not collector:
+                    if self._closing_at is not None and (self._has_given_up or not self._due):
+                        return None
+                    run = min(self._due, key=self._due.__getitem__, default="")
+                    at, tried = self._due.get(run, (float("inf"), 0))
+                    wait = at - time.monotonic()
+                    if run and (wait <= 0 or self._closing_at is not None):
+                        del self._due[run]
+                        self._busy = run
+                        return run, tried
+                    self._changed.wait(wait if run else None)
+                    continue
+            left = self._left(collector)
+            with self._changed:
+                self._due.update({run: (time.monotonic(), 0) for run in left if run not in self._due})
+
+    def _left(self, collector: str) -> list[str]:
+        found = []
+        for folder in folders(self._runs):
+            try:
+                if not (folder / MARK).exists() and is_over(folder / FILE, collector):
+                    found.append(folder.name)
+            except (StoreError, OSError) as error:
+                log.error("cannot archive %s: %s", folder.name, error)
+        return found
+
+    def _try(self, run: str) -> str:
+        """Returns why the run is not archived, or nothing."""
+        command = self._command(self._runs / run, self._url)
+        try:
+            with suppress(FileNotFoundError):
+                (self._runs / run / MARK).unlink()
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is the job's
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            return f"{error.strerror or error}"
+        with self._changed:
+            self._process = process
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+        try:
+            said, _ = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return f"it took more than {LIMIT:g} s"
+        finally:
+            with self._changed:
+                self._process = None
+        if not process.returncode:
+            return ""
+        last = printable((said.strip().splitlines() or ["it printed nothing"])[-1][-TOLD:])
+        return last.removeprefix("rankwatch: error: ")
+
+    def _mark(self, run: str) -> None:
+        try:
+            (self._runs / run / MARK).write_text(f"{self._url}\n", encoding="utf-8")
+        except OSError as error:
+            log.warning("cannot note that run %s is archived: %s; a restarted collector archives it again", run, error)
+
+    def _by_hand(self, run: str) -> str:
+        return shlex.join(["rankwatch", "archive", str(self._runs / run), self._url])
+
+
+def command_of(run: Path, url: str) -> list[str]:
+    return [sys.executable, "-m", "rankwatch_monitor", "archive", str(run), url]

@@ -1,0 +1,62 @@
+"""The queries of docs/pages/fleet.md give what ``rankwatch fleet`` says; and what it says of an archive with bad machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import fleets
+from e2e.pages import PAGES, blocks
+from rankwatch_monitor.views.fleet import as_json, page, query, text
+from rankwatch_monitor.views.fleet.findings import Fleet
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fleet")
+    fleets.write(str(folder / "archive"), 1_500, hosts=16, jobs=3, days=30)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(archive: Path) -> Fleet:
+    return query.ask(str(archive / "archive"))
+
+
+def test_the_bad_gpu_stands_out_and_others_do_not(found: Fleet) -> None:
+    bad = fleets.gpu_name(*fleets.BAD_GPU)
+    assert [one.name for one in found.gpus.standing_out] == [bad]
+    (host,) = found.hosts.standing_out
+    assert (host.name, host.through) == (fleets.host_name(fleets.BAD_GPU[0]), (bad,))
+    assert len(found.gpus.by_chance) > 20
+
+
+def test_the_documented_queries(archive: Path, found: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(archive)
+    in_duckdb, _, _, further = blocks(PAGES["fleet.md"], "sql")
+    rows = duckdb.execute(in_duckdb).fetchall()
+    assert len(rows) == found.gpus.count
+    assert {gpu: k for gpu, k, *_ in rows if k} == {one.name: one.incidents for one in found.gpus.found}
+    assert {n for _, _, n, *_ in rows} == {found.gpus.incidents}
+    assert sum(p for *_, p in rows) == pytest.approx(1.0)
+    files = "read_parquet('archive/*/*/*.parquet', hive_partitioning = true)"
+    causes, versions = (duckdb.execute(f"WITH runs AS (FROM {files}) {part}").fetchall() for part in further.split(";")[:2])
+    assert sum(runs for *_, runs, _ in causes) == sum(one.runs for one in found.causes)
+    assert sum(runs for _, _, runs, _ in versions) == found.runs
+
+
+def test_as_text_json_and_page(found: Fleet) -> None:
+    bad = fleets.gpu_name(*fleets.BAD_GPU)
+    lines = text.render(found).splitlines()
+    assert lines[0].startswith("rankwatch: archive ")
+    assert max(len(line) for line in lines[1:]) <= 80
+    at = next(number for number, line in enumerate(lines) if line.endswith(f"*  {bad}"))
+    assert lines[at - 2].startswith("1 of 128 GPUs stands out; ")
+    assert lines[at + 1].startswith("      on gpu005, NVIDIA H200: ")
+    told = json.loads(as_json.render(found))
+    assert [one["name"] for one in told["gpus"]["found"] if one["stands_out"]] == [bad]
+    assert told["bound"]["formula"].startswith("A machine with k incidents stands out if M x P(X >= k) < 0.05")
+    assert page.render(found).count('class="is-bad"') == 2
