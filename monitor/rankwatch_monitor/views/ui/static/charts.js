@@ -25,8 +25,8 @@ const Charts = (() => {
   // The title of a heatmap by ``what``, and what its cells say.
   const title = (grid, what) => `${grid.measure === "change" ? "Change" : "Headroom"} by ${what} and batch`;
   const legend = (grid, what) => (grid.measure === "change"
-    ? `A dark cell: the largest reading of this ${what} is far above the median of its batches before, in doublings. The dtype ends at 1e38 or beyond, so how near it is to overflow says nothing.`
-    : `A dark cell: a reading of this ${what} is next to its dtype's largest number. The shade says how many times larger it could still be.`);
+    ? `A cell shows, by the scale on top, how many doublings the largest reading of the ${what} is above the median of its batches before. Its dtype ends at 1e38 or beyond, so how near it is to overflow says nothing.`
+    : `A cell shows, by the scale on top, how many times larger the reading of the ${what} could be that is nearest to its dtype's largest number. Look for rows that go towards "next to it".`);
   const USE = "Point at a cell, or move with the arrow keys, to read it.";
 
   // The end of a long name says more than its beginning.
