@@ -46,7 +46,9 @@ def test_a_command_that_trains_nothing_is_told_so_in_a_line(tmp_path: Path) -> N
     job = run_job(tmp_path, [sys.executable, "-c", "print('done')"])
     assert (job.code, job.stdout) == (0, "done\n")
     (line,) = job.stderr.splitlines()
-    assert re.match(r"\S+ WARNING rankwatch: no rank connected: the command trained no model; or its Python has no rankwatch", line)
+    assert re.match(
+        r"\S+ WARNING rankwatch: no rank connected: the command trained no model; or its Python has no rankwatch", line
+    )
 
 
 @pytest.mark.slow
