@@ -87,7 +87,7 @@ class Readings:
             recent: the envelopes of the last batches before.
         """
         has_limit = np.isfinite(self._limits)
-        shares = np.where(has_limit, np.maximum(now.high, 0.0) / self._limits, 0.0)
+        shares = np.divide(np.maximum(now.high, 0.0), self._limits, out=np.zeros_like(self._limits), where=has_limit)
         shares[has_limit & ((now.state == State.INF) | (now.state == State.NAN))] = np.inf
         changes = _changes(now, recent)
         with np.errstate(divide="ignore"):

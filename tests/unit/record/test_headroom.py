@@ -117,3 +117,12 @@ def test_what_is_usual_comes_from_the_batches_right_before() -> None:
     other = [EnvelopeKey(39, 0, 2, 8)]
     assert [key.batch for key in recent_of([*other, *keys], keys[1])] == [37, 36, 35, 34, 33, 32, 31, 30]
     assert recent_of(keys, keys[-1]) == []
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_what_has_no_limit_may_be_inf() -> None:
+    """A row of integers has none: numpy's warning on inf / inf would stand between the lines of a report."""
+    assert [one.module for one in READINGS.nearest(7, envelope(1.0, 1.0, np.inf, 0.0, 1.0, np.inf, 1.0), None, 10)] == [
+        "a",
+        "b",
+    ]
