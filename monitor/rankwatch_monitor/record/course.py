@@ -56,7 +56,7 @@ def find_course(record: RunRecord, world_size: int) -> Course:
     first = np.concatenate(head) if head else np.zeros(0, [(name, np.float64) for name in _FIRST])
     last = record.newest_digests(min(MOST_SEGMENTS, 1 + -(-2 * world_size // SEGMENT)))
     return Course(
-        seconds=max(0.0, record.ended() - record.began()),
+        seconds=max(0.0, record.last_heard() - record.began()),
         pace=_pace(first, last),
         first_loss=_loss(first, min),
         last_loss=_loss(last, max),

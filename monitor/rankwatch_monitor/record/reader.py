@@ -103,6 +103,12 @@ class RunRecord:
             row = self._database.execute("SELECT time FROM events ORDER BY id DESC LIMIT 1").fetchone()
             return float(row[0]) if row else 0.0
 
+    def last_heard(self) -> float:
+        """Unix time of the last entry or, if they are newer, of the last standings: of a run that is running, about now."""
+        with self._explained():
+            row = self._database.execute("SELECT MAX(time) FROM standing").fetchone()
+            return max(self.ended(), float(row[0] or 0.0))
+
     # --- facts --------------------------------------------------------------------------------------------------------
 
     def meta(self) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +89,14 @@ def test_it_is_in_the_report_in_a_few_lines_and_in_the_json(tmp_path: Path) -> N
     assert body["last_loss"] == {"batch": 19, "loss": pytest.approx(0.7), "ranks": 2}
     assert (body["nearest"]["module"], body["nearest"]["phase"]) == ("up", "forward")
     assert body["batches_per_second"] == pytest.approx(4.0)
+
+
+def test_a_run_that_is_running_took_the_time_to_its_last_standings(tmp_path: Path) -> None:
+    written(tmp_path / "train-1")
+    before = course(tmp_path / "train-1").seconds
+    with closing(sqlite3.connect(tmp_path / "train-1" / FILE)) as database, database:
+        database.execute("INSERT OR REPLACE INTO standing SELECT 1, MIN(time) + 60, '' FROM events")
+    assert (before < 60, course(tmp_path / "train-1").seconds) == (True, 60.0)
 
 
 def test_in_float32_nothing_comes_near(tmp_path: Path) -> None:
