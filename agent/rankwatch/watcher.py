@@ -32,13 +32,13 @@ from .shared.advice import advise
 from .shared.cause import Cause, Trip, classify
 from .shared.closeup import CloseUp
 from .shared.closeup_text import fields_of, replay_fields
-from .shared.colour import coloured
 from .shared.config import Capsule, Config, is_disabled
 from .shared.divergence import OwnLosses
 from .shared.fingerprint import Fingerprint, FingerprintTable
 from .shared.frame import NO_STAGE, BatchSummary, Frame, FrameTable, Moment
 from .shared.identity import identify
 from .shared.notice import Notice
+from .shared.on_terminal import as_shown
 from .shared.printable import cleaned
 from .shared.scalars import LastBatch
 from .shared.text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
@@ -304,7 +304,7 @@ class Watch:
             *replay_fields(closeup),
         ]
         head = format_head(f"first {trip.culprit.state.name.lower()} of this process", fields)
-        emit(coloured(f"{format_dump(trip.frames).rstrip()}\n\n{head}", sys.stdout))
+        emit(as_shown(f"{format_dump(trip.frames).rstrip()}\n\n{head}", sys.stdout))
 
     def _explain(self, trip: Trip) -> tuple[Cause, str]:
         """Of several ranks, one cannot know whether all of them diverged."""

@@ -21,6 +21,16 @@ def is_coloured(stream: TextIO | None) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
+def columns_of(stream: TextIO | None) -> int:
+    """Of a terminal; 0: it is none, or its size was never set."""
+    if stream is None or stream.closed or not stream.isatty():
+        return 0
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        return 0
+
+
 def coloured(text: str, stream: TextIO | None) -> str:
     """A report's text as ``stream`` is to show it: in colour if it is a terminal, plain otherwise."""
     return "\n".join(map(_colour, text.split("\n"))) if is_coloured(stream) else text

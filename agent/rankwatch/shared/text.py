@@ -7,6 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from .cause import PHASE_WORDS, Trip, describe_module
 from .frame import MEASURED, NO_STAGE, Frame, FrameSpec, Phase, Position, Reading, State
 
+TITLE, FIELD_INDENT = "rankwatch: ", 13
+"""What a report's head begins with, and the columns before the text of its fields."""
+
 _INDENT = " " * 17
 COLUMNS = f"{'abs min':8} {'abs max':8} metadata"
 """The head of a list of readings."""
@@ -54,11 +57,11 @@ def format_dump(frames: Sequence[Frame]) -> str:
 
 def format_head(title: str, fields: Iterable[tuple[str, str]]) -> str:
     """The head of a report: a title, then labelled fields. Further lines of a field are indented below its first line."""
-    lines = [f"rankwatch: {title}"]
+    lines = [TITLE + title]
     for label, text in fields:
         first, *rest = text.split("\n")
-        lines.append(f"  {label:<10} {first}")
-        lines += [f"{'':13}{line}" for line in rest]
+        lines.append(f"  {label:<{FIELD_INDENT - 3}} {first}")
+        lines += [" " * FIELD_INDENT + line for line in rest]
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,7 @@ import sys
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, UsageError
 from rankwatch.shared.installed import to_add
 from rankwatch.shared.log_lines import asked_for, write_log
+from rankwatch.shared.on_terminal import as_shown
 
 from ..decide.options import Options
 from ..serve.launcher import run_command
@@ -39,10 +40,11 @@ def main(arguments: argparse.Namespace) -> int:
         return code or EXIT_ERROR
     rankwatch = "rankwatch" if shutil.which("rankwatch") else shlex.quote(sys.argv[0])
     runs = shlex.quote(str(arguments.runs_dir))
-    sys.stdout.write(
+    said = (
         "\nrankwatch: this was the demo: its planted overflow was caught, explained and stopped on all ranks\n"
-        f"  next       {rankwatch} run -- torchrun --nproc-per-node 2 train.py    # the same for your training\n"
-        f"             {rankwatch} replay {runs}/latest    # the overflow again, in other precisions\n"
-        f"             {rankwatch} ui {runs}    # the run as a page\n"
+        f"  next       {rankwatch} run -- torchrun --nproc-per-node 2 train.py  # your own\n"
+        f"             {rankwatch} replay {runs}/latest  # in other precisions\n"
+        f"             {rankwatch} ui {runs}  # the run as a page\n"
     )
+    sys.stdout.write(as_shown(said, sys.stdout))
     return 0

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankwatch.errors import UsageError
-from rankwatch.shared.colour import coloured
+from rankwatch.shared.on_terminal import as_shown
 from rankwatch.shared.printable import page, printable
 
 from ..decide.report import Report
@@ -66,7 +66,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _on_screen(text: str, arguments: argparse.Namespace) -> str:
-    return text if arguments.json else coloured(text, sys.stdout)
+    return text if arguments.json else as_shown(text, sys.stdout)
 
 
 def _write_html(run: Path, path: Path, *, may_replace: bool) -> None:

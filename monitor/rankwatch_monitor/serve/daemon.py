@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from rankwatch.shared.colour import coloured
+from rankwatch.shared.on_terminal import as_shown
 
 from ..decide.options import Options
 from ..decide.report import Report
@@ -55,7 +55,7 @@ def run_daemon(
         if news:
             notifier.tell(report)
             record = shlex.join(["rankwatch", "report", str(runs_dir / report.run)])
-            printer.print(sys.stdout, coloured(text.render(report, frames, record), sys.stdout) + "\n")
+            printer.print(sys.stdout, as_shown(text.render(report, frames, record), sys.stdout) + "\n")
 
     with Printer() as printer:
         collector = Collector(

@@ -20,8 +20,8 @@ from typing import NoReturn
 
 from rankwatch.attach import attached
 from rankwatch.errors import EXIT_ABORTED, UsageError
-from rankwatch.shared.colour import coloured
 from rankwatch.shared.log_lines import is_json
+from rankwatch.shared.on_terminal import as_shown
 from rankwatch.shared.room import lack
 
 from ..decide.options import Options
@@ -247,7 +247,7 @@ def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, ru
         if stream is sys.stderr and is_json():
             log.info("%s", said.rstrip())
         else:
-            write(stream, before + coloured(said, stream))
+            write(stream, before + as_shown(said, stream))
     # Where a job was restarted, by torchrun's --max-restarts say, its last run decides the exit code. "Last" is the run that
     # began last: a script that trains twice may begin the second run before the first has ended on all ranks.
     began = {run: number for number, run in enumerate(collector.ledger.runs)}

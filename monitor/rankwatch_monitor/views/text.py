@@ -28,6 +28,9 @@ MAX_LINES = 8
 FRAMES_ON_SCREEN = 5
 """Frames above the verdict of a run that ends, unless asked for more: ``report.txt`` has all."""
 
+NOTICES_ON_SCREEN = 2
+"""Notices below the verdict of a run that ends: more would push the culprit off a screen of 24 rows."""
+
 
 def render(report: Report, frames: int | None = None, record: str = "") -> str:
     """The report as text, newline at its end. On a terminal the last lines are what is seen: the verdict.
@@ -49,7 +52,7 @@ def render_head(report: Report, record: str = "", stack_lines: int | None = None
         *closeup.fields(report, verdict),
         *_began(report),
         *replica_fields(report),
-        *notice_fields(report),
+        *notice_fields(report, NOTICES_ON_SCREEN if record else MAX_LINES),
         *_also(report, verdict),
         ("certainty", _certainty(report, verdict)),
         ("abort", _acknowledgements(report)),
@@ -91,7 +94,7 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
         lapses = [*_lapses(report), *stalls.fields(report, stack_lines)]
         return format_head(head, [*course.fields(report), *replica_fields(report), *noticed, *lapses, *_record(record)])
     fields = [("reason", report.reason)]
-    for label, state in (("failed", RankState.FAILED), ("lost", RankState.LOST)):
+    for label, state in (("lost", RankState.LOST), ("failed", RankState.FAILED)):
         ranks = [row.rank for row in report.ranks if row.state is state]
         if ranks:
             fields.append((label, name_ranks(ranks)))
@@ -152,13 +155,13 @@ def noticed(report: Report, only: int | None = None) -> dict[NoticeKey, str]:
     }
 
 
-def notice_fields(report: Report) -> list[tuple[str, str]]:
+def notice_fields(report: Report, most: int = MAX_LINES) -> list[tuple[str, str]]:
     lines = [
         line for key, line in noticed(report).items() if key[0] not in BY_PRODUCT_KINDS
     ]  # those stand with the replicas
-    hidden = len(lines[MAX_LINES:])
+    hidden = len(lines[most:])
     if hidden:
-        lines[MAX_LINES:] = [f"and {hidden} more: report.json has them"]
+        lines[most:] = [f"and {hidden} more: report.json has them"]
     if report.notices_unkept:
         lines.append(f"and {report.notices_unkept} more that were not stored")
     return [("noticed", "\n".join(lines))] if lines else []

@@ -335,6 +335,14 @@ def test_a_run_without_a_verdict_shows_its_notices_too() -> None:
     assert "  noticed    rank 7: next" in as_text.render(report(None, Outcome.FAILED, notices=NOTICES[4:5]))
 
 
+def test_at_the_end_of_a_run_the_notices_leave_the_culprit_on_the_screen() -> None:
+    told = report(verdict(), notices=NOTICES)
+    in_file, on_screen = as_text.render(told), as_text.render(told, record="rankwatch report r")
+    hidden = len(as_text.noticed(told)) - as_text.NOTICES_ON_SCREEN
+    assert hidden > 0
+    assert (f"and {hidden} more: report.json has them" in in_file, f"and {hidden} more" in on_screen) == (False, True)
+
+
 def test_hidden_notices_are_counted_and_are_in_the_json() -> None:
     many = tuple(RankNotice(rank % 8, notice(module=f"m{rank // 8}")) for rank in range(8 * 11))
     told = report(None, Outcome.FINISHED, notices=many, notices_unkept=5)
