@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from rankwatch.errors import UsageError
+from rankwatch.shared.colour import columns_of
 
 from ..record.runs import read_rows
 from ..views import runs
@@ -21,5 +22,5 @@ def main(arguments: argparse.Namespace) -> int:
     if not arguments.runs_dir.is_dir():
         raise UsageError(f"no folder {arguments.runs_dir}: give the one that runs are recorded in")
     found = read_rows(arguments.runs_dir)
-    sys.stdout.write(runs.to_json(found) if arguments.json else runs.render(found))
+    sys.stdout.write(runs.to_json(found) if arguments.json else runs.render(found, columns_of(sys.stdout)))
     return 0

@@ -14,12 +14,19 @@ UNFINISHED = "no collector writes it any more, and how it ended is not on record
 _HEAD = ("run", "state", "ranks", "batches", "why")
 
 
-def render(runs: Sequence[RunRow]) -> str:
-    """One line for each run under a line of names, newline at its end."""
+_CUT = "..."
+
+
+def render(runs: Sequence[RunRow], columns: int = 0) -> str:
+    """One line for each run under a line of names, newline at its end; cut to the ``columns`` of a terminal, if there is one."""
     rows = [_HEAD, *map(_cells, runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)] + [0]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "".join(line.rstrip() + "\n" for line in lines)
+    return "".join(_cut(line.rstrip(), columns) + "\n" for line in lines)
+
+
+def _cut(line: str, columns: int) -> str:
+    return line[: max(0, columns - len(_CUT))] + _CUT if 0 < columns < len(line) else line
 
 
 def to_json(runs: Sequence[RunRow]) -> str:
