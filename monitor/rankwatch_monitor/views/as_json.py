@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from rankwatch.shared.advice import advise
 from rankwatch.shared.brief import brief
 from rankwatch.shared.frame import MEASURED, NO_LOSS, NO_STAGE, Frame, Reading, State, state_of
 from rankwatch.shared.gpu import Gpu
@@ -90,6 +91,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "closeup": closeup.to_dict(verdict.tripped, trip, report.closeup),
         "capsule": closeup.capsule_of(report.closeup),
         "closeup_text": closeup.text_of(report, verdict),
+        "try": advise(verdict.cause, trip, report.closeup),
         "certainty": verdict.certainty.value,
         "missing_ranks": list(verdict.missing),
         "alike_ranks": list(verdict.alike),

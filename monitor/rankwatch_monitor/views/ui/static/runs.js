@@ -7,7 +7,7 @@ const Runs = (() => {
     ranks: ["ranks", (run) => -(run.world_size || 0)], batches: ["batches", (run) => -(run.batches || 0)],
     took: ["took", (run) => -((run.ended || 0) - run.began)], rate: ["rate", (run) => -(run.rate || 0)],
   };
-  const HEAD = [["run", "name", "run"], ["state", null, "state"], ["ranks", "number", "ranks"], ["batches", "number", "batches"], ["batches/s", "number", "rate"], ["began", null, "began"], ["took", "number", "took"], ["why", "text"]];
+  const HEAD = [["run", "name", "run"], ["state", null, "state"], ["ranks", "number", "ranks"], ["batches", "number", "batches"], ["batches/s", "number", "rate"], ["began", "time", "began"], ["took", "number", "took"], ["why", "text"]];
 
   const took = (run) => (run.ended > run.began ? Views.length(run.ended - run.began) : "-");
 

@@ -73,6 +73,7 @@ const Views = (() => {
         ["began", found.began_text || ""],
         ["certainty", `${found.certainty}${found.certainty === "complete" ? "" : `: ${found.reason}`}`],
         ["also", others.length ? `ranks ${spans(others)} went bad too` : ""],
+        ["try", found.try || ""],
         ["replay", found.closeup_text.replay ? h("code", null, found.closeup_text.replay) : ""],
       ]));
   }
