@@ -150,6 +150,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         from rankwatch.shared.printable import printable
 
+        mistyped = [word for word in sys.argv[1:] if word.startswith("-")] if "required: COMMAND" in message else []
+        message = f"unrecognized arguments: {' '.join(mistyped)}" if mistyped else message
         known = [option for action in self._actions for option in action.option_strings] + list(COMMANDS)
         is_unknown = "invalid choice" in message or message.startswith("unrecognized arguments")
         words = [word.strip("',") for word in message.split() if is_unknown and word.startswith(("'", "-"))][:1]

@@ -172,7 +172,7 @@ def test_several_nodes_and_their_tuning(tmp_path: Path) -> None:
         nodes = [node.replace("--node-rank 0", f"--node-rank {number}") for number in range(2)]
         jobs = [subprocess.Popen(["bash", "-c", each], cwd=tmp_path, env=env) for each in nodes]
         try:
-            assert "run train-0: 4 rank(s)" in daemon.stderr.readline()
+            assert "run train-0: 4 ranks" in daemon.stderr.readline()
             answers = [subprocess.check_output(["bash", "-c", each], cwd=tmp_path, env=env, text=True) for each in TUNE]
         finally:
             (tmp_path / "stop").touch()

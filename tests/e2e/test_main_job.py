@@ -190,7 +190,7 @@ def test_a_killed_rank_is_lost(tmp_path: Path) -> None:
         assert " failed: gloo: " in followed
         assert "gloo/transport/tcp/pair.cc" in job.report["ranks"][0]["farewell"]
     said = [json.loads(line) for line in job.stderr.splitlines() if line.startswith('{"time": ')]
-    assert said[0]["message"].startswith("run train-0: 2 rank(s), first heard of on ")
+    assert said[0]["message"].startswith("run train-0: 2 ranks, first heard of on ")
     assert {line["run"] for line in said if line["logger"].startswith("rankwatch_monitor.")} == {"train-0"}
     assert "rankwatch: " not in job.stderr
 

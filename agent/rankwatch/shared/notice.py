@@ -114,5 +114,6 @@ def _pace(notice: Notice) -> str:
     left = notice.batches_left
     if not math.isfinite(left):
         return "does not grow"
-    factor = 2 ** min(notice.growth, 1000.0)
-    return f"grows by x{factor:.3g} a batch: about {left:.0f} batch{'es are' if round(left) != 1 else ' is'} left"
+    plural = "es are" if round(left) != 1 else " is"
+    when = f"about {left:.0f} batch{plural} left" if round(left) else "the next batch may overflow"
+    return f"grows by x{2 ** min(notice.growth, 1000.0):.3g} a batch: {when}"

@@ -15,6 +15,9 @@ MOST_NAMED = 8
 """Runs that an error names, of those that there are."""
 
 
+ENDLESS = 1 << 31
+"""A limit from here on is named to nobody."""
+
 OF_A_RUN = "run.db", "report.txt"
 """Files of which a run's folder has one."""
 
@@ -50,7 +53,8 @@ def seconds_or_never(text: str) -> float:
 def whole(name: str, least: int, most: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.strip().isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number {name} from {least} to {most}")
+            limits = f"from {least} to {most}" if most < ENDLESS else f"from {least} on"
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number {name} {limits}")
         return int(text)
 
     return parse

@@ -29,6 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("torch") is None:
         raise UsageError(f"replay runs the module, and needs torch: {to_add('agent')}")
+    arguments.capsule = types.named_run(arguments.capsule)
     command = [sys.executable, "-m", "rankwatch.replay", *as_arguments(arguments)]
     quiet = {"RANKWATCH_MODE": "disabled"}  # the module may be watched by the code that it comes from
     return subprocess.run(command, check=False, env={**os.environ, **quiet}).returncode

@@ -306,7 +306,9 @@ class Ledger:
         is_new = run is None
         if run is None:
             run = self._open(hello, bound)
-            yield Note(f"run {run.id}: {hello.world_size} rank(s), first heard of on {hello.host}")
+            yield Note(
+                f"run {run.id}: {hello.world_size} rank{'s' * (hello.world_size != 1)}, first heard of on {hello.host}"
+            )
             if hello.world_size > self._options.room:
                 yield Note(
                     f"run {run.id}: only {self._options.room} ranks can connect, for want of file descriptors: "

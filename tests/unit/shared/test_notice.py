@@ -47,6 +47,11 @@ def test_approaching_overflow_is_the_most_urgent() -> None:
             "and does not grow",
         ),
         (
+            notice(value=64300.0, growth=math.log2(1.05)),
+            "next to overflow: layer (Linear), output: abs max 6.43e+04 in batch 12 is 98% of float16's largest number "
+            "and grows by x1.05 a batch: the next batch may overflow",
+        ),
+        (
             notice(NoticeKind.UNDERFLOW, label="grad_output", value=3e-8, growth=0.0),
             "underflow: layer (Linear), grad_output: abs max 3.00e-08 in batch 12 is under 6.10e-05, "
             "the smallest normal float16; first in batch 10",
