@@ -75,15 +75,16 @@ def is_process_ending() -> bool:
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     global _is_ending
-    _is_ending = True
+    is_at_prompt = hasattr(sys, "ps1")  # of an interactive Python: after an error, the process and its watches go on
+    _is_ending = not is_at_prompt
     try:
-        for watch in open_watches():
+        for watch in () if is_at_prompt else open_watches():
             watch.end_by(error)
     finally:
         if isinstance(error, RankwatchError):
             error.__traceback__ = trace = _without_ours(trace)
         (_previous_excepthook or sys.__excepthook__)(kind, error, trace)
-    if isinstance(error, RankwatchError):
+    if isinstance(error, RankwatchError) and not is_at_prompt:
         raise SystemExit(error.exit_code)  # the interpreter would end with 1; of an excepthook, it takes this code
 
 
