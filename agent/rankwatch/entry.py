@@ -134,7 +134,7 @@ def unwatch(model: nn.Module | PipelineStage) -> bool:
     Raises:
         UsageError: no module.
     """
-    root = unwrap(module_and_stage(model)[0])
+    root = unwrap(module_and_stage(model, "unwatch")[0])
     leave(root)
     found = [watch for watch in open_watches() if watch.root is root]
     for watch in found:

@@ -24,7 +24,7 @@ class PipelineStage(Protocol):
     stage_index: int
 
 
-def module_and_stage(model: Any) -> tuple[nn.Module, int]:
+def module_and_stage(model: Any, by: str = "watch") -> tuple[nn.Module, int]:
     """The module to watch and its stage, or NO_STAGE.
 
     Raises:
@@ -34,7 +34,7 @@ def module_and_stage(model: Any) -> tuple[nn.Module, int]:
         return model, NO_STAGE
     if isinstance(model, PipelineStage) and isinstance(model.submod, nn.Module):
         return model.submod, model.stage_index
-    raise UsageError(f"watch() takes a torch.nn.Module or a pipeline stage, {advise(model)}")
+    raise UsageError(f"{by}() takes a torch.nn.Module or a pipeline stage, {advise(model)}")
 
 
 def calling_stage(module: nn.Module) -> PipelineStage | None:

@@ -14,7 +14,7 @@ from rankwatch.shared.text import describe_position, describe_rank, describe_tri
 
 from ..decide.desync import Desync
 from ..decide.report import RankNotice, RankState
-from . import closeup, digests
+from . import closeup, digests, stalls
 from .as_json import SCHEMA, desync_to_dict, frame_to_dict, notice_to_dict, rank_to_dict, run_to_dict
 from .details import RankDetails
 from .text import notice_fields, replica_fields
@@ -30,7 +30,7 @@ def render(details: RankDetails, frames: int) -> str:
     acknowledged = ", abort acknowledged" if row.acknowledged else ""
     fields = [("process", f"{row.pid} on {row.host}"), ("state", f"{row.state.value}{acknowledged}")]
     fields.append(("machine", ", ".join(filter(None, (row.gpu.describe(), f"torch {row.torch}")))))
-    fields += [*_where(details), *_lapses(details), *_tripped(details)]
+    fields += [*_where(details), *_lapses(details), *_tripped(details), *_stalled(details)]
     fields += replica_fields(replace(report, compared=None, desync=_desync(details), desync_unkept=0))
     fields += notice_fields(replace(report, notices=_notices(details), notices_unkept=0))
     stored = f"batches {format_spans(details.stored)}" if details.stored else "no batch"
@@ -80,6 +80,15 @@ def _lapses(details: RankDetails) -> list[tuple[str, str]]:
             ("dropped", f"{batches}: the collector was out of reach, or too slow, for longer than they could wait")
         )
     return [*fields, ("refused", f"{row.rival}: this rank was there already")] if row.rival else fields
+
+
+def _stalled(details: RankDetails) -> list[tuple[str, str]]:
+    """The stall that it is in, with its own stack."""
+    report, rank = details.report, details.row.rank
+    stall, own = report.stall, tuple(stack for stack in report.stacks if stack.rank == rank)
+    if stall is None or rank not in (*stall.ranks, *stall.waiting, *(stack.rank for stack in own)):
+        return []
+    return stalls.fields(replace(report, stacks=own, stall=replace(stall, count=0, count_waiting=0)))
 
 
 def _tripped(details: RankDetails) -> list[tuple[str, str]]:

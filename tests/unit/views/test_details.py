@@ -20,7 +20,7 @@ from rankwatch.shared import messages
 from rankwatch.shared.frame import Frame
 from rankwatch_monitor.decide.desync import Desync, DesyncPattern
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Desynced, Entry
-from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState
+from rankwatch_monitor.decide.report import Outcome, RankStack, RankStanding, RankState, Stall
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Limits, Store
 from rankwatch_monitor.views import batch, details, rank
@@ -267,6 +267,21 @@ def test_a_running_rank_and_one_that_never_connected(tmp_path: Path) -> None:
     assert of_rank(lonely, 1)[0] == "rankwatch: rank 1 of 2 of run train-2\n  state      missing: it never connected\n"
     with pytest.raises(UsageError, match="nothing is on record of batch 0 of rank 1: this rank never connected"):
         of_batch(lonely, 0, 1)
+
+
+def test_a_rank_of_a_stall_has_its_own_stack(tmp_path: Path) -> None:
+    run = records.write(tmp_path / "train-1", records.part(0, *two(3)), records.part(1, *two(2)), world_size=3)
+    found = records.read(run / FILE, lambda record: details.of_rank(record, 1))
+    stacks = (RankStack(1, "train.py:20 in load", ("main thread",)), RankStack(0, "all_reduce", ("main thread",)))
+    stall = Stall((1,), (0,), "rank 1 stalled: no progress for 300 s; rank 0 waits", 1, 1)
+    report = replace(found.report, stall=stall, stacks=stacks)
+    text = rank.render(replace(found, report=report), 5)
+    assert "  stalled    rank 1 stalled: no progress for 300 s; rank 0 waits\n" in text
+    assert "  stacks     rank 1 is in train.py:20 in load\n               main thread\n" in text
+    assert "all_reduce" not in text
+    assert "not asked" not in text
+    other = replace(found, report=report, row=report.ranks[2], trip=None)
+    assert "stalled" not in rank.render(other, 5)
 
 
 def test_digests_whose_table_was_dropped(tmp_path: Path) -> None:
