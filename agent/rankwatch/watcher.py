@@ -196,7 +196,7 @@ class Watch:
             self.close()
         elif self._reason or isinstance(error, TrainingAborted):
             if self._reason and not isinstance(error, TrainingAborted):
-                say(f"{self._name}: {self._reason}; the {type(error).__name__} here only follows from it")
+                say(f"the {type(error).__name__} of {self._name} only follows from this: {self._reason}")
             self._write_error_file()
             self._finish("aborted")
         else:

@@ -16,7 +16,7 @@ MOST_NAMED = 8
 
 
 ENDLESS = 1 << 31
-"""A limit from here on is named to nobody."""
+"""A limit from here on is named only where it is passed."""
 
 OF_A_RUN = "run.db", "report.txt"
 """Files of which a run's folder has one."""
@@ -53,7 +53,8 @@ def seconds_or_never(text: str) -> float:
 def whole(name: str, least: int, most: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.strip().isdecimal() or not least <= int(text) <= most:
-            limits = f"from {least} to {most}" if most < ENDLESS else f"from {least} on"
+            is_named = most < ENDLESS or (text.strip().isdecimal() and int(text) > most)
+            limits = f"from {least} to {most}" if is_named else f"from {least} on"
             raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number {name} {limits}")
         return int(text)
 

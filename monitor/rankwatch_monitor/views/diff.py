@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rankwatch.errors import UsageError
 from rankwatch.shared.cause import describe_module
-from rankwatch.shared.frame import MEASURED, Frame, Reading
+from rankwatch.shared.frame import MEASURED, Frame, Kind, Reading
 from rankwatch.shared.text import format_head, format_spans
 
 from ..record import replay
@@ -184,7 +184,8 @@ def _side_to_dict(reading: Reading | None) -> dict[str, Any] | None:
 
 
 def _name(pair: Pair) -> str:
-    call = f", call {pair.call}" if pair.call else ""
+    reading = pair.left or pair.right  # a loss has a frame of its own, which is no call of the root
+    call = f", call {pair.call}" if pair.call and reading is not None and reading.kind is not Kind.LOSS else ""
     return f"{describe_module(pair.spec)}{call}, {pair.label}"
 
 
