@@ -76,7 +76,7 @@ def test_what_archive_is_called_with(bad: Job, tmp_path: Path) -> None:
     assert commands.run("archive", run, RANKWATCH_ARCHIVE=url).returncode == 0
     assert commands.run("archive", "--merge", RANKWATCH_ARCHIVE=url).returncode == 0
     assert "error: no run train-9; in " in commands.run("archive", "train-9", url).stderr
-    assert "a run's folder?" in commands.run("archive", str(tmp_path), url).stderr
+    assert "has no run in it; in " in commands.run("archive", str(tmp_path), url).stderr
 
 
 @pytest.mark.parametrize("command", [["run"], ["collector"]])
