@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
+
+_BY_SOFTWARE = re.compile(r"its process ended with exit code|killed by (?!SIG(?:SEGV|BUS|ILL|FPE)\b)")
 
 
 def describe_exit(status: int, oom: str = "") -> str:
@@ -14,3 +17,11 @@ def describe_exit(status: int, oom: str = "") -> str:
     except ValueError:  # of real time, and so without a name
         name = f"signal {-status}"
     return f"killed by {name}" + (f"; the kernel: {oom}" if oom else "")
+
+
+def is_by_software(how: str) -> bool:
+    """Whether a process that ended in these words was ended by its program, by somebody, or for want of memory.
+
+    A broken machine, too, makes an address or an instruction bad.
+    """
+    return _BY_SOFTWARE.match(how) is not None

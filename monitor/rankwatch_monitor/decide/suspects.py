@@ -7,7 +7,8 @@ to host. So only that counts which the same program, given the same numbers, doe
     gather          what one rank gathered is not what the shards are: the host's network; nothing is said of its GPU
     did-not-recur   the same forward or backward, run again on the same numbers, was finite each time
     lost            a rank, or some ranks of one host, ended without a word and before all others; if all ranks did, the job
-                    was killed, and that is nobody's fault
+                    was killed, and that is nobody's fault; nor is it the machine's if its process is known to have exited,
+                    or to have been killed by somebody or for want of memory
     gpu-error       a rank failed by an error that only broken hardware raises
 
 Nothing else counts: not an overflow, a nan or a divergence that recurs or was not run again, nor bad data or weights, and not
@@ -24,6 +25,7 @@ from rankwatch.shared.cause import Cause
 from rankwatch.shared.str_enum import StrEnum
 
 from .desync import DesyncPattern
+from .exit_text import is_by_software
 from .report import Outcome, RankState, Report
 
 
@@ -88,6 +90,8 @@ def _of_lost(report: Report) -> Iterator[Suspect]:
         return
     rows = [row for row in report.ranks if row.state is not RankState.MISSING]
     lost = [row for row in rows if row.state is RankState.LOST]
+    if any(is_by_software(row.farewell) for row in lost):
+        return
     if len({row.host for row in lost}) == 1 and len(lost) < len(rows):
         yield Suspect(SuspectKind.LOST, lost[0].rank, is_gpu=len(lost) == 1)
 

@@ -11,6 +11,7 @@ import makers
 from rankwatch.shared.cause import Cause
 from rankwatch.shared.closeup import CloseUp
 from rankwatch_monitor.decide.desync import Desync, DesyncPattern
+from rankwatch_monitor.decide.exit_text import describe_exit
 from rankwatch_monitor.decide.report import Outcome, RankRow, RankState, Report
 from rankwatch_monitor.decide.suspects import Suspect, SuspectKind, suspects_of
 from rankwatch_monitor.decide.verdict import Certainty, Verdict
@@ -97,6 +98,16 @@ LOST, FAILED, ABORTED, MISSING = RankState.LOST, RankState.FAILED, RankState.ABO
 )
 def test_ranks_that_were_lost(outcome: Outcome, states: tuple[RankState, ...], found: list[object]) -> None:
     assert kinds(report(outcome, *states)) == found
+
+
+@pytest.mark.parametrize(
+    ("status", "oom", "is_machine"),
+    [(3, "", False), (-9, "", False), (-9, "Killed process 7 (python)", False), (-15, "", False), (-34, "", False),
+     (-11, "", True), (-7, "", True), (-4, "", True), (-8, "", True)],
+)  # fmt: skip
+def test_a_rank_that_is_known_to_have_been_ended_by_software(status: int, oom: str, is_machine: bool) -> None:
+    rows = [row(0, ABORTED), row(1, LOST, farewell=describe_exit(status, oom)), row(2), row(3)]
+    assert kinds(replace(report(Outcome.LOST), ranks=rows)) == [("lost", 1, True)] * is_machine
 
 
 @pytest.mark.parametrize(
