@@ -41,7 +41,7 @@ def write(
             count = runs // (days * jobs) + (day * jobs + job < runs % (days * jobs))
             rows = [_run(chosen, hosts, FIRST_DAY + timedelta(day), f"job-{job}", number) for number in range(count)]
             folder = folder_of(FIRST_DAY + timedelta(day), f"job-{job}")
-            for name, some in [(MERGED, rows)] if merged else [(file_of(row["id"]), [row]) for row in rows]:
+            for name, some in [(f"{MERGED}.parquet", rows)] if merged else [(file_of(row["id"]), [row]) for row in rows]:
                 if some:
                     put(url, folder, name, some)
 

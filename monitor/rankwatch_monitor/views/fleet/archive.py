@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from datetime import date
 from glob import escape
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rankwatch import __version__
+from rankwatch.errors import UsageError
 
 from ...record.reader import RunRecord
 from ..export.target import FileSystem, explained, folder_at, replaced
@@ -70,13 +72,16 @@ def merge(url: str, before: date) -> Merged:
 def _merge(file_system: FileSystem, folder: str, names: list[str]) -> None:
     tables = []
     for name in names:
-        with file_system.open(name, "rb") as file:
-            tables.append(pq.ParquetFile(file).read())
+        try:
+            with file_system.open(name, "rb") as file:
+                tables.append(pq.ParquetFile(file).read())
+        except pa.ArrowInvalid as error:
+            raise UsageError(f"cannot merge {name}, which is no file of an archive: remove it ({error})") from None
     table = pa.concat_tables(tables, promote_options="default")
-    _write(file_system, folder, MERGED, _newest(table))
+    # A name of its own: what another merge is writing, or has just written, must not be replaced by what this one has read.
+    _write(file_system, folder, f"{MERGED}-{os.urandom(4).hex()}.parquet", _newest(table))
     for name in names:
-        if not name.endswith(f"/{MERGED}"):
-            file_system.rm_file(name)
+        file_system.rm_file(name)
 
 
 def _newest(table: pa.Table) -> pa.Table:

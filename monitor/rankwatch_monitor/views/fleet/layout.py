@@ -11,7 +11,6 @@ newest ``archived`` counts.
 from __future__ import annotations
 
 import hashlib
-import re
 from datetime import date, datetime, timezone
 from urllib.parse import quote
 
@@ -20,8 +19,8 @@ import pyarrow as pa
 MAX_DIGESTS = 1024
 """Rows of digests of a run: where it has more batches, a row sums up 2, 4, 8, ... of them."""
 
-MERGED = "merged.parquet"
-"""The file that a day's runs of a job are merged into."""
+MERGED = "merged"
+"""The beginning of the name of a file that a day's runs of a job are merged into."""
 
 _LONGEST = 150
 """Characters of a folder's name; file systems take 255 bytes."""
@@ -81,8 +80,17 @@ def file_of(run_id: str) -> str:
 
 
 def _encoded(name: str) -> str:
-    text = quote(name, safe="")
-    return text if len(text) <= _LONGEST else f"{re.sub('%.?$', '', text[: _LONGEST - 13])}-{_hash(name)}"
+    text = _quoted(name)
+    if len(text) <= _LONGEST:
+        return text
+    begin = name[:_LONGEST]
+    while len(text := _quoted(begin)) > _LONGEST - 13:  # of whole characters: DuckDB reads no archive that has half of one
+        begin = begin[:-1]
+    return f"{text}-{_hash(name)}"
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="", errors="backslashreplace")
 
 
 def id_of(run: str, *origin: object) -> str:
