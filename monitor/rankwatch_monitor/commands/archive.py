@@ -12,6 +12,7 @@ from rankwatch.errors import UsageError
 from rankwatch.shared.printable import printable
 
 from ..record.runs import read_row
+from ..views.export.urls import shown
 from . import arguments as types
 from .records import open_record
 
@@ -49,7 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     if arguments.merge:
         merged = archive.merge(url, day_of(time.time() - SETTLED))
-        _say(f"{merged.files} files merged into {merged.into} in {url}")
+        _say(f"{merged.files} files merged into {merged.into} in {shown(url)}")
         return 0
     folder = types.run_folder(Path(run))
     with open_record(folder) as record:

@@ -20,6 +20,7 @@ from rankwatch.shared.printable import printable
 
 from ..record.runs import folders, is_over
 from ..record.schema import FILE, StoreError
+from ..views.export.urls import shown
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,9 @@ CLOSING = 30.0
 
 NICENESS = 10
 
+VARIABLE = "RANKWATCH_ARCHIVE"
+"""By which ``rankwatch archive`` is told the URL."""
+
 TOLD = 300
 """Characters of what a failed try has printed last, for the log."""
 
@@ -45,10 +49,10 @@ class Archiver:
     """Archives one run after the other, in a thread of its own.
 
     Args:
-        command: what adds the run in a folder to the archive at a URL (None: ``rankwatch archive``).
+        command: what adds the run in a folder to the archive that RANKWATCH_ARCHIVE names (None: ``rankwatch archive``).
     """
 
-    def __init__(self, url: str, runs: Path, command: Callable[[Path, str], list[str]] | None = None) -> None:
+    def __init__(self, url: str, runs: Path, command: Callable[[Path], list[str]] | None = None) -> None:
         self._url = url
         self._runs = runs
         self._command = command or command_of
@@ -105,7 +109,7 @@ class Archiver:
                     self._due[run] = time.monotonic() + PAUSES[tried], tried + 1
             if not why:
                 self._mark(run)
-                log.log(logging.INFO if tried else logging.DEBUG, "run %s is archived in %s", run, self._url)
+                log.log(logging.INFO if tried else logging.DEBUG, "run %s is archived in %s", run, shown(self._url))
             elif is_last and not is_again:
                 times = f"tried {tried + 1} times" if tried else "tried once"
                 log.error("run %s is not archived (%s): %s; later: %s", run, times, why, self._by_hand(run))
@@ -145,12 +149,13 @@ class Archiver:
 
     def _try(self, run: str) -> str:
         """Returns why the run is not archived, or nothing."""
-        command = self._command(self._runs / run, self._url)
+        command = self._command(self._runs / run)
         try:
             with suppress(FileNotFoundError):
                 (self._runs / run / MARK).unlink()
             process = subprocess.Popen(
                 command,
+                env={**os.environ, VARIABLE: self._url},  # a command line is for all to see, and a URL may have a password
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -175,18 +180,18 @@ class Archiver:
                 self._process = None
         if not process.returncode:
             return ""
-        last = printable((said.strip().splitlines() or ["it printed nothing"])[-1][-TOLD:])
+        last = printable(shown((said.strip().splitlines() or ["it printed nothing"])[-1])[-TOLD:])
         return last.removeprefix("rankwatch: error: ")
 
     def _mark(self, run: str) -> None:
         try:
-            (self._runs / run / MARK).write_text(f"{self._url}\n", encoding="utf-8")
+            (self._runs / run / MARK).write_text(f"{shown(self._url)}\n", encoding="utf-8")
         except OSError as error:
             log.warning("cannot note that run %s is archived: %s; a restarted collector archives it again", run, error)
 
     def _by_hand(self, run: str) -> str:
-        return shlex.join(["rankwatch", "archive", str(self._runs / run), self._url])
+        return shlex.join(["rankwatch", "archive", str(self._runs / run), shown(self._url)])
 
 
-def command_of(run: Path, url: str) -> list[str]:
-    return [sys.executable, "-m", "rankwatch_monitor", "archive", str(run), url]
+def command_of(run: Path) -> list[str]:
+    return [sys.executable, "-m", "rankwatch_monitor", "archive", str(run)]

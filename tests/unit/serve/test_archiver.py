@@ -22,8 +22,8 @@ def quick_tries(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtur
 
 
 def archiver_of(runs: Path, script: str) -> Archiver:
-    """Runs a shell script in the place of ``rankwatch archive``, with the run's name and the URL."""
-    return Archiver("s3://bucket/runs", runs, lambda run, url: ["sh", "-c", script, "sh", run.name, url])
+    """Runs a shell script in the place of ``rankwatch archive``, with the run's name."""
+    return Archiver("s3://bucket/runs", runs, lambda run: ["sh", "-c", script, "sh", run.name])
 
 
 def over(folder: Path, *, collector: str = "head", closed: bool = True) -> Path:
@@ -37,19 +37,13 @@ def over(folder: Path, *, collector: str = "head", closed: bool = True) -> Path:
 
 
 def test_what_it_runs(tmp_path: Path) -> None:
-    assert command_of(tmp_path / "train-0", "url")[1:] == [
-        "-m",
-        "rankwatch_monitor",
-        "archive",
-        f"{tmp_path}/train-0",
-        "url",
-    ]
+    assert command_of(tmp_path / "train-0")[1:] == ["-m", "rankwatch_monitor", "archive", f"{tmp_path}/train-0"]
 
 
 def test_each_run_is_archived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("train-0", "train-1"):
         over(tmp_path / name)
-    one = archiver_of(tmp_path, f"echo $1 $2 >> {tmp_path}/said")
+    one = archiver_of(tmp_path, f"echo $1 $RANKWATCH_ARCHIVE >> {tmp_path}/said")
     one.add("train-0")
     one.add("train-1")
     one.close()
@@ -140,3 +134,18 @@ def test_a_run_that_ends_again_is_archived_again(tmp_path: Path) -> None:
     one.add("train-0")
     one.close()
     assert (tmp_path / "said").read_text() == "train-0\ntrain-0\n"
+
+
+def test_a_password_in_the_url_is_told_to_its_process_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    url = "ftp://me:pass/word@host/runs"
+    one = Archiver(url, tmp_path, lambda run: ["sh", "-c", "echo no $RANKWATCH_ARCHIVE; false"])
+    one.add(over(tmp_path / "train-0").name)
+    until(lambda: any("later:" in line for line in caplog.messages))
+    one.close()
+    two = Archiver(url, tmp_path, lambda run: ["sh", "-c", f"echo $RANKWATCH_ARCHIVE > {tmp_path}/told"])
+    two.add("train-0")
+    two.close()
+    assert (tmp_path / "told").read_text() == f"{url}\n"
+    assert (tmp_path / "train-0" / archiver.MARK).read_text() == "ftp://***@host/runs\n"
+    assert "no ftp://***@host/runs; later:" in caplog.text
+    assert "pass/word" not in caplog.text

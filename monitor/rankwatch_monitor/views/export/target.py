@@ -13,6 +13,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rankwatch.errors import UsageError
 
+from .urls import shown
+
 FileSystem: TypeAlias = AbstractFileSystem
 
 
@@ -54,7 +56,7 @@ def folder_at(url: str) -> tuple[FileSystem, str]:
         with explained(f"use {url}"):
             file_system, root = fsspec.url_to_fs(url)
     except ValueError as error:
-        raise UsageError(f"cannot use {url}: {error}") from None
+        raise UsageError(shown(f"cannot use {url}: {error}")) from None
     return file_system, root.rstrip("/") or root
 
 
@@ -63,11 +65,11 @@ def _locate(url: str, *, overwrite: bool) -> tuple[FileSystem, str]:
     try:
         file_system, path = fsspec.url_to_fs(url)
     except ValueError as error:
-        raise UsageError(f"cannot write {url}: {error}") from None
+        raise UsageError(shown(f"cannot write {url}: {error}")) from None
     if file_system.isdir(path):
-        raise UsageError(f"cannot write {url}: it is a folder; name a file")
+        raise UsageError(f"cannot write {shown(url)}: it is a folder; name a file")
     if not overwrite and file_system.exists(path):
-        raise UsageError(f"{url} exists: name another file, or replace it by --overwrite")
+        raise UsageError(f"{shown(url)} exists: name another file, or replace it by --overwrite")
     return file_system, path
 
 
@@ -86,4 +88,4 @@ def explained(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ImportError) as error:
-        raise UsageError(f"cannot {what}: {error}") from None
+        raise UsageError(shown(f"cannot {what}: {error}")) from None

@@ -14,6 +14,7 @@ import duckdb
 from rankwatch.errors import UsageError
 
 from ..export.target import folder_at, is_local
+from ..export.urls import shown
 from .findings import Fleet, Hours, Recurring, Suspicion, Version, attributed, machines_of
 
 MEMORY = "200MB"
@@ -91,7 +92,7 @@ def ask(url: str, since: str = "0001-01-01", until: str = "9999-12-31") -> Fleet
             incidents,
         )
         return Fleet(
-            url=url,
+            url=shown(url),
             runs=runs,
             first_day=first_day or "",
             last_day=last_day or "",
@@ -127,5 +128,5 @@ def _explained(url: str) -> Iterator[None]:
         yield
     except (duckdb.Error, OSError) as error:
         if "No files found" in str(error):
-            raise UsageError(f"no archive at {url}: it has no files date=*/job=*/*.parquet") from None
-        raise UsageError(f"cannot read the archive {url}: {error}") from None
+            raise UsageError(f"no archive at {shown(url)}: it has no files date=*/job=*/*.parquet") from None
+        raise UsageError(shown(f"cannot read the archive {url}: {error}")) from None

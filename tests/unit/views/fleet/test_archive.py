@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import fsspec
 import pyarrow as pa
@@ -197,7 +198,8 @@ def test_files_of_days_that_are_over_are_merged(url: str, tmp_path: Path) -> Non
     before = query.ask(url)
     assert archive.merge(url, date(1970, 1, 12)) == (0, 0)  # the day is not over
     assert archive.merge(url, date(1970, 1, 13)) == (3, 1)
-    assert files(url) == ["/date=1970-01-12/job=train/merged.parquet"]
+    (path,) = files(url)
+    assert path.startswith("/date=1970-01-12/job=train/merged-")
     assert query.ask(url) == before
     put(tmp_path / "train-1", url)  # again, after its day was merged: it counts once
     assert len(files(url)) == 2
@@ -207,14 +209,33 @@ def test_files_of_days_that_are_over_are_merged(url: str, tmp_path: Path) -> Non
     assert len(read(url)) == 3
 
 
-@pytest.mark.parametrize("job", ["a/b", "a b", "100%", "=", "..", "12", "ümläut", "x" * 400, "%" * 400, "__HIVE__", "'; --"])
+@pytest.mark.parametrize(
+    "job",
+    [
+        "a/b",
+        "a b",
+        "100%",
+        "=",
+        "..",
+        "12",
+        "ümläut",
+        "x" * 400,
+        "%" * 400,
+        "é" * 99,
+        "丰" * 40,
+        "\udce4",
+        "__HIVE__",
+        "'; --",
+    ],
+)
 def test_any_name_of_a_job(job: str, tmp_path: Path) -> None:
     url = str(tmp_path / "archive")
-    put(write(tmp_path / "train-0", *lost(), job=job), url)
+    row = records.read(write(tmp_path / "train-0", *lost()) / FILE, row_of)
+    archive.put(url, folder_of(row.day, job), file_of(row.id), [row.columns])
     (path,) = files(url)
     assert path.count("/") == 3
-    (row,) = read(url)
-    assert len(job) > 300 or row["job"] == job
+    (found,) = read(url)
+    assert len(quote(job, errors="replace")) > 150 or job == "\udce4" or found["job"] == job
     assert query.ask(url).runs == 1
 
 
@@ -264,3 +285,45 @@ def test_a_record_without_a_rank_is_refused(tmp_path: Path) -> None:
     store.close()
     with RunRecord(tmp_path / FILE) as record, pytest.raises(Exception, match="no rank has connected"):
         row_of(record)
+
+
+def test_a_merge_replaces_nothing_that_another_merge_has_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two merges at once, the later one has read what the earlier one removes; a run that only this one saw stays."""
+    url = str(tmp_path / "archive")
+    for number in range(2):
+        put(write(tmp_path / f"train-{number}", *lost(), incarnation=f"{number}"), url)
+
+    def write_slowly(*arguments: Any) -> str:
+        monkeypatch.undo()
+        put(write(tmp_path / "train-2", *lost(), incarnation="2"), url)
+        assert archive.merge(url, date(1970, 1, 13)) == (3, 1)
+        return archive._write(*arguments)
+
+    monkeypatch.setattr(archive, "_write", write_slowly)
+    with pytest.raises(UsageError, match="cannot merge"):  # the other one has removed its files
+        archive.merge(url, date(1970, 1, 13))
+    assert query.ask(url).runs == 3
+    assert archive.merge(url, date(1970, 1, 13)) == (2, 1)
+    assert query.ask(url).runs == len(read(url)) == 3
+
+
+def test_a_merge_names_the_file_that_it_cannot_read(tmp_path: Path) -> None:
+    url = str(tmp_path / "archive")
+    put(write(tmp_path / "train-0", *lost()), url)
+    (tmp_path / "archive" / "date=1970-01-12" / "job=train" / "cut.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UsageError, match=r"cannot merge .*/job=train/cut.parquet, which is no file of an archive"):
+        archive.merge(url, date(1970, 1, 13))
+
+
+@pytest.mark.parametrize("ask", [target.folder_at, query.ask, lambda url: archive.merge(url, date(1970, 1, 13))])
+def test_an_error_does_not_tell_a_password(ask: Any) -> None:
+    with pytest.raises(UsageError, match=r"\*\*\*@host") as told:
+        ask("no-such-protocol://me:pass/word@host/runs")
+    assert "word" not in str(told.value)
+
+
+def test_a_report_does_not_tell_a_password(tmp_path: Path) -> None:
+    url = f"memory://me:word@{uuid.uuid4().hex}/runs"
+    put(write(tmp_path / "train-0", *lost()), url)
+    found = query.ask(url)
+    assert not any("word" in told for told in (text.render(found), as_json.render(found), page.render(found)))
