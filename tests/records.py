@@ -75,15 +75,17 @@ def write(
     job: str = "train",
     limits: Limits = LIMITS,
     connected: Sequence[int] | None = None,
+    at: float = 100.0,
+    **meta: str,
 ) -> Path:
     """Writes a run to which all ranks, or the given ones, have connected; returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     store = Store(folder / FILE, limits)
     beginning: list[tuple[int, Fact]] = [(NO_RANK, Opened(job, 1, world_size))]
     beginning += [(rank, makers.hello(rank, world_size)) for rank in (range(world_size) if connected is None else connected)]
-    store.write([Entry(0.0, *fact) for fact in beginning], 100.0, run=f"{job}-1")
+    store.write([Entry(0.0, *fact) for fact in beginning], at, None, run=f"{job}-1", **meta)
     for entry in entries:  # one transaction each, as parts arrive
-        store.write([entry], 100.0)
+        store.write([entry], at)
     store.close()
     return folder
 

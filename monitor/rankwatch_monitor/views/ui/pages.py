@@ -9,6 +9,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -75,13 +76,13 @@ class Pages:
             try:
                 found.append(self._row(folder))
             except StoreError as error:
-                found.append(
-                    {"run": printable(folder.name), "began": (folder / FILE).stat().st_mtime, "unreadable": str(error)}
-                )
+                with suppress(FileNotFoundError):  # it has been removed meanwhile
+                    began = (folder / FILE).stat().st_mtime
+                    found.append({"run": printable(folder.name), "began": began, "unreadable": str(error)})
         return sorted(found, key=lambda run: -run["began"])
 
     def _row(self, folder: Path) -> dict[str, Any]:
-        """What a list shows of a run. That of a run that is over is read once."""
+        """What a list shows of a run. That of a run that nobody writes any more is read once."""
         version = version_of(folder)
         if (known := self._rows.get(folder.name)) is not None and known[0] == version:
             return known[1]
@@ -89,7 +90,7 @@ class Pages:
         with RunRecord(folder / FILE) as record:
             pace = headroom.pace_over_all(record.ends_of_digests())
         shown = {**runs.to_dict(row), "began": row.began, "ended": row.ended, "rate": pace}
-        if row.is_over:
+        if row.is_over or not row.is_alive:
             self._rows[folder.name] = version, shown
         return shown
 
@@ -114,6 +115,10 @@ class RunPages:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.RLock()
+        self._began = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
         self._replayed: tuple[tuple[int, ...], Snapshot] | None = None
         self._ranks: RankGrid | None = None
         self._of_ranks = NewDigests(OF_GRID)
@@ -121,7 +126,12 @@ class RunPages:
         self._of_curves = NewDigests(curves.COLUMNS)
 
     def open(self) -> RunRecord:
-        return RunRecord(self._folder / FILE)
+        record = RunRecord(self._folder / FILE)
+        with self._lock:
+            if (began := record.began()) != self._began:  # the folder was removed, and there is another run of its name
+                self._forget()
+            self._began = began
+        return record
 
     def version(self) -> str:
         return version_of(self._folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,11 @@ import standings
 from rankwatch.shared.frame import Kind, Phase
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.decide.journal import NO_RANK, Desynced, Entry, ReplicasCompared
+from rankwatch_monitor.record.runs import RunRow, folders, read_row
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Store
-from rankwatch_monitor.views.ui.pages import RunPages
+from rankwatch_monitor.views.ui import pages as of_pages
+from rankwatch_monitor.views.ui.pages import Pages, RunPages
 
 
 @pytest.mark.parametrize(("heartbeat", "is_silent"), [(1.0, True), (10.0, False)])
@@ -45,6 +48,51 @@ def test_new_batches_are_added_to_the_earlier_ones(tmp_path: Path) -> None:
         store.close()
     with pages.open() as after:
         assert pages.overview(after)["report"]["batches"] == 2
+
+
+def test_another_run_of_a_name_is_another_run(tmp_path: Path) -> None:
+    """Its folder is removed while the page is looked at, and the job is started again."""
+    pages = Pages(tmp_path)
+
+    def cells() -> int:
+        run = pages.run("train-0")
+        with run.open() as record:
+            assert len(run.curves(record)["loss"]) == 0
+            return len(run.ranks(record).cells[0])
+
+    run = records.write(
+        tmp_path / "train-0", *(records.part(0, *records.frames(batch), seq=batch + 1) for batch in range(9))
+    )
+    assert cells() == 9
+    shutil.rmtree(run)
+    records.write(run, records.part(0, *records.frames(0)), at=200.0)
+    assert cells() == 1
+
+
+def test_a_list_while_a_run_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records.write(tmp_path / "train-0")
+    found = folders(tmp_path)
+    monkeypatch.setattr(of_pages, "folders", lambda folder: [*found, tmp_path / "train-1"])
+    assert [run["run"] for run in Pages(tmp_path).list()] == ["train-0"]
+
+
+def test_a_run_that_nobody_writes_is_read_once_for_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = records.write(tmp_path / "train-0", boot="of another day")
+    pages, read = Pages(tmp_path), list[Path]()
+
+    def counted(folder: Path) -> RunRow:
+        read.append(folder)
+        return read_row(folder)
+
+    monkeypatch.setattr(of_pages, "read_row", counted)
+    pages.list(), pages.list()  # SQLite leaves an empty file beside a record that is read for the first time
+    before = len(read)
+    assert pages.list()[0]["state"] == "unfinished"
+    assert len(read) == before
+    store = Store(run / FILE)
+    store.write([records.part(0, *records.frames(0))], 100.0)
+    store.close()
+    assert (pages.list()[0]["batches"], len(read)) == (1, before + 1)
 
 
 def test_what_is_said_of_replicas(tmp_path: Path) -> None:
