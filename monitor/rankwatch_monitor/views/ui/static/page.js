@@ -158,7 +158,7 @@ const PAGES = {
     form(field("module", "module (none: the root)", "long", { list: "modules" }), field("label", "reading", "short", { list: "labels", placeholder: "output" }), h("label", null, "phase", phase), field("ranks", "ranks, such as all,0,3", "short", { placeholder: "all" }), field("from", "from batch", "short", { inputmode: "numeric" }), field("to", "to batch", "short", { inputmode: "numeric" }), modules, labels);
     const draw = Charts.lines(part(`${Views.module(query.get("module"))}, ${query.get("label") || "output"}`));
     ask(api("readings")).then(({ body }) => {
-      modules.append(...new Set(body.map((each) => each.module)).keys().map((name) => h("option", { value: name })));
+      modules.append(...Array.from(new Set(body.map((each) => each.module)), (name) => h("option", { value: name })));
       const known = body.find((each) => each.module === (query.get("module") || "") && each.phase === phase.value);
       labels.append(...(known ? known.labels : []).map((name) => h("option", { value: name })));
     }, (error) => trouble(error.message));

@@ -158,7 +158,7 @@ const Runs = (() => {
     const chart = part("A reading over all ranks");
     const draw = Charts.lines(chart);
     Promise.all(names.map((name) => of(name, "readings"))).then(async ([found, others]) => {
-      modules.append(...new Set(found.map((each) => each.module)).keys().map((name) => h("option", { value: name })));
+      modules.append(...Array.from(new Set(found.map((each) => each.module)), (name) => h("option", { value: name })));
       // Without a module and a label: the last output that both runs have.
       const same = (each) => (other) => other.module === each.module && other.phase === each.phase;
       const both = found.filter((each) => each.phase === "forward" && each.labels.includes("output") && others.some(same(each)));
