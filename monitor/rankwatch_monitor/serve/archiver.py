@@ -141,7 +141,7 @@ class Archiver:
         found = []
         for folder in folders(self._runs):
             try:
-                if not (folder / MARK).exists() and is_over(folder / FILE, collector):
+                if not _is_archived(folder) and is_over(folder / FILE, collector):
                     found.append(folder.name)
             except (StoreError, OSError) as error:
                 log.error("cannot archive %s: %s", folder.name, error)
@@ -191,6 +191,17 @@ class Archiver:
 
     def _by_hand(self, run: str) -> str:
         return shlex.join(["rankwatch", "archive", str(self._runs / run), shown(self._url)])
+
+
+def _is_archived(folder: Path) -> bool:
+    """As the record is now: a lost rank may have come back since, and the run have ended again."""
+    changed = (folder / FILE).stat().st_mtime_ns
+    with suppress(FileNotFoundError):
+        aside = (folder / f"{FILE}-wal").stat()
+        changed = max(changed, aside.st_mtime_ns if aside.st_size else 0)  # a reader may leave an empty one
+    with suppress(FileNotFoundError):
+        return (folder / MARK).stat().st_mtime_ns >= changed
+    return False
 
 
 def command_of(run: Path) -> list[str]:

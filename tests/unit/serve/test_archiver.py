@@ -136,6 +136,18 @@ def test_a_run_that_ends_again_is_archived_again(tmp_path: Path) -> None:
     assert (tmp_path / "said").read_text() == "train-0\ntrain-0\n"
 
 
+def test_a_run_that_ended_again_before_a_collector_was_killed(tmp_path: Path) -> None:
+    for name in ("train-0", "train-1"):
+        (over(tmp_path / name) / archiver.MARK).write_text("s3://bucket/runs\n")
+    store = Store(tmp_path / "train-1" / FILE, Limits())
+    store.write([Entry(2.0, NO_RANK, Closed())], 101.0)
+    store.close()
+    one = archiver_of(tmp_path, f"echo $1 >> {tmp_path}/said")
+    one.take_over("head")
+    one.close()
+    assert (tmp_path / "said").read_text() == "train-1\n"
+
+
 def test_a_password_in_the_url_is_told_to_its_process_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     url = "ftp://me:pass/word@host/runs"
     one = Archiver(url, tmp_path, lambda run: ["sh", "-c", "echo no $RANKWATCH_ARCHIVE; false"])
