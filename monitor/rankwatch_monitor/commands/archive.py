@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 import time
 from importlib.util import find_spec
@@ -17,6 +19,8 @@ from . import arguments as types
 from .records import open_record
 
 NEEDED = "pyarrow", "fsspec"
+
+_ONE_SLASH = re.compile(r"(?!file:)\w+:/")
 
 SETTLED = 24 * 3600.0
 """Seconds after which a day's runs are mostly over, and its files may be merged."""
@@ -70,9 +74,16 @@ def check_archive(url: str) -> None:
     from ..views.export.target import folder_at  # pyarrow is imported when something is written
 
     folder_at(url)
-    parent = Path(url)
-    if "://" not in url and parent.exists() and not parent.is_dir():
-        raise UsageError(f"no archive can be at {url}: it is no folder")
+    if "://" in url:
+        return
+    if _ONE_SLASH.match(url):
+        raise UsageError(f"no archive can be at {url}: a URL has two slashes, as in s3://bucket/runs")
+    path = Path(url).absolute()
+    there = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+    if not there.is_dir():
+        raise UsageError(f"no archive can be at {url}: {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"no archive can be at {url}: you may not write in {there}")
 
 
 def _say(text: str) -> None:
