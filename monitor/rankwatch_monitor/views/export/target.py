@@ -52,11 +52,11 @@ def is_local(file_system: FileSystem) -> bool:
 
 def folder_at(url: str) -> tuple[FileSystem, str]:
     """The file system of this URL, and the folder there. Raises UsageError where nothing is known of such URLs."""
-    try:
-        with explained(f"use {url}"):
+    with explained(f"use {url}"):
+        try:
             file_system, root = fsspec.url_to_fs(url)
-    except ValueError as error:
-        raise UsageError(shown(f"cannot use {url}: {error}")) from None
+        except ValueError as error:
+            raise UsageError(shown(f"cannot use {url}: {error}")) from None
     return file_system, root.rstrip("/") or root
 
 

@@ -17,6 +17,7 @@ from rankwatch.errors import UsageError
 
 from ...record.reader import RunRecord
 from ..export.target import FileSystem, explained, folder_at, replaced
+from ..export.urls import shown
 from .layout import MERGED, SCHEMA, file_of, folder_of
 from .row import row_of
 
@@ -58,7 +59,10 @@ def merge(url: str, before: date) -> Merged:
     file_system, root = folder_at(url)
     merged = Merged(0, 0)
     with explained(f"merge {url}"):
-        for day in file_system.glob(f"{escape(root)}/date=*"):
+        days = file_system.glob(f"{escape(root)}/date=*")
+        if not days:
+            raise UsageError(f"no archive at {shown(url)}: it has no folder date=*")
+        for day in days:
             if day.rpartition("date=")[2] >= before.isoformat():
                 continue
             for folder in file_system.glob(f"{escape(day)}/job=*"):

@@ -257,8 +257,12 @@ def test_what_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "date=2026-01-01" / "job=x" / "y.parquet").write_text("no Parquet")
     with pytest.raises(UsageError, match="cannot read the archive"):
         query.ask(str(tmp_path))
-    with pytest.raises(UsageError, match="Protocol not known"):
+    with pytest.raises(UsageError, match=r"^cannot use no-such-protocol://x: Protocol not known"):
         query.ask("no-such-protocol://x")
+    with pytest.raises(UsageError, match=r"^cannot use oci://x: Install ocifs"):
+        query.ask("oci://x")
+    with pytest.raises(UsageError, match=r"no archive at .*: it has no folder date="):
+        archive.merge(str(tmp_path / "mistyped"), date(1970, 1, 13))
 
 
 def test_ids_differ_where_runs_do() -> None:
