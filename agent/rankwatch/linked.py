@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from dataclasses import replace
 from itertools import count
@@ -52,17 +53,23 @@ class Speaker:
         self.model = model
         self._watch = weakref.ref(watch)
         self._tune: messages.Tune | None = None
+        self._abort: messages.Abort | None = None
+        self._passing_on = threading.Lock()
         self._end: weakref.finalize[[], Linked] | None = None
 
     def speak_for(self, watch: Linked) -> None:
         """From now on the link speaks for this watch, and ends with it."""
         if self._end is not None:
             self._end.detach()
-        self._watch = weakref.ref(watch)
+        with self._passing_on:
+            self._watch = weakref.ref(watch)
+            tune, abort = self._tune, self._abort
         self._end = weakref.finalize(watch, self.link.release)
         self._end.atexit = False
-        if self._tune is not None:  # it holds for the run
-            watch.on_tune(self._tune)
+        if tune is not None:  # it holds for the run
+            watch.on_tune(tune)
+        if abort is not None:  # it came as the watch before this one was taken off
+            watch.on_abort(abort)
 
     # --- what the link's thread calls ---------------------------------------------------------------------------------
 
@@ -71,7 +78,9 @@ class Speaker:
         return (BEGINNING, "idle") if watch is None else watch.where()
 
     def on_abort(self, abort: messages.Abort) -> None:
-        if (watch := self._watch()) is not None:
+        with self._passing_on:
+            self._abort, watch = abort, self._watch()
+        if watch is not None:
             watch.on_abort(abort)
 
     def on_stay(self, seconds: float) -> None:
@@ -79,8 +88,9 @@ class Speaker:
             watch.on_stay(seconds)
 
     def on_tune(self, tune: messages.Tune) -> None:
-        self._tune = tune
-        if (watch := self._watch()) is not None:
+        with self._passing_on:
+            self._tune, watch = tune, self._watch()
+        if watch is not None:
             watch.on_tune(tune)
 
 

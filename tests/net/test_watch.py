@@ -15,6 +15,7 @@ from torch import nn
 import rankwatch
 from collectors import Running, until
 from rankwatch.shared.messages import Abort
+from rankwatch.tell.link import Link
 from rankwatch_monitor.record import mounts
 
 
@@ -214,6 +215,22 @@ def test_a_model_that_is_watched_again_goes_on_in_its_run(
     assert not model._forward_hooks
     until(lambda: collector.reports)
     assert [(report.run, report.outcome.value, report.batches) for report in collector.reports] == [("gan-0", "finished", 5)]
+
+
+def test_an_abort_that_comes_between_two_watches_of_a_model_stops_the_training(collector: Running) -> None:
+    class Slow(Net):
+        def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+            for link in links:  # the second watch is being made
+                link._abort(Abort("rank 5 of 8: inf", 5, 1000.0, 10.0))
+            return super().parameters(recurse)
+
+    links = list[Link]()
+    model = Slow()
+    first = rankwatch.watch(model)
+    assert first._link is not None
+    links.append(first._link)
+    with rankwatch.watch(model), pytest.raises(rankwatch.TrainingAborted, match="rank 5 of 8: inf"):
+        model(torch.ones(1, 2))
 
 
 def test_after_a_verdict_a_model_that_is_watched_again_begins_a_run(collector: Running) -> None:
