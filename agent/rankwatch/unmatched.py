@@ -26,6 +26,7 @@ class PatternCheck:
         self._every = config.every
         self._first = -1
         self._names: set[str] = set()
+        self._tables: set[str] = set()
         if is_asked and (config.modules or config.ignore):
             self._names = {name for named in named_modules(model).values() for name in named.names}
             self._say_of_modules(config.modules, class_name(unwrap(model)))
@@ -35,9 +36,12 @@ class PatternCheck:
             return
         if self._first >= 0 and summary.batch >= self._first + BATCHES:
             _say(describe_unmatched("ignore", self._ignore, self._names, "module, and no reading of the first batches"))
-            self._ignore, self._names = (), set()
+            self._ignore, self._names, self._tables = (), set(), set()
         elif self._first >= 0 or summary.batch % self._every == 0:
             self._first = summary.batch if self._first < 0 else self._first
+            if table.id in self._tables:
+                return
+            self._tables.add(table.id)
             self._names.update(name for spec in table.specs for row in spec.readings for name in ignorable(spec, row))
 
     def _say_of_modules(self, patterns: tuple[str, ...], model: str) -> None:

@@ -16,9 +16,13 @@ WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoin
 MOST_SAID = 4
 """Patterns that match nothing, of which something is said."""
 
-MOST_LOOKS = 2_000_000
-"""Comparisons of a pattern with a name, after which no more patterns are looked at."""
+MOST_LOOKS = 300_000
+"""Comparisons of a pattern with a name, after which no more patterns are looked at: a training, or a collector, waits."""
 
+MOST_NAMES = 2_000
+"""Names among which what was meant is looked for."""
+
+_DIGITS = "0123456789"
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -47,8 +51,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def unmatched(patterns: Sequence[str], names: Collection[str]) -> list[str]:
     """The patterns that match none of the names; as many of them as can be looked at in a moment."""
-    looked_at = patterns[: max(1, MOST_LOOKS // max(1, len(names)))]
-    return [one for one in looked_at if not any(map(_compiled(one).match, names))]
+    return _missed(patterns, _Names(names))
 
 
 def describe_unmatched(option: str, patterns: Sequence[str], names: Collection[str], what: str) -> list[str]:
@@ -58,20 +61,60 @@ def describe_unmatched(option: str, patterns: Sequence[str], names: Collection[s
         names: none of which anything is known: then nothing is said.
         what: what the names are, as in ``module of the model``.
     """
-    missed = unmatched(patterns, names) if names else []
-    lines = [f"{option}: {one!r} matches no {what}{_hint(one, names)}" for one in missed[:MOST_SAID]]
+    known = _Names(names)
+    missed = _missed(patterns, known) if names else []
+    hints = [(one, _meant(one, known)) for one in missed[:MOST_SAID]]
+    lines = [f"{option}: {one!r} matches no {what}" + (f"; did you mean {hint!r}?" if hint else "") for one, hint in hints]
     more = len(missed) - MOST_SAID
     return lines + [f"{option}: {more} more match no {what}"] * (more > 0)
 
 
 def meant(pattern: str, names: Collection[str]) -> str:
     """A pattern that matches some of the names, and is like this one, which matches none; empty if there is none."""
-    return next((one for one in _alike(pattern, names) if any(map(_compiled(one).match, names))), "")
+    return _meant(pattern, _Names(names))
 
 
-def _hint(pattern: str, names: Collection[str]) -> str:
-    found = meant(pattern, names)
-    return f"; did you mean {found!r}?" if found else ""
+class _Names:
+    """The names of a model's many blocks differ in their numbers alone. For a pattern without that number they are one.
+
+    Attributes:
+        looks: at names, so far.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.looks = 0
+        self._names = names
+        self._some: dict[str, list[str]] = {}
+
+    def for_a(self, pattern: str) -> list[str]:
+        """Some of the names: the pattern matches one of them if it matches any of all."""
+        same = "".join(digit for digit in _DIGITS if digit not in pattern)
+        if "[" in pattern and same != _DIGITS:  # [1-3] has the 2 as well
+            same = ""
+        if same not in self._some:
+            table = str.maketrans(same, same[:1] * len(same))
+            self._some[same] = list({name.translate(table): name for name in self._names}.values())
+            self.looks += len(self._names)
+        return self._some[same]
+
+    def have(self, pattern: str, some: list[str]) -> bool:
+        self.looks += len(some)
+        return any(map(_compiled(pattern).match, some))
+
+
+def _missed(patterns: Sequence[str], names: _Names) -> list[str]:
+    missed = list[str]()
+    for pattern in patterns:
+        if not names.have(pattern, names.for_a(pattern)):
+            missed.append(pattern)
+        if names.looks > MOST_LOOKS:
+            break
+    return missed
+
+
+def _meant(pattern: str, names: _Names) -> str:
+    some = names.for_a(pattern)[:MOST_NAMES]
+    return next((one for one in _alike(pattern, some) if names.have(one, some)), "")
 
 
 def _alike(pattern: str, names: Collection[str]) -> Iterator[str]:

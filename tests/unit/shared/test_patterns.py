@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import makers
 from rankwatch.shared.frame import Kind
-from rankwatch.shared.patterns import MOST_SAID, describe_unmatched, ignorable, matches, meant, unmatched
+from rankwatch.shared.patterns import MOST_SAID, _Names, describe_unmatched, ignorable, matches, meant, unmatched
 
 NAMES = [
     "", "encoder.layers.0.attn", "encoder.layers.0.ffn", "decoder.layers.0.attn", "decoder.layers.0.attn:output[1]",
@@ -69,7 +69,24 @@ def test_a_line_for_each_up_to_a_few() -> None:
     assert lines[-1] == f"ignore: {9 - MOST_SAID} more match no module"
 
 
-@given(st.lists(st.text("ab.:[]*?0\\", max_size=9), max_size=6), st.text("ab.:[]*?0!\\^$", max_size=9))
+def test_the_blocks_of_a_large_model_are_looked_at_as_one() -> None:
+    parts = ("attn", "attn.q_proj", "mlp.up_proj", "norm")
+    names = {f"layers.{layer}.{part}:{label}" for layer in range(2000) for part in parts for label in ("output", "weight")}
+    known = _Names(names)
+    assert len(known.for_a("*.atn:*")) == 4 * 8  # numbers of one digit, of two, three and four
+    assert {name.split(".")[1] for name in known.for_a("layers.7.*")} >= {"7", "77", "777"}
+    lines = describe_unmatched("ignore", ["layers.*.q_prj:*", "layers.1777.norn:*", "layers.1777.norm:*"], names, "module")
+    assert [line.partition("did you mean ")[2] for line in lines] == [
+        "'layers.*.q_proj:*'?",
+        "'layers.1777.norm:*'?",
+    ]
+    many = [f"*.no-{number}" for number in range(256)]
+    assert 3 < len(unmatched(many, names)) < 256
+    hashed = {f"{number:x}".translate(str.maketrans("0123456789", "ghijklmnop")) for number in range(100_000)}
+    assert describe_unmatched("modules", many, hashed, "module")
+
+
+@given(st.lists(st.text("ab.:[]*?012-\\", max_size=9), max_size=6), st.text("ab.:[]*?02!-\\^$", max_size=9))
 def test_what_is_proposed_matches_something(names: list[str], pattern: str) -> None:
     found = meant(pattern, names)
     assert not found or any(matches(name, [found]) for name in names)
