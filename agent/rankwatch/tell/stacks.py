@@ -29,6 +29,8 @@ MAIN_FRAMES, OTHER_FRAMES = 24, 6
 
 MAX_THREADS_LINES = MAX_STACK_LINES - 3
 
+MAIN = "main thread"
+
 MAX_DEPTH = 1000
 """Frames that are looked at."""
 
@@ -67,11 +69,10 @@ _TRACES = (
 
 
 class Place(NamedTuple):
-    """A frame, as it was when it was looked at."""
+    """Where a frame was when it was looked at."""
 
     code: CodeType
     line: int
-    frame: FrameType
 
     @property
     def file(self) -> str:
@@ -93,6 +94,18 @@ class Place(NamedTuple):
     def describe(self, *, with_source: bool) -> str:
         text = _text_of(self) if with_source else ""
         return f"{_short(self.file)}:{self.line} in {self.code.co_name}" + (f": {text}" if text else "")
+
+
+class ThreadStack(NamedTuple):
+    """A thread, by its name or as the main one. ``collective``: of torch, that it is in; empty if in none, or not looked for."""
+
+    title: str
+    places: list[Place]
+    collective: str
+
+    @property
+    def is_main(self) -> bool:
+        return self.title == MAIN
 
 
 class Inspector:
@@ -147,32 +160,50 @@ class Inspector:
 
 def inspect(number: int, rank: int, *, with_files: bool) -> Inspected:
     """Where all threads but our own are, the main thread first. ``with_files``: with lines of source files."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    main = threading.main_thread().ident
     waits, lines = "", list[str]()
-    frames = sys._current_frames()
-    frames.pop(threading.get_ident(), None)  # which would hold itself and all others, until a garbage collection
-    for ident, frame in sorted(frames.items(), key=lambda one: one[0] != main):
-        name = names.get(ident, "not one of Python's")
-        all_places = list(islice(_places(frame), MAX_DEPTH))
-        places = _visible(all_places)
-        if not places or name.startswith("rankwatch-"):
+    for thread in _threads():
+        places = _visible(thread.places)
+        if not places:
             continue
-        if ident == main:
-            waits = _describe_wait(places, _collective(all_places), with_source=with_files)
-        most = MAIN_FRAMES if ident == main else OTHER_FRAMES
-        lines.append("main thread" if ident == main else f"thread {name}")
+        if thread.is_main:
+            waits = _describe_wait(places, thread.collective, with_source=with_files)
+        most = MAIN_FRAMES if thread.is_main else OTHER_FRAMES
+        lines.append(thread.title)
         lines += [f"  {place.describe(with_source=with_files)}" for place in places[:most]]
         lines += [f"  and {len(places) - most} outer frames"] if len(places) > most else []
-    if len(lines) > MAX_THREADS_LINES:
-        lines[MAX_THREADS_LINES:] = ["and more threads"]
+        if len(lines) > MAX_THREADS_LINES:
+            lines[MAX_THREADS_LINES:] = ["and more threads"]
+            break
     lines += _pointers(rank) if with_files else ()
     return Inspected(number, printable(waits, MAX_STACK_LINE), tuple(printable(line, MAX_STACK_LINE) for line in lines))
 
 
-def _places(frame: FrameType | None) -> Iterator[Place]:
+def _threads() -> list[ThreadStack]:
+    """All threads but our own, the main thread first.
+
+    The frames are let go of here, before any file is read: a frame holds what its function works on, and if the training goes on
+    meanwhile, what is let go of last is freed in our thread.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    current = sys._current_frames()
+    current.pop(threading.get_ident(), None)  # which would hold itself and all others, until a garbage collection
+    found = list[ThreadStack]()
+    for ident, innermost in sorted(current.items(), key=lambda one: one[0] != main):
+        name = names.get(ident, "not one of Python's")
+        if name.startswith("rankwatch-"):
+            continue
+        frames = list(islice(_outwards(innermost), MAX_DEPTH))
+        # Code that torch has made may have no lines.
+        places = [Place(frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno) for frame in frames]
+        is_main = ident == main
+        found.append(ThreadStack(MAIN if is_main else f"thread {name}", places, _collective(frames) if is_main else ""))
+    return found
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
-        yield Place(frame.f_code, frame.f_lineno, frame)
+        yield frame
         frame = frame.f_back
 
 
@@ -193,19 +224,20 @@ def _describe_wait(places: list[Place], collective: str, *, with_source: bool) -
     return what if users is None else f"{what}, called at {users.describe(with_source=with_source)}"
 
 
-def _collective(places: list[Place]) -> str:
+def _collective(frames: list[FrameType]) -> str:
     """The collective of torch that a thread is in, as far as its frames tell; empty: in none."""
-    within = [place for place in places if place.file.endswith(_COLLECTIVES) and not place.code.co_name.startswith("_")]
-    awaited = next((place for place in places if place.file == _WRAPPERS and place.code.co_name == "wait"), None)
+    codes = [(frame, frame.f_code.co_filename, frame.f_code.co_name) for frame in frames]
+    within = [frame for frame, file, name in codes if file.endswith(_COLLECTIVES) and not name.startswith("_")]
+    awaited = next((frame for frame, file, name in codes if file == _WRAPPERS and name == "wait"), None)
     if not within and awaited is None:
         return ""
     # An exchange of objects is made of others: what the user has called is the outermost.
-    name = within[-1].code.co_name if within else "wait for a collective that was begun before"
+    name = within[-1].f_code.co_name if within else "wait for a collective that was begun before"
     try:
         if awaited is not None and not within:
-            kind = int(awaited.frame.f_locals["self"]._get_op_type())
+            kind = int(awaited.f_locals["self"]._get_op_type())
             return f"wait for the {_KINDS[kind]} that was begun before"
-        return name + _describe_arguments(within[0].frame.f_locals, within[-1].frame.f_locals)
+        return name + _describe_arguments(within[0].f_locals, within[-1].f_locals)
     except Exception:  # the frame goes on, or another version of torch has other names
         log.debug("no details of %s", name, exc_info=True)
         return name

@@ -143,6 +143,18 @@ def test_no_object_of_the_training_lives_longer_for_it() -> None:
         gc.enable()
 
 
+def test_code_without_lines_is_told_all_the_same() -> None:
+    """As torch.compile makes it."""
+
+    def made(gate: threading.Event, is_there: threading.Event) -> None:
+        wait_in_here(gate, is_there)
+
+    made.__code__ = made.__code__.replace(co_linetable=b"")
+    with stuck(made):
+        lines = inspect(1, 0, with_files=True).lines
+    assert [line for line in lines if " in made" in line]
+
+
 def test_a_source_file_on_a_file_system_that_hangs_costs_only_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,10 +171,21 @@ def test_a_source_file_on_a_file_system_that_hangs_costs_only_its_line(
         answers.extend(filter(None, [inspector.take()]))
         return bool(answers)
 
-    with stuck(names["load"]):
+    class Tensor:
+        pass
+
+    found = []
+
+    def training(gate: threading.Event, is_there: threading.Event) -> None:
+        tensor = Tensor()
+        found.append(weakref.ref(tensor))
+        names["load"](gate, is_there)
+
+    with stuck(training):
         until(has_answered)
         assert [line for line in answers[0].lines if line.endswith("hangs.py:3 in load")]
-        assert os.open(path, os.O_WRONLY) > 0  # the thread that looks goes on
+    assert found[0]() is None  # the training goes on, and the thread that looks still waits for the file
+    assert os.open(path, os.O_WRONLY) > 0
 
 
 @pytest.mark.parametrize(
