@@ -10,6 +10,7 @@ import pytest
 from jobs import environment
 
 BEGIN = """
+import collections, functools, sys, types
 import rankwatch, torch
 from rankwatch.registry import open_watches
 from torch import nn
@@ -22,6 +23,38 @@ class A(nn.Linear): pass
 class B(nn.Linear): pass
 
 class Trainer: pass
+
+class Slots: __slots__ = ("model",)
+
+class HalfMade(nn.Module):
+    def __init__(self): pass
+
+class Lazy(dict):
+    def values(self): raise RuntimeError("not yet")
+
+class Shell: __module__ = "IPython.core.interactiveshell"
+
+def slots(model):
+    held = Slots()
+    held.model = model
+    return held
+
+def module(model):
+    sys.modules["train"] = types.ModuleType("train")
+    vars(sys.modules["train"]).update(model=model, __file__="/home/me/train.py")
+
+def generator(model):
+    def batches(model):
+        yield 1
+        model(torch.ones(1, 1))
+    made = batches(model)
+    next(made)
+    return made
+
+def held_by(hold):
+    model = A(1, 1)
+    rankwatch.watch(model)
+    return hold(model)
 
 def both():
     a, b = A(1, 1), B(1, 1)
@@ -63,12 +96,30 @@ CELLS = {
     ),
     "deleted": ("model = A(1, 1); w = rankwatch.watch(model)\ndel model\nb = B(1, 1); v = rankwatch.watch(b)", ["B"]),
 }
+HELD_BY = {
+    "slots": "slots",
+    "a queue": "lambda model: collections.deque([model])",
+    "a partial function": "lambda model: functools.partial(print, model)",
+    "a default": "lambda model: lambda held=model: held",
+    "a class": "lambda model: type('Config', (), {'__module__': '__main__', 'model': model})",
+    "a module of the user's": "module",
+    "a generator": "generator",
+    "a dict with code of its own": "lambda model: Lazy(model=model)",
+    "a list beside a module that is half made": "lambda model: [HalfMade(), model]",
+}
+AND_ANOTHER = "b = B(1, 1); v = rankwatch.watch(b)"
+CELLS |= {f"held by {name}": (f"held = held_by({hold}); {AND_ANOTHER}", ["A", "B"]) for name, hold in HELD_BY.items()}
+CELLS["held by the notebook itself"] = (
+    f"shell = Shell(); shell.result = A(1, 1); shell.names = globals(); w = rankwatch.watch(shell.result)\n{AND_ANOTHER}",
+    ["B"],
+)
 
 
 UNDO = """
 for one in list(open_watches()): one.close()
 
-model = watch = watches = a = b = models = w = v = trainer = step = None
+model = watch = watches = a = b = models = w = v = trainer = step = held = shell = None
+_ = sys.modules.pop('train', None)
 """
 
 

@@ -96,6 +96,12 @@ def owner_of(file: str) -> str:
     return "torch" if path.startswith(_STANDARD) else "user"
 
 
+def is_installed(file: str) -> bool:
+    """Whether a file is Python's own, or of an installed package."""
+    path = os.path.abspath(file)
+    return path.startswith((*_STANDARD, _OURS)) or any(folder in path for folder in _SITE)
+
+
 def text_of(file: str, line: int) -> str:
     """The line itself; empty if the file cannot be read, or was changed after this process began."""
     try:
