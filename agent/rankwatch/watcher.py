@@ -414,7 +414,8 @@ class Watch:
         is_alike = (self._identity, self._stage, ours.connection) == (other._identity, other._stage, its.connection)
         is_alike = is_alike and not (self._counts_all or other._counts_all)
         is_well = other._speaker is not None and not (other._reason or other._speaker.link.refusal or other._detector.fault)
-        return is_alike and is_well and (not ours.first_batch or ours.first_batch > other.batch)
+        named = (ours.first_batch or None, ours.abort_after_batch_num, *ours.trace_batch_nums)
+        return is_alike and is_well and all(batch is None or batch > other.batch for batch in named)
 
     @property
     def root(self) -> nn.Module:

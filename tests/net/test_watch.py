@@ -6,7 +6,9 @@ import gc
 import logging
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -231,6 +233,22 @@ def test_an_abort_that_comes_between_two_watches_of_a_model_stops_the_training(c
     links.append(first._link)
     with rankwatch.watch(model), pytest.raises(rankwatch.TrainingAborted, match="rank 5 of 8: inf"):
         model(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(("option", "batches"), [("abort_after_batch_num", [4, 3]), ("trace_batch_nums", [4, 4])])
+def test_where_an_option_names_a_batch_that_is_past_a_run_begins(
+    collector: Running, option: str, batches: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    rankwatch.watch(model)
+    train(model, optimizer, 4)
+    value: Any = {"abort_after_batch_num": 2, "trace_batch_nums": [1]}[option]
+    with rankwatch.watch(model, **{option: value}), suppress(rankwatch.BatchLimitReached):
+        train(model, optimizer, 4)
+    until(lambda: len(collector.reports) == 2)
+    assert [report.batches for report in collector.reports] == batches
+    assert ("Starting batch number=1" in capsys.readouterr().out) is (option == "trace_batch_nums")
 
 
 def test_after_a_verdict_a_model_that_is_watched_again_begins_a_run(collector: Running) -> None:
