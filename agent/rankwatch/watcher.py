@@ -42,7 +42,7 @@ from .shared.on_terminal import as_shown
 from .shared.printable import cleaned
 from .shared.scalars import LastBatch
 from .shared.text import describe_culprit, describe_rank, describe_trip, format_dump, format_head, format_trace
-from .tell.abort import is_of_the_network, say, write_error_file
+from .tell.abort import is_of_the_network, say, words_of, write_error_file
 from .tell.deadline import Deadline
 from .unmatched import PatternCheck
 
@@ -202,7 +202,7 @@ class Watch:
         else:
             if not is_of_the_network(error):
                 write_error_file("".join(traceback.format_exception(error)), time.time(), is_culprit=True)
-            self._finish("failed", f"{type(error).__name__}: {error}".removesuffix(": "))
+            self._finish("failed", f"{type(error).__name__}: {words_of(error)}".removesuffix(": "))
 
     def look_back(self, error: BaseException) -> BaseException:
         """An exception is ending the training. If it came upon a bad gradient, that is a trip; returns what ends the training."""

@@ -58,6 +58,11 @@ def test_a_command_that_trains_nothing_is_told_so_in_a_line(tmp_path: Path) -> N
         ("import no_such_module\n", 1, "ModuleNotFoundError: No module named 'no_such_module'"),
         ("import torch\ntorch.ones(2) @ torch.ones(3)\n", 1, "RuntimeError: "),
         ("def broken(:\n", 1, "SyntaxError: invalid syntax"),
+        (
+            "import rankwatch, torch\nrankwatch.watch(torch.nn.Linear(1, 1), connection='no/connection.json')\n",
+            2,
+            "rankwatch.errors.ConnectionFileError: ",
+        ),
         ("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'raise KeyError(1)'])\nsys.exit(3)\n", 3, ""),
         (None, 2, ""),
     ],

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from ..errors import RankwatchError
 from ..shared.log_lines import line
+
+log = logging.getLogger(__name__)
 
 FOLLOWER_DELAY = 60
 """Seconds added to the timestamp in the error file of a rank that is not the culprit. torchrun shows the file with the
@@ -46,9 +50,20 @@ def write_error_file(reason: str, culprit_time: float, *, is_culprit: bool) -> N
 
 
 def is_of_the_network(error: BaseException) -> bool:
-    """Whether an exception of the user's training comes from a broken collective: then another rank failed first."""
-    text = str(error).lower()
+    """Whether an exception comes from a broken collective of the training: then another rank failed first."""
+    if isinstance(error, RankwatchError):  # of the connection file, say
+        return False
+    text = words_of(error).lower()
     return "gloo" in text or "nccl" in text or "connection" in text or type(error).__module__.startswith("torch.distributed")
+
+
+def words_of(error: BaseException) -> str:
+    """What the exception says; its class is the user's, and may fail at that."""
+    try:
+        return str(error)
+    except Exception:
+        log.debug("no words of %s", type(error).__name__, exc_info=True)
+        return "<exception str() failed>"  # as in Python's own traceback
 
 
 def say(text: str) -> None:

@@ -7,9 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from rankwatch.tell.abort import ERROR_FILE, FOLLOWER_DELAY, write_error_file
+import rankwatch
+from rankwatch.errors import ConnectionFileError
+from rankwatch.tell.abort import ERROR_FILE, FOLLOWER_DELAY, is_of_the_network, words_of, write_error_file
 
 
 def fail() -> None:
@@ -47,3 +50,28 @@ def test_a_follower_is_dated_after_the_culprit_whose_clock_is_ahead(tmp_path: Pa
     monkeypatch.setenv(ERROR_FILE, str(path))
     write_error_file("followed", 4e9, is_culprit=False)
     assert json.loads(path.read_text())["message"]["extraInfo"]["timestamp"] == str(4_000_000_000 + FOLLOWER_DELAY)
+
+
+class WithoutWords(Exception):
+    def __str__(self) -> str:
+        raise KeyError("text")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("[/pytorch/gloo/transport/tcp/pair.cc:547] Connection closed by peer"), True),
+        (ConnectionFileError("no connection file at run/connection.json"), False),  # ours
+        (WithoutWords(), False),
+    ],
+)
+def test_an_error_of_the_network_follows_from_another_rank(error: Exception, expected: bool) -> None:
+    assert is_of_the_network(error) is expected
+
+
+def test_an_exception_that_cannot_be_written_ends_the_training_as_any_other() -> None:
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(WithoutWords), rankwatch.watch(model):
+        raise WithoutWords
+    assert not model._forward_hooks
+    assert words_of(WithoutWords()) == "<exception str() failed>"
