@@ -34,11 +34,11 @@ _is_ending = False
 def prepare() -> None:
     """Installs the hooks by which an uncaught exception is reported, and ends the process with its own exit code."""
     global _previous_excepthook
-    write_lines_of_a_rank()
     if _previous_excepthook is None:
         _previous_excepthook = sys.excepthook
         sys.excepthook = _excepthook
         atexit.register(_close_all)
+    write_lines_of_a_rank()
 
 
 def remember(watch: Endable) -> None:

@@ -182,6 +182,18 @@ def test_an_impossible_setup_is_reported_before_the_script_begins(
     assert "Traceback" not in done.stderr
 
 
+def test_what_a_script_says_wrong_of_the_log_ends_it_as_any_bad_option(tmp_path: Path) -> None:
+    """Which no launcher has seen."""
+    (tmp_path / "train.py").write_text(
+        "import torch\nprint('begun')\ntorch.nn.Linear(1, 1)(torch.ones(1, 1))\nprint('trained')\n"
+    )
+    env = attached(environment()) | {"RANKWATCH_LOG_FORMAT": "yaml"}
+    done = subprocess.run([sys.executable, "train.py"], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "begun\n")
+    assert done.stderr.splitlines()[-1] == "rankwatch.errors.UsageError: RANKWATCH_LOG_FORMAT='yaml': expected text or json"
+    assert "error of its own" not in done.stderr
+
+
 def test_a_python_without_rankwatch_warns_where_torch_is_used_and_continues(tmp_path: Path) -> None:
     bare = f"{sys.base_prefix}/bin/python3"
     (tmp_path / "torch.py").write_text("print('torch')")

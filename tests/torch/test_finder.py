@@ -249,9 +249,12 @@ def test_a_model_that_was_unwatched_is_not_found_again() -> None:
         assert watched() == {model}
 
 
-def test_wrong_options_stop_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANKWATCH_EVERY", "never")
-    with pytest.raises(UsageError, match="RANKWATCH_EVERY='never': expected a whole number"):
+@pytest.mark.parametrize(
+    ("option", "complaint"), [("EVERY", "expected a whole number"), ("LOG_FORMAT", "expected text or json")]
+)
+def test_wrong_options_stop_the_first_batch(option: str, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"RANKWATCH_{option}", "never")
+    with pytest.raises(UsageError, match=f"RANKWATCH_{option}='never': {complaint}"):
         Net()(torch.ones(2))
 
 

@@ -45,13 +45,16 @@ class _AtImportOfTorch:
 
 def _start_finder() -> None:
     import logging  # not before torch: many a process that starts here never imports either
+    from contextlib import suppress
 
     log = logging.getLogger("rankwatch")
     try:
+        from rankwatch.errors import UsageError
         from rankwatch.finder import Finder
         from rankwatch.shared.log_lines import write_lines_of_a_rank
 
-        write_lines_of_a_rank()
+        with suppress(UsageError):  # the watch raises it, as for any bad option
+            write_lines_of_a_rank()
         Finder().start()
     except ImportError as error:
         log.warning("rankwatch: this process is not watched: %s cannot import rankwatch (%s)", sys.executable, error)
