@@ -66,11 +66,9 @@ class Detector(FailsOpen):
         sends_at_once: bool = False,
     ) -> None:
         super().__init__(
-            config.stop, observer.on_fault, lambda: self._batches.position.batch, lambda: is_run_again(self.root)
+            config.stop, observer.on_fault, lambda: self._batches.position.batch, partial(is_run_again, unwrap(model))
         )
-        self._config = config
-        self._observer = observer
-        self._count_all = count_all
+        self._config, self._observer, self._count_all = config, observer, count_all
         self._tunings: deque[Tuning] = deque()
         self._steps = OptimizerSteps(model)
         self._loss_scales = LossScales(
@@ -171,6 +169,7 @@ class Detector(FailsOpen):
         )
         self.look_back = self._guarded(lambda error: None if self._off else self._guard.look_back(error))
         self._backwards = BackwardWatch(self._guarded(self._backward_begins), self._guarded(self._backward_ends))
+        self._inside = 0
 
     @property
     def root(self) -> nn.Module:

@@ -56,8 +56,8 @@ class FailsOpen:
         self._on_fault = on_fault
         self._batch = batch
         self._runs_again = runs_again
-        self._inside = 0
-        """The thread that runs a hook."""
+        self._inside = get_ident()
+        """The thread that runs a hook; before the first one, the thread that makes the detector, until all of it is there."""
 
     def obey(self, abort: Callable[[], TrainingAborted | None]) -> None:
         """Has the next hook raise what ``abort`` returns, if it returns an exception. For any thread."""

@@ -6,12 +6,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from collectors import until
 from notebook import model_of, ones, watched
+from rankwatch.hook.fingerprints import FingerprintTaker
 
 STEPS = 100
 
@@ -123,3 +126,33 @@ def test_a_hook_that_was_ended_by_an_interruption_holds_no_other_thread_up_for_g
     thread.start()
     thread.join()
     assert (detector.position.batch, detector._inside, detector.fault) == (2 * STEPS - 1, 0, "")
+
+
+def test_a_model_that_is_trained_while_its_detector_is_made_is_watched_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook whose training runs in the background."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        model(ones()).sum().backward()
+        optimizer.step()
+
+    def waits(thread: threading.Thread) -> bool:
+        frame = sys._current_frames().get(thread.ident or 0)
+        while frame is not None and frame.f_code.co_name != "_await_turn":
+            frame = frame.f_back
+        return frame is not None
+
+    def made(*args: Any, **kwargs: Any) -> FingerprintTaker:  # the hooks are there before it is
+        threads.append(threading.Thread(target=step))
+        threads[0].start()
+        until(lambda: waits(threads[0]) or not threads[0].is_alive())
+        return FingerprintTaker(*args, **kwargs)
+
+    threads = list[threading.Thread]()
+    monkeypatch.setattr("rankwatch.hook.detector.FingerprintTaker", made)
+    detector, notebook = watched(model)
+    threads[0].join()
+    assert notebook.faults == []
+    step()
+    assert detector.position.batch >= 0
