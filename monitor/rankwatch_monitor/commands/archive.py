@@ -28,13 +28,7 @@ SETTLED = 24 * 3600.0
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="?", help="the run's folder, or its name in rankwatch-runs")
-    parser.add_argument(
-        "url",
-        metavar="URL",
-        nargs="?",
-        default=types.env("archive", None),
-        help="the archive: a folder, or a URL such as s3://bucket/runs (default: RANKWATCH_ARCHIVE)",
-    )
+    types.add_archive(parser)
     parser.add_argument(
         "--merge",
         action="store_true",

@@ -137,6 +137,17 @@ def add_runs_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_archive(parser: argparse.ArgumentParser) -> None:
+    """``URL``: the archive of the runs that are over."""
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        default=env("archive", None),
+        help="the archive: a folder, or a URL such as s3://bucket/runs (default: RANKWATCH_ARCHIVE)",
+    )
+
+
 def add_runs(parser: argparse.ArgumentParser) -> None:
     """``RUNS_DIR``: the folder of all runs."""
     parser.add_argument(

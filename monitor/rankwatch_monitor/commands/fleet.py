@@ -15,13 +15,7 @@ from . import arguments as types
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "url",
-        metavar="URL",
-        nargs="?",
-        default=types.env("archive", None),
-        help="the archive: a folder, or a URL such as s3://bucket/runs (default: RANKWATCH_ARCHIVE)",
-    )
+    types.add_archive(parser)
     parser.add_argument("--since", metavar="DATE", type=_day, default=date.min, help="runs that began on this day or later")
     parser.add_argument("--until", metavar="DATE", type=_day, default=date.max, help="runs that began on this day or before")
     form = parser.add_mutually_exclusive_group()

@@ -20,7 +20,7 @@ from ...decide.suspects import Suspect, suspects_of
 from ...record import replay
 from ...record.reader import RunRecord
 from ...record.schema import StoreError
-from .. import closeup
+from .. import as_json, closeup
 from .layout import MAX_DIGESTS, day_of, id_of
 
 UNFINISHED = "unfinished"
@@ -177,19 +177,7 @@ def _notices(report: Report) -> list[dict[str, Any]]:
 
 
 def _desync(report: Report) -> list[dict[str, Any]]:
-    return [
-        {
-            "step": one.step,
-            "parameter": one.parameter,
-            "ranks": list(one.ranks),
-            "replicas": one.replicas,
-            "pattern": one.pattern.value,
-            "host": one.host or None,
-            "gpu": one.gpu or None,
-            "equal_at": one.equal_at,
-        }
-        for one in report.desync
-    ]
+    return [{**as_json.desync_to_dict(one), "equal_at": one.equal_at} for one in report.desync]
 
 
 _COLUMNS = "batch", "headroom", "bad", "loss", "started", "ended"
