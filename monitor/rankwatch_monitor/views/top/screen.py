@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 import time
 from collections.abc import Sequence
@@ -32,7 +33,9 @@ def show_once(view: View, focus: Focus) -> None:
 
 def watch(newest: Newest, focus: Focus, interval: float) -> None:
     """Shows the run, and reads it again each ``interval`` seconds, until q is pressed."""
-    console = Console(highlight=False)
+    # Exported, COLUMNS and LINES are the size of once: rich would never look at the terminal's.
+    environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    console = Console(highlight=False, _environ=environ)
     begun, run = focus, ""
     scene: Scene | None = None
     trouble, due = "", 0.0
