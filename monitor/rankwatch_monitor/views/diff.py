@@ -68,7 +68,8 @@ def sides(records: Sequence[RunRecord], ranks: Sequence[int], batches: Sequence[
     (run, rank), (other_run, other_rank) = (records[0], ranks[0]), (records[-1], ranks[-1])
     there, other_there = known_batches(run, rank), known_batches(other_run, other_rank)
     if not batches:
-        common = set(there) & set(other_there)
+        whole = set(run.sent_batches(rank)) & set(other_run.sent_batches(other_rank))
+        common = whole or set(there) & set(other_there)  # of the batch of a trip there are only its last frames
         if not common:
             folder, other_folder = run.path.parent, other_run.path.parent
             raise UsageError(
