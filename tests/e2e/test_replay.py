@@ -152,8 +152,8 @@ def seal(capsule: Path, described: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-            (("nowhere",), "no run nowhere; in rankwatch-runs there is none"),
-            (("no/where",), "no/where does not exist: give the folder of a run, or a capsule"),
+        (("nowhere",), "no run nowhere; in rankwatch-runs there is none"),
+        (("no/where",), "no/where does not exist: give the folder of a run, or a capsule"),
         ((".",), "no capsule in ."),
         (("cut",), "not as it was written: its checksum differs"),
     ],
