@@ -123,20 +123,26 @@ def test_an_answer_is_bounded_and_printable() -> None:
     assert wire.decode(wire.encode(answer)) == answer
 
 
-def test_no_object_of_the_training_lives_longer_for_it() -> None:
-    class Tensor:
-        pass
+class Tensor:
+    """Something that a training holds."""
 
-    found = []
+
+def holding(found: list[weakref.ref[Tensor]], wait: Callable[..., None]) -> Callable[..., None]:
+    """A training that holds a tensor while it waits."""
 
     def training(gate: threading.Event, is_there: threading.Event) -> None:
         tensor = Tensor()
         found.append(weakref.ref(tensor))
-        wait_in_here(gate, is_there)
+        wait(gate, is_there)
 
+    return training
+
+
+def test_no_object_of_the_training_lives_longer_for_it() -> None:
+    found = list[weakref.ref[Tensor]]()
     gc.disable()
     try:
-        with stuck(training):
+        with stuck(holding(found, wait_in_here)):
             inspect(1, 0, with_files=True)
         assert found[0]() is None
     finally:
@@ -171,17 +177,8 @@ def test_a_source_file_on_a_file_system_that_hangs_costs_only_its_line(
         answers.extend(filter(None, [inspector.take()]))
         return bool(answers)
 
-    class Tensor:
-        pass
-
-    found = []
-
-    def training(gate: threading.Event, is_there: threading.Event) -> None:
-        tensor = Tensor()
-        found.append(weakref.ref(tensor))
-        names["load"](gate, is_there)
-
-    with stuck(training):
+    found = list[weakref.ref[Tensor]]()
+    with stuck(holding(found, names["load"])):
         until(has_answered)
         assert [line for line in answers[0].lines if line.endswith("hangs.py:3 in load")]
     assert found[0]() is None  # the training goes on, and the thread that looks still waits for the file
