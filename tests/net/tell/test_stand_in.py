@@ -16,6 +16,7 @@ import zmq
 
 import makers
 from collectors import Running, until
+from files import no_file_stays_open
 from jobs import environment
 from rankwatch.errors import EXIT_ABORTED
 from rankwatch.shared import connection as connections
@@ -118,23 +119,24 @@ def test_where_the_system_has_no_such_timer_nothing_else_changes(monkeypatch: py
         raise OSError("there is no POSIX timer")
 
     monkeypatch.setattr(stand_in, "NativeTimer", refuse)
-    before, none = len(os.listdir("/proc/self/fd")), stand_in.StandIn()
-    for _ in range(3):
-        none.prepare(Connection("tcp://head:1", "", "", ""), "train-0", makers.hello())
-        none.turn(1.0)
-    none.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    with no_file_stays_open():
+        none = stand_in.StandIn()
+        for _ in range(3):
+            none.prepare(Connection("tcp://head:1", "", "", ""), "train-0", makers.hello())
+            none.turn(1.0)
+        none.close()
 
 
 def test_a_stand_in_leaves_nothing_behind() -> None:
-    files, timers = len(os.listdir("/proc/self/fd")), _timers()
-    for _ in range(20):
-        some = stand_in.StandIn()
-        some.prepare(Connection("tcp://head:1", "", "", ""), "train-0", makers.hello())
-        assert _timers() == timers + 1
-        some.turn(1.0)
-        some.close()
-    assert (len(os.listdir("/proc/self/fd")), _timers()) == (files, timers)
+    timers = _timers()
+    with no_file_stays_open():
+        for _ in range(20):
+            some = stand_in.StandIn()
+            some.prepare(Connection("tcp://head:1", "", "", ""), "train-0", makers.hello())
+            assert _timers() == timers + 1
+            some.turn(1.0)
+            some.close()
+    assert _timers() == timers
 
 
 def _timers() -> int:
