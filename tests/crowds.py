@@ -26,6 +26,9 @@ GROWTH = 1.05
 SECONDS = 0.5
 """Duration of a batch."""
 
+NORM, MEMORY = 0.5, 30 << 30
+"""Of the gradients of each step; and what tensors take on the first rank's GPU."""
+
 
 def host(rank: int) -> str:
     return f"gpu-a100-{rank // PER_NODE:04}.cluster"
@@ -76,9 +79,10 @@ def trained(ranks: int, batch: int, begun: float) -> Iterator[Entry]:
     lows = pack(table.typecode, [low for frame in made for low in frame.abs_min])
     highs = pack(table.typecode, [high for frame in made for high in frame.abs_max])
     start = begun + batch * SECONDS
-    summary = BatchSummary(batch, 0, batch, start, start + SECONDS, False, table.id, lows, highs, bytes(table.rows))
+    summary = BatchSummary(batch, 0, batch, start, start + SECONDS, False, table.id, lows, highs, bytes(table.rows), NORM)
     for rank in range(ranks):
-        yield Entry(batch * SECONDS, rank, Trained(batch + 1, summary, table))
+        memory = MEMORY + rank * (1 << 20)
+        yield Entry(batch * SECONDS, rank, Trained(batch + 1, summary._replace(memory=memory), table))
 
 
 def _events(ranks: int, batch: int, *, trouble: bool, verdict: bool) -> Iterator[Entry]:

@@ -170,7 +170,7 @@ def table() -> FrameTable:
 def summary(batch: int = 0, *, first: int = 0, traced: bool = False, of: FrameTable | None = None) -> BatchSummary:
     of = of or table()
     column = pack(of.typecode, [1.0] * of.rows)
-    return BatchSummary(batch, first, batch, 10.0, 11.0, traced, of.id, column, column, bytes(of.rows))
+    return BatchSummary(batch, first, batch, 10.0, 11.0, traced, of.id, column, column, bytes(of.rows), 0.5, 1 << 30)
 
 
 def beat(*at: int, phase: str = "forward") -> messages.Beat:

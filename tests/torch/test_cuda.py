@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from notebook import Gain, Notebook, model_of, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.hook.detector import Detector
+from rankwatch.shared.frame import NO_NORM
 from rankwatch.shared.tuning import Check
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -106,6 +107,22 @@ def test_a_forward_on_a_side_stream_is_waited_for(check: str) -> None:
         train_aside()
     (trip,) = notebook.trips
     assert (trip.position.batch, trip.frame.spec.module, detector.fault) == (2, "1", "")
+
+
+def test_a_batch_tells_what_tensors_take_and_the_norm_of_the_gradients() -> None:
+    model, _, notebook = on_gpu(check="async")
+    train(model, 2)
+    before = torch.cuda.memory_allocated()
+    held = torch.zeros(64, 2**20, dtype=torch.uint8, device="cuda")
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    train(model, 2)
+    first, *_, last = [summary for _, summary in notebook.batches]
+    assert first.memory > 0
+    assert before + held.numel() <= last.memory <= before + 2 * held.numel()
+    assert last.gradient_norm == NO_NORM  # async does not look, and this training does not clip
+    batches, notebook = on_gpu(check="batch")[1:]
+    train(batches._hooks.root, 4)
+    assert [summary.gradient_norm > 0 for _, summary in notebook.batches] == [False, True, True, True]
 
 
 def test_a_part_that_is_captured_is_left_alone() -> None:

@@ -13,6 +13,7 @@ An unsure batch in another style has the position of an eval, or of loose frames
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from ..measure.recorder import Call, CompiledCall, PendingFrame, Recorder
 from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
 from ..shared.config import Config
-from ..shared.frame import NOWHERE, Kind, Moment, Phase, Position
+from ..shared.frame import NO_NORM, NOWHERE, Kind, Moment, Phase, Position
 from ..shared.tuning import Tuning
 from .scaler import LossScales
 from .stage import is_rehearsal
@@ -75,6 +76,7 @@ class Batches:
         self._awaits_backward = False  # whether neither a backward nor a step came after the forward of a sure batch
         self._compiled_entry: RootEntry | None = None  # of a compiled root that runs
         self._compiled_part: BatchPart | None = None
+        self.norm: Callable[[], float] = lambda: NO_NORM  # of the gradients of the last optimizer step
         self._style: Style | None = None  # how the last sure batch began
         self._last_step = -1  # the optimizer steps done when it began
         self._last_backward = -1  # the backward that made it sure
@@ -274,7 +276,7 @@ class Batches:
             if style.is_root:
                 self._begin_eval()
             batch = BatchInProgress(self.position, self._steps.number, style=style, is_sure=False)
-            batch.has_number = False
+            batch.has_number, batch.norm = False, self.norm
         self._unsure, self._unsure_part = batch, batch.part
         return batch
 
@@ -283,18 +285,16 @@ class Batches:
         self.position = Position(number, 0, 0)
         traced = number in self.trace_batch_nums
         is_full = traced or number % self.every == 0
-        return BatchInProgress(
+        batch = BatchInProgress(
             self.position, self._steps.number, style=style, is_sure=style == USUAL, traced=traced, is_full=is_full
         )
+        batch.norm = self.norm
+        return batch
 
     def _resume(self, batch: BatchInProgress, style: Style) -> BatchInProgress:
         """No backward has reached the unsure batch: what begins now has its number."""
-        batch.position, batch.optimizer_step, batch.style, batch.is_compiled = (
-            self.position,
-            self._steps.number,
-            style,
-            False,
-        )
+        batch.position, batch.optimizer_step, batch.norm = self.position, self._steps.number, self.norm
+        batch.style, batch.is_compiled = style, False
         return batch
 
     def _next_eval(self) -> BatchInProgress:

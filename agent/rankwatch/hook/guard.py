@@ -36,7 +36,7 @@ from ..shared.frame import Kind, Phase, ReadingSpec
 from ..shared.tuning import Check
 from . import backward
 from .batches import Batches
-from .gradient_look import GradientLook, are_all_bad, gradients_of, have_come, is_bad, is_of_anomaly
+from .gradient_look import GradientLook, StepNorm, are_all_bad, gradients_of, have_come, is_bad, is_of_anomaly
 from .hooks import Hooks
 from .scaler import LossScales
 from .steps import OptimizerSteps
@@ -98,6 +98,9 @@ class Guard:
         self._is_reduced_by_ddp = False
         self._awaits_step = False
         """Whether a backward has begun, and neither a forward nor a step since."""
+        self._norm = StepNorm()
+        self._is_new_step = True
+        """Whether the next optimizer to step is the first one since a forward."""
 
     def remove(self) -> None:
         self._guards = self._keeps = False
@@ -107,7 +110,7 @@ class Guard:
     # --- what is kept until the step --------------------------------------------------------------------------------------
 
     def forward_begins(self) -> None:
-        self._awaits_step = False
+        self._awaits_step, self._is_new_step = False, True
         self._look.forget()
         if self._is_over:
             self._drop()
@@ -170,16 +173,21 @@ class Guard:
         """An optimizer of the model is about to step, with the gradients that it has now."""
         batch = self._batches.of_backward
         may_wait = self._settler.check is not Check.ASYNC  # on a device it never waits: there the weights tell later
-        looks = self._guards and batch.is_streamed and not self._is_scaled(optimizer)
-        gradients = gradients_of(optimizer) if looks else []
-        norms = self._look.norms_of(gradients) if gradients and (may_wait or gradients[0].is_cpu) else None
+        gradients = gradients_of(optimizer) if batch.is_streamed else []
+        can_read = bool(gradients) and (may_wait or gradients[0].is_cpu)
+        looks = self._guards and can_read and not self._is_scaled(optimizer)
+        norms = self._look.norms_of(gradients, looks=looks)
         if may_wait:
-            if norms is not None:
+            if looks:
                 norms.wait()
             self._settler.poll(wait=True)  # what the forward shows comes first: its numbers have come with these
         # A norm may overflow where no gradient has, and gradients may have been mended since the norm was taken.
-        if norms is not None and not norms.are_finite and any(map(is_bad, gradients)):
+        if looks and not norms.are_finite and any(map(is_bad, gradients)):
             self.find_origin()
+        if self._is_new_step:
+            self._is_new_step, self._norm = False, StepNorm()
+            self._batches.norm = self._norm.value
+        self._norm.add(norms)
         self._awaits_step = False
         self._look.forget()
         if self._steps.has_several:

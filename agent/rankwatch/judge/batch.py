@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from ..measure.memory import memory_of_tensors
 from ..measure.recorder import PendingFrame
 from ..measure.sweep import Look
 from ..rerun.batch import RootRun
 from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
 from ..shared.bounded import BoundedDict
-from ..shared.frame import NOWHERE, BatchSummary, FrameSpec, FrameTable, Moment, Position, pack
+from ..shared.frame import NO_NORM, NOWHERE, BatchSummary, FrameSpec, FrameTable, Moment, Position, pack
 
 MAX_TABLES = 64
 """Frame tables cached. If every batch differs, each table is hashed anew, but memory stays bounded."""
@@ -100,6 +101,8 @@ class BatchInProgress:
         """Describes the operators of its loss that may have an infinite slope."""
         self.root_call: tuple[Any, Any] | None = None
         """The args and kwargs of the root, as it leaves."""
+        self.norm: Callable[[], float] = lambda: NO_NORM
+        """The norm of the gradients of the last optimizer step before it."""
         self.scaling: LossScaling | None = None
         """The loss scaling when its backward began; None: it has not begun."""
         self.part = BatchPart(self)
@@ -152,6 +155,7 @@ class BatchPart:
         self.frames: list[PendingFrame] = []
         self._started_at = time.time()
         self._ended_at = 0.0
+        self._memory = 0
 
     @property
     def first(self) -> Position:
@@ -174,6 +178,7 @@ class BatchPart:
     def close(self) -> None:
         """No module adds a frame any more."""
         self._ended_at = time.time()
+        self._memory = memory_of_tensors()
 
     def finish(self, tables: Tables) -> tuple[FrameTable, BatchSummary]:
         table = tables.of([frame.spec for frame in self.frames])
@@ -189,4 +194,6 @@ class BatchPart:
             abs_min=pack(table.typecode, [cell.low for cell in cells]),
             abs_max=pack(table.typecode, [cell.high for cell in cells]),
             states=bytes([cell.state or 0 for cell in cells]),
+            gradient_norm=self.batch.norm(),
+            memory=self._memory,
         )

@@ -23,9 +23,9 @@ from torch.nn.parameter import is_lazy
 from ..shared.frame import Kind, Position
 from .extremes import has_values, local
 from .modules import NamedModule
+from .norms import SMALL, chunks, joined
 from .recorder import PendingFrame, Recorder
 from .shards import Key, own_shards
-from .sums import SMALL, chunks, joined
 from .tape import Cell
 
 _PLAIN = frozenset({Tensor, nn.Parameter})

@@ -25,6 +25,7 @@ from .fields import (
 from .fingerprint import ALL_ROWS, NO_GATHER, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
 from .frame import (
     MAX_ALIASES,
+    NO_NORM,
     BatchSummary,
     Frame,
     FrameSpec,
@@ -111,19 +112,21 @@ def read_table(value: Any) -> FrameTable:
 def write_summary(s: BatchSummary) -> list[Any]:
     return [
         s.batch, s.first_frame, s.optimizer_step, s.started_at, s.ended_at, s.traced,
-        s.table_id, s.abs_min, s.abs_max, s.states,
+        s.table_id, s.abs_min, s.abs_max, s.states, s.gradient_norm, s.memory,
     ]  # fmt: skip
 
 
 def read_summary(value: Any) -> BatchSummary:
-    summary = BatchSummary._make(check_list(value, 10, 10))
+    summary = BatchSummary(*check_list(value, _FIRST_SUMMARY, len(_SUMMARY_TYPES)))
     # All types are compared at once: thousands of batches come each second, and few other messages.
     if tuple(map(type, summary)) != _SUMMARY_TYPES:
         index = next(i for i, (part, kind) in enumerate(zip(summary, _SUMMARY_TYPES, strict=True)) if type(part) is not kind)
         raise ValueError(f"{summary._fields[index]}: expected {_SUMMARY_TYPES[index].__name__}")
-    batch, first, step, started, ended, _, table_id, lows, highs, states = summary
-    if min(batch, first, step) < 0 or max(batch, first, step) > MAX_INT:
-        raise ValueError(f"batch, first_frame, optimizer_step: expected whole numbers from 0 to {MAX_INT}")
+    batch, first, step, started, ended, _, table_id, lows, highs, states, norm, memory = summary
+    if min(batch, first, step, memory) < 0 or max(batch, first, step, memory) > MAX_INT:
+        raise ValueError(f"batch, first_frame, optimizer_step, memory: expected whole numbers from 0 to {MAX_INT}")
+    if norm < 0 and norm != NO_NORM:
+        raise ValueError(f"gradient_norm: expected a number from 0 on, or {NO_NORM:g}")
     if not (0 <= started <= _LATEST and 0 <= ended <= _LATEST):  # a nan fails the comparison
         raise ValueError(f"started_at, ended_at: expected seconds from 0 to {_LATEST:g}")
     if len(table_id) > MAX_TABLE_ID or not (table_id.isascii() and table_id.isprintable()):
@@ -136,7 +139,9 @@ def read_summary(value: Any) -> BatchSummary:
 
 
 _LATEST, MAX_TABLE_ID = 1e18, 64
-_SUMMARY_TYPES = (int, int, int, float, float, bool, str, bytes, bytes, bytes)
+_FIRST_SUMMARY = 10
+"""The fields of a summary before it told of the norm of the gradients and of memory."""
+_SUMMARY_TYPES = (int, int, int, float, float, bool, str, bytes, bytes, bytes, float, int)
 
 
 def _write_frame(frame: Frame) -> list[Any]:

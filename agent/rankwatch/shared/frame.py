@@ -105,6 +105,9 @@ REDUCED = " (reduced)"
 NO_LOSS = -1.0
 """In the place of a loss's abs max: no loss was measured."""
 
+NO_NORM = -1.0
+"""In the place of the norm of the gradients: it is not known."""
+
 WIDE_DTYPES = frozenset({"float64", "complex64", "complex128", "float"})
 """Dtypes whose values do not fit into float32: a column with one of them is packed as float64."""
 
@@ -234,7 +237,9 @@ class BatchSummary(NamedTuple):
 
     A batch has up to two parts: its forward, then the frames of its backward. ``first_frame`` is the index of the part's
     first frame: 0 for a forward, or that of the root where it alone was measured. ``optimizer_step`` counts the optimizer steps
-    done before the batch. The times are Unix seconds of the rank's clock.
+    done before the batch, and ``gradient_norm`` is the 2-norm of the gradients that the rank had in the last of them, before
+    ``clip_grad_norm_``; NO_NORM: not known. The times are Unix seconds of the rank's clock. ``memory`` is in bytes: what tensors
+    take on the rank's device as the part ends; 0: there is no device.
     """
 
     batch: int
@@ -247,6 +252,8 @@ class BatchSummary(NamedTuple):
     abs_min: bytes
     abs_max: bytes
     states: bytes
+    gradient_norm: float = NO_NORM
+    memory: int = 0
 
     def fits(self, table: FrameTable) -> bool:
         """Whether the columns have the rows and the width of ``table``."""

@@ -20,6 +20,9 @@ _FINITE, _INF, _NAN, _NOT_FLOAT = map(int, (State.FINITE, State.INF, State.NAN, 
 STACKED = 64
 """Parts that are stacked at once: they fit the caches, and working memory does not grow with the world size."""
 
+MIB, MOST_MEMORY = 1 << 20, 0xFFFFFFFF
+"""What a digest's memory is counted in, rounded up, and its most."""
+
 SCALE = 2.0**64
 """Scales shares of float32's largest number so that float32 can hold them, up to a headroom of 2^190."""
 
@@ -136,19 +139,28 @@ class _Stack(NamedTuple):
     lows: Array
     highs: Array
     states: Array
-    copied: dict[str, Sequence[float]]
+    copied: dict[str, Sequence[float] | Array]
 
 
 def _stack(parts: Sequence[RankSummary], columns: Columns) -> _Stack:
     ranks, seqs, summaries = zip(*parts, strict=True)
-    batches, first_frames, steps, started, ended, _, _, lows, highs, states = zip(*summaries, strict=True)
+    batches, first_frames, steps, started, ended, _, _, lows, highs, states, norms, memories = zip(*summaries, strict=True)
     shape = len(parts), columns.rows
     return _Stack(
         np.array(ranks, np.uint32),
         np.frombuffer(b"".join(lows), columns.dtype).reshape(shape),
         np.frombuffer(b"".join(highs), columns.dtype).reshape(shape),
         np.frombuffer(b"".join(states), np.uint8).reshape(shape),
-        dict(batch=batches, first_frame=first_frames, seq=seqs, step=steps, started=started, ended=ended),
+        {
+            "batch": batches,
+            "first_frame": first_frames,
+            "seq": seqs,
+            "step": steps,
+            "started": started,
+            "ended": ended,
+            "norm": _as_float32(np.array(norms)),
+            "memory": np.minimum(-(-np.array(memories) // MIB), MOST_MEMORY),
+        },
     )
 
 
@@ -157,10 +169,13 @@ def _losses(parts: _Stack, columns: Columns) -> Array | float:
     if not columns.losses:
         return NO_LOSS
     highs, states = parts.highs[:, columns.losses], parts.states[:, columns.losses]
-    most = np.finfo(np.float32).max
-    clipped = np.where(np.isfinite(highs), np.minimum(highs, most), highs)  # of a table with wide dtypes
-    largest: Array = np.where(states <= _NAN, clipped, NO_LOSS).max(axis=1)  # nan if one is
+    largest: Array = np.where(states <= _NAN, _as_float32(highs), NO_LOSS).max(axis=1)  # nan if one is
     return largest
+
+
+def _as_float32(numbers: Array) -> Array:
+    """Of a wider dtype, what is finite stays so."""
+    return np.where(np.isfinite(numbers), np.minimum(numbers, np.finfo(np.float32).max), numbers)
 
 
 def _digest(into: Array, parts: _Stack, columns: Columns) -> None:

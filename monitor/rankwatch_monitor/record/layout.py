@@ -25,6 +25,9 @@ PART = {"abs_min": "", "abs_max": "", "state": "u1"}
 ENVELOPE = {"low": "", "high": "", "low_rank": "<u4", "high_rank": "<u4", "state": "u1", "state_rank": "<u4"}
 """The dtype of each column; empty: the table's own."""
 
+NO_MEMORY = 0
+"""In a digest: no tensor is on a device."""
+
 NO_ROW = 0xFFFFFFFF
 """In a digest: no row. In an envelope: no rank."""
 
@@ -40,6 +43,8 @@ DIGEST = np.dtype(
         ("first_frame", "<u4"),
         ("frames", "<u4"),
         ("loss", "<f4"),
+        ("norm", "<f4"),
+        ("memory", "<u4"),
         ("seq", "<i8"),
         ("step", "<i8"),
         ("started", "<f8"),
@@ -51,7 +56,8 @@ DIGEST = np.dtype(
 ``row`` is the finite reading that is nearest to its dtype's largest number, and ``headroom`` is how many times it can double
 until it gets there (inf: all readings are zero); masks do not count. ``bad`` counts the inf and nan readings, and
 ``bad_row`` is the first of them, or NO_ROW. ``table`` is the number of the frame table in the record. ``loss`` is the abs max
-of the part's largest loss, or NO_LOSS.
+of the part's largest loss, or NO_LOSS. ``norm`` is that of the gradients of the last optimizer step before the batch, or NO_NORM.
+``memory`` is in MiB, or NO_MEMORY.
 """
 
 _COLUMNS: tuple[str, ...] = DIGEST.names or ()
@@ -59,6 +65,7 @@ RAW = 255
 _WIDTHS = 0, 1, 2, 4
 _COUNT, _HEAD = struct.Struct("<I"), struct.Struct("<qB")
 _TIMES = "started", "ended"
+_FLOAT, _BITS = np.dtype("<f4"), np.dtype("<u4")
 MOST_DIGESTS = 1 << 16
 """In one blob. Columns of equal values take no bytes, so the size of a damaged blob does not bound its number of digests."""
 _LATEST = 4e12
@@ -156,12 +163,15 @@ def pack_digests(digests: Array) -> bytes:
     """Digests column by column, so that a reader of few columns need not unpack the others.
 
     First the number of digests. Then for each column its smallest value, and the width in bytes of each value's distance
-    from it (RAW: the values themselves, for columns that are not integers; times are microseconds). Then the columns.
+    from it (RAW: the values themselves). Then the columns. Times are microseconds, and float32 are taken as the integers of their
+    bits: so equal ones take no bytes.
     """
     heads, bodies = [_COUNT.pack(len(digests))], []
     for name in _COLUMNS:
         column = digests[name]
-        if name in _TIMES and bool(np.all(np.abs(column) < _LATEST)):
+        if column.dtype == _FLOAT:
+            column = np.ascontiguousarray(column).view(_BITS)
+        elif name in _TIMES and bool(np.all(np.abs(column) < _LATEST)):
             column = np.rint(column * 1e6).astype(np.int64)
         width, least = RAW, 0
         if column.dtype.kind in "iu" and len(column):
@@ -194,7 +204,10 @@ def unpack_digests(body: bytes, names: Sequence[str] = _COLUMNS) -> Array:
             column = np.frombuffer(body, dtype, count, start) if width else np.zeros(count, np.uint8)
             if width != RAW:
                 column = column.astype(np.int64) + least
-                column = column / 1e6 if name in _TIMES else column
+                if DIGEST[name] == _FLOAT:
+                    column = column.astype(_BITS).view(_FLOAT)
+                elif name in _TIMES:
+                    column = column / 1e6
             digests[name] = column
         start += count * dtype.itemsize
     if start != len(body):

@@ -39,6 +39,8 @@ class PartDigest(NamedTuple):
 
     ``headroom`` is how many times ``nearest`` can double until it reaches its dtype's largest number (inf: all are zero).
     ``bad`` readings are inf or nan; ``first_bad`` is the first of them. Both are None if the frame table is not stored.
+    ``norm`` is that of the gradients of the last optimizer step before the batch; ``memory`` is in MiB. NO_LOSS, NO_NORM and
+    NO_MEMORY: not known.
     """
 
     batch: int
@@ -51,6 +53,9 @@ class PartDigest(NamedTuple):
     nearest: DigestReading | None
     bad: int
     first_bad: DigestReading | None
+    loss: float
+    norm: float
+    memory: int
 
 
 class SpanReading(NamedTuple):
@@ -169,12 +174,7 @@ def _digests(block: DigestBlock) -> Iterator[PartDigest]:
         table = block.tables.get(digest["table"])
         nearest, first_bad = (_reading_at(table, digest["first_frame"], digest[name]) for name in ("row", "bad_row"))
         yield PartDigest(
-            **{
-                name: digest[name]
-                for name in ("batch", "step", "started", "ended", "first_frame", "frames", "headroom", "bad")
-            },
-            nearest=nearest,
-            first_bad=first_bad,
+            **{name: digest[name] for name in PartDigest._fields if name in names}, nearest=nearest, first_bad=first_bad
         )
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankwatch.shared.cause import describe_module
-from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES
+from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES, NO_LOSS, NO_NORM
 
+from ..record.layout import NO_MEMORY
 from .as_json import number
 from .details import DigestReading, PartDigest
 
@@ -66,6 +67,9 @@ def to_dict(part: PartDigest) -> dict[str, Any]:
         "nearest": _reading(part.nearest),
         "bad": part.bad,
         "first_bad": _reading(part.first_bad),
+        "loss": None if part.loss == NO_LOSS else number(part.loss),
+        "gradient_norm": None if part.norm == NO_NORM else number(part.norm),
+        "memory_mib": None if part.memory == NO_MEMORY else part.memory,
     }
 
 

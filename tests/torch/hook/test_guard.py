@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from models import Calls
 from notebook import Notebook, watched
 from rankwatch.errors import OverflowDetected
-from rankwatch.measure import sums
+from rankwatch.measure import norms
 from rankwatch.shared.cause import Cause, Trip, classify
 from rankwatch.shared.trip import Operator
 
@@ -351,13 +351,13 @@ def test_the_norm_that_clipping_computed_is_not_computed_again(monkeypatch: pyte
     model(torch.randn(3, 4)).square().mean().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     looked: list[int] = []
-    of = sums.of
+    of = norms.of
 
     def counted(values: list[Tensor]) -> list[Tensor]:
         looked.append(len(values))
         return of(values)
 
-    monkeypatch.setattr(sums, "of", counted)
+    monkeypatch.setattr(norms, "of", counted)
     optimizer.step()
     assert looked == []
     model(torch.randn(3, 4)).square().mean().backward()

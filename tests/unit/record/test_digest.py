@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch.shared.frame import DTYPE_MAX, NO_LOSS, BatchSummary, FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
+from rankwatch.shared.frame import (
+    DTYPE_MAX,
+    NO_LOSS,
+    NO_NORM,
+    BatchSummary,
+    FrameSpec,
+    FrameTable,
+    Kind,
+    ReadingSpec,
+    State,
+    pack,
+)
 from rankwatch_monitor.record import digest
 from rankwatch_monitor.record.digest import Columns, Envelope, RankSummary, summarise
 from rankwatch_monitor.record.layout import DIGEST, NO_ROW, Array, pack_digests, unpack_digests
@@ -33,10 +44,14 @@ def batches(draw: st.DrawFn) -> tuple[FrameTable, list[RankSummary], list[list[t
     for rank in draw(st.lists(st.integers(0, 50), min_size=1, max_size=7, unique=True)):
         rows = [draw(_reading(dtype)) for dtype in dtypes]
         lows, highs = (pack(table.typecode, [row[index] for row in rows]) for index in (0, 1))
-        summary = BatchSummary(7, 0, 3, 1.0, 2.0, False, table.id, lows, highs, bytes(row[2] for row in rows))
+        states, memory = bytes(row[2] for row in rows), draw(st.integers(0, 2**60))
+        summary = BatchSummary(7, 0, 3, 1.0, 2.0, False, table.id, lows, highs, states, draw(_NORMS), memory)
         parts.append(RankSummary(rank, 11, summary))
         readings.append(rows)
     return table, parts, readings
+
+
+_NORMS = st.sampled_from([NO_NORM, 0.0, 2.5, 1e300, math.inf])
 
 
 @st.composite
@@ -63,6 +78,9 @@ def test_a_digest_names_the_reading_that_is_nearest_to_its_limit_and_the_first_b
     dtypes = ["" if row.kind in (Kind.KEYWORD, Kind.BUFFER) else row.dtype for spec in table.specs for row in spec.readings]
     for part, rows, found in zip(parts, readings, digests, strict=True):
         assert (found["rank"], found["batch"], found["seq"], found["table"]) == (part.rank, 7, 11, 5)
+        norm = part.summary.gradient_norm
+        assert found["norm"] == (min(norm, float(np.finfo(np.float32).max)) if math.isfinite(norm) else norm)
+        assert found["memory"] == min(-(-part.summary.memory // 2**20), 2**32 - 1)
         bad = [index for index, row in enumerate(rows) if row[2] in (State.INF, State.NAN)]
         assert (found["bad"], found["bad_row"]) == (len(bad), bad[0] if bad else NO_ROW)
         limits = {"complex64": DTYPE_MAX["float32"], **DTYPE_MAX}

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankwatch import __version__
-from rankwatch.shared.frame import MEASURED, State
+from rankwatch.shared.frame import MEASURED, NO_LOSS, NO_NORM, State
 
-from ...record.layout import NO_ROW, Array
+from ...record.layout import NO_MEMORY, NO_ROW, Array
 from ...record.reader import RunRecord
 from ...record.rows import DigestBlock, EnvelopePart, SentPart
 from ...record.schema import StoreError
@@ -54,6 +54,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
             *_RUN, *_RANK, ("batch", pa.int64()), ("optimizer_step", pa.int64()), ("started", _TIME), ("ended", _TIME),
             ("first_frame", pa.int32()), ("frames", pa.int32()), ("headroom", pa.float64()), *_READING,
             ("bad", pa.int32()), *((f"bad_{name}", type_) for name, type_ in _READING),
+            ("loss", pa.float64()), ("gradient_norm", pa.float64()), ("memory_mib", pa.int64()),
         ]
     ),
 }  # fmt: skip
@@ -184,6 +185,9 @@ class _Batches:
             bad=digests["bad"],
             started=_times(digests["started"]),
             ended=_times(digests["ended"]),
+            loss=_known(digests["loss"], NO_LOSS),
+            gradient_norm=_known(digests["norm"], NO_NORM),
+            memory_mib=_known(digests["memory"], NO_MEMORY),
             **readings,
         )
 
@@ -217,9 +221,9 @@ def _words(numbers: Array, words: Words) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(numbers, mask=numbers == NO_WORD), pa.array(words.all(), pa.string()))
 
 
-def _known(numbers: Array, unknown: int) -> pa.Array:
+def _known(numbers: Array, unknown: float) -> pa.Array:
     """Null where they are ``unknown``."""
-    return pa.array(numbers.astype(np.int64), mask=numbers == unknown)
+    return pa.array(numbers.astype(np.int64 if numbers.dtype.kind in "iu" else np.float64), mask=numbers == unknown)
 
 
 def _times(seconds: Array) -> pa.Array:

@@ -155,6 +155,7 @@ def test_digests_name_the_readings(tmp_path: Path) -> None:
     assert [healthy[name] for name in names] == [0, "node0", 2, 1, 1, "mask", "input[0]", "float16", 0, None, None]
     assert healthy["headroom"] == pytest.approx(math.log2(65504 / 40))
     assert healthy["ended"].timestamp() == 1.5e9
+    assert [healthy[name] for name in ("loss", "gradient_norm", "memory_mib")] == [None, None, None]
     assert [bad[name] for name in names] == [1, "node0", 2, 1, 5, "layer", "output", "float32", 2, 6, "grad_output"]
     assert bad["bad_phase"] == "backward"
     assert [row["rank"] for row in exported(run, "digests", rank=1)[0]] == [1]

@@ -1,6 +1,6 @@
-"""Sums of tensors on the host: not finite if one value is not. To add reads the memory at its speed, on all threads.
+"""2-norms of tensors on the host: not finite if one value is not. They read the memory at its speed, on all threads.
 
-A sum may also overflow: then it says nothing, and each value must be looked at.
+A norm may also overflow: then it says nothing, and each value must be looked at.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 SMALL = 4096
-"""Tensors of so few elements are joined with others of their shape, and summed together: there, calling operators costs more
-than reading."""
+"""Tensors of so few elements are joined with others of their shape, and have one norm together: there, calling operators costs
+more than reading."""
+
+LARGE = 1 << 16
+"""From so many elements on, BLAS is faster: by a third, and than to add them."""
 
 JOINED = 1 << 20
 """The most elements that are joined: 4 MiB of float32."""
@@ -33,18 +36,22 @@ def joined(alike: Sequence[Tensor]) -> Tensor:
 
 
 def of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The sums of tensors of one dtype, those of small tensors of one shape in one: in all, not finite if one value is not."""
+    """The norms of tensors of one dtype, those of small tensors of one shape in one: in all, not finite if one value is not."""
     small: dict[torch.Size, list[Tensor]] = {}
     found = []
     for values in tensors:
         if values.numel() > SMALL:
-            found.append(_sum(values))
+            found.append(_norm(values))
         elif (alike := small.get(shape := values.shape)) is None:
             small[shape] = [values]
         else:
             alike.append(values)
-    return found + [_sum(joined(some)) for alike in small.values() for some in chunks(alike)]
+    return found + [_norm(joined(some)) for alike in small.values() for some in chunks(alike)]
 
 
-def _sum(values: Tensor) -> Tensor:
-    return values.sum(dtype=torch.float32) if values.dtype is torch.float16 else values.sum()
+def _norm(values: Tensor) -> Tensor:
+    if values.numel() >= LARGE and values.dtype in (torch.float32, torch.float64) and values.is_contiguous():
+        flat = values.view(-1)
+        return torch.dot(flat, flat).sqrt()
+    norm: Tensor = torch.linalg.vector_norm(values)
+    return norm
