@@ -182,7 +182,7 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
             " record.course record.recent"
             " decide.table_layout decide.votes decide.replicated_rows decide.learned"
             " decide.replica_group decide.gathers decide.replicas decide.weighing"
-            " views.ui.grids views.ui.bins views.ui.curves views.ui.sources"
+            " views.ui.grids views.ui.bins views.ui.curves views.ui.by_rank views.ui.sources"
             " views.export.rows views.export.parquet views.export.events views.export.written views.fleet.row",
         ),
         ("prometheus_client", "serve.metrics.families serve.metrics.server"),

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rankwatch.errors import UsageError
 from rankwatch.shared.cause import Trip, describe_module
 from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES, FrameTable
 from rankwatch.shared.printable import printable
@@ -31,6 +32,7 @@ from .. import as_json as reports
 from .. import diff, events, path, roles, runs
 from ..compare import compare
 from . import curves, grids, sources
+from .by_rank import DRAWN
 from .curves import Curves
 from .grids import Grid, RankGrid
 from .sources import OF_GRID, NewDigests
@@ -49,6 +51,8 @@ BEFORE, AFTER = 32, 8
 
 MOST_DRAWN = 4
 """Ranks of a large run that have a line of their own, unless they are asked for."""
+
+MEASURES = "headroom", "change"
 
 STALE_AFTER = 10.0
 """Seconds without new standings that never mean that a running run has lost its collector."""
@@ -136,8 +140,8 @@ class RunPages:
     def version(self) -> str:
         return version_of(self._folder)
 
-    def overview(self, record: RunRecord) -> dict[str, Any]:
-        """The report, where the ranks are, and the worst headroom by rank and batch."""
+    def overview(self, record: RunRecord, measure: str = "") -> dict[str, Any]:
+        """The report, where the ranks are, and the grid of ``ranks``."""
         standings = record.standings()
         report, is_over = self._replay(record)
         verdict = report.verdict
@@ -153,13 +157,17 @@ class RunPages:
             "path": path.path_to(frames),
             "order": [[one.row.rank, one.text, one.is_cause] for one in roles.in_order(report)],
             "replicas": _replicas(report),
-            "grid": self.ranks(record)._asdict(),
+            "grid": self.ranks(record, measure=measure)._asdict(),
         }
 
-    def ranks(self, record: RunRecord, batches: BatchRange = ANY) -> Grid:
-        """The worst headroom by rank and batch, of all batches or of some; the change where headroom says nothing."""
-        grid = self._headroom(record, batches)
-        return grid if _has_narrow(record.tables().values()) else grids.as_changes(grid)
+    def ranks(self, record: RunRecord, batches: BatchRange = ANY, measure: str = "") -> Grid:
+        """The worst headroom by rank and batch, of all batches or of some.
+
+        Args:
+            measure: what a cell holds: ``headroom`` or ``change`` (see ``grids.as_changes``). By default it goes by the dtypes of
+                the readings: the change where headroom says nothing.
+        """
+        return _measured(self._headroom(record, batches), measure, record.tables().values())
 
     def _headroom(self, record: RunRecord, batches: BatchRange) -> Grid:
         report, _ = self._replay(record)
@@ -178,7 +186,7 @@ class RunPages:
             return self._ranks.grid()
 
     def curves(self, record: RunRecord, ranks: Sequence[int] = ()) -> dict[str, Any]:
-        """The loss and the batches a second over the batches, and the largest gradient where gradients are on record.
+        """The lines of ``Curves.lines``, and of the largest ``gradient`` where gradients are on record.
 
         Args:
             ranks: those with a line of their own; by default those that have to do with how the run ended.
@@ -190,11 +198,11 @@ class RunPages:
                 self._curves, self._of_curves = Curves(report.world_size, drawn), NewDigests(curves.COLUMNS)
             for digests in self._of_curves.take(record):
                 self._curves.add(digests)
-            lines = {"loss": self._curves.losses(), "rate": self._curves.rates()}
+            lines = self._curves.lines()
         lines["gradient"] = sources.gradients(record)
         return {name: [line._asdict() for line in of] for name, of in lines.items()}
 
-    def around(self, record: RunRecord, ranks: RankRange, batches: BatchRange) -> dict[str, Any]:
+    def around(self, record: RunRecord, ranks: RankRange, batches: BatchRange, measure: str = "") -> dict[str, Any]:
         """The modules of a rank round these batches: of several ranks, of the worst one there.
 
         What is not stored as its rank sent it is shown over all ranks.
@@ -210,7 +218,7 @@ class RunPages:
             notes.append(f"No batch is stored as rank {rank} sent it, so this is over all ranks.")
         near = retained[max(0, bisect_left(retained, batches[0]) - BEFORE) : bisect_right(retained, batches[1]) + AFTER]
         span = (near[0], max(near[-1], batches[1])) if near else batches
-        return {**self.modules(record, of, span), "rank": of, "note": " ".join(notes)}
+        return {**self.modules(record, of, span, measure=measure), "rank": of, "note": " ".join(notes)}
 
     def _worst(self, record: RunRecord, ranks: RankRange, batches: BatchRange) -> int:
         """The rank that tripped, or came nearest to overflow, in these batches."""
@@ -219,8 +227,10 @@ class RunPages:
                 return rank
         return sources.worst_rank(record, ranks, batches)
 
-    def modules(self, record: RunRecord, rank: int | None, batches: BatchRange = ANY, pattern: str = "") -> dict[str, Any]:
-        """The worst headroom by module and batch, of a rank or over all of them; or the change, as in ``ranks``."""
+    def modules(
+        self, record: RunRecord, rank: int | None, batches: BatchRange = ANY, pattern: str = "", measure: str = ""
+    ) -> dict[str, Any]:
+        """The worst headroom by module and batch, of a rank or over all of them. ``measure``: as in ``ranks``."""
         retained = record.envelope_batches() if rank is None else record.sent_batches(rank)
         retained = [batch for batch in retained if batches[0] <= batch <= batches[1]]
         if not retained:
@@ -234,7 +244,7 @@ class RunPages:
             if rank in (None, who) and batches[0] <= trip.position.batch <= batches[1]
         ]
         grid = grids.module_grid(tables, columns, parts, retained, pattern=pattern, tripped=tripped)
-        return (grid if _has_narrow(tables.values()) else grids.as_changes(grid))._asdict()
+        return _measured(grid, measure, tables.values())._asdict()
 
     def readings(self, record: RunRecord) -> list[dict[str, Any]]:
         """The readings that a chart can show: modules in execution order, each with its labels."""
@@ -338,7 +348,7 @@ def _trips(report: Report) -> list[tuple[int, Trip]]:
 
 def _drawn(report: Report) -> tuple[int, ...]:
     """The ranks with a line of their own: all of few; of many, the culprit and those with a role."""
-    if report.world_size <= curves.DRAWN:
+    if report.world_size <= DRAWN:
         return tuple(range(report.world_size))
     return tuple([one.row.rank for one in roles.in_order(report)[:MOST_DRAWN] if one.text])
 
@@ -347,6 +357,13 @@ def _are_stale(standings: Standings) -> bool:
     """Whether the collector missed three heartbeats: it writes the standings once in each."""
     heartbeat = standings.run.heartbeat if standings.run is not None else 0.0
     return time.time() - standings.time > max(STALE_AFTER, 3 * heartbeat)
+
+
+def _measured(grid: Grid, measure: str, tables: Iterable[FrameTable]) -> Grid:
+    if measure not in ("", *MEASURES):
+        raise UsageError(f"measure {measure}: expected {' or '.join(MEASURES)}")
+    is_headroom = measure == "headroom" if measure else _has_narrow(tables)
+    return grid if is_headroom else grids.as_changes(grid)
 
 
 def _has_narrow(tables: Iterable[FrameTable]) -> bool:

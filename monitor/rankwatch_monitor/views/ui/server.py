@@ -134,18 +134,19 @@ def _answering(pages: Pages, read: Answer) -> Callable[[Request], Awaitable[Resp
 
 
 def _overview(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
-    return run.overview(record)
+    return run.overview(record, _measure(request))
 
 
 def _ranks(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
-    return run.ranks(record, _span(request))._asdict()
+    return run.ranks(record, _span(request), _measure(request))._asdict()
 
 
 def _modules(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
     asked = request.query_params
     if around := asked.get("around"):
-        return run.around(record, _whole_range(asked.get("rank")), _whole_range(around))
-    return {**run.modules(record, _rank(asked.get("rank")), _span(request), asked.get("match", "")), "note": ""}
+        return run.around(record, _whole_range(asked.get("rank")), _whole_range(around), _measure(request))
+    found = run.modules(record, _rank(asked.get("rank")), _span(request), asked.get("match", ""), _measure(request))
+    return {**found, "note": ""}
 
 
 def _curves(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
@@ -184,6 +185,10 @@ def _stored(request: Request, pages: Pages, run: RunPages, record: RunRecord) ->
 
 def _events(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
     return run.events(record)
+
+
+def _measure(request: Request) -> str:
+    return request.query_params.get("measure", "")
 
 
 _ANSWERS: dict[str, Answer] = {

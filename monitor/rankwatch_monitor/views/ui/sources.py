@@ -16,7 +16,8 @@ from ...record.reader import RunRecord
 from ...record.rows import BatchRange, Series
 from .. import as_json as reports
 from . import grids
-from .curves import BINS, Curve
+from .by_rank import Curve
+from .curves import BINS
 from .grids import BAD
 
 AT_ONCE = 32

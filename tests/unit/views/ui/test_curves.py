@@ -11,21 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch.shared.frame import NO_LOSS
-from rankwatch_monitor.record.layout import DIGEST, Array
-from rankwatch_monitor.views.ui.curves import COLUMNS, Curve, Curves
+from rankwatch.shared.frame import NO_LOSS, NO_NORM
+from rankwatch_monitor.record.layout import DIGEST, NO_MEMORY, Array
+from rankwatch_monitor.views.ui.by_rank import Curve
+from rankwatch_monitor.views.ui.curves import COLUMNS, Curves
+
+Part: TypeAlias = dict[str, float]
 
 
-def digests(*parts: tuple[int, int, float, float]) -> Array:
-    return np.array(list(parts), [(name, DIGEST[name]) for name in COLUMNS])
+def digests(*parts: Part) -> Array:
+    return np.array([tuple(part[name] for name in COLUMNS) for part in parts], [(name, DIGEST[name]) for name in COLUMNS])
 
 
-Part: TypeAlias = tuple[int, int, float, float]
-
-
-def batch(rank: int, number: int, loss: float = NO_LOSS, *, skew: float = 0.0, each: float = 0.5) -> Part:
-    began = 1e9 + skew + number * each
-    return rank, number, loss, began
+def batch(rank: int, number: int, loss: float = NO_LOSS, *, skew: float = 0.0, each: float = 0.5, **more: float) -> Part:
+    started = 1e9 + skew + number * each
+    known = {"rank": rank, "batch": number, "loss": loss, "started": started, "norm": NO_NORM, "memory": NO_MEMORY}
+    return {**known, **more}
 
 
 def of(lines: list[Curve], name: str) -> dict[int, float | None]:
@@ -46,7 +47,7 @@ def test_each_point_covers_the_batches_of_its_bin(world_size: int, pieces: list[
         for rank, number, loss in piece:
             if rank < world_size:
                 expected[number].append((rank, loss))
-    lines = curves.losses()
+    lines = curves.lines()["loss"]
     first, step = curves._bins.first, curves._bins.step
     bins: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for number, found in expected.items():
@@ -65,7 +66,7 @@ def test_each_point_covers_the_batches_of_its_bin(world_size: int, pieces: list[
 def test_a_loss_that_is_not_finite_is_a_point_without_a_number_with_its_rank() -> None:
     curves = Curves(3, (2,))
     curves.add(digests(batch(0, 0, 1.0), batch(2, 0, 3.0), batch(0, 1, 1.0), batch(2, 1, math.nan), batch(1, 2)))
-    mean, own = (line for line in curves.losses() if line.name != "lowest")
+    mean, own = (line for line in curves.lines()["loss"] if line.name != "lowest")
     assert mean.points == [[0, 2.0, None], [1, None, 2]]
     assert own == Curve("rank 2", 2, [[0, 3.0, None], [1, None, None]])
 
@@ -74,24 +75,35 @@ def test_the_rate_is_by_the_clock_of_each_rank() -> None:
     curves = Curves(3, ())
     skews = {0: 0.0, 1: -300.0, 2: 7200.0}
     curves.add(digests(*(batch(rank, number, skew=skew) for number in range(6) for rank, skew in skews.items())))
-    assert of(curves.rates(), "median of the ranks") == pytest.approx(dict.fromkeys(range(5), 2.0), rel=1e-3)
+    assert of(curves.lines()["rate"], "median of the ranks") == pytest.approx(dict.fromkeys(range(5), 2.0), rel=1e-3)
     slow = Curves(3, ())
     slow.add(digests(*(batch(rank, number, each=2.0 if rank == 1 else 0.5) for number in range(6) for rank in range(3))))
-    (slowest,) = (line for line in slow.rates() if line.name == "slowest")
+    (slowest,) = (line for line in slow.lines()["rate"] if line.name == "slowest")
     assert slowest.points[3] == [3, 0.5, 1]
 
 
+def test_what_is_not_known_has_no_point_and_memory_is_in_gib() -> None:
+    curves = Curves(2, (1,))
+    curves.add(digests(batch(0, 0), batch(1, 0), batch(0, 1, norm=3.0), batch(1, 1, norm=5.0, memory=2560)))
+    curves.add(digests(batch(1, 2, norm=math.inf, memory=512)))
+    lines = curves.lines()
+    assert of(lines["norm"], "mean of the ranks") == {1: 4.0, 2: None}
+    assert of(lines["norm"], "rank 1") == {1: 5.0, 2: None}
+    assert of(lines["memory"], "rank 1") == {1: 2.5, 2: 0.5}
+    assert lines["loss"] == []
+
+
 def test_a_million_batches_and_a_run_without_any() -> None:
-    assert Curves(4, (0,)).losses() == Curves(4, (0,)).rates() == []
+    assert not any(Curves(4, (0,)).lines().values())
     curves = Curves(1, (0,))
     for first in range(0, 1_000_000, 250_000):
         made = np.zeros(250_000, [(name, DIGEST[name]) for name in COLUMNS])
         made["batch"] = np.arange(first, first + 250_000)
-        made["loss"] = 1.0
+        made["loss"], made["norm"] = 1.0, NO_NORM
         made["started"] = 1e9 + made["batch"] * 0.01
         curves.add(made)
-    (line,) = curves.losses()
+    (line,) = curves.lines()["loss"]
     assert 256 < len(line.points) <= 512
     assert {point[1] for point in line.points} == {1.0}
-    (rate,) = curves.rates()
+    (rate,) = curves.lines()["rate"]
     assert all(point[1] == pytest.approx(100.0, rel=0.01) for point in rate.points)

@@ -25,7 +25,7 @@ const Charts = (() => {
   // The title of a heatmap by ``what``, and what its cells say.
   const title = (grid, what) => `${grid.measure === "change" ? "Change" : "Headroom"} by ${what} and batch`;
   const legend = (grid, what) => (grid.measure === "change"
-    ? `A cell shows, by the scale on top, how many doublings the largest reading of the ${what} is above the median of its batches before. Its dtype ends at 1e38 or beyond, so how near it is to overflow says nothing.`
+    ? `A cell shows, by the scale on top, how many doublings the largest reading of the ${what} is above the median of its batches before. In bfloat16 and float32, which end at 1e38, this says more than how near it is to overflow.`
     : `A cell shows, by the scale on top, how many times larger the reading of the ${what} could be that is nearest to its dtype's largest number. Look for rows that go towards "next to it".`);
   const USE = "Point at a cell, or move with the arrow keys, to read it.";
 
@@ -153,9 +153,12 @@ const Charts = (() => {
     };
   }
 
+  const CURVES = { loss: "Loss by rank", norm: "Norm of the gradients by rank", rate: "Batches a second", gradient: "Largest gradient", memory: "Device memory by rank, GiB" };
   const HOW = {
     loss: "What the training hands to backward(), its size (abs max). It should fall and level out; a jump or a diamond (inf or nan) is where to look. A rank far above the others has other data, or another model.",
     rate: "It should be level. A dip is a pause, such as an evaluation or a checkpoint; a lasting drop is a slow rank, host or disk.",
+    norm: "The norm of all gradients in the optimizer step before each batch, as they came: before clip_grad_norm_. A slow rise, or ever higher peaks, comes before a divergence; a single peak is a bad batch; near zero, nothing learns. Under DDP all ranks have the same one. Where ranks hold shards and no clip_grad_norm_ runs, it is that of each rank's shards.",
+    memory: "What tensors take on each rank's GPU, as the forward ends: near the peak of a step. It should be level; a steady rise is a leak, such as losses that are kept with their graphs; a rank far above the others has longer inputs, or more of the model.",
     gradient: "The largest single gradient of a batch, over all ranks; of a long run, of some batches. A slow rise over many batches comes before an overflow; a jump is a bad batch; zero means that nothing learns.",
   };
   const HOW_LINES = "Each line is the reading's largest number (abs max) by batch, on a logarithmic scale; dashed: its smallest (abs min); a diamond: inf or nan. A healthy reading stays in its range; look for the batch in which it leaves it. Ctrl and the wheel zoom; the arrow keys read point by point.";
@@ -276,5 +279,5 @@ const Charts = (() => {
     };
   }
 
-  return { heatmap, lines, curves, HOW, number, times, batches, title, legend };
+  return { heatmap, lines, curves, CURVES, HOW, number, times, batches, title, legend };
 })();

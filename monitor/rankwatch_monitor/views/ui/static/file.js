@@ -18,5 +18,5 @@ if (series) Charts.lines(part("The culprit's reading over the batches"))(series)
 if (report.verdict) part("The last frames").append(h("p", { class: "faint" }, "Read from the bottom up. The marked frames lead to the culprit: the output of each is an input of the next."), Views.frames(report, overview.path));
 if (overview.grid.cells.some((row) => row.length)) Charts.heatmap(part(Charts.title(overview.grid, "rank")), "rank")(overview.grid, Views.marks(overview.order));
 if (modules) Charts.heatmap(part(`${Charts.title(modules, "module")}, over all ranks`), "module")(modules);
-for (const [name, title] of [["loss", "Loss by rank"], ["rate", "Batches a second"], ["gradient", "Largest gradient"]]) if (curves[name].length) Charts.curves(part(title), title, Charts.HOW[name], name !== "loss")(curves[name]);
+for (const [name, title] of Object.entries(Charts.CURVES)) if (curves[name].length) Charts.curves(part(title), title, Charts.HOW[name], name !== "loss")(curves[name]);
 main.append(Views.gaps(report) || "", Views.notices(report) || "", h("h2", null, "Ranks"), Views.ranks(null, report, { ...overview, standings: [] }));

@@ -56,15 +56,22 @@ function field(name, label, kind, more) {
   return h("label", { class: kind === "long" ? "wide" : null }, label, h("input", { name, class: kind, value: query.get(name) || "", ...more }));
 }
 
+// What the cells of a grid hold: without a choice it goes by the dtypes.
+function measure() {
+  const options = [["", "by its dtype"], ["headroom", "headroom"], ["change", "change"]];
+  return h("label", null, "cells show", h("select", { name: "measure" }, options.map(([value, text]) => h("option", { value, selected: value === (query.get("measure") || "") }, text))));
+}
+
 function form(...fields) {
   main.append(h("form", { method: "get" }, fields, h("button", null, "Show")));
 }
 
-// Empty fields are left out of the address.
+// Empty fields are left out of the address. The overview has several forms: each keeps what the others say.
 document.addEventListener("submit", (event) => {
   event.preventDefault();
-  const given = [...new FormData(event.target)].filter(([, value]) => value !== "");
-  location.search = new URLSearchParams(given).toString();
+  const fields = [...new FormData(event.target)];
+  const others = run && !view ? [...query].filter(([name]) => !fields.some(([own]) => own === name)) : [];
+  location.search = new URLSearchParams([...fields, ...others].filter(([, value]) => value !== "")).toString();
 });
 
 const span = (grid, column) => ({ from: grid.first + column * grid.step, to: grid.first + (column + 1) * grid.step - 1 });
@@ -82,9 +89,10 @@ const PAGES = {
       const { from, to } = span(grid, column);
       location.assign(where(run, "modules", { rank: grid.rows[row], around: from === to ? from : `${from}-${to}` }));
     });
+    ranks.append(h("form", { method: "get" }, measure(), h("button", null, "Show")));
     const curves = Runs.curves();
     const [noticed, table] = [slot(), slot()];
-    follow(api("overview"), (body) => {
+    follow(api("overview", chosen("measure")), (body) => {
       const { report } = body;
       const states = report.ranks.reduce((sum, row) => ({ ...sum, [row.state]: (sum[row.state] || 0) + 1 }), {});
       state.replaceChildren(
@@ -130,7 +138,7 @@ const PAGES = {
     let rank = asked;
     const title = h("h1", null, `${run}: modules`);
     main.append(title);
-    form(field("rank", "rank (none: all)", "short", { inputmode: "numeric" }), field("from", "from batch", "short", { inputmode: "numeric" }), field("to", "to batch", "short", { inputmode: "numeric" }), field("match", "modules whose name has", "long"));
+    form(field("rank", "rank (none: all)", "short", { inputmode: "numeric" }), field("from", "from batch", "short", { inputmode: "numeric" }), field("to", "to batch", "short", { inputmode: "numeric" }), field("match", "modules whose name has", "long"), measure());
     const note = slot();
     const place = part("Headroom by module and batch");
     const hidden = h("p", { class: "faint" });
@@ -139,7 +147,7 @@ const PAGES = {
       location.assign(where(run, "chart", { module, phase, label: phase === "backward" ? "grad_output" : "output", ranks: rank ? `all,${rank}` : "all" }));
     });
     place.append(hidden);
-    follow(api("modules", chosen("rank", "around", "from", "to", "match")), (grid) => {
+    follow(api("modules", chosen("rank", "around", "from", "to", "match", "measure")), (grid) => {
       rank = grid.rank === undefined ? asked : grid.rank === null ? "" : String(grid.rank);
       title.textContent = `${run}: modules, ${rank ? `rank ${rank}` : "over all ranks"}${query.get("around") ? `, round batch ${query.get("around")}` : ""}`;
       if (query.get("around")) document.querySelector("input[name=rank]").value = rank;

@@ -94,10 +94,10 @@ const Runs = (() => {
     });
   }
 
-  // The loss, the rate and the gradients of the run, below what was appended before. Returns what begins to ask for them.
+  // The curves of the run, below what was appended before. Returns what begins to ask for them.
   function curves() {
     const place = h("div", { class: "pair" });
-    const shown = [["loss", "Loss by rank"], ["rate", "Batches a second"], ["gradient", "Largest gradient"]].map(([name, title]) => {
+    const shown = Object.entries(Charts.CURVES).map(([name, title]) => {
       const section = h("section", { hidden: true }, h("h2", null, title), h("div"));
       place.append(section);
       return { name, title, section, draw: null };
@@ -115,7 +115,7 @@ const Runs = (() => {
         one.draw = one.draw || Charts.curves(one.section.querySelector("div"), one.title, Charts.HOW[one.name], one.name !== "loss");
         one.draw(lines);
       }
-      none.textContent = [body.loss.length ? "" : "No loss is on record: no backward() has reached the model.", body.gradient.length ? "" : "No gradient is on record: watch(model, gradients=True) or RANKWATCH_GRADIENTS=1 measures them."].filter(Boolean).join(" ");
+      none.textContent = [body.loss.length ? "" : "No loss is on record: no backward() has reached the model.", body.norm.length ? "" : "No norm of the gradients is on record: it is known from the second optimizer step on, unless a loss scaler is used without clip_grad_norm_.", body.gradient.length ? "" : "No single gradient is on record: watch(model, gradients=True) or RANKWATCH_GRADIENTS=1 measures them."].filter(Boolean).join(" ");
     }
 
     // After the rest of the page is drawn.
