@@ -85,6 +85,8 @@ def _digests(first: int, count: int, world_size: int, guilty: int, culprit: int)
     made["headroom"][grown] = np.minimum(made["headroom"][grown], 16 - np.log2(_growth(made["batch"][grown])))
     made["row"][grown] = culprit
     made["loss"] = 4 * np.exp2(-made["batch"] / 2000) + 0.1 * np.sin(made["batch"] / 7 + made["rank"])
+    made["norm"] = 0.5 + 0.2 * np.sin(made["batch"] / 50)
+    made["memory"] = 30_000 + made["rank"]
     made["bad_row"], made["table"], made["frames"] = 0xFFFFFFFF, 1, 100
     made["seq"], made["step"] = made["batch"] + 1, made["batch"]
     made["started"], made["ended"] = 1.8e9 + made["batch"], 1.8e9 + made["batch"] + 0.9

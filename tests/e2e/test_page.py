@@ -119,7 +119,8 @@ def test_a_narrow_dark_window_shows_it_without_scrolling_sideways(browser: Brows
 def test_the_overview_has_the_curves_and_marks_the_culprit(browser: Browser) -> None:
     browser.open("/run/bad-0")
     browser.until(lambda: "Loss by rank. At the end: mean of the ranks" in browser.chart(1))
-    browser.until(lambda: "Batches a second. At the end: median of the ranks" in browser.chart(2))
+    browser.until(lambda: "Norm of the gradients by rank. At the end: mean of the ranks" in browser.chart(2))
+    browser.until(lambda: "Batches a second. At the end: median of the ranks" in browser.chart(3))
     assert "▸ marks rank 1 (culprit)." in browser.text("section .how")
     assert browser.text("tbody tr").split("\t")[:2] == ["1", "culprit"]
     how = browser.run(
@@ -133,6 +134,17 @@ def test_the_overview_has_the_curves_and_marks_the_culprit(browser: Browser) -> 
     browser.type("input[name=ranks]", "2")
     browser.press("Enter")
     browser.until(lambda: "rank 2: " in browser.chart(1) and "rank 0: " not in browser.chart(1))
+
+
+def test_the_cells_show_headroom_or_change_as_the_reader_chooses(browser: Browser) -> None:
+    browser.open("/run/bad-0?ranks=2")
+    browser.until(lambda: "Change by rank and batch" in browser.text("section h2"))
+    browser.run("document.querySelector('select[name=measure]').value = 'headroom'")
+    browser.run("document.querySelector('select[name=measure]').form.requestSubmit()")
+    browser.until(lambda: "Headroom by rank and batch" in browser.text("section h2"))
+    browser.until(lambda: "rank 2: " in browser.chart(1))  # the other form's choice stays
+    browser.open("/run/bad-0/modules?measure=headroom")
+    browser.until(lambda: "Headroom by module and batch" in browser.text("section h2"))
 
 
 def test_a_cell_opens_the_modules_of_its_rank_round_its_batch(browser: Browser) -> None:

@@ -117,6 +117,10 @@ def test_the_curves_have_the_loss_and_the_rate_of_all_ranks_and_of_some(client: 
     assert all(low[1] < high[1] for low, high in zip(lows, highs, strict=True))
     assert {point[1] for point in body["rate"][0]["points"]} == {1.0}
     assert body["gradient"] == []
+    mean, lowest, highest, own = body["norm"]
+    assert [point[:2] for point in mean["points"]] == [point[:2] for point in own["points"]]  # all ranks have the same
+    assert mean["points"][0][1] == 0.5
+    assert {point[1] for point in body["memory"][-1]["points"]} == {29.302}  # rank 5: 30,005 MiB
     some = client.json("/api/run/large-0/curves?ranks=0,3")
     assert [line["rank"] for line in some["loss"]] == [None, None, None, 0, 3]
     assert [line["name"] for line in client.json("/api/run/other-0/curves")["loss"]] == [
@@ -190,6 +194,7 @@ def test_a_diff_and_the_events(client: Client) -> None:
         ("large-0/series?module=none", 404, "no module none has a reading output in its forward here"),
         ("large-0/series?ranks=" + ",".join("1" * 33), 400, "33 lines are more than the 32"),
         ("large-0/diff?rank=1&rank=2&batch=7", 400, "batch 7 of rank 1 is not kept whole"),
+        ("large-0/overview?measure=loss", 400, "measure loss: expected headroom or change"),
         ("large-0/curves?ranks=" + ",".join("1" * 33), 400, "33 lines are more than the 32"),
         ("large-0/modules?rank=5&around=x", 400, "'x' is no number of a rank or batch"),
         ("large-0/diff?rank=99", 400, "there is no batch to compare with: kept whole of rank 99 is none"),

@@ -32,6 +32,19 @@ class Layer(NamedTuple):
     dtype: str
 
 
+class Runs(NamedTuple):
+    """Equal places that follow upon each other: each of these places, and where its run starts."""
+
+    places: Array
+    starts: Array
+
+    @classmethod
+    def of(cls, places: Array) -> Runs:
+        """``places``: in order."""
+        starts = np.flatnonzero(np.diff(places, prepend=-1))
+        return cls(places[starts], starts)
+
+
 class Layers:
     """Arrays whose last axis are bins."""
 
@@ -44,6 +57,12 @@ class Layers:
 
     def fold(self, name: str, places: Array, values: Any) -> None:
         self._layers[name].fold.at(self._values[name].reshape(-1), places, values)
+
+    def fold_runs(self, name: str, runs: Runs, values: Array) -> None:
+        """The same, several times as fast, where the places are in order."""
+        if len(values):
+            fold, into = self._layers[name].fold, self._values[name].reshape(-1)
+            into[runs.places] = fold(into[runs.places], fold.reduceat(values, runs.starts))
 
     def move(self, to: Array) -> None:
         """Each bin goes to a new place."""
@@ -73,22 +92,28 @@ class ByRank:
         """The rank with the highest number."""
 
     def add(self, ranks: Array, bins: Array, numbers: Array) -> None:
+        """``bins``: in order."""
         layers, fine = self._layers, np.isfinite(numbers)
-        layers.fold("bad", bins[~fine], ranks[~fine])
+        if not fine.all():
+            layers.fold("bad", bins[~fine], ranks[~fine])
         for at, rank in enumerate(self._drawn):
-            own = ranks == rank
-            places = at * self._bins.count + bins
-            layers.fold("own_sum", places[own & fine], numbers[own & fine].astype(np.float64))
-            layers.fold("own_count", places[own & fine], 1)
-            layers.fold("own_bad", places[own & ~fine], 1)
-        ranks, bins, numbers = ranks[fine], bins[fine], numbers[fine].astype(np.float64)
+            own = np.flatnonzero(ranks == rank)
+            places, is_fine = at * self._bins.count + bins[own], fine[own]
+            layers.fold("own_sum", places[is_fine], numbers[own][is_fine].astype(np.float64))
+            layers.fold("own_count", places[is_fine], 1)
+            layers.fold("own_bad", places[~is_fine], 1)
+        if not fine.all():
+            ranks, bins, numbers = ranks[fine], bins[fine], numbers[fine]
+        numbers, runs = numbers.astype(np.float64), Runs.of(bins)
         before = layers["high"].copy()
-        layers.fold("low", bins, numbers)
-        layers.fold("high", bins, numbers)
-        layers.fold("sum", bins, numbers)
-        layers.fold("count", bins, 1)
-        highest = (numbers == layers["high"][bins]) & (numbers > before[bins])
-        self._highest[bins[highest]] = ranks[highest]
+        layers.fold_runs("low", runs, numbers)
+        layers.fold_runs("high", runs, numbers)
+        layers.fold_runs("sum", runs, numbers)
+        layers.fold("count", runs.places, np.diff(runs.starts, append=len(bins)))
+        is_higher = layers["high"] > before
+        if is_higher.any():
+            highest = np.flatnonzero(numbers == np.where(is_higher, layers["high"], np.nan)[bins])
+            self._highest[bins[highest]] = ranks[highest]
 
     def move(self, to: Array) -> None:
         """Each bin goes to a new place."""

@@ -70,16 +70,22 @@ class Curves:
             return
         self._make_room(int(digests["batch"].min()), int(digests["batch"].max()))
         bins = self._bins.of(digests["batch"])
+        if (bins[1:] < bins[:-1]).any():
+            order = np.argsort(bins, kind="stable")
+            digests, bins = digests[order], bins[order]
         clocks = (digests["rank"] // self._per_clock).astype(np.int64) * self._bins.count + bins
-        self._clocks.fold("batch", clocks, digests["batch"].astype(np.float64))
-        self._clocks.fold("time", clocks, digests["started"])
-        self._clocks.fold("last_batch", clocks, digests["batch"].astype(np.float64))
-        self._clocks.fold("last_time", clocks, digests["started"])
+        batches, times = digests["batch"].astype(np.float64), digests["started"].copy()  # a strided column is 20 times as slow
+        self._clocks.fold("batch", clocks, batches)
+        self._clocks.fold("time", clocks, times)
+        self._clocks.fold("last_batch", clocks, batches)
+        self._clocks.fold("last_time", clocks, times)
         for name, number in NUMBERS.items():
             found = digests[number.column]
             has = found != found.dtype.type(number.none)
-            if has.any():
-                self._numbers[name].add(digests["rank"][has].astype(np.int64), bins[has], found[has] * number.unit)
+            if has.all():
+                self._numbers[name].add(digests["rank"], bins, found * number.unit)
+            elif has.any():
+                self._numbers[name].add(digests["rank"][has], bins[has], found[has] * number.unit)
 
     def _make_room(self, low: int, high: int) -> None:
         to = self._bins.fit(low, high)

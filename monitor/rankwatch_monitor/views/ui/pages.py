@@ -118,7 +118,7 @@ class RunPages:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock = threading.RLock()
+        self._lock, self._drawing = threading.RLock(), threading.Lock()
         self._began = 0.0
         self._forget()
 
@@ -193,12 +193,14 @@ class RunPages:
         """
         report, _ = self._replay(record)
         drawn = tuple(ranks) or _drawn(report)
-        with self._lock:
-            if self._curves is None or self._curves.drawn != drawn:
-                self._curves, self._of_curves = Curves(report.world_size, drawn), NewDigests(curves.COLUMNS)
-            for digests in self._of_curves.take(record):
-                self._curves.add(digests)
-            lines = self._curves.lines()
+        with self._drawing:  # its own lock: the overview need not wait for this
+            with self._lock:
+                if self._curves is None or self._curves.drawn != drawn:
+                    self._curves, self._of_curves = Curves(report.world_size, drawn), NewDigests(curves.COLUMNS)
+                made, new = self._curves, self._of_curves
+            for digests in new.take(record):
+                made.add(digests)
+            lines = made.lines()
         lines["gradient"] = sources.gradients(record)
         return {name: [line._asdict() for line in of] for name, of in lines.items()}
 
