@@ -51,7 +51,7 @@ def main() -> None:
                 time.sleep(0.005)
             _picture_top(runs / "demo-0")
         with browsing(runs) as browser:
-            browser.size(1100, 1520)
+            browser.size(1100, 1640)
             browser.open("/run/demo-0")
             browser.until(lambda: "Worst" in browser.chart() and "At the end" in browser.chart(2))
             browser.run(RENAME, {str(ROOT / "agent"): "/home/ann", folder: "/home/ann"})
