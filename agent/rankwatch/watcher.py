@@ -172,7 +172,14 @@ class Watch:
 
     def __repr__(self) -> str:
         run = f"run {self._link.run}" if self._link is not None and self._link.run else "no collector"
-        return f"<Watch of {type(self.root).__name__}, {self._name}, {run}{', closed' * self._closed}>"
+        states = {
+            "tripped": self._has_tripped,
+            "aborted": self._reason and not self._has_tripped,
+            "off": self._detector.fault,
+            "closed": self._closed,
+        }
+        held = "".join(f", {name}" for name, holds in states.items() if holds)
+        return f"<Watch of {type(self.root).__name__}, {self._name}, {run}{held}>"
 
     def __enter__(self) -> Watch:
         if self._closed and not is_disabled():

@@ -116,7 +116,7 @@ def test_the_exception_says_who_and_where(collector: Running) -> None:
     assert error.report is not None
     assert Path(error.report, "report.json").exists() or Path(error.report, "run.db").exists()
     assert repr(watch).startswith("<Watch of Sequential, rank 0 of 1 (")
-    assert "closed" in repr(watch)
+    assert repr(watch).endswith(", tripped, closed>")
 
 
 def test_another_rank_is_told_who_it_was_too(collector: Running) -> None:

@@ -29,7 +29,7 @@ FRAMES_ON_SCREEN = 5
 """Frames above the verdict of a run that ends, unless asked for more: ``report.txt`` has all."""
 
 NOTICES_ON_SCREEN = 2
-"""Notices below the verdict of a run that ends: more would push the culprit off a screen of 24 rows."""
+"""Notices above the culprit, when a run ends."""
 
 
 def render(report: Report, frames: int | None = None, record: str = "") -> str:
@@ -48,11 +48,11 @@ def render_head(report: Report, record: str = "", stack_lines: int | None = None
     verdict = report.verdict
     culprit = describe_trip(verdict.who(_name(report, verdict.tripped)), verdict.trip, report.frames_in_batch)
     fields = [
+        *notice_fields(report, NOTICES_ON_SCREEN if record else MAX_LINES),  # above: a screen of 24 rows has the rest
         ("culprit", culprit),
         *closeup.fields(report, verdict),
         *_began(report),
         *replica_fields(report),
-        *notice_fields(report, NOTICES_ON_SCREEN if record else MAX_LINES),
         *_also(report, verdict),
         ("certainty", _certainty(report, verdict)),
         ("abort", _acknowledgements(report)),
@@ -142,17 +142,21 @@ def _also(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def noticed(report: Report, only: int | None = None) -> dict[NoticeKey, str]:
-    """One line for each reading that any rank noticed, with the text of its most urgent notice.
+    """One line for each reading that any rank noticed, with the text of its most urgent notice; if they differ, it says whose.
 
     ``only``: the notices of this rank alone.
     """
     of_readings: dict[NoticeKey, list[RankNotice]] = {}
     for one in report.notices if only is None else (one for one in report.notices if one.rank == only):
         of_readings.setdefault(one.notice.key, []).append(one)
-    return {
-        key: f"{name_spans([rank for rank, _ in same])}: {describe_notice(same[0].notice)}"
-        for key, same in of_readings.items()
-    }
+    return {key: _line(same) for key, same in of_readings.items()}
+
+
+def _line(same: list[RankNotice]) -> str:
+    """``same``: the most urgent one first."""
+    text = describe_notice(same[0].notice)
+    worst = "" if all(describe_notice(notice) == text for _, notice in same) else f" (worst: rank {same[0].rank})"
+    return f"{name_spans([rank for rank, _ in same])}{worst}: {text}"
 
 
 def notice_fields(report: Report, most: int = MAX_LINES) -> list[tuple[str, str]]:

@@ -117,7 +117,7 @@ def test_the_curves_have_the_loss_and_the_rate_of_all_ranks_and_of_some(client: 
     assert all(low[1] < high[1] for low, high in zip(lows, highs, strict=True))
     assert {point[1] for point in body["rate"][0]["points"]} == {1.0}
     assert body["gradient"] == []
-    mean, lowest, highest, own = body["norm"]
+    mean, *_, own = body["norm"]
     assert [point[:2] for point in mean["points"]] == [point[:2] for point in own["points"]]  # all ranks have the same
     assert mean["points"][0][1] == 0.5
     assert {point[1] for point in body["memory"][-1]["points"]} == {29.302}  # rank 5: 30,005 MiB

@@ -311,18 +311,24 @@ NOTICES = tuple(
 )
 
 
-def test_notices_follow_the_cause_with_one_line_for_each_reading() -> None:
+def test_notices_stand_above_the_culprit_with_one_line_for_each_reading() -> None:
     text = as_text.render(report(verdict(), notices=NOTICES))
     assert (
-        "the last finite frame before it is decoder.wo (Linear)\n"
+        "rankwatch: first inf in run train-0\n"
         "  noticed    ranks 0-3: next to overflow: wo (Linear), output: abs max 4.09e+03 in batch 12 is 6% of float16's "
         "largest number and grows by x2 a batch: about 4 batches are left\n"
         "             rank 7: next to overflow: wi (Linear), output: abs max 4.09e+03 in batch 12 is 6% of float16's "
         "largest number and grows by x1.19 a batch: about 16 batches are left\n"
         "             ranks 0, 2-3: underflow: wi (Linear), weight.grad: 50% of the elements are zero in batch 12, "
         "a share that grows since batch 4\n"
-        "  certainty  complete"
+        "  culprit    rank "
     ) in text
+
+
+def test_where_ranks_differ_the_line_says_whose_numbers_it_has() -> None:
+    told = report(None, notices=(RankNotice(1, NEAR), RankNotice(0, replace(NEAR, value=2000.0))))
+    (line,) = as_text.noticed(told).values()
+    assert line.startswith("ranks 0-1 (worst: rank 1): next to overflow: wo (Linear), output: abs max 4.09e+03")
 
 
 def test_a_run_without_a_verdict_shows_its_notices_too() -> None:

@@ -74,7 +74,8 @@ class Curves:
             order = np.argsort(bins, kind="stable")
             digests, bins = digests[order], bins[order]
         clocks = (digests["rank"] // self._per_clock).astype(np.int64) * self._bins.count + bins
-        batches, times = digests["batch"].astype(np.float64), digests["started"].copy()  # a strided column is 20 times as slow
+        batches = digests["batch"].astype(np.float64)
+        times = digests["started"].copy()  # a strided column is 20 times as slow
         self._clocks.fold("batch", clocks, batches)
         self._clocks.fold("time", clocks, times)
         self._clocks.fold("last_batch", clocks, batches)

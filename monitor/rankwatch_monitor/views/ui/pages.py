@@ -292,7 +292,9 @@ class RunPages:
                 found = self.series(record, [None, rank], spec.module, trip.culprit.label, spec.phase.name.lower())
             except LookupError:
                 return None
-            # The batch that trips ends there, so no part of it has this reading.
+            # The batch that trips ends there, so no part of it has this reading; what other ranks have of it is another's.
+            whole = found["lines"][0]
+            whole["points"] = [point for point in whole["points"] if point[0] < trip.position.batch]
             found["lines"][1]["points"].append(reports.point(trip.position.batch, math.inf, math.inf, trip.culprit.state))
             return found
         return None

@@ -24,7 +24,8 @@ const Views = (() => {
   const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== "").flatMap(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
   const tiles = (pairs) => h("div", { class: "tiles" }, pairs.map(([name, value]) => h("div", null, h("b", null, value instanceof Node ? value : String(value)), h("span", null, name))));
   const lines = (text) => (text ? h("span", { class: "lines" }, text) : "");
-  const clock = (seconds) => new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  const DAY = { hourCycle: "h23" }; // of 24 hours, as on the terminal
+  const clock = (seconds) => new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium", ...DAY });
   const length = (seconds) => {
     const [whole, minutes, hours] = [Math.round(seconds), Math.floor(seconds / 60), Math.floor(seconds / 3600)];
     if (whole < 60) return `${whole} s`;
@@ -34,12 +35,12 @@ const Views = (() => {
   // The time of today, the day of this week, or the date: the whole is in the title.
   const brief = (seconds) => {
     const [then, now] = [new Date(seconds * 1000), new Date()];
-    const hour = then.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit" });
+    const hour = then.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", ...DAY });
     const day = then.toDateString() === now.toDateString() ? "" : now - then < 6 * 864e5 ? then.toLocaleDateString(undefined, { weekday: "short" }) : then.toLocaleDateString(undefined, { day: "numeric", month: "short", year: then.getFullYear() === now.getFullYear() ? undefined : "numeric" });
     return h("span", { title: clock(seconds) }, `${day} ${hour}`.trim());
   };
   const rate = (number) => (number === null || number === undefined ? "-" : number >= 0.1 ? `${Number(number.toPrecision(3))}/s` : `1 in ${Number((1 / number).toPrecision(3))} s`);
-  const time = (seconds) => h("span", { title: clock(seconds) }, new Date(seconds * 1000).toLocaleTimeString());
+  const time = (seconds) => h("span", { title: clock(seconds) }, new Date(seconds * 1000).toLocaleTimeString(undefined, DAY));
   const link = (href, text) => h("a", { href }, text);
   const where = (run, view, query) => `/run/${encodeURIComponent(run)}${view ? `/${view}` : ""}${query ? `?${new URLSearchParams(query)}` : ""}`;
   const module = (name) => name || "(root)";
@@ -117,7 +118,7 @@ const Views = (() => {
   function ranks(run, report, { standings, order }) {
     const now = new Map(standings.map((standing) => [standing.rank, standing]));
     const furthest = report.ranks.reduce((most, row) => Math.max(most, row.last_batch), -1);
-    const head = [["rank", "number"], ["role"], ["host", "name"], ["state"], ["batch", "number"], ["behind", "number"], ["phase"], ["", "text"]];
+    const head = [["rank", "number"], ["role"], ["host", "name"], ["state"], ["batch", "number"], ["behind", "number"], ["phase"], ["more", "text"]];
     const hasCause = order.some(([, , isCause]) => isCause);
     const some = (shown) => table("Ranks, the culprit and those in trouble first", head, shown.map(([rank, role, isCause]) => {
       const [row, standing] = [report.ranks[rank], now.get(rank)];
@@ -206,7 +207,7 @@ const Views = (() => {
 
   function events(found) {
     const rows = found.events.map((event) => [["tripped", "desynced", "decided"].includes(event.kind) ? "is-bad" : "", [time(event.time), event.rank === null ? "" : event.rank, event.kind, event.text]]);
-    return h("div", null, table("Events, the last first", [["time"], ["rank", "number"], ["what"], ["", "text"]], rows, "stacked"), found.hidden ? h("p", { class: "faint" }, `and ${found.hidden} earlier ones`) : null);
+    return h("div", null, table("Events, the last first", [["time"], ["rank", "number"], ["kind"], ["what", "text"]], rows, "stacked"), found.hidden ? h("p", { class: "faint" }, `and ${found.hidden} earlier ones`) : null);
   }
 
   return { h, cell, table, facts, tiles, clock, brief, length, rate, link, where, module, badge, verdict, frames, ranks, marks, stall, gaps, notices, replicas, diff, chosenSides, events };
