@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
 
 import fleets
-from jobs import RANKWATCH, environment
+from jobs import environment
 
 
 class Answer(NamedTuple):
@@ -32,20 +33,22 @@ class Answer(NamedTuple):
     mib: float
 
 
+ASK = """
+import sys
+from peak import peak_bytes
+from rankwatch_monitor.cli import main
+code = main(["fleet", sys.argv[1], "--json"])
+print(peak_bytes(), file=sys.stderr)
+sys.exit(code)
+"""
+
+
 def ask(url: str) -> Answer:
-    with tempfile.TemporaryFile("w+") as out:
-        began = time.monotonic()
-        pid = os.posix_spawn(
-            RANKWATCH[0],
-            [*RANKWATCH, "fleet", url, "--json"],
-            environment(),
-            file_actions=[(os.POSIX_SPAWN_DUP2, out.fileno(), 1)],
-        )
-        _, status, usage = os.wait4(pid, 0)
-        seconds = time.monotonic() - began
-        assert status == 0
-        out.seek(0)
-        return Answer(json.load(out), seconds, usage.ru_maxrss / 1024)
+    env = environment(PYTHONPATH=os.pathsep.join([environment()["PYTHONPATH"], str(ROOT / "tests")]))
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", ASK, url], env=env, capture_output=True, text=True, check=True)
+    seconds = time.monotonic() - began
+    return Answer(json.loads(done.stdout), seconds, int(done.stderr.splitlines()[-1]) / 2**20)
 
 
 def standing_out(machines: dict[str, Any]) -> dict[str, list[str]]:

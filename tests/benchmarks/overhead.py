@@ -67,6 +67,7 @@ from benchmarks.models import (
     time_of,
 )
 from benchmarks.small import SMALL, SmallTrainee
+from peak import peak_bytes
 from rankwatch import watcher
 from rankwatch.hook import fingerprints, plan
 from rankwatch.hook.detector import Detector
@@ -296,15 +297,14 @@ def peak_of_process(setting: Setting, mode: str, threads: int) -> int:
 
 
 def train_and_tell_peak(setting: Setting, mode: str) -> None:
-    """The body of this process. It does not use ru_maxrss: a process inherits ru_maxrss from its parent, here the larger."""
+    """The body of this process."""
     try:
         trainee = Trainee(setting, mode)
     except NotAvailable:
         raise SystemExit(1) from None
     for _ in range(2):
         trainee.warm_up()
-    status = Path("/proc/self/status").read_text().splitlines()
-    print(1024 * next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")))
+    print(peak_bytes())
 
 
 def table_of_measuring(size: str, device: str, rounds: int) -> list[Line]:

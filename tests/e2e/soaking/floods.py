@@ -11,6 +11,7 @@ from e2e.site import Site
 from e2e.soaking.crew import Crew, Runs
 from e2e.soaking.part import Part
 from jobs import environment
+from peak import peak_bytes
 from rankwatch.shared import connection as connections
 from rankwatch_monitor.serve import control
 
@@ -48,7 +49,7 @@ class Floods(Part):
         self.pause(0.5, 2)
         culprit = self.random.randrange(2)
         batch = bad.overflow(culprit)
-        memory, disk = _resident(collector.pid), _on_disk(site.runs)
+        memory, disk = peak_bytes(collector.pid), _on_disk(site.runs)
         self._end_flood()
         healthy.finish()
         runs = Runs(site.runs)
@@ -83,12 +84,6 @@ class Floods(Part):
             self.flood.kill()
             self.flood.communicate()
             self.flood = None
-
-
-def _resident(pid: int) -> int:
-    """The most memory that the process has had."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def _on_disk(folder: Path) -> int:

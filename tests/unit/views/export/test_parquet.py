@@ -213,10 +213,11 @@ def test_an_export_shows_the_moment_it_began(tmp_path: Path) -> None:
 
 
 GENERATE = """
-import resource, sys
+import sys
 from pathlib import Path
 import numpy as np
 import makers, records
+from peak import peak_bytes
 from rankwatch.shared.frame import BatchSummary, FrameTable
 from rankwatch_monitor.views.export import parquet
 from rankwatch_monitor.views.export.origin import origin_of
@@ -235,10 +236,10 @@ for batch in range(batches):
     summary = BatchSummary(batch, 0, batch, 1.0, 2.0, False, table.id, *columns)
     store.write([Entry(1.0, 0, Trained(batch + 1, summary, table))], 100.0)
 store.close()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_bytes()
 with open(run / "out.parquet", "wb") as file, RunRecord(run / FILE) as record:
     written = parquet.write(record, origin_of(record), "summaries", file)
-print(written.rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(written.rows, peak_bytes() - before)
 """
 
 
@@ -248,9 +249,9 @@ def test_memory_does_not_grow_with_the_record(tmp_path: Path) -> None:
         command = [sys.executable, "-c", GENERATE, str(tmp_path / str(batches)), str(batches)]
         env = environment(PYTHONPATH=f"{environment()['PYTHONPATH']}:{ROOT / 'tests'}")
         done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
-        rows, kib = map(int, done.stdout.split())
+        rows, grown = map(int, done.stdout.split())
         assert rows == batches * 3000
-        return kib * 1024
+        return grown
 
     small, large = grown(150), grown(1200)
     # 3,150,000 more rows; they took 380 MB when all were held in memory.
