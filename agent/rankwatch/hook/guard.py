@@ -36,9 +36,11 @@ from ..shared.frame import Kind, Phase, ReadingSpec
 from ..shared.tuning import Check
 from . import backward
 from .batches import Batches
-from .gradient_look import GradientLook, StepNorm, are_all_bad, gradients_of, have_come, is_bad, is_of_anomaly
+from .gradient_look import are_all_bad, have_come, is_bad, is_of_anomaly, norms_of, parameters_of
 from .hooks import Hooks
+from .known_norms import KnownNorms
 from .scaler import LossScales
+from .step_norm import StepNorm
 from .steps import OptimizerSteps
 
 log = logging.getLogger(__name__)
@@ -88,7 +90,7 @@ class Guard:
         self._hooks = hooks
         self._reductions = reductions
         self._reduced_before = 0
-        self._look = GradientLook(guarded)
+        self._known = KnownNorms(guarded)
         self._calls = backward.CallGradients(self._measured, hook=lambda body: body)
         self._kept: list[BatchInProgress] = []
         """The batches since the last step, whose backward has come."""
@@ -105,13 +107,15 @@ class Guard:
     def remove(self) -> None:
         self._guards = self._keeps = False
         self._drop()
-        self._look.remove()
+        self._known.remove()
 
     # --- what is kept until the step --------------------------------------------------------------------------------------
 
     def forward_begins(self) -> None:
-        self._awaits_step, self._is_new_step = False, True
-        self._look.forget()
+        self._awaits_step = False
+        if torch.is_grad_enabled():
+            self._is_new_step = True
+            self._known.forget()
         if self._is_over:
             self._drop()
         size = sum(map(_bytes, self._kept))
@@ -141,7 +145,7 @@ class Guard:
 
     def backward_begins(self, *, is_first: bool) -> None:
         """``is_first``: no parameter has a gradient; what was kept belongs to a step that was skipped."""
-        self._look.forget()
+        self._known.forget()
         self._awaits_step = True
         if is_first:
             self._drop()
@@ -173,23 +177,26 @@ class Guard:
         """An optimizer of the model is about to step, with the gradients that it has now."""
         batch = self._batches.of_backward
         may_wait = self._settler.check is not Check.ASYNC  # on a device it never waits: there the weights tell later
-        gradients = gradients_of(optimizer) if batch.is_streamed else []
+        parameters = parameters_of(optimizer) if batch.is_streamed else []
+        gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
         can_read = bool(gradients) and (may_wait or gradients[0].is_cpu)
         looks = self._guards and can_read and not self._is_scaled(optimizer)
-        norms = self._look.norms_of(gradients, looks=looks)
+        if self._is_new_step or self._norm.has(optimizer):
+            self._is_new_step, self._norm = False, StepNorm()
+            self._batches.norm = self._norm.value
+        self._norm.begin(optimizer)
+        norms = norms_of(parameters, gradients, self._known, self._norm, looks=looks)
         if may_wait:
             if looks:
                 norms.wait()
             self._settler.poll(wait=True)  # what the forward shows comes first: its numbers have come with these
         # A norm may overflow where no gradient has, and gradients may have been mended since the norm was taken.
-        if looks and not norms.are_finite and any(map(is_bad, gradients)):
-            self.find_origin()
-        if self._is_new_step:
-            self._is_new_step, self._norm = False, StepNorm()
-            self._batches.norm = self._norm.value
-        self._norm.add(norms)
+        if looks and not norms.are_finite:
+            self._norm.drop()
+            if any(map(is_bad, gradients)):
+                self.find_origin()
         self._awaits_step = False
-        self._look.forget()
+        self._known.used(map(id, gradients))
         if self._steps.has_several:
             self._is_over = True
         else:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ..measure.memory import memory_of_tensors
 from ..measure.recorder import PendingFrame
 from ..measure.sweep import Look
 from ..rerun.batch import RootRun
@@ -175,10 +174,9 @@ class BatchPart:
         batch, evaluation, frame = self.frames[-1].position if self.frames else NOWHERE
         return Position(batch, evaluation, frame + 1)
 
-    def close(self) -> None:
-        """No module adds a frame any more."""
-        self._ended_at = time.time()
-        self._memory = memory_of_tensors()
+    def close(self, memory: int) -> None:
+        """No module adds a frame any more. ``memory``: bytes of tensors on the device; 0: not told."""
+        self._ended_at, self._memory = time.time(), memory
 
     def finish(self, tables: Tables) -> tuple[FrameTable, BatchSummary]:
         table = tables.of([frame.spec for frame in self.frames])

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..measure.extremes import NonFiniteCounts, count_non_finite
+from ..measure.memory import memory_of_tensors
 from ..measure.modules import Modules
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..measure.sweep import Sweep
@@ -221,8 +222,10 @@ class Settler:
             self._settle_first()
 
     def _cut(self, batch: BatchInProgress) -> BatchPart:
-        batch.part.close()
-        if batch.part.frames and self._is_late(batch.part):
+        frames = batch.part.frames
+        is_forward = bool(frames) and frames[0].spec.phase is Phase.FORWARD
+        batch.part.close(memory_of_tensors(self._model().root) if is_forward else 0)
+        if frames and self._is_late(batch.part):
             self._closed.append(batch.part)
         return batch.cut()
 

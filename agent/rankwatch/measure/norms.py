@@ -53,5 +53,6 @@ def _norm(values: Tensor) -> Tensor:
     if values.numel() >= LARGE and values.dtype in (torch.float32, torch.float64) and values.is_contiguous():
         flat = values.view(-1)
         return torch.dot(flat, flat).sqrt()
-    norm: Tensor = torch.linalg.vector_norm(values)
+    is_narrow = values.dtype is torch.float16  # its own norms end at 65504
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.float32 if is_narrow else None)
     return norm

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ FEW_ROWS = 4
 
 Event = torch.cuda.Event
 """When it has come, so has all that was done before on its device."""
+
+Copy: TypeAlias = "tuple[Tensor, Event | None]"
+"""Values on their way to the host: they are there after the event."""
 
 
 def is_far(device: torch.device) -> bool:
@@ -40,7 +44,7 @@ def _within(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
     return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
-def to_host(values: Tensor, into: Tensor | None = None) -> tuple[Tensor, Event | None]:
+def to_host(values: Tensor, into: Tensor | None = None) -> Copy:
     """Begins to copy values to the host, in the stream in which they were written. They are there after the event.
 
     Values of the host are not copied. ``into``: pinned memory for them.

@@ -23,11 +23,11 @@ DOORS = {
     "backward.py:is_running",
     "fails_open.py:hook",
     "fingerprints.py:__call__",
-    "gradient_look.py:total_norm",
     "hooks.py:__call__",
     "hooks.py:_call",
     "hooks.py:call",
     "hooks.py:quietly",
+    "known_norms.py:observed",
     "loss.py:observed",
 }
 """What torch calls itself, and what hands that on to where errors are caught. Each is a few lines, to be kept without errors."""
