@@ -117,7 +117,7 @@ def write_summary(s: BatchSummary) -> list[Any]:
 
 
 def read_summary(value: Any) -> BatchSummary:
-    summary = BatchSummary(*check_list(value, _FIRST_SUMMARY, len(_SUMMARY_TYPES)))
+    summary = BatchSummary._make(check_list(value, 12, 12))
     # All types are compared at once: thousands of batches come each second, and few other messages.
     if tuple(map(type, summary)) != _SUMMARY_TYPES:
         index = next(i for i, (part, kind) in enumerate(zip(summary, _SUMMARY_TYPES, strict=True)) if type(part) is not kind)
@@ -139,8 +139,6 @@ def read_summary(value: Any) -> BatchSummary:
 
 
 _LATEST, MAX_TABLE_ID = 1e18, 64
-_FIRST_SUMMARY = 10
-"""The fields of a summary before it told of the norm of the gradients and of memory."""
 _SUMMARY_TYPES = (int, int, int, float, float, bool, str, bytes, bytes, bytes, float, int)
 
 

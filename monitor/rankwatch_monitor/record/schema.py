@@ -20,7 +20,7 @@ from .sound import SoundConnection, columns_of
 
 FILE = "run.db"
 
-SCHEMA = 1
+SCHEMA = 2
 """The PRAGMA user_version of a record; a file with another one is refused."""
 
 BUSY_TIMEOUT = 30.0
@@ -90,7 +90,7 @@ def is_new(database: sqlite3.Connection) -> bool:
     """Whether the file is empty. Raises ValueError when another version of rankwatch wrote it."""
     version: int = database.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, SCHEMA):
-        raise ValueError(f"written by a newer rankwatch (schema {version}, known here up to {SCHEMA}): use that one")
+        raise ValueError(f"written by another rankwatch (schema {version}; known here: {SCHEMA}): use that one")
     return version == 0
 
 

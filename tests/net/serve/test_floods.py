@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rankwatch.shared import messages, sockets, wire
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.serve import control, turns
+from rankwatch_monitor.serve.inbox import Item, Letter
 
 PROMPT = 50.0
 """Milliseconds from TRIP to ABORT, p99. Where the machine is busy, ten times what a collector in peace needs beside it."""
@@ -44,6 +46,15 @@ def test_what_was_not_taken_beside_a_flood_with_the_same_key_is_sent_again(
     monkeypatch.setattr(turns, "WORK_PER_SECOND", 1e-9)
     monkeypatch.setattr(turns, "CONTEST", 1e9)
     monkeypatch.setattr(turns, "MAX_WAITING", 32 * turns.OVERHEAD)
+    refused, add = set[bytes](), turns.Turns.add
+
+    def noted(own: turns.Turns, item: Item, before: Iterable[Letter] = ()) -> bool:
+        is_taken = add(own, item, before)
+        if not is_taken:
+            refused.add(item.peer)
+        return is_taken
+
+    monkeypatch.setattr(turns.Turns, "add", noted)
     running = Running(tmp_path)
     invited = control.invite(running.collector.connection, "train")  # with the other key, so that there are two
     rank = Rank(invited, 0, 2)
@@ -53,7 +64,10 @@ def test_what_was_not_taken_beside_a_flood_with_the_same_key_is_sent_again(
     flood = sockets.dealer(context, invited)
     flood.send(wire.encode(makers.hello(1, 2, incarnation="greedy")))
     batches = count()
-    while len(running.collector._turns._keys[invited.client_public].deaf) < 2:  # of both peers, messages were not taken
+    while len(refused) < 2:
+        flood.send(
+            wire.encode(makers.hello(1, 2, incarnation="greedy"))
+        )  # else it stays deaf, and nothing fills what may wait
         for _ in range(50):
             flood.send(wire.encode(makers.beat(0, 0, 0)))
         rank.link.send_batch(table, makers.summary(next(batches)))

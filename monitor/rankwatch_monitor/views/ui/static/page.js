@@ -66,11 +66,14 @@ function form(...fields) {
   main.append(h("form", { method: "get" }, fields, h("button", null, "Show")));
 }
 
-// Empty fields are left out of the address. The overview has several forms: each keeps what the others say.
+// Empty fields are left out of the address. The overview has several forms: each keeps what the others say. Modules round a batch
+// stay so, unless other batches are asked for.
 document.addEventListener("submit", (event) => {
   event.preventDefault();
   const fields = [...new FormData(event.target)];
-  const others = run && !view ? [...query].filter(([name]) => !fields.some(([own]) => own === name)) : [];
+  const asks = ([name]) => fields.some(([own, value]) => own === name && value !== "");
+  const stays = view ? ([name]) => name === "around" && !asks(["from"]) && !asks(["to"]) : ([name]) => !fields.some(([own]) => own === name);
+  const others = run ? [...query].filter(stays) : [];
   location.search = new URLSearchParams([...fields, ...others].filter(([, value]) => value !== "")).toString();
 });
 
@@ -87,7 +90,7 @@ const PAGES = {
     const ranks = part("Headroom by rank and batch");
     const draw = Charts.heatmap(ranks, "rank", (row, column, grid) => {
       const { from, to } = span(grid, column);
-      location.assign(where(run, "modules", { rank: grid.rows[row], around: from === to ? from : `${from}-${to}` }));
+      location.assign(where(run, "modules", { rank: grid.rows[row], around: from === to ? from : `${from}-${to}`, ...chosen("measure") }));
     });
     ranks.append(h("form", { method: "get" }, measure(), h("button", null, "Show")));
     const curves = Runs.curves();

@@ -115,7 +115,7 @@ const Runs = (() => {
         one.draw = one.draw || Charts.curves(one.section.querySelector("div"), one.title, Charts.HOW[one.name], one.name !== "loss");
         one.draw(lines);
       }
-      none.textContent = [body.loss.length ? "" : "No loss is on record: no backward() has reached the model.", body.norm.length ? "" : "No norm of the gradients is on record: it is known from the second optimizer step on, unless a loss scaler is used without clip_grad_norm_.", body.gradient.length ? "" : "No single gradient is on record: watch(model, gradients=True) or RANKWATCH_GRADIENTS=1 measures them."].filter(Boolean).join(" ");
+      none.textContent = [body.loss.length ? "" : "No loss is on record: no backward() has reached the model.", body.norm.length ? "" : "No norm of the gradients is on record: it is known after the first optimizer step, where clip_grad_norm_ runs or the gradient guard looks.", body.gradient.length ? "" : "No single gradient is on record: watch(model, gradients=True) or RANKWATCH_GRADIENTS=1 measures them."].filter(Boolean).join(" ");
     }
 
     // After the rest of the page is drawn.
