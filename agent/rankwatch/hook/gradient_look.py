@@ -43,19 +43,16 @@ class Norms(NamedTuple):
 def norms_of(
     parameters: list[Tensor], gradients: list[Tensor], training: KnownNorms, step: StepNorm, *, looks: bool
 ) -> Norms:
-    """Begins to read the norms of gradients that an optimizer is about to use, and counts them for its step.
-
-    ``gradients``: those of ``parameters``.
+    """Begins to read the norms of the gradients that an optimizer is about to use, those of ``parameters``, for its step.
 
     They tell whether the gradients are finite, unless ``looks`` is False: then only what the training knows is read.
     """
     numbers = set(map(id, gradients))
-    known = [one for one in training.present if not numbers.isdisjoint(one.versions)]
     seen, sure = set[int](), set[int]()
     standing = []
-    for one in known:
+    for one in training.present:
         unchanged = one.unchanged()
-        if not unchanged <= seen:
+        if not (unchanged <= seen or numbers.isdisjoint(one.versions)):
             seen |= unchanged
             sure |= unchanged if one.is_sure else set()
             standing.append(one)

@@ -148,6 +148,7 @@ class Guard:
         self._known.forget()
         self._awaits_step = True
         if is_first:
+            self._known.begin()
             self._drop()
 
     def _keep(self, batch: BatchInProgress, run: RootRun, number: int, gradient: Tensor | None) -> None:
@@ -196,7 +197,7 @@ class Guard:
             if any(map(is_bad, gradients)):
                 self.find_origin()
         self._awaits_step = False
-        self._known.used(map(id, gradients))
+        self._known.begin()
         if self._steps.has_several:
             self._is_over = True
         else:

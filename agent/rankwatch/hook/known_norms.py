@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,17 +25,18 @@ class KnownNorm:
 
     ``versions``: those of the gradients as they were, or as ``clip_grad_norm_`` has multiplied them. ``is_told``: it is the
     2-norm of gradients as they came. ``is_sure``: the versions tell whether a gradient changes. Those of DTensors never change.
+    ``is_clipped``: its gradients were multiplied.
     """
 
-    def __init__(self, norm: Tensor, gradients: dict[int, Tensor], *, is_told: bool) -> None:
+    def __init__(self, norm: Tensor, gradients: dict[int, Tensor], *, is_told: bool, is_clipped: bool) -> None:
         values = local(norm)
-        self.copy: Copy = (
-            to_host(values) if values.is_cuda else (values.clone().cpu(), None)
-        )  # the training may change its own
+        # A copy on the host too: the training may change the norm that it was given.
+        self.copy: Copy = to_host(values) if values.is_cuda else (values.clone().cpu(), None)
         self._gradients = {number: TensorWeakRef(gradient) for number, gradient in gradients.items()}
         self.versions = {number: gradient._version for number, gradient in gradients.items()}
         self.is_told = is_told
         self.is_sure = type(norm) is Tensor
+        self.is_clipped = is_clipped
 
     def unchanged(self) -> set[int]:
         """The gradients that are as they were, by ``id``."""
@@ -63,7 +64,6 @@ class KnownNorms:
         self.lost: set[int] = set()
         self.took, self.begins, self.ends = guarded(self._take), guarded(self._begin), guarded(self._end)
         self._unchanged: list[set[int]] = []
-        self._clipped: set[int] = set()
         _wrap()
         _listeners.add(self)
 
@@ -73,23 +73,18 @@ class KnownNorms:
 
     def forget(self) -> None:
         """The gradients change, or nobody waits for their norm any more."""
-        self.lost |= self._clipped
-        self._forget()
-
-    def used(self, gradients: Iterable[int]) -> None:
-        """An optimizer uses these gradients."""
-        self.lost.difference_update(gradients)
-        self._forget()
-
-    def _forget(self) -> None:
+        self.lost.update(*[known.unchanged() for known in self.present if known.is_clipped])
         self.present.clear()
-        self._clipped.clear()
+
+    def begin(self) -> None:
+        """An optimizer has used the gradients, or they are all new."""
+        self.present.clear()
+        self.lost.clear()
 
     def _take(self, tensors: list[Tensor], norm: Any, norm_type: Any, are_parameters: bool) -> None:
         gradients = _gradients(tensors) if are_parameters else tensors
-        if not isinstance(norm, Tensor) or any(
-            [gradient.is_inference() for gradient in gradients]
-        ):  # those have no versions
+        have_versions = not any([gradient.is_inference() for gradient in gradients])
+        if not (isinstance(norm, Tensor) and have_versions):
             return
         by_id = {id(gradient): gradient for gradient in gradients}
         standing = [(known, known.unchanged()) for known in self.present]
@@ -97,7 +92,7 @@ class KnownNorms:
         covered = set[int]().union(*[unchanged for _, unchanged in standing])
         if not by_id.keys() <= covered:  # else the gradients were clipped before: the first norm stands
             is_told = float(norm_type) == 2.0 and covered.isdisjoint(by_id)
-            self.present.append(KnownNorm(norm, by_id, is_told=is_told))
+            self.present.append(KnownNorm(norm, by_id, is_told=is_told, is_clipped=are_parameters))
 
     def _begin(self) -> None:
         """Gradients are about to be clipped."""
@@ -105,9 +100,10 @@ class KnownNorms:
 
     def _end(self, parameters: list[Tensor]) -> None:
         """They are. Gradients that share memory share a version, too: it may have changed several times."""
-        for known, numbers in zip(self.present, self._unchanged, strict=False):
+        clipped = set(map(id, _gradients(parameters)))
+        for known, numbers in zip(self.present, self._unchanged, strict=False):  # within, a norm may have been added
             known.renew(numbers)
-        self._clipped.update(map(id, _gradients(parameters)))
+            known.is_clipped |= not numbers.isdisjoint(clipped)
 
 
 def _gradients(parameters: list[Tensor]) -> list[Tensor]:

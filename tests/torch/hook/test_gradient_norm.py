@@ -395,3 +395,21 @@ def test_norms_of_a_model_that_nobody_watches_are_not_kept() -> None:
         clip_grad_norm_(other.parameters(), CLIPPED)
         other.zero_grad()
     assert len(detector._guard._known.present) <= 1
+
+
+def test_another_models_clipping_before_our_forward_loses_nothing() -> None:
+    model, other = model_of(), nn.Linear(2, 2)
+    optimizer = sgd(model)
+    detector, notebook = watched(model)
+    expected = [NO_NORM, NO_NORM]  # two forwards, so two batches, come before each step
+    for _ in range(20):
+        other(torch.ones(2)).sum().backward()
+        clip_grad_norm_(other.parameters(), CLIPPED)
+        model(ones())
+        other.zero_grad()  # ours may come to lie where these were
+        backward(model)
+        expected += [norm_of(model)] * 2
+        step([optimizer], model)
+    backward(model)
+    assert norms(notebook) == pytest.approx(expected[:-1], rel=1e-5)
+    assert detector._guard._known.lost == set()
