@@ -64,6 +64,8 @@ def test_the_demo_prints_the_report_on_top(tmp_path: Path) -> None:
     assert verdict["module"] == "decoder.block.1.layer.1.DenseReluDense.dropout"
     # Equal except for this machine's name and folders, omitted lines, and values: CPUs round differently.
     for line in blocks(README, "")[0].split("\n\n")[1].splitlines():
+        if line.strip() == "[...]":
+            continue
         for fixed in re.split(r"\(vm,|batch \d+.*|/\S*/demo.py|abs max .*|-\d{5}|acknowledged in.*", line):
             assert fixed in done.stdout
     _, said, after = done.stdout.partition("this was the demo: its planted overflow was caught")

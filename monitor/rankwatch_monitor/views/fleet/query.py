@@ -23,6 +23,8 @@ MEMORY = "200MB"
 MOST = 50
 """Causes, modules and versions that are listed."""
 
+_NO_PROGRESS_BAR = "SET enable_progress_bar = false"  # on by default in a notebook and under python -c, on standard output
+
 _READ = """
 CREATE TABLE runs AS
 SELECT id, archived, run, job, date, began, outcome, rankwatch, torch, driver,
@@ -113,6 +115,7 @@ def _opened(url: str) -> Iterator[tuple[Any, str]]:
         settings = {"memory_limit": MEMORY, "temp_directory": folder, "preserve_insertion_order": "false"}
         database = duckdb.connect(str(Path(folder) / "runs.db"), config=settings)
         try:
+            database.execute(_NO_PROGRESS_BAR)
             files = f"{escape(root)}/date=*/job=*/*.parquet"
             if not is_local(file_system):
                 database.register_filesystem(file_system)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
@@ -10,6 +12,7 @@ import pytest
 
 import fleets
 from e2e.pages import PAGES, blocks
+from jobs import environment
 from rankwatch_monitor.views.fleet import as_json, page, query, text
 from rankwatch_monitor.views.fleet.findings import Fleet
 
@@ -46,6 +49,21 @@ def test_the_documented_queries(archive: Path, found: Fleet, monkeypatch: pytest
     causes, versions = (duckdb.execute(f"WITH runs AS (FROM {files}) {part}").fetchall() for part in further.split(";")[:2])
     assert sum(runs for *_, runs, _ in causes) == sum(one.runs for one in found.causes)
     assert sum(runs for _, _, runs, _ in versions) == found.runs
+
+
+SHOW = """
+import sys
+from rankwatch_monitor.views.fleet.query import _opened
+with _opened(sys.argv[1]) as (database, _):
+    print(database.execute("SELECT current_setting('enable_progress_bar')").fetchall())
+"""
+
+
+def test_no_progress_bar_stands_in_the_json(archive: Path) -> None:
+    """DuckDB would draw one after two seconds, on standard output, where Python runs no file."""
+    command = [sys.executable, "-c", SHOW, str(archive / "archive")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.stdout == "[(False,)]\n", done.stderr
 
 
 def test_as_text_json_and_page(found: Fleet) -> None:
