@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,24 @@ def test_the_documented_queries(archive: Path, found: Fleet, monkeypatch: pytest
     causes, versions = (duckdb.execute(f"WITH runs AS (FROM {files}) {part}").fetchall() for part in further.split(";")[:2])
     assert sum(runs for *_, runs, _ in causes) == sum(one.runs for one in found.causes)
     assert sum(runs for _, _, runs, _ in versions) == found.runs
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs a Java")
+def test_the_documented_query_on_spark(archive: Path) -> None:
+    spark_sql = pytest.importorskip("pyspark.sql", reason="needs pyspark")
+    in_duckdb, in_spark, *_ = blocks(PAGES["fleet.md"], "sql")
+    view, query_text = in_spark.replace("s3a://bucket/runs", str(archive / "archive")).split(";", 1)
+    session = spark_sql.SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    session.sql(view)
+    of_spark = {
+        gpu: (k, n, pytest.approx(hours), pytest.approx(p)) for gpu, k, n, hours, p in session.sql(query_text).collect()
+    }
+    session.stop()
+    files = str(archive / "archive/*/*/*.parquet")
+    assert {
+        gpu: tuple(row) for gpu, *row in duckdb.execute(in_duckdb.replace("archive/*/*/*.parquet", files)).fetchall()
+    } == of_spark
 
 
 SHOW = """
