@@ -75,6 +75,8 @@ def test_what_archive_is_called_with(bad: Job, tmp_path: Path) -> None:
         assert "error: which run, and which archive? " in commands.run("archive", *wrong).stderr
     assert commands.run("archive", run, RANKWATCH_ARCHIVE=url).returncode == 0
     assert commands.run("archive", "--merge", RANKWATCH_ARCHIVE=url).returncode == 0
+    assert commands.run("archive", "--merge", url, RANKWATCH_ARCHIVE="elsewhere").returncode == 0
+    assert "error: --merge adds no run, and takes one archive" in commands.run("archive", "--merge", run, url).stderr
     assert "error: no run train-9; in " in commands.run("archive", "train-9", url).stderr
     assert "has no run in it; in " in commands.run("archive", str(tmp_path), url).stderr
 
