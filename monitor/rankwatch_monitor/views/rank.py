@@ -21,7 +21,7 @@ from .text import notice_fields, replica_fields
 
 
 def render(details: RankDetails, frames: int) -> str:
-    """As text, newline at its end, with the last ``frames`` frames of its trip."""
+    """As text, newline at its end: the last ``frames`` frames of its trip, its last batches, and what is known of it."""
     row, report = details.row, details.report
     if row.state is RankState.MISSING:
         title = f"rank {row.rank} of {report.world_size} of run {report.run}"
@@ -30,15 +30,15 @@ def render(details: RankDetails, frames: int) -> str:
     acknowledged = ", abort acknowledged" if row.acknowledged else ""
     fields = [("process", f"{row.pid} on {row.host}"), ("state", f"{row.state.value}{acknowledged}")]
     fields.append(("machine", ", ".join(filter(None, (row.gpu.describe(), f"torch {row.torch}")))))
-    fields += [*_where(details), *_lapses(details), *_tripped(details), *_stalled(details)]
-    fields += replica_fields(replace(report, compared=None, desync=_desync(details), desync_unkept=0))
-    fields += notice_fields(replace(report, notices=_notices(details), notices_unkept=0))
     stored = f"batches {format_spans(details.stored)}" if details.stored else "no batch"
-    fields.append(("stored", f"{stored} as the rank sent them"))
-    text = format_head(f"{name} of run {report.run}", fields)
+    fields += [*_where(details), ("stored", f"{stored} as the rank sent them"), *_lapses(details)]
+    fields += notice_fields(replace(report, notices=_notices(details), notices_unkept=0))
+    fields += [*_tripped(details), *_stalled(details)]
+    fields += replica_fields(replace(report, compared=None, desync=_desync(details), desync_unkept=0))
+    parts = [format_dump(details.trip.frames[-frames:]).strip("\n")] if details.trip else []
     if details.parts:
-        text += "\n" + "\n".join(digests.lines(details.parts)) + "\n"
-    return text + (format_dump(details.trip.frames[-frames:]).rstrip("\n") + "\n" if details.trip else "")
+        parts.append("\n".join(digests.lines(details.parts)))
+    return "\n\n".join([*parts, format_head(f"{name} of run {report.run}", fields)])
 
 
 def to_json(details: RankDetails, frames: int) -> str:
