@@ -165,12 +165,12 @@ def test_a_rank_0_that_never_starts_is_reported_by_each_rank(clinic: Clinic, tmp
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_and_the_others_are_checked(clinic: Clinic, tmp_path: Path) -> None:
     patients = [Patient(0), Patient(1), Patient(2, deaf=True)]
-    diagnosis = clinic.see(tmp_path, 3, patients, "--check-timeout", "2")
+    diagnosis = clinic.see(tmp_path, 3, patients, "--check-timeout", "5")
     assert diagnosis.codes == [1, 1, None]
     (found,) = diagnosis.of("rank", "fail")
     assert found["ranks"] == [2]
     assert "it has ended, or hangs" in found["found"]
-    assert [rank["ok"] for rank in diagnosis.json["ranks"]] == [True, True, False]
+    assert [rank["ok"] for rank in diagnosis.json["ranks"]] == [True, True, False], diagnosis.out
     assert diagnosis.of("all_reduce", "ok")[0]["ranks"] == [0, 1]
 
 
