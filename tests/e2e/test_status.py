@@ -115,4 +115,5 @@ def test_ranks_and_the_line_share_a_terminal(tmp_path: Path, width: int, height:
         assert rows[at - 1].rstrip() == "no end of line"
         assert not any("batch" in row for row in rows)
         terminal.press("Enter")
-        assert f"rows {height};" in terminal.await_text("ended 0")
+        terminal.await_text("ended 0")
+        terminal.await_text(f"rows {height};")  # all of them scroll again
