@@ -48,6 +48,12 @@ _UNEQUAL = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 Rule: TypeAlias = Callable[[str], str]
 
 
+def is_of_the_network(text: str) -> bool:
+    """Whether these are the words of a broken collective: then another rank failed, or ended, first."""
+    words = text.lower()
+    return "gloo" in words or "nccl" in words or "connection" in words
+
+
 def brief(text: str) -> str:
     """What such a text says, in one clause of at most LONGEST characters; any other text as it is."""
     words = _FRAMES.sub("", text)

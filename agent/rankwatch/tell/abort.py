@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import RankwatchError
+from ..shared import brief
 from ..shared.log_lines import line
 
 log = logging.getLogger(__name__)
@@ -53,8 +54,7 @@ def is_of_the_network(error: BaseException) -> bool:
     """Whether an exception comes from a broken collective of the training: then another rank failed first."""
     if isinstance(error, RankwatchError):  # of the connection file, say
         return False
-    text = words_of(error).lower()
-    return "gloo" in text or "nccl" in text or "connection" in text or type(error).__module__.startswith("torch.distributed")
+    return brief.is_of_the_network(words_of(error)) or type(error).__module__.startswith("torch.distributed")
 
 
 def words_of(error: BaseException) -> str:

@@ -37,12 +37,18 @@ class Incident(enum.Enum):
     """Time has passed, and ranks run on."""
     RANK_DIED = enum.auto()
     """A lost rank had not acknowledged the abort."""
+    RANKS_ABSENT = enum.auto()
+    """The first rank to fail had waited for these."""
     RANK_RETURNED = enum.auto()
     """A lost rank has connected again."""
     DESYNCED = enum.auto()
     """Replicas that must be equal are not, and the options say that this ends the run."""
     STALLED = enum.auto()
     """And the options say that a stall ends the run."""
+    SIBLING_STOPPED = enum.auto()
+    """The run (the text) of another model of the same processes has stopped them."""
+    RANK_STOPPED = enum.auto()
+    """A rank ended by an abort that is not this run's."""
     LIMIT_REACHED = enum.auto()
     """A rank stopped after the batch that was asked for."""
     JOB_INTERRUPTED = enum.auto()
@@ -101,11 +107,18 @@ _FAILED = frozenset({Outcome.FAILED})
 _BY_A_RANK = frozenset({Outcome.FAILED, Outcome.LOST})
 _DECIDED = frozenset(Outcome)
 
+_OF_SIBLING = "run {sibling} of the same processes was stopped"
+
 _EXCUSABLE = {Incident.RANK_FAILED: Outcome.FAILED, Incident.RANKS_LOST: Outcome.LOST}
 
 # The first rule that holds decides; where none holds, nothing changes.
 RULES = (
     Rule(Incident.ELECTED, _ELECTION, Outcome.ABORTED, "{text}", Then.ABORT),
+    Rule(Incident.RANK_STOPPED, _OPEN, Outcome.ABORTED, _OF_SIBLING, Then.ABORT, only=lambda e, text, now: e.sibling),
+    *(
+        Rule(incident, _OPEN, Outcome.ABORTED, _OF_SIBLING, Then.ABORT, only=lambda e, text, now: e.follows_sibling(now))
+        for incident in (Incident.RANK_FAILED, Incident.RANKS_LOST)
+    ),
     Rule(Incident.RANK_FAILED, _OPEN, Outcome.FAILED, "{text}", Then.ABORT_OR_WAIVE),
     Rule(Incident.RANKS_LOST, _OPEN, Outcome.LOST, "{text}", Then.ABORT_OR_WAIVE),
     # A signal that not all ranks have obeyed: the others must not wait for ever for those that have.
@@ -122,12 +135,14 @@ RULES = (
     Rule(Incident.DESYNCED, _UNDER_WAY, Outcome.ABORTED, "{text}", Then.ABORT),
     Rule(Incident.STALLED, _UNDER_WAY, Outcome.STALLED, "{text}", Then.ABORT),
     Rule(Incident.JOB_STOPPED, _UNDER_WAY, Outcome.ABORTED, "stopped by {text}"),
+    Rule(Incident.JOB_FAILED, _OPEN, Outcome.ABORTED, _OF_SIBLING, only=lambda e, text, now: e.follows_sibling(now)),
     Rule(Incident.JOB_FAILED, _UNDER_WAY, Outcome.FAILED, "the command ended with exit code {text}"),
     # Not an abort: if the network was cut, and its ranks return, they belong to another job of this name, and train on.
     Rule(Incident.RELAUNCHED, _UNDER_WAY, Outcome.LOST, "{text}"),
     Rule(Incident.COLLECTOR_ENDED, _UNDER_WAY, Outcome.LOST, "the collector was ended while the run went on"),
     # These replace an earlier decision. The rank that died is the cause: another one failed because of it.
     Rule(Incident.RANK_DIED, _FAILED, Outcome.LOST, "{text}; then {reason}"),
+    Rule(Incident.RANKS_ABSENT, _FAILED, Outcome.FAILED, "{reason}; {text}"),
     Rule(
         Incident.JOB_INTERRUPTED, _BY_A_RANK, Outcome.ABORTED, "stopped by {text}; just before, {reason}",
         only=lambda e, text, now: now - e.decided_at <= JUST_BEFORE,
@@ -143,6 +158,10 @@ RULES = (
     Rule(
         Incident.ALL_ENDED, _UNDECIDED, Outcome.LOST, "{waived}",
         only=lambda e, text, now: e.waives(Outcome.LOST) and text,
+    ),
+    Rule(
+        Incident.ALL_ENDED, _OPEN, Outcome.ABORTED, _OF_SIBLING,
+        only=lambda e, text, now: text and e.follows_sibling(now),
     ),
     # Ranks that obeyed the signal have not finished, however they said goodbye.
     Rule(Incident.ALL_ENDED, _INTERRUPTED, Outcome.ABORTED, "stopped by {signal}"),
@@ -165,6 +184,9 @@ class Ending:
     signal_at: float = float("-inf")
     excused: Decided | None = None
     """The first failure or loss after the signal: it may be the signal's doing."""
+    sibling: str = ""
+    """The run of another model of the same processes that has stopped them."""
+    sibling_at: float = float("-inf")
     limit: str = ""
     """Why a rank stopped after the batch that was asked for."""
     waived: Decided | None = None
@@ -198,6 +220,10 @@ class Ending:
         is_meant = self.excused is not None and self.excused.outcome is outcome
         return is_meant and self.waived is None and now - self.signal_at > EXCUSED
 
+    def follows_sibling(self, now: float) -> bool:
+        """Whether what ranks do now follows from the abort of the other run."""
+        return bool(self.sibling) and now - self.sibling_at <= EXCUSED
+
     def decide_as(self, decided: Decided, now: float) -> Ending:
         return replace(self, decided=decided, decided_at=now, aborts=self.aborts or decided.abort)
 
@@ -213,7 +239,13 @@ def decide(ending: Ending, incident: Incident, text: str, now: float, *, abort_o
     waived = ending.waived.reason if ending.waived is not None else ""
     excused = ending.excused.reason if ending.excused is not None else ""
     reason = rule.reason.format(
-        text=text, reason=ending.reason, limit=ending.limit, waived=waived, excused=excused, signal=ending.signal
+        text=text,
+        reason=ending.reason,
+        limit=ending.limit,
+        waived=waived,
+        excused=excused,
+        signal=ending.signal,
+        sibling=ending.sibling,
     )
     if rule.then is Then.ABORT_OR_WAIVE and not abort_on_lost:
         return replace(ending, waived=ending.waived or Decided(rule.outcome, reason, False))
@@ -225,6 +257,8 @@ def _note(ending: Ending, incident: Incident, text: str, now: float) -> Ending:
         return replace(ending, is_tripped=True)
     if incident is Incident.JOB_INTERRUPTED:
         return replace(ending, signal=text, signal_at=now)
+    if incident is Incident.SIBLING_STOPPED:
+        return replace(ending, sibling=text, sibling_at=now)
     if incident in _EXCUSABLE and ending.signal:
         return replace(ending, excused=ending.excused or Decided(_EXCUSABLE[incident], text, False))
     return replace(ending, limit=text) if incident is Incident.LIMIT_REACHED else ending

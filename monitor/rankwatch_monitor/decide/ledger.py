@@ -126,7 +126,10 @@ class Ledger:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """The effects of one event at ``now``, in seconds of any clock that does not run backwards."""
         if isinstance(event, Received):
-            return list(self._receive(event, now))
+            effects = list(self._receive(event, now))
+            if event.peer in self._peers:
+                self._tell_siblings(self._peers[event.peer][0], now)
+            return effects
         if isinstance(event, Stored):
             return list(self.runs[event.run].stored(event.seqs)) if event.run in self.runs else []
         if isinstance(event, Unrecorded):
@@ -148,10 +151,11 @@ class Ledger:
             if event.run in self.runs:
                 self.runs[event.run].exited(event.rank, event.incarnation, event.how, now)
             return []
-        effects: list[Effect] = []
+        effects = []
         if isinstance(event, Tick):
             for run in self._due(now):
                 effects += run.tick(now)
+                self._tell_siblings(run, now)
             return effects
         for run in self.runs.values():
             if run.over:
@@ -405,6 +409,15 @@ class Ledger:
         self._add(name, run)
         return run
 
+    def _tell_siblings(self, run: Run, now: float) -> None:
+        """Once: a verdict on one model of a process ends the process, and with it the runs of its other models."""
+        if not run.stops_siblings or run.has_told_siblings:
+            return
+        run.has_told_siblings = True
+        for other in self.runs.values():
+            if other is not run and not other.over and _processes_of(other.opened) == _processes_of(run.opened):
+                other.hear_of_sibling(run.id, now)
+
     def _note_successors(self, run: Run) -> None:
         """Of two runs of one job, the one whose processes are older is told of the other one."""
         for other in self._alike[_kind_of(run.opened)]:
@@ -416,6 +429,11 @@ class Ledger:
 def _kind_of(who: messages.Hello | Opened) -> Kind:
     """What successive runs of a job have in common."""
     return who.job, who.model
+
+
+def _processes_of(who: Opened) -> tuple[str, int, int, str]:
+    """What the runs of the models that the same processes train have in common."""
+    return who.job, who.restart, who.world_size, who.start
 
 
 def _key_of(who: messages.Hello | Opened) -> tuple[str, int, int, int]:

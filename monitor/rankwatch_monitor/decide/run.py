@@ -45,7 +45,7 @@ from .journal import (
     Waited,
 )
 from .rank import Rank, first_to_die
-from .report import RankState
+from .report import Outcome, RankState
 from .run_end import RunEnd
 from .run_state import moments_of
 from .silence import CUT_OFF, is_cut_off
@@ -182,6 +182,15 @@ class Run(RunEnd):
         """A signal is ending the job's command."""
         self._note_down(now, event)
         self._happens(Incident.JOB_INTERRUPTED, event.signal, now)
+
+    @property
+    def stops_siblings(self) -> bool:
+        """Whether what ended it ends its processes: then the runs of their other models end because of it."""
+        return self._ending.aborts and self._ending.outcome in (Outcome.ABORTED, Outcome.STALLED)
+
+    def hear_of_sibling(self, run: str, now: float) -> None:
+        """The run of another model of the same processes has stopped them."""
+        self._happens(Incident.SIBLING_STOPPED, run, now)
 
     def command_ended(self, now: float) -> None:
         """The command has failed or was killed: the ranks that still beat are to be stopped."""
@@ -454,5 +463,7 @@ class Run(RunEnd):
             self._leave(rank, RankState.ABORTED)
             if bye.outcome == "limit":
                 self._happens(Incident.LIMIT_REACHED, bye.text, now)
+            else:
+                yield from self._abort_upon(Incident.RANK_STOPPED, "", now)
         if bye.outcome in ("failed", "aborted"):
             yield from self._holding.keep([rank], now)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from rankwatch.shared import messages
 from rankwatch.shared.text import describe_culprit, name_spans
 
+from .absent import absent_for, describe_absent, first_failed
 from .byproducts import desync_of
 from .desync_text import describe_desync
 from .divergence import blame_all
@@ -15,7 +16,7 @@ from .effects import Alert, Effect, Note, Publish, Trouble
 from .ending import Incident, Situation, decide
 from .journal import NO_RANK, Closed, Desynced, Diverged, Left, NoStack, Stood, Waited
 from .rank import Rank, describe_first_lost
-from .report import RankState
+from .report import Outcome, RankRows, RankState
 from .run_state import RunState
 from .silence import describe_lost
 from .stacks import Unanswered
@@ -159,6 +160,14 @@ class RunEnd(RunState):
             self._note_down(now, Diverged(divergence))
             self.verdict = blame_all(self.verdict, divergence)
 
+    def _look_for_absent(self, now: float) -> None:
+        """Once, before the report: the ranks that the first one to fail had waited for may be heard of after its failure."""
+        if self._ending.outcome is Outcome.FAILED:
+            ranks = RankRows({number: rank.row() for number, rank in self.ranks.items()}, self.world_size)
+            first = first_failed(ranks)
+            if first is not None and (text := describe_absent(absent_for(first, ranks))):
+                self._happens(Incident.RANKS_ABSENT, text, now)
+
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _happens(self, incident: Incident, text: str, now: float) -> bool:
@@ -201,6 +210,7 @@ class RunEnd(RunState):
             yield from self._elect(now, ended=ended)
         if self._ending.decided is not None and not self._published and (ended or self._is_settled(now)):
             self._published = True
+            self._look_for_absent(now)
             yield from self._tell_desync(now)
             self._note_compared(now, at_once=True)
             yield Publish(self.report(), news=True)
@@ -209,6 +219,8 @@ class RunEnd(RunState):
             self.over = True
             self.tables.clear()
             self._happens(Incident.ALL_ENDED, describe_first_lost(self.ranks.values()), now)
+            if not self._published:
+                self._look_for_absent(now)
             self._note_compared(now, at_once=True)
             self._replicas.forget()
             self._note_gaps()

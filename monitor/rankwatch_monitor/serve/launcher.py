@@ -239,10 +239,10 @@ def _describe_unseen(code: int) -> str:
 def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, runs_dir: Path, frames: int) -> int:
     if not any(run.is_own for run in collector.ledger.runs.values()):
         log.warning("%s", _describe_unseen(code))
-    for run, report in reports.items():
-        # The report comes last, below whatever the dying processes printed.
+    # The report comes last, below whatever the dying processes printed; and of several the one with a verdict.
+    for report in sorted(reports.values(), key=lambda one: one.verdict is not None):
         stream, before = (sys.stderr, "") if report.outcome is Outcome.FINISHED else (sys.stdout, "\n")
-        record = shlex.join(["rankwatch", "report", str(runs_dir / run)])
+        record = shlex.join(["rankwatch", "report", str(runs_dir / report.run)])
         said = text.render(report, frames, record)
         if stream is sys.stderr and is_json():
             log.info("%s", said.rstrip())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..decide.absent import absent_for, describe_absent
 from ..decide.report import Outcome, RankRow, RankState, Report
 
 CULPRIT, CAUSE, WENT_BAD, DIFFERS, VICTIM, NOTHING = range(6)
@@ -62,6 +63,11 @@ def _deaths(report: Report) -> dict[int, tuple[int, str]]:
     if not rows:
         return {}
     cause = min(rows, key=lambda row: (dead.index(row.state), row.left))
+    absent = absent_for(cause, report.ranks) if cause.state is RankState.FAILED else []
+    if absent:
+        text = f"failed: {describe_absent(absent)}"
+        victims = {row.rank: (VICTIM, text) for row in report.ranks if row.state is RankState.FAILED}
+        return victims | {row.rank: (CAUSE, _absence(row)) for row in absent}
     roles = {
         row.rank: (VICTIM, f"{row.state.value} after rank {cause.rank}")
         for row in report.ranks
@@ -70,3 +76,7 @@ def _deaths(report: Report) -> dict[int, tuple[int, str]]:
     return roles | {
         cause.rank: (CAUSE, "the first that was lost" if cause.state is RankState.LOST else "the first that failed")
     }
+
+
+def _absence(row: RankRow) -> str:
+    return "never connected" if row.state is RankState.MISSING else "had ended when others waited for it"

@@ -1,0 +1,60 @@
+"""A rank fails because another one is not there any more, or never was: the reason says so, whichever is heard of first."""
+
+from __future__ import annotations
+
+import pytest
+
+from desk import Desk
+from rankwatch.shared import messages
+from rankwatch_monitor.decide.effects import Publish
+from rankwatch_monitor.views.roles import in_order
+
+CLOSED = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:5"
+
+
+def leave(desk: Desk, rank: int, outcome: str, text: str = "") -> None:
+    desk.receive(rank, messages.Bye(2, outcome, text))
+    desk.disconnect(rank)
+
+
+def reason(desk: Desk) -> str:
+    return [effect.report for effect in desk.effects if isinstance(effect, Publish)][-1].reason
+
+
+@pytest.mark.parametrize("is_heard_first", [True, False])
+@pytest.mark.parametrize("outcome", ["ended", "finished"])
+def test_a_rank_that_ended_early_is_named_as_the_cause(outcome: str, is_heard_first: bool) -> None:
+    desk = Desk()
+    desk.connect(3)
+    if is_heard_first:
+        leave(desk, 1, outcome)
+    leave(desk, 0, "failed", CLOSED)
+    if not is_heard_first:
+        leave(desk, 1, outcome)
+    leave(desk, 2, "aborted")
+    desk.end(1)
+    assert reason(desk).endswith("failed: gloo: connection closed by peer 10.0.0.1; rank 1 had ended before its first batch")
+    (run,) = desk.ledger.runs.values()
+    roles = [(one.row.rank, one.text, one.is_cause) for one in in_order(run.report())]
+    assert roles[:2] == [
+        (1, "had ended when others waited for it", True),
+        (0, "failed: rank 1 had ended before its first batch", False),
+    ]
+
+
+def test_a_rank_that_never_connected_is_named() -> None:
+    desk = Desk()
+    desk.connect(3, (0, 1))
+    leave(desk, 0, "failed", CLOSED)
+    leave(desk, 1, "aborted")
+    desk.end(1)
+    assert reason(desk).endswith("; rank 2 never connected")
+
+
+def test_an_error_of_its_own_has_no_other_cause() -> None:
+    desk = Desk()
+    desk.connect(2)
+    leave(desk, 1, "ended")
+    leave(desk, 0, "failed", "KeyError: 'label'")
+    desk.end(1)
+    assert reason(desk).endswith("failed: KeyError: 'label'")
