@@ -143,6 +143,20 @@ def test_a_signal_while_the_report_is_written_costs_nothing(tmp_path: Path) -> N
         assert process.returncode == ABORTED
 
 
+@pytest.mark.slow
+def test_an_interrupt_ends_the_command_of_on_verdict_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(BAD)
+    trained = f"echo begun; exec {INTERPRETER} {tmp_path}/rank.py"
+    hook = f"RANKWATCH_ON_VERDICT=touch {tmp_path}/called; sleep 300"
+    with running(tmp_path, "sh", "-c", trained, prefix=("env", hook)) as process:
+        assert process.stdout is not None
+        assert "rankwatch: first nan in run rank-0\n" in process.stdout
+        assert any(line.startswith("  record ") for line in process.stdout)  # the report's last line
+        until((tmp_path / "called").exists)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(25) == ABORTED
+
+
 BAD = """
 import torch, rankwatch
 model = torch.nn.Linear(2, 2)

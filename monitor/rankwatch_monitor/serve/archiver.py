@@ -30,6 +30,9 @@ LIMIT = 300.0
 PAUSES = 5.0, 30.0, 120.0, 600.0
 """Seconds between the tries. After the last one the run is left out, and the log says so."""
 
+PATIENCE = 1.0
+"""Seconds after which the one at the terminal is told what is waited for at the end."""
+
 CLOSING = 30.0
 """Seconds at the end for what is still to be archived: a job that was stopped must end."""
 
@@ -85,13 +88,24 @@ class Archiver:
         with self._changed:
             self._closing_at = time.monotonic()
             self._changed.notify()
-        self._thread.join(CLOSING)
+        self._thread.join(PATIENCE)
+        if self._thread.is_alive() and not self._has_given_up:
+            log.info("waiting for the archive, for at most %g s; Ctrl-C ends it", CLOSING)
+        self._thread.join(CLOSING - PATIENCE)
         with self._changed:
             left, process, self._has_given_up = [*filter(None, [self._busy]), *self._due], self._process, True
         if process is not None:
             process.kill()
         for run in left:
             log.error("run %s is not archived: there was no more time; later: %s", run, self._by_hand(run))
+
+    def stop(self) -> None:
+        """Gives up: ``close`` says what is not archived. For a signal's handler, too."""
+        with self._changed:
+            self._closing_at, self._has_given_up = time.monotonic(), True
+            if self._process is not None:
+                self._process.kill()
+            self._changed.notify()
 
     # --- the archiver's thread ----------------------------------------------------------------------------------------
 
@@ -100,9 +114,9 @@ class Archiver:
             run, tried = due
             why = self._try(run)
             with self._changed:
-                self._busy = ""
                 if self._has_given_up:
                     return
+                self._busy = ""
                 is_again = run in self._due  # it was added meanwhile
                 is_last = tried >= len(PAUSES) or self._closing_at is not None
                 if why and not is_last and not is_again:

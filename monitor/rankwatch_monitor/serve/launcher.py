@@ -101,6 +101,9 @@ def run_command(
 
     is_shown = status and is_terminal(sys.stderr) and not is_json()
     with ExitStack() as signals:  # until the report is written
+        signals.callback(notifier.stop)
+        if archiver is not None:
+            signals.callback(archiver.stop)
         with (
             private as hidden,
             Printer(is_shared=not is_json()) as printer,

@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from rankwatch.shared.printable import one_line, printable
@@ -35,6 +36,9 @@ LONGEST = 2000
 MOST_ALERTS = 10
 """Of one kind and one run: a rank may stall and go on again and again."""
 
+PATIENCE = 1.0
+"""Seconds after which the one at the terminal is told what is waited for at the end."""
+
 VERDICT = "verdict"
 
 
@@ -44,6 +48,8 @@ class Notifier:
     def __init__(self, command: str) -> None:
         self._command = command
         self._threads: list[threading.Thread] = []
+        self._processes: set[subprocess.Popen[str]] = set()
+        self._is_stopped = False
         self._alerts: Counter[tuple[str, str]] = Counter()
 
     def tell(self, report: Report) -> None:
@@ -62,13 +68,25 @@ class Notifier:
             log.warning("the command of --on-verdict is told of no more than %d %s events of run %s", MOST_ALERTS, kind, run)
 
     def close(self) -> None:
-        """Waits for the commands that still run."""
-        until = time.monotonic() + LIMIT + 1.0
+        """Waits for the commands that still run, until ``stop``."""
+        began = time.monotonic()
+        self._join(began + PATIENCE)
+        if any(thread.is_alive() for thread in self._threads):
+            log.info("waiting for the command of --on-verdict, for at most %g s; Ctrl-C ends it", LIMIT)
+        self._join(began + LIMIT + 1.0)
+
+    def stop(self) -> None:
+        """Ends the commands that still run, with all that they have started, and starts no other. For a signal's handler, too."""
+        self._is_stopped = True
+        for process in tuple(self._processes):
+            _kill(process)
+
+    def _join(self, until: float) -> None:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _start(self, *event: Any) -> None:
-        if self._command:
+        if self._command and not self._is_stopped:
             thread = threading.Thread(target=self._run, args=event, name="rankwatch-notifier", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -99,13 +117,26 @@ class Notifier:
         except OSError as error:
             log.error("cannot run the command of --on-verdict for run %s: %s", run, error.strerror)
             return
+        self._processes.add(process)
         try:
+            if self._is_stopped:  # before it was in the set
+                _kill(process)
             printed, _ = process.communicate(json.dumps(body, allow_nan=False), timeout=LIMIT)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             process.communicate()
             log.error("the command of --on-verdict for run %s was ended: it took more than %g s", run, LIMIT)
             return
-        if process.returncode:
+        finally:
+            self._processes.discard(process)
+        if self._is_stopped:
+            log.error("the command of --on-verdict for run %s was ended by a signal", run)
+        elif process.returncode:
             last = printable(printed.strip()[-TOLD:]) or "it printed nothing"
             log.error("the command of --on-verdict for run %s: exit code %d: %s", run, process.returncode, last)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,23 @@ def test_a_try_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture, monk
     one.add("train-0")
     until(lambda: "it took more than 0.1 s" in caplog.text)
     one.close()
+
+
+def test_a_signal_ends_the_wait_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(archiver, "PATIENCE", 0.0)
+    over(tmp_path / "train-0")
+    one = archiver_of(tmp_path, f"touch {tmp_path}/begun; exec sleep 300")
+    one.add("train-0")
+    until((tmp_path / "begun").exists)
+    closing = threading.Thread(target=one.close)
+    closing.start()
+    until(lambda: "waiting for the archive, for at most 30 s; Ctrl-C ends it" in caplog.messages)
+    one.stop()
+    closing.join()
+    assert caplog.messages[-1].startswith("run train-0 is not archived: there was no more time; later: ")
 
 
 def test_at_the_end_a_failure_is_not_waited_for(

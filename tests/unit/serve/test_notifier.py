@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from collectors import until
 from rankwatch_monitor.decide.effects import Alert, Trouble
 from rankwatch_monitor.decide.report import Outcome, Report
 from rankwatch_monitor.serve import notifier
@@ -80,3 +82,30 @@ def test_it_is_ended_with_all_that_it_started(caplog: pytest.LogCaptureFixture, 
     monkeypatch.setattr(notifier, "LIMIT", 0.2)
     told("sleep 600 & sleep 600")  # the pipe of stdout stays open until both have ended
     assert "was ended: it took more than 0.2 s" in caplog.text
+
+
+def test_a_signal_ends_it_with_all_that_it_started(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one = Notifier(f"sleep 300 & echo $! > {tmp_path}/pid.part; mv {tmp_path}/pid.part {tmp_path}/pid; wait")
+    one.tell(LOST)
+    until((tmp_path / "pid").exists)
+    child = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    one.stop()
+    one.close()
+    until(lambda: not child.exists() or ") Z" in child.read_text())
+    one.tell(LOST)  # too late
+    one.close()
+    assert caplog.messages == ["the command of --on-verdict for run train-0 was ended by a signal"]
+
+
+def test_the_one_at_the_terminal_is_told_what_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(notifier, "PATIENCE", 0.0)
+    one = Notifier(f"until [ -e {tmp_path}/go ]; do sleep 0.01; done")
+    one.tell(LOST)
+    closing = threading.Thread(target=one.close)
+    closing.start()
+    until(lambda: caplog.messages == ["waiting for the command of --on-verdict, for at most 30 s; Ctrl-C ends it"])
+    (tmp_path / "go").touch()
+    closing.join()
