@@ -173,7 +173,7 @@ class Watch:
     def __repr__(self) -> str:
         run = f"run {self._link.run}" if self._link is not None and self._link.run else "no collector"
         states = {
-            "tripped": self._has_tripped,
+            "tripped": self._has_tripped or self._has_reported,
             "aborted": self._reason and not self._has_tripped,
             "off": self._detector.fault,
             "closed": self._closed,

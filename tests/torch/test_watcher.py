@@ -36,8 +36,11 @@ class Marked(nn.Module):
 def test_the_local_report(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1))
     nn.init.constant_(model.get_parameter("0.weight"), 1e20)
-    with rankwatch.watch(model), pytest.raises(rankwatch.OverflowDetected, match=r"batch 0: 0 \(Linear\), output: inf"):
-        model(torch.full((1, 4), 1e20))
+    with rankwatch.watch(model) as watch:
+        assert repr(watch).endswith("no collector>")
+        with pytest.raises(rankwatch.OverflowDetected, match=r"batch 0: 0 \(Linear\), output: inf"):
+            model(torch.full((1, 4), 1e20))
+        assert repr(watch).endswith("no collector, tripped>")
     out = capsys.readouterr().out
     assert "\n\nrankwatch: first inf of this process\n  culprit    rank 0 of 1 (" in out
     assert "  try        scale or clamp what goes into 0; " in out.splitlines()[-1]

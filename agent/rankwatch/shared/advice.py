@@ -26,7 +26,7 @@ def advise(cause: Cause, trip: Trip, closeup: CloseUp | None) -> str:
         rows = "; rankwatch replay finds the rows" if closeup is not None and closeup.capsule else ""
         return f"look at {bad[0].label if bad else 'what'} of batch {trip.position.batch} in this rank's shard of the data{rows}"
     if cause is Cause.UPSTREAM:
-        return _of_upstream(module, trip)
+        return _of_upstream(module, trip, operator)
     if cause is Cause.GRADIENT:
         return _of_gradient(module, trip, operator)
     if cause is Cause.REDUCTION:
@@ -78,7 +78,7 @@ def _of_weight(trip: Trip) -> str:
     return "look at the gradients and optimizer steps since it was last finite; if it never was, at the checkpoint"
 
 
-def _of_upstream(module: str, trip: Trip) -> str:
+def _of_upstream(module: str, trip: Trip, operator: Operator | None) -> str:
     if trip.received:
         return "look at the ranks whose parts went into it: `also` names those that tripped"
     if trip.changed:
@@ -87,6 +87,11 @@ def _of_upstream(module: str, trip: Trip) -> str:
         return "watch all modules (no modules=) in every batch, to see which one makes the output bad"
     if trip.operator is not None:
         return "look for a tensor that the module keeps or makes by itself, and that is no parameter or buffer"
+    if operator is not None:  # the close-up has found where it was born
+        kind, place = explain(operator)[0], operator.module or "the root module"
+        if kind in (Cause.SINGULAR, Cause.INVALID):
+            return _of_undefined(kind, place, trip, operator)
+        return f"scale or clamp what goes in, {_where(operator, place)}"
     return f'rankwatch.detect_overflow(x, "name") after each step of the code that leads to {module}: which one makes it?'
 
 

@@ -39,6 +39,7 @@ FED = replace(FULL, root_inputs=(reading("input[mask]", INF, low=0.0), reading("
 ARRIVED = trip(
     reading("grad_output", NAN, kind=Kind.GRAD_OUTPUT), reading("weight.grad", NAN, kind=Kind.GRADIENT), module="decoder.wo"
 )
+LOG = replace(makers.made_by("aten.log.default"), operands=(0.0,))
 CONSTANT = replace(makers.made_by("aten.lift_fresh.default"), inputs=(), operands=(), shapes=())
 NAN_TIMES = replace(
     makers.made_by("aten.mul.Tensor"),
@@ -85,6 +86,13 @@ def weights(*finite_in: int, at: int, step: int | None = None, kind: Kind = Kind
         (Cause.DATA, FED, None, "look at input[x] of batch 0 in this rank's shard of the data"),
         (Cause.DATA, FED, replace(FINITE, capsule="capsule"), "rankwatch replay finds the rows"),
         (Cause.UPSTREAM, FULL, None, "leads to decoder.wo"),
+        (Cause.UPSTREAM, FULL, makers.closeup(), "scale or clamp what goes in, at model.py:87"),
+        (
+            Cause.UPSTREAM,
+            FULL,
+            makers.closeup(operator=LOG),
+            "add an epsilon below the division, or within the root or log, at",
+        ),
         (Cause.UPSTREAM, replace(FULL, received="all_reduce"), None, "look at the ranks whose parts went into it"),
         (Cause.UPSTREAM, replace(FULL, changed="proj (Linear)"), None, "what changes the output of proj (Linear) in place"),
         (Cause.UPSTREAM, trip(reading("loss", INF, kind=Kind.LOSS)), None, "which one makes the output bad"),
