@@ -399,6 +399,13 @@ def test_the_versions_of_the_formats() -> None:
         assert row in PAGES["versions.md"]
 
 
+def test_the_guide_has_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = PAGES["guide.md"].partition("| extra |")[2].partition("\n\n")[0]
+    first = "".join(row.split("|")[1] for row in table.splitlines()[1:])
+    assert {*re.findall(r"`(\w+)`", first)} == extras.keys() - {"dev", "test"}
+
+
 def test_the_documented_lowest_versions_are_the_required_ones() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

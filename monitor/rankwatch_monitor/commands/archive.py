@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rankwatch.errors import UsageError
+from rankwatch.shared.installed import to_add
 from rankwatch.shared.printable import printable
 
 from ..record.runs import read_row
@@ -66,7 +67,7 @@ def check_archive(url: str) -> None:
     """Raises UsageError where no archive can be at this URL, or a library is missing."""
     for library in NEEDED:
         if find_spec(library) is None:
-            raise UsageError(f"an archive needs {library}: pip install 'rankwatch[export]'")
+            raise UsageError(f"an archive needs {library}: {to_add('export')}")
     from ..views.export.target import folder_at  # pyarrow is imported when something is written
 
     folder_at(url)

@@ -9,6 +9,7 @@ from datetime import date
 from pathlib import Path
 
 from rankwatch.errors import UsageError
+from rankwatch.shared.installed import to_add
 from rankwatch.shared.printable import page, printable
 
 from . import arguments as types
@@ -29,7 +30,7 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         from ..views.fleet import query
     except ModuleNotFoundError as error:
-        raise UsageError(f"this needs {error.name}: pip install 'rankwatch[fleet]'") from None
+        raise UsageError(f"this needs {error.name}: {to_add('fleet')}") from None
     from ..views.fleet import as_json as json
     from ..views.fleet import page as pages
     from ..views.fleet import text

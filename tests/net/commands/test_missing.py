@@ -62,10 +62,10 @@ def test_a_command_names_the_module_that_it_needs(missing: str, command: str, re
 @pytest.mark.parametrize(
     ("missing", "command", "said"),
     [
-        ("duckdb", "fleet archive", "this needs duckdb: pip install 'rankwatch[fleet]'"),
-        ("fsspec", "fleet archive", "this needs fsspec: pip install 'rankwatch[fleet]'"),
-        ("pyarrow", "archive train-0 archive", "an archive needs pyarrow: pip install 'rankwatch[export]'"),
-        ("fsspec", "collector --archive archive", "an archive needs fsspec: pip install 'rankwatch[export]'"),
+        ("duckdb", "fleet archive", "this needs duckdb: " + to_add("fleet")),
+        ("fsspec", "fleet archive", "this needs fsspec: " + to_add("fleet")),
+        ("pyarrow", "archive train-0 archive", "an archive needs pyarrow: " + to_add("export")),
+        ("fsspec", "collector --archive archive", "an archive needs fsspec: " + to_add("export")),
     ],
 )
 def test_a_command_names_the_extra_that_it_needs(missing: str, command: str, said: str, tmp_path: Path) -> None:
