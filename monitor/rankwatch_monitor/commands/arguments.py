@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -199,27 +200,36 @@ def runs_folder() -> Path:
 
 
 def no_run(path: Path, runs: Path) -> str:
-    """Says that there is no run at this path, and which ones there are: in it, beside it, or in the folder ``runs``."""
+    """Says that there is no run at this path, and which ones there are: in it, beside it, or in the folder ``runs``.
+
+    The names that are like this one come first, then the newest runs.
+    """
     if path.is_dir() and (own := _runs_in(path)):
         those = "those" if own[1:] else "that"
-        return f"{path} is no run's folder, but has {those} of {_some(own)}: give {path / own[-1]}, say"
+        return f"{path} is no run's folder, but has {those} of {_some(own)}: give {path / own[0]}, say"
     what = "is a file, and no run's folder" if path.is_file() else "has no run in it" if path.is_dir() else ""
     said = f"{path} {what}" if what else f"no run {path}"
     where, names = next(((folder, names) for folder in (path.parent, runs) if (names := _runs_in(folder))), (runs, []))
-    there = f"in {where} there {'are' if names[1:] else 'is'} {_some(names)}" if names else f"in {runs} there is none"
-    return f"{said}; {there}"
+    if not names[1:]:
+        return f"{said}; in {where} there is {names[0] if names else 'none'}"
+    near = get_close_matches(path.name, names)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{said}; in {where} there are {_some(list(dict.fromkeys([*near, *names])))}{hint}"
 
 
 def _runs_in(folder: Path) -> list[str]:
+    """The names of the runs in this folder, the one that was written last first."""
+    written = {}
     try:
-        found = [
-            one.name for one in folder.iterdir() if not one.is_symlink() and any((one / name).exists() for name in OF_A_RUN)
-        ]
+        for one in folder.iterdir():
+            files = [one / name for name in OF_A_RUN if (one / name).exists()]
+            if files and not (one.is_symlink() or one.name.startswith(".")):
+                written[one.name] = max(file.stat().st_mtime_ns for file in files)
     except OSError:  # it is none, or may not be read
         return []
-    return sorted(name for name in found if not name.startswith("."))
+    return sorted(written, key=lambda name: (written[name], name), reverse=True)
 
 
 def _some(names: list[str]) -> str:
     more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[-MOST_NAMED:]) + more
+    return ", ".join(names[:MOST_NAMED]) + more

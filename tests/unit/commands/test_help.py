@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -53,9 +54,11 @@ def test_what_is_wrong_comes_first_with_what_was_meant(
     assert usage[0].startswith("usage: rankwatch")
 
 
-def put_run(folder: Path) -> None:
+def put_run(folder: Path, time: float = 0.0) -> None:
+    """``time``: when its record was written last."""
     folder.mkdir(parents=True)
     (folder / "run.db").touch()
+    os.utime(folder / "run.db", (time, time))
 
 
 def test_where_there_is_no_run_the_error_says_what_is_there_and_which_runs_there_are(
@@ -64,20 +67,20 @@ def test_where_there_is_no_run_the_error_says_what_is_there_and_which_runs_there
     monkeypatch.chdir(tmp_path)
     runs = Path("runs")
     monkeypatch.setenv("RANKWATCH_RUNS_DIR", "runs")
-    for name in ("train-0", "train-1"):
-        put_run(runs / name)
+    put_run(runs / "train-0", 1.0)
+    put_run(runs / "train-1", 2.0)
     (runs / "bare").mkdir()
     (runs / "latest").symlink_to("gone-0")
     Path("empty").mkdir()
     Path("file").touch()
-    there = "in runs there are train-0, train-1"
+    there = "in runs there are train-1, train-0"
     for given, said in (
         (runs / "bare", f"runs/bare has no run in it; {there}"),
         (Path("empty"), f"empty has no run in it; {there}"),
         (Path("file"), f"file is a file, and no run's folder; {there}"),
         (runs / "gone-0", f"no run runs/gone-0; {there}"),
         (tmp_path / "no" / "such", f"no run {tmp_path}/no/such; {there}"),
-        (runs, "runs is no run's folder, but has those of train-0, train-1: give runs/train-1, say"),
+        (runs, "runs is no run's folder, but has those of train-1, train-0: give runs/train-1, say"),
     ):
         assert no_run(given, runs_folder()) == said
         with pytest.raises(UsageError) as raised:
@@ -94,13 +97,22 @@ def test_a_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         named_run(Path("train-1"))
     (tmp_path / "train-0").mkdir()  # a path comes first
     assert named_run(Path("train-0")) == Path("train-0")
-    for number in range(1, 12):
-        put_run(tmp_path / "rankwatch-runs" / f"more-{number:02}")
-    with pytest.raises(UsageError, match=r"there are more-05, .*, train-0, and 4 more"):
-        named_run(Path("nosuch"))
     monkeypatch.setenv("RANKWATCH_RUNS_DIR", str(tmp_path / "elsewhere"))
     with pytest.raises(UsageError, match="elsewhere there is none"):
         named_run(Path("nosuch"))
+
+
+def test_of_many_runs_the_nearest_names_come_first_and_then_the_newest_runs(tmp_path: Path) -> None:
+    for number in range(20):
+        put_run(tmp_path / f"train-0.{number}", number)
+    put_run(tmp_path / "base-0.30", 1.5)
+    newest = ", ".join(f"train-0.{number}" for number in range(19, 12, -1))
+    for name, said in (
+        ("nosuch", f"{newest}, train-0.12, and 13 more"),
+        ("base-0.31", f"base-0.30, {newest}, and 13 more; did you mean base-0.30?"),
+        ("base-31", f"base-0.30, {newest}, and 13 more; did you mean base-0.30?"),
+    ):
+        assert no_run(tmp_path / name, runs_folder()) == f"no run {tmp_path / name}; in {tmp_path} there are {said}"
 
 
 def test_a_program_is_looked_for_beside_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
