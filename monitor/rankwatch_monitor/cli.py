@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -138,6 +139,9 @@ class _Lines(logging.Formatter):
         return paragraph(super().format(record))
 
 
+_MISTYPED = re.compile(r"invalid choice: '([^']+)'|^unrecognized arguments: (?:.*? )??(-[^ =]+)")
+
+
 class _Parser(argparse.ArgumentParser):
     """What is wrong stands before the usage, and below it what may have been meant. Options are not abbreviated: a script with an
     abbreviation would break with the next option that begins alike."""
@@ -152,14 +156,19 @@ class _Parser(argparse.ArgumentParser):
 
         mistyped = [word for word in sys.argv[1:] if word.startswith("-")] if "required: COMMAND" in message else []
         message = f"unrecognized arguments: {' '.join(mistyped)}" if mistyped else message
-        known = [option for action in self._actions for option in action.option_strings] + list(COMMANDS)
-        is_unknown = "invalid choice" in message or message.startswith("unrecognized arguments")
-        words = [word.strip("',") for word in message.split() if is_unknown and word.startswith(("'", "-"))][:1]
-        meant = get_close_matches(words[0], known, 1) if words else []
-        hint = f"; did you mean {meant[0]}?" if meant and meant[0] not in words else ""
+        wrong = _MISTYPED.search(message)
+        meant = self._meant(wrong[1] or wrong[2]) if wrong else ""
+        hint = f"; did you mean {meant}?" if meant else ""
         self._print_message(f"{self.prog}: error: {printable(message)}{hint}\n", sys.stderr)
         self.print_usage(sys.stderr)
         self.exit(EXIT_USAGE)
+
+    def _meant(self, word: str) -> str:
+        """The option, or the choice, that may have been meant; empty if none is like this word."""
+        options = [option for action in self._actions for option in action.option_strings]
+        choices = [str(choice) for action in self._actions for choice in action.choices or ()]
+        known = choices + options * word.startswith("-")
+        return "".join(get_close_matches(word, known, 1))
 
 
 class _CommandParser(_Parser):

@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", metavar="PATTERN,...", type=types.patterns, help=f"patterns of {text}")
     batches = {"metavar": "N,...", "type": types.batches, "help": "batches to print and record frame by frame"}
     types.add_option(parser, "--trace-batch-nums", **batches)
-    parser.add_argument("--check", choices=sorted(Check), help="when readings are judged")
+    parser.add_argument("--check", choices=sorted(check.value for check in Check), help="when readings are judged")
 
 
 def main(arguments: argparse.Namespace) -> int:

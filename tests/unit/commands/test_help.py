@@ -37,6 +37,8 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
         (["repotr"], "did you mean report?"),
         (["run", "--on-stal", "abort"], "did you mean --on-stall?"),
         (["report", "--htm", "x"], "did you mean --html?"),
+        (["report", "a", "b", "--htm", "x", "-y"], "did you mean --html?"),
+        (["tune", "--check", "bach"], "did you mean batch?"),
         (["top", "--interval", "soon"], "argument --interval: 'soon': expected seconds"),
         (["run", "--every", "foo"], "expected a whole number K from 1 on"),
         (["list", "--quite-another-thing"], "unrecognized arguments: --quite-another-thing"),
@@ -52,6 +54,13 @@ def test_what_is_wrong_comes_first_with_what_was_meant(
     assert "error:" in first
     assert first.endswith(said)
     assert usage[0].startswith("usage: rankwatch")
+
+
+def test_choices_are_named_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["tune", "--check", "foo"])
+    first = capsys.readouterr().err.splitlines()[0].replace("'", "")  # Python 3.10 quotes them, and 3.13 does not
+    assert first == "rankwatch tune: error: argument --check: invalid choice: foo (choose from async, batch, frame)"
 
 
 def put_run(folder: Path, time: float = 0.0) -> None:
