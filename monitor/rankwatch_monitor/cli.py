@@ -164,11 +164,12 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE)
 
     def _meant(self, word: str) -> str:
-        """The option, or the choice, that may have been meant; empty if none is like this word."""
+        """The option, or the choice, that may have been meant: one that begins with this word, or else one that is like it."""
         options = [option for action in self._actions for option in action.option_strings]
         choices = [str(choice) for action in self._actions for choice in action.choices or ()]
         known = choices + options * word.startswith("-")
-        return "".join(get_close_matches(word, known, 1))
+        begun = get_close_matches(word, [one for one in known if one.startswith(word)], 1, 0.0)
+        return "".join(begun or get_close_matches(word, known, 1))
 
 
 class _CommandParser(_Parser):
@@ -177,6 +178,8 @@ class _CommandParser(_Parser):
     def load(self) -> None:
         command = import_module(f".commands.{self.prog.split()[-1]}", __package__)
         command.add_options(self)
+        for action in self._actions:  # the spelling with underscores is understood, and shown nowhere
+            action.option_strings = [one for one in action.option_strings if "_" not in one]
         self.set_defaults(function=command.main)
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:

@@ -76,7 +76,6 @@ def _prepare(parser: argparse.ArgumentParser) -> None:
             for command in action.choices.values():
                 _prepare(command)
             continue
-        action.option_strings = [one for one in action.option_strings if "_" not in one]  # a second spelling
         metavar = str(action.metavar or "")
         if metavar in _BY_METAVAR:
             action.complete = _BY_METAVAR[metavar]  # type: ignore[attr-defined]
