@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
@@ -23,10 +23,13 @@ MEMORY = "200MB"
 MOST = 50
 """Causes, modules and versions that are listed."""
 
+_OF_A_FILE = duckdb.InvalidInputException, duckdb.BinderException, duckdb.Error
+"""What DuckDB raises, these very classes, for a damaged file, or one of another kind. Others are of the disk or the network."""
+
 _NO_PROGRESS_BAR = "SET enable_progress_bar = false"  # on by default in a notebook and under python -c, on standard output
 
 _READ = """
-CREATE TABLE runs AS
+CREATE OR REPLACE TABLE runs AS
 SELECT id, archived, run, job, date, began, outcome, rankwatch, torch, driver,
     verdict.cause AS cause, verdict.module AS module, verdict.module_class AS module_class, suspects,
     list_transform(ranks, lambda r: {'host': r.host, 'gpu': r.gpu, 'name': r.gpu_name, 'hours': r.hours}) AS ranks
@@ -78,8 +81,11 @@ def ask(url: str, since: str = "0001-01-01", until: str = "9999-12-31") -> Fleet
     Raises:
         UsageError: there is no archive, or it cannot be read.
     """
-    with _opened(url) as (database, files), _explained(url):
-        database.execute(_READ, {"files": files, "since": since, "until": until})
+    with (
+        _opened(url) as (database, files),
+        _explained(url, database, what := {"files": files, "since": since, "until": until}),
+    ):
+        database.execute(_READ, what)
         database.execute(_ONCE)
 
         def rows(query: str) -> list[tuple[Any, ...]]:
@@ -126,10 +132,28 @@ def _opened(url: str) -> Iterator[tuple[Any, str]]:
 
 
 @contextmanager
-def _explained(url: str) -> Iterator[None]:
+def _explained(url: str, database: Any, what: Mapping[str, str]) -> Iterator[None]:
+    """Raises UsageError, in one line, where the archive cannot be read. ``what``: the parameters of the query that reads it."""
     try:
         yield
     except (duckdb.Error, OSError) as error:
-        if "No files found" in str(error):
+        why = str(error).partition("\n")[0]  # the further lines are of the query
+        if "No files found" in why:
             raise UsageError(f"no archive at {shown(url)}: it has no files date=*/job=*/*.parquet") from None
-        raise UsageError(shown(f"cannot read the archive {url}: {error}")) from None
+        if file := _damaged(error, database, what):
+            why = (
+                f"{file} is damaged, or no file of an archive ({why}): move it away, and `rankwatch archive RUN {url}` again"
+            )
+        raise UsageError(shown(f"cannot read the archive {url}: {why}")) from None
+
+
+def _damaged(error: Exception, database: Any, what: Mapping[str, str]) -> str:
+    """The file of the archive that this error is about, which DuckDB does not always name; empty: the error is another one."""
+    if type(error) not in _OF_A_FILE:
+        return ""
+    for (file,) in database.execute("SELECT file FROM glob($files)", {"files": what["files"]}).fetchall():
+        try:
+            database.execute(_READ, {**what, "files": escape(file)})
+        except duckdb.Error:
+            return str(file)
+    return ""

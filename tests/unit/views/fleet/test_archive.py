@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, datetime, timezone
+from glob import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +16,7 @@ from urllib.parse import quote
 import fsspec
 import pyarrow as pa
 import pyarrow.dataset as datasets
+import pyarrow.parquet as pq
 import pytest
 
 import makers
@@ -317,6 +320,39 @@ def test_a_merge_names_the_file_that_it_cannot_read(tmp_path: Path) -> None:
     (tmp_path / "archive" / "date=1970-01-12" / "job=train" / "cut.parquet").write_bytes(b"PAR1")
     with pytest.raises(UsageError, match=r"cannot merge .*/job=train/cut.parquet, which is no file of an archive"):
         archive.merge(url, date(1970, 1, 13))
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "cut": lambda whole: whole[:-50],
+    "its pages": lambda whole: whole[:4] + bytes(200) + whole[204:],
+    "its footer": lambda whole: whole[:-300] + b"\xff" * 200 + whole[-100:],
+    "not of an archive": lambda _: parquet_of({"x": [1]}),
+}
+
+
+def parquet_of(columns: dict[str, list[int]]) -> bytes:
+    pq.write_table(pa.table(columns), sink := pa.BufferOutputStream())
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_one_line_names_the_damaged_file_and_what_to_do(damage: str, place: int, url: str, tmp_path: Path) -> None:
+    for number in range(3):
+        put(write(tmp_path / f"train-{number}", *lost(), incarnation=str(number)), url)
+    file_system, root = fsspec.url_to_fs(url)
+    path = sorted(file_system.glob(f"{escape(root)}/*/*/*.parquet"))[place]
+    file_system.pipe_file(path, DAMAGES[damage](file_system.cat_file(path)))
+    with pytest.raises(UsageError) as raised:
+        query.ask(url)
+    said = str(raised.value)
+    assert "\n" not in said
+    assert said.startswith(f"cannot read the archive {url}: ")
+    assert f"{path} is damaged, or no file of an archive (" in said
+    assert said.endswith(f"): move it away, and `rankwatch archive RUN {url}` again")
+    file_system.rm_file(path)
+    assert query.ask(url).runs == 2
 
 
 @pytest.mark.parametrize("ask", [target.folder_at, query.ask, lambda url: archive.merge(url, date(1970, 1, 13))])
