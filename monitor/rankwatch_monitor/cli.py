@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from rankwatch import __version__
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, EXIT_USAGE, RankwatchError
+from rankwatch.shared.standard_output import checked_output
 
 COMMANDS = {
     "run": (
@@ -88,16 +89,14 @@ Options are also read from RANKWATCH_<OPTION>, such as RANKWATCH_RUNS_DIR."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     _open_closed_streams()
+    code: int = 0
     try:
-        arguments = _parser().parse_args(argv)
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(_Lines("rankwatch: %(message)s"))
-        logging.basicConfig(level=logging.INFO, handlers=[handler])
-        code: int = arguments.function(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of stdout, `head` say, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        with checked_output():
+            arguments = _parser().parse_args(argv)
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(_Lines("rankwatch: %(message)s"))
+            logging.basicConfig(level=logging.INFO, handlers=[handler])
+            code = arguments.function(arguments)
     except RankwatchError as error:
         _say_error(str(error))
         return error.exit_code

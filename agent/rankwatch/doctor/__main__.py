@@ -14,6 +14,7 @@ from pathlib import Path
 from ..errors import EXIT_ERROR, UsageError
 from ..shared.missing import describe_missing
 from ..shared.printable import page
+from ..shared.standard_output import OutputError, checked_output
 from ..tell.abort import say, write_error_file
 from .bounded import describe
 from .options import DoctorOptions, parse
@@ -88,14 +89,16 @@ def _without_torch(placement: Placement, env: Mapping[str, str], options: Doctor
 
 def _conclude(report: DoctorReport, options: DoctorOptions) -> int:
     """Prints the report; returns the exit code."""
+    code = 0
     try:
-        sys.stdout.write(to_json(report) if options.json else page(render(report)))
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with checked_output():
+            sys.stdout.write(to_json(report) if options.json else page(render(report)))
+    except OutputError as error:
+        say(f"error: {error}")
+        code = error.exit_code
     failed = report.failed
     if not failed:
-        return 0
+        return code
     reasons = "\n".join(f"{result.check}: {result.found}" for result in failed[:4])
     write_error_file(f"rankwatch doctor\n{reasons}", time.time(), is_culprit=True)
     return EXIT_ERROR

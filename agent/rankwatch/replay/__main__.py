@@ -7,9 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..errors import EXIT_ERROR, UsageError
+from ..errors import EXIT_ERROR, RankwatchError, UsageError
 from ..shared.missing import describe_missing
 from ..shared.printable import page, paragraph
+from ..shared.standard_output import checked_output
 from .options import parse
 
 
@@ -22,14 +23,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .summary import render, to_json
 
         found = replay(options)
-    except UsageError as error:
+        with checked_output():
+            sys.stdout.write(to_json(found) if options.json else page(render(found)))
+    except RankwatchError as error:
         sys.stderr.write(f"rankwatch: error: {paragraph(str(error))}\n")
         return error.exit_code
     except ImportError as error:
         sys.stderr.write(f"rankwatch: error: {describe_missing('replay', error)}\n")
         return EXIT_ERROR
-    sys.stdout.write(to_json(found) if options.json else page(render(found)))
-    sys.stdout.flush()
     if found.error:
         return UsageError.exit_code
     return 0 if found.recurred else EXIT_ERROR

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import makers
+import records
 from collectors import Running, until
 from commands import run as rankwatch
 from jobs import RANKWATCH, ROOT, environment
@@ -41,7 +42,8 @@ def assert_usage_error(done: subprocess.CompletedProcess[str], complaint: str) -
 def test_version_and_help_load_no_command(arguments: list[str]) -> None:
     loaded = loaded_by(*arguments)
     assert {name for name in loaded if name.startswith("rankwatch")} == {
-        *("rankwatch", "rankwatch.errors", "rankwatch_monitor", "rankwatch_monitor.cli")
+        *("rankwatch", "rankwatch.errors", "rankwatch.shared", "rankwatch.shared.standard_output"),
+        *("rankwatch_monitor", "rankwatch_monitor.cli"),
     }
     assert not loaded & HEAVY
 
@@ -212,6 +214,38 @@ def test_a_missing_connection_file_stops_a_rank_before_its_first_batch() -> None
 )
 def test_usage(arguments: list[str], complaint: str, tmp_path: Path) -> None:
     assert_usage_error(rankwatch(*arguments, RANKWATCH_RUNS_DIR=str(tmp_path)), complaint)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return records.write(tmp_path_factory.mktemp("runs") / "train-0", records.part(0, *records.frames(0)))
+
+
+OUTPUTS = "--help", "list ..", "report .", "report . --json", "dump . --frames", "top .", "completion fish", "doctor"
+
+
+@pytest.mark.parametrize(
+    ("command", "is_unbuffered"), [*((command, "") for command in OUTPUTS), ("--help", "1"), ("dump .", "1")]
+)
+def test_a_full_disk_is_named_in_one_line(command: str, is_unbuffered: str, recorded: Path) -> None:
+    env = environment(PYTHONUNBUFFERED=is_unbuffered)
+    with open("/dev/full", "w") as full:
+        words = [*RANKWATCH, *command.split()]
+        done = subprocess.run(words, cwd=recorded, env=env, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "rankwatch: error: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("is_unbuffered", ["", "1"])
+def test_a_reader_that_has_ended_is_left_in_peace(is_unbuffered: str, recorded: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    env = environment(PYTHONUNBUFFERED=is_unbuffered)
+    done = subprocess.run(
+        [*RANKWATCH, "dump", "."], cwd=recorded, env=env, stdout=write, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_run_ends_as_its_command_does(tmp_path: Path) -> None:
