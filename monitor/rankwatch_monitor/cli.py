@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rankwatch import __version__
@@ -180,6 +181,11 @@ class _CommandParser(_Parser):
         for action in self._actions:  # the spelling with underscores is understood, and shown nowhere
             action.option_strings = [one for one in action.option_strings if "_" not in one]
         self.set_defaults(function=command.main)
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if "" in arg_strings and action.type in (None, Path) and action.nargs != argparse.REMAINDER:
+            raise argparse.ArgumentError(action, "expected a value, not an empty one: is a variable of the shell not set?")
+        return super()._get_values(action, arg_strings)
 
     def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
         self.load()

@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     run, url = arguments.run, arguments.url
     if arguments.merge:
-        if run and url != os.environ.get("RANKWATCH_ARCHIVE"):
+        if run and url != types.env("archive", None):
             raise UsageError(f"--merge adds no run, and takes one archive: rankwatch archive --merge {shown(url)}")
         run, url = None, run or url
     if not url or not (run or arguments.merge):

@@ -34,7 +34,8 @@ def describe(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def env(option: str, default: str | None) -> str | None:
-    return os.environ.get(f"RANKWATCH_{option.upper().replace('-', '_')}", default)
+    """The option's variable; the default where it is not set, or empty."""
+    return os.environ.get(f"RANKWATCH_{option.upper().replace('-', '_')}") or default
 
 
 def seconds(text: str) -> float:

@@ -67,6 +67,47 @@ def test_choices_are_named_as_they_are_typed(capsys: pytest.CaptureFixture[str])
     assert first == "rankwatch tune: error: argument --check: invalid choice: foo (choose from async, batch, frame)"
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("run", "--on-verdict"),
+        ("collector", "--archive"),
+        ("collector", "--runs-dir"),
+        ("run", "--on-stall"),
+        ("tune", "--connection"),
+        ("ui", "--host"),
+    ],
+)
+def test_an_empty_value_is_refused_as_of_a_variable_that_is_not_set(
+    command: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([option, ""], [f"{option}="]):
+        with pytest.raises(SystemExit) as ended:
+            _parser().parse_args([command, *words])
+        assert ended.value.code == 2
+        assert f"error: argument {option}: " in capsys.readouterr().err
+
+
+def test_an_empty_name_of_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["tune", "", "--every", "2"])  # without a name, of all runs
+    assert "argument RUN: expected a value, not an empty one" in capsys.readouterr().err
+
+
+def test_empty_values_that_mean_something() -> None:
+    assert _parser().parse_args(["tune", "--modules", "", "--ignore="]).modules == ()
+    assert _parser().parse_args(["run", "--", "sh", ""]).command[-1] == ""
+
+
+def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["run", "true"]
+    usual = _parser().parse_args(words)
+    for name in ("ON_VERDICT", "ON_STALL", "HEARTBEAT", "ARCHIVE", "RUNS_DIR", "CONNECTION_FILE", "METRICS", "FRAMES"):
+        monkeypatch.setenv(f"RANKWATCH_{name}", "")
+    found = {**vars(_parser().parse_args(words)), "whole": usual.whole}
+    assert found == vars(usual)
+
+
 def put_run(folder: Path, time: float = 0.0) -> None:
     """``time``: when its record was written last."""
     folder.mkdir(parents=True)
