@@ -141,7 +141,7 @@ class UsersCode:
             else:
                 advice = "Its own code raises this as it is imported: install what it needs, or mend it"
             stored = ", or --stored-code runs the copy in the capsule" if there in self._sources and not self._stored else ""
-            raise UsageError(f"cannot import {here}{trained}: {text}. {advice}{stored}") from None
+            raise UsageError(f"cannot import {here}{trained}: {text.rstrip('.')}. {advice}{stored}") from None
 
     def _compare(self, name: str, file: str | None) -> None:
         text = self._sources.get(name)
@@ -229,9 +229,10 @@ class UsersCode:
         try:
             exec(compile(body, module.__file__ or "", "exec"), module.__dict__)
         except Exception as error:  # noqa: BLE001  the user's code
+            why = f"{type(error).__name__}: {error}".rstrip(".")
             raise UsageError(
-                f"{module.__file__}:{statement.lineno} cannot be executed here, and the module needs it: {type(error).__name__}: "
-                f"{error}. --module MODULE:CLASS names a class that can be imported"
+                f"{module.__file__}:{statement.lineno} cannot be executed here, and the module needs it: {why}. "
+                "--module MODULE:CLASS names a class that can be imported"
             ) from None
         self._take_imported()
 

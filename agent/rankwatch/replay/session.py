@@ -43,9 +43,10 @@ def replay(options: ReplayOptions) -> ReplayFindings:
     except UsageError:
         raise
     except Exception as error:
+        why = f"{type(error).__name__}: {error}".rstrip(".")
         raise UsageError(
-            f"the module cannot be made of the capsule: {type(error).__name__}: {error}. --module MODULE:FUNCTION names a "
-            f"function that makes it{_other_torch(capsule)}"
+            f"the module cannot be made of the capsule: {why}. --module MODULE:FUNCTION names a function that makes it"
+            f"{_other_torch(capsule)}"
         ) from error
     devices = _devices(options, call)
     found = ReplayFindings(capsule.path, manifest, str(devices[0]))
