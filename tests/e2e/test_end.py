@@ -144,6 +144,16 @@ def test_a_signal_while_the_report_is_written_costs_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def test_a_full_disk_leaves_a_run_its_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(BAD)
+    command = [*RANKWATCH, "run", "--runs-dir", str(tmp_path / "runs"), "--", sys.executable, str(tmp_path / "rank.py")]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == ABORTED
+    assert done.stderr.splitlines()[-1].endswith("ERROR rankwatch: cannot print the report: No space left on device")
+
+
+@pytest.mark.slow
 def test_an_interrupt_ends_the_command_of_on_verdict_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(BAD)
     trained = f"echo begun; exec {INTERPRETER} {tmp_path}/rank.py"

@@ -38,13 +38,19 @@ def checked_output() -> Iterator[None]:
             raise
 
 
+def forgive(stream: object) -> None:
+    """The last error of this stream was dealt with: ``checked_output`` does not raise it again."""
+    if isinstance(stream, _Checked):
+        stream.error = None
+
+
 class _Checked:
     """A stream whose errors are told from those of other files; the last one comes again when the stream is flushed, since
     argparse ignores it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._error: OutputError | None = None
+        self.error: OutputError | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -56,8 +62,8 @@ class _Checked:
     def flush(self) -> None:
         with self._explained():
             self._stream.flush()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -66,5 +72,5 @@ class _Checked:
         except BrokenPipeError:
             raise
         except OSError as error:
-            self._error = OutputError(error.errno, error.strerror)
-            raise self._error from None
+            self.error = OutputError(error.errno, error.strerror)
+            raise self.error from None

@@ -17,6 +17,8 @@ from collections import deque
 from types import TracebackType
 from typing import TextIO
 
+from rankwatch.shared.standard_output import forgive
+
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 10_000
@@ -179,5 +181,6 @@ def size_of(terminal: TextIO) -> os.terminal_size:
 
 
 def _complain(stream: TextIO, error: OSError) -> None:
+    forgive(stream)  # the exit code is the run's
     if stream is not sys.stderr:
         log.error("cannot print the report: %s", error.strerror)
