@@ -8,7 +8,7 @@ from typing import Any
 
 from rankwatch.shared.cause import PHASE_WORDS
 
-from ..decide.course import Course, GrownReading, NearestReading
+from ..decide.course import Course, GrownReading, LossAt, NearestReading
 from ..decide.report import Report
 
 
@@ -44,10 +44,15 @@ def _clock(seconds: float) -> str:
 def _loss(course: Course) -> str:
     first, last = course.first_loss, course.last_loss
     assert first is not None
-    text = f"{first.loss:.4g} in batch {first.batch}"
-    if last is not None and last.batch > first.batch:
-        text += f", {last.loss:.4g} in batch {last.batch}"
-    return text + (f" (mean of {first.ranks} ranks)" if first.ranks > 1 else "")
+    losses = [first, last] if last is not None and last.batch > first.batch else [first]
+    texts = [f"{one.loss:.4g} in batch {one.batch}" for one in losses]
+    if len({one.ranks for one in losses}) > 1:
+        return ", ".join(text + (_mean_of(one) or " (1 rank)") for text, one in zip(texts, losses, strict=True))
+    return ", ".join(texts) + _mean_of(first)
+
+
+def _mean_of(loss: LossAt) -> str:
+    return f" (mean of {loss.ranks} ranks)" if loss.ranks > 1 else ""
 
 
 def _nearest(one: NearestReading) -> str:

@@ -91,6 +91,21 @@ def test_it_is_in_the_report_in_a_few_lines_and_in_the_json(tmp_path: Path) -> N
     assert body["batches_per_second"] == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "text"),
+    [
+        (2, 1, "2 in batch 0 (mean of 2 ranks), 1 in batch 9 (1 rank)"),
+        (2, 3, "2 in batch 0 (mean of 2 ranks), 1 in batch 9 (mean of 3 ranks)"),
+        (1, 1, "2 in batch 0, 1 in batch 9"),
+    ],
+)
+def test_each_loss_has_its_ranks_where_they_differ(tmp_path: Path, first: int, last: int, text: str) -> None:
+    told = report(written(tmp_path / "train-1"))
+    assert told.course is not None
+    told = replace(told, course=told.course._replace(first_loss=LossAt(0, 2.0, first), last_loss=LossAt(9, 1.0, last)))
+    assert f"  loss       {text}\n" in as_text.render(told)
+
+
 def test_a_run_that_is_running_took_the_time_to_its_last_standings(tmp_path: Path) -> None:
     written(tmp_path / "train-1")
     before = course(tmp_path / "train-1").seconds
