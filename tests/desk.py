@@ -106,6 +106,7 @@ class Desk:
             assert (row.is_over, row.reason) == (run.over, told.reason)  # a list of runs shows these without a replay
             assert row.outcome == told.outcome or not run.over
             assert row.stalled == told.stalled
+            assert row.batches == told_again.batches
 
     @property
     def reports(self) -> list[Report]:

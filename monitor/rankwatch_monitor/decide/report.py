@@ -226,5 +226,5 @@ class Report:
 
     @property
     def batches(self) -> int:
-        """How many batches the furthest rank has run."""
+        """How many batches the furthest rank has begun."""
         return max((row.last_batch for row in self.ranks), default=-1) + 1

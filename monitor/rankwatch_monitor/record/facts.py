@@ -69,6 +69,8 @@ def row_after(row: RunRow, fact: Fact) -> RunRow:
         return row._replace(batches=batches, is_final=row.is_final or not row.outcome)
     if isinstance(fact, journal.Reached):
         return row._replace(batches=max(row.batches, *(batch + 1 for _, batch, _, _ in fact.moments), 0))
+    if isinstance(fact, messages.Bye):
+        return row._replace(batches=max(row.batches, fact.moment.batch + 1))
     if isinstance(fact, journal.Decided):
         return row._replace(outcome=fact.outcome.value, reason=fact.reason, is_final=row.is_final or fact.abort)
     if isinstance(fact, journal.Stood):

@@ -36,7 +36,7 @@ def test_a_run_is_shown_once_a_heartbeat_and_at_its_end() -> None:
 def test_each_rank_that_tripped_is_counted_once() -> None:
     desk = Desk()
     desk.connect(3)
-    desk.receive(0, messages.Tripped(1, makers.trip(at=(1, 0, 0))), messages.Tripped(2, makers.trip(at=(2, 0, 0))))
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(1, 0, 0))), messages.Tripped(2, makers.trip(at=(1, 0, 1))))
     desk.receive(1, messages.Tripped(1, makers.trip(at=(1, 0, 0))))
     desk.end(exit_code=1)
     assert (last_shown(desk).standing.tripped, last_shown(desk).standing.outcome) == (2, Outcome.ABORTED)

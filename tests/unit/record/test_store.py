@@ -18,7 +18,7 @@ import makers
 import records
 import standings
 from rankwatch.shared import messages, wire
-from rankwatch.shared.frame import NO_LOSS, FrameTable
+from rankwatch.shared.frame import NO_LOSS, FrameTable, Moment
 from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor.decide.gaps import Gap
 from rankwatch_monitor.decide.journal import (
@@ -348,6 +348,8 @@ FINISHED, FAILED = Decided(Outcome.FINISHED, "", False), Decided(Outcome.FAILED,
             RunRow("", batches=7),
         ),
         ([(NO_RANK, Reached((0, 1), ((0, -1, 0, 0), (4, 4, 0, 3)), (-1, 4)))], RunRow("", batches=5)),
+        # What a rank was in when it was stopped is in no batch that it sent.
+        ([(0, messages.Bye(4, "aborted", "", Moment(4, 4, 0, 3)))], RunRow("", batches=5)),
     ],
 )
 def test_a_list_shows_what_a_replay_gives(tmp_path: Path, facts: list[tuple[int, Fact]], row: RunRow) -> None:
