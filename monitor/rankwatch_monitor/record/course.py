@@ -52,9 +52,7 @@ def with_course(report: Report, record: RunRecord) -> Report:
 
 def find_course(record: RunRecord, world_size: int) -> Course:
     """Raises StoreError."""
-    head = [digests for _, digests in islice(record.segments(_FIRST), HEAD)]
-    first = np.concatenate(head) if head else np.zeros(0, [(name, np.float64) for name in _FIRST])
-    last = record.newest_digests(min(MOST_SEGMENTS, 1 + -(-2 * world_size // SEGMENT)))
+    first, last = _ends(record, world_size)
     return Course(
         seconds=max(0.0, record.last_heard() - record.began()),
         pace=_pace(first, last),
@@ -65,8 +63,21 @@ def find_course(record: RunRecord, world_size: int) -> Course:
     )
 
 
+def pace_over_all(record: RunRecord, world_size: int) -> float | None:
+    """Batches a second from the first batch to the last one; None: not known. Raises StoreError."""
+    return _pace(*_ends(record, world_size))
+
+
+def _ends(record: RunRecord, world_size: int) -> tuple[Array, Array]:
+    """The first digests, with the columns _FIRST, and the last ones."""
+    head = [digests for _, digests in islice(record.segments(_FIRST), HEAD)]
+    first = np.concatenate(head) if head else np.zeros(0, [(name, np.float64) for name in _FIRST])
+    return first, record.newest_digests(min(MOST_SEGMENTS, 1 + -(-2 * world_size // SEGMENT)))
+
+
 def _pace(first: Array, last: Array) -> float | None:
-    """Of the rank that came furthest, by its own clock."""
+    """Of the rank that came furthest of those that are in both, by its own clock."""
+    last = last[np.isin(last["rank"], first["rank"])]
     if not len(last):
         return None
     end = last[last["batch"].argmax()]

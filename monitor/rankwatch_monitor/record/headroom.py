@@ -206,17 +206,6 @@ def pace_of(digests: Array) -> float | None:
     return float(own["batch"].max() - own["batch"].min()) / seconds if seconds > 0 else None
 
 
-def pace_over_all(ends: Array) -> float | None:
-    """Batches a second over a whole run, of the rank that has the first digest; None when that is not known.
-
-    Args:
-        ends: the first and the last digests.
-    """
-    own = ends[ends["rank"] == ends["rank"][0]] if len(ends) else ends
-    seconds = float(own["ended"].max() - own["started"].min()) if len(own) else 0.0
-    return float(own["batch"].max() - own["batch"].min() + 1) / seconds if seconds > 0 else None
-
-
 def _urgency_of(changes: Any) -> Any:
     """Of doublings above the usual, on the scale of headroom: no change counts as a headroom of x256."""
     return np.minimum(changes, MOST_CHANGE) - CALM

@@ -172,15 +172,6 @@ class RunRecord:
             for (body,) in self._database.execute("SELECT body FROM digests ORDER BY id DESC LIMIT ?", (most,)):
                 yield unpack_digests(body, columns)
 
-    def ends_of_digests(self) -> Array:
-        """The digests of the first and the last segment."""
-        query = (
-            "SELECT body FROM digests WHERE id IN ((SELECT MIN(id) FROM digests), (SELECT MAX(id) FROM digests)) ORDER BY id"
-        )
-        with self._explained():
-            found = [unpack_digests(body) for (body,) in self._database.execute(query)]
-            return np.concatenate([np.zeros(0, DIGEST), *found])
-
     def digest_blocks(self) -> Iterator[DigestBlock]:
         """The digests segment by segment, in the order in which the parts came."""
         with self._explained():

@@ -21,7 +21,8 @@ from rankwatch.shared.printable import printable
 
 from ...decide.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ...decide.report import Report
-from ...record import headroom, replay
+from ...record import replay
+from ...record.course import pace_over_all
 from ...record.digest import Columns
 from ...record.reader import RunRecord
 from ...record.replay import Snapshot
@@ -92,7 +93,7 @@ class Pages:
             return known[1]
         row = read_row(folder)
         with RunRecord(folder / FILE) as record:
-            pace = headroom.pace_over_all(record.ends_of_digests())
+            pace = pace_over_all(record, row.world_size)
         shown = {**runs.to_dict(row), "began": row.began, "ended": row.ended, "rate": pace}
         if row.is_over or not row.is_alive:
             self._rows[folder.name] = version, shown

@@ -15,7 +15,8 @@ import records
 import standings
 from rankwatch.shared.frame import Kind, Phase
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
-from rankwatch_monitor.decide.journal import NO_RANK, Desynced, Entry, ReplicasCompared
+from rankwatch_monitor.decide.journal import NO_RANK, Closed, Desynced, Entry, ReplicasCompared
+from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.runs import RunRow, folders, read_row
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Store
@@ -93,6 +94,20 @@ def test_a_run_that_nobody_writes_is_read_once_for_a_list(tmp_path: Path, monkey
     store.write([records.part(0, *records.frames(0))], 100.0)
     store.close()
     assert (pages.list()[0]["batches"], len(read)) == (1, before + 1)
+
+
+def test_a_list_and_the_report_have_one_rate(tmp_path: Path) -> None:
+    """The first batch took long, and rank 1 came furthest."""
+    parts = [
+        records.part(rank, *records.frames(batch), seq=batch + 1, ended=[11.0, 20.0, 20.5 + rank, 30.0][batch])
+        for batch in range(4)
+        for rank in (0, 1)[batch == 3 :]
+    ]
+    run = records.write(tmp_path / "train-0", *parts, Entry(9.0, NO_RANK, Closed()))
+    report = records.read(run / FILE, lambda record: replay.take(record).report)
+    assert report.course is not None
+    assert report.course.pace == pytest.approx(3 / 19)
+    assert [row["rate"] for row in Pages(tmp_path).list()] == [report.course.pace]
 
 
 def test_what_is_said_of_replicas(tmp_path: Path) -> None:
