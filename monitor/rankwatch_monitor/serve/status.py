@@ -99,7 +99,7 @@ def describe(shown: Show, pace: float | None, nearest: Headroom | None, width: i
     running = [standing for standing in shown.standings if standing.state is RankState.RUNNING]
     batch = max((standing.batch for standing in shown.standings), default=-1)
     silent = sum(bool(standing.quiet) for standing in running)
-    progress = describe_pace(pace, [standing.still for standing in running])
+    progress = describe_pace(None if shown.standing.stalled else pace, [standing.still for standing in running])
     long = [f"rankwatch: {shown.run}", f"{len(running)}/{len(shown.standings)} ranks running"]
     long += [f"{silent} silent"] if silent else []
     long += [f"{shown.standing.stalled} stalled"] if shown.standing.stalled else []

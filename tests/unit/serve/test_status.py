@@ -43,6 +43,8 @@ def test_the_words_of_the_line(nearest: Headroom) -> None:
     assert describe(run, None, None, WIDE) == "rankwatch: train-0  2/2 ranks running  batch 8"
     stuck = describe(shown(standing(0)._replace(still=42.0), standing(1)._replace(still=12.0)), 8.2, None, WIDE)
     assert stuck == "rankwatch: train-0  2/2 ranks running  batch 7  no progress for 12 s"
+    stalled = describe(shown(standing(0), standing(1), stalled=1), 8.2, None, WIDE)
+    assert stalled == "rankwatch: train-0  2/2 ranks running  1 stalled  batch 7"
     few = describe(run, 8.2, nearest, 80)
     assert few == "rankwatch: train-0  2/2 ranks  batch 8  8.2/s  headroom x248 ...d_forward output"
     assert len(few) <= 80

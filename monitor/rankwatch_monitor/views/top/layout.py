@@ -136,7 +136,7 @@ def describe_run(scene: Scene) -> str:
     if view.is_over:
         return f"{view.report.outcome.value} after {_clock(view.last - view.began)}, {where}"
     still = [rank.standing.still for rank in scene.ranks if rank.standing and is_live(rank)]
-    pace = describe_pace(view.pace, still)
+    pace = describe_pace(None if view.report.stall else view.pace, still)
     since = _clock(scene.now - view.began)
     if view.is_decided:
         return f"{view.report.outcome.value}, its ranks are ending, after {since}, {where}"
@@ -184,7 +184,9 @@ def _title(scene: Scene, focus: Focus, size: Size) -> list[Line]:
     states = describe_states(rank.state for rank in scene.ranks) + _equality(report)
     node = next((node for node in scene.nodes if node.host == scene.host(focus)), None) if nodes > 1 else None
     lines.append(Line(f"{node.counts} on {node.host}; in all {states}" if node and focus.rank is None else states))
-    shown = curves(scene.view.recent, size.width) if size.height >= ROOM_FOR_CURVES and not scene.view.is_decided else ""
+    if size.height < ROOM_FOR_CURVES or scene.view.is_decided:
+        return lines
+    shown = curves(scene.view.recent, size.width, is_stalled=report.stall is not None)
     return [*lines, Line(shown, "cyan")] if shown else lines
 
 

@@ -24,7 +24,7 @@ WIDE = 10.0
 GAP = "  "
 
 
-def curves(recent: Recent, width: int) -> str:
+def curves(recent: Recent, width: int, *, is_stalled: bool = False) -> str:
     """The line: of each curve its last number and the bars, and of the loss its range if there is room; empty without a curve."""
     losses = [loss for _, loss in recent.losses]
     rates = rates_of(recent.ends, len(recent.ends))
@@ -32,7 +32,7 @@ def curves(recent: Recent, width: int) -> str:
     if len(losses) > 1:
         labels.append(_label(losses, width))
     if rates:
-        labels.append(f"batches/s {rates[-1]:.3g}")
+        labels.append(f"batches/s {0 if is_stalled else rates[-1]:.3g}")
     room = (width - sum(map(len, labels)) - len(GAP) * (len(labels) - 1)) // max(1, len(labels)) - 1
     if not labels or room < LEAST:
         return ""

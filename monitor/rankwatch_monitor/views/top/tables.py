@@ -105,6 +105,7 @@ def describe_pace(pace: float | None, still: Sequence[float]) -> str:
     """``8.2 batches/s``, or ``no progress for 12 s``; empty before the first batches.
 
     Args:
+        pace: None before the first batches, and while the run stalls: it would be that of the batches before.
         still: for each running rank, seconds since it made progress.
     """
     if still and min(still) > STILL_AFTER:

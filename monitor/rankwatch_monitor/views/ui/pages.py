@@ -92,9 +92,10 @@ class Pages:
         if (known := self._rows.get(folder.name)) is not None and known[0] == version:
             return known[1]
         row = read_row(folder)
-        with RunRecord(folder / FILE) as record:
-            pace = pace_over_all(record, row.world_size)
-        shown = {**runs.to_dict(row), "began": row.began, "ended": row.ended, "rate": pace}
+        shown = {**runs.to_dict(row), "began": row.began, "ended": row.ended, "rate": None}
+        if not shown["stalled"]:
+            with RunRecord(folder / FILE) as record:
+                shown["rate"] = pace_over_all(record, row.world_size)
         if row.is_over or not row.is_alive:
             self._rows[folder.name] = version, shown
         return shown

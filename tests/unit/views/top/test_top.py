@@ -137,6 +137,15 @@ def test_a_stall_is_at_the_head_with_what_its_ranks_are_in(view: View, size: Siz
     assert "  train.py:20 in load: time.sleep(3600)" in shown(with_stall(view), Focus(rank=7))
 
 
+def test_a_run_that_stalls_has_no_rate(view: View) -> None:
+    trained = replace(view, pace=8.2, recent=Recent((), tuple((batch, batch / 4) for batch in range(9))))
+    assert [("8.2 batches/s" in text, "batches/s 4 " in text) for text in map(shown, (trained, with_stall(trained)))] == [
+        (True, True),
+        (False, False),
+    ]
+    assert "\nbatches/s 0 ██" in shown(with_stall(trained))
+
+
 def test_a_stall_its_stacks_and_its_end_are_lines(view: View) -> None:
     changes = Changes(10.0)
     assert not [line for line in changes.lines(view, view.standings_at) if "stalled" in line]

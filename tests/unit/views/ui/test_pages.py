@@ -15,7 +15,8 @@ import records
 import standings
 from rankwatch.shared.frame import Kind, Phase
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
-from rankwatch_monitor.decide.journal import NO_RANK, Closed, Desynced, Entry, ReplicasCompared
+from rankwatch_monitor.decide.journal import NO_RANK, Closed, Desynced, Entry, ReplicasCompared, Stood
+from rankwatch_monitor.decide.report import Stall
 from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.runs import RunRow, folders, read_row
 from rankwatch_monitor.record.schema import FILE
@@ -108,6 +109,17 @@ def test_a_list_and_the_report_have_one_rate(tmp_path: Path) -> None:
     assert report.course is not None
     assert report.course.pace == pytest.approx(3 / 19)
     assert [row["rate"] for row in Pages(tmp_path).list()] == [report.course.pace]
+
+
+def test_a_run_that_stalls_has_no_rate(tmp_path: Path) -> None:
+    parts = [records.part(0, *records.frames(batch), seq=batch + 1, ended=11.0 + batch) for batch in range(2)]
+    stalls = Stall((0,), (1,), "rank 0 stalled", 1, 1)
+    run = records.write(tmp_path / "train-0", *parts, Entry(2.0, NO_RANK, Stood(stalls)), world_size=2)
+    for stall, rate in ((stalls, None), (None, 1.0)):
+        store = Store(run / FILE)  # and a collector writes it
+        store.write([Entry(2.0, NO_RANK, Stood(stall))], 100.0)
+        assert [row["rate"] for row in Pages(tmp_path).list()] == [rate]
+        store.close()
 
 
 def test_what_is_said_of_replicas(tmp_path: Path) -> None:
