@@ -19,7 +19,7 @@ from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable
 from rankwatch.shared.trip import Source
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
-from rankwatch_monitor.decide.journal import NO_RANK, Desynced, Entry, JobEnded, Opened, ReplicasCompared, Trained
+from rankwatch_monitor.decide.journal import NO_RANK, Desynced, Entry, JobEnded, Opened, ReplicasCompared, Trained, Waited
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Store
 from rankwatch_monitor.views.ui import single
@@ -168,6 +168,20 @@ def test_the_diff_opens_with_the_culprits_batch(browser: Browser) -> None:
     browser.type("input[name=batch]", "3")
     browser.press("Enter")
     browser.shows("rank 1, batch 3 of bad-0", ".facts")
+
+
+def test_a_trip_in_the_first_batch_has_no_diff(tmp_path: Path) -> None:
+    bad = makers.frame(makers.reading("output", makers.INF), at=(0, 0, 0))
+    records.write(tmp_path / "train-1", records.tripped(1, bad), Entry(9.0, NO_RANK, Waited()))
+    with browsing(tmp_path) as browser:
+        browser.open("/run/train-1")
+        browser.shows("Its frames, and what led to it")
+        assert "Its batch beside" not in browser.text()
+        browser.open("/run/train-1/diff")
+        browser.shows("there is nothing to compare batch 0 of rank 1 with")
+        assert "No batch of rank" not in browser.text()
+        (complaint,) = browser.complaints()
+        assert "400" in complaint
 
 
 def test_runs_are_filtered_sorted_and_compared(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from rankwatch.errors import UsageError
+
 from ..views import diff
 from ..views.compare import compare
 from . import arguments as types
@@ -31,7 +33,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     folders = [types.named_run(run) for run in (arguments.run, arguments.other) if run is not None]
     with open_records(folders) as records:
-        left, right = diff.sides(records, arguments.rank, arguments.batch)
+        try:
+            left, right = diff.sides(records, arguments.rank, arguments.batch)
+        except diff.NothingToCompare as error:
+            raise UsageError(f"{error}; give another run, or --batch or --rank twice") from None
     found = compare(left.frames, right.frames)
     body = diff.to_json(found, left.name, right.name) if arguments.json else ""
     sys.stdout.write(body or diff.render(found, left.name, right.name, arguments.frames))

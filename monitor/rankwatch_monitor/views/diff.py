@@ -13,6 +13,7 @@ from rankwatch.shared.cause import describe_module
 from rankwatch.shared.frame import MEASURED, Frame, Kind, Reading
 from rankwatch.shared.text import format_head, format_spans
 
+from ..decide.report import Report
 from ..record import replay
 from ..record.reader import RunRecord
 from .compare import Diff, Difference, Pair
@@ -36,6 +37,10 @@ ASIDES = {
 """Readings that differ in a way of which a ratio says nothing: they stand below the others."""
 
 
+class NothingToCompare(UsageError):
+    """There is no second side: the text says what is not stored, and not how to ask for another one."""
+
+
 class Side(NamedTuple):
     name: str
     frames: list[Frame]
@@ -51,16 +56,18 @@ def sides(records: Sequence[RunRecord], ranks: Sequence[int], batches: Sequence[
             is stored of both sides. With one of each: see ``choose``.
 
     Raises:
+        NothingToCompare: nothing is stored that goes with what was given.
         UsageError: there are not two sides, or a batch is not stored.
         StoreError: a record cannot be read.
     """
     if max(map(len, (records, ranks, batches))) < 2:
-        ranks, batches = choose(records[0], ranks, batches)
+        ranks, batches = choose(records[0], replay.take(records[0]).report, ranks, batches)
         if max(len(ranks), len(batches)) < 2:
-            known = known_batches(records[0], ranks[0])
-            raise UsageError(
-                f"there is no batch to compare with: kept whole of rank {ranks[0]} {_are(known)}; give another run, or --batch "
-                "or --rank twice"
+            if not known_batches(records[0], ranks[0]):
+                raise NothingToCompare(f"there is nothing to compare: no batch of rank {ranks[0]} is stored as it sent it")
+            raise NothingToCompare(
+                f"there is nothing to compare batch {batches[0]} of rank {ranks[0]} with: no earlier batch of this rank is "
+                "stored, nor this batch of another rank"
             )
     if max(map(len, (records, ranks, batches))) != 2:
         raise UsageError("a comparison has two sides: give two runs, --batch twice, or --rank twice")
@@ -88,22 +95,22 @@ def _side(record: RunRecord, rank: int, batch: int, there: list[int]) -> Side:
     return Side(f"rank {rank}, batch {batch} of {record.run}", frames, rank, batch)
 
 
-def _are(batches: Sequence[int]) -> str:
-    return f"are {format_spans(batches)}" if batches else "is none"
-
-
 def known_batches(record: RunRecord, rank: int) -> list[int]:
     """The batches of a rank that can be compared: those stored as it sent them, and the last frames of the one that tripped."""
     return sorted({*record.sent_batches(rank), *(part.batch for part in record.tripped(rank))})
 
 
-def choose(record: RunRecord, ranks: Sequence[int], batches: Sequence[int]) -> tuple[list[int], list[int]]:
+def is_possible(record: RunRecord, report: Report) -> bool:
+    """Whether something is stored with which the culprit's batch can be compared."""
+    return max(map(len, choose(record, report, [], []))) > 1
+
+
+def choose(record: RunRecord, report: Report, ranks: Sequence[int], batches: Sequence[int]) -> tuple[list[int], list[int]]:
     """The ranks and batches that are worth a comparison, where fewer than two of each were given.
 
     Of a rank, the given batch or the one in which it tripped, against the last one before the trouble began. Where none is
     stored before it, another rank in the same batch. Without ranks: the culprit.
     """
-    report = replay.take(record).report
     tripped = {part.rank: part.batch for part in reversed(record.tripped())}
     culprit = report.verdict.tripped if report.verdict else min(tripped, key=lambda rank: (tripped[rank], rank), default=0)
     rank = ranks[0] if ranks else culprit

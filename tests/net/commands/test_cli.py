@@ -248,6 +248,12 @@ def test_a_reader_that_has_ended_is_left_in_peace(is_unbuffered: str, recorded: 
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_what_to_give_a_diff_that_has_one_side(tmp_path: Path) -> None:
+    run = records.write(tmp_path / "train-1", records.part(0, *records.frames(0)))
+    complaint = "nor this batch of another rank; give another run, or --batch or --rank twice"
+    assert_usage_error(rankwatch("diff", str(run)), complaint)
+
+
 def test_run_ends_as_its_command_does(tmp_path: Path) -> None:
     for code in (0, 3):
         done = rankwatch("run", "--runs-dir", str(tmp_path), "sh", "-c", f"echo out; echo $RANKWATCH_JOB >&2; exit {code}")

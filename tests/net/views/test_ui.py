@@ -197,7 +197,7 @@ def test_a_diff_and_the_events(client: Client) -> None:
         ("large-0/overview?measure=loss", 400, "measure loss: expected headroom or change"),
         ("large-0/curves?ranks=" + ",".join("1" * 33), 400, "33 lines are more than the 32"),
         ("large-0/modules?rank=5&around=x", 400, "'x' is no number of a rank or batch"),
-        ("large-0/diff?rank=99", 400, "there is no batch to compare with: kept whole of rank 99 is none"),
+        ("large-0/diff?rank=99", 400, "there is nothing to compare: no batch of rank 99 is stored as it sent it"),
     ],
 )
 def test_what_cannot_be_shown_is_said(client: Client, path: str, status: int, says: str) -> None:

@@ -15,13 +15,13 @@ import records
 from makers import INF, NAN, frame, reading
 from rankwatch.errors import UsageError
 from rankwatch.shared.frame import DTYPE_MAX, BatchSummary, Frame, FrameTable, Kind, Phase, State, pack
-from rankwatch_monitor.decide.journal import NO_RANK, Entry, Opened, Trained
+from rankwatch_monitor.decide.journal import NO_RANK, Entry, Opened, Trained, Waited
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Limits, Store
 from rankwatch_monitor.views import diff
 from rankwatch_monitor.views.compare import Difference, compare
-from rankwatch_monitor.views.diff import Side
+from rankwatch_monitor.views.diff import NothingToCompare, Side
 
 
 def batch(*values: float, phase: Phase = Phase.FORWARD) -> list[Frame]:
@@ -216,7 +216,7 @@ def test_two_batches_and_two_runs(run: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "batches", "complaint"),
     [
-        ([7], [], "there is no batch to compare with: kept whole of rank 7 is none"),
+        ([7], [], "there is nothing to compare: no batch of rank 7 is stored as it sent it"),
         ([0, 1, 1], [], "a comparison has two sides"),
         ([0, 1], [3], "batch 3 of rank 1 is not kept whole in .*train-0: kept are 0-2"),
         ([0, 7], [1], "batch 1 of rank 7 is not kept whole in .*train-0: none of this rank is"),
@@ -254,6 +254,18 @@ def test_alone_a_run_shows_the_culprits_batch_beside_the_last_good_one(tmp_path:
     early = records.write(tmp_path / "early-1", records.part(0, *records.frames(0)), tripped(1, 0), job="early")
     left, right = sides([early], [], [])
     assert (left.name, right.name) == ("rank 0, batch 0 of early-1", "rank 1, batch 0 of early-1")
+
+
+def test_a_trip_in_the_first_batch_has_nothing_beside_it(tmp_path: Path) -> None:
+    """The page shows the sentence too, so it names no options."""
+    bad = makers.frame(makers.reading("output", INF), at=(0, 0, 0))
+    run = records.write(tmp_path / "train-1", records.tripped(1, bad), Entry(9.0, NO_RANK, Waited()))
+    with pytest.raises(NothingToCompare) as refused:
+        sides([run], [], [])
+    assert str(refused.value) == (
+        "there is nothing to compare batch 0 of rank 1 with: no earlier batch of this rank is stored, nor this batch of "
+        "another rank"
+    )
 
 
 def test_the_phase_is_named_once() -> None:

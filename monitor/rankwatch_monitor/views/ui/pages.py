@@ -143,7 +143,7 @@ class RunPages:
         return version_of(self._folder)
 
     def overview(self, record: RunRecord, measure: str = "") -> dict[str, Any]:
-        """The report, where the ranks are, and the grid of ``ranks``."""
+        """The report, where the ranks are, the grid of ``ranks``, and whether ``diff`` has two sides of itself."""
         standings = record.standings()
         report, is_over = self._replay(record)
         verdict = report.verdict
@@ -157,6 +157,7 @@ class RunPages:
             "standing": None if is_over or standings.run is None else standings.run._asdict(),
             "standings": [] if is_over else [standing._asdict() for standing in standings.ranks],
             "path": path.path_to(frames),
+            "has_diff": verdict is not None and diff.is_possible(record, report),
             "order": [[one.row.rank, one.text, one.is_cause] for one in roles.in_order(report)],
             "replicas": _replicas(report),
             "grid": self.ranks(record, measure=measure)._asdict(),

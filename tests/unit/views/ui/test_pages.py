@@ -15,7 +15,7 @@ import records
 import standings
 from rankwatch.shared.frame import Kind, Phase
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
-from rankwatch_monitor.decide.journal import NO_RANK, Closed, Desynced, Entry, ReplicasCompared, Stood
+from rankwatch_monitor.decide.journal import NO_RANK, Closed, Desynced, Entry, ReplicasCompared, Stood, Waited
 from rankwatch_monitor.decide.report import Stall
 from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.runs import RunRow, folders, read_row
@@ -120,6 +120,17 @@ def test_a_run_that_stalls_has_no_rate(tmp_path: Path) -> None:
         store.write([Entry(2.0, NO_RANK, Stood(stall))], 100.0)
         assert [row["rate"] for row in Pages(tmp_path).list()] == [rate]
         store.close()
+
+
+@pytest.mark.parametrize(("batch", "has_diff"), [(0, False), (1, True)])
+def test_the_culprits_batch_has_a_link_where_there_is_one_beside_it(tmp_path: Path, batch: int, has_diff: bool) -> None:
+    good = [records.part(1, *records.frames(before)) for before in range(batch)]
+    bad = records.tripped(1, makers.frame(makers.reading("output", math.inf), at=(batch, 0, 0)))
+    run = RunPages(records.write(tmp_path / "train-0", *good, bad, Entry(9.0, NO_RANK, Waited())))
+    with run.open() as record:
+        overview = run.overview(record)
+    assert overview["report"]["verdict"]["rank"] == 1
+    assert overview["has_diff"] is has_diff
 
 
 def test_what_is_said_of_replicas(tmp_path: Path) -> None:
