@@ -245,16 +245,17 @@ def _rank(scene: Scene, number: int, size: Size) -> list[Block]:
     row, standing = rank.row, rank.standing
     where = describe_rank(number, view.report.world_size, row.host or "not heard of", row.local_rank, row.stage)
     lines = [where + (f", process {row.pid}" if row.pid else "")]
+    state = rank.state + (f", {rank.role}" if rank.role else "")
     position = f"batch {rank.batch}, {rank.lag} behind the furthest" if rank.batch >= 0 else "no batch yet"
     if standing is not None and is_live(rank):
         position += f", frame {standing.frame}, phase {standing.phase}" + (
             f", in eval {standing.eval}" * bool(standing.eval)
         )
         heard = f"heard {describe_time(standing.silent)} ago, moved {describe_time(standing.still)} ago"
-        lines += [f"{rank.state}: {position}", heard + (f"; {standing.quiet}" if standing.quiet else "")]
+        lines += [f"{state}: {position}", heard + (f"; {standing.quiet}" if standing.quiet else "")]
         lines += [f"{standing.queued} of its messages are not stored yet"] if standing.queued else []
     else:
-        lines.append(f"{rank.state}: {position}")
+        lines.append(f"{state}: {position}")
     dropped = max(row.dropped, standing.dropped if standing else 0)
     if dropped:
         lines.append(f"{dropped} of its batches were dropped: the collector was out of reach, or too slow, for too long")

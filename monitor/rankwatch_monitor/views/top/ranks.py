@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ...decide.report import RankRow, RankStanding, RankState
 from ...decide.stall import PHASE_ORDER
 from ...record.follow import View
+from .. import roles
 
 STILL_AFTER = 10.0
 """Seconds without progress after which a rank is ``still``. If another still rank is further behind, the rank is ``waiting``."""
@@ -39,17 +40,23 @@ USUAL_LAG = 2
 
 
 class RankLine(NamedTuple):
-    """A rank on the screen. ``state``: one of TROUBLE; ``lag``: batches behind the furthest rank."""
+    """A rank on the screen. ``state``: one of TROUBLE; ``lag``: batches behind the furthest rank.
+
+    ``role``: what it has to do with how the run ends (see ``roles``); ``place``: where it stands because of that.
+    """
 
     row: RankRow
     standing: RankStanding | None
     state: str
     batch: int
     lag: int
+    place: int
+    role: str
+    is_cause: bool
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        return TROUBLE.index(self.state), -self.lag if self.lag > USUAL_LAG else 0, self.row.rank
+    def order(self) -> tuple[int, int, int, int]:
+        return self.place, TROUBLE.index(self.state), -self.lag if self.lag > USUAL_LAG else 0, self.row.rank
 
 
 class Node(NamedTuple):
@@ -70,7 +77,7 @@ class Node(NamedTuple):
 
 
 def ranks_of(view: View) -> list[RankLine]:
-    """All ranks of the run, those in trouble first."""
+    """All ranks of the run: where it is known how the run ends, first those with a role in that; then those in trouble."""
     standings = {rank: standing.batch for rank, standing in view.standings.items()}
     batches = {
         row.rank: max(row.last_batch, standings.get(row.rank, -1), view.batches.get(row.rank, -1))
@@ -78,15 +85,20 @@ def ranks_of(view: View) -> list[RankLine]:
     }
     furthest = max(batches.values(), default=-1)
     states = _states(view)
+    blamed = [role for role in roles.in_order(view.report) if role.text] if view.is_decided else []
+    places = {role.row.rank: (place, role.text, role.is_cause) for place, role in enumerate(blamed)}
     found = [
-        RankLine(row, view.standings.get(row.rank), states[row.rank], batches[row.rank], furthest - batches[row.rank])
+        RankLine(
+            row, view.standings.get(row.rank), states[row.rank], batches[row.rank], furthest - batches[row.rank],
+            *places.get(row.rank, (len(places), "", False)),
+        )
         for row in view.report.ranks
-    ]
+    ]  # fmt: skip
     return sorted(found, key=lambda rank: rank.order)
 
 
 def nodes_of(ranks: Sequence[RankLine]) -> list[Node]:
-    """The nodes of these ranks, those in trouble first."""
+    """The nodes of these ranks, in the order of the ranks."""
     by_host: dict[str, list[RankLine]] = {}
     for rank in ranks:
         by_host.setdefault(rank.row.host or NO_HOST, []).append(rank)
@@ -115,8 +127,9 @@ def is_live(rank: RankLine) -> bool:
     return rank.state in ("running", "silent", "still", "waiting")
 
 
-def _order(node: Node) -> tuple[int, int, int]:
-    return min(rank.order[0] for rank in node.ranks), node.slowest.order[1], min(rank.row.rank for rank in node.ranks)
+def _order(node: Node) -> tuple[int, int, int, int]:
+    place, trouble, _, _ = min(rank.order for rank in node.ranks)
+    return place, trouble, node.slowest.order[2], min(rank.row.rank for rank in node.ranks)
 
 
 def _states(view: View) -> Mapping[int, str]:

@@ -38,7 +38,7 @@ def node_table(nodes: Sequence[Node], names: Mapping[str, str]) -> TextTable:
 
 
 def rank_table(ranks: Sequence[RankLine]) -> TextTable:
-    columns = (
+    columns: tuple[Column, ...] = (
         Column("rank", means="its number; those in trouble come first"),
         Column("state", 8, 8, right=False, means="how it is"),
         Column("batch", 8, 10, means="the batch that it is in, or was in last"),
@@ -52,7 +52,12 @@ def rank_table(ranks: Sequence[RankLine]) -> TextTable:
         Column("queue", 5, 6, means="its messages that are not in the record yet"),
         Column("drops", 5, 7, means="its batches that were lost to the record: the collector was out of reach for too long"),
     )
-    return TextTable(columns, [_rank_row(rank) for rank in ranks])
+    rows = [_rank_row(rank) for rank in ranks]
+    if any(rank.role for rank in ranks):
+        role = Column("role", 7, 30, right=False, means="what it has to do with how the run ended; the culprit comes first")
+        columns = columns[0], role, *columns[1:]
+        rows = [TableRow((cells[0], rank.role, *cells[1:]), style) for rank, (cells, style) in zip(ranks, rows, strict=True)]
+    return TextTable(columns, rows)
 
 
 HEADROOM = (
@@ -147,19 +152,19 @@ def _node_row(node: Node, name: str) -> TableRow:
     phase = slowest.standing.phase if slowest.standing and is_live(slowest) else ""
     still = describe_time(node.still) if node.still >= 1 else ""
     cells = name, spans, node.counts, _batch(slowest), str(slowest.lag), phase, still
-    return TableRow(cells, _STYLES.get(worst.state, ""))
+    return TableRow(cells, _style(worst))
 
 
 def _rank_row(rank: RankLine) -> TableRow:
     cells = str(rank.row.rank), rank.state, _batch(rank), str(rank.lag)
     standing = rank.standing
     if standing is None:
-        return TableRow((*cells, *[""] * 6), _STYLES.get(rank.state, ""))
+        return TableRow((*cells, *[""] * 6), _style(rank))
     frame = f"eval {standing.eval}" if standing.eval else str(standing.frame)
     now = describe_time(standing.silent), describe_time(standing.still), str(standing.queued or "")
     return TableRow(
         (*cells, frame, standing.phase, *(now if is_live(rank) else ("", "", "")), str(standing.dropped or "")),
-        _STYLES.get(rank.state, ""),
+        _style(rank),
     )
 
 
@@ -180,6 +185,10 @@ def _batch_row(one: RankBatch) -> TableRow:
 
 def _is_urgent(one: Headroom | RankBatch) -> bool:
     return one.times < NEAR if one.dtype in NARROW_DTYPES else (one.change or 0.0) > STRANGE
+
+
+def _style(rank: RankLine) -> str:
+    return "red" if rank.is_cause else _STYLES.get(rank.state, "")
 
 
 def _batch(rank: RankLine) -> str:

@@ -227,6 +227,25 @@ def test_a_verdict_gets_the_rows_that_it_needs(tmp_path: Path) -> None:
     assert "noticed: ranks 0-3" in everything
 
 
+def test_the_culprit_comes_first_with_its_role(tmp_path: Path) -> None:
+    view = Follower(crowds.write(tmp_path, 8, 4, trouble=False, verdict=True)).look()
+    head, first, second, *_ = shown(view, Focus(crowds.host(7))).splitlines()[-7:]
+    assert re.match(r"  rank 1\.\.\. role +state ", head)
+    assert re.match(r"> 7 +culprit +running ", first)
+    assert re.match(r"  0 +running ", second)
+    assert "running, culprit: batch 4" in shown(view, Focus(rank=7))
+    going_on = Follower(crowds.write(tmp_path / "other", 8, 4, trouble=False)).look()
+    assert "role" not in shown(going_on, Focus(crowds.host(7)))
+
+
+def test_the_node_of_the_culprit_comes_first(tmp_path: Path) -> None:
+    view = Follower(crowds.write(tmp_path, 16, 4, trouble=False, verdict=True)).look()
+    verdict = view.report.verdict
+    assert verdict is not None
+    there = replace(view, report=replace(view.report, verdict=replace(verdict, tripped=11)))
+    assert [scene(one).nodes[0].host for one in (view, there)] == [crowds.host(7), crowds.host(11)]
+
+
 def test_no_rank_has_connected_and_nothing_is_recorded_yet(view: View) -> None:
     rows = tuple(replace(row, state=RankState.MISSING, host="", pid=0) for row in view.report.ranks)
     empty = replace(
