@@ -127,6 +127,7 @@ def of(folder: Path, **more: str) -> dict[str, str]:
     return environment(RANKWATCH_CONNECTION=str(folder / "file"), RANKWATCH_JOB="train", **more)
 
 
+@pytest.mark.slow
 def test_a_collector_archives_what_the_one_before_it_could_not(tmp_path: Path) -> None:
     """The first has no archive; the one that takes over its keys has, and archives the run that is over by then."""
     url = str(tmp_path / "archive")

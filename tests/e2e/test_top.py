@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import crowds
+from collectors import until
 from jobs import RANKWATCH, Training, environment
 from rankwatch.shared.installed import to_add
 from terminals import Pty, Tmux
@@ -67,8 +68,8 @@ def test_on_a_terminal(training: Training) -> None:
 def test_help_and_curves_on_a_real_terminal(training: Training, width: int, height: int) -> None:
     with closing(Tmux(top(str(training.runs), "--interval", "0.2"))) as terminal, training.begun():
         terminal.resize(width, height)
-        screen = terminal.await_text("▂")
-        assert re.search(r"^loss \S+ .*[▁-█!]{6}.*  batches/s \S+ .*[▁-█]{6}", screen, re.MULTILINE)
+        curves = r"^loss \S+ .*[▁-█!]{6}.*  batches/s \S+ .*[▁-█]{6}"
+        until(lambda: re.search(curves, terminal.screen(), re.MULTILINE))  # they grow batch by batch
         assert "?: help" in terminal.await_text("a batch")
         terminal.press("?")
         screen = terminal.await_text("rank: its number")
