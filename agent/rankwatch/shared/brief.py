@@ -45,13 +45,19 @@ _CONDITION = re.compile(r"^\S+ (?:[!=<>]=|<|>) \S+\. ")
 """The C++ that did not hold, ahead of what it means."""
 _UNEQUAL = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
+_COLLECTIVE = re.compile(r"gloo|nccl|\bDist\w+Error\b|TCPStore|SocketImpl", re.IGNORECASE)
+
 Rule: TypeAlias = Callable[[str], str]
 
 
+def is_of_a_collective(text: str) -> bool:
+    """Whether these are the words of gloo, NCCL, or torch.distributed's own store."""
+    return _COLLECTIVE.search(text) is not None
+
+
 def is_of_the_network(text: str) -> bool:
-    """Whether these are the words of a broken collective: then another rank failed, or ended, first."""
-    words = text.lower()
-    return "gloo" in words or "nccl" in words or "connection" in words
+    """Whether these are the words of a broken collective, or connection: then another rank may have failed, or ended, first."""
+    return is_of_a_collective(text) or "connection" in text.lower()
 
 
 def brief(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankwatch.shared.brief import is_of_the_network
+from rankwatch.shared.brief import is_of_a_collective
 from rankwatch.shared.text import name_spans
 
 from .report import RankRow, RankState
@@ -13,8 +13,8 @@ _OVER = (RankState.ENDED, RankState.FINISHED)
 
 
 def absent_for(failed: RankRow, ranks: Iterable[RankRow]) -> list[RankRow]:
-    """The ranks without which ``failed`` could not go on, if it failed in the words of gloo or NCCL, say."""
-    if not is_of_the_network(failed.farewell):
+    """The ranks without which ``failed`` could not go on, if it failed in a collective and not in an upload, say."""
+    if not is_of_a_collective(failed.farewell):
         return []
     return [
         row

@@ -58,3 +58,20 @@ def test_an_error_of_its_own_has_no_other_cause() -> None:
     leave(desk, 0, "failed", "KeyError: 'label'")
     desk.end(1)
     assert reason(desk).endswith("failed: KeyError: 'label'")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_named"),
+    [
+        (CLOSED, True),
+        ("DistNetworkError: recvValueBytes failed on SocketImpl(fd=79): Connection reset by peer", True),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", False),
+    ],
+)
+def test_a_failure_after_the_training_is_of_others_only_in_a_collective(text: str, *, is_named: bool) -> None:
+    desk = Desk()
+    desk.connect(2)
+    leave(desk, 1, "finished")
+    leave(desk, 0, "failed", text)
+    desk.end(1)
+    assert ("rank 1 had ended" in reason(desk)) is is_named
