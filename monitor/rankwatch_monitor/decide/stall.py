@@ -43,16 +43,24 @@ class StallWatch:
     """All of the stalled ranks."""
     _reached: Reached | None = None
     """Where they are; None: only the record knows."""
+    _resumed_at: float = float("-inf")
+    """When ranks that had stalled went on. Those that had waited for them may be heard of a heartbeat later."""
 
     def look(self, ranks: Mapping[int, Rank], running: Collection[int], now: float) -> StallNews:
         if not self.after:
             return StallNews()
         live = [ranks[number] for number in running]
+        if self._went_on(ranks):
+            self._resumed_at = now
         has_left = not self._ranks.issubset(running)
         if has_left and not self._went_on(ranks) and all(now - rank.moved_at > self.after / 2 for rank in live):
             return StallNews()  # by the stall, or by what ended it: the others wait for a rank that is gone
         # A rank whose watch has switched itself off shows no progress.
-        found = find_stall([rank for rank in live if not rank.fault], now, self.after)
+        still_since = {
+            rank.number: rank.moved_at if rank.number in self._ranks else max(rank.moved_at, self._resumed_at)
+            for rank in live
+        }
+        found = find_stall([rank for rank in live if not rank.fault], now, self.after, still_since)
         if found is None:
             return self._end(is_known=self._reached is not None and (not has_left or self._went_on(ranks)))
         before, self.stall = self.stall, found.stall
@@ -91,13 +99,13 @@ class FoundStall(NamedTuple):
     stall: Stall
 
 
-def find_stall(running: Collection[Rank], now: float, after: float) -> FoundStall | None:
+def find_stall(running: Collection[Rank], now: float, after: float, still_since: Mapping[int, float]) -> FoundStall | None:
     """The ranks that made no progress for ``after`` seconds while no other rank is behind them; None: there are none.
 
-    Ranks that wait in a collective make no progress either, but they are further on. A rank that is behind all others and
-    still moves is slow, not stalled.
+    ``still_since``: by rank, since when it could have made progress. Ranks that wait in a collective make no progress either, but
+    they are further on. A rank that is behind all others and still moves is slow, not stalled.
     """
-    still = [rank for rank in running if now - rank.moved_at > after]
+    still = [rank for rank in running if now - still_since[rank.number] > after]
     if not still:
         return None
     last = min(map(_reached, running))

@@ -57,6 +57,20 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_frame_and_phase() -
     assert notes(at) == ["run train-0: rank 2 went on"]
 
 
+def test_a_rank_that_had_waited_is_not_taken_for_the_next_one_to_stall() -> None:
+    """The rank that goes on may be heard of a heartbeat before the ones that it had kept."""
+    at = desk(2)
+    ahead, behind, beyond = makers.beat(7, 0, 12, phase="backward"), makers.beat(7, 0, 9), makers.beat(9, 0, 1)
+    keep_beating(at, 1, ahead, behind)
+    keep_beating(at, STALL + 1, ahead, behind)
+    assert "rank 1 of 2 (node0, local rank 1) stalled" in notes(at)[-1]
+    at.receive(1, beyond)
+    at.wait(0.6)
+    assert notes(at) == ["run train-0: rank 1 went on"]
+    keep_beating(at, STALL + 1, ahead, beyond)  # but if it stays where it was
+    assert "rank 0 of 2 (node0, local rank 0) stalled" in notes(at)[-1]
+
+
 def test_a_rank_whose_process_is_stopped_is_told_from_one_that_hangs() -> None:
     at = desk(2)
     ahead = makers.beat(3, 0, 4)
