@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..decide.absent import absent_for, describe_absent
+from rankwatch.shared.text import name_spans
+
+from ..decide.absent import absent_for
 from ..decide.report import Outcome, RankRow, RankState, Report
 
 CULPRIT, CAUSE, WENT_BAD, DIFFERS, VICTIM, NOTHING = range(6)
@@ -65,7 +67,7 @@ def _deaths(report: Report) -> dict[int, tuple[int, str]]:
     cause = min(rows, key=lambda row: (dead.index(row.state), row.left))
     absent = absent_for(cause, report.ranks) if cause.state is RankState.FAILED else []
     if absent:
-        text = f"failed: {describe_absent(absent)}"
+        text = f"failed without {name_spans([row.rank for row in absent])}"
         victims = {row.rank: (VICTIM, text) for row in report.ranks if row.state is RankState.FAILED}
         return victims | {row.rank: (CAUSE, _absence(row)) for row in absent}
     roles = {
@@ -79,4 +81,4 @@ def _deaths(report: Report) -> dict[int, tuple[int, str]]:
 
 
 def _absence(row: RankRow) -> str:
-    return "never connected" if row.state is RankState.MISSING else "had ended when others waited for it"
+    return "never connected" if row.state is RankState.MISSING else "had ended already"

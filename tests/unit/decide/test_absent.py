@@ -37,8 +37,8 @@ def test_a_rank_that_ended_early_is_named_as_the_cause(outcome: str, is_heard_fi
     (run,) = desk.ledger.runs.values()
     roles = [(one.row.rank, one.text, one.is_cause) for one in in_order(run.report())]
     assert roles[:2] == [
-        (1, "had ended when others waited for it", True),
-        (0, "failed: rank 1 had ended before its first batch", False),
+        (1, "had ended already", True),
+        (0, "failed without rank 1", False),
     ]
 
 
