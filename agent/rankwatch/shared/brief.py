@@ -45,7 +45,7 @@ _CONDITION = re.compile(r"^\S+ (?:[!=<>]=|<|>) \S+\. ")
 """The C++ that did not hold, ahead of what it means."""
 _UNEQUAL = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
-_COLLECTIVE = re.compile(r"gloo|nccl|\bDist\w+Error\b|TCPStore|SocketImpl", re.IGNORECASE)
+_COLLECTIVE = re.compile(r"gloo|nccl|\bDist\w+Error\b|SocketImpl", re.IGNORECASE)
 
 Rule: TypeAlias = Callable[[str], str]
 
