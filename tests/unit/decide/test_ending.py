@@ -19,6 +19,7 @@ ELECTED: Happened = (Incident.ELECTED, "rank 1 overflowed", 2.0)
 FAILED: Happened = (Incident.RANK_FAILED, "rank 2 failed", 3.0)
 LOST: Happened = (Incident.RANKS_LOST, "rank 3 was lost", 3.0)
 DIED: Happened = (Incident.RANK_DIED, "rank 3 was lost", 3.5)
+ABSENT: Happened = (Incident.RANKS_ABSENT, "rank 1 never connected", 3.5)
 BACK: Happened = (Incident.RANK_RETURNED, "", 5.0)
 STALLED: Happened = (Incident.STALLED, "rank 4 stalled", 3.0)
 LIMIT: Happened = (Incident.LIMIT_REACHED, "stopped after batch 9", 3.0)
@@ -71,6 +72,7 @@ def after(*happened: Happened, abort_on_lost: bool = True) -> Ending:
         ([SIGNAL, LOST, STOPPED, LATE], Outcome.ABORTED, "stopped by SIGTERM", False),
         ([ORPHANED], Outcome.LOST, "torchrun has ended", True),
         ([SIGNAL, ORPHANED, STOPPED], Outcome.ABORTED, "stopped by SIGTERM", True),
+        ([FAILED, ABSENT], Outcome.FAILED, "rank 2 failed; rank 1 never connected", False),
         ([FAILED, DIED], Outcome.LOST, "rank 3 was lost; then rank 2 failed", False),
         ([STALLED, DIED], Outcome.STALLED, "rank 4 stalled", True),
         ([TRIP, ELECTED, DIED, SIGNAL], Outcome.ABORTED, "rank 1 overflowed", True),
@@ -134,6 +136,6 @@ def test_whatever_happens_an_abort_stays_and_all_ended_decides(happened: list[Ha
         assert ending.aborts >= before.aborts
         assert ending.decided is not None or not ending.aborts
         assert not (ending.decided is not before.decided and before.aborts) or incident in (
-            Incident.RANK_DIED, Incident.JOB_INTERRUPTED,
+            Incident.RANK_DIED, Incident.RANKS_ABSENT, Incident.JOB_INTERRUPTED,
         )  # fmt: skip
     assert decide(ending, Incident.ALL_ENDED, "", 9.0, abort_on_lost=abort_on_lost).decided is not None
