@@ -415,7 +415,8 @@ class Ledger:
             return
         run.has_told_siblings = True
         for other in self.runs.values():
-            if other is not run and not other.over and _processes_of(other.opened) == _processes_of(run.opened):
+            is_of_another_model = other.opened.model != run.opened.model
+            if is_of_another_model and not other.over and _processes_of(other.opened) == _processes_of(run.opened):
                 other.hear_of_sibling(run.id, now)
 
     def _note_successors(self, run: Run) -> None:
