@@ -70,6 +70,7 @@ class RunState:
     successor: str = field(default="", repr=False)
     """A run of the same job that began later; empty: none is known."""
     has_told_siblings: bool = field(default=False, repr=False)
+    """Whether the runs of other models of its processes know that it has stopped them."""
     tables: FrameTables = field(init=False)
     is_own: bool = False
     """Whether a rank of it was started by the command that this collector was started for, if it was started for one."""

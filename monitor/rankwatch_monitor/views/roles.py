@@ -18,6 +18,15 @@ TROUBLE = tuple(RankState(name) for name in ("lost", "failed", "missing", "abort
 _DEAD = {Outcome.LOST: (RankState.LOST,), Outcome.FAILED: (RankState.FAILED, RankState.LOST)}
 
 
+_CAUSES = {
+    RankState.LOST: "the first that was lost",
+    RankState.FAILED: "the first that failed",
+    RankState.MISSING: "never connected",
+    RankState.ENDED: "had ended already",
+    RankState.FINISHED: "had ended already",
+}
+
+
 class RankRole(NamedTuple):
     """A rank in the list. ``text``: its role in a few words; empty: it has none. ``is_cause``: the run ended because of it."""
 
@@ -66,19 +75,10 @@ def _deaths(report: Report) -> dict[int, tuple[int, str]]:
         return {}
     cause = min(rows, key=lambda row: (dead.index(row.state), row.left))
     absent = absent_for(cause, report.ranks) if cause.state is RankState.FAILED else []
-    if absent:
-        text = f"failed without {name_spans([row.rank for row in absent])}"
-        victims = {row.rank: (VICTIM, text) for row in report.ranks if row.state is RankState.FAILED}
-        return victims | {row.rank: (CAUSE, _absence(row)) for row in absent}
-    roles = {
-        row.rank: (VICTIM, f"{row.state.value} after rank {cause.rank}")
+    after = f"without {name_spans([row.rank for row in absent])}" if absent else f"after rank {cause.rank}"
+    victims = {
+        row.rank: (VICTIM, f"{row.state.value} {after}")
         for row in report.ranks
         if row.state in (RankState.LOST, RankState.FAILED)
     }
-    return roles | {
-        cause.rank: (CAUSE, "the first that was lost" if cause.state is RankState.LOST else "the first that failed")
-    }
-
-
-def _absence(row: RankRow) -> str:
-    return "never connected" if row.state is RankState.MISSING else "had ended already"
+    return victims | {row.rank: (CAUSE, _CAUSES[row.state]) for row in absent or [cause]}
