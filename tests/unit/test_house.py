@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,11 @@ from pathlib import Path
 import pytest
 
 from jobs import ROOT, environment
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 AGENT, MONITOR = ROOT / "agent" / "rankwatch", ROOT / "monitor" / "rankwatch_monitor"
 
@@ -225,6 +231,12 @@ def test_what_an_import_does_not_pull_in(statement: str, absent: set[str]) -> No
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     ).stdout.split()
     assert not absent & set(loaded)
+
+
+def test_dev_adds_to_test_only_what_no_test_needs_to_pass() -> None:
+    """So what passes in the environment of ``dev`` passes in that of ``test``; without triton, the kernel's tests are skipped."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [re.split("[>;]", line)[0] for line in extras["dev"]] == ["rankwatch[test]", "ruff", "mypy", "triton"]
 
 
 def test_sockets_are_created_in_one_file() -> None:
