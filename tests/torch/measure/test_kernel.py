@@ -344,7 +344,7 @@ def test_the_host_s_tensors_cost_no_import_of_triton() -> None:
 
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the others run here")
-@pytest.mark.parametrize("chosen", ["special_values or ends_of", pytest.param("not import", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chosen", ["special_values or ends_of or 1025", pytest.param("not import", marks=pytest.mark.slow)])
 @needs_triton
 def test_all_of_this_in_the_interpreter(chosen: str) -> None:
     pytest.importorskip("triton", "3.2", "its interpreter does not tell which arguments are constants")
