@@ -106,10 +106,14 @@ def first_weight(model: nn.Sequential) -> Tensor:
 _detectors: list[Detector] = []
 
 
+UNHURRIED = {"RANKWATCH_CLOSEUP": "60"}
+"""A close-up may take two seconds of wall time, which other processes may take away."""
+
+
 def watched(model: nn.Module, **options: Any) -> tuple[Detector, Notebook]:
     notebook = Notebook()
     style = {key: options.pop(key) for key in ("count_all", "judge_traced", "sends_at_once") if key in options}
-    _detectors.append(Detector(model, resolve({}, **options), notebook, **style))
+    _detectors.append(Detector(model, resolve(UNHURRIED, **options), notebook, **style))
     notebook.detector = _detectors[-1]
     return _detectors[-1], notebook
 

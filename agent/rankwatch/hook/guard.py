@@ -9,6 +9,7 @@ mostly. Either way the rank trips, and the step is not taken.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -31,6 +32,7 @@ from ..measure.weights import mark_shard
 from ..rerun.batch import OTHERWISE, OTHERWISE_COMPILED, RootRun, run_batch_again
 from ..rerun.careful import is_compiled
 from ..rerun.forward import RootEntry
+from ..rerun.limit import Limit
 from ..shared.config import Config, Policy
 from ..shared.frame import Kind, Phase, ReadingSpec
 from ..shared.tuning import Check
@@ -299,7 +301,7 @@ class Guard:
 
         self._recorder.forget()
         parameters = [value for value in run.entry.module.parameters() if value.requires_grad]
-        ran = run_batch_again(run, parameters, watch, MAX_SECONDS)
+        ran = run_batch_again(run, parameters, watch, Limit(time.monotonic() + MAX_SECONDS))
         if not ran.gradients:
             return f"not run again: {ran.note}"
         known = dict(zip(map(id, parameters), ran.gradients, strict=True))

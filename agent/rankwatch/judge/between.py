@@ -21,6 +21,7 @@ from ..measure.sweep import Sweep
 from ..measure.tape import Tape
 from ..rerun.careful import Careful, Stopped, uncollected
 from ..rerun.forward import Forward, RootEntry, run_again
+from ..rerun.limit import Limit
 from ..shared.frame import Kind, Phase, Position
 from .batch import BatchInProgress
 from .policy import Judge
@@ -75,18 +76,18 @@ class Between:
             log.debug("the forward of batch %d is not run again: %s", batch.began.batch, why)
             return None
         self._sweep.look(batch.began.batch, self._steps())  # weights that have gone bad are measured anew
-        until = time.monotonic() + MAX_SECONDS
-        found = self._run(forward, batch.began, judge, until, grad=entry.has_gradients)
+        limit = Limit(time.monotonic() + MAX_SECONDS)
+        found = self._run(forward, batch.began, judge, limit, grad=entry.has_gradients)
         if found is None and entry.has_gradients:  # there may be no memory for a second graph
-            found = self._run(forward, batch.began, judge, until, grad=False)
+            found = self._run(forward, batch.began, judge, limit, grad=False)
         return found
 
     @uncollected()
-    def _run(self, forward: Forward, began: Position, judge: Judge, until: float, *, grad: bool) -> RunAgain | None:
+    def _run(self, forward: Forward, began: Position, judge: Judge, limit: Limit, *, grad: bool) -> RunAgain | None:
         named = {id(one.module): one for one in self._model().awake()}
         if id(forward.module) not in named:
             return None
-        mode = Careful([*forward.module.buffers()], until)
+        mode = Careful([*forward.module.buffers()], limit)
         frames: list[PendingFrame] = []
         last: Call = (), {}, None
         is_bad = False

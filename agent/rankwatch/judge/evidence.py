@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -16,8 +17,9 @@ from ..rerun.batch import FROM_THE_LOSS, origin_of_gradient
 from ..rerun.careful import runs_compiled, tensors
 from ..rerun.closeup import NOTHING, Subject
 from ..rerun.forward import Forward
+from ..rerun.limit import WALL_SECONDS, Limit, before_a_trip
 from ..rerun.loss_graph import LossOrigin
-from ..rerun.repetition import MAX_SECONDS, Repeated, repeat
+from ..rerun.repetition import Repeated, repeat
 from ..shared.bounded import BoundedDict
 from ..shared.frame import REDUCED, SHARD, Kind, Phase, ReadingSpec, State
 from ..shared.trip import BadWeight, Operator
@@ -30,9 +32,6 @@ MAX_HARMLESS = 4096
 
 _INPUTS = (Kind.INPUT, Kind.KEYWORD)
 _GRADIENTS = (Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRADIENT)
-
-MAX_SECONDS_UNWAITED = 10.0
-"""For a gradient that the guard has found: no rank waits in a collective."""
 
 log = logging.getLogger(__name__)
 
@@ -110,11 +109,13 @@ class Evidence:
     def _gather(self, frame: PendingFrame, culprit: ReadingSpec, part: BatchPart, call: Call | None) -> Gathered:
         kind = culprit.kind
         forwards = self._forwards(frame, kind, culprit.label, part, call)
-        repeated, forward = repeat(forwards, MAX_SECONDS)
+        repeated, forward = repeat(forwards)
         again = None
         if kind in _GRADIENTS and not frame.unfound and not culprit.label.endswith(REDUCED) and part.batch.run is not None:
             parameters = list(part.batch.run.entry.module.parameters())
-            repeated = origin_of_gradient(part.batch.run, parameters, MAX_SECONDS_UNWAITED if frame.guarded else MAX_SECONDS)
+            # Of a gradient that the guard has found: no rank waits in a collective.
+            limit = Limit(time.monotonic() + WALL_SECONDS) if frame.guarded else before_a_trip()
+            repeated = origin_of_gradient(part.batch.run, parameters, limit)
             if repeated.note == FROM_THE_LOSS and part.batch.steep is not None:
                 repeated = repeated._replace(note=FROM_THE_LOSS + part.batch.steep())
             again = (part.batch.run, parameters) if repeated.recurred else None

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 
 from ..errors import UsageError
 from ..rerun.batch import origin_of_gradient
+from ..rerun.limit import Limit
 from ..rerun.repetition import repeat
 from ..shared.trip import Operator, Source
 from .code import UsersCode
@@ -148,12 +150,13 @@ def _repeat(trial: Trial, device: torch.device, times: int, found: ReplayFinding
 
 
 def _name_operator(trial: Trial, device: torch.device, found: ReplayFindings) -> None:
+    limit = Limit(time.monotonic() + MAX_SECONDS)
     with trial.surrounded(device):
         if found.is_backward:
             run = trial.root_run(device)
-            repeated = origin_of_gradient(run, list(run.entry.module.parameters()), MAX_SECONDS)
+            repeated = origin_of_gradient(run, list(run.entry.module.parameters()), limit)
         else:
-            repeated, _ = repeat([trial.forward(device)], seconds=MAX_SECONDS)
+            repeated, _ = repeat([trial.forward(device)], limit)
     if repeated.given is not None and repeated.operator is not None:
         found.no_operator = f"it was bad before this forward: {repeated.operator.name} is the first that read it"
     elif repeated.operator is not None:

@@ -16,6 +16,7 @@ from ..measure.walk import leaves
 from ..rerun.batch import RootRun, run_batch_again, run_wide
 from ..rerun.careful import Careful, Stopped, passed_again, tensors
 from ..rerun.forward import Forward, RootEntry, run_again
+from ..rerun.limit import Limit
 from ..rerun.surroundings import surrounded
 from ..rerun.tensor_file import digest_of
 from ..rerun.wider import Wider, plain_kernels
@@ -127,7 +128,7 @@ class Trial:
         mode = Careful(values)
         kernels: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if is_wider and dtype is not None:
-            mode = wide = Wider(dtype, values, float("inf"), lambda: True)
+            mode = wide = Wider(dtype, values, Limit(), lambda: True)
             args, kwargs = wide.widened((forward.args, forward.kwargs))
             forward, kernels = replace(forward, args=args, kwargs=kwargs), plain_kernels()
         return self._result_of(lambda: self._run_forward(device, forward, mode, kernels))
@@ -150,9 +151,9 @@ class Trial:
                 again = self.root_run(device, change)
                 parameters = list(again.entry.module.parameters())
                 if dtype is None:
-                    ran = run_batch_again(again, parameters, lambda *call: None, float("inf"))
+                    ran = run_batch_again(again, parameters, lambda *call: None)
                 else:
-                    ran = run_wide(again, parameters, dtype, float("inf"), lambda: True)
+                    ran = run_wide(again, parameters, dtype, Limit(), lambda: True)
             self.draws |= ran.drew
             if not ran.gradients:
                 raise Stopped(ran.note)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from ..shared.trip import Operator, Source
 from .arguments import Input, state_of_tensor
 from .careful import Altered, Careful, Stopped, same_surroundings, uncollected, untouched
 from .forward import Forward, RootEntry, hooked
+from .limit import Limit
 from .repetition import Repeated, Repetition, describe_error, why_it_differs
 from .source import Caller, caller_of, owner_of, text_of
 
@@ -140,12 +140,12 @@ class Ran(NamedTuple):
 
 
 @uncollected()
-def run_batch_again(run: RootRun, parameters: Sequence[Tensor], watch: Watch, seconds: float) -> Ran:
+def run_batch_again(run: RootRun, parameters: Sequence[Tensor], watch: Watch, limit: Limit | None = None) -> Ran:
     """Runs a forward of the root and its backward again. ``watch`` is called for each module that runs."""
     module = run.entry.module
     if why := forward_of(run).refusal:
         return Ran([], why)
-    mode = Careful([*module.buffers()], time.monotonic() + seconds)
+    mode = Careful([*module.buffers()], limit)
     try:
         with _hooks_on(module, watch), torch.autograd.set_detect_anomaly(False):  # the user's would raise
             gradients, changes = run_again(run, parameters, mode, watch)
@@ -158,7 +158,7 @@ def run_batch_again(run: RootRun, parameters: Sequence[Tensor], watch: Watch, se
 
 
 @uncollected()
-def origin_of_gradient(run: RootRun, parameters: Sequence[Tensor], seconds: float) -> Repeated:
+def origin_of_gradient(run: RootRun, parameters: Sequence[Tensor], limit: Limit) -> Repeated:
     """The operator that made a gradient bad, with the line of the forward whose backward ran it."""
     module = run.entry.module
     forward = forward_of(run)
@@ -166,7 +166,7 @@ def origin_of_gradient(run: RootRun, parameters: Sequence[Tensor], seconds: floa
         return Repeated(note=f"not run again: {why}")
     if any(state_of_tensor(gradient) is not State.FINITE for handed in run.gradients for gradient in handed.values()):
         return Repeated(note=FROM_THE_LOSS)
-    mode = _Backward(forward, time.monotonic() + seconds)
+    mode = _Backward(forward, limit)
     try:
         # With the mode for anomalies, each node remembers the line that made it. It warns where a backward raises.
         with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True, check_nan=False):
@@ -190,12 +190,12 @@ def _why_it_differs(run: RootRun, changes: Altered) -> str:
 
 
 def run_wide(
-    run: RootRun, parameters: Sequence[Tensor], dtype: torch.dtype, until: float, wanted: Callable[[], bool]
+    run: RootRun, parameters: Sequence[Tensor], dtype: torch.dtype, limit: Limit, wanted: Callable[[], bool]
 ) -> Ran:
     """Runs forward and backward again in a wider precision."""
     from .wider import Wider, plain_kernels
 
-    mode = Wider(dtype, [*run.entry.module.buffers()], until, wanted, with_weights=True, with_gradients=True)
+    mode = Wider(dtype, [*run.entry.module.buffers()], limit, wanted, with_weights=True, with_gradients=True)
     args, kwargs = mode.widened((run.entry.args, run.entry.kwargs))
     try:
         with plain_kernels(), torch.autograd.set_detect_anomaly(False):

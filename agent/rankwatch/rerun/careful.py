@@ -10,7 +10,6 @@ import collections
 import gc
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from ..measure.recorder import Call
 from ..measure.walk import leaves
 from .arguments import storage_of, written
+from .limit import Limit
 
 MAX_OPERATORS = 100_000
 
@@ -42,12 +42,12 @@ class Careful(TorchDispatchMode):
 
     Args:
         buffers: the tensors that may be changed.
-        until: when it stops, by ``time.monotonic``.
+        limit: when it stops. None: never.
         wanted: whether anybody still waits for what is found.
     """
 
     def __init__(
-        self, buffers: Sequence[Tensor] = (), until: float = float("inf"), wanted: Callable[[], bool] = lambda: True
+        self, buffers: Sequence[Tensor] = (), limit: Limit | None = None, wanted: Callable[[], bool] = lambda: True
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.stopped = ""
@@ -63,7 +63,7 @@ class Careful(TorchDispatchMode):
         """Called with each watched module that returns, and its call; with each label of a marked tensor, as an output."""
         self.module: nn.Module | None = None
         """The module whose forward is run again."""
-        self._until = until
+        self._limit = limit or Limit()
         self._wanted = wanted
         self._ours = {storage_of(value) for value in buffers}
         """The storages that may be written to."""
@@ -105,7 +105,7 @@ class Careful(TorchDispatchMode):
             self.stopped = self.stopped or f"it communicates by {func}"
         elif self.count > MAX_OPERATORS:
             self.stopped = self.stopped or f"it has more than {MAX_OPERATORS} operators"
-        elif time.monotonic() > self._until:
+        elif self._limit.is_reached():
             self.is_late = self.is_late or not self.stopped
             self.stopped = self.stopped or "it takes too long"
         elif not self._wanted():

@@ -25,6 +25,7 @@ from .batch import RootRun, forward_of, run_batch_again, run_wide
 from .capsule import CapsuleWritten
 from .careful import Careful, Stopped, tensors, uncollected
 from .forward import Forward, run_again
+from .limit import Limit
 from .machine import describe_gpus
 from .narrowed import keep_inner
 from .repetition import UNKNOWN, Repeated, describe_error, repeat
@@ -176,7 +177,7 @@ class _Look:
         recurred, of = 1, 1
         while of < RUNS and self._has_time():
             start = time.monotonic()
-            ran = run_batch_again(run, parameters, lambda *call: None, self._until - start)
+            ran = run_batch_again(run, parameters, lambda *call: None, Limit(self._until))
             self._took = max(self._took, time.monotonic() - start)
             if not ran.gradients:
                 self._notes.append("there was no time to run it more often")
@@ -196,7 +197,7 @@ class _Look:
         )
 
     def _gradients_in(self, run: RootRun, parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor] | None:
-        ran = run_wide(run, parameters, dtype, self._until, self._wanted)
+        ran = run_wide(run, parameters, dtype, Limit(self._until), self._wanted)
         if not ran.gradients:
             self._notes.append(f"in {dtype_name(dtype)}: {ran.note}")
         return [value for value in ran.gradients if value is not None] or None
@@ -211,7 +212,7 @@ class _Look:
     def _look_around(self, repeated: Repeated, forward: Forward) -> tuple[Repeated, Forward | None]:
         """What the module was given was bad before: looks for its origin in the root's forward. Or there was no time before."""
         around = [one for one in self._subject.forwards if one is not forward] if self._subject.was_given else [forward]
-        found, which = repeat(around, self._until - time.monotonic(), self._wanted) if around else (repeated, None)
+        found, which = repeat(around, Limit(self._until), self._wanted) if around else (repeated, None)
         if found.recurred and found.operator is not None and found.given is None:
             return found, which
         if not self._subject.was_given:
@@ -222,7 +223,7 @@ class _Look:
         """How often it was bad again, of how often it was run. The repetition was the first time."""
         recurred, of = int(first), 1
         while of < RUNS and self._has_time():
-            mode = Careful([*forward.module.buffers()], self._until, self._wanted)
+            mode = Careful([*forward.module.buffers()], Limit(self._until), self._wanted)
             outputs = self._run(forward, mode)
             if outputs is None:
                 break
@@ -276,7 +277,7 @@ class _Look:
 
         notes = list(self._notes)
         for with_weights in (False, True):
-            mode = Wider(dtype, [*forward.module.buffers()], self._until, self._wanted, with_weights=with_weights)
+            mode = Wider(dtype, [*forward.module.buffers()], Limit(self._until), self._wanted, with_weights=with_weights)
             args, kwargs = mode.widened((forward.args, forward.kwargs))
             with plain_kernels():
                 outputs = self._run(replace(forward, args=args, kwargs=kwargs), mode)

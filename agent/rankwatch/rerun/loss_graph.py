@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -42,8 +41,9 @@ from .graph_nodes import (
     short_of,
     title_of,
 )
+from .limit import Limit, before_a_trip
 from .loss_line import lines_of_operator
-from .repetition import MAX_SECONDS, Repetition, describe_error
+from .repetition import Repetition, describe_error
 from .source import caller_of, owner_of
 
 log = logging.getLogger(__name__)
@@ -106,19 +106,17 @@ def _key(node: Any) -> tuple[str, int]:
     return node.name(), node._sequence_nr()
 
 
-def origin_of_loss(
-    loss: Tensor, outputs: Outputs, is_model: Callable[[nn.Module], bool], seconds: float = MAX_SECONDS
-) -> LossOrigin:
+def origin_of_loss(loss: Tensor, outputs: Outputs, is_model: Callable[[nn.Module], bool]) -> LossOrigin:
     """The origin of a bad loss whose backward is about to run. ``is_model``: whether a module is the model, or has it inside."""
     caller = caller_of()
-    found = _origin_of_loss(loss, outputs, seconds)._replace(caller=caller.source if caller is not None else None)
+    found = _origin_of_loss(loss, outputs)._replace(caller=caller.source if caller is not None else None)
     return found if found.operator is None else _with_line(found, found.operator, is_model)
 
 
 def origin_after_backward(loss: Callable[[], Tensor | None], outputs: Outputs) -> LossOrigin:
     """What is known of a bad loss whose backward has freed what autograd had saved: the operators that remain."""
     value = loss()
-    found = _origin_of_loss(value, outputs, MAX_SECONDS) if value is not None else LossOrigin()
+    found = _origin_of_loss(value, outputs) if value is not None else LossOrigin()
     return LossOrigin(note="; ".join(filter(None, (_FREED, found.note))))
 
 
@@ -180,14 +178,14 @@ def _with_line(origin: LossOrigin, operator: Operator, is_model: Callable[[nn.Mo
     return origin._replace(note="; ".join(filter(None, (origin.note, note))))
 
 
-def _origin_of_loss(loss: Tensor, outputs: Outputs, seconds: float) -> LossOrigin:
+def _origin_of_loss(loss: Tensor, outputs: Outputs) -> LossOrigin:
     try:
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[loss.device] if loss.is_cuda else []))
             stack.enter_context(torch.no_grad())
             for device in {"cpu", loss.device.type}:
                 stack.enter_context(torch.autocast(device, enabled=False))
-            return _Walk(outputs, time.monotonic() + seconds).origin_of(loss)
+            return _Walk(outputs, before_a_trip()).origin_of(loss)
     except Stopped as stop:
         return LossOrigin(note=f"its operator is not known: {stop}")
     except Exception as error:  # noqa: BLE001  the trip matters more than its operator
@@ -198,8 +196,8 @@ def _origin_of_loss(loss: Tensor, outputs: Outputs, seconds: float) -> LossOrigi
 class _Mode(Repetition):
     """Follows bad numbers through the operators of the graph. No line of the user's calls them."""
 
-    def __init__(self, until: float) -> None:
-        super().__init__(Forward(nn.Module(), (), {}, "loss", is_live=False), until)
+    def __init__(self, limit: Limit) -> None:
+        super().__init__(Forward(nn.Module(), (), {}, "loss", is_live=False), limit)
         self._guessed: set[int] = set()
 
     def _operator(self, func: Any, inputs: list[Input], output: Tensor) -> Operator:
@@ -221,9 +219,9 @@ class _Mode(Repetition):
 
 
 class _Walk:
-    def __init__(self, outputs: Outputs, until: float) -> None:
+    def __init__(self, outputs: Outputs, limit: Limit) -> None:
         self._outputs = outputs
-        self._mode = _Mode(until)
+        self._mode = _Mode(limit)
         self._nodes: dict[Any, GraphNode] = {}
         self._values: dict[Edge, Tensor] = {}
         """What is known of the outputs of nodes."""

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .capsule import CapsuleWritten
 from .careful import Careful, Stopped
 from .forward import Forward, run_again
+from .limit import Limit
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ def keep_inner(forward: Forward, keep: Callable[[Forward, float], CapsuleWritten
     """Writes the capsule of ``forward.inner``, a module; None if it was not called again."""
     inner, calls = forward.inner, 0
     found: list[CapsuleWritten] = []
-    mode = Careful([*forward.module.buffers()], until)
+    mode = Careful([*forward.module.buffers()], Limit(until))
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         nonlocal calls

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import logging
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -34,12 +33,10 @@ from .arguments import (
 )
 from .careful import Altered, Careful, Stopped, tensors, uncollected
 from .forward import Forward, run_again
+from .limit import Limit, before_a_trip
 from .source import modules_within_run
 
 log = logging.getLogger(__name__)
-
-MAX_SECONDS = 1.0
-"""The other ranks wait in a collective, or come to one, while this rank repeats."""
 
 _MAKES_GARBAGE = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "empty_permuted")
 """Their outputs are memory that nobody has written to yet."""
@@ -81,13 +78,16 @@ UNKNOWN = Repeated()
 
 @uncollected()
 def repeat(
-    forwards: Sequence[Forward], seconds: float = MAX_SECONDS, wanted: Callable[[], bool] = lambda: True
+    forwards: Sequence[Forward], limit: Limit | None = None, wanted: Callable[[], bool] = lambda: True
 ) -> tuple[Repeated, Forward | None]:
-    """Repeats the first of these forwards of which it is then known whether it recurs; or the first one, if there is none."""
-    until = time.monotonic() + seconds
+    """Repeats the first of these forwards of which it is then known whether it recurs; or the first one, if there is none.
+
+    ``limit``: None: as before a trip.
+    """
+    limit = limit or before_a_trip()
     found, which = UNKNOWN, None
     for forward in forwards:
-        repeated = _repeat(forward, until, wanted)
+        repeated = _repeat(forward, limit, wanted)
         is_better = repeated.recurred is not None or (repeated.operator is not None and found.operator is None)
         if which is None or is_better:
             found, which = repeated, forward
@@ -96,15 +96,15 @@ def repeat(
     return found, which
 
 
-def _repeat(forward: Forward, until: float, wanted: Callable[[], bool]) -> Repeated:
+def _repeat(forward: Forward, limit: Limit, wanted: Callable[[], bool]) -> Repeated:
     name = type(forward.module).__name__
     if refusal := forward.refusal:
         return Repeated(note=refusal)
-    mode = Repetition(forward, until, wanted)
+    mode = Repetition(forward, limit, wanted)
     try:
         found = _once(forward, mode, grad=False)
         if not found.recurred and torch.is_grad_enabled():  # some modules need gradients, or do something else with them
-            mode = Repetition(forward, until, wanted)
+            mode = Repetition(forward, limit, wanted)
             found = _once(forward, mode, grad=True)._replace(grad=True)
         return found
     except Stopped as stop:
@@ -174,8 +174,8 @@ class _Origin:
 class Repetition(Careful):
     """Follows bad numbers through the operators of a forward, from storage to storage."""
 
-    def __init__(self, forward: Forward, until: float, wanted: Callable[[], bool] = lambda: True) -> None:
-        super().__init__([*forward.module.buffers()], until, wanted)
+    def __init__(self, forward: Forward, limit: Limit, wanted: Callable[[], bool] = lambda: True) -> None:
+        super().__init__([*forward.module.buffers()], limit, wanted)
         self.communicated: Repeated | None = None
         """The origin of bad numbers that were about to be sent to other ranks, where the repetition stopped."""
         self._forward = forward

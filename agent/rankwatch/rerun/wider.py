@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from .arguments import storage_of
 from .careful import Careful, tensors
+from .limit import Limit
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
@@ -32,13 +33,13 @@ class Wider(Careful):
         self,
         dtype: torch.dtype,
         buffers: Sequence[Tensor],
-        until: float,
+        limit: Limit,
         wanted: Callable[[], bool],
         *,
         with_weights: bool = False,
         with_gradients: bool = False,
     ) -> None:
-        super().__init__(buffers, until, wanted)
+        super().__init__(buffers, limit, wanted)
         self._with_weights = with_weights
         self._with_gradients = with_gradients
         self._parameters: dict[int, nn.Parameter] = {}

@@ -29,6 +29,7 @@ from ..shared.frame import NO_STAGE, BatchSummary, FrameTable, Moment
 from ..shared.gpu import NO_GPU, Gpu
 from ..shared.identity import Identity
 from ..shared.notice import Notice
+from ..shared.own_time import OwnTime
 from ..shared.process import age
 from ..shared.room import lack
 from ..shared.sockets import dealer
@@ -56,7 +57,7 @@ RECONNECTING = 8
 
 DEFAULT_HEARTBEAT = 1.0
 SILENT_HEARTBEATS = 3
-"""After this many heartbeats without an answer, the rank reconnects."""
+"""After this many heartbeats without an answer, in which this rank ran, it reconnects."""
 
 UNANSWERED = 1.0
 """Seconds without an answer, after which a rank that is not connected reads its connection file again."""
@@ -160,6 +161,9 @@ class Link:
         self._stop = False
         self._released = False
         self._farewell_until = 0.0
+        self._own_time = OwnTime(time.monotonic())
+        self._heard_at = self._own_time.read(time.monotonic(), 0.0)
+        self._silent_for = 0.0
         self._was_silent = False
         self.complaint = ""
         """The last refusal that was logged; empty once the collector has taken this rank."""
@@ -279,11 +283,9 @@ class Link:
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = dealer(context, self._connection, MAX_RECEIVED_BYTES)
-        self._reception.heard_at = time.monotonic()
         try:
             while not self._stop:
-                silent_for = time.monotonic() - self._reception.heard_at
-                if self._online.is_set() and silent_for > SILENT_HEARTBEATS * self._heartbeat:
+                if self._online.is_set() and self._silent_for > SILENT_HEARTBEATS * self._heartbeat:
                     log.warning(
                         "%s: the collector at %s fell silent; trying to reach it again", self._who, self._connection.address
                     )
@@ -324,10 +326,9 @@ class Link:
         self._stop = not (self._online.is_set() and self._spool.is_behind and now < self._farewell_until)
 
     def _finds_another_collector(self) -> bool:
-        now = time.monotonic()
-        if self._online.is_set() or self.refusal or now - self._reception.heard_at <= UNANSWERED:
+        if self._online.is_set() or self.refusal or self._silent_for <= UNANSWERED:
             return False
-        renewed = self._source.renewed(now)
+        renewed = self._source.renewed(time.monotonic())
         if renewed is None:
             return False
         log.warning("%s: the connection file names another collector, at %s: trying to reach it", self._who, renewed.address)
@@ -346,8 +347,9 @@ class Link:
         poller.register(self._wake.reader, zmq.POLLIN)
         poller.poll(max(0, math.ceil(1000 * wait)))
         self._wake.drain()
-        self._reception.receive(socket)
+        heard = self._reception.receive(socket)
         now = time.monotonic()
+        self._look_for_silence(now, heard)
         self._stand_in.turn(now)
         self._pass_on_tuning()
         if not self._online.is_set():
@@ -368,6 +370,13 @@ class Link:
             self._send_beat(socket)
             self._next_beat = now + self._heartbeat
             self._probe = None if passed else self._probe
+
+    def _look_for_silence(self, now: float, heard: bool) -> None:
+        """What the collector sent is handled by now. It is not silent because this thread did not run."""
+        own = self._own_time.read(now, self._heartbeat)
+        if heard:
+            self._heard_at = own
+        self._silent_for = own - self._heard_at
 
     def _next_event(self) -> float:
         if not self._online.is_set():

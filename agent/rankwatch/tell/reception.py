@@ -45,25 +45,26 @@ class Reception:
         self._is_aborted = is_aborted
         self._work = Allowance(SHARE, BURST)
         self._complaints = Allowance(1 / COMPLAINT_INTERVAL, 1.0)
-        self.heard_at = 0.0
-        """When the last message came, by the monotonic clock."""
+        self._has_heard = False
 
     def is_exhausted(self, now: float) -> bool:
         """Whether nothing is received for now."""
         return self._work.left(now) <= 0
 
-    def receive(self, socket: zmq.Socket[bytes]) -> None:
-        """Handles what waits in the socket, as far as the allowance goes."""
+    def receive(self, socket: zmq.Socket[bytes]) -> bool:
+        """Handles what waits in the socket, as far as the allowance goes; returns whether the collector was heard."""
+        self._has_heard = False
         before = time.thread_time()
         while (left := self._work.left(time.monotonic())) > 0:
             try:
                 self._take(socket, socket.recv(zmq.NOBLOCK), is_short=left < 0.5)
             except zmq.Again:
-                return
+                break
             finally:
                 now = time.thread_time()
                 self._work.spend(now - before)
                 before = now
+        return self._has_heard
 
     def complain(self, text: str) -> None:
         """Logs what is wrong with the collector, once in ``COMPLAINT_INTERVAL``."""
@@ -73,7 +74,7 @@ class Reception:
     def _take(self, socket: zmq.Socket[bytes], data: bytes, *, is_short: bool) -> None:
         """``is_short``: the collector sends more than there is time for."""
         if is_short and (self._is_aborted() or not wire.is_abort(data)):
-            self.heard_at = time.monotonic()
+            self._has_heard = True
             self.complain("the collector sends more than this rank has time for; all but an abort is dropped")
             return
         try:
@@ -81,5 +82,5 @@ class Reception:
         except ProtocolError as error:
             self.complain(f"the collector sent what this rank cannot read: {error}")
             return
-        self.heard_at = time.monotonic()
+        self._has_heard = True
         self._handle(socket, message)

@@ -18,6 +18,7 @@ import zmq
 
 from rankwatch.shared import data, messages, sockets, wire
 from rankwatch.shared.exit_queue import end_process
+from rankwatch.shared.own_time import OwnTime
 from rankwatch.shared.printable import printable
 from rankwatch.shared.wake import Wake
 
@@ -143,6 +144,8 @@ class Collector:
         self._host = printable(socket.gethostname())
         options = replace(options, room=room, runs_dir=str(runs.path.resolve()), host=self._host)
         self._runs = runs
+        self._own_time = OwnTime(time.monotonic())
+        self._longest_turn = max(options.heartbeat, IDLE_TICK / 1000)
         self._show_ranks, self._alert = show_ranks, alert
         self._meters = meters
         self._publisher = Publisher(runs, self._write, show, lambda run, late: self._writer.unstored(run, late=late))
@@ -192,7 +195,7 @@ class Collector:
 
     def _resume(self, runs: Iterable[str]) -> None:
         """Takes over the runs that the collector before this one left unfinished."""
-        now = time.monotonic()
+        now = self._now()
         for run in runs:
             try:
                 with RunRecord(self._runs.record_of(run)) as record:
@@ -216,7 +219,7 @@ class Collector:
         if self._job_ended is not None and self._job_ended.exit_code:
             self._turn(poller)
             self._perform(CommandEnded())
-            while not self._gives_up and self.ledger.awaits_orphans(time.monotonic()):
+            while not self._gives_up and self.ledger.awaits_orphans(self._now()):
                 self._turn(poller)
         deadline = time.monotonic() + LONGEST_LAST_WORDS
         while time.monotonic() < deadline and poller.poll(LAST_WORDS):
@@ -369,11 +372,15 @@ class Collector:
 
     # --- what is decided -----------------------------------------------------------------------------------------------
 
+    def _now(self) -> float:
+        """The clock by which runs decide."""
+        return self._own_time.read(time.monotonic(), self._longest_turn)
+
     def _perform(self, event: Event) -> None:
         # The runs of all ranks depend on this loop: no event may end it, and a failed effect must not hold back the next.
         left: Iterator[Effect] | None = None
         try:
-            effects = self.ledger.handle(event, time.monotonic())
+            effects = self.ledger.handle(event, self._now())
             left = iter(effects) if effects else None  # most batches have no effects
         except Exception:
             log.exception("an error of ours while handling %s; the collector goes on", type(event).__name__)

@@ -15,20 +15,20 @@ from jobs import environment
 from rankwatch_monitor.decide.report import Outcome, RankState
 
 RANK = """
-import ctypes, sys, torch, rankwatch
+import ctypes, os, torch, rankwatch
 model = torch.nn.Linear(1, 1)
 watch = rankwatch.watch(model)
 model(torch.ones(1)).backward()
 print("ready", flush=True)
-while sys.stdin.readline():
-    ctypes.PyDLL(None).usleep(2_000_000)  # a call into C that holds the interpreter lock: no Python thread runs
+while os.read(0, 1):
+    ctypes.PyDLL(None).read(0, bytes(1), 1)  # a call into C that holds the interpreter lock: no Python thread runs
     print("back", flush=True)
 """
 
 
 @pytest.fixture
 def collector(tmp_path: Path) -> Iterator[Running]:
-    running = Running(tmp_path, heartbeat=0.1)  # lost after 0.3 s
+    running = Running(tmp_path)
     yield running
     running.stop()
 
@@ -72,8 +72,9 @@ def test_a_rank_that_keeps_the_interpreter_to_itself_is_not_lost(collector: Runn
     assert rank.stdin is not None
     assert rank.stdout is not None
     (run,) = collector.collector.ledger.runs.values()
-    print("go", file=rank.stdin, flush=True)
+    print(end="g", file=rank.stdin, flush=True)
     until(lambda: run.ranks[0].quiet)
+    print(end="b", file=rank.stdin, flush=True)
     assert rank.stdout.readline() == "back\n"
     until(lambda: not run.ranks[0].quiet)
     assert (run.ranks[0].state, collector.reports) == (RankState.RUNNING, [])

@@ -216,11 +216,11 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> N
 
 def test_a_command_that_reads_the_metrics_of_the_collector_round_it(tmp_path: Path) -> None:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    code = f"import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:{port}').read().decode())"
+        probe.bind(("127.0.0.2", 0))  # where no other process takes the port meanwhile
+        address = "{}:{}".format(*probe.getsockname())
+    code = f"import urllib.request; print(urllib.request.urlopen('http://{address}').read().decode())"
     command = ["--runs-dir", str(tmp_path / "runs"), "--", sys.executable, "-c", code]
-    done = rankwatch("run", *command, RANKWATCH_METRICS=f":{port}")
+    done = rankwatch("run", *command, RANKWATCH_METRICS=address)
     assert done.returncode == 0, done.stderr
-    assert f"metrics on http://127.0.0.1:{port}/metrics" in done.stderr
+    assert f"metrics on http://{address}/metrics" in done.stderr
     assert "rankwatch_runs 0.0" in done.stdout

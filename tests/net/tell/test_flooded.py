@@ -118,8 +118,8 @@ def test_a_collector_that_asks_for_everything_again_and_again_gets_it_within_bou
     monkeypatch.setattr(link_module, "WELCOMES_AT_ONCE", 2.0)
     link = make_link(hostile)
     threading.Thread(target=link.start).start()
-    hostile.welcome()
     asked, begun = 1, time.monotonic()
+    hostile.welcome()
     while asked < 4:
         hostile.send(wire.encode(messages.Error("once more", "hello")))
         while not wire.is_hello(hostile.socket.recv_multipart()[1]):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -188,6 +190,33 @@ def test_a_restarted_collector_is_found_and_receives_what_it_missed(folder: Path
     assert run.ranks[0].last_batch == 1
     rank.link.close("finished")
     second.stop()
+
+
+def test_what_did_not_run_for_an_hour_misses_nobody(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where this process, with the collector in it, was stopped, or had no core. What came meanwhile waits in the sockets."""
+    running = Running(folder, heartbeat=10)
+    rank = Rank(running.collector.connection)
+    rank.link.start()
+    (run,) = running.collector.ledger.runs.values()
+    hours, clock = 0, time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 3600 * hours)
+
+    def stop_for_an_hour() -> None:
+        nonlocal hours
+        ticked_at, hours = run.ticked_at, hours + 1
+        until(lambda: run.ticked_at > ticked_at)
+        rank.link.send_batch(makers.table(), makers.summary(hours))
+        until(lambda: run.ranks[0].last_batch == hours)
+
+    with caplog.at_level(logging.INFO):
+        for _ in range(8):
+            stop_for_an_hour()
+        rank.link.close("finished")
+    running.stop()
+    assert not re.findall("silent|no progress", caplog.text)
+    assert running.reports[-1].stall is None
 
 
 def test_a_collector_with_new_keys_at_the_same_place_is_found(folder: Path) -> None:

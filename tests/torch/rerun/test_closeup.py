@@ -359,12 +359,12 @@ def test_the_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankwatch.rerun.closeup.time.monotonic", lambda: clock[0])
 
     def slow(x: Tensor) -> Tensor:
-        clock[0] += 0.9
+        clock[0] += 1.4
         return x / 0
 
-    _, found = tripped(Calls(slow), ONES)
+    _, found = tripped(Calls(slow), ONES, watch={"closeup": 3.0})
     assert (found.recurred, found.of, found.precision) == (3, 3, ())
-    assert found.note == "no time for more: one forward takes 0.9 s"
+    assert found.note == "no time for more: one forward takes 1.4 s"
 
 
 def test_memory_is_looked_at_before_and_an_end_of_it_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,11 @@ RANKS = [Identity("train", 0, rank, 2, rank, "node0", 100 + rank) for rank in ra
 PLACES = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)]
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "TIMEOUT", 60.0)
+
+
 @pytest.fixture
 def store() -> Iterator[dict[str, str]]:
     """The variables of ranks under torchrun, whose agents have a store."""
