@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +14,11 @@ from rankwatch_monitor.serve.collector import Collector
 from rankwatch_monitor.serve.metrics.meters import Meters
 from rankwatch_monitor.serve.run_folder import RunsFolder
 
-SOON = 30
-"""Seconds to wait for what must happen. Only a failing test waits this long."""
+PATIENCE = 240
+"""Seconds to wait for what must happen, be the machine as busy as it may. Only a test that hangs waits this long."""
+
+LAST_WORDS = 10
+"""Seconds before the end of a test's own time, at which ``until`` says what it waited for."""
 
 
 class Running:
@@ -44,7 +49,7 @@ class Running:
 
     def stop(self, *, clean: bool = True) -> None:
         self.collector.stop()
-        self._thread.join(SOON)
+        self._thread.join(PATIENCE)
         if clean:
             self.collector.close()
         else:  # as after a SIGKILL: the files stay
@@ -58,7 +63,14 @@ class Running:
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Waits for a condition that has no event. Only the test's own timeout ends the wait: a busy machine is no failure."""
-    pause = threading.Event()
-    while not condition():
-        pause.wait(0.005)
+    """Waits for a condition that has no event. Only the test's own time ends the wait: a busy machine is no failure.
+
+    The condition is looked at less and less often, since looking costs what is waited for its share of the machine.
+    """
+    pause, seconds = threading.Event(), 0.005
+    while not (found := condition()):
+        if 0 < signal.getitimer(signal.ITIMER_REAL)[0] < LAST_WORDS:  # the timer of pytest-timeout
+            seen = inspect.getclosurevars(condition).nonlocals
+            raise AssertionError(f"never so:\n{inspect.getsource(condition)}\n{found!r}, where {seen!r}")
+        pause.wait(seconds)
+        seconds = min(1.5 * seconds, 0.25)

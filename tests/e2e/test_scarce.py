@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from collectors import Running
+from collectors import PATIENCE, Running
 from jobs import RANKWATCH, environment
 
 pytestmark = pytest.mark.e2e
@@ -19,7 +19,9 @@ LIMIT = "import os, resource, sys; resource.setrlimit({what}, ({least}, {least})
 
 def run(*prefix: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [*prefix, *RANKWATCH, "run", "--", "sh", "-c", "echo trained; exit 3"]
-    return subprocess.run(command, env=environment(**env), cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        command, env=environment(**env), cwd=cwd, capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
 
 
 @pytest.mark.slow
@@ -88,7 +90,7 @@ def test_a_rank_trains_without_a_connection(tmp_path: Path, what: str, left: int
     env = environment(RANKWATCH_CONNECTION=str(tmp_path / "connection.json"))
     done = subprocess.run(
         [sys.executable, "-c", f"import rankwatch.watcher{RANK}", what, str(left)],
-        env=env, capture_output=True, text=True, check=False, timeout=60,
+        env=env, capture_output=True, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     running.stop()
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
@@ -106,6 +108,9 @@ with rankwatch.watch(model, capsule="off"):
 @pytest.mark.slow
 def test_a_rank_without_a_collector_trips_where_streams_are_closed() -> None:
     done = subprocess.run(
-        ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", ALONE], env=environment(), check=False, timeout=60
+        ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", ALONE],
+        env=environment(),
+        check=False,
+        timeout=PATIENCE,
     )
     assert done.returncode == 77

@@ -19,7 +19,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 import makers
-from collectors import SOON, Running, until
+from collectors import PATIENCE, Running, until
 from commands import run as rankwatch
 from jobs import environment
 from rankwatch.errors import UsageError
@@ -43,13 +43,13 @@ def meters() -> Meters:
 
 def scrape(url: str, accept: str = "text/plain") -> str:
     request = urllib.request.Request(url, headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=SOON) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
         return str(response.read(), "utf-8")
 
 
 def connect(server: MetricsServer) -> socket.socket:
     host, port = server.server_address[:2]
-    return socket.create_connection((str(host), int(port)), SOON)
+    return socket.create_connection((str(host), int(port)), PATIENCE)
 
 
 def ask(server: MetricsServer) -> socket.socket:
@@ -92,7 +92,7 @@ def test_peers_that_do_not_read_do_not_hold_up_the_collector(tmp_path: Path, met
             assert slow.recv(9) == b"HTTP/1.0 "  # its answer has begun
         rank = dealer(context, running.collector.connection)
         rank.send(wire.encode(makers.hello()))
-        assert rank.poll(1000 * SOON)
+        assert rank.poll(1000 * PATIENCE)
         assert isinstance(wire.decode(rank.recv()), messages.Welcome)
         until(lambda: 'rankwatch_ranks{run="train-0",state="running"} 1.0' in scrape(server.url))
     until(lambda: meters.read(time.monotonic()).counts.messages == 1)
@@ -101,7 +101,7 @@ def test_peers_that_do_not_read_do_not_hold_up_the_collector(tmp_path: Path, met
 
 
 def test_there_is_room_for_few_peers_at_a_time(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server._Handler, "timeout", 10 * SOON)
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 10 * PATIENCE)
     with ExitStack() as peers, MetricsServer(HERE, meters) as server:
         silent = [peers.enter_context(connect(server)) for _ in range(MAX_SCRAPES)]
         with connect(server) as one_too_many:
