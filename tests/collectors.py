@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import ports
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Report
 from rankwatch_monitor.serve.collector import Collector
@@ -27,7 +28,7 @@ class Running:
     def __init__(
         self,
         folder: Path,
-        listen: str | None = "tcp://127.0.0.1:0",
+        listen: str | None = "",
         *,
         insecure: bool = False,
         meters: Meters | None = None,
@@ -36,7 +37,7 @@ class Running:
         self.folder = folder
         self.reports: list[Report] = []
         self.collector = Collector(
-            listen=listen,
+            listen=ports.address() if listen == "" else listen,
             connection_file=folder / "connection.json",
             runs=RunsFolder(folder / "runs"),
             options=Options(**{"heartbeat": 0.5, **options}),  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import pytest
 import torch.distributed.fsdp
 
 from jobs import SCRIPTS, environment, forked, is_ours, run_job, torchrun
+from ports import free_port
 from rankwatch.attach import attached
 
 pytestmark = pytest.mark.e2e
@@ -38,7 +39,7 @@ def test_the_model_is_found_and_named_as_the_user_wrote_it(command: list[str], t
     (tmp_path / "options.toml").write_text("max_frames_to_save = 4\n")
     path = os.pathsep.join([environment()["PYTHONPATH"], str(SCRIPTS)])
     options = ("--abort-grace", "3", "--rankwatch-config", str(tmp_path / "options.toml"))
-    job = run_job(tmp_path, command, *options, env={"PYTHONPATH": path})
+    job = run_job(tmp_path, command, *options, env={"PYTHONPATH": path, "TEST_PORT": str(free_port())})
     assert job.code == 77, job.stderr
     verdict = job.verdict
     assert (verdict["rank"], verdict["batch"], verdict["optimizer_step"]) == (1, 3, 3)

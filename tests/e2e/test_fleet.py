@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import commands
+import ports
 from collectors import until
 from commands import printed as rankwatch
 from jobs import RANKWATCH, Job, environment, forked, run_job
@@ -106,7 +107,7 @@ def collecting(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """A collector that another one can take over; at the end it receives SIGTERM, if it still runs."""
     options = [
         "--listen",
-        "tcp://127.0.0.1:0",
+        ports.address(),
         "--connection-file",
         str(folder / "file"),
         "--runs-dir",

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from collectors import until
+import ports
+from collectors import PATIENCE, until
 from e2e.soaking.part import Part
 from jobs import RANKWATCH, environment, processes_of, torchrun
 from rankwatch_monitor.record.reader import RunRecord
@@ -54,12 +55,12 @@ class Faults(Part):
     def end(self) -> None:
         if self.collector is not None:
             self.collector.terminate()
-            assert self.collector.wait(30) == 0
+            assert self.collector.wait(PATIENCE) == 0
 
     # --- the collector and its faults -------------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        listen = [] if self.connection.exists() else ["--listen", "tcp://127.0.0.1:0"]
+        listen = [] if self.connection.exists() else ["--listen", ports.address()]
         paths = ["--connection-file", str(self.connection), "--runs-dir", str(self.runs), "--heartbeat", str(HEARTBEAT)]
         before = self.log.count("collecting on")
         with (self.folder / "log").open("a") as log, (self.folder / "out").open("a") as out:
@@ -214,7 +215,7 @@ class Job:
         part.replace(self.folder / "command")
 
     def _wait(self) -> int:
-        return self.process.wait(120)
+        return self.process.wait(PATIENCE)
 
     def _await_connected(self) -> None:
         """Waits until the current collector has heard each rank."""

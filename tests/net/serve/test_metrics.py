@@ -22,6 +22,7 @@ import makers
 from collectors import PATIENCE, Running, until
 from commands import run as rankwatch
 from jobs import environment
+from ports import free_port
 from rankwatch.errors import UsageError
 from rankwatch.shared import messages, wire
 from rankwatch.shared.installed import to_add
@@ -215,9 +216,7 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> N
 
 
 def test_a_command_that_reads_the_metrics_of_the_collector_round_it(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     code = f"import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:{port}').read().decode())"
     command = ["--runs-dir", str(tmp_path / "runs"), "--", sys.executable, "-c", code]
     done = rankwatch("run", *command, RANKWATCH_METRICS=f":{port}")
