@@ -32,8 +32,9 @@ def forges(hosts: Hosts) -> Iterator[list[Forge]]:
 
 
 @pytest.fixture
-def site(hosts: Hosts, forges: list[Forge], tmp_path: Path) -> Iterator[Site]:
+def site(hosts: Hosts, forges: list[Forge], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
     """Rank 0 is on node0, rank 1 on node1."""
+    hosts.chance.seed(request.node.name)
     site = Site(forges, tmp_path, listen=f"tcp://{hosts.address['head']}:0", host=hosts.command("head"))
     yield site
     for cable in hosts.cables.values():
