@@ -7,12 +7,15 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from collectors import PATIENCE
 
 SCRIPTS = Path(__file__).parent / "e2e" / "scripts"
 RANKWATCH = [sys.executable, "-m", "rankwatch_monitor"]
@@ -93,17 +96,17 @@ def run_job(
     *options: str,
     env: Mapping[str, str] | None = None,
 ) -> Job:
-    """Runs ``rankwatch run OPTIONS -- COMMAND`` to its end."""
+    """Runs ``rankwatch run OPTIONS -- COMMAND`` to its end. An abort waits until its ranks come back, if no option says less."""
     runs = tmp_path / "runs"
     marker = uuid.uuid4().hex
     done = subprocess.run(
-        [*RANKWATCH, "run", "--runs-dir", str(runs), *options, "--", *command],
+        [*RANKWATCH, "run", "--runs-dir", str(runs), "--abort-grace", COMES_BACK, *options, "--", *command],
         capture_output=True,
         text=True,
         env=environment(TEST_JOB_MARKER=marker, **(env or {})),
         check=False,
     )
-    return Job(done.returncode, done.stdout, done.stderr, (runs / "latest").resolve(), processes_of(marker))
+    return Job(done.returncode, done.stdout, done.stderr, (runs / "latest").resolve(), left_behind(marker))
 
 
 class Training:
@@ -113,7 +116,7 @@ class Training:
         self.runs = folder / "runs"
         self._file = folder / "overflow"
         self.env = environment(FAULT_FILE=str(self._file))
-        self.command = [*RANKWATCH, "run", "--runs-dir", str(self.runs), "--job", "train"]
+        self.command = [*RANKWATCH, "run", "--runs-dir", str(self.runs), "--job", "train", "--abort-grace", COMES_BACK]
         self.job = [*self.command, "--", *forked("train.py", "overflow_when_told")]
 
     @contextmanager
@@ -131,15 +134,26 @@ class Training:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment, without options of rankwatch, for small jobs from the sources."""
+    """This process's environment, without options of rankwatch, for small jobs from the sources.
+
+    A close-up has as long as a busy machine may need for it.
+    """
     path = os.pathsep.join([str(ROOT / "agent"), str(ROOT / "monitor"), os.environ.get("PYTHONPATH", "")])
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
-    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RANKWATCH_CLOSEUP": "60", **more}
 
 
 def is_ours(source: str | os.PathLike[str]) -> bool:
     """Whether a source file belongs to the agent. The repository's folder may have any name."""
     return Path(source).resolve().is_relative_to((ROOT / "agent" / "rankwatch").resolve())
+
+
+def left_behind(marker: str) -> list[str]:
+    """The command lines of a job's processes that do not end. Some may be about to end when the job does."""
+    deadline = time.monotonic() + PATIENCE / 4
+    while (found := processes_of(marker)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
 
 
 def processes_of(marker: str) -> list[str]:

@@ -92,7 +92,6 @@ def test_the_others_do_not_wait_for_it(half: Job) -> None:
     with closing(sqlite3.connect(half.run_dir / "run.db")) as record:
         kinds = [kind for (kind,) in record.execute("SELECT kind FROM events ORDER BY id")]
     assert kinds.index("tripped") < kinds.index("decided") < kinds.index("lookedcloser")
-    assert half.report["acknowledged_in"] < 2.0
 
 
 def test_a_number_that_is_bad_in_every_precision(tmp_path: Path) -> None:
