@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +67,17 @@ def torchrun(script: str, *arguments: str, ranks: int = 2) -> list[str]:
 
 
 def forked(script: str, *arguments: str, ranks: int = 2) -> list[str]:
-    """The same without torchrun, at a third of the cost; see ``scripts/forked.py``."""
+    """The same without torchrun, and from one process for all jobs: a job costs a second or two."""
+    return _nursery().forked(script, *arguments, ranks=ranks)
+
+
+def forked_apart(script: str, *arguments: str, ranks: int = 2) -> list[str]:
+    """The same from a process of the job's own, which imports torch in the job's environment."""
     return [sys.executable, str(SCRIPTS / "forked.py"), str(ranks), str(SCRIPTS / script), *arguments]
 
 
 class Nursery:
-    """Ranks forked as by ``forked``, all jobs from one process, which has imported torch and the ``modules``: a job costs a
-    second or two."""
+    """A process that has imported torch and the ``modules``, and forks the ranks of jobs; see ``scripts/nursery.py``."""
 
     def __init__(self, folder: Path, *modules: str) -> None:
         self._socket = folder / "nursery"
@@ -88,6 +95,15 @@ class Nursery:
     def forked(self, script: str, *arguments: str, ranks: int = 2) -> list[str]:
         born = [sys.executable, "-S", "-E", str(SCRIPTS / "born.py"), str(self._socket)]
         return [*born, str(ranks), str(SCRIPTS / script), *arguments]
+
+
+@cache
+def _nursery() -> Nursery:
+    """That of this process, which ends with it."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nursery-"))
+    return stack.enter_context(Nursery(Path(folder), "torch.distributed.fsdp", "torch.distributed.tensor.parallel"))
 
 
 def run_job(
@@ -117,7 +133,7 @@ class Training:
         self._file = folder / "overflow"
         self.env = environment(FAULT_FILE=str(self._file))
         self.command = [*RANKWATCH, "run", "--runs-dir", str(self.runs), "--job", "train", "--abort-grace", COMES_BACK]
-        self.job = [*self.command, "--", *forked("train.py", "overflow_when_told")]
+        self.job = [*self.command, "--", *forked_apart("train.py", "overflow_when_told")]
 
     @contextmanager
     def begun(self) -> Iterator[subprocess.Popen[str]]:
@@ -157,13 +173,14 @@ def left_behind(marker: str) -> list[str]:
 
 
 def processes_of(marker: str) -> list[str]:
-    """The command lines of the processes whose environment has the marker."""
+    """The command lines of the processes whose environment has the marker, or which a nursery forked with it."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            if f"TEST_JOB_MARKER={marker}".encode() in (entry / "environ").read_bytes():
+            is_marked = f"TEST_JOB_MARKER={marker}".encode() in (entry / "environ").read_bytes()
+            if is_marked or any(f"memfd:{marker}" in os.readlink(file) for file in (entry / "fd").iterdir()):
                 found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:  # it has ended, or belongs to another user
             continue

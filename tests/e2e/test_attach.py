@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.fsdp
 
-from jobs import SCRIPTS, environment, forked, is_ours, run_job, torchrun
+from jobs import SCRIPTS, environment, forked, forked_apart, is_ours, run_job, torchrun
 from ports import free_port
 from rankwatch.attach import attached
 
@@ -27,7 +27,7 @@ SCRIPT = str(SCRIPTS / "plain.py")
     "command",
     [
         pytest.param(torchrun("plain.py", "ddp"), id="ddp"),
-        pytest.param(forked("plain.py", "fsdp1"), id="fsdp1"),
+        pytest.param(forked_apart("plain.py", "fsdp1"), id="fsdp1"),
         pytest.param([*TORCHRUN, "-m", "rankwatch.attach", "-m", "plain", "fsdp2"], id="fsdp2"),
         # The ranks of `spawn` have no RANK in their environment.
         pytest.param([sys.executable, SCRIPT, "spawn"], id="spawn"),
@@ -38,7 +38,7 @@ def test_the_model_is_found_and_named_as_the_user_wrote_it(command: list[str], t
         pytest.skip("torch.distributed.fsdp.fully_shard came with torch 2.6")
     (tmp_path / "options.toml").write_text("max_frames_to_save = 4\n")
     path = os.pathsep.join([environment()["PYTHONPATH"], str(SCRIPTS)])
-    options = ("--abort-grace", "3", "--rankwatch-config", str(tmp_path / "options.toml"))
+    options = ("--rankwatch-config", str(tmp_path / "options.toml"))
     job = run_job(tmp_path, command, *options, env={"PYTHONPATH": path, "TEST_PORT": str(free_port())})
     assert job.code == 77, job.stderr
     verdict = job.verdict
@@ -57,13 +57,13 @@ def test_the_model_is_found_and_named_as_the_user_wrote_it(command: list[str], t
 @pytest.mark.parametrize("how", ["direct", "eval", "frozen"])
 def test_a_training_that_never_calls_its_root_in_training_mode_is_one_run(how: str, rank: str, tmp_path: Path) -> None:
     """Rank 0 alone evaluates between the batches, and forgets ``no_grad``."""
-    job = run_job(tmp_path, forked("parts.py", how, rank), "--abort-grace", "3")
+    job = run_job(tmp_path, forked("parts.py", how, rank))
     assert job.code == 77, job.stderr
     verdict = job.verdict
     assert (verdict["rank"], verdict["batch"], verdict["optimizer_step"]) == (int(rank), 3, 0 if how == "frozen" else 3)
     assert (verdict["module"], verdict["state"], verdict["certainty"]) == ("decoder.1", "inf", "complete")
     runs = [folder.name for folder in (tmp_path / "runs").iterdir() if folder.is_dir() and not folder.is_symlink()]
-    assert [name for name in runs if name.startswith("forked")] == ["forked-0"]
+    assert [name for name in runs if name.startswith("born")] == ["born-0"]
     assert (job.left_behind, "batch -1" in job.stderr, "before the first batch" in job.stderr) == ([], False, False)
 
 
