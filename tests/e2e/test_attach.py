@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.fsdp
 
-from jobs import SCRIPTS, environment, forked, forked_apart, is_ours, run_job, torchrun
+from jobs import SCRIPTS, environment, forked_apart, is_ours, run_job, torchrun
 from ports import free_port
 from rankwatch.attach import attached
 
@@ -57,13 +57,13 @@ def test_the_model_is_found_and_named_as_the_user_wrote_it(command: list[str], t
 @pytest.mark.parametrize("how", ["direct", "eval", "frozen"])
 def test_a_training_that_never_calls_its_root_in_training_mode_is_one_run(how: str, rank: str, tmp_path: Path) -> None:
     """Rank 0 alone evaluates between the batches, and forgets ``no_grad``."""
-    job = run_job(tmp_path, forked("parts.py", how, rank))
+    job = run_job(tmp_path, forked_apart("parts.py", how, rank))
     assert job.code == 77, job.stderr
     verdict = job.verdict
     assert (verdict["rank"], verdict["batch"], verdict["optimizer_step"]) == (int(rank), 3, 0 if how == "frozen" else 3)
     assert (verdict["module"], verdict["state"], verdict["certainty"]) == ("decoder.1", "inf", "complete")
     runs = [folder.name for folder in (tmp_path / "runs").iterdir() if folder.is_dir() and not folder.is_symlink()]
-    assert [name for name in runs if name.startswith("born")] == ["born-0"]
+    assert [name for name in runs if name.startswith("forked")] == ["forked-0"]
     assert (job.left_behind, "batch -1" in job.stderr, "before the first batch" in job.stderr) == ([], False, False)
 
 
