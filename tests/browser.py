@@ -14,7 +14,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-from collectors import SOON
+from collectors import PATIENCE
 from jobs import RANKWATCH, environment
 
 T = TypeVar("T")
@@ -57,10 +57,10 @@ class Browser:
 
     def until(self, what: Callable[[], T]) -> T:
         """Waits until ``what`` returns something true, and returns that."""
-        deadline = time.monotonic() + SOON
+        deadline = time.monotonic() + PATIENCE
         while not (found := what()):
             assert time.monotonic() < deadline, f"never so; the page says:\n{self.text()}\n{self.complaints()}"
-            time.sleep(0.02)
+            time.sleep(0.05)
         return found
 
     def shows(self, text: str, selector: str = "body") -> None:
@@ -133,7 +133,7 @@ def served(runs: Path) -> Iterator[str]:
         yield line.split()[-1]
     finally:
         process.terminate()
-        assert process.wait(SOON) == 0
+        assert process.wait(PATIENCE) == 0
         process.stdout.close()
 
 

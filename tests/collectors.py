@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import ports
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Report
 from rankwatch_monitor.serve.collector import Collector
 from rankwatch_monitor.serve.metrics.meters import Meters
 from rankwatch_monitor.serve.run_folder import RunsFolder
 
-SOON = 30
-"""Seconds to wait for what must happen. Only a failing test waits this long."""
+PATIENCE = 240
+"""Seconds to wait for what must happen, be the machine as busy as it may. Only a test that hangs waits this long."""
+
+LAST_WORDS = 10
+"""Seconds before the end of a test's own time, at which ``until`` says what it waited for."""
 
 
 class Running:
@@ -22,7 +28,7 @@ class Running:
     def __init__(
         self,
         folder: Path,
-        listen: str | None = "tcp://127.0.0.1:0",
+        listen: str | None = "",
         *,
         insecure: bool = False,
         meters: Meters | None = None,
@@ -31,7 +37,7 @@ class Running:
         self.folder = folder
         self.reports: list[Report] = []
         self.collector = Collector(
-            listen=listen,
+            listen=ports.address() if listen == "" else listen,
             connection_file=folder / "connection.json",
             runs=RunsFolder(folder / "runs"),
             options=Options(**{"heartbeat": 0.5, **options}),  # type: ignore[arg-type]
@@ -44,7 +50,7 @@ class Running:
 
     def stop(self, *, clean: bool = True) -> None:
         self.collector.stop()
-        self._thread.join(SOON)
+        self._thread.join(PATIENCE)
         if clean:
             self.collector.close()
         else:  # as after a SIGKILL: the files stay
@@ -58,7 +64,14 @@ class Running:
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Waits for a condition that has no event. Only the test's own timeout ends the wait: a busy machine is no failure."""
-    pause = threading.Event()
-    while not condition():
-        pause.wait(0.005)
+    """Waits for a condition that has no event. Only the test's own time ends the wait: a busy machine is no failure.
+
+    The condition is looked at less and less often, since looking costs what is waited for its share of the machine.
+    """
+    pause, seconds = threading.Event(), 0.005
+    while not (found := condition()):
+        if 0 < signal.getitimer(signal.ITIMER_REAL)[0] < LAST_WORDS:  # the timer of pytest-timeout
+            seen = inspect.getclosurevars(condition).nonlocals
+            raise AssertionError(f"never so:\n{inspect.getsource(condition)}\n{found!r}, where {seen!r}")
+        pause.wait(seconds)
+        seconds = min(1.5 * seconds, 0.25)

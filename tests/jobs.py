@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shlex
 import subprocess
 import sys
+import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from collectors import PATIENCE
 
 SCRIPTS = Path(__file__).parent / "e2e" / "scripts"
 RANKWATCH = [sys.executable, "-m", "rankwatch_monitor"]
@@ -61,13 +67,17 @@ def torchrun(script: str, *arguments: str, ranks: int = 2) -> list[str]:
 
 
 def forked(script: str, *arguments: str, ranks: int = 2) -> list[str]:
-    """The same without torchrun, at a third of the cost; see ``scripts/forked.py``."""
+    """The same without torchrun, and from one process for all jobs: a job costs a second or two."""
+    return _nursery().forked(script, *arguments, ranks=ranks)
+
+
+def forked_apart(script: str, *arguments: str, ranks: int = 2) -> list[str]:
+    """The same from a process of the job's own, which imports torch in the job's environment."""
     return [sys.executable, str(SCRIPTS / "forked.py"), str(ranks), str(SCRIPTS / script), *arguments]
 
 
 class Nursery:
-    """Ranks forked as by ``forked``, all jobs from one process, which has imported torch and the ``modules``: a job costs a
-    second or two."""
+    """A process that has imported torch and the ``modules``, and forks the ranks of jobs; see ``scripts/nursery.py``."""
 
     def __init__(self, folder: Path, *modules: str) -> None:
         self._socket = folder / "nursery"
@@ -87,23 +97,32 @@ class Nursery:
         return [*born, str(ranks), str(SCRIPTS / script), *arguments]
 
 
+@cache
+def _nursery() -> Nursery:
+    """That of this process, which ends with it."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nursery-"))
+    return stack.enter_context(Nursery(Path(folder), "torch.distributed.fsdp", "torch.distributed.tensor.parallel"))
+
+
 def run_job(
     tmp_path: Path,
     command: Sequence[str],
     *options: str,
     env: Mapping[str, str] | None = None,
 ) -> Job:
-    """Runs ``rankwatch run OPTIONS -- COMMAND`` to its end."""
+    """Runs ``rankwatch run OPTIONS -- COMMAND`` to its end. An abort waits until its ranks come back, if no option says less."""
     runs = tmp_path / "runs"
     marker = uuid.uuid4().hex
     done = subprocess.run(
-        [*RANKWATCH, "run", "--runs-dir", str(runs), *options, "--", *command],
+        [*RANKWATCH, "run", "--runs-dir", str(runs), "--abort-grace", COMES_BACK, *options, "--", *command],
         capture_output=True,
         text=True,
         env=environment(TEST_JOB_MARKER=marker, **(env or {})),
         check=False,
     )
-    return Job(done.returncode, done.stdout, done.stderr, (runs / "latest").resolve(), processes_of(marker))
+    return Job(done.returncode, done.stdout, done.stderr, (runs / "latest").resolve(), left_behind(marker))
 
 
 class Training:
@@ -113,8 +132,8 @@ class Training:
         self.runs = folder / "runs"
         self._file = folder / "overflow"
         self.env = environment(FAULT_FILE=str(self._file))
-        self.command = [*RANKWATCH, "run", "--runs-dir", str(self.runs), "--job", "train"]
-        self.job = [*self.command, "--", *forked("train.py", "overflow_when_told")]
+        self.command = [*RANKWATCH, "run", "--runs-dir", str(self.runs), "--job", "train", "--abort-grace", COMES_BACK]
+        self.job = [*self.command, "--", *forked_apart("train.py", "overflow_when_told")]
 
     @contextmanager
     def begun(self) -> Iterator[subprocess.Popen[str]]:
@@ -131,10 +150,21 @@ class Training:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment, without options of rankwatch, for small jobs from the sources."""
+    """This process's environment, without options of rankwatch, for small jobs from the sources.
+
+    A close-up has as long as a busy machine may need for it.
+    """
     path = os.pathsep.join([str(ROOT / "agent"), str(ROOT / "monitor"), os.environ.get("PYTHONPATH", "")])
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
-    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RANKWATCH_CLOSEUP": "60", **more}
+
+
+def finished(
+    command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None, /, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, with its output. ``more``: of its environment, beside ``env`` or that for small jobs."""
+    whole = {**(environment() if env is None else env), **more}
+    return subprocess.run(command, env=whole, cwd=cwd, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 def is_ours(source: str | os.PathLike[str]) -> bool:
@@ -142,14 +172,23 @@ def is_ours(source: str | os.PathLike[str]) -> bool:
     return Path(source).resolve().is_relative_to((ROOT / "agent" / "rankwatch").resolve())
 
 
+def left_behind(marker: str) -> list[str]:
+    """The command lines of a job's processes that do not end. Some may be about to end when the job does."""
+    deadline = time.monotonic() + PATIENCE / 4
+    while (found := processes_of(marker)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
 def processes_of(marker: str) -> list[str]:
-    """The command lines of the processes whose environment has the marker."""
+    """The command lines of the processes whose environment has the marker, or which a nursery forked with it."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            if f"TEST_JOB_MARKER={marker}".encode() in (entry / "environ").read_bytes():
+            is_marked = f"TEST_JOB_MARKER={marker}".encode() in (entry / "environ").read_bytes()
+            if is_marked or any(f"memfd:{marker}" in os.readlink(file) for file in (entry / "fd").iterdir()):
                 found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:  # it has ended, or belongs to another user
             continue

@@ -13,13 +13,12 @@ import struct
 import subprocess
 import tempfile
 import termios
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from collectors import SOON
+from collectors import PATIENCE, until
 from jobs import environment
 
 
@@ -40,13 +39,15 @@ class Tmux:
 
     def await_text(self, text: str) -> str:
         """The screen, once ``text`` is on it."""
-        pause = threading.Event()
-        for _ in range(SOON * 20):
+        screen = ""
+
+        def is_shown() -> bool:
+            nonlocal screen
             screen = self.screen()
-            if text in screen:
-                return screen
-            pause.wait(0.05)
-        raise AssertionError(f"{text!r} never came on the screen:\n{screen}")
+            return text in screen
+
+        until(is_shown)
+        return screen
 
     def press(self, *keys: str) -> None:
         self._tmux("send-keys", *keys)
@@ -59,7 +60,9 @@ class Tmux:
         self._folder.cleanup()
 
     def _tmux(self, *arguments: str) -> str:
-        done = subprocess.run(["tmux", *arguments], env=self._env, capture_output=True, text=True, check=True, timeout=SOON)
+        done = subprocess.run(
+            ["tmux", *arguments], env=self._env, capture_output=True, text=True, check=True, timeout=PATIENCE
+        )
         return done.stdout
 
 
@@ -85,7 +88,7 @@ class Pty:
 
     def await_bytes(self, text: bytes) -> None:
         while text not in self.seen:
-            if not self._read(SOON):
+            if not self._read(PATIENCE):
                 raise AssertionError(f"{text!r} never came: {self.seen!r}")
 
     def end(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from collectors import PATIENCE
 from jobs import SCRIPTS, environment
+from ports import free_port
 
 
 @dataclass
@@ -94,11 +95,4 @@ class Clinic:
     def close(self) -> None:
         assert self._forge.stdin is not None
         self._forge.stdin.close()
-        assert self._forge.wait(30) == 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        assert self._forge.wait(PATIENCE) == 0

@@ -36,6 +36,9 @@ _LARGEST_FRAME = 70_000
 _BUFFER = 8 * 2**20
 _numbers = itertools.count()
 
+NODES = ["node0", "node1"]
+"""The hosts of ranks; the collector is on ``head``."""
+
 _BOOT = 'hostname "$1" && mount --bind "$2" /etc/hosts && ip link set lo up && echo up && exec sleep infinity'
 _NAMESPACES = ("--net", "--uts", "--mount")
 
@@ -66,6 +69,8 @@ class Hosts:
     names: list[str]
     address: dict[str, str] = field(init=False)
     cables: dict[str, Cable] = field(default_factory=dict)
+    chance: random.Random = field(default_factory=random.Random)
+    """Of the frames that are lost; a test seeds it by its name."""
     blocked: Callable[[Packet], bool] | None = None
     """The switch's firewall: it silently drops these packets."""
 
@@ -167,7 +172,7 @@ class Hosts:
                 if self.blocked is not None and (packet := _packet(frame)) is not None and self.blocked(packet):
                     continue
                 for target in self.cables.values():
-                    if target is not source and not _is_lost(source) and not _is_lost(target):
+                    if target is not source and not any(_is_lost(end, self.chance) for end in (source, target)):
                         due = time.monotonic() + source.delay + target.delay
                         heapq.heappush(under_way, (due, next(order), target, frame))
             while under_way and under_way[0][0] <= time.monotonic():
@@ -186,8 +191,8 @@ def _packet(frame: bytes) -> Packet | None:
     return Packet(socket.inet_ntoa(ip[12:16]), socket.inet_ntoa(ip[16:20]), *ports)
 
 
-def _is_lost(cable: Cable) -> bool:
-    return cable.is_cut or random.random() < cable.loss
+def _is_lost(cable: Cable, chance: random.Random) -> bool:
+    return cable.is_cut or chance.random() < cable.loss
 
 
 def _port(interface: str) -> socket.socket:

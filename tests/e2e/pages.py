@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 from pathlib import Path
 
-from jobs import INTERPRETER, ROOT, environment
+from jobs import INTERPRETER, ROOT, environment, finished
+from ports import free_port
 
 README = (ROOT / "README.md").read_text()
 FOLDER = ROOT / "docs" / "pages"
@@ -38,18 +38,8 @@ def shell_environment(folder: Path) -> dict[str, str]:
     for name, module in (("rankwatch", "rankwatch_monitor"), ("torchrun", "torch.distributed.run")):
         (tools / name).write_text(f'#!/bin/sh\nexec {INTERPRETER} -m {module} "$@"\n')
         (tools / name).chmod(0o755)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    return environment(PATH=f"{tools}:{os.environ['PATH']}", MASTER_PORT=port)
+    return environment(PATH=f"{tools}:{os.environ['PATH']}", MASTER_PORT=str(free_port()))
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=shell_environment(folder),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return finished(["bash", "-c", command], folder, shell_environment(folder))

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from collectors import until
+import ports
+from collectors import PATIENCE, until
 from jobs import SCRIPTS, environment
 from rankwatch_monitor.record.reader import RunRecord
 
@@ -44,7 +45,7 @@ class Forge:
 
     def close(self) -> None:
         self._requests.close()
-        assert self._process.wait(30) == 0
+        assert self._process.wait(PATIENCE) == 0
 
 
 class Rank:
@@ -101,11 +102,9 @@ class Site:
         listen, host: where the collector listens, and a prefix for its command.
     """
 
-    def __init__(
-        self, forges: Sequence[Forge], folder: Path, *, listen: str = "tcp://127.0.0.1:0", host: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, forges: Sequence[Forge], folder: Path, *, listen: str = "", host: Sequence[str] = ()) -> None:
         self._forges = forges
-        self._listen = listen
+        self._listen = listen or ports.address()
         self._host = host
         self.folder = folder
         self.runs = folder / "runs"
@@ -139,7 +138,7 @@ class Site:
     def end(self) -> int:
         """Ends the collector by SIGTERM; returns its exit code."""
         self.collectors[-1].terminate()
-        return self.collectors[-1].wait(30)
+        return self.collectors[-1].wait(PATIENCE)
 
     def clear(self) -> None:
         for process in self.collectors:

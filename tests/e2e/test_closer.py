@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def ended(tmp_path: Path, how: str) -> tuple[Job, dict[str, Any]]:
-    job = run_job(tmp_path, forked("closer.py", how), "--abort-grace", "3", "--decision-window", "30")
+    job = run_job(tmp_path, forked("closer.py", how), "--decision-window", "30")
     assert job.code == 77, job.stderr
     assert job.left_behind == []
     assert (job.verdict["rank"], job.verdict["batch"]) == (1, 3)

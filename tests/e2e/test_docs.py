@@ -24,6 +24,7 @@ import pytest
 import torch
 from torch import nn
 
+from collectors import PATIENCE
 from e2e.pages import ALL, PAGES, blocks, commands, python_of, run, shell_environment
 from e2e.test_readme import COLLECTOR, ONE_NODE
 from jobs import ROOT, Job
@@ -176,7 +177,7 @@ def test_several_nodes_and_their_tuning(tmp_path: Path) -> None:
             answers = [subprocess.check_output(["bash", "-c", each], cwd=tmp_path, env=env, text=True) for each in TUNE]
         finally:
             (tmp_path / "stop").touch()
-            codes = [job.wait(120) for job in jobs]
+            codes = [job.wait(PATIENCE) for job in jobs]
             daemon.send_signal(signal.SIGTERM)
         out, log = daemon.communicate()
     assert codes == [0, 0]

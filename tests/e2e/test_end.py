@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from collectors import Running, until
-from jobs import INTERPRETER, RANKWATCH, Training, environment
+from collectors import PATIENCE, Running, until
+from jobs import INTERPRETER, RANKWATCH, Training, environment, finished
 
 pytestmark = pytest.mark.e2e
 
@@ -32,9 +32,7 @@ from rankwatch.tell.deadline import Deadline
 {start}
 {then}
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False, timeout=50
-    )
+    done = finished([sys.executable, "-c", code])
     return done.returncode, done.stdout + done.stderr
 
 
@@ -100,7 +98,7 @@ def test_a_command_under_nohup_survives_a_hang_up(tmp_path: Path) -> None:
     with running(tmp_path, *command, prefix=("env", "-C", str(tmp_path), "nohup")) as process:
         os.killpg(process.pid, signal.SIGHUP)
         (tmp_path / "go").touch()
-        output, _ = process.communicate(timeout=50)
+        output, _ = process.communicate(timeout=PATIENCE)
         assert (process.returncode, output) == (0, "done\n")
 
 
@@ -109,7 +107,7 @@ def test_a_second_interrupt_ends_a_command_that_ignores_them(tmp_path: Path) -> 
         for _ in range(2):
             process.send_signal(signal.SIGINT)
             until(lambda: process.poll() is not None or not _pending(process.pid))
-        assert process.wait(50) == 128 + signal.SIGKILL
+        assert process.wait(PATIENCE) == 128 + signal.SIGKILL
 
 
 STUBBORN = """
@@ -138,7 +136,7 @@ def test_a_signal_while_the_report_is_written_costs_nothing(tmp_path: Path) -> N
         until(lambda: not os.path.exists((tmp_path / "file").read_text().strip() or "/"))  # the collector has closed
         process.terminate()
         until(lambda: process.poll() is not None or not _pending(process.pid))
-        output, _ = process.communicate(timeout=50)
+        output, _ = process.communicate(timeout=PATIENCE)
         assert "rankwatch: first nan in run sh-0" in output
         assert process.returncode == ABORTED
 
@@ -164,7 +162,7 @@ def test_an_interrupt_ends_the_command_of_on_verdict_and_nothing_else(tmp_path: 
         assert any(line.startswith("  record ") for line in process.stdout)  # the report's last line
         until((tmp_path / "called").exists)
         process.send_signal(signal.SIGINT)
-        assert process.wait(25) == ABORTED
+        assert process.wait(PATIENCE) == ABORTED
 
 
 BAD = """
@@ -197,7 +195,7 @@ def test_a_rank_whose_torchrun_and_collector_are_killed_ends_by_itself(tmp_path:
         collector.stop()
         torchrun.kill()
         try:
-            _, errors = torchrun.communicate(timeout=50)  # the rank has them open until it ends
+            _, errors = torchrun.communicate(timeout=PATIENCE)  # the rank has them open until it ends
         except subprocess.TimeoutExpired:
             os.kill(int(rank), signal.SIGKILL)
             raise
@@ -212,7 +210,7 @@ def test_ranks_whose_launcher_is_killed_are_aborted(tmp_path: Path) -> None:
         until(lambda: any(training.runs.glob("train-0/run.db")))
         (launcher,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(launcher), signal.SIGKILL)
-        _, errors = process.communicate(timeout=50)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGKILL
     report = (training.runs / "latest" / "report.txt").read_text()
     assert "the command has ended, and ranks 0-1 of 2" in report, errors

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import commands
+import ports
 from collectors import until
 from commands import printed as rankwatch
 from jobs import RANKWATCH, Job, environment, forked, run_job
@@ -104,14 +105,7 @@ def test_without_an_archive_nothing_is_imported_for_it() -> None:
 @contextmanager
 def collecting(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """A collector that another one can take over; at the end it receives SIGTERM, if it still runs."""
-    options = [
-        "--listen",
-        "tcp://127.0.0.1:0",
-        "--connection-file",
-        str(folder / "file"),
-        "--runs-dir",
-        str(folder / "runs"),
-    ]
+    options = ["--listen", ports.address(), "--connection-file", str(folder / "file"), "--runs-dir", str(folder / "runs")]
     with subprocess.Popen(
         [*RANKWATCH, "collector", "--keep-keys", *options, *more], env=environment(), stderr=subprocess.PIPE, text=True
     ) as process:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import COMES_BACK, Job, run_job, torchrun
+from jobs import Job, run_job, torchrun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -16,7 +16,7 @@ def train(tmp_path: Path, library: str, name: str, variant: str = "") -> Job:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     command = torchrun("frameworks.py", name, str(tmp_path), variant)
-    return run_job(tmp_path, command, "--abort-grace", COMES_BACK, env={"DS_ACCELERATOR": "cpu"})
+    return run_job(tmp_path, command, env={"DS_ACCELERATOR": "cpu"})
 
 
 def check(job: Job, *, batch: int, step: int, module: str = "block.gain") -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import forked, run_job
+from jobs import forked_apart, run_job
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ LONG = "60"
     [("ignored", "aten.nll_loss_forward.default"), ("tokens", "aten.div.Tensor"), ("nan", "aten.mul.Tensor")],
 )
 def test_a_bad_loss_is_its_ranks_in_its_batch(tmp_path: Path, what: str, operator: str) -> None:
-    job = run_job(tmp_path, forked("losses.py", what), "--decision-window", LONG)
+    job = run_job(tmp_path, forked_apart("losses.py", what), "--decision-window", LONG)
     assert job.code == 77, job.stderr
     verdict = job.verdict
     assert (verdict["rank"], verdict["batch"], verdict["module"], verdict["reading"]) == (1, 5, "", "loss")
@@ -36,7 +36,7 @@ def test_a_bad_loss_is_its_ranks_in_its_batch(tmp_path: Path, what: str, operato
 
 
 def test_a_scale_that_shrinks_for_ever_ends_in_a_verdict(tmp_path: Path) -> None:
-    job = run_job(tmp_path, forked("losses.py", "shrinks"), "--decision-window", LONG)
+    job = run_job(tmp_path, forked_apart("losses.py", "shrinks"), "--decision-window", LONG)
     assert job.code == 77, job.stderr
     assert (job.verdict["batch"], job.verdict["cause"]) == (13, "gradient")
     assert "since batch 3" in job.verdict["evidence"]

@@ -8,19 +8,10 @@ from pathlib import Path
 import pytest
 
 from collectors import until
-from e2e.hosts import Hosts
+from e2e.hosts import NODES, Hosts
 from e2e.site import ABORTED, Forge, Site, trained, trip_stops_all
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-
-NODES = ["node0", "node1"]
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    hosts = Hosts(["head", *NODES])
-    yield hosts
-    hosts.close()
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +23,9 @@ def forges(hosts: Hosts) -> Iterator[list[Forge]]:
 
 
 @pytest.fixture
-def site(hosts: Hosts, forges: list[Forge], tmp_path: Path) -> Iterator[Site]:
+def site(hosts: Hosts, forges: list[Forge], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
     """Rank 0 is on node0, rank 1 on node1."""
+    hosts.chance.seed(request.node.name)
     site = Site(forges, tmp_path, listen=f"tcp://{hosts.address['head']}:0", host=hosts.command("head"))
     yield site
     for cable in hosts.cables.values():

@@ -32,12 +32,9 @@ UNDER_TORCHRUN = ("fsdp2+tp", "1f1b")
 
 
 def job_of(tmp_path: Path, script: str, how: str, *fault: str) -> Job:
-    weights, runs = str(tmp_path / "weights.pt"), str(tmp_path / "runs")
+    files = {"WEIGHTS_FILE": str(tmp_path / "weights.pt"), "RUNS_DIR": str(tmp_path / "runs")}
     start = torchrun if how in UNDER_TORCHRUN else forked
-    options = ("--abort-grace", "3", "--decision-window", "30")
-    job = run_job(
-        tmp_path, start(script, how, *fault, ranks=RANKS), *options, env={"WEIGHTS_FILE": weights, "RUNS_DIR": runs}
-    )
+    job = run_job(tmp_path, start(script, how, *fault, ranks=RANKS), "--decision-window", "30", env=files)
     assert job.code == 77, job.stderr
     assert job.verdict["certainty"] == "complete"
     assert job.left_behind == []

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.e2e
 
 
 def verdict_of(tmp_path: Path, how: str) -> dict[str, Any]:
-    job = run_job(tmp_path, forked("reduced.py", how), "--abort-grace", "3", "--decision-window", "30")
+    job = run_job(tmp_path, forked("reduced.py", how), "--decision-window", "30")
     assert job.code == 77, job.stderr
     assert job.verdict["certainty"] == "complete"
     return job.verdict

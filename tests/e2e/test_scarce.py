@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from collectors import Running
-from jobs import RANKWATCH, environment
+from collectors import PATIENCE, Running
+from jobs import RANKWATCH, environment, finished
 
 pytestmark = pytest.mark.e2e
 
@@ -19,7 +19,7 @@ LIMIT = "import os, resource, sys; resource.setrlimit({what}, ({least}, {least})
 
 def run(*prefix: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [*prefix, *RANKWATCH, "run", "--", "sh", "-c", "echo trained; exit 3"]
-    return subprocess.run(command, env=environment(**env), cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+    return finished(command, cwd, **env)
 
 
 @pytest.mark.slow
@@ -85,11 +85,8 @@ print("trained")
 @pytest.mark.parametrize(("what", "left"), [("descriptors", 2), ("descriptors", 4), ("memory", 100)])
 def test_a_rank_trains_without_a_connection(tmp_path: Path, what: str, left: int) -> None:
     running = Running(tmp_path)
-    env = environment(RANKWATCH_CONNECTION=str(tmp_path / "connection.json"))
-    done = subprocess.run(
-        [sys.executable, "-c", f"import rankwatch.watcher{RANK}", what, str(left)],
-        env=env, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+    command = [sys.executable, "-c", f"import rankwatch.watcher{RANK}", what, str(left)]
+    done = finished(command, RANKWATCH_CONNECTION=str(tmp_path / "connection.json"))
     running.stop()
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     assert "training goes on without it" in done.stderr
@@ -106,6 +103,9 @@ with rankwatch.watch(model, capsule="off"):
 @pytest.mark.slow
 def test_a_rank_without_a_collector_trips_where_streams_are_closed() -> None:
     done = subprocess.run(
-        ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", ALONE], env=environment(), check=False, timeout=60
+        ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", ALONE],
+        env=environment(),
+        check=False,
+        timeout=PATIENCE,
     )
     assert done.returncode == 77

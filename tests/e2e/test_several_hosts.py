@@ -10,22 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from collectors import until
-from e2e.hosts import Hosts
+from collectors import PATIENCE, until
+from e2e.hosts import NODES, Hosts
 from e2e.site import Site, trained
 from jobs import SCRIPTS, environment
 from rankwatch.shared.connection import read
 
 pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
-
-NODES = ["node0", "node1"]
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    hosts = Hosts(["head", *NODES])
-    yield hosts
-    hosts.close()
 
 
 class Job:
@@ -52,7 +43,7 @@ class Job:
         (self.folder / word).touch()
 
     def wait(self) -> list[int]:
-        return [node.wait(60) for node in self.nodes]
+        return [node.wait(PATIENCE) for node in self.nodes]
 
     def where(self, rank: int) -> str:
         return (self.folder / f"trained-{rank}").read_text().split()[0]
@@ -87,14 +78,14 @@ def test_a_node_that_is_cut_off_is_named_as_lost(hosts: Hosts, site: Site) -> No
     site.collect("--abort-grace", "1")
     job = Job(hosts, site)
     hosts.cables["node1"].is_cut = True
-    assert job.nodes[0].wait(60) == 1
+    assert job.nodes[0].wait(PATIENCE) == 1
     states = [("node0", "aborted")] * 2 + [("node1", "lost")] * 2
     report = site.runs / "latest" / "report.json"
     # The ranks may send BYE after torchrun has ended.
     until(lambda: report.exists() and [(row["host"], row["state"]) for row in site.report()["ranks"]] == states)
     assert site.report()["outcome"] == "lost"
     hosts.cables["node1"].is_cut = False
-    assert job.nodes[1].wait(60) == 1  # it receives the abort as soon as it is connected again
+    assert job.nodes[1].wait(PATIENCE) == 1  # it receives the abort as soon as it is connected again
 
 
 def test_a_node_that_is_cut_off_and_comes_back_leaves_no_gap(hosts: Hosts, site: Site) -> None:

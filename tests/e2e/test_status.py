@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from jobs import Training, forked
+from jobs import Training, forked_apart
 from rankwatch_monitor.serve.printer import FREE
 from terminals import Pty, Tmux
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture
-def training(tmp_path: Path) -> Iterator[Training]:
-    training = Training(tmp_path)
-    yield training
-    training.overflow()
 
 
 @pytest.mark.slow
@@ -31,7 +23,7 @@ def test_run_shows_a_line_and_leaves_a_clean_terminal(training: Training) -> Non
         assert line.startswith("rankwatch: train-0  2/2 ranks  batch ")
         training.overflow()
         terminal.await_text("ended 77")
-    with closing(Pty([*training.command, "--", *forked("train.py", "healthy")], training.env)) as bare:
+    with closing(Pty([*training.command, "--", *forked_apart("train.py", "healthy")], training.env)) as bare:
         assert bare.end() == 0
     shown, _, after = bare.seen.decode().rpartition(FREE)
     assert "rankwatch: train-0.2  " in shown
@@ -45,7 +37,7 @@ def test_run_shows_no_line_where_it_is_disabled(training: Training, how: str) ->
     env = {**training.env, **({"RANKWATCH_STATUS": "0"} if how == "environment" else {})}
     env_command = ["env", "TERM=dumb"] if how == "dumb" else []
     options = ["--no-status"] if how == "option" else []
-    command = [*env_command, *training.command, *options, "--", *forked("train.py", "healthy")]
+    command = [*env_command, *training.command, *options, "--", *forked_apart("train.py", "healthy")]
     with closing(Pty(command, env)) as terminal:
         assert terminal.end() == 0
     assert FREE.encode() not in terminal.seen

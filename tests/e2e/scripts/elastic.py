@@ -20,18 +20,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rankwatch
 
+sys.path.append(str(Path(__file__).parents[2]))
+
+from ports import free_port
+
 STEPS, LOST, SAVES = 200, 110, 20
 
 
 def start(folder: str) -> int:
     """Forks both agents, so that they meet in the first rendezvous."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     arguments = [
         *("--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3", "--monitor-interval", "0.1"),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job", "--local-addr", "127.0.0.1"),
-        *("--rdzv-conf", "last_call_timeout=3,keep_alive_interval=1,heartbeat_timeout=1"),
+        *("--rdzv-conf", "last_call_timeout=3,keep_alive_interval=4,heartbeat_timeout=10"),
         *(__file__, folder),
     ]
     first, second = become_agent(arguments), 0

@@ -10,7 +10,6 @@ import gc
 import os
 import runpy
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -18,6 +17,10 @@ import torch._dynamo  # noqa: F401  each rank would import it with its first opt
 import torch.distributed as dist
 
 import rankwatch.watcher  # noqa: F401
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from ports import free_port
 
 _destroy = dist.destroy_process_group
 
@@ -50,9 +53,7 @@ def start(rank: int, world_size: int, port: int) -> int:
 
 def main() -> int:
     """When a rank fails, terminates the others and returns 1, like torchrun."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     world_size = int(sys.argv[1])
     running = [start(rank, world_size, port) for rank in range(world_size)]
     code = 0

@@ -30,6 +30,7 @@ def become(request: bytes, descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["folder"])
+    os.memfd_create(order["env"].get("TEST_JOB_MARKER", ""), 0)  # no process of the job was started with its environment
     sys.argv[:] = [forked.__file__, *order["arguments"]]
     os._exit(forked.main())
 

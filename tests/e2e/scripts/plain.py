@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 
 import torch
@@ -78,9 +77,7 @@ def spawned(rank: int, port: str) -> None:
 if __name__ == "__main__":
     (how,) = sys.argv[1:]
     if how == "spawn":
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = str(free.getsockname()[1])
-        multiprocessing.spawn(spawned, (port,), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
+        multiprocessing.spawn(spawned, (os.environ["TEST_PORT"],), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
     else:
         dist.init_process_group("gloo")
         train(how)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[2]))
+
+from ports import free_port
+
 
 def main() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     nodes = [
         subprocess.Popen(
             [

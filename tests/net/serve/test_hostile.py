@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 import makers
-from collectors import SOON, Running, until
+from collectors import PATIENCE, Running, until
 from fuzz import make_corpus
 from rankwatch.shared import messages, wire
 from rankwatch.shared.frame import BEGINNING
@@ -152,7 +152,7 @@ def test_what_is_over_the_limit_costs_its_sender_the_connection(collector: Runni
     hostile.send_refused(b"\xc1")
     disconnections = watch_disconnections(hostile.socket)
     hostile.socket.send(bytes(wire.MAX_MESSAGE_BYTES + 1))
-    assert disconnections.poll(1000 * SOON)  # by the socket: what `decode` refuses costs no connection
+    assert disconnections.poll(1000 * PATIENCE)  # by the socket: what `decode` refuses costs no connection
     assert collector.collector.ledger.refused == 1
     healthy.send_batch(makers.table(), makers.summary(0))
     until(lambda: not healthy._spool)

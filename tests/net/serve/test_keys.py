@@ -16,7 +16,7 @@ import zmq
 from torch import nn
 
 import rankwatch
-from collectors import SOON, Running, until
+from collectors import PATIENCE, Running, until
 from makers import hello
 from rankwatch.errors import AddressError, ConnectionFileError, ProtocolError, UsageError
 from rankwatch.shared import connection as connections
@@ -43,7 +43,7 @@ def answer_to(connection: Connection, message: messages.Message) -> messages.Mes
         if not socket.poll(500, zmq.POLLOUT):
             return None
         socket.send(wire.encode(message))
-        return wire.decode(socket.recv()) if socket.poll(1000 * SOON) else None
+        return wire.decode(socket.recv()) if socket.poll(1000 * PATIENCE) else None
     finally:
         context.destroy(linger=0)
 
@@ -61,7 +61,7 @@ def test_a_client_without_a_key_is_not_admitted(collector: Running) -> None:
 def test_strangers_by_the_hundred_leave_a_rank_alone(collector: Running) -> None:
     connection = collector.collector.connection
     host, _, port = connection.address.removeprefix("tcp://").rpartition(":")
-    strangers = [socket.create_connection((host, int(port)), SOON) for _ in range(200)]
+    strangers = [socket.create_connection((host, int(port)), PATIENCE) for _ in range(200)]
     for number, stranger in enumerate(strangers):
         with suppress(OSError):
             stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" if number % 2 else b"\xff" * 4096)

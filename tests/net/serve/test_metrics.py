@@ -19,9 +19,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 import makers
-from collectors import SOON, Running, until
+from collectors import PATIENCE, Running, until
 from commands import run as rankwatch
 from jobs import environment
+from ports import free_port
 from rankwatch.errors import UsageError
 from rankwatch.shared import messages, wire
 from rankwatch.shared.installed import to_add
@@ -43,13 +44,13 @@ def meters() -> Meters:
 
 def scrape(url: str, accept: str = "text/plain") -> str:
     request = urllib.request.Request(url, headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=SOON) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
         return str(response.read(), "utf-8")
 
 
 def connect(server: MetricsServer) -> socket.socket:
     host, port = server.server_address[:2]
-    return socket.create_connection((str(host), int(port)), SOON)
+    return socket.create_connection((str(host), int(port)), PATIENCE)
 
 
 def ask(server: MetricsServer) -> socket.socket:
@@ -92,7 +93,7 @@ def test_peers_that_do_not_read_do_not_hold_up_the_collector(tmp_path: Path, met
             assert slow.recv(9) == b"HTTP/1.0 "  # its answer has begun
         rank = dealer(context, running.collector.connection)
         rank.send(wire.encode(makers.hello()))
-        assert rank.poll(1000 * SOON)
+        assert rank.poll(1000 * PATIENCE)
         assert isinstance(wire.decode(rank.recv()), messages.Welcome)
         until(lambda: 'rankwatch_ranks{run="train-0",state="running"} 1.0' in scrape(server.url))
     until(lambda: meters.read(time.monotonic()).counts.messages == 1)
@@ -101,7 +102,7 @@ def test_peers_that_do_not_read_do_not_hold_up_the_collector(tmp_path: Path, met
 
 
 def test_there_is_room_for_few_peers_at_a_time(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server._Handler, "timeout", 10 * SOON)
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 10 * PATIENCE)
     with ExitStack() as peers, MetricsServer(HERE, meters) as server:
         silent = [peers.enter_context(connect(server)) for _ in range(MAX_SCRAPES)]
         with connect(server) as one_too_many:
@@ -215,12 +216,10 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> N
 
 
 def test_a_command_that_reads_the_metrics_of_the_collector_round_it(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.2", 0))  # where no other process takes the port meanwhile
-        address = "{}:{}".format(*probe.getsockname())
-    code = f"import urllib.request; print(urllib.request.urlopen('http://{address}').read().decode())"
+    port = free_port()
+    code = f"import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:{port}').read().decode())"
     command = ["--runs-dir", str(tmp_path / "runs"), "--", sys.executable, "-c", code]
-    done = rankwatch("run", *command, RANKWATCH_METRICS=address)
+    done = rankwatch("run", *command, RANKWATCH_METRICS=f":{port}")
     assert done.returncode == 0, done.stderr
-    assert f"metrics on http://{address}/metrics" in done.stderr
+    assert f"metrics on http://127.0.0.1:{port}/metrics" in done.stderr
     assert "rankwatch_runs 0.0" in done.stdout

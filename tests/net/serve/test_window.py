@@ -9,7 +9,7 @@ import pytest
 
 import makers
 import records
-from collectors import SOON, Running, until
+from collectors import PATIENCE, Running, until
 from net.tell.test_link import Rank
 from rankwatch.shared import messages, wire
 from rankwatch.shared.window import LEAST
@@ -73,8 +73,8 @@ def test_an_abort_comes_before_the_batches_that_wait_are_handled_but_few_of_the_
     until(lambda: held.collector._backlog.size >= 2 * min(WINDOW, batches * SIZE))
     other.moment = makers.moment(batches + 9, 0, 0)  # for which the collector has to ask
     culprit.link.send_trip(makers.trip(at=(batches, 0, 1)))
-    assert culprit.aborted.wait(SOON)
-    assert other.aborted.wait(SOON)
+    assert culprit.aborted.wait(PATIENCE)
+    assert other.aborted.wait(PATIENCE)
     last = batches if handled == batches else handled - 1  # the trip's own, if it came in its turn
     assert [seen(held, rank).last_batch for rank in (0, 1)] == ([last, -1] if is_short else [-1, -1])
     assert held.collector._backlog.size < 2 * (WINDOW + 30 * SIZE) + 10_000  # and the trip

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from collectors import SOON
+from collectors import PATIENCE
 from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.connection import Connection
 from rankwatch.shared.frame import BEGINNING
@@ -49,7 +49,7 @@ class Hostile:
         self.peer = b""
 
     def welcome(self) -> None:
-        assert self.socket.poll(SOON * 1000)
+        assert self.socket.poll(PATIENCE * 1000)
         self.peer, _ = self.socket.recv_multipart()
         self.send(wire.encode(WELCOME))
 
@@ -91,7 +91,7 @@ def test_a_flood_costs_a_bounded_share_and_the_abort_gets_through(
         for _ in range(MESSAGES):
             hostile.send(FLOODS[kind])
         hostile.send(wire.encode(messages.Abort("stop", 0, 0.0, 60.0)))
-        assert aborted.wait(SOON)
+        assert aborted.wait(PATIENCE)
         used, elapsed = time.clock_gettime(clock) - cpu, time.monotonic() - before
     assert used < BURST + 2 * SHARE * elapsed + OWN_WORK
     assert len(tunings) <= TUNES_AT_ONCE + elapsed + 1
@@ -146,11 +146,11 @@ def test_an_oversize_message_is_not_taken(hostile: Hostile) -> None:
     """ZeroMQ ends the connection; the link makes another one, and says HELLO when it is asked to."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     peer = sockets.dealer(context, hostile.connection, 1000)
-    assert peer.poll(SOON * 1000, zmq.POLLOUT)
+    assert peer.poll(PATIENCE * 1000, zmq.POLLOUT)
     peer.send(b"hello")
     hostile.peer, _ = hostile.socket.recv_multipart()
     events = sockets.watch_disconnections(peer)
     hostile.send(bytes(2000))
-    assert events.poll(SOON * 1000)
+    assert events.poll(PATIENCE * 1000)
     assert not peer.poll(0)
     context.destroy(linger=0)

@@ -15,7 +15,7 @@ import zmq
 
 import makers
 import records
-from collectors import SOON, Running, until
+from collectors import PATIENCE, Running, until
 from rankwatch.errors import ProtocolError, UsageError
 from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.connection import Connection
@@ -125,7 +125,7 @@ def test_a_trip_brings_the_abort_to_every_rank(collector: Running, ranks: Callab
     other.moment = makers.moment(3, 0, 9)
     culprit.link.send_trip(makers.trip(at=(3, 0, 5)))
     assert culprit.link.wait_for_verdict()
-    assert other.aborted.wait(SOON)
+    assert other.aborted.wait(PATIENCE)
     assert culprit.abort == other.abort is not None
     assert other.abort.rank == 0
     until(lambda: collector.reports)
@@ -252,7 +252,7 @@ def test_an_end_is_reported_although_the_collector_is_briefly_away(folder: Path)
     closing = threading.Thread(target=rank.link.close, args=("finished",))
     closing.start()
     second = Running(folder, listen=None)
-    closing.join(SOON)
+    closing.join(PATIENCE)
     until(lambda: second.reports)
     assert [row.state.value for row in second.reports[0].ranks] == ["finished"]
     second.stop()
@@ -414,7 +414,7 @@ def test_another_major_version_is_refused_at_the_start(ranks: Callable[..., Rank
 def test_garbage_is_counted_and_answered(collector: Running) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     peer = sockets.dealer(context, collector.collector.connection)
-    assert peer.poll(SOON * 1000, zmq.POLLOUT)
+    assert peer.poll(PATIENCE * 1000, zmq.POLLOUT)
     peer.send(b"\xc1 no msgpack")
     peer.send_multipart([wire.encode(makers.hello()), b"a second part"])
     for complaint in ("not a message", "2 parts instead of one"):
