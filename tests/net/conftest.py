@@ -9,6 +9,6 @@ from rankwatch.tell import link
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training waits a few seconds for its collector, which other processes may take away. The tests of these limits set them."""
+    """A training waits a few seconds for its collector, which other processes may take away. Tests of these limits set them."""
     for limit in ("CONNECT_TIMEOUT", "FAREWELL_TIMEOUT", "VERDICT_MARGIN"):
         monkeypatch.setattr(link, limit, 60.0)

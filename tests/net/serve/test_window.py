@@ -133,7 +133,7 @@ def test_a_full_spool_drops_its_oldest_and_counts_them(held: Running, monkeypatc
     train(rank, 300, first=60)
     sent = held.collector._backlog.size // SIZE
     monkeypatch.undo()
-    until(lambda: seen(held, 0).last_batch == 359 and seen(held, 0).dropped)  # a beat has told it
+    until(lambda: (seen(held, 0).last_batch, seen(held, 0).dropped) == (359, rank.link._spool.dropped))  # by a beat
     rank.link.close("finished")
     until(lambda: held.reports)
     (row,) = held.reports[0].ranks
