@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from notebook import unwatch
 
@@ -19,3 +21,20 @@ def _unwatch() -> Iterator[None]:
 def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rerun is given up after a second of wall time, which the other workers of the tests may take away."""
     monkeypatch.setattr("rankwatch.judge.evidence.MAX_SECONDS", 60.0)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    unwatch()
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """No graph of one test serves another."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
