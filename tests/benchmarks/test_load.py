@@ -24,22 +24,8 @@ def measured(tmp_path: Path, script: str, *arguments: str) -> Any:
 
 
 def test_load(tmp_path: Path) -> None:
-    figures = measured(
-        tmp_path,
-        "load.py",
-        "--ranks",
-        "16",
-        "--seconds",
-        "3",
-        "--trips",
-        "2",
-        "--parameters",
-        "0,40",
-        "--flood",
-        "4",
-        "--flood-seconds",
-        "1",
-    )
+    options = "--ranks 16 --seconds 3 --trips 2 --parameters 0,40 --flood 4 --flood-seconds 1"
+    figures = measured(tmp_path, "load.py", *options.split())
     assert [load["parameters"] for load in figures["load"]] == [0, 40]
     for load, messages in zip(figures["load"], (2, 3), strict=True):
         assert load["messages/s"] == pytest.approx(messages * 15, rel=0.2)  # rank 0 only trips
