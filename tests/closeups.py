@@ -12,6 +12,7 @@ from notebook import Notebook, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.closeup import CloseUp
+from rankwatch.shared.trip import Operator
 
 
 def tripped(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Trip, CloseUp]:
@@ -25,6 +26,18 @@ def tripped(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Trip, CloseUp]
 def the_only(notes: Notebook) -> tuple[Trip, CloseUp]:
     (trip,), (found,) = notes.trips, notes.closeups
     return trip, found
+
+
+def operator_of(found: Trip | CloseUp) -> Operator:
+    assert found.operator is not None
+    return found.operator
+
+
+def place(found: CloseUp) -> tuple[str, int]:
+    """The operator of a close-up, and the line from which it was called."""
+    operator = operator_of(found)
+    assert operator.source is not None
+    return operator.name, operator.source.line
 
 
 def late(model: nn.Module, *args: Any, check: str) -> tuple[Trip, CloseUp]:

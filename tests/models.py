@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Calls(nn.Module):
@@ -17,6 +18,20 @@ class Calls(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.call(*args, **kwargs)
+
+
+class Checkpointed(nn.Module):
+    """A layer, then a block whose forward is run again in the backward."""
+
+    def __init__(self, use_reentrant: bool, *block: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.block: Any = nn.Sequential(*(block or (nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))))
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.block, self.first(x), use_reentrant=self.use_reentrant)
+        return out
 
 
 def replicated(model: nn.Module) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +41,20 @@ class Notebook:
         """The parts that were sent, and the last forward, if it waits for its loss."""
         unsent = self.detector.unsent() if self.detector is not None else None
         return self.sent if unsent is None else [*self.sent, unsent]
+
+    @property
+    def trip(self) -> Trip:
+        """The only trip."""
+        (trip,) = self.trips
+        return trip
+
+    def trip_of(self, call: Callable[..., object], *args: Any) -> Trip:
+        """The only trip, which this call raises."""
+        try:
+            call(*args)
+        except OverflowDetected:
+            return self.trip
+        raise AssertionError("nothing tripped")
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
         self.sent.append((table, summary))
@@ -92,14 +107,69 @@ class Gain(nn.Module):
         return x * self.gain
 
 
-def model_of(*modules: nn.Module) -> nn.Sequential:
+class Fragile(Gain):
+    """Raises an error of the user's own where the gain is negative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gain < 0:
+            raise ValueError("the user's own")
+        return super().forward(x)
+
+
+class _Multiplied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+def multiplied(x: Tensor, factor: float) -> Tensor:
+    """The identity, whose backward multiplies the gradient."""
+    out: Tensor = _Multiplied.apply(x, factor)  # type: ignore[no-untyped-call]
+    return out
+
+
+class BackwardGain(Gain):
+    """The identity, whose backward returns gain * gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return multiplied(x, self.gain)
+
+
+def model_of(*modules: nn.Module) -> Any:
+    """Modules one after another; typed as anything, since their attributes are those of many classes."""
     torch.manual_seed(0)
     return nn.Sequential(*(modules or (nn.Linear(4, 4), Gain(), nn.Linear(4, 2))))
 
 
-def first_weight(model: nn.Sequential) -> Tensor:
-    weight = model[0].weight
-    assert isinstance(weight, Tensor)
+class ScaledTraining:
+    """A training with a real loss scaler; the test chooses the batches with bad gradients."""
+
+    def __init__(self, *, init_scale: float = 1024.0, **options: Any) -> None:
+        self.model, self.detector, self.notebook = watching(**options)
+        self.optimizer = sgd(self.model)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
+        self.scales: list[float] = []
+        """The loss scale of each batch's backward."""
+
+    def step(self, scaled: Tensor) -> None:
+        self.scales.append(self.scaler.get_scale())
+        scaled.backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def batch(self, *, bad: bool) -> None:
+        """The loss is finite, also where its gradient is not."""
+        self.step(self.scaler.scale(multiplied(self.model(ones()), torch.inf if bad else 1.0).sum()))
+
+
+def first_weight(model: Any) -> Tensor:
+    weight: Tensor = model[0].weight
     return weight.detach()
 
 
@@ -118,6 +188,12 @@ def watched(model: nn.Module, **options: Any) -> tuple[Detector, Notebook]:
     return _detectors[-1], notebook
 
 
+def watching(*modules: nn.Module, **options: Any) -> tuple[Any, Detector, Notebook]:
+    """A model of these modules, and its watch."""
+    model = model_of(*modules)
+    return model, *watched(model, **options)
+
+
 def unwatch() -> None:
     """Removes the hooks of all detectors that ``watched`` made."""
     while _detectors:
@@ -126,3 +202,19 @@ def unwatch() -> None:
 
 def ones() -> Tensor:
     return torch.ones(3, 4)
+
+
+def sgd(model: nn.Module, lr: float = 0.01) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr)
+
+
+def learn(loss: Tensor, *optimizers: torch.optim.Optimizer) -> None:
+    """The backward of a loss, and a step of each optimizer."""
+    loss.backward()
+    take_step(*optimizers)
+
+
+def take_step(*optimizers: torch.optim.Optimizer) -> None:
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()

@@ -168,18 +168,10 @@ class Ranks:
     def connect(self, restart: int = 0) -> None:
         """Returns when every rank has its WELCOME and has sent its frame table."""
         self._asked, self._told = set(), {}
-        hellos = [
-            wire.encode(
-                makers.hello(
-                    number,
-                    self._world_size,
-                    job=self._job,
-                    restart=restart,
-                    incarnation=f"{self._job}-{restart}-{number}-{os.getpid()}",
-                )
-            )
-            for number in self.numbers
-        ]
+        hellos = []
+        for number in self.numbers:
+            process = {"restart": restart, "incarnation": f"{self._job}-{restart}-{number}-{os.getpid()}"}
+            hellos.append(wire.encode(makers.hello(number, self._world_size, job=self._job, **process)))
         tables = [wire.encode(messages.Table(TABLE))]
         if self._table is not None:
             tables.append(wire.encode(messages.Fingerprints(self._table)))
@@ -751,11 +743,7 @@ def cpu_of_comparing(world_size: int, parameters: int) -> dict[str, float]:
 
 
 def spread(name: str, values: list[float]) -> dict[str, float]:
-    return {
-        f"{name} p50": quantile(values, 0.5),
-        f"{name} p99": quantile(values, 0.99),
-        f"{name} max": quantile(values, 1.0),
-    }
+    return {f"{name} {part}": quantile(values, share) for part, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}
 
 
 def flood(world_size: int, seconds: float, cores: list[int], folder: Path) -> dict[str, Any]:

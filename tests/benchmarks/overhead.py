@@ -54,18 +54,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent")]
 import torch
 from torch import Tensor
 
-from benchmarks.models import (
-    DTYPES,
-    EAGER,
-    MODELS,
-    MODES,
-    WAYS,
-    NotAvailable,
-    Setting,
-    Trainee,
-    graphs_made,
-    time_of,
-)
+from benchmarks.models import DTYPES, EAGER, MODELS, MODES, WAYS, NotAvailable, Setting, Trainee, graphs_made, time_of
 from benchmarks.small import SMALL, SmallTrainee
 from peak import peak_bytes
 from rankwatch import watcher
@@ -444,12 +433,8 @@ def main() -> None:
     print(
         f"torch {torch.__version__}, {device}, {name}, {os.cpu_count()} cores with a load of {load:.1f} before", flush=True
     )
-    about = {
-        "torch": torch.__version__,
-        "machine": name,
-        "load": load,
-        "arguments": {k: str(v) for k, v in vars(arguments).items()},
-    }
+    given = {name: str(value) for name, value in vars(arguments).items()}
+    about = {"torch": torch.__version__, "machine": name, "load": load, "arguments": given}
     results: dict[str, Any] = {"about": about, **{table: [] for table in TABLES}}
     modes = ["bare", *(mode for mode in arguments.modes if mode != "bare")]
     settings = itertools.product(arguments.models, [size], [device], arguments.dtypes, arguments.ways)

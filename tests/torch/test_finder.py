@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import rankwatch
 from jobs import is_ours
+from notebook import learn, sgd, take_step
 from rankwatch.errors import UsageError
 from rankwatch.finder import LOOKED_AT, MAX_MODELS, Finder
 from rankwatch.registry import open_watches
@@ -83,10 +84,9 @@ def test_modules_that_do_not_train_are_not_watched() -> None:
 
 def test_a_model_that_is_trained_in_eval_mode_is_watched() -> None:
     model = Net().eval()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
     for batch in range(LOOKED_AT):
-        model(torch.ones(2)).sum().backward()
-        optimizer.step()
+        learn(model(torch.ones(2)).sum(), optimizer)
         (watch,) = open_watches()
         assert (watch.root, watch.batch) == (model, batch)
     assert nn.Module.__call__ is CALL
@@ -112,10 +112,9 @@ class AutoEncoder(nn.Module):
 @pytest.mark.parametrize("is_training", [True, False])
 def test_a_model_whose_parts_are_called_is_watched_as_one(is_training: bool) -> None:
     model = AutoEncoder().train(is_training)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
     for batch in range(LOOKED_AT + 1):
-        model.loss(torch.ones(2)).backward()
-        optimizer.step()
+        learn(model.loss(torch.ones(2)), optimizer)
         (watch,) = open_watches()
         assert (watch.root, watch.batch) == (model, batch)
     assert nn.Module.__call__ is CALL
@@ -168,14 +167,13 @@ def test_a_second_training_of_the_process_is_watched_too() -> None:
     kept = []
     for _ in range(3):
         model = Net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = sgd(model)
         for _ in range(LOOKED_AT + 1):
-            model(torch.ones(2)).sum().backward()
-            optimizer.step()
+            learn(model(torch.ones(2)).sum(), optimizer)
         kept.append(model)
         assert watched() == set(kept)
         assert nn.Module.__call__ is CALL
-    torch.optim.SGD(model.parameters(), lr=0.01)  # the same model trained on
+    sgd(model)  # the same model trained on
     for _ in range(LOOKED_AT):
         model(torch.ones(2))
     assert (watched(), nn.Module.__call__) == (set(kept), CALL)
@@ -283,10 +281,8 @@ def test_modules_that_raise_leave_the_look_out_in_place() -> None:
     assert nn.Module.__call__ is not CALL
     if sys.version_info < (3, 11):
         return  # what is raised again has the traceback it had
-    assert [entry.name for entry in raised.traceback][:2] == [
-        "test_modules_that_raise_leave_the_look_out_in_place",
-        CALL.__name__,
-    ]
+    names = [entry.name for entry in raised.traceback]
+    assert names[:2] == ["test_modules_that_raise_leave_the_look_out_in_place", CALL.__name__]
 
 
 def test_a_scripts_own_wrapper_of_module_calls_stays() -> None:
@@ -365,7 +361,7 @@ def test_compiled_models_are_found_and_no_graph_breaks(how: str) -> None:
 def test_a_model_that_only_a_compiled_function_calls_is_found_by_its_optimizer() -> None:
     torch.compiler.reset()
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
 
     @torch.compile(backend="aot_eager", fullgraph=True)
     def step(x: Tensor) -> Tensor:
@@ -375,8 +371,7 @@ def test_a_model_that_only_a_compiled_function_calls_is_found_by_its_optimizer()
     for batch in range(2):
         step(torch.ones(2)).backward()
         assert watched() == ({model} if batch else set())
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
     assert "zero_grad" not in vars(optimizer)
     with pytest.raises(rankwatch.OverflowDetected, match="batch 2: first \\(Linear\\), output"):
         step(torch.ones(2) * torch.inf)

@@ -53,6 +53,15 @@ class Endless(IterableDataset[dict[str, Tensor]]):
 # --- the Trainer of transformers ------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def callback() -> type[Any]:
+    """Our callback, a class of a module that imports transformers."""
+    pytest.importorskip("transformers")
+    from rankwatch.integrations.transformers import RankwatchCallback
+
+    return RankwatchCallback
+
+
 def hugging_face(folder: Path, model: nn.Module, callbacks: list[Any], data: Any = None, **more: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     arguments = transformers.TrainingArguments(
@@ -62,11 +71,8 @@ def hugging_face(folder: Path, model: nn.Module, callbacks: list[Any], data: Any
     return transformers.Trainer(model, arguments, train_dataset=data or Data(), callbacks=callbacks)
 
 
-def test_train_raises_after_all_other_callbacks_saw_its_end(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
+def test_train_raises_after_all_other_callbacks_saw_its_end(callback: Any, tmp_path: Path) -> None:
     from transformers import TrainerCallback
-
-    from rankwatch.integrations.transformers import RankwatchCallback
 
     heard: list[int] = []
 
@@ -75,7 +81,7 @@ def test_train_raises_after_all_other_callbacks_saw_its_end(tmp_path: Path) -> N
             heard.append(state.global_step)
 
     model = Model(faulty=2)
-    trainer = hugging_face(tmp_path, model, [RankwatchCallback()], save_strategy="steps", save_steps=1, disable_tqdm=False)
+    trainer = hugging_face(tmp_path, model, [callback()], save_strategy="steps", save_steps=1, disable_tqdm=False)
     trainer.add_callback(Late())
     callbacks = list(trainer.callback_handler.callbacks)
     with pytest.raises(rankwatch.OverflowDetected, match=r"batch 2: linear \(Linear\), output: nan"):
@@ -84,39 +90,32 @@ def test_train_raises_after_all_other_callbacks_saw_its_end(tmp_path: Path) -> N
     assert trainer.callback_handler.callbacks == callbacks
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
     model.faulty = -1
-    trainer.pop_callback(RankwatchCallback)
-    trainer.add_callback(RankwatchCallback())
+    trainer.pop_callback(callback)
+    trainer.add_callback(callback())
     trainer.train()  # the next one is watched anew
     assert heard == [3, 4]
 
 
-def test_a_training_without_a_length_counts_whole_steps(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    from rankwatch.integrations.transformers import RankwatchCallback
-
-    first = hugging_face(tmp_path, Model(), [RankwatchCallback()], Endless(), max_steps=3, save_strategy="steps", save_steps=2,
+def test_a_training_without_a_length_counts_whole_steps(callback: Any, tmp_path: Path) -> None:
+    first = hugging_face(tmp_path, Model(), [callback()], Endless(), max_steps=3, save_strategy="steps", save_steps=2,
                          gradient_accumulation_steps=2)  # fmt: skip
     first.train()
-    again = hugging_face(tmp_path, Model(faulty=0), [RankwatchCallback()], Endless(), gradient_accumulation_steps=2)
+    again = hugging_face(tmp_path, Model(faulty=0), [callback()], Endless(), gradient_accumulation_steps=2)
     with pytest.raises(rankwatch.OverflowDetected, match="batch 4: linear"):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
-def test_the_trainers_nan_filter_is_reported_when_it_is_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("transformers")
-    from rankwatch.integrations.transformers import RankwatchCallback
-
+def test_the_trainers_nan_filter_is_reported_when_it_is_on(
+    callback: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "rankwatch"):
-        hugging_face(tmp_path, Model(), [RankwatchCallback()], logging_nan_inf_filter=False).train()
+        hugging_face(tmp_path, Model(), [callback()], logging_nan_inf_filter=False).train()
         assert "logging_nan_inf_filter" not in caplog.text
-        hugging_face(tmp_path, Model(), [RankwatchCallback()]).train()
+        hugging_face(tmp_path, Model(), [callback()]).train()
     assert "logging_nan_inf_filter=False shows them" in caplog.text
 
 
-def test_their_detector_makes_room_with_its_policy(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    from rankwatch.integrations.transformers import RankwatchCallback
-
+def test_their_detector_makes_room_with_its_policy(callback: Any, tmp_path: Path) -> None:
     class Clamped(Model):
         def __init__(self) -> None:
             super().__init__()
@@ -126,8 +125,8 @@ def test_their_detector_makes_room_with_its_policy(tmp_path: Path) -> None:
             return super().forward(self.clamp(x * float("inf")), labels)
 
     model = Clamped()
-    hugging_face(tmp_path, model, [RankwatchCallback()]).train()  # an input alone is healthy
-    trainer = hugging_face(tmp_path, model, [RankwatchCallback()], debug="underflow_overflow")
+    hugging_face(tmp_path, model, [callback()]).train()  # an input alone is healthy
+    trainer = hugging_face(tmp_path, model, [callback()], debug="underflow_overflow")
     with pytest.raises(rankwatch.OverflowDetected, match=r"\(Hardtanh\), input\[0\]: inf"):
         trainer.train()
 

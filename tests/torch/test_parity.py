@@ -15,6 +15,7 @@ import hf_oracle
 from hf_oracle import Outcome, Step, check_parity, run, train
 from models import Calls
 from rankwatch import BatchLimitReached, DebugUnderflowOverflow, OverflowDetected
+from trainings import Root
 
 REASON = "the oracle is the detector of transformers"
 transformers = pytest.importorskip("transformers", reason=REASON)
@@ -412,17 +413,12 @@ def test_parameter_that_a_module_has_twice() -> None:
 def test_weight_swapped_between_two_calls() -> None:
     """No version counter sees it. (A change in place through ``.data`` is seen by nothing; see the recorder.)"""
 
-    class Updating(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(2, 2)
+    def update(self: Root, x: Tensor) -> Any:
+        x = self.inner(x)
+        self.inner.weight.data = self.inner.weight.data * 2
+        return self.inner(x)
 
-        def forward(self, x: Tensor) -> Any:
-            x = self.inner(x)
-            self.inner.weight.data = self.inner.weight.data * 2
-            return self.inner(x)
-
-    compare(Updating, lambda model: model(X), trace_batch_nums=[0])
+    compare(lambda: Root(update, inner=nn.Linear(2, 2)), lambda model: model(X), trace_batch_nums=[0])
 
 
 def test_inference_and_eval_are_batches() -> None:

@@ -17,20 +17,15 @@ from torch import Tensor, nn
 
 import rankwatch
 from jobs import environment
+from models import Calls
+from notebook import learn, sgd
+from trainings import Root
 
 
-class Marked(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(4)
-        self.head = nn.Linear(4, 1)
-        self.scale = 1.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.norm(x) * self.scale
-        self.found = rankwatch.detect_overflow(hidden, "after layer_norm")
-        out: Tensor = self.head(hidden)
-        return out
+def marked(self: Any, x: Tensor) -> Any:
+    hidden = self.norm(x) * self.scale
+    self.found = rankwatch.detect_overflow(hidden, "after layer_norm")
+    return self.head(hidden)
 
 
 def test_the_local_report(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,12 +65,12 @@ def test_a_loop_that_catches_every_trip_gets_one_report_and_then_a_line_a_trip(
 
 
 def test_detect_overflow_inside_a_watched_forward(capsys: pytest.CaptureFixture[str]) -> None:
-    model = Marked()
+    model: Any = Root(marked, norm=nn.LayerNorm(4), head=nn.Linear(4, 1), scale=1.0)
     with rankwatch.watch(model, trace_batch_nums=[0]):
         model(torch.randn(2, 4))
         assert model.found is False
         model.scale = math.inf
-        with pytest.raises(rankwatch.OverflowDetected, match="Marked\\), after layer_norm: inf"):
+        with pytest.raises(rankwatch.OverflowDetected, match="Root\\), after layer_norm: inf"):
             model(torch.randn(2, 4))
     assert model.found is True
     out = capsys.readouterr().out
@@ -163,18 +158,22 @@ def test_two_models_side_by_side() -> None:
             discriminator(generator(torch.ones(2)))
 
 
+def ran(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False)
+
+
 @pytest.mark.slow
 def test_a_process_that_ends_without_close_ends_well() -> None:
     script = (
         "import rankwatch, torch; m = torch.nn.Linear(1, 1); w = rankwatch.watch(m); m(torch.ones(1)); raise SystemExit(4)"
     )
-    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False)
+    done = ran(script)
     assert (done.returncode, done.stdout, done.stderr) == (4, "", "")
 
 
 def test_a_process_that_tripped_ends_with_77() -> None:
     script = "import rankwatch, torch; m = torch.nn.ReLU(); w = rankwatch.watch(m); m(torch.tensor([float('inf')]))"
-    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False)
+    done = ran(script)
     assert done.returncode == 77
     assert "OverflowDetected" in done.stderr
 
@@ -187,7 +186,7 @@ def test_the_excepthook_of_the_user_is_called() -> None:
         "w = rankwatch.watch(torch.nn.Linear(1, 1))\n"
         "raise KeyError('a bug')\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False)
+    done = ran(script)
     assert (done.returncode, done.stdout) == (1, "theirs: 'a bug'\n")
 
 
@@ -201,15 +200,12 @@ def test_the_public_names() -> None:
 def test_a_training_that_diverges_alone_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = sgd(model, 1.0)
 
     def train() -> None:
         for _ in range(50):
             x = torch.randn(16, 8)
-            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            learn((model(x) - x.sum(1, keepdim=True)).square().mean(), optimizer)
 
     with pytest.raises(rankwatch.OverflowDetected), rankwatch.watch(model):
         train()
@@ -222,13 +218,8 @@ def divides(x: Tensor) -> Tensor:
     return x / (x - 1)
 
 
-class Divides(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return divides(x)
-
-
 def test_the_local_report_has_the_close_up(capsys: pytest.CaptureFixture[str]) -> None:
-    with rankwatch.watch(Divides(), capsule="off") as watch, pytest.raises(rankwatch.OverflowDetected):
+    with rankwatch.watch(Calls(divides), capsule="off") as watch, pytest.raises(rankwatch.OverflowDetected):
         watch.root(torch.ones(1, 4))
     out = capsys.readouterr().out
     assert f"  operator   aten.div at {__file__}:" in out
@@ -241,7 +232,7 @@ def test_without_a_close_up_the_local_report_still_has_the_operator(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANKWATCH_CLOSEUP", "0")
-    with rankwatch.watch(Divides()) as watch, pytest.raises(rankwatch.OverflowDetected):
+    with rankwatch.watch(Calls(divides)) as watch, pytest.raises(rankwatch.OverflowDetected):
         watch.root(torch.ones(1, 4))
     out = capsys.readouterr().out
     assert f"  operator   aten.div at {__file__}:" in out

@@ -19,7 +19,7 @@ import rankwatch
 
 pytest.importorskip("transformers", reason="the zoo's models are those of transformers")
 
-from notebook import unwatch, watched
+from notebook import learn, unwatch, watched
 from zoo import ZOO, Species
 
 CLEAN = 3
@@ -115,9 +115,7 @@ def train(model: nn.Module, species: Species) -> Iterator[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for number in count():
         loss = model(**species.feed(number)).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(loss, optimizer)
         yield loss.item()
 
 
@@ -219,13 +217,6 @@ def warmed_up(species: Species) -> nn.Module:
     return model
 
 
-@pytest.fixture
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def _skip_if_never_compiled(species: Species) -> None:
     """Skips a model that does not compile to a single graph even without a watch."""
     torch._dynamo.reset()
@@ -236,7 +227,7 @@ def _skip_if_never_compiled(species: Species) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("species", [s for s in ZOO if s.name in SAMPLE], ids=lambda species: species.name)
 def test_a_module_that_turns_bad_in_a_compiled_model_is_named(species: Species, caplog: pytest.LogCaptureFixture) -> None:
     unwatched = train(warmed_up(species), species)  # nor compiled

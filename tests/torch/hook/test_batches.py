@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from notebook import Gain, Notebook, model_of, ones, watched
+from notebook import BackwardGain, Fragile, Gain, Notebook, learn, model_of, ones, sgd, take_step, watched, watching
 from rankwatch.errors import BatchLimitReached, OverflowDetected
 from rankwatch.hook.batches import DIRECT_FRAMES
 from rankwatch.shared.cause import Cause, classify
@@ -28,8 +28,8 @@ class AutoEncoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.encoder = nn.Sequential(nn.Linear(4, 4), Gain())
-        self.decoder = nn.Sequential(nn.Linear(4, 4), Gain())
+        self.encoder: Any = nn.Sequential(nn.Linear(4, 4), Gain())
+        self.decoder: Any = nn.Sequential(nn.Linear(4, 4), Gain())
 
     def encode(self, x: Tensor) -> Tensor:
         out: Tensor = self.encoder(x)
@@ -41,13 +41,7 @@ class AutoEncoder(nn.Module):
 
     @property
     def gain(self) -> Gain:
-        gain = self.decoder[1]
-        assert isinstance(gain, Gain)
-        return gain
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), 0.01)
+        return self.decoder[1]  # type: ignore[no-any-return]
 
 
 def autoencode(model: AutoEncoder) -> None:
@@ -57,8 +51,13 @@ def autoencode(model: AutoEncoder) -> None:
 def train(step: Callable[[], None], optimizer: torch.optim.Optimizer, batches: int = 1) -> None:
     for _ in range(batches):
         step()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
+
+
+def train_root(model: nn.Module, batches: int = 1, optimizer: torch.optim.Optimizer | None = None) -> None:
+    optimizer = optimizer or sgd(model)
+    for _ in range(batches):
+        learn(model(ones()).sum(), optimizer)
 
 
 def batches_of(notebook: Notebook, phase: Phase = Phase.FORWARD) -> dict[int, list[str]]:
@@ -76,6 +75,7 @@ def steps_of(notebook: Notebook) -> list[tuple[int, int]]:
     return [(summary.batch, summary.optimizer_step) for _, summary in notebook.batches]
 
 
+ROOTS = ["0", "1", "2", ""]
 CALLS = ["encoder.0", "encoder.1", "encoder", "decoder.0", "decoder.1", "decoder"]
 
 
@@ -111,9 +111,8 @@ def test_a_nan_in_a_direct_call_has_its_batch_and_module(check: str) -> None:
 def test_what_the_first_direct_call_was_fed_is_data() -> None:
     model = AutoEncoder()
     _, notebook = watched(model)
-    with pytest.raises(OverflowDetected):
-        model.encode(ones() * math.nan)
-    assert classify(notebook.trips[0]) == (Cause.DATA, "encoder.0:input[0] was nan before any module ran")
+    trip = notebook.trip_of(model.encode, ones() * math.nan)
+    assert classify(trip) == (Cause.DATA, "encoder.0:input[0] was nan before any module ran")
 
 
 @pytest.mark.parametrize("where", ["parameterless", "first"])
@@ -132,21 +131,6 @@ def test_the_first_batch_is_batch_0_in_every_text(where: str) -> None:
 
 
 def test_the_backward_of_direct_calls_is_watched() -> None:
-    class Spoilt(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-            ctx.factor = factor
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-            return gradient * ctx.factor, None
-
-    class BackwardGain(Gain):
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = Spoilt.apply(x, self.gain)
-            return out
-
     model = AutoEncoder()
     model.decoder[1] = BackwardGain()
     _, notebook = watched(model, gradients=True)
@@ -155,9 +139,7 @@ def test_the_backward_of_direct_calls_is_watched() -> None:
     assert set(batches_of(notebook, Phase.BACKWARD)) == {0, 1, 2}
     assert {"decoder.1", "encoder.0", "decoder.0"} <= set(batches_of(notebook, Phase.BACKWARD)[2])
     model.gain.gain = math.nan
-    with pytest.raises(OverflowDetected):
-        autoencode(model)
-    (trip,) = notebook.trips
+    trip = notebook.trip_of(autoencode, model)
     assert (trip.position.batch, trip.frame.spec.phase) == (3, Phase.BACKWARD)
     assert (trip.frame.spec.module, trip.culprit.label) == ("decoder.1", "grad_input[0]")
 
@@ -177,11 +159,9 @@ def test_micro_batches_of_direct_calls_are_batches() -> None:
 def test_two_views_with_one_backward_are_one_batch() -> None:
     model = AutoEncoder()
     _, notebook = watched(model)
-
-    def step() -> None:
-        (model.encode(ones()) - model.encode(ones() * 2)).square().mean().backward()
-
-    train(step, sgd(model), batches=2)
+    optimizer = sgd(model)
+    for _ in range(2):
+        learn((model.encode(ones()) - model.encode(ones() * 2)).square().mean(), optimizer)
     assert batches_of(notebook) == dict.fromkeys(range(2), CALLS[:3] * 2)
 
 
@@ -215,24 +195,16 @@ def test_direct_calls_that_no_backward_reaches_are_no_batches(check: str) -> Non
 
 
 def test_an_optimizer_step_shows_a_batch_whose_outputs_show_no_backward() -> None:
-    class Frozen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
-        def features(self, x: Tensor) -> Tensor:
-            return self.linear(x).detach() * self.linear.weight.sum()  # type: ignore[no-any-return]
-
-    model = Frozen()
+    model = nn.ModuleDict({"linear": nn.Linear(4, 4)})
+    linear: Any = model["linear"]
     detector, notebook = watched(model)
-    train(lambda: model.features(ones()).sum().backward(), sgd(model), batches=3)
+    train(lambda: (linear(ones()).detach() * linear.weight.sum()).sum().backward(), sgd(model), batches=3)
     detector.remove()
     assert batches_of(notebook) == {batch: ["linear"] for batch in range(3)}
 
 
 def test_calls_before_the_root_belong_to_its_batch_and_do_not_count_twice() -> None:
-    model = model_of()
-    _, notebook = watched(model)
+    model, _, notebook = watching()
     optimizer = sgd(model)
     numbers = []
     for _ in range(3):
@@ -245,8 +217,7 @@ def test_calls_before_the_root_belong_to_its_batch_and_do_not_count_twice() -> N
 
 
 def test_the_numbers_of_a_model_whose_root_is_called_are_as_before() -> None:
-    model = model_of()
-    detector, notebook = watched(model)
+    model, detector, notebook = watching()
     optimizer = sgd(model)
     for batch in range(3):
         hidden = model(ones())
@@ -260,16 +231,11 @@ def test_the_numbers_of_a_model_whose_root_is_called_are_as_before() -> None:
         model(ones())
         assert detector.position == Position(batch, 1, 4)
         model.train()
-    assert batches_of(notebook) == {batch: ["0", "1", "2", ""] for batch in range(3)}
+    assert batches_of(notebook) == dict.fromkeys(range(3), ROOTS)
 
 
 def test_a_container_of_a_gan_is_one_run_with_one_batch_for_each_backward() -> None:
-    class Gan(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.generator, self.discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
-
-    gan = Gan()
+    gan: Any = nn.ModuleDict({"generator": nn.Linear(4, 4), "discriminator": nn.Linear(4, 1)})
     _, notebook = watched(gan, gradients=True)
     optimizers = sgd(gan.generator), sgd(gan.discriminator)
     for _ in range(3):
@@ -344,9 +310,9 @@ def test_calls_that_never_see_a_backward_take_no_memory() -> None:
 def test_an_eval_mode_forward_with_a_backward_is_a_batch(check: str) -> None:
     model = model_of().eval()
     detector, notebook = watched(model, check=check, gradients=True)
-    train(lambda: model(ones()).sum().backward(), sgd(model), batches=4)
+    train_root(model, 4)
     detector.remove()
-    assert batches_of(notebook) == {batch: ["0", "1", "2", ""] for batch in range(4)}
+    assert batches_of(notebook) == dict.fromkeys(range(4), ROOTS)
     assert set(batches_of(notebook, Phase.BACKWARD)) == set(range(4))
     assert steps_of(notebook) == [(batch, batch) for batch in range(4) for _ in range(2)]
 
@@ -354,15 +320,11 @@ def test_an_eval_mode_forward_with_a_backward_is_a_batch(check: str) -> None:
 @every_check
 @pytest.mark.parametrize("bad", [0, 5])
 def test_an_overflow_in_eval_mode_has_its_batch(check: str, bad: int) -> None:
-    gain = Gain()
-    model = model_of(nn.Linear(4, 4), gain, nn.Linear(4, 2)).eval()
+    model = model_of().eval()
     _, notebook = watched(model, check=check)
-    optimizer = sgd(model)
-    train(lambda: model(ones()).sum().backward(), optimizer, batches=bad)
-    gain.gain = 1e39
-    with pytest.raises(OverflowDetected):
-        train(lambda: model(ones()).sum().backward(), optimizer, batches=2)
-    (trip,) = notebook.trips
+    train_root(model, bad)
+    model[1].gain = 1e39
+    trip = notebook.trip_of(train_root, model, 2)
     assert (trip.position, trip.optimizer_step) == (Position(bad, 0, 1), bad)
     assert f"batch {bad} (optimizer step {bad})" in describe_trip("rank 0", trip)
 
@@ -370,18 +332,16 @@ def test_an_overflow_in_eval_mode_has_its_batch(check: str, bad: int) -> None:
 @every_check
 @pytest.mark.parametrize("trains_in", ["eval", "train"])
 def test_a_sloppy_evaluation_is_no_batch(check: str, trains_in: str) -> None:
-    model = model_of()
-    detector, notebook = watched(model, check=check)
-    optimizer = sgd(model)
+    model, detector, notebook = watching(check=check)
     for batch in range(4):
         model.eval()
         for _ in range(batch):
             model(ones())
         model.train(trains_in == "train")
-        train(lambda: model(ones()).sum().backward(), optimizer)
+        train_root(model)
         assert detector.position.batch == batch
     detector.remove()
-    assert batches_of(notebook) == {batch: ["0", "1", "2", ""] for batch in range(4)}
+    assert batches_of(notebook) == dict.fromkeys(range(4), ROOTS)
     assert steps_of(notebook) == [(batch, batch) for batch in range(4)]
 
 
@@ -389,8 +349,7 @@ def test_a_sloppy_evaluation_is_no_batch(check: str, trains_in: str) -> None:
 def test_a_rank_that_evaluates_alone_has_the_positions_of_the_others(is_direct: bool) -> None:
     positions = []
     for evaluations in (0, 2):
-        gain = Gain()
-        model = model_of(nn.Linear(4, 4), gain, nn.Linear(4, 2)).eval()
+        model = model_of().eval()
         _, notebook = watched(model, gradients=True)
 
         def forward(model: nn.Sequential = model) -> Tensor:
@@ -405,21 +364,17 @@ def test_a_rank_that_evaluates_alone_has_the_positions_of_the_others(is_direct: 
         if not is_direct:  # two evaluations by direct calls are one forward with the calls of the training
             for _ in range(evaluations):
                 forward()
-        gain.gain = math.nan
-        with pytest.raises(OverflowDetected):
-            forward()
-        (trip,) = notebook.trips
+        model[1].gain = math.nan
+        trip = notebook.trip_of(forward)
         positions.append(trip.position)
         assert set(batches_of(notebook)) == {0, 1, 2}
     assert positions[0] == positions[1] == Position(3, 0, 1)
 
 
 def test_an_evaluation_between_training_batches_is_an_eval_as_before() -> None:
-    model = model_of()
-    detector, _ = watched(model)
-    optimizer = sgd(model)
+    model, detector, _ = watching()
     for batch in range(3):
-        train(lambda: model(ones()).sum().backward(), optimizer)
+        train_root(model)
         model.eval()
         for evaluation in range(1, 3):
             model(ones())
@@ -428,23 +383,18 @@ def test_an_evaluation_between_training_batches_is_an_eval_as_before() -> None:
 
 
 def test_a_training_that_goes_on_in_eval_mode_is_counted_on() -> None:
-    gain = Gain()
-    model = model_of(nn.Linear(4, 4), gain)
-    detector, notebook = watched(model, gradients=True)
-    optimizer = sgd(model)
-    train(lambda: model(ones()).sum().backward(), optimizer, batches=2)
+    model, detector, notebook = watching(nn.Linear(4, 4), gain := Gain(), gradients=True)
+    train_root(model, 2)
     model.eval()
     model(ones())
-    train(lambda: model(ones()).sum().backward(), optimizer, batches=2)
+    train_root(model, 2)
     model.train()
-    train(lambda: model(ones()).sum().backward(), optimizer, batches=2)
+    train_root(model, 2)
     assert batches_of(notebook) == {batch: ["0", "1", ""] for batch in range(6)}
     assert set(batches_of(notebook, Phase.BACKWARD)) == set(range(6))
     for table, summary in notebook.batches:
-        frames = list(summary.frames(table))
-        assert [frame.position.frame for frame in frames] == list(
-            range(summary.first_frame, summary.first_frame + len(frames))
-        )
+        numbers = [frame.position.frame for frame in summary.frames(table)]
+        assert numbers == list(range(summary.first_frame, summary.first_frame + len(numbers)))
     model.eval()
     gain.gain = math.nan
     with pytest.raises(OverflowDetected):
@@ -455,8 +405,7 @@ def test_a_training_that_goes_on_in_eval_mode_is_counted_on() -> None:
 
 def test_positions_never_go_back() -> None:
     """Elections rest on it: a rank has passed what its progress has passed."""
-    model = model_of(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
-    detector, notebook = watched(model, gradients=True)
+    model, detector, notebook = watching(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), gradients=True)
     optimizer = torch.optim.SGD(model.parameters(), 1e-6)
     seen = [detector.progress]
 
@@ -465,26 +414,20 @@ def test_positions_never_go_back() -> None:
 
     for module in model:
         module.register_forward_hook(note)
-        module.weight.register_post_accumulate_grad_hook(note)  # type: ignore[operator]
+        module.weight.register_post_accumulate_grad_hook(note)
 
     def evaluate() -> None:
         model(ones())
         with torch.no_grad():
             model(ones())
 
-    def train_by_root() -> None:
-        model(ones()).sum().backward()
-
-    def train_by_parts() -> None:
-        model[1](model[0](ones())).sum().backward()
-
     torch.manual_seed(0)
     for draw in torch.randint(0, 8, (300,)).tolist():
         model.train(bool(draw & 1))
         if draw in (0, 1, 2):
-            train(train_by_root, optimizer)
+            learn(model(ones()).sum(), optimizer)
         elif draw in (3, 4):
-            train(train_by_parts, optimizer)
+            learn(model[1](model[0](ones())).sum(), optimizer)
         elif draw == 5:
             model[1](ones())
         else:
@@ -500,14 +443,12 @@ def test_positions_never_go_back() -> None:
 
 def test_a_frozen_root_with_an_adapter_before_it_has_batches() -> None:
     adapter = nn.Linear(4, 4)
-    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2)).eval().requires_grad_(False)
+    model = model_of().eval().requires_grad_(False)
     _, notebook = watched(model)
     optimizer = sgd(adapter)
     train(lambda: model(adapter(ones())).sum().backward(), optimizer, batches=4)
-    assert batches_of(notebook) == {batch: ["0", "1", "2", ""] for batch in range(4)}
-    gain = model[1]
-    assert isinstance(gain, Gain)
-    gain.gain = math.nan
+    assert batches_of(notebook) == dict.fromkeys(range(4), ROOTS)
+    model[1].gain = math.nan
     with pytest.raises(OverflowDetected):
         train(lambda: model(adapter(ones())).sum().backward(), optimizer)
     assert notebook.trips[0].position == Position(4, 0, 1)
@@ -522,7 +463,7 @@ def test_a_frozen_root_with_a_head_after_it_has_batches(is_training: bool) -> No
         train(lambda: head(model(ones())).mean().backward(), sgd(head))
         if not is_training:
             model(ones())  # an evaluation
-    assert batches_of(notebook) == {batch: ["0", "1", "2", ""] for batch in range(3)}
+    assert batches_of(notebook) == dict.fromkeys(range(3), ROOTS)
     assert [len(list(summary.frames(table))) for table, summary in notebook.batches] == [5, 5, 5]  # each with its loss
 
 
@@ -531,19 +472,14 @@ def test_a_compiled_model_in_eval_mode_or_called_in_parts_has_batches(is_direct:
     torch.compiler.reset()
     model = model_of(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)).train(is_direct)
     _, notebook = watched(model)
-    parts = [
-        torch.compile(part, backend="eager", fullgraph=True) for part in ((model[0], model[2]) if is_direct else (model,))
-    ]
+    compiled: list[Any] = [torch.compile(part, backend="eager", fullgraph=True) for part in (model, model[0], model[2])]
 
     def step() -> None:
-        x = ones()
-        for part in parts:
-            x = part(x)
-        x.sum().backward()
+        whole, first, last = compiled
+        (last(first(ones())) if is_direct else whole(ones())).sum().backward()
 
     train(step, sgd(model), batches=3)
-    names = ["0", "2"] if is_direct else ["0", "1", "2", ""]
-    assert batches_of(notebook) == {batch: names for batch in range(3)}
+    assert batches_of(notebook) == dict.fromkeys(range(3), ["0", "2"] if is_direct else ROOTS)
 
 
 def test_a_partly_frozen_model_in_eval_mode_has_batches() -> None:
@@ -551,8 +487,8 @@ def test_a_partly_frozen_model_in_eval_mode_has_batches() -> None:
     model[0].requires_grad_(False)
     model[2].train()
     _, notebook = watched(model)
-    train(lambda: model(ones()).sum().backward(), sgd(model[2]), batches=3)
-    assert batches_of(notebook) == {batch: ["0", "1", "2", ""] for batch in range(3)}
+    train_root(model, 3, sgd(model[2]))
+    assert batches_of(notebook) == dict.fromkeys(range(3), ROOTS)
     assert steps_of(notebook) == [(0, 0), (1, 1), (2, 2)]
 
 
@@ -570,11 +506,10 @@ def test_micro_batches_in_eval_mode_are_batches() -> None:
 
 @pytest.mark.parametrize("was_trained_before", [False, True])
 def test_two_eval_mode_forwards_with_one_backward_are_one_batch(was_trained_before: bool) -> None:
-    model = model_of()
-    _, notebook = watched(model, gradients=True)
+    model, _, notebook = watching(gradients=True)
     optimizer = sgd(model)
     if was_trained_before:
-        train(lambda: model(ones()).sum().backward(), optimizer)
+        train_root(model)
     model.eval()
     train(lambda: (model(ones()) * model(ones() * 2)).sum().backward(), optimizer, batches=2)
     first = int(was_trained_before)
@@ -586,19 +521,12 @@ def test_two_eval_mode_forwards_with_one_backward_are_one_batch(was_trained_befo
 
 
 def test_a_forward_that_raises_in_eval_mode_leaves_its_number_to_the_next() -> None:
-    class Fragile(Gain):
-        def forward(self, x: Tensor) -> Tensor:
-            if self.gain < 0:
-                raise RuntimeError("the user's own")
-            return super().forward(x)
-
-    fragile = Fragile(-1.0)
-    model = model_of(nn.Linear(4, 4), fragile).eval()
+    model = model_of(nn.Linear(4, 4), fragile := Fragile(-1.0)).eval()
     _, notebook = watched(model)
-    with pytest.raises(RuntimeError, match="the user's own"):
+    with pytest.raises(ValueError, match="the user's own"):
         model(ones())
     fragile.gain = 1.0
-    train(lambda: model(ones()).sum().backward(), sgd(model), batches=2)
+    train_root(model, 2)
     assert batches_of(notebook) == {batch: ["0", "1", ""] for batch in range(2)}
 
 
@@ -606,7 +534,7 @@ def test_every_and_limit_and_trace_hold_in_eval_mode() -> None:
     model = model_of().eval()
     _, notebook = watched(model, every=2, trace_batch_nums=[1], abort_after_batch_num=3, first_batch=1)
     with pytest.raises(BatchLimitReached, match="3"):
-        train(lambda: model(ones()).sum().backward(), sgd(model), batches=9)
-    assert batches_of(notebook) == {1: ["0", "1", "2", ""], 2: ["0", "1", "2", ""], 3: [""]}
+        train_root(model, 9)
+    assert batches_of(notebook) == {1: ROOTS, 2: ROOTS, 3: [""]}
     assert [frame.position.batch for frame in notebook.traces[0]] == [1] * 5
     assert len(notebook.traces) == 1

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from notebook import Gain, Notebook, first_weight, model_of, ones, watched
+from models import Calls
+from notebook import BackwardGain, Gain, Notebook, first_weight, learn, model_of, ones, sgd, watched, watching
 from rankwatch.errors import BatchLimitReached, OverflowDetected
 from rankwatch.hook.detector import Detector
 from rankwatch.rerun.careful import running_again
@@ -26,20 +27,8 @@ CHECKS = ["frame", "batch", "async"]
 every_check = pytest.mark.parametrize("check", CHECKS)
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), 0.1)
-
-
 def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    model(ones()).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def gain_of(model: nn.Sequential, index: int = 1) -> Gain:
-    gain = model[index]
-    assert isinstance(gain, Gain)
-    return gain
+    learn(model(ones()).sum(), optimizer)
 
 
 def modules_of(frames: list[Frame]) -> list[str]:
@@ -48,11 +37,6 @@ def modules_of(frames: list[Frame]) -> list[str]:
 
 def numbers_of(frame: Frame) -> dict[str, float]:
     return {reading.label: reading.abs_max for reading in frame.readings}
-
-
-def only(trips: list[Trip]) -> Trip:
-    (trip,) = trips
-    return trip
 
 
 # --- how far the training comes -------------------------------------------------------------------------------------------
@@ -86,19 +70,18 @@ def test_a_bad_module_ends_the_training_before_a_weight_changes(check: str, reac
         batch()
     assert came_by == reached
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
-    assert only(notebook.trips).position == Position(0, 0, 1)
+    assert notebook.trip.position == Position(0, 0, 1)
 
 
 def test_without_an_optimizer_the_next_forward_reports_pending_trips() -> None:
-    model = model_of(nn.Linear(4, 4), Gain(math.inf))
-    _, notebook = watched(model, check="async")
+    model, _, notebook = watching(nn.Linear(4, 4), Gain(math.inf), check="async")
     ran: list[int] = []
     model(ones())
     model[0].register_forward_pre_hook(lambda *_: None if running_again() else ran.append(1))
     with pytest.raises(OverflowDetected):
         model(ones())
     assert ran == []
-    assert only(notebook.trips).position == Position(0, 0, 1)
+    assert notebook.trip.position == Position(0, 0, 1)
 
 
 def test_the_next_batch_waits_for_late_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,52 +92,44 @@ def test_the_next_batch_waits_for_late_numbers(monkeypatch: pytest.MonkeyPatch) 
     optimizer = sgd(model)
     _, notebook = watched(model, check="async", guard=False)  # on a device, where it does not wait either
     train(model, optimizer)
-    with pytest.raises(OverflowDetected):
-        model(ones())
-    assert only(notebook.trips).position == Position(0, 0, 1)
+    assert notebook.trip_of(model, ones()).position == Position(0, 0, 1)
 
 
 def test_an_eval_forward_reports_pending_trips_too() -> None:
-    model = model_of(nn.Linear(4, 4), Gain(math.inf))
-    _, notebook = watched(model, check="async")
+    model, _, notebook = watching(nn.Linear(4, 4), Gain(math.inf), check="async")
     model(ones())
     with torch.no_grad(), pytest.raises(OverflowDetected):
         model.eval()(ones())
-    assert only(notebook.trips).position == Position(0, 0, 1)
+    assert notebook.trip.position == Position(0, 0, 1)
 
 
 def test_the_verdict_comes_before_the_limit_of_batches() -> None:
-    model = model_of(nn.Linear(4, 4), Gain())
-    _, notebook = watched(model, check="async", abort_after_batch_num=1)
+    model, _, notebook = watching(nn.Linear(4, 4), Gain(), check="async", abort_after_batch_num=1)
     model(ones())
-    gain_of(model).gain = math.inf
-    with pytest.raises(OverflowDetected):
-        model(ones())
-    assert only(notebook.trips).position == Position(1, 0, 1)
-    gain_of(model).gain = 1.0
+    model[1].gain = math.inf
+    assert notebook.trip_of(model, ones()).position == Position(1, 0, 1)
+    model[1].gain = 1.0
     with pytest.raises(BatchLimitReached):
         model(ones())
 
 
-@pytest.mark.parametrize("check", ["batch", "async"])
-def test_after_a_caught_trip_a_clean_batch_is_clean_in_the_late_checks_too(check: str) -> None:
-    model = model_of(nn.Linear(4, 4), Gain())
-    detector, notebook = watched(model, check=check)
+@every_check
+def test_after_a_caught_trip_a_clean_batch_is_clean(check: str) -> None:
+    model, detector, notebook = watching(nn.Linear(4, 4), Gain(), check=check)
     for gain in (math.inf, 1.0, math.inf, 1.0, 1.0):
-        gain_of(model).gain = gain
+        model[1].gain = gain
         with suppress(OverflowDetected):
             model(ones())
     detector.remove()
     # With "async" the forward that reports the previous batch's trip never began.
-    assert [trip.position.batch for trip in notebook.trips] == ([0, 2] if check == "batch" else [0, 1])
+    assert [trip.position.batch for trip in notebook.trips] == ([0, 1] if check == "async" else [0, 2])
 
 
 # --- pending numbers at the end -------------------------------------------------------------------------------------------
 
 
 def test_closing_reports_pending_numbers() -> None:
-    model = model_of(nn.Linear(4, 4), Gain(math.inf))
-    detector, notebook = watched(model, check="async")
+    model, detector, notebook = watching(nn.Linear(4, 4), Gain(math.inf), check="async")
     model(ones())
     assert (notebook.batches, notebook.found) == ([], [])
     detector.remove()
@@ -164,8 +139,7 @@ def test_closing_reports_pending_numbers() -> None:
 
 @pytest.mark.parametrize("check", ["batch", "async"])
 def test_closing_reports_modules_called_outside_of_the_root(check: str) -> None:
-    model = model_of(nn.Linear(4, 4), Gain())
-    detector, notebook = watched(model, check=check)
+    model, detector, notebook = watching(nn.Linear(4, 4), Gain(), check=check)
     model(ones())
     model[0](ones() * math.inf)
     detector.remove()
@@ -174,15 +148,13 @@ def test_closing_reports_modules_called_outside_of_the_root(check: str) -> None:
 
 @every_check
 def test_a_bad_module_is_reported_when_the_user_raises_after_it(check: str) -> None:
-    class Asserts(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            assert x.isfinite().all(), "the user's own check"
-            return x
+    def asserts(x: Tensor) -> Tensor:
+        assert x.isfinite().all(), "the user's own check"
+        return x
 
-    model = model_of(Gain(), Gain(), Asserts())
-    _, notebook = watched(model, check=check)
+    model, _, notebook = watching(Gain(), Gain(), Calls(asserts), check=check)
     model(ones())
-    gain_of(model).gain = math.inf
+    model[1].gain = math.inf
     with pytest.raises(OverflowDetected if check == "frame" else AssertionError):
         model(ones())
     assert [position for position, _ in notebook.found] == [Position(1, 0, 1)]
@@ -193,15 +165,14 @@ def test_a_bad_module_is_reported_when_the_user_raises_after_it(check: str) -> N
 
 def tripped_by(check: str, **options: Any) -> Trip:
     """The trip of the third batch of a training, in which the second module overflows."""
-    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2), Gain())
+    model, detector, notebook = watching(nn.Linear(4, 4), Gain(), nn.Linear(4, 2), Gain(), check=check, **options)
     optimizer = sgd(model)
-    detector, notebook = watched(model, check=check, **options)
     with suppress(OverflowDetected):
         for gain in (1.0, 1.0, 1e39):
-            gain_of(model).gain = gain
+            model[1].gain = gain
             train(model, optimizer)
     detector.remove()
-    return only(notebook.trips)
+    return notebook.trip
 
 
 @pytest.mark.parametrize("ring", [1, 7, 100])
@@ -223,33 +194,14 @@ def test_only_a_frame_judged_at_once_still_has_its_tensor_to_be_counted() -> Non
 
 @every_check
 def test_an_ignored_module_does_not_hide_the_others(check: str) -> None:
-    model = model_of(Gain(math.inf), Gain(), Gain())
-    detector, notebook = watched(model, check=check, ignore=["0", "1:output"])
+    model, detector, notebook = watching(Gain(math.inf), Gain(), Gain(), check=check, ignore=["0", "1:output"])
     with suppress(OverflowDetected):
         model(ones())
     detector.remove()
-    assert only(notebook.trips).frame.spec.module == "2"
+    assert notebook.trip.frame.spec.module == "2"
 
 
 # --- the progress of a rank -----------------------------------------------------------------------------------------------
-
-
-class Reddens(torch.autograd.Function):
-    """The identity, whose backward makes inf."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * math.inf
-
-
-class BadBackward(Gain):
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = Reddens.apply(x)
-        return out
 
 
 @contextmanager
@@ -271,15 +223,14 @@ def looking_at(detector: Detector, notebook: Notebook) -> Iterator[list[Moment]]
 @every_check
 @pytest.mark.parametrize("traced", [[], [1]])
 def test_progress_never_passes_an_unjudged_trip_of_the_forward(check: str, traced: list[int]) -> None:
-    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    model, detector, notebook = watching(nn.Linear(4, 4), Gain(), nn.Linear(4, 2), check=check, trace_batch_nums=traced)
     optimizer = sgd(model)
-    detector, notebook = watched(model, check=check, trace_batch_nums=traced)
     with looking_at(detector, notebook) as seen:
         train(model, optimizer)
-        gain_of(model).gain = math.inf
+        model[1].gain = math.inf
         with suppress(OverflowDetected):
             train(model, optimizer)
-    trip = only(notebook.trips)
+    trip = notebook.trip
     assert trip.position == Position(1, 0, 1)
     assert max(seen) <= (trip.optimizer_step, *trip.position)
     assert max(seen) >= Moment(0, 0, 0, 4)  # the batch before is known to be clean
@@ -287,46 +238,44 @@ def test_progress_never_passes_an_unjudged_trip_of_the_forward(check: str, trace
 
 @every_check
 def test_progress_never_passes_an_unjudged_trip_of_the_backward(check: str) -> None:
-    model = model_of(nn.Linear(4, 4), Gain(), BadBackward(), nn.Linear(4, 2))
-    detector, notebook = watched(model, check=check, gradients=True)
+    model, detector, notebook = watching(
+        nn.Linear(4, 4), Gain(), BackwardGain(math.inf), nn.Linear(4, 2), check=check, gradients=True
+    )
     optimizer = sgd(model)
     with looking_at(detector, notebook) as seen, suppress(OverflowDetected):
         train(model, optimizer)
-    trip = only(notebook.trips)
+    trip = notebook.trip
     assert trip.position > Position(0, 0, 5)
     assert max(seen) <= (trip.optimizer_step, *trip.position)
 
 
 @every_check
 def test_progress_never_passes_an_unjudged_trip_outside_of_the_root(check: str) -> None:
-    model = model_of(nn.Linear(4, 4), Gain())
-    detector, notebook = watched(model, check=check)
+    model, detector, notebook = watching(nn.Linear(4, 4), Gain(), check=check)
     model(ones())
     with looking_at(detector, notebook) as seen, suppress(OverflowDetected):
         model[0](ones() * math.inf)
         model[0](ones())
         model(ones())
-    assert only(notebook.trips).position == Position(0, 0, 3)
+    assert notebook.trip.position == Position(0, 0, 3)
     assert max(seen) <= Moment(0, 0, 0, 3)
 
 
 @every_check
 def test_progress_never_passes_a_trip_of_the_backward_of_an_earlier_batch(check: str) -> None:
-    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
-    detector, notebook = watched(model, check=check, gradients=True)
+    model, detector, notebook = watching(nn.Linear(4, 4), Gain(), nn.Linear(4, 2), check=check, gradients=True)
     losses = [model(ones()).sum() for _ in range(2)]
     losses[1].backward()
     with suppress(OverflowDetected):
         (losses[0] * math.inf).backward()
         assert detector.progress <= Moment(0, 0, 0, 4)
     detector.remove()
-    assert only(notebook.trips).position == Position(0, 0, 4)
+    assert notebook.trip.position == Position(0, 0, 4)
 
 
 @every_check
 def test_progress_comes_to_the_end_of_a_clean_training(check: str) -> None:
-    model = model_of(nn.Linear(4, 4), Gain())
-    detector, _ = watched(model, check=check)
+    model, detector, _ = watching(nn.Linear(4, 4), Gain(), check=check)
     optimizer = sgd(model)
     for batch in range(3):
         train(model, optimizer)
@@ -338,8 +287,7 @@ def test_progress_comes_to_the_end_of_a_clean_training(check: str) -> None:
 
 @every_check
 def test_the_chosen_batches_are_traced_whole_and_once(check: str) -> None:
-    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
-    detector, notebook = watched(model, check=check, trace_batch_nums=[1, 3])
+    model, detector, notebook = watching(nn.Linear(4, 4), Gain(), nn.Linear(4, 2), check=check, trace_batch_nums=[1, 3])
     for _ in range(5):
         model(ones())
     detector.remove()
@@ -350,13 +298,14 @@ def test_the_chosen_batches_are_traced_whole_and_once(check: str) -> None:
 
 @every_check
 def test_a_bad_batch_is_traced_whole_before_it_trips(check: str) -> None:
-    model = model_of(Gain(math.inf), Gain())
-    detector, notebook = watched(model, check=check, trace_batch_nums=[0])
+    model, detector, notebook = watching(Gain(math.inf), Gain(), check=check, trace_batch_nums=[0])
     with suppress(OverflowDetected):
         model(ones())
     detector.remove()
     assert [modules_of(trace) for trace in notebook.traces] == [["0", "1", ""]]
-    assert only(notebook.trips).frame.spec.module == "0"
+    assert (notebook.trip.frame.spec.module, notebook.batches[0][1].traced) == ("0", True)
+    # The trip is reported before the summary, which shows this rank past its own trip.
+    assert notebook.found == [(Position(0, 0, 0), 0)]
 
 
 # --- every K-th batch -----------------------------------------------------------------------------------------------------
@@ -364,8 +313,7 @@ def test_a_bad_batch_is_traced_whole_before_it_trips(check: str) -> None:
 
 @every_check
 def test_all_modules_every_third_batch_and_the_roots_output_in_the_others(check: str) -> None:
-    model = model_of()
-    detector, notebook = watched(model, check=check, every=3)
+    model, detector, notebook = watching(check=check, every=3)
     for _ in range(7):
         model(ones())
     detector.remove()
@@ -378,31 +326,26 @@ def test_all_modules_every_third_batch_and_the_roots_output_in_the_others(check:
 
 @every_check
 def test_a_trip_between_two_whole_batches_is_found_as_in_a_whole_one(check: str) -> None:
-    model = model_of()
-    detector, notebook = watched(model, check=check, every=10)
+    model, detector, notebook = watching(check=check, every=10)
     model(ones())
-    gain_of(model).gain = math.inf
+    model[1].gain = math.inf
     with suppress(OverflowDetected):
         model(ones())
     detector.remove()
-    trip = only(notebook.trips)
+    trip = notebook.trip
     assert (trip.position, trip.frame.spec.module, trip.culprit.label) == (Position(1, 0, 1), "1", "output")
     assert modules_of(list(trip.frames)) == ["0", "1", "2", "", "0", "1"]
 
 
 def test_bad_data_is_still_known_as_the_cause_between_two_whole_batches() -> None:
-    model = model_of()
-    _, notebook = watched(model, every=10)
+    model, _, notebook = watching(every=10)
     model(ones())
-    with pytest.raises(OverflowDetected):
-        model(ones() * math.nan)
-    trip = only(notebook.trips)
+    trip = notebook.trip_of(model, ones() * math.nan)
     assert [(reading.label, reading.state) for reading in trip.root_inputs] == [("input[0]", State.NAN)]
 
 
 def test_every_does_not_thin_out_traced_batches_and_eval_forwards() -> None:
-    model = model_of()
-    detector, notebook = watched(model, every=10, trace_batch_nums=[2])
+    model, detector, notebook = watching(every=10, trace_batch_nums=[2])
     for _ in range(3):
         model(ones())
     assert [len(notebook.frames(batch)) for batch in range(3)] == [4, 1, 4]
@@ -411,20 +354,13 @@ def test_every_does_not_thin_out_traced_batches_and_eval_forwards() -> None:
 
 
 def test_gradients_are_watched_in_whole_batches_only() -> None:
-    model = model_of()
-    detector, notebook = watched(model, every=2, gradients=True)
+    model, detector, notebook = watching(every=2, gradients=True)
     optimizer = sgd(model)
     for _ in range(4):
         train(model, optimizer)
     detector.remove()
-    assert [(summary.batch, summary.first_frame) for _, summary in notebook.batches] == [
-        (0, 0),
-        (0, 5),
-        (1, 3),
-        (2, 0),
-        (2, 5),
-        (3, 3),
-    ]
+    parts = [(summary.batch, summary.first_frame) for _, summary in notebook.batches]
+    assert parts == [(0, 0), (0, 5), (1, 3), (2, 0), (2, 5), (3, 3)]
 
 
 # --- chosen modules -------------------------------------------------------------------------------------------------------
@@ -432,26 +368,27 @@ def test_gradients_are_watched_in_whole_batches_only() -> None:
 
 @every_check
 def test_only_the_chosen_modules_and_the_root_are_watched(check: str) -> None:
-    model = model_of(nn.Sequential(nn.Linear(4, 4), nn.GELU()), nn.Sequential(nn.Linear(4, 4), Gain()), Gain())
-    detector, notebook = watched(model, check=check, modules=["1.*", "*.1"])
+    model, detector, notebook = watching(
+        nn.Sequential(nn.Linear(4, 4), nn.GELU()),
+        nn.Sequential(nn.Linear(4, 4), Gain()),
+        Gain(),
+        check=check,
+        modules=["1.*", "*.1"],
+    )
     model(ones())
     detector.remove()
     assert modules_of(notebook.frames()) == ["0.1", "1.0", "1.1", ""]
 
 
 def test_the_next_watched_module_reports_the_overflow_of_an_unwatched_one() -> None:
-    model = model_of(Gain(), Gain(math.inf), Gain(), Gain())
-    _, notebook = watched(model, modules=["0", "3"])
-    with pytest.raises(OverflowDetected):
-        model(ones())
-    trip = only(notebook.trips)
+    model, _, notebook = watching(Gain(), Gain(math.inf), Gain(), Gain(), modules=["0", "3"])
+    trip = notebook.trip_of(model, ones())
     assert (trip.position, trip.frame.spec.module) == (Position(0, 0, 1), "3")
     assert classify(trip)[0] is Cause.UPSTREAM
 
 
 def test_a_module_that_is_added_later_is_watched_if_it_is_chosen() -> None:
-    model = model_of(Gain())
-    _, notebook = watched(model, modules=["late.*"])
+    model, _, notebook = watching(Gain(), modules=["late.*"])
     model.add_module("late", model_of(Gain(), Gain()))
     model.add_module("other", Gain())
     model(ones())
@@ -460,9 +397,8 @@ def test_a_module_that_is_added_later_is_watched_if_it_is_chosen() -> None:
 
 @pytest.mark.slow
 def test_a_compiled_model_is_measured_anew_when_the_choice_of_modules_changes() -> None:
-    model = model_of()
-    detector, notebook = watched(model)
-    compiled = torch.compile(model, backend="eager")
+    model, detector, notebook = watching()
+    compiled: Any = torch.compile(model, backend="eager")
     for modules in ((), ("0",), ("1", "2"), ()):
         detector.tune(Tuning(modules=modules))
         compiled(ones())
@@ -480,9 +416,8 @@ LAYERS = 6
 
 def weights_shown(batches: int, *, steps: bool = True, **options: Any) -> list[list[float]]:
     """For each batch, the reported weight of each layer; all elements of a weight equal the batch number."""
-    model = model_of(*[nn.Linear(4, 4) for _ in range(LAYERS)])
+    model, _, notebook = watching(*[nn.Linear(4, 4) for _ in range(LAYERS)], **options)
     optimizer = sgd(model)
-    _, notebook = watched(model, **options)
     for batch in range(batches):
         with torch.no_grad():
             for parameter in model.parameters():
@@ -519,9 +454,8 @@ def test_weights_that_are_changed_without_an_optimizer_are_measured_at_the_caden
 
 
 def test_between_two_optimizer_steps_weights_are_not_measured_again() -> None:
-    model = model_of(nn.Linear(4, 4))
+    model, _, notebook = watching(nn.Linear(4, 4), weights_every=1)
     optimizer = sgd(model)
-    _, notebook = watched(model, weights_every=1)
     shown = []
     for number, steps in ((1.0, True), (2.0, False), (3.0, False), (4.0, True)):
         first_weight(model).fill_(number)
@@ -534,18 +468,17 @@ def test_between_two_optimizer_steps_weights_are_not_measured_again() -> None:
 
 @every_check
 def test_the_ring_shows_weights_as_they_were_in_its_frames(check: str) -> None:
-    model = model_of(nn.Linear(4, 4), Gain())
+    model, detector, notebook = watching(nn.Linear(4, 4), Gain(), check=check, weights_every=100)
     optimizer = sgd(model)
-    detector, notebook = watched(model, check=check, weights_every=100)
     first_weight(model).fill_(1.0)
     train(model, optimizer)
     for gain in (1.0, math.inf):  # two batches of one optimizer step
         first_weight(model).fill_(5.0)
-        gain_of(model).gain = gain
+        model[1].gain = gain
         with suppress(OverflowDetected):
             model(ones())
     detector.remove()
-    linear = [frame for frame in only(notebook.trips).frames if frame.spec.module == "0"]
+    linear = [frame for frame in notebook.trip.frames if frame.spec.module == "0"]
     # No weight was due: the last two are measured for the report; the first can no longer be (the step changed it).
     assert [(frame.position.batch, numbers_of(frame)["weight"]) for frame in linear] == [(0, 1.0), (1, 5.0), (2, 5.0)]
     assert numbers_of(notebook.frames(1)[0])["weight"] == 1.0
@@ -554,18 +487,15 @@ def test_the_ring_shows_weights_as_they_were_in_its_frames(check: str) -> None:
 @every_check
 @pytest.mark.parametrize("poison", [math.inf, math.nan])
 def test_a_weight_poisoned_between_two_batches_is_the_cause_though_it_was_not_due(check: str, poison: float) -> None:
-    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    model, detector, notebook = watching(nn.Linear(4, 4), Gain(), nn.Linear(4, 2), check=check, weights_every=100)
     optimizer = sgd(model)
-    detector, notebook = watched(model, check=check, weights_every=100)
     train(model, optimizer)
     train(model, optimizer)
-    weight = model[0].weight
-    assert isinstance(weight, Tensor)
-    weight.data.fill_(poison)  # behind autograd's back
+    model[0].weight.data.fill_(poison)  # behind autograd's back
     with suppress(OverflowDetected):
         model(ones())
     detector.remove()
-    trip = only(notebook.trips)
+    trip = notebook.trip
     assert (trip.position, trip.frame.spec.module, trip.culprit.label) == (Position(2, 0, 0), "0", "weight")
     assert classify(trip)[0] is Cause.WEIGHT
 
@@ -586,8 +516,7 @@ def test_a_tensor_is_measured_once_per_batch_in_every_check(check: str, monkeypa
         return write(tape, values, state)
 
     monkeypatch.setattr(Tape, "write", noted)
-    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
-    watched(model, check=check)
+    model, *_ = watching(nn.Linear(4, 4), Gain(), nn.Linear(4, 2), check=check)
     counts = []
     for _ in range(3):
         written = 0
@@ -599,11 +528,9 @@ def test_a_tensor_is_measured_once_per_batch_in_every_check(check: str, monkeypa
 
 def objects_left_by(sizes: Iterable[int], model: nn.Module, notebook: Notebook) -> int:
     """The number of objects after a training with batches of these sizes."""
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    optimizer = sgd(model, 0.0)
     for size in sizes:
-        model(torch.ones(1 + size, 1 + size % 3, 4)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(model(torch.ones(1 + size, 1 + size % 3, 4)).sum(), optimizer)
         notebook.batches.clear()
     gc.collect()
     return len(gc.get_objects())
@@ -612,8 +539,9 @@ def objects_left_by(sizes: Iterable[int], model: nn.Module, notebook: Notebook) 
 @pytest.mark.slow
 @pytest.mark.parametrize(("check", "gradients"), [("frame", False), ("batch", True), ("async", True)])
 def test_nothing_grows_with_the_number_of_batches(check: str, gradients: bool) -> None:
-    model = model_of(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-    detector, notebook = watched(model, check=check, gradients=gradients, weights_every=3)
+    model, detector, notebook = watching(
+        nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2), check=check, gradients=gradients, weights_every=3
+    )
     before = objects_left_by([*range(20)] * 14, model, notebook)  # what is remembered of the last 256 outputs is full then
     after = objects_left_by([*range(20)] * 10, model, notebook)
     assert after - before < 50
@@ -622,8 +550,7 @@ def test_nothing_grows_with_the_number_of_batches(check: str, gradients: bool) -
 
 @pytest.mark.slow
 def test_an_endless_stream_of_shapes_is_bounded() -> None:
-    model = model_of(nn.Linear(4, 4), nn.ReLU())
-    detector, notebook = watched(model)
+    model, detector, notebook = watching(nn.Linear(4, 4), nn.ReLU())
     before = objects_left_by(range(200), model, notebook)
     assert objects_left_by(range(200, 1000), model, notebook) - before < 1000
     assert detector.fault == ""

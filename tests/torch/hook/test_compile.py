@@ -3,83 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils.checkpoint import checkpoint
 
 import rankwatch
-from notebook import watched
+from compiled import Net, by_block, in_place, inside_a_function, whole
+from models import Calls
+from notebook import learn, sgd, watched
 
-
-class Block(nn.Module):
-    def __init__(self, *, checkpointed: bool = False) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(8)
-        self.up = nn.Linear(8, 16)
-        self.act = nn.GELU()
-        self.down = nn.Linear(16, 8)
-        self.checkpointed = checkpointed
-
-    def inner(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(self.act(self.up(self.norm(x))))
-        return out
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner: Tensor = checkpoint(self.inner, x, use_reentrant=False) if self.checkpointed else self.inner(x)
-        return x + inner
-
-
-class Net(nn.Module):
-    def __init__(self, depth: int = 3, *, checkpointed: bool = False) -> None:
-        super().__init__()
-        self.blocks: Any = nn.ModuleList(Block(checkpointed=checkpointed) for _ in range(depth))
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        out: Tensor = self.head(x)
-        return out
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def whole(model: nn.Module, backend: Any) -> Callable[[Tensor], Tensor]:
-    return torch.compile(model, backend=backend, fullgraph=True)
-
-
-def in_place(model: nn.Module, backend: Any) -> Callable[[Tensor], Tensor]:
-    model.compile(backend=backend, fullgraph=True)
-    return model
-
-
-def inside_a_function(model: nn.Module, backend: Any) -> Callable[[Tensor], Tensor]:
-    return torch.compile(lambda x: model(x) * 2, backend=backend, fullgraph=True)
-
-
-def by_block(model: Net, backend: Any) -> Callable[[Tensor], Tensor]:
-    for block in model.blocks:
-        block.compile(backend=backend, fullgraph=True)
-    return model
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def train(step: Callable[[Tensor], Tensor], model: nn.Module) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = sgd(model, 1e-3)
     for seed in range(4):
         torch.manual_seed(seed)
-        step(torch.randn(4, 8)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(step(torch.randn(4, 8)).sum(), optimizer)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +47,7 @@ def test_a_watch_adds_no_graph_and_names_the_module(compiled: Any, checkpointed:
         counter = CompileCounterWithBackend("aot_eager")
         if is_watched:
             with rankwatch.watch(model):
-                step = compiled(model, counter)
+                step = compiled(model, counter, fullgraph=True)
                 train(step, model)
                 graphs.append(counter.frame_count)
                 with torch.no_grad():
@@ -111,7 +55,7 @@ def test_a_watch_adds_no_graph_and_names_the_module(compiled: Any, checkpointed:
                 with pytest.raises(rankwatch.OverflowDetected, match=r"batch 4: blocks\.2\.up \(Linear\), bias: inf"):
                     step(torch.ones(4, 8))
         else:
-            train(compiled(model, counter), model)
+            train(compiled(model, counter, fullgraph=True), model)
             graphs.append(counter.frame_count)
     assert graphs[0] == graphs[1]
 
@@ -129,18 +73,13 @@ def test_a_watched_model_does_not_reuse_the_graph_of_an_unwatched_one() -> None:
             step(torch.ones(4, 8))
 
 
-class Fuse(nn.Module):
-    """The identity as an operation of the graph; it fails once the fuse is blown."""
-
+class Fuse:
     blown = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = pass_fuse(x)
-        return out
 
 
 @torch.library.custom_op("rankwatch_tests::fuse", mutates_args=(), schema="(Tensor x) -> Tensor")
 def pass_fuse(x: Tensor) -> Tensor:
+    """The identity as an operation of the graph; it fails once the fuse is blown."""
     if Fuse.blown:
         raise RuntimeError("blown")
     return x.clone()
@@ -151,9 +90,9 @@ pass_fuse.register_autograd(lambda context, gradient: gradient)
 
 
 def test_a_compiled_forward_that_raises_half_way_ends_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), Fuse(), nn.Linear(8, 2))
+    model = nn.Sequential(nn.Linear(8, 8), Calls(pass_fuse), nn.Linear(8, 2))
     detector, notebook = watched(model)
-    step = whole(model, "aot_eager")
+    step = whole(model, "aot_eager", fullgraph=True)
     train(step, model)
     monkeypatch.setattr(Fuse, "blown", True)
     with pytest.raises(RuntimeError, match="blown"):
@@ -168,7 +107,7 @@ def test_the_gradients_of_the_parameters_of_a_compiled_model_are_seen() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
     detector, notebook = watched(model, gradients=True)
     counter = CompileCounterWithBackend("aot_eager")
-    train(whole(model, counter), model)
+    train(whole(model, counter, fullgraph=True), model)
     detector.remove()
     backward = [
         frame.spec for table, summary in notebook.batches for frame in summary.frames(table) if frame.position.frame > 2

@@ -16,20 +16,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_module_registration_hooks, register_module_module_registration_hook
-from torch.utils.checkpoint import checkpoint
 
 import rankwatch
-from notebook import Gain, first_weight, model_of, ones, watched
-from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
+from models import Calls
+from notebook import Fragile, Gain, first_weight, model_of, ones, sgd, watched, watching
+from rankwatch.errors import OverflowDetected, TrainingAborted
 from rankwatch.judge.observer import BadReading
-from rankwatch.shared.frame import Kind, Phase, Position, State
+from rankwatch.shared.frame import Kind, Position, State
+from trainings import Root
 
 # --- batches --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_is_a_training_forward_and_an_eval_forward_is_not() -> None:
-    model = model_of()
-    detector, notebook = watched(model)
+    model, detector, notebook = watching()
     with torch.no_grad():
         model(ones())
     assert detector.position == Position(-1, 1, 4)
@@ -55,8 +55,7 @@ def test_count_all_counts_as_the_hugging_face_detector_does() -> None:
 
 
 def test_frames_come_children_first_with_every_ingredient() -> None:
-    model = model_of(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    _, notebook = watched(model)
+    model, _, notebook = watching(nn.Linear(4, 4), nn.BatchNorm1d(4))
     x = ones()
     model(x)
     linear, norm, root = notebook.frames()
@@ -71,8 +70,7 @@ def test_frames_come_children_first_with_every_ingredient() -> None:
 
 
 def test_optimizer_steps_are_counted_without_help() -> None:
-    model = model_of()
-    _, notebook = watched(model)
+    model, _, notebook = watching()
     ours = [torch.optim.SGD(model[0].parameters(), 0.1), torch.optim.SGD(model[2].parameters(), 0.1)]
     other = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
     for _ in range(3):
@@ -85,33 +83,23 @@ def test_optimizer_steps_are_counted_without_help() -> None:
 
 def test_phases() -> None:
     phases = []
-    model = model_of()
-    detector, _ = watched(model)
+    model, detector, _ = watching()
     model[0].register_forward_hook(lambda *_: phases.append(detector.phase))
     loss = model(ones()).sum()
     loss.register_hook(lambda _: phases.append(detector.phase))
     loss.backward()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = sgd(model)
     optimizer.register_step_pre_hook(lambda *_: phases.append(detector.phase))
     optimizer.step()
     assert [*phases, detector.phase] == ["forward", "backward", "optimizer", "idle"]
 
 
 def test_a_forward_that_raises_half_way_closes_its_batch() -> None:
-    class Fragile(Gain):
-        def forward(self, x: Tensor) -> Tensor:
-            if self.gain < 0:
-                raise RuntimeError("the user's own")
-            return super().forward(x)
-
-    model = model_of(nn.Linear(4, 4), Fragile(-1.0))
-    detector, notebook = watched(model, trace_batch_nums=[0])
-    with pytest.raises(RuntimeError, match="the user's own"):
+    model, detector, notebook = watching(nn.Linear(4, 4), fragile := Fragile(-1.0), trace_batch_nums=[0])
+    with pytest.raises(ValueError, match="the user's own"):
         model(ones())
     assert [[f.spec.module for f in trace] for trace in notebook.traces] == [["0"]]
     assert not detector.is_inside()
-    fragile = model[1]
-    assert isinstance(fragile, Fragile)
     fragile.gain = 1.0
     model(ones())
     assert [summary.batch for _, summary in notebook.batches] == [1]
@@ -119,37 +107,19 @@ def test_a_forward_that_raises_half_way_closes_its_batch() -> None:
 
 
 def test_a_child_whose_exception_the_user_catches() -> None:
-    class Raises(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise ValueError
+    def careful(self: Root, x: Tensor) -> Any:
+        with suppress(ValueError):
+            x = self.bad(x)
+        return self.good(x)
 
-    class Careful(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bad, self.good = Raises(), Gain()
-
-        def forward(self, x: Tensor) -> Tensor:
-            with suppress(ValueError):
-                x = self.bad(x)
-            out: Tensor = self.good(x)
-            return out
-
-    model = Careful()
+    model = Root(careful, bad=Fragile(-1.0), good=Gain())
     _, notebook = watched(model)
     model(ones())
     assert [f.spec.module for f in notebook.frames()] == ["good", ""]
 
 
 def test_a_root_that_returns_nothing_is_no_exception() -> None:
-    class Silent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Gain()
-
-        def forward(self, x: Tensor) -> None:
-            self.inner(x)
-
-    model = Silent()
+    model = Root(lambda self, x: print(self.inner(x)), inner=Gain())
     _, notebook = watched(model)
     try:
         raise KeyError
@@ -158,104 +128,24 @@ def test_a_root_that_returns_nothing_is_no_exception() -> None:
     assert notebook.frames()[-1].readings[-1].state is State.NONE
 
 
-def test_a_root_that_calls_itself_is_one_batch() -> None:
-    class Recursive(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor, depth: int = 2) -> Tensor:
-            x = self.linear(x)
-            out: Tensor = self(x, depth - 1) if depth else x
-            return out
-
-    model = Recursive()
-    _, notebook = watched(model)
-    model(ones())
-    model(ones())
-    assert [summary.batch for _, summary in notebook.batches] == [0, 1]
-    assert [f.spec.module for f in notebook.frames()] == ["linear"] * 3 + [""] * 3
-
-
-def test_modules_called_outside_of_the_root_are_judged_too() -> None:
-    model = model_of(Gain(), Gain(math.inf))
-    detector, notebook = watched(model)
-    model[0](ones())
-    assert detector.position == Position(0, 0, 1)
-    with pytest.raises(OverflowDetected):
-        model[1](ones())
-    assert notebook.trips[0].frame.spec.module == "1"
-
-
 def test_another_thread_does_not_mix_in() -> None:
-    class Threaded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.here, self.there = Gain(), Gain()
+    def threaded(self: Root, x: Tensor) -> Any:
+        thread = threading.Thread(target=self.there, args=(x,))
+        thread.start()
+        thread.join()
+        return self.here(x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            thread = threading.Thread(target=self.there, args=(x,))
-            thread.start()
-            thread.join()
-            out: Tensor = self.here(x)
-            return out
-
-    model = Threaded()
+    model = Root(threaded, here=Gain(), there=Gain())
     _, notebook = watched(model)
     model(ones())
     assert [f.spec.module for f in notebook.frames()] == ["here", ""]
 
 
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointed_forwards_do_not_start_batches(use_reentrant: bool) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = model_of(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = checkpoint(self.block, x, use_reentrant=use_reentrant)
-            return out
-
-    model = Checkpointed()
-    _, notebook = watched(model)
-    for _ in range(3):
-        model(ones().requires_grad_()).sum().backward()
-    parts = [(summary.batch, summary.first_frame, list(summary.frames(table))) for table, summary in notebook.batches]
-    assert [(batch, first, len(frames)) for batch, first, frames in parts[:4]] == [
-        (0, 0, 6), (0, 6, len(parts[1][2])), (1, 0, 6), (1, 6, len(parts[3][2])),
-    ]  # fmt: skip
-    assert {frame.spec.phase for frame in parts[0][2]} == {Phase.FORWARD}
-    # Without reentrance the recomputation stops once the backward has its tensors.
-    assert [(f.spec.module, f.spec.phase) for f in parts[1][2]][:2] == [
-        ("block.0", Phase.RECOMPUTE), ("block.1", Phase.RECOMPUTE),
-    ]  # fmt: skip
-
-
 # --- what is measured once ------------------------------------------------------------------------------------------------
 
 
-def test_a_tensor_is_measured_once_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankwatch.measure.tape import Cell, Tape
-
-    written: list[torch.Size] = []
-    write = Tape.write
-
-    def noted(tape: Tape, values: Tensor, state: State | None) -> Cell:
-        written.append(values.shape)
-        return write(tape, values, state)
-
-    monkeypatch.setattr(Tape, "write", noted)
-    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
-    watched(model)
-    model(ones())
-    # The root's input, two weights, two biases, three outputs: every other input is a known output.
-    assert len(written) == 8
-
-
 def test_a_change_in_place_is_measured_again() -> None:
-    model = model_of(Gain(), nn.ReLU(inplace=True), Gain())
-    _, notebook = watched(model)
+    model, _, notebook = watching(Gain(), nn.ReLU(inplace=True), Gain())
     model(-ones())
     readings = [[(r.label, r.abs_max) for r in frame.readings] for frame in notebook.frames()]
     assert readings[0] == [("input[0]", 1.0), ("output", 1.0)]
@@ -268,31 +158,14 @@ def test_a_change_in_place_is_measured_again() -> None:
 
 def test_the_guilty_frame_raises_at_once_with_the_evidence() -> None:
     ran = []
-    model = model_of(nn.Linear(4, 4), Gain(1e39), nn.Linear(4, 2))
-    _, notebook = watched(model, max_frames_to_save=2)
+    model, _, notebook = watching(nn.Linear(4, 4), Gain(1e39), nn.Linear(4, 2), max_frames_to_save=2)
     model[2].register_forward_pre_hook(lambda *_: ran.append("2"))
-    with pytest.raises(OverflowDetected):
-        model(ones())
-    (trip,) = notebook.trips
+    trip = notebook.trip_of(model, ones())
     assert ran == []
     assert (trip.position, trip.culprit.label, trip.culprit.state) == (Position(0, 0, 1), "output", State.INF)
     assert (trip.shape, trip.numel, trip.nan_count, trip.inf_count) == ((3, 4), 12, 0, 12)
     assert [frame.spec.module for frame in trip.frames] == ["0", "1"]
     assert [reading.label for reading in trip.root_inputs] == ["input[0]"]
-
-
-def test_after_a_caught_trip_a_clean_batch_is_clean() -> None:
-    gain = Gain(math.inf)
-    model = model_of(gain)
-    _, notebook = watched(model)
-    with pytest.raises(OverflowDetected):
-        model(ones())
-    gain.gain = 1.0
-    model(ones())
-    gain.gain = math.inf
-    with pytest.raises(OverflowDetected):
-        model(ones())
-    assert [trip.position.batch for trip in notebook.trips] == [0, 2]
 
 
 def test_a_bad_weight_is_named_before_the_output_it_spoils() -> None:
@@ -307,12 +180,8 @@ def test_a_bad_weight_is_named_before_the_output_it_spoils() -> None:
 
 
 def test_an_inf_mask_trips_only_under_strict() -> None:
-    class Masked(nn.Module):
-        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-            return torch.softmax(x + mask, -1)
-
     mask = torch.tensor([0.0, 0.0, 0.0, -math.inf])
-    model = Masked()
+    model = Calls(lambda x, mask: torch.softmax(x + mask, -1))
     detector, notebook = watched(model)
     model(ones(), mask=mask)
     model(ones(), mask)
@@ -333,51 +202,15 @@ def test_a_bad_frame_that_may_not_trip_is_reported(options: dict[str, Any]) -> N
     assert notebook.frames()[1].readings[-1].state is State.INF
 
 
-def test_a_traced_batch_is_traced_to_its_end_before_it_trips() -> None:
-    model = model_of(Gain(math.inf), Gain(), Gain())
-    _, notebook = watched(model, trace_batch_nums=[0])
-    with pytest.raises(OverflowDetected):
-        model(ones())
-    assert [frame.spec.module for frame in notebook.traces[0]] == ["0", "1", "2", ""]
-    assert (notebook.trips[0].frame.spec.module, notebook.batches[0][1].traced) == ("0", True)
-    # The trip is reported before the summary, which shows this rank past its own trip.
-    assert notebook.found == [(Position(0, 0, 0), 0)]
-
-
 def test_a_trip_of_a_traced_batch_is_reported_when_the_user_raises_first() -> None:
-    class Asserts(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            assert x.isfinite().all(), "the user's own check"
-            return x
+    def check(x: Tensor) -> Tensor:
+        assert x.isfinite().all(), "the user's own check"
+        return x
 
-    model = model_of(Gain(math.inf), Asserts())
-    _, notebook = watched(model, trace_batch_nums=[0])
+    model, _, notebook = watching(Gain(math.inf), Calls(check), trace_batch_nums=[0])
     with pytest.raises(AssertionError, match="the user's own check"):
         model(ones())
     assert [position for position, _ in notebook.found] == [Position(0, 0, 0)]
-
-
-def test_a_limit_stops_after_its_batch() -> None:
-    model = model_of()
-    _, notebook = watched(model, abort_after_batch_num=1)
-    model(ones())
-    with pytest.raises(BatchLimitReached):
-        model(ones())
-    assert len(notebook.batches) == 2
-
-
-def test_the_ring_is_bounded() -> None:
-    gain = Gain()
-    model = model_of(Gain(), gain)
-    _, notebook = watched(model, max_frames_to_save=4, trace_batch_nums=[1])
-    for _ in range(5):
-        model(ones())
-    gain.gain = math.inf
-    with pytest.raises(OverflowDetected):
-        model(ones())
-    assert [(frame.position.batch, frame.spec.module) for frame in notebook.trips[0].frames] == [
-        (4, "1"), (4, ""), (5, "0"), (5, "1"),
-    ]  # fmt: skip
 
 
 # --- being stopped, and stopping ------------------------------------------------------------------------------------------
@@ -385,9 +218,8 @@ def test_the_ring_is_bounded() -> None:
 
 @pytest.mark.parametrize("where", ["forward", "eval", "optimizer"])
 def test_an_abort_is_raised_at_the_next_hook(where: str, recwarn: pytest.WarningsRecorder) -> None:
-    model = model_of()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    detector, _ = watched(model)
+    model, detector, _ = watching()
+    optimizer = sgd(model)
     model(ones()).sum().backward()
     before = copy.deepcopy(model.state_dict())
     detector.abort = lambda: TrainingAborted("rank 5 of 8")
@@ -400,13 +232,8 @@ def test_an_abort_is_raised_at_the_next_hook(where: str, recwarn: pytest.Warning
 
 
 def test_an_abort_in_mid_forward(recwarn: pytest.WarningsRecorder) -> None:
-    class Stops(Gain):
-        def forward(self, x: Tensor) -> Tensor:
-            detector.abort = lambda: TrainingAborted("now")
-            return x
-
-    model = model_of(Gain(), Stops(), Gain())
-    detector, _ = watched(model)
+    model, detector, _ = watching(Gain(), Gain(), Gain())
+    model[1].register_forward_pre_hook(lambda *_: setattr(detector, "abort", lambda: TrainingAborted("now")))
     with pytest.raises(TrainingAborted, match="now"):
         model(ones())
     assert detector.position == Position(0, 0, 1)
@@ -416,8 +243,7 @@ def test_an_abort_in_mid_forward(recwarn: pytest.WarningsRecorder) -> None:
 def test_an_error_of_ours_is_logged_once_and_the_training_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = model_of()
-    detector, notebook = watched(model)
+    model, detector, notebook = watching()
     monkeypatch.setattr(detector._recorder, "call", lambda *_: 1 / 0)
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
@@ -429,26 +255,6 @@ def test_an_error_of_ours_is_logged_once_and_the_training_goes_on(
     detector.abort = lambda: TrainingAborted("still heard")
     with pytest.raises(TrainingAborted, match="still heard"):
         model(ones())
-
-
-def test_remove_leaves_the_model_as_it_was() -> None:
-    model = model_of()
-    detector, notebook = watched(model)
-    model(ones())
-    detector.remove()
-    model(ones())
-    assert len(notebook.batches) == 1
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_is_not_watched(duplicate: Any) -> None:
-    model = model_of(nn.Linear(4, 4), nn.GELU())
-    _, notebook = watched(model)
-    duplicate(model)(ones())
-    assert notebook.batches == []
-    model(ones())
-    assert len(notebook.batches) == 1
 
 
 def test_a_pickled_model_loads_without_rankwatch() -> None:
@@ -486,17 +292,6 @@ def test_a_watched_model_that_goes_while_torch_walks_through_its_hooks_disturbs_
     assert len(_global_module_registration_hooks) == before - 1  # the hook of the deleted model
 
 
-def test_modules_added_later_are_watched_under_all_their_names() -> None:
-    model = model_of(Gain())
-    _, notebook = watched(model)
-    late = model_of(Gain(), Gain())
-    model.append(late)
-    model.add_module("twin", late)
-    model(ones())
-    assert [f.spec.module for f in notebook.frames()] == ["0", "1.0", "1.1", "1", "1.0", "1.1", "1", ""]
-    assert notebook.frames()[1].spec.aliases == ("twin.0",)
-
-
 @pytest.mark.parametrize("how", ["before", "after", "in place", "a part"])
 def test_a_compiled_model_is_watched(how: str) -> None:
     model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
@@ -506,7 +301,7 @@ def test_a_compiled_model_is_watched(how: str) -> None:
     if how == "in place":
         model.compile(backend="eager")
     elif how == "a part":
-        model[0] = torch.compile(model[0], backend="eager")  # type: ignore[assignment]
+        model[0] = torch.compile(model[0], backend="eager")
     else:
         compiled = torch.compile(model, backend="eager")
     if how != "before":
@@ -523,8 +318,7 @@ def test_a_trip_counts_even_when_its_counts_cannot_be_had(monkeypatch: pytest.Mo
     def out_of_memory(*_: Any) -> None:
         raise torch.OutOfMemoryError
 
-    model = model_of(Gain(math.inf))
-    _, notebook = watched(model)
+    model, _, notebook = watching(Gain(math.inf))
     monkeypatch.setattr("rankwatch.judge.settler.count_non_finite", out_of_memory)
     with pytest.raises(OverflowDetected):
         model(ones())

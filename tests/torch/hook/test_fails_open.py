@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import rankwatch
-from notebook import unwatch, watched
+from notebook import sgd, take_step, unwatch, watched
 
 OURS = str(Path(rankwatch.__file__).parent)
 
@@ -41,16 +41,15 @@ def trained(options: dict[str, Any] | None, trace: Callable[..., None] | None = 
     """The weights after a few batches; ``trace`` sees each call of a Python function in them."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1), nn.Linear(3, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model, 0.1)
     close = closer(model, options)
     sys.settrace(trace)
     try:
         for _ in range(3):
             model.load_state_dict(model.state_dict())
-            optimizer.zero_grad()
             model(torch.randn(4, 3)).sum().backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            take_step(optimizer)
     finally:
         sys.settrace(None)
     close()

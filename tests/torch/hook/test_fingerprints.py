@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from notebook import Notebook, model_of, ones, unwatch, watched
+from notebook import Notebook, learn, model_of, ones, sgd, take_step, watched, watching
 from rankwatch.hook.collectives import Traffic
 from rankwatch.shared.fingerprint import ALL_ROWS, LANE_BYTES, Fingerprint
 
@@ -19,20 +18,16 @@ _optimizers: WeakKeyDictionary[nn.Module, torch.optim.Optimizer] = WeakKeyDictio
 
 
 @pytest.fixture(autouse=True)
-def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torchrun starts rank 0 of 2, in a training that makes no process group."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    yield
-    unwatch()
 
 
 def trained(model: nn.Module, steps: int = 1, optimizer: torch.optim.Optimizer | None = None) -> None:
-    optimizer = optimizer or _optimizers.setdefault(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = optimizer or _optimizers.setdefault(model, sgd(model, 0.1))
     for _ in range(steps):
-        optimizer.zero_grad()
-        model(ones()).sum().backward()
-        optimizer.step()
+        learn(model(ones()).sum(), optimizer)
 
 
 def taken(notebook: Notebook) -> list[Fingerprint]:
@@ -56,8 +51,7 @@ def lanes(notebook: Notebook, name: str) -> list[bytes]:
 
 
 def test_all_rows_at_first_and_then_slot_by_slot() -> None:
-    model = model_of()
-    _, notebook = watched(model)
+    model, _, notebook = watching()
     trained(model, 9)
     assert moments(notebook) == [(0, ALL_ROWS), (1, ALL_ROWS), (2, ALL_ROWS), *[(step, step % 4) for step in range(3, 9)]]
     assert {row.parameter for row in notebook.fingerprints[0][0].rows} == set(dict(model.named_parameters()))
@@ -67,8 +61,7 @@ def test_all_rows_at_first_and_then_slot_by_slot() -> None:
 def test_equal_weights_have_equal_fingerprints() -> None:
     found = []
     for _ in range(2):
-        model = model_of()
-        _, notebook = watched(model, fingerprints=1)
+        model, _, notebook = watching(fingerprints=1)
         trained(model, 4)
         found.append(notebook.fingerprints)
     assert found[0] == found[1]
@@ -77,16 +70,14 @@ def test_equal_weights_have_equal_fingerprints() -> None:
 
 @pytest.mark.parametrize("options", [{"fingerprints": 0}, {"count_all": True}])
 def test_none_are_taken(options: dict[str, object]) -> None:
-    model = model_of()
-    _, notebook = watched(model, **options)
+    model, _, notebook = watching(**options)
     trained(model, 3)
     assert taken(notebook) == []
 
 
 def test_one_look_per_optimizer_step_whatever_runs_between() -> None:
-    model = model_of()
-    _, notebook = watched(model, every=3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, _, notebook = watching(every=3)
+    optimizer = sgd(model, 0.1)
     for _ in range(3):
         model.eval()
         with torch.no_grad():
@@ -99,8 +90,7 @@ def test_one_look_per_optimizer_step_whatever_runs_between() -> None:
 
 
 def test_an_evaluation_with_other_weights_is_not_looked_at() -> None:
-    model = model_of()
-    _, notebook = watched(model)
+    model, _, notebook = watching()
     trained(model)
     averaged = copy.deepcopy(model.state_dict())
     with torch.no_grad():
@@ -122,35 +112,24 @@ def test_an_evaluation_with_other_weights_is_not_looked_at() -> None:
     assert lanes(notebook, "0.weight") == lanes(other, "0.weight")
 
 
-def called(model: nn.Sequential) -> Tensor:
-    return model(ones())  # type: ignore[no-any-return]
-
-
-def called_directly(model: nn.Sequential) -> Tensor:
-    return model[2](model[0](ones()))  # type: ignore[no-any-return]
-
-
-def test_a_training_in_eval_mode_and_one_by_direct_calls() -> None:
-    for call in (called, called_directly):
-        model = model_of()
-        model.eval()
-        _, notebook = watched(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(3):
-            call(model).sum().backward()
-            optimizer.step()
-        assert [ordinal for ordinal, _ in moments(notebook)] == [0, 1, 2]
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_a_training_in_eval_mode_and_one_by_direct_calls(is_direct: bool) -> None:
+    model = model_of()
+    model.eval()
+    _, notebook = watched(model)
+    optimizer = sgd(model, 0.1)
+    for _ in range(3):
+        learn((model[2](model[0](ones())) if is_direct else model(ones())).sum(), optimizer)
+    assert [ordinal for ordinal, _ in moments(notebook)] == [0, 1, 2]
 
 
 def test_a_step_in_the_backward_and_two_optimizers() -> None:
-    model = model_of()
-    _, notebook = watched(model)
+    model, _, notebook = watching()
     for value in model.parameters():
         optimizer = torch.optim.SGD([value], lr=0.1)
 
         def step(_: Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(optimizer)
 
         value.register_post_accumulate_grad_hook(step)
     for _ in range(4):
@@ -159,17 +138,15 @@ def test_a_step_in_the_backward_and_two_optimizers() -> None:
 
 
 def test_an_optimizer_that_is_made_anew() -> None:
-    model = model_of()
-    _, notebook = watched(model)
+    model, _, notebook = watching()
     for _ in range(2):
-        trained(model, 3, torch.optim.SGD(model.parameters(), lr=0.1))
+        trained(model, 3, sgd(model, 0.1))
     assert [ordinal for ordinal, _ in moments(notebook)] == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_step_that_the_scaler_skips_is_none() -> None:
-    model = model_of()
-    _, notebook = watched(model, policy="off")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, _, notebook = watching(policy="off")
+    optimizer = sgd(model, 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=1)
     for batch in range(4):
         optimizer.zero_grad()
@@ -181,8 +158,7 @@ def test_a_step_that_the_scaler_skips_is_none() -> None:
 
 
 def test_weights_that_were_loaded_are_looked_at_all() -> None:
-    model = model_of()
-    _, notebook = watched(model)
+    model, _, notebook = watching()
     trained(model, 5)
     model[0].load_state_dict(copy.deepcopy(model[0].state_dict()))
     trained(model, 2)
@@ -191,8 +167,7 @@ def test_weights_that_were_loaded_are_looked_at_all() -> None:
 
 
 def test_a_change_of_the_model_makes_another_table() -> None:
-    model = model_of()
-    _, notebook = watched(model, fingerprints=1)
+    model, _, notebook = watching(fingerprints=1)
     trained(model, 4)
     model[0].weight = nn.Parameter(torch.ones(4, 4))
     trained(model, 1)
@@ -209,8 +184,7 @@ def test_a_change_of_the_model_makes_another_table() -> None:
 
 
 def test_a_copy_of_the_model_is_not_watched() -> None:
-    model = model_of()
-    _, notebook = watched(model)
+    model, _, notebook = watching()
     trained(model, 1)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         trained(other, 2)
@@ -220,16 +194,14 @@ def test_a_copy_of_the_model_is_not_watched() -> None:
 
 
 def test_hooks_are_taken_away() -> None:
-    model = model_of()
-    detector, _ = watched(model)
+    model, detector, _ = watching()
     trained(model, 1)
     detector.remove()
     assert not any(module._load_state_dict_post_hooks for module in model.modules())
 
 
 def test_what_talks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of()
-    detector, notebook = watched(model)
+    model, detector, notebook = watching()
     detector._collectives.traffic = Traffic(has_talked=True)  # as the model was made
     trained(model, 2)
     detector._collectives.talk("allreduce", (torch.ones(16), torch.ones(4096, dtype=torch.uint8)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,20 +12,10 @@ from torch import nn
 from torch.nn import utils
 from torch.nn.utils import clip_grad_norm_
 
-from notebook import Notebook, first_weight, model_of, ones, unwatch, watched
+from notebook import Notebook, first_weight, learn, model_of, ones, sgd, take_step, watched, watching
 from rankwatch.shared.frame import NO_NORM
 
 CLIPPED = 0.01
-
-
-@pytest.fixture(autouse=True)
-def _unwatched() -> Iterator[None]:
-    yield
-    unwatch()
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
 def norm_of(model: nn.Module) -> float:
@@ -46,6 +36,29 @@ def backward(model: nn.Module, number: int = 0) -> None:
     (model(ones() * (number + 1)).square().mean()).backward()
 
 
+def train(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    batches: int,
+    clip: Callable[[Any], object] = lambda model: None,
+) -> list[float]:
+    """The norm that each batch has to tell; the last one is not trained on."""
+    expected = [NO_NORM]
+    for number in range(batches):
+        backward(model, number)
+        expected.append(norm_of(model))
+        clip(model)
+        step(optimizers, model)
+    backward(model)
+    return expected
+
+
+def step(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module) -> None:
+    for optimizer in optimizers:
+        optimizer.step()
+    model.zero_grad()
+
+
 @pytest.mark.parametrize("clip", [None, CLIPPED], ids=["whole", "clipped"])
 @pytest.mark.parametrize(
     "options",
@@ -53,67 +66,43 @@ def backward(model: nn.Module, number: int = 0) -> None:
     ids=["default", "async", "gradients", "every", "batch"],
 )
 def test_each_batch_has_the_norm_of_the_step_before(options: dict[str, Any], clip: float | None) -> None:
-    model = model_of()
-    optimizer = sgd(model)
-    _, notebook = watched(model, **options)
-    expected = [NO_NORM]
-    for number in range(5):
-        backward(model, number)
-        expected.append(norm_of(model))
-        if clip is not None:
-            clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        optimizer.zero_grad()
-    for _ in range(2):  # with "async", a batch is sent once the next one has begun
-        backward(model)
+    model, _, notebook = watching(**options)
+    expected = train(model, [sgd(model)], 5, (lambda model: None) if clip is None else clip_all)
+    backward(model)  # with "async", a batch is sent once the next one has begun
     assert norms(notebook)[:6] == pytest.approx(expected, rel=1e-5)
 
 
 def test_batches_whose_gradients_are_accumulated_tell_of_the_same_step() -> None:
-    model = model_of()
+    model, _, notebook = watching()
     optimizer = sgd(model)
-    _, notebook = watched(model)
     expected = [NO_NORM, NO_NORM]
     for _ in range(2):
         for number in range(2):
             backward(model, number)
         expected += [norm_of(model)] * 2
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
     for number in range(2):
         backward(model, number)
     assert norms(notebook) == pytest.approx(expected, rel=1e-5)
 
 
 def test_several_optimizers_make_one_step() -> None:
-    model = model_of()
-    optimizers = [sgd(model[0]), sgd(model[2])]
-    _, notebook = watched(model)
-    expected = [NO_NORM]
-    for number in range(3):
-        backward(model, number)
-        expected.append(norm_of(model))
-        clip_grad_norm_(model[0].parameters(), CLIPPED)  # one of them clips
-        for optimizer in optimizers:
-            optimizer.step()
-        model.zero_grad()
-    backward(model)
+    model, _, notebook = watching()
+    expected = train(model, two(model), 3, lambda model: clip_grad_norm_(model[0].parameters(), CLIPPED))
     assert norms(notebook) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("keyword", [True, False])
 def test_another_norm_than_the_euclidean_is_not_told(*, keyword: bool) -> None:
-    model = model_of()
+    model, _, notebook = watching()
     optimizer = sgd(model)
-    _, notebook = watched(model)
     for number in range(2):
         backward(model, number)
         if keyword:
-            clip_grad_norm_(model.parameters(), CLIPPED, norm_type=math.inf)
+            clip_all(model, norm_type=math.inf)
         else:
             clip_grad_norm_(model.parameters(), CLIPPED, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
     assert norms(notebook) == [NO_NORM, NO_NORM]
 
 
@@ -140,9 +129,8 @@ def test_under_a_loss_scaler_it_is_known_where_the_training_clips(*, clips: bool
 
 
 def test_without_a_guard_only_what_the_training_computes_is_told() -> None:
-    model = model_of()
+    model, _, notebook = watching(guard=False)
     optimizer = sgd(model)
-    _, notebook = watched(model, guard=False)
     backward(model)
     optimizer.step()
     backward(model, 1)
@@ -154,9 +142,8 @@ def test_without_a_guard_only_what_the_training_computes_is_told() -> None:
 
 
 def test_gradients_that_change_after_the_clipping_are_looked_at_again() -> None:
-    model = model_of()
+    model, _, notebook = watching()
     optimizer = sgd(model)
-    _, notebook = watched(model)
     backward(model)
     clip_grad_norm_(model.parameters(), CLIPPED)
     for value in model.parameters():
@@ -170,12 +157,6 @@ def test_gradients_that_change_after_the_clipping_are_looked_at_again() -> None:
 
 def two(model: nn.Sequential) -> list[torch.optim.Optimizer]:
     return [sgd(model[0]), sgd(model[2])]
-
-
-def step(optimizers: list[torch.optim.Optimizer], model: nn.Module) -> None:
-    for optimizer in optimizers:
-        optimizer.step()
-    model.zero_grad()
 
 
 def clip_all(model: nn.Sequential, **more: Any) -> None:
@@ -222,16 +203,8 @@ def clip_and_scale_what_was_returned(model: nn.Sequential) -> None:
 def test_however_the_training_clips_it_is_the_norm_as_the_gradients_came(clip: Any, optimizers_of: Any) -> None:
     if clip is clip_with_a_known_norm and not hasattr(utils, "get_total_norm"):
         pytest.skip("torch.nn.utils.get_total_norm came with torch 2.6")
-    model = model_of()
-    optimizers = optimizers_of(model)
-    _, notebook = watched(model)
-    expected = [NO_NORM]
-    for number in range(3):
-        backward(model, number)
-        expected.append(norm_of(model))
-        clip(model)
-        step(optimizers, model)
-    backward(model)
+    model, _, notebook = watching()
+    expected = train(model, optimizers_of(model), 3, clip)
     assert norms(notebook) == pytest.approx(expected, rel=1e-5)
 
 
@@ -261,50 +234,33 @@ def clip_with_another_models_parameters(model: nn.Sequential) -> None:
     [clip_a_part_then_all, clip_all_then_change_one, clip_and_begin_another_batch, clip_with_another_models_parameters],
 )
 def test_a_norm_that_cannot_be_told_is_not(clip: Any) -> None:
-    model = model_of()
-    optimizer = sgd(model)
-    _, notebook = watched(model)
-    for number in range(2):
-        backward(model, number)
-        clip(model)
-        step([optimizer], model)
-    backward(model)
+    model, _, notebook = watching()
+    train(model, [sgd(model)], 2, clip)
     assert set(norms(notebook)) == {NO_NORM}
 
 
 def test_the_norm_of_another_model_is_none_of_ours() -> None:
     model, other = model_of(), nn.Linear(2, 2)
-    optimizer = sgd(model)
     _, notebook = watched(model)
-    expected = [NO_NORM]
-    for number in range(2):
-        backward(model, number)
+
+    def clip(model: nn.Sequential) -> None:
         other(1e4 * torch.ones(2)).sum().backward()
-        expected.append(norm_of(model))
         clip_all(model)
         clip_grad_norm_(other.parameters(), CLIPPED)
-        step([optimizer], model)
-    backward(model)
+
+    expected = train(model, [sgd(model)], 2, clip)
     assert norms(notebook) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_gradient_that_two_optimizers_use_counts_once() -> None:
-    model = model_of()
-    optimizers = [sgd(model), sgd(model)]
-    _, notebook = watched(model)
-    expected = [NO_NORM]
-    for number in range(2):
-        backward(model, number)
-        expected.append(norm_of(model))
-        step(optimizers, model)
-    backward(model)
+    model, _, notebook = watching()
+    expected = train(model, [sgd(model), sgd(model)], 2)
     assert norms(notebook) == pytest.approx(expected, rel=1e-5)
 
 
 def test_steps_whose_forwards_are_not_seen_do_not_add_up() -> None:
-    model = model_of()
+    model, detector, notebook = watching()
     optimizer = sgd(model)
-    detector, notebook = watched(model)
     backward(model)
     for _ in range(5):
         optimizer.step()
@@ -316,9 +272,8 @@ def test_steps_whose_forwards_are_not_seen_do_not_add_up() -> None:
 
 def test_gradients_that_share_memory_share_a_version() -> None:
     """As with DDP's ``gradient_as_bucket_view``."""
-    model = model_of()
+    model, _, notebook = watching()
     optimizer = sgd(model)
-    _, notebook = watched(model)
     backward(model)
     bucket = torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
     start = 0
@@ -337,20 +292,15 @@ def test_an_uncoalesced_gradient_has_no_norm() -> None:
     optimizer = sgd(model)
     _, notebook = watched(model)
     for _ in range(2):
-        model(torch.tensor([1, 1, 2])).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(model(torch.tensor([1, 1, 2])).square().sum(), optimizer)
     assert norms(notebook) == [NO_NORM, NO_NORM]
 
 
 def test_gradients_whose_norm_overflows_are_finite_and_have_none() -> None:
-    model = model_of(nn.Linear(4, 2, bias=False))
+    model, _, notebook = watching(nn.Linear(4, 2, bias=False))
     optimizer = sgd(model)
-    _, notebook = watched(model)
     for _ in range(2):
-        (model(ones()).sum() * 1e25).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(model(ones()).sum() * 1e25, optimizer)
         first_weight(model).zero_()
     assert (norms(notebook), notebook.trips) == ([NO_NORM, NO_NORM], [])
 
@@ -366,16 +316,14 @@ def test_gradients_of_inference_mode_are_the_users_business() -> None:
 
 def test_optimizers_that_step_within_the_backward_make_one_step() -> None:
     """One for each parameter: each gradient is gone when the next optimizer steps."""
-    model = model_of()
-    _, notebook = watched(model)
+    model, _, notebook = watching()
     squares: list[float] = []
     for value in model.parameters():
         optimizer = torch.optim.SGD([value], lr=0.01)
 
         def step_at_once(value: Any, optimizer: torch.optim.Optimizer = optimizer) -> None:
             squares.append(value.grad.double().square().sum().item())
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(optimizer)
 
         value.register_post_accumulate_grad_hook(step_at_once)
     expected = [NO_NORM]

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from closeups import operator_of
 from models import Calls
-from notebook import Notebook, watched
+from notebook import Notebook, learn, sgd, take_step, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.measure import norms
 from rankwatch.shared.cause import Cause, Trip, classify
-from rankwatch.shared.trip import Operator
+from trainings import Root
 
 BAD = 2
 every_way = pytest.mark.parametrize("gradients", [False, True], ids=["guard", "gradients"])
@@ -113,36 +114,48 @@ def fed(number: int) -> Tensor:
     return torch.randn(3, 4) * float(number != BAD)
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.01)
+def train(step: Callable[[int], object], batches: int = BAD + 1) -> None:
+    for number in range(batches):
+        step(number)
 
 
 def tripped(model: nn.Module, step: Callable[[int], object], *, steps: int = 4, **options: Any) -> Trip:
     """The only trip of a training; afterwards the weights are finite."""
     detector, notebook = watched(model, **options)
     with suppress(OverflowDetected):
-        for number in range(steps):
-            step(number)
+        train(step, steps)
     assert detector.fault == ""
     assert all(bool(value.isfinite().all()) for value in model.parameters())
     (trip,) = notebook.trips
     return trip
 
 
-def trained(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Callable[[int], None]:
-    used = optimizer or sgd(model)
+def expect_no_trip(model: nn.Module, step: Callable[[int], object], batches: int = 6) -> None:
+    detector, notebook = watched(model)
+    train(step, batches)
+    detector.remove()
+    assert (notebook.trips, detector.fault) == ([], "")
+
+
+def trained(
+    model: nn.Module,
+    loss: Callable[[int], Tensor] | None = None,
+    *optimizers: torch.optim.Optimizer,
+    then: Callable[[], object] = lambda: None,
+) -> Callable[[int], None]:
+    """A batch of a training; ``then`` comes between the backward and the step."""
+    of, used = loss or partial(loss_of, model), optimizers or (sgd(model),)
 
     def step(number: int) -> None:
-        loss_of(model, number).backward()
-        used.step()
-        used.zero_grad()
+        of(number).backward()
+        then()
+        take_step(*used)
 
     return step
 
 
-def operator_of(trip: Trip) -> Operator:
-    assert trip.operator is not None
-    return trip.operator
+def clipped(model: nn.Module) -> Callable[[int], None]:
+    return trained(model, then=lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
 
 
 @every_way
@@ -185,15 +198,12 @@ def test_whenever_readings_are_judged(check: str, every: int) -> None:
 
 def test_a_bad_gradient_of_the_loss_is_the_losss() -> None:
     model = model_of(torch.tanh)
-    optimizer = sgd(model)
 
-    def step(number: int) -> None:
-        out = model(torch.randn(3, 4))
-        (out.square().mean() + (out * float(number != BAD)).square().sum().sqrt()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(number: int) -> Tensor:
+        out: Tensor = model(torch.randn(3, 4))
+        return out.square().mean() + (out * float(number != BAD)).square().sum().sqrt()
 
-    trip = tripped(model, step)
+    trip = tripped(model, trained(model, loss))
     assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (BAD, "", "grad_output")
     assert trip.operator is None
     assert "look at the loss function" in classify(trip)[1]
@@ -206,8 +216,7 @@ def test_the_micro_batch_that_made_it_is_named() -> None:
     def step(number: int) -> None:
         loss_of(model, number).backward()
         if number % 4 == 3:
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(optimizer)
 
     trip = tripped(model, step, steps=8)
     assert (trip.position.batch, trip.frame.spec.module, operator_of(trip).node) == (BAD, "1", "SqrtBackward0")
@@ -215,14 +224,7 @@ def test_the_micro_batch_that_made_it_is_named() -> None:
 
 def test_two_forwards_of_one_backward() -> None:
     model = model_of()
-    optimizer = sgd(model)
-
-    def step(number: int) -> None:
-        (loss_of(model, 2 * number) + loss_of(model, 2 * number + 1)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    trip = tripped(model, step)
+    trip = tripped(model, trained(model, lambda number: loss_of(model, 2 * number) + loss_of(model, 2 * number + 1)))
     assert (trip.position.batch, trip.frame.spec.module) == (BAD, "1")
 
 
@@ -233,24 +235,14 @@ def test_two_backwards_of_one_forward() -> None:
     def step(number: int) -> None:
         out = model(fed(number))
         out[:, 0].sum().backward(retain_graph=True)
-        out[:, 1].sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(out[:, 1].sum(), optimizer)
 
     assert tripped(model, step).frame.spec.module == "1"
 
 
 def test_clipping_does_not_hide_it() -> None:
     model = model_of()
-    optimizer = sgd(model)
-
-    def step(number: int) -> None:
-        loss_of(model, number).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    trip = tripped(model, step)
+    trip = tripped(model, clipped(model))
     assert (trip.frame.spec.module, operator_of(trip).node) == ("1", "SqrtBackward0")
 
 
@@ -258,18 +250,10 @@ def failed(
     model: nn.Module, look: Callable[[Any], None], fails: type[Exception], **options: Any
 ) -> tuple[Notebook, OverflowDetected | None]:
     """A training that clips, with what the guard finds as an exception ends it."""
-    optimizer = sgd(model)
+    step = trained(model, then=lambda: look(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, **options)))
     detector, notebook = watched(model)
-
-    def train() -> None:
-        for number in range(4):
-            loss_of(model, number).backward()
-            look(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, **options))
-            optimizer.step()
-            optimizer.zero_grad()
-
     with pytest.raises(fails) as caught:
-        train()
+        train(step, 4)
     return notebook, detector.look_back(caught.value)
 
 
@@ -323,23 +307,31 @@ def test_a_norm_that_torch_refuses_and_the_training_forgives() -> None:
     assert notebook.trips == []
 
 
+def scaled(
+    model: nn.Module, loss: Callable[[int], Tensor], *, max_norm: float | None = None
+) -> tuple[Callable[[int], None], torch.amp.GradScaler]:
+    """A batch of a training under a scaler, which may clip its gradients."""
+    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+
+    def step(number: int) -> None:
+        scaler.scale(loss(number)).backward()
+        if max_norm is not None:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, error_if_nonfinite=True)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return step, scaler
+
+
 def test_a_norm_that_torch_refuses_under_a_scaler() -> None:
     """The scaler would skip the step: the gradient is none of the guard's business."""
     model = model_of()
-    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    step, _ = scaled(model, partial(loss_of, model), max_norm=1.0)
     detector, notebook = watched(model)
-
-    def train() -> None:
-        for number in range(4):
-            scaler.scale(loss_of(model, number)).backward()
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-
     with pytest.raises(RuntimeError, match="non-finite") as caught:
-        train()
+        train(step)
     assert detector.look_back(caught.value) is None
     assert notebook.trips == []
 
@@ -370,14 +362,14 @@ def test_the_norm_that_clipping_computed_is_not_computed_again(monkeypatch: pyte
 def test_a_step_that_the_training_itself_leaves_out_is_its_own_business() -> None:
     model = model_of()
     optimizer = sgd(model)
-    detector, notebook = watched(model)
-    for number in range(6):
+
+    def step(number: int) -> None:
         loss_of(model, number).backward()
         if torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
             optimizer.step()
         optimizer.zero_grad()
-    detector.remove()
-    assert notebook.trips == []
+
+    expect_no_trip(model, step)
 
 
 def test_a_step_that_was_left_out_is_not_blamed_for_a_later_one() -> None:
@@ -395,58 +387,32 @@ def test_a_step_that_was_left_out_is_not_blamed_for_a_later_one() -> None:
 
 def test_gradients_that_the_training_mends_are_its_own_business() -> None:
     model = model_of()
-    optimizer = sgd(model)
-    detector, notebook = watched(model)
-    for number in range(4):
-        loss_of(model, number).backward()
+
+    def mend() -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf)
         for parameter in model.parameters():
-            assert parameter.grad is not None
             parameter.grad.nan_to_num_(0.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    detector.remove()
-    assert notebook.trips == []
+
+    expect_no_trip(model, trained(model, then=mend))
 
 
 def test_large_gradients_whose_norm_overflows_are_no_trip() -> None:
     model = nn.Linear(4, 2).half()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-8)
-    detector, notebook = watched(model)
-    for _ in range(3):
-        (
-            model(torch.ones(4, 4).half()).float().sum() * 15000
-        ).backward()  # each gradient 60000: their norm is beyond float16
-        optimizer.step()
-        optimizer.zero_grad()
-    detector.remove()
-    assert notebook.trips == []
+    x = torch.ones(4, 4).half()
+    # Each gradient is 60000: their norm is beyond float16.
+    expect_no_trip(model, trained(model, lambda _: model(x).float().sum() * 15000, sgd(model, lr=1e-8)))
 
 
 def test_a_scaler_skips_the_step_and_nothing_trips() -> None:
     model = model_of()
-    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    detector, notebook = watched(model)
-    for number in range(5):
-        scaler.scale(loss_of(model, number)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    detector.remove()
-    assert notebook.trips == []
+    step, scaler = scaled(model, partial(loss_of, model))
+    expect_no_trip(model, step)
     assert scaler.get_scale() == 2.0**9
 
 
 def test_the_line_of_a_gradient_that_no_scale_helps() -> None:
     model = model_of()
-    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=2.0**10)
-
-    def step(number: int) -> None:
-        scaler.scale(loss_of(model, 0 if number < BAD else BAD)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-
+    step, _ = scaled(model, lambda number: loss_of(model, min(number, BAD)))
     trip = tripped(model, step, steps=30)
     assert (trip.bad_since, trip.frame.spec.module, operator_of(trip).node) == (BAD, "1", "SqrtBackward0")
 
@@ -495,41 +461,25 @@ def test_a_training_that_is_asked_to_stop_keeps_its_weights(by_closure: bool) ->
 
 def test_several_optimizers() -> None:
     model = model_of()
-    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in (model[2], model[0])]
-
-    def step(number: int) -> None:
-        loss_of(model, number).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-
-    trip = tripped(model, step)
+    trip = tripped(model, trained(model, None, sgd(model[2]), sgd(model[0])))
     assert (trip.position.batch, trip.frame.spec.module, operator_of(trip).node) == (BAD, "1", "SqrtBackward0")
 
 
 def test_an_optimizer_of_another_model_is_none_of_its_business() -> None:
     model, other = model_of(torch.tanh), nn.Linear(2, 2)
-    optimizer = sgd(other)
-    detector, notebook = watched(model)
     other.weight.register_hook(lambda gradient: gradient * math.nan)
-    other(model(torch.randn(3, 4))).sum().backward()
-    optimizer.step()
-    detector.remove()
-    assert notebook.trips == []
+    expect_no_trip(model, trained(other, lambda _: other(model(torch.randn(3, 4))).sum()), batches=1)
 
 
 def test_a_term_of_the_loss_that_does_not_lead_through_the_model() -> None:
     """It cannot be run again. What is said must not claim more than that."""
     model = model_of(torch.tanh)
-    optimizer = sgd(model)
 
-    def step(number: int) -> None:
-        penalty = (model[0].weight * float(number != BAD)).square().sum().sqrt()
-        (model(torch.randn(3, 4)).square().mean() + penalty).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(number: int) -> Any:
+        penalty: Tensor = (model[0].weight * float(number != BAD)).square().sum().sqrt()
+        return model(torch.randn(3, 4)).square().mean() + penalty
 
-    trip = tripped(model, step)
+    trip = tripped(model, trained(model, loss))
     cause, evidence = classify(trip)
     assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (BAD, "0", "weight.grad")
     assert (cause, trip.operator, trip.recurs) == (Cause.GRADIENT, None, None)
@@ -553,21 +503,17 @@ def in_part(model: Any, backend: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["compiled first", "watched first", "watched within"])
 @pytest.mark.parametrize("compiled", [wrapped, in_place, in_part])
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_model_is_run_again_eagerly(compiled: Callable[[Any, Any], Any], order: str) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    torch._dynamo.reset()
     graphs = CompileCounterWithBackend("aot_eager")
     model: Any = model_of()
     called = model if order == "watched first" else compiled(model, graphs)
     detector, notebook = watched(model if order == "watched within" else called)
     called = compiled(model, graphs) if order == "watched first" else called
-    optimizer = sgd(model)
     with suppress(OverflowDetected):
-        for number in range(BAD + 1):
-            called(fed(number)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        train(trained(model, partial(loss_of, called)))
     (trip,) = notebook.trips
     assert (detector.fault, graphs.frame_count) == ("", 1)
     assert all(bool(value.isfinite().all()) for value in model.parameters())
@@ -578,13 +524,12 @@ def test_a_compiled_model_is_run_again_eagerly(compiled: Callable[[Any, Any], An
     assert (trip.recurs, trip.guarded, trip.unfound) == (True, True, "")
     assert closeups(notebook) == [(3, 3)]
     assert [closeup.is_eager for closeup in notebook.closeups] == [True]
-    torch._dynamo.reset()
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_gradient_that_compiled_code_alone_makes_bad() -> None:
     """What is said must not claim that the gradient came from elsewhere."""
-    torch._dynamo.reset()
 
     def spoiled(value: Tensor) -> Any:
         return value * _Spoiled.apply(value) if value.requires_grad else value
@@ -595,14 +540,11 @@ def test_a_gradient_that_compiled_code_alone_makes_bad() -> None:
     model: Any = model_of(torch.tanh)
     called: Any = torch.compile(model, backend=backend)
     _, notebook = watched(called)
-    optimizer = sgd(model)
     with suppress(OverflowDetected):
-        called(fed(0)).square().mean().backward()
-        optimizer.step()
+        learn(loss_of(called, 0), sgd(model))
     (trip,) = notebook.trips
     assert trip.recurs is None
     assert "run again eagerly, it was finite: the compiled code made it, it came by" in classify(trip)[1]
-    torch._dynamo.reset()
 
 
 def test_a_gradient_that_the_training_spoils_after_clipping() -> None:
@@ -616,45 +558,32 @@ def test_a_gradient_that_the_training_spoils_after_clipping() -> None:
         if number == BAD:
             model[0].weight.grad = model[0].weight.grad * math.nan
             model[2].bias.grad.mul_(math.inf).mul_(0)
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
 
     trip = tripped(model, step)
     assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (BAD, "2", "bias.grad")
     assert "the training changed it after the backward" in classify(trip)[1]
 
 
+def by_parts(model: Any, number: int) -> Tensor:
+    """A loss by direct calls, which are not run again."""
+    x = fed(number)
+    for layer in model:
+        x = layer(x)
+    return x.square().mean()
+
+
 def test_of_gradients_that_are_all_bad_none_is_called_the_first() -> None:
     model = model_of()
-    optimizer = sgd(model)
-
-    def step(number: int) -> None:
-        x = fed(number)
-        for layer in model:  # so it is not run again
-            x = layer(x)
-        x.square().mean().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    evidence = classify(tripped(model, step))[1]
+    clip = partial(torch.nn.utils.clip_grad_norm_, list(model.parameters()), 1.0)
+    evidence = classify(tripped(model, trained(model, partial(by_parts, model), then=clip)))[1]
     assert "so were all others, as clip_grad_norm_ or a bad loss makes them" in evidence
     assert "not run again" in evidence
 
 
 def test_direct_calls_are_not_run_again() -> None:
     model = model_of()
-    optimizer = sgd(model)
-
-    def step(number: int) -> None:
-        x = fed(number)
-        for layer in model:
-            x = layer(x)
-        x.square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    trip = tripped(model, step)
+    trip = tripped(model, trained(model, partial(by_parts, model)))
     assert (trip.position.batch, trip.culprit.label) == (BAD, "weight.grad")
     assert "not run again" in classify(trip)[1]
 
@@ -667,49 +596,28 @@ def test_a_hook_on_a_parameter_is_run_again() -> None:
 
 
 def test_a_model_that_returns_its_loss_beside_what_it_was_made_from() -> None:
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = model_of()
+    def whole(self: Root, x: Tensor) -> dict[str, Tensor]:
+        logits: Tensor = self.net(x)
+        return {"logits": logits, "loss": logits.square().mean()}
 
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            logits: Tensor = self.net(x)
-            return {"logits": logits, "loss": logits.square().mean()}
-
-    model = Whole()
-    optimizer = sgd(model)
-
-    def step(number: int) -> None:
-        model(fed(number))["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    trip = tripped(model, step)
+    model = Root(whole, net=model_of())
+    trip = tripped(model, trained(model, lambda number: model(fed(number))["loss"]))
     assert (trip.frame.spec.module, operator_of(trip).node) == ("net.1", "SqrtBackward0")
 
 
 def test_a_model_that_returns_what_another_output_was_made_from() -> None:
     """The gradient of the first one went bad in the model's own backward: the loss is not to blame."""
 
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Linear(4, 4)
+    def both(self: Root, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden: Tensor = self.net(x) if bool(x.any()) else self.net(x) * 0
+        return hidden, hidden.abs().sqrt()
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            hidden = self.net(x) if bool(x.any()) else self.net(x) * 0
-            return hidden, hidden.abs().sqrt()
-
-    model = Both()
-    optimizer = sgd(model)
-
-    def step(number: int) -> None:
+    def loss(number: int) -> Any:
         hidden, root = model(fed(number))
-        (hidden.mean() + root.mean()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return hidden.mean() + root.mean()
 
-    trip = tripped(model, step)
+    model = Root(both, net=nn.Linear(4, 4))
+    trip = tripped(model, trained(model, loss))
     cause, evidence = classify(trip)
     assert (cause, operator_of(trip).node) == (Cause.GRADIENT, "SqrtBackward0")
     assert "grad_output[0] became nan there, as the model makes another output from this one" in evidence
@@ -727,24 +635,12 @@ def test_the_random_numbers_are_those_of_the_batch() -> None:
 def test_what_a_module_counts_is_as_it_was() -> None:
     """The forward is bad in its third call alone."""
 
-    class Counts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.calls = 0
+    def counts(self: Root, x: Tensor) -> Tensor:
+        self.calls += 1
+        return root_of(x * (self.calls != BAD + 1))
 
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return root_of(x * (self.calls != BAD + 1))
-
-    model = model_of(Counts())
-    optimizer = sgd(model)
-
-    def step(number: int) -> None:
-        model(torch.randn(3, 4)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    trip = tripped(model, step)
+    model = model_of(Root(counts, calls=0))
+    trip = tripped(model, trained(model, lambda _: model(torch.randn(3, 4)).square().mean()))
     assert (trip.position.batch, operator_of(trip).node, trip.recurs) == (BAD, "SqrtBackward0", True)
     assert model[1].call.calls == BAD + 1
 
@@ -752,13 +648,9 @@ def test_what_a_module_counts_is_as_it_was() -> None:
 def test_it_goes_on_as_without_a_watch() -> None:
     """A test that catches the trip finds weights, buffers, gradients and random numbers as the training left them."""
 
-    def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = model_of(root_of, nn.BatchNorm1d(2), nn.Dropout(0.5))
-        return model, sgd(model)
-
     def run(watches: bool) -> list[Tensor]:
-        torch.manual_seed(3)
-        model, optimizer = parts()
+        model = model_of(root_of, nn.BatchNorm1d(2), nn.Dropout(0.5))
+        optimizer = sgd(model)
         torch.manual_seed(4)
         if watches:
             watched(model)
@@ -778,12 +670,8 @@ def test_it_goes_on_as_without_a_watch() -> None:
 
 def test_the_option_turns_it_off() -> None:
     model = model_of()
-    optimizer = sgd(model)
     _, notebook = watched(model, guard=False)
-    for number in range(BAD + 1):
-        loss_of(model, number).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(trained(model))
     assert notebook.trips == []
     assert not all(bool(value.isfinite().all()) for value in model.parameters())
 
@@ -798,21 +686,11 @@ class FirstOnly(torch.autograd.Function):
         return gradient.expand(2, 4), None
 
 
-class TwoHeads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.first(x), self.second(x)
-
-
 @pytest.mark.parametrize("gradients", [False, True])
 def test_an_output_whose_gradient_is_none(gradients: bool) -> None:
     """A Function may return None for a gradient of 0, and hooks of torch are called with it."""
-    model = TwoHeads()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = Root(lambda self, x: (self.first(x), self.second(x)), first=nn.Linear(4, 4), second=nn.Linear(4, 4))
+    optimizer = sgd(model)
     _, notebook = watched(model, gradients=gradients)
     for _ in range(2):
         FirstOnly.apply(*model(torch.ones(2, 4))).backward()
@@ -840,8 +718,6 @@ def closeups(notebook: Notebook) -> list[tuple[int, int]]:
 def test_the_close_up_runs_it_three_times() -> None:
     model = model_of()
     _, notebook = watched(model)
-    step = trained(model)
     with suppress(OverflowDetected):
-        for number in range(BAD + 1):
-            step(number)
+        train(trained(model))
     assert closeups(notebook) == [(3, 3)]

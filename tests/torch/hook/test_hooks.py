@@ -14,23 +14,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from notebook import Gain, Notebook, model_of, ones, watched
+from models import Calls
+from notebook import Gain, Notebook, model_of, ones, watched, watching
 from rankwatch.errors import OverflowDetected, TrainingAborted
 from rankwatch.hook.detector import Detector
 from rankwatch.hook.hooks import RARELY, Hooks
 from rankwatch.rerun.careful import running_again
 
 
-class Looks(nn.Module):
+def looks(look: Callable[[], object]) -> nn.Module:
     """Calls a function in its forward."""
+    return Calls(lambda x: (look(), x)[1])
 
-    def __init__(self, look: Callable[[], object]) -> None:
-        super().__init__()
-        self.look = look
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.look()
-        return x
+def acting() -> tuple[Any, list[Callable[[], object]]]:
+    """A model, and what its next forward does between its modules."""
+    acts: list[Callable[[], object]] = []
+    return model_of(nn.Linear(4, 4), looks(lambda: acts and acts.pop()()), Gain()), acts
 
 
 def hooked(model: nn.Module) -> list[bool]:
@@ -38,10 +38,10 @@ def hooked(model: nn.Module) -> list[bool]:
     return [bool(module._forward_hooks) for module in model.children()]
 
 
-def looking(**options: Any) -> tuple[nn.Sequential, Detector, Notebook, list[list[bool]]]:
+def looking(**options: Any) -> tuple[Any, Detector, Notebook, list[list[bool]]]:
     """A model that notes, in each forward, which of its modules have a hook."""
     seen: list[list[bool]] = []
-    model = model_of(nn.Linear(4, 4), Looks(lambda: seen.append(hooked(model))), Gain())
+    model = model_of(nn.Linear(4, 4), looks(lambda: seen.append(hooked(model))), Gain())
     return (model, *watched(model, **options), seen)
 
 
@@ -71,16 +71,13 @@ def test_they_are_back_after_a_forward_that_was_ended(error: type[BaseException]
             raise error
 
     fails: list[int] = []
-    model = model_of(nn.Linear(4, 4), Looks(fail), Gain())
-    _, notebook = watched(model, every=10)
+    model, _, notebook = watching(nn.Linear(4, 4), looks(fail), Gain(), every=10)
     model(ones())
     fails.append(1)
     with pytest.raises(error):
         model(ones())
     fails.clear()
-    gain = model[2]
-    assert isinstance(gain, Gain)
-    gain.gain = math.inf
+    model[2].gain = math.inf
     with pytest.raises(OverflowDetected):
         model.eval()(ones())
     assert hooked(model) == [True] * 3
@@ -104,8 +101,7 @@ def test_one_that_the_user_adds_in_a_forward_comes_after_ours() -> None:
     def spoil(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         return output * math.nan
 
-    acts: list[Callable[[], object]] = []
-    model = model_of(nn.Linear(4, 4), Looks(lambda: acts and acts.pop()()), Gain())
+    model, acts = acting()
     _, notebook = watched(model, every=10)
     model(ones())
     acts.append(lambda: model[2].register_forward_hook(spoil))
@@ -118,8 +114,7 @@ def test_one_that_the_user_adds_in_a_forward_comes_after_ours() -> None:
 
 
 def test_a_module_that_is_replaced_in_a_forward_keeps_no_hook() -> None:
-    acts: list[Callable[[], object]] = []
-    model = model_of(nn.Linear(4, 4), Looks(lambda: acts and acts.pop()()), Gain())
+    model, acts = acting()
     replaced = model[2]
     detector, _ = watched(model, every=10)
     model(ones())
@@ -132,8 +127,7 @@ def test_a_module_that_is_replaced_in_a_forward_keeps_no_hook() -> None:
 
 
 def test_removing_and_choosing_in_a_forward_leave_none_behind() -> None:
-    acts: list[Callable[[], object]] = []
-    model = model_of(nn.Linear(4, 4), Looks(lambda: acts and acts.pop()()), Gain())
+    model, acts = acting()
     detector, _ = watched(model, every=10)
     model(ones())
     acts.append(detector.remove)
@@ -149,8 +143,9 @@ def test_an_abort_that_comes_in_a_forward_is_raised_at_the_next_module() -> None
 
     acts: list[Callable[[], object]] = []
     ran: list[int] = []
-    model = model_of(Looks(lambda: acts and acts.pop()()), Looks(lambda: ran.append(1)), Looks(lambda: ran.append(2)))
-    detector, _ = watched(model, every=10)
+    model, detector, _ = watching(
+        looks(lambda: acts and acts.pop()()), looks(lambda: ran.append(1)), looks(lambda: ran.append(2)), every=10
+    )
     model(ones())
     acts.append(hear)
     with pytest.raises(TrainingAborted, match="rank 5 of 8"):
@@ -161,8 +156,7 @@ def test_an_abort_that_comes_in_a_forward_is_raised_at_the_next_module() -> None
 @pytest.mark.parametrize("name", ["rest", "wake"])
 @pytest.mark.parametrize("line", range(1, 12))
 def test_an_interruption_at_any_line_leaves_no_hook_off(name: str, line: int) -> None:
-    model = model_of()
-    _, notebook = watched(model, every=10)
+    model, _, notebook = watching(every=10)
     model(ones())
     lines = [0]
 
@@ -192,12 +186,9 @@ def test_an_interruption_as_the_watch_is_closed_leaves_no_hook_behind() -> None:
         if running_again() is not None:
             raise KeyboardInterrupt
 
-    model = model_of(nn.Linear(4, 4), Looks(stop), Gain())
-    detector, _ = watched(model, every=10, check="async")
+    model, detector, _ = watching(nn.Linear(4, 4), looks(stop), Gain(), every=10, check="async")
     model(ones())
-    gain = model[2]
-    assert isinstance(gain, Gain)
-    gain.gain = math.inf
+    model[2].gain = math.inf
     model(ones())
     with pytest.raises(KeyboardInterrupt):
         detector.remove()
@@ -206,8 +197,7 @@ def test_an_interruption_as_the_watch_is_closed_leaves_no_hook_behind() -> None:
 
 
 def test_a_module_that_was_deleted_is_let_go_between_full_batches() -> None:
-    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 4))
-    watched(model, every=10**6)
+    model, *_ = watching(nn.Linear(4, 4), Gain(), nn.Linear(4, 4), every=10**6)
     model(ones())
     deleted, weight = model[2], weakref.ref(model[2].weight)
     del model[2]
@@ -222,26 +212,24 @@ def test_a_module_that_was_deleted_is_let_go_between_full_batches() -> None:
 def test_torchs_attention_keeps_its_hook_so_that_it_computes_alike_in_all_batches() -> None:
     seen: list[bool] = []
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
-    model = nn.Sequential(layer, Looks(lambda: seen.append(bool(layer.self_attn._forward_hooks))))
+    model = nn.Sequential(layer, looks(lambda: seen.append(bool(layer.self_attn._forward_hooks))))
     watched(model, every=10)
     _ = model(torch.ones(2, 3, 4)), model(torch.ones(2, 3, 4))
     assert seen == [True, True]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
 def test_in_a_compiled_model_they_do_not_rest_and_nothing_is_compiled_again() -> None:
-    torch._dynamo.reset()
     made: list[int] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
         made.append(1)
         return graph.forward
 
-    model = model_of()
-    _, notebook = watched(model, every=3)
+    model, _, notebook = watching(every=3)
     run: Any = torch.compile(model, backend=backend)
     for _ in range(7):
         run(ones()).sum().backward()
     assert len(made) == 1
     assert [len(notebook.frames(batch)) for batch in range(4)] == [5, 2, 2, 5]
-    torch._dynamo.reset()

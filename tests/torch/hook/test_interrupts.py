@@ -7,16 +7,19 @@ import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from notebook import Gain, Notebook, model_of, watched
+from models import Calls
+from notebook import Gain, Notebook, model_of, sgd, watched, watching
 from rankwatch.errors import OverflowDetected
 from rankwatch.hook import running
 from rankwatch.hook.detector import Detector
+from trainings import Root
 
 
 class Interrupted(nn.Module):
@@ -33,27 +36,28 @@ class Interrupted(nn.Module):
         return x
 
 
-class Nested(nn.Module):
+def nested(self: Root, x: Tensor, is_inside: bool = False) -> Any:
     """Calls itself once, and catches what that raises."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Interrupted()
-        self.is_inside = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.is_inside:
-            self.is_inside = True
-            with suppress(KeyboardInterrupt):
-                self(x)
-            self.is_inside = False
-        return self.inner(x)  # type: ignore[no-any-return]
+    if not is_inside:
+        with suppress(KeyboardInterrupt):
+            self(x, is_inside=True)
+    return self.inner(x)
 
 
-def interruptible(**options: object) -> tuple[nn.Sequential, Interrupted, Detector, Notebook]:
+def interrupt(*args: object) -> None:
+    raise KeyboardInterrupt
+
+
+def interruptible(**options: object) -> tuple[Any, Interrupted, Detector, Notebook]:
     stop = Interrupted()
     model = model_of(nn.Linear(4, 4), stop, Gain(), nn.Linear(4, 2))
     return model, stop, *watched(model, **options)
+
+
+def interrupt_forward(model: nn.Module, stop: Interrupted, kind: type[BaseException] = KeyboardInterrupt) -> None:
+    stop.error = kind()
+    with pytest.raises(kind):
+        model(torch.ones(3, 4))
 
 
 def train(model: nn.Module, batches: int) -> None:
@@ -71,13 +75,11 @@ def held(detector: Detector) -> int:
 def test_the_next_forward_is_the_next_batch(kind: type[BaseException], check: str) -> None:
     model, stop, detector, notebook = interruptible(check=check)
     train(model, 2)
-    stop.error = kind()
-    with pytest.raises(kind):
-        model(torch.ones(3, 4))
+    interrupt_forward(model, stop, kind)
     train(model, 5)
     assert detector.position.batch == 7
     assert held(detector) <= 6  # of the last batch
-    model[2].gain = math.nan  # type: ignore[assignment]
+    model[2].gain = math.nan
     with pytest.raises(OverflowDetected):
         train(model, 2)
     (trip,) = notebook.trips
@@ -87,7 +89,7 @@ def test_the_next_forward_is_the_next_batch(kind: type[BaseException], check: st
 
 
 def test_an_interrupted_call_within_a_call_of_the_root_ends_with_it() -> None:
-    model = Nested()
+    model = Root(nested, inner=Interrupted())
     detector, _ = watched(model)
     model(torch.ones(2, requires_grad=True)).sum().backward()
     model.inner.error = KeyboardInterrupt()
@@ -100,9 +102,7 @@ def test_an_interrupted_call_within_a_call_of_the_root_ends_with_it() -> None:
 
 def test_a_forward_in_another_thread_is_watched_after_an_interruption() -> None:
     model, stop, detector, _ = interruptible()
-    stop.error = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        model(torch.ones(3, 4))
+    interrupt_forward(model, stop)
     with ThreadPoolExecutor(1) as other:
         other.submit(train, model, 3).result()
     assert detector.position.batch == 3
@@ -112,10 +112,6 @@ def test_a_forward_in_another_thread_is_watched_after_an_interruption() -> None:
 def test_an_interruption_of_our_own_hooks_leaves_nothing_behind(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, detector, notebook = interruptible(check="batch")
     train(model, 2)
-
-    def interrupt(*args: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
         patched.setattr(detector, where, interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -129,10 +125,6 @@ def test_an_interruption_of_our_own_hooks_leaves_nothing_behind(where: str, monk
 def test_judging_that_is_interrupted_does_not_hold_the_rank_back(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, detector, _ = interruptible(check="batch")
     train(model, 1)
-
-    def interrupt(*args: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
         patched.setattr(detector._settler, "_settle", interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -142,16 +134,11 @@ def test_judging_that_is_interrupted_does_not_hold_the_rank_back(monkeypatch: py
 
 
 def test_a_backward_and_a_recomputation_after_an_interruption_belong_to_their_batch() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-            self.stop = Interrupted()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.stop(checkpoint(self.linear, x, use_reentrant=False))  # type: ignore[no-any-return]
-
-    model = Block()
+    model = Root(
+        lambda self, x: self.stop(checkpoint(self.linear, x, use_reentrant=False)),
+        linear=nn.Linear(4, 4),
+        stop=Interrupted(),
+    )
     detector, notebook = watched(model)
     loss = model(torch.ones(3, 4)).sum()
     model.stop.error = KeyboardInterrupt()
@@ -167,16 +154,13 @@ def test_a_backward_and_a_recomputation_after_an_interruption_belong_to_their_ba
 def test_a_second_thread_s_forward_is_said_to_be_unwatched_once(caplog: pytest.LogCaptureFixture) -> None:
     inside, done = threading.Event(), threading.Event()
 
-    class Slow(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if threading.current_thread() is not threading.main_thread():
-                return x
+    def slow(x: Tensor) -> Tensor:
+        if threading.current_thread() is threading.main_thread():
             inside.set()
             assert done.wait(30)
-            return x
+        return x
 
-    model = model_of(nn.Linear(4, 4), Slow())
-    detector, notebook = watched(model)
+    model, detector, notebook = watching(nn.Linear(4, 4), Calls(slow))
 
     def twice() -> None:
         assert inside.wait(30)
@@ -196,7 +180,7 @@ def test_a_second_thread_s_forward_is_said_to_be_unwatched_once(caplog: pytest.L
 
 def test_a_forward_that_is_captured_is_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     model, _, detector, notebook = interruptible(check="frame")
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = sgd(model)
     train(model, 1)
     optimizer.step()
     sent = len(notebook.batches)
@@ -217,19 +201,13 @@ def test_a_forward_that_is_captured_is_left_alone(monkeypatch: pytest.MonkeyPatc
 def test_a_part_that_is_captured_is_left_alone(
     is_in_root: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Captured(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Gain(math.nan)
+    def captured(self: Root, x: Tensor) -> Any:
+        detector._running.has_device = is_in_root
+        with monkeypatch.context() as patched:
+            patched.setattr(running, "is_capturing", lambda: True)
+            return self.inner(x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            detector._running.has_device = is_in_root
-            with monkeypatch.context() as patched:
-                patched.setattr(running, "is_capturing", lambda: True)
-                return self.inner(x)  # type: ignore[no-any-return]
-
-    model = model_of(Captured(), nn.Linear(4, 2))
-    detector, notebook = watched(model, check="frame")
+    model, detector, notebook = watching(Root(captured, inner=Gain(math.nan)), nn.Linear(4, 2), check="frame")
     with caplog.at_level(logging.WARNING), pytest.raises(OverflowDetected):
         (model if is_in_root else model[0])(torch.ones(3, 4))
     assert notebook.trips[0].frame.spec.module == "0"
@@ -240,9 +218,7 @@ def test_a_part_that_is_captured_is_left_alone(
 def test_direct_calls_after_an_interrupted_forward_do_not_add_to_it_without_end() -> None:
     model, stop, detector, _ = interruptible(check="batch")
     train(model, 1)
-    stop.error = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        model(torch.ones(3, 4))
+    interrupt_forward(model, stop)
     with torch.no_grad():
         for _ in range(2000):
             model[0](torch.ones(3, 4))
@@ -250,28 +226,19 @@ def test_direct_calls_after_an_interrupted_forward_do_not_add_to_it_without_end(
 
 
 def test_an_interrupted_step_and_an_interrupted_backward_end_with_the_next_forward() -> None:
-    class Backward(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: object, gradient: Tensor) -> Tensor:
-            raise KeyboardInterrupt
-
-    class Step(torch.optim.SGD):
-        def step(self, closure: object = None) -> None:  # type: ignore[override]
-            raise KeyboardInterrupt
-
     model, _, detector, notebook = interruptible(check="batch")
     train(model, 1)
+    output = model(torch.ones(3, 4))
+    output.register_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        Backward.apply(model(torch.ones(3, 4))).sum().backward()
+        output.sum().backward()
+    optimizer = sgd(model)
+    optimizer.register_step_pre_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        Step(model.parameters(), 0.1).step()
+        optimizer.step()
     train(model, 3)
     assert (detector.position.batch, detector.fault, detector._running.depth) == (4, "", 0)
-    model[2].gain = math.nan  # type: ignore[assignment]
+    model[2].gain = math.nan
     with pytest.raises(OverflowDetected):
         train(model, 1)
     assert notebook.trips[0].position.batch == 5
@@ -279,10 +246,7 @@ def test_an_interrupted_step_and_an_interrupted_backward_end_with_the_next_forwa
 
 def test_an_interruption_as_a_backward_is_noted_leaves_its_forward_to_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, detector, notebook = interruptible(check="batch")
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-
-    def interrupt(*args: object) -> None:
-        raise KeyboardInterrupt
+    optimizer = sgd(model)
 
     def step() -> int:
         x = torch.ones(3, 4)

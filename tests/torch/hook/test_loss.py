@@ -15,21 +15,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
-from notebook import Gain, Notebook, model_of, ones, unwatch, watched
+from models import Checkpointed
+from notebook import Gain, Notebook, ScaledTraining, learn, model_of, multiplied, ones, sgd, unwatch, watched, watching
 from rankwatch.errors import OverflowDetected
 from rankwatch.measure.tape import PendingRead
 from rankwatch.shared.cause import Cause, classify
 from rankwatch.shared.frame import Frame, Kind, Moment, Phase, State
 from rankwatch.shared.scalars import LastBatch
 from rankwatch.shared.trip import Trip
+from trainings import Root
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
-
-
-def sgd(model: nn.Module, lr: float = 0.01) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr)
 
 
 def losses(notebook: Notebook) -> list[tuple[int, str, Any]]:
@@ -43,13 +40,8 @@ def losses(notebook: Notebook) -> list[tuple[int, str, Any]]:
     ]
 
 
-def only(notebook: Notebook) -> Trip:
-    (trip,) = notebook.trips
-    return trip
-
-
 def expect_trip(notebook: Notebook, batch: int, label: str = "loss", state: State = State.NAN) -> Trip:
-    trip = only(notebook)
+    trip = notebook.trip
     assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (batch, "", label)
     assert (trip.culprit.kind, trip.culprit.state) == (Kind.LOSS, state)
     return trip
@@ -66,9 +58,7 @@ class Training:
             self.run(lambda: self.model(ones()).square().mean())
 
     def run(self, loss: Callable[[], Tensor]) -> None:
-        loss().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        learn(loss(), self.optimizer)
 
 
 # --- whose loss, and where it is sent -------------------------------------------------------------------------------------
@@ -77,16 +67,13 @@ class Training:
 @every_check
 @pytest.mark.parametrize("every", [1, 2])
 def test_the_loss_is_the_last_frame_of_its_batchs_forward_in_one_message(check: str, every: int) -> None:
-    model = model_of()
+    model, detector, notebook = watching(check=check, every=every)
     optimizer = sgd(model)
-    detector, notebook = watched(model, check=check, every=every)
     expected = []
     for batch in range(4):
         loss = model(ones()).square().mean()
         expected.append((batch, "loss", pytest.approx(float(loss))))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(loss, optimizer)
     detector.remove()
     assert losses(notebook) == expected
     firsts = [0, 0, 0, 0] if every == 1 else [0, 3, 0, 3]  # between, the root's frame has the number that it always has
@@ -96,15 +83,13 @@ def test_the_loss_is_the_last_frame_of_its_batchs_forward_in_one_message(check: 
 
 
 def test_the_forward_is_sent_with_the_loss_before_the_gradients_go_on() -> None:
-    class Looks(Gain):
-        def forward(self, x: Tensor) -> Tensor:
-            x = x * self.gain
-            x.register_hook(lambda gradient: sent.append(len(notebook.sent)))
-            return x
-
     sent: list[int] = []
-    model = model_of(nn.Linear(4, 4), Looks(), nn.Linear(4, 2))
-    _, notebook = watched(model)
+    model, _, notebook = watching()
+
+    def look(module: nn.Module, args: Any, output: Tensor) -> None:
+        output.register_hook(lambda _: sent.append(len(notebook.sent)))
+
+    model[1].register_forward_hook(look)
     loss = model(ones()).sum()
     assert len(notebook.sent) == 0
     loss.backward()
@@ -112,8 +97,7 @@ def test_the_forward_is_sent_with_the_loss_before_the_gradients_go_on() -> None:
 
 
 def test_a_forward_whose_loss_never_comes_is_sent_with_the_next_one() -> None:
-    model = model_of()
-    detector, notebook = watched(model)
+    model, detector, notebook = watching()
     for batch in range(3):
         model(ones())
         assert [summary.batch for _, summary in notebook.sent] == list(range(batch))
@@ -124,9 +108,8 @@ def test_a_forward_whose_loss_never_comes_is_sent_with_the_next_one() -> None:
 
 @every_check
 def test_losses_of_one_batch_have_names(check: str) -> None:
-    model = model_of()
+    model, detector, notebook = watching(check=check)
     optimizer = sgd(model)
-    detector, notebook = watched(model, check=check)
     out = model(ones())
     torch.autograd.backward((out.sum() * 2, out.sum() * 3), retain_graph=True)
     (out.sum() * 4).backward()
@@ -161,8 +144,7 @@ def test_the_loss_of_another_model_is_not_ours() -> None:
 
 
 def test_given_gradients_and_gradients_that_are_asked_for_are_no_loss() -> None:
-    model = model_of()
-    _, notebook = watched(model)
+    model, _, notebook = watching()
     x = ones().requires_grad_()
     out = model(x)
     out.backward(torch.full_like(out, 2.0))
@@ -175,22 +157,12 @@ def test_given_gradients_and_gradients_that_are_asked_for_are_no_loss() -> None:
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_a_checkpoints_own_backward_is_no_loss(use_reentrant: bool) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.block = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = checkpoint(self.block, self.first(x), use_reentrant=use_reentrant)
-            return out
-
-    training = Training(Checkpointed())
+    training = Training(Checkpointed(use_reentrant))
     assert [batch for batch, _, _ in losses(training.notebook)] == [0, 1]
 
 
 def test_each_loss_of_an_accumulation_is_of_its_own_batch() -> None:
-    model = model_of()
-    detector, notebook = watched(model)
+    model, detector, notebook = watching()
     optimizer = sgd(model)
     for scale in (1.0, 2.0, 3.0):
         (model(ones()).sum() * scale).backward()
@@ -203,8 +175,7 @@ def test_each_loss_of_an_accumulation_is_of_its_own_batch() -> None:
 
 
 def test_a_closure_of_an_optimizer_has_a_loss_for_each_of_its_forwards() -> None:
-    model = model_of()
-    detector, notebook = watched(model)
+    model, detector, notebook = watching()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
 
     def closure() -> Tensor:
@@ -221,8 +192,7 @@ def test_a_closure_of_an_optimizer_has_a_loss_for_each_of_its_forwards() -> None
 
 
 def test_the_summary_has_the_loss_by_its_name() -> None:
-    model = model_of()
-    _, notebook = watched(model)
+    model, _, notebook = watching()
     model(ones()).square().mean().backward()
     last = LastBatch()
     last.add(*notebook.sent[0])
@@ -296,9 +266,7 @@ def test_a_loss_without_a_gradient_trips() -> None:
     ("scale", "cause"), [(0.0, Cause.SINGULAR), (1e4, Cause.OVERFLOW)], ids=["log of 0", "exp of a large number"]
 )
 def test_an_inf_loss_has_the_cause_that_its_models_output_allows(scale: float, cause: Cause) -> None:
-    training = Training(model_of(nn.Linear(4, 4), Gain()))
-    gain = training.model.get_submodule("1")
-    assert isinstance(gain, Gain)
+    training = Training(model_of(nn.Linear(4, 4), gain := Gain()))
     gain.gain = scale
     with pytest.raises(OverflowDetected):
         training.run(lambda: training.model(ones()).abs().exp().sum() - (training.model(ones()).abs() + scale).log().sum())
@@ -315,20 +283,13 @@ def test_one_bad_loss_of_several_is_named() -> None:
 
 
 def test_a_loss_that_its_model_computes_trips_as_the_models_output() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
+    def call(self: Root, x: Tensor) -> dict[str, Tensor]:
+        logits = self.layer(x)
+        return {"loss": logits.sum() * math.nan, "logits": logits}
 
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            logits = self.layer(x)
-            return {"loss": logits.sum() * math.nan, "logits": logits}
-
-    model = Model()
+    model = Root(call, layer=nn.Linear(4, 4))
     _, notebook = watched(model)
-    with pytest.raises(OverflowDetected):
-        model(ones())
-    assert only(notebook).culprit.label == "output[loss]"
+    assert notebook.trip_of(model, ones()).culprit.label == "output[loss]"
 
 
 class Hidden:
@@ -338,17 +299,8 @@ class Hidden:
         self.tensor = tensor
 
 
-class Hides(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Hidden:
-        return Hidden(self.layer(x))
-
-
 def test_a_backward_that_no_hook_reports_is_known_by_the_gradients() -> None:
-    model, other = Hides(), nn.Linear(4, 4)
+    model, other = Root(lambda self, x: Hidden(self.layer(x)), layer=nn.Linear(4, 4)), nn.Linear(4, 4)
     _, notebook = watched(model)
     model(ones()).tensor.sum().backward()
     (other(ones()).sum() * math.nan).backward()
@@ -367,53 +319,15 @@ def test_a_penalty_on_the_weights_alone_is_a_loss_of_the_model() -> None:
     expect_trip(training.notebook, 2)
 
 
-@pytest.mark.parametrize("pattern", ["loss", "*:loss", "l*"])
-def test_a_loss_can_be_ignored(pattern: str) -> None:
-    training = Training(ignore=[pattern])
-    (training.model(ones()).sum() * math.nan).backward()
-    assert training.notebook.trips == []
-    assert math.isnan(losses(training.notebook)[-1][2])
-
-
-def test_with_policy_off_a_loss_is_only_measured() -> None:
-    training = Training(policy="off")
+@pytest.mark.parametrize("options", [*({"ignore": [pattern]} for pattern in ("loss", "*:loss", "l*")), {"policy": "off"}])
+def test_a_loss_that_may_not_trip_is_only_measured(options: dict[str, Any]) -> None:
+    training = Training(**options)
     (training.model(ones()).sum() * math.nan).backward()
     assert training.notebook.trips == []
     assert math.isnan(losses(training.notebook)[-1][2])
 
 
 # --- loss scaling ---------------------------------------------------------------------------------------------------------
-
-
-class Multiplied(torch.autograd.Function):
-    """The identity, whose backward multiplies the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * ctx.factor, None
-
-
-class ScaledTraining:
-    def __init__(self, *, init_scale: float = 1024.0, **options: Any) -> None:
-        self.model = model_of()
-        self.optimizer = sgd(self.model)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
-        self.detector, self.notebook = watched(self.model, **options)
-
-    def step(self, loss: Tensor) -> None:
-        loss.backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad()
-
-    def bad_batch(self) -> None:
-        """The loss is finite, its gradient is not."""
-        self.step(self.scaler.scale(Multiplied.apply(self.model(ones()), math.inf).sum()))
 
 
 def test_the_reading_is_the_loss_before_it_was_scaled() -> None:
@@ -449,7 +363,7 @@ def test_a_list_of_losses_is_known_without_its_scale() -> None:
 
 def test_a_loss_that_was_nan_before_it_was_scaled_trips() -> None:
     training = ScaledTraining()
-    training.step(training.scaler.scale(training.model(ones()).sum()))
+    training.batch(bad=False)
     with pytest.raises(OverflowDetected):
         training.step(training.scaler.scale(training.model(ones()).sum() * math.nan))
     expect_trip(training.notebook, 1)
@@ -457,8 +371,7 @@ def test_a_loss_that_was_nan_before_it_was_scaled_trips() -> None:
 
 def test_an_engines_scale_divides_the_loss_and_its_inf_is_absorbed_for_a_while() -> None:
     scale = [256.0]
-    model = model_of()
-    _, notebook = watched(model, loss_scale=lambda: scale[0], max_scale_shrinks=3)
+    model, _, notebook = watching(loss_scale=lambda: scale[0], max_scale_shrinks=3)
     loss = model(ones()).sum()
     (loss * scale[0]).backward()
     assert losses(notebook) == [(0, "loss", pytest.approx(abs(float(loss))))]
@@ -474,11 +387,11 @@ def test_an_engines_scale_divides_the_loss_and_its_inf_is_absorbed_for_a_while()
 @pytest.mark.parametrize("options", [{}, {"every": 7}, {"check": "batch"}, {"check": "async"}])
 def test_a_scale_that_shrinks_without_end_ends_in_a_trip(options: dict[str, Any]) -> None:
     training = ScaledTraining(**options)
-    training.step(training.scaler.scale(training.model(ones()).sum()))
+    training.batch(bad=False)
     with suppress(OverflowDetected):
         for _ in range(95):
-            training.bad_batch()
-    trip = only(training.notebook)
+            training.batch(bad=True)
+    trip = training.notebook.trip
     assert (trip.position.batch, trip.frame.spec.phase, trip.culprit.kind) == (11, Phase.BACKWARD, Kind.GRAD_OUTPUT)
     assert trip.bad_since == 1
     assert "since batch 1" in classify(trip)[1]
@@ -488,8 +401,8 @@ def test_a_scale_that_recovers_in_time_is_no_trip() -> None:
     training = ScaledTraining()
     for _ in range(4):
         for _ in range(9):
-            training.bad_batch()
-        training.step(training.scaler.scale(training.model(ones()).sum()))
+            training.batch(bad=True)
+        training.batch(bad=False)
     assert training.notebook.trips == []
 
 
@@ -506,14 +419,14 @@ def test_two_scalers_do_not_mix(gradients: bool) -> None:
         for _ in range(95):
             fake = generator(ones())
             for number, loss in enumerate(
-                (Multiplied.apply(generator(ones()), math.inf).sum(), discriminator(fake.detach()).mean())
+                (multiplied(generator(ones()), math.inf).sum(), discriminator(fake.detach()).mean())
             ):
                 scalers[number].scale(loss).backward()
                 scalers[number].step(steps[number])
                 scalers[number].update(min(2.0**40, float(scalers[number].get_scale()) * 2) if number else None)
                 steps[number].zero_grad()
     assert of_discriminator.trips == []
-    trip = only(of_generator)
+    trip = of_generator.trip
     assert trip.loss_scale == (64.0 if gradients else 1.0)
     assert trip.bad_since >= 0
 
@@ -543,9 +456,8 @@ def test_the_weights_are_the_same_to_the_last_bit(check: str) -> None:
 
 @every_check
 def test_no_loss_outlives_its_batch(check: str) -> None:
-    model = model_of()
+    model, _, notebook = watching(check=check)
     optimizer = sgd(model)
-    _, notebook = watched(model, check=check)
     scaler = torch.amp.GradScaler("cpu")
     loss = model(ones()).square().mean()
     scaled = scaler.scale(loss)
@@ -560,8 +472,7 @@ def test_no_loss_outlives_its_batch(check: str) -> None:
 
 
 def test_a_users_error_has_no_frame_of_ours_and_the_next_loss_is_its_own() -> None:
-    model = model_of()
-    detector, notebook = watched(model)
+    model, detector, notebook = watching()
     with pytest.raises(RuntimeError, match="grad can be implicitly created") as caught:
         model(ones()).backward()
     files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
@@ -572,16 +483,14 @@ def test_a_users_error_has_no_frame_of_ours_and_the_next_loss_is_its_own() -> No
 
 
 def test_without_a_watch_nothing_is_looked_at() -> None:
-    model = model_of()
-    _, notebook = watched(model)
+    model, _, notebook = watching()
     unwatch()
     (model(ones()).sum() * math.nan).backward()
     assert losses(notebook) == []
 
 
 def test_the_frame_of_a_loss_is_the_roots_without_a_module_name() -> None:
-    model = model_of()
-    _, notebook = watched(model)
+    model, _, notebook = watching()
     model(ones()).sum().backward()
     frame: Frame = notebook.frames()[-1]
     assert (frame.spec.module, frame.spec.module_class, frame.spec.phase) == ("", "Sequential", Phase.FORWARD)

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils import checkpoint as checkpoints
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from notebook import Gain, model_of, ones, watched
+from notebook import Gain, model_of, ones, sgd, watched, watching
 from rankwatch.errors import OverflowDetected
 from rankwatch.shared.frame import Phase
+from trainings import Root
 
 
 class Log(TorchDispatchMode):
@@ -46,19 +47,19 @@ def test_a_mode_sees_the_operations_of_the_model_alone() -> None:
 @pytest.mark.parametrize("check", ["frame", "batch", "async"])
 def test_what_is_made_for_the_host_is_there_whatever_the_default_device_is(check: str) -> None:
     """Mostly it is a GPU. Here it is meta, on which nothing has a value."""
-    model: Any = model_of()
+    model = model_of()
     before = torch.get_default_device()
     torch.set_default_device("meta")
     try:
         detector, notebook = watched(model, check=check, gradients=True, fingerprints=1)
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        optimizer = sgd(model)
         x = torch.ones(3, 4, device="cpu")
         for batch in range(4):
             model[1].gain = math.nan if batch == 3 else 1.0
             model(x).sum().backward()
             optimizer.step()
     except OverflowDetected:
-        (trip,) = notebook.trips
+        trip = notebook.trip
         assert (trip.position.batch, trip.frame.spec.module, detector.fault) == (3, "1", "")
         assert trip.operator is not None
     else:
@@ -68,8 +69,7 @@ def test_what_is_made_for_the_host_is_there_whatever_the_default_device_is(check
 
 
 def test_a_forward_of_fake_tensors_is_no_batch() -> None:
-    model = model_of()
-    detector, notebook = watched(model)
+    model, detector, notebook = watching()
     model(ones())
     with FakeTensorMode(allow_non_fake_inputs=True):
         model(ones())
@@ -80,8 +80,7 @@ def test_a_forward_of_fake_tensors_is_no_batch() -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace`")
 def test_a_forward_that_is_traced_for_a_script_is_no_batch() -> None:
-    model = model_of()
-    detector, notebook = watched(model)
+    model, detector, notebook = watching()
     model(ones())
     traced = torch.jit.trace(model, ones())
     assert torch.equal(traced(ones()), model(ones()))
@@ -89,22 +88,17 @@ def test_a_forward_that_is_traced_for_a_script_is_no_batch() -> None:
     assert detector.fault == ""
 
 
-class Selective(nn.Module):
+def selective() -> nn.Module:
     """Saves the results of matrix products, and recomputes all others in the backward."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(4, 4), nn.GELU(), Gain(2.0), nn.Linear(4, 4))
+    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        keep = operation is torch.ops.aten.addmm.default
+        policies = checkpoints.CheckpointPolicy
+        return policies.MUST_SAVE if keep else policies.PREFER_RECOMPUTE
 
-    def forward(self, x: Tensor) -> Tensor:
-        def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
-            keep = operation is torch.ops.aten.addmm.default
-            policies = checkpoints.CheckpointPolicy
-            return policies.MUST_SAVE if keep else policies.PREFER_RECOMPUTE
-
-        contexts = partial(checkpoints.create_selective_checkpoint_contexts, policy)
-        result: Tensor = checkpoint(self.inner, x, use_reentrant=False, context_fn=contexts)
-        return result
+    contexts = partial(checkpoints.create_selective_checkpoint_contexts, policy)
+    inner = model_of(nn.Linear(4, 4), nn.GELU(), Gain(2.0), nn.Linear(4, 4))
+    return Root(lambda self, x: checkpoint(self.inner, x, use_reentrant=False, context_fn=contexts), inner=inner)
 
 
 @pytest.mark.skipif(not hasattr(checkpoints, "CheckpointPolicy"), reason="selective checkpointing came with torch 2.5")
@@ -112,7 +106,7 @@ def test_selective_checkpointing_saves_the_same_tensors_as_without_a_watch() -> 
     gradients = []
     for is_watched in (False, True):
         torch.manual_seed(0)
-        model = model_of(Selective(), Selective())
+        model = model_of(selective(), selective())
         _, notebook = watched(model) if is_watched else (None, None)
         model(ones()).sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])

@@ -8,29 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from notebook import unwatch, watched
+from notebook import learn, ones, sgd, unwatch, watched
 from rankwatch.hook import backward
+from trainings import Root
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.blocks = nn.ModuleDict({"a": nn.Sequential(nn.Linear(4, 4), nn.ReLU())})
-        self.last = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.blocks["a"](self.first(x)))  # type: ignore[no-any-return]
+def net() -> Root:
+    blocks = nn.ModuleDict({"a": nn.Sequential(nn.Linear(4, 4), nn.ReLU())})
+    parts = {"first": nn.Linear(4, 4), "blocks": blocks, "last": nn.Linear(4, 2)}
+    return Root(lambda self, x: self.last(self.blocks["a"](self.first(x))), **parts)
 
 
 def train(model: nn.Module) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    model(torch.ones(3, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    learn(model(ones()).sum(), sgd(model))
 
 
 def by_name(model: Any) -> nn.Module:
@@ -59,7 +51,7 @@ def below(model: Any) -> nn.Module:
 @pytest.mark.parametrize("check", ["frame", pytest.param("async", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("replace", [by_name, by_table, by_deletion, below])
 def test_modules_that_were_replaced_are_freed(replace: Callable[[Any], nn.Module], check: str) -> None:
-    model = Net()
+    model = net()
     detector, notebook = watched(model, check=check)
     train(model)
     names = {frame.spec.module for frame in notebook.frames(0)}
@@ -78,7 +70,7 @@ def test_modules_that_were_replaced_are_freed(replace: Callable[[Any], nn.Module
 
 @pytest.mark.slow
 def test_hooks_of_what_was_replaced_do_not_add_up() -> None:
-    model = Net()
+    model = net()
     detector, _ = watched(model, gradients=True, fingerprints=1)
     for _ in range(200):
         by_name(model)
@@ -93,10 +85,10 @@ def test_hooks_of_what_was_replaced_do_not_add_up() -> None:
 
 
 def test_a_module_that_is_wrapped_in_its_place_is_watched_by_its_new_name() -> None:
-    model = Net()
+    model = net()
     detector, notebook = watched(model)
     train(model)
-    model.first = nn.Sequential(model.first, nn.Identity())  # type: ignore[assignment]
+    model.first = nn.Sequential(model.first, nn.Identity())
     train(model)
     names = [frame.spec.module for frame in notebook.frames()]
     assert names[:3] == ["first.0", "first.1", "first"]
@@ -114,7 +106,7 @@ def test_modules_that_change_places_have_their_new_names() -> None:
 
 
 def test_a_model_is_freed_after_its_watch() -> None:
-    model = Net()
+    model = net()
     notebook = watched(model, gradients=True)[1]
     train(model)
     freed: list[weakref.ref[Any]] = [weakref.ref(model), weakref.ref(model.first.weight)]

@@ -3,53 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 import rankwatch
 from collectors import Running, until
-from notebook import unwatch, watched
+from notebook import sgd, unwatch, watched
 from rankwatch.hook.stage import PipelineStage, module_and_stage
 from rankwatch.shared.frame import NO_STAGE, Position
+from trainings import Root
 
 pipelining = pytest.importorskip("torch.distributed.pipelining")
 
 
-@pytest.fixture
-def _one_rank(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    unwatch()
-    dist.destroy_process_group()
+def run(self: Root, x: Tensor) -> Tensor:
+    for layer in self.layers:
+        x = layer(x)
+    return x
 
 
-class Layers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-class Learns(Layers):
+def learn_shapes(self: Any, x: Tensor) -> Tensor:
     """Recognizes the schedule's shape inference by its input, and turns that input into nan."""
+    self.calls += 1
+    return run(self, x if self.calls > 1 else x * float("nan"))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        out = super().forward(x if self.calls > 1 else x * float("nan"))
-        return out
+def layers(call: Callable[..., Tensor] = run) -> Root:
+    return Root(call, layers=nn.ModuleList(nn.Linear(4, 4) for _ in range(3)), calls=0)
 
 
 def stage_of(model: nn.Module, index: int = 0, stages: int = 1) -> PipelineStage:
@@ -68,22 +53,22 @@ def test_a_module_is_no_stage_and_a_string_is_neither() -> None:
         module_and_stage("model")
 
 
-@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.usefixtures("one_rank")
 def test_a_stage_is_watched_as_the_part_that_it_runs() -> None:
-    model = Layers()
+    model = layers()
     stage = stage_of(model)
     assert module_and_stage(stage) == (model, 0)
     with rankwatch.watch(stage) as watch:
         assert watch.root is model
 
 
-@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("gradients", [False, True])
 def test_each_micro_batch_is_a_batch_and_shape_inference_is_none(gradients: bool) -> None:
-    model = Learns()
+    model = layers(learn_shapes)
     schedule = pipelining.ScheduleGPipe(stage_of(model), 4, loss_fn=nn.functional.mse_loss)
     detector, notebook = watched(model, gradients=gradients, sends_at_once=True)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    optimizer = sgd(model)
     for step in range(2):
         schedule.step(torch.ones(8, 4), target=torch.ones(8, 4))
         assert detector.position[:2] == (4 * step + 3, 0)
@@ -98,9 +83,9 @@ def test_each_micro_batch_is_a_batch_and_shape_inference_is_none(gradients: bool
     assert losses == ["loss"] * 8  # apart from the forward: the other stages wait for that
 
 
-@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.usefixtures("one_rank")
 def test_a_stage_that_its_user_calls_counts() -> None:
-    stage = stage_of(Layers())
+    stage = stage_of(layers())
     detector, _ = watched(stage.submod)
     stage.submod(torch.ones(2, 4))
     assert detector.position == Position(0, 0, 4)
@@ -108,7 +93,7 @@ def test_a_stage_that_its_user_calls_counts() -> None:
 
 def test_a_stage_that_torch_cut_has_the_users_names() -> None:
     split = {"layers.1": pipelining.SplitPoint.BEGINNING}
-    pipe = pipelining.pipeline(Layers(), mb_args=(torch.ones(2, 4),), split_spec=split)
+    pipe = pipelining.pipeline(layers(), mb_args=(torch.ones(2, 4),), split_spec=split)
     part = pipe.get_stage_module(1)
     _, notebook = watched(part)
     part(torch.ones(2, 4))
@@ -116,13 +101,13 @@ def test_a_stage_that_torch_cut_has_the_users_names() -> None:
     unwatch()
 
 
-@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.usefixtures("one_rank")
 def test_the_abort_of_a_rank_is_seen_through_the_schedules_own_exception(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = Running(tmp_path)
     monkeypatch.setenv("RANKWATCH_CONNECTION", str(tmp_path / "connection.json"))
-    stage = stage_of(Layers())
+    stage = stage_of(layers())
     schedule = pipelining.ScheduleGPipe(stage, 4, loss_fn=nn.functional.mse_loss)
     with pytest.raises(RuntimeError) as raised, rankwatch.watch(stage, abort_after_batch_num=2):
         schedule.step(torch.ones(8, 4), target=torch.ones(8, 4))
@@ -130,8 +115,6 @@ def test_the_abort_of_a_rank_is_seen_through_the_schedules_own_exception(
     until(lambda: collector.reports)
     collector.stop()
     (report,) = collector.reports
-    assert (report.outcome.value, report.reason) == (
-        "aborted",
-        "stopped after batch 2, as abort_after_batch_num=2 asked for",
-    )
+    assert report.outcome.value == "aborted"
+    assert report.reason == "stopped after batch 2, as abort_after_batch_num=2 asked for"
     assert report.ranks[0].stage == 0

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 import threading
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import rankwatch
-from notebook import Gain, first_weight, model_of, ones, watched
+from notebook import Gain, first_weight, learn, model_of, ones, sgd, watched
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted, UsageError
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    model(ones()).sum().backward()
-    optimizer.step()
+    learn(model(ones()).sum(), optimizer)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int) -> None:
@@ -27,11 +26,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int) -> 
         step(model, optimizer)
 
 
-def make() -> tuple[nn.Sequential, Gain, torch.optim.Optimizer]:
+def make() -> tuple[Any, Gain, torch.optim.Optimizer]:
     model = model_of()
-    gain = model[1]
-    assert isinstance(gain, Gain)
-    return model, gain, torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    return model, model[1], torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
 
 
 @every_check
@@ -61,13 +58,11 @@ def test_stop_is_called_once_instead_of_raising(check: str) -> None:
 def test_gradients_of_other_models_are_left_to_their_optimizers() -> None:
     model, gain, _ = make()
     other = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     watched(model, stop=lambda error: None)
     gain.gain = math.inf
     model(ones())
     before = other.weight.detach().clone()
-    other(torch.ones(2)).sum().backward()
-    optimizer.step()
+    learn(other(torch.ones(2)).sum(), sgd(other))
     assert not torch.equal(other.weight, before)
 
 
@@ -156,14 +151,10 @@ def test_a_wrong_batch_or_step_number_is_refused() -> None:
             watch.optimizer_step = 1.5  # type: ignore[assignment]
 
 
-def reuse() -> nn.Module:
-    shared = nn.Linear(4, 4)
-    return nn.Sequential(shared, nn.ReLU(), shared)
-
-
 @every_check
 def test_summaries_are_the_readings_of_the_last_batch(check: str) -> None:
-    model = reuse()
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.ReLU(), shared)
     with rankwatch.watch(model, check=check, gradients=True) as watch:
         assert watch.summaries() == {}
         inputs: list[Tensor] = []

@@ -18,12 +18,13 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import rankwatch
-from models import Calls, replicated
-from notebook import Gain, Notebook, first_weight, model_of, ones, watched
+from models import Calls, Checkpointed, replicated
+from notebook import Fragile, Gain, Notebook, first_weight, learn, model_of, ones, sgd, watched, watching
 from rankwatch.errors import OverflowDetected
 from rankwatch.hook.detector import Detector
 from rankwatch.measure.walk import MAX_LEAVES
 from rankwatch.shared.frame import Frame, Kind, Phase, Position, State
+from trainings import Root
 
 Pair = namedtuple("Pair", "left right")
 
@@ -117,9 +118,8 @@ NESTED = [
 def test_inputs_and_outputs_of_any_nesting_are_read_under_their_paths(
     make: Callable[[], Any], paths: dict[str, float]
 ) -> None:
-    model = model_of(Calls(lambda *args, **kwargs: kwargs["past"]))
-    inner = model[0]
-    model.forward = lambda value: inner(ONE, value, past=value)  # type: ignore[method-assign]
+    inner = Calls(lambda *args, **kwargs: kwargs["past"])
+    model = Root(lambda self, value: self.inner(ONE, value, past=value), inner=inner)
     detector, notebook = watched(model)
     model(make())
     assert detector.fault == ""
@@ -148,21 +148,12 @@ def test_a_structure_that_changes_from_call_to_call_is_read_as_it_is() -> None:
 
 
 def test_a_modules_own_parameters_and_floating_buffers_are_read() -> None:
-    class Holds(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gain = self.same = nn.Parameter(torch.full((2,), 3.0))
-            self.register_parameter("absent", None)
-            self.register_buffer("offset", torch.tensor(5.0), persistent=False)
-            self.register_buffer("count", torch.tensor(7))
-            self.register_buffer("unset", None)
-            self.child = nn.Linear(2, 2, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.child(x)
-            return out * self.gain
-
-    model = Holds()
+    model = Root(lambda self, x: self.child(x) * self.gain, child=nn.Linear(2, 2, bias=False))
+    model.gain = model.same = nn.Parameter(torch.full((2,), 3.0))
+    model.register_parameter("absent", None)
+    model.register_buffer("offset", torch.tensor(5.0), persistent=False)
+    model.register_buffer("count", torch.tensor(7))
+    model.register_buffer("unset", None)
     _, notebook = watched(model)
     model(torch.ones(1, 2))
     child, root = notebook.frames()
@@ -231,13 +222,11 @@ def test_structures_that_never_repeat_do_not_pile_up() -> None:
 
 
 def test_a_module_called_many_times_has_a_frame_for_each_call() -> None:
-    model = model_of(Gain(2.0))
-    inner = model[0]
-    model.forward = lambda x: inner(inner(inner(x)))  # type: ignore[method-assign]
+    model = Root(lambda self, x: self.inner(self.inner(self.inner(x))), inner=Gain(2.0))
     _, notebook = watched(model)
     model(ones())
     frames = notebook.frames()
-    assert modules(frames) == ["0", "0", "0", ""]
+    assert modules(frames) == ["inner", "inner", "inner", ""]
     assert [(f.position.frame, f.readings[0].abs_max, f.readings[1].abs_max) for f in frames[:3]] == [
         (0, 1.0, 2.0), (1, 2.0, 4.0), (2, 4.0, 8.0),
     ]  # fmt: skip
@@ -249,37 +238,30 @@ def test_the_call_of_a_shared_module_that_goes_bad_is_named_by_all_its_names() -
     for name in ("encoder", "decoder", "head"):
         model.add_module(name, shared)
     _, notebook = watched(model)
-    with pytest.raises(OverflowDetected):
-        model(ones())
-    (trip,) = notebook.trips
+    trip = notebook.trip_of(model, ones())
     assert (trip.position.frame, trip.frame.spec.module) == (1, "encoder")
     assert trip.frame.spec.aliases == ("decoder", "head")
 
 
 def test_a_module_added_in_mid_training_trips_under_its_name() -> None:
-    model = model_of(Gain())
-    detector, notebook = watched(model)
+    model, detector, notebook = watching(Gain())
     model(ones())
     model[0].add_module("adapter", late := Gain(math.inf))
     model.append(late)
-    with pytest.raises(OverflowDetected):
-        model(ones())
-    (trip,) = notebook.trips
+    trip = notebook.trip_of(model, ones())
     assert (trip.frame.spec.module, trip.frame.spec.aliases, trip.position.batch) == ("0.adapter", ("1",), 1)
     assert detector.fault == ""
 
 
 @pytest.mark.parametrize("average", [copy.deepcopy, AveragedModel], ids=["deepcopy", "AveragedModel"])
 def test_an_average_of_the_weights_is_no_part_of_the_training(average: Callable[[nn.Module], nn.Module]) -> None:
-    model = model_of(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    detector, notebook = watched(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, detector, notebook = watching(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = sgd(model, 0.1)
     model(ones()).sum().backward()
     optimizer.step()
     averaged = average(model)  # in the midst of the training
     for _ in range(2):
-        model(ones()).sum().backward()
-        optimizer.step()
+        learn(model(ones()).sum(), optimizer)
         with torch.no_grad():
             for ours, theirs in zip(averaged.parameters(), model.parameters(), strict=True):
                 ours.lerp_(theirs, 0.1)
@@ -292,53 +274,39 @@ def test_an_average_of_the_weights_is_no_part_of_the_training(average: Callable[
     assert batches(notebook)[-1] == (3, 3)
 
 
-class Fragile(nn.Module):
-    """Calls itself, and raises in the innermost call on request."""
-
-    def __init__(self, depth: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.raises = False
-        self._depth = depth
-
-    def forward(self, x: Tensor, above: int = 0) -> Tensor:
-        x = self.linear(x)
-        if above < self._depth:
-            try:
-                x = self(x, above + 1)
-            except ValueError:
-                x = self.linear(x)
-        elif self.raises:
-            raise ValueError("the user's own")
-        return x
-
-
 def test_a_nested_root_forward_that_raises_and_is_caught_leaves_the_outer_one_its_batch() -> None:
-    model = Fragile(depth=1)
+    def nested(self: Root, x: Tensor, is_inner: bool = False) -> Any:
+        x = self.linear(x)
+        if is_inner:
+            return self.fragile(x)
+        try:
+            return self(x, is_inner=True)
+        except ValueError:
+            return self.linear(x)
+
+    model = Root(nested, linear=nn.Linear(4, 4), fragile=Fragile(-1.0))
     detector, notebook = watched(model)
-    model.raises = True
     model(ones())
-    model.raises = False
+    model.fragile.gain = 1.0
     model(ones())
     assert not detector.is_inside()
     assert [modules(notebook.frames(index)) for index in range(len(notebook.batches))] == [
-        ["linear", "linear", "linear", ""], ["linear", "linear", "", ""],
+        ["linear", "linear", "linear", ""], ["linear", "linear", "fragile", "", ""],
     ]  # fmt: skip
     assert batches(notebook) == [(0, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_batches_are_still_reported_and_judged_after_forwards_that_raise(check: str) -> None:
-    model = model_of(gain := Gain(), fragile := Fragile(depth=0))
-    detector, notebook = watched(model, check=check)
+    model, detector, notebook = watching(gain := Gain(), fragile := Fragile(), check=check)
     for number in range(4):
-        fragile.raises = number % 2 == 0
-        if fragile.raises:
+        fragile.gain = -1.0 if number % 2 == 0 else 1.0
+        if fragile.gain < 0:
             with pytest.raises(ValueError, match="the user's own"):
                 model(ones())
         else:
             model(ones())
-    gain.gain, fragile.raises = math.nan, False
+    gain.gain, fragile.gain = math.nan, 1.0
     with pytest.raises(OverflowDetected):
         judged(model, detector, ones())
     assert [batch for batch, _ in batches(notebook)][:2] == [1, 3]
@@ -379,7 +347,7 @@ class Gan:
     def __init__(self) -> None:
         self.generator = model_of(nn.Linear(4, 4), Gain())
         self.discriminator = model_of(nn.Linear(4, 4), nn.GELU(), Gain(), nn.Linear(4, 1))
-        self._steps = [torch.optim.SGD(model.parameters(), 0.01) for model in (self.generator, self.discriminator)]
+        self._steps = [sgd(self.generator), sgd(self.discriminator)]
 
     def train(self) -> None:
         """Two steps of the discriminator, one of the generator: 5 batches of the discriminator, 3 of the generator."""
@@ -477,8 +445,7 @@ class Opened(dict[str, Any]):
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_training_that_moves_from_thread_to_thread_is_one_training(check: str) -> None:
-    model = model_of(nn.Linear(4, 4), Gain())
-    detector, notebook = watched(model, check=check)
+    model, detector, notebook = watching(nn.Linear(4, 4), Gain(), check=check)
     for _ in range(2):
         in_a_thread(lambda: judged(model, detector, ones()))
         judged(model, detector, ones())
@@ -489,8 +456,7 @@ def test_a_training_that_moves_from_thread_to_thread_is_one_training(check: str)
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_first_of_two_threads_in_one_model_is_watched_and_nothing_is_mixed(check: str) -> None:
-    model = model_of(Gain(2.0), midway := Midway(), Gain(3.0))
-    detector, notebook = watched(model, check=check)
+    model, detector, notebook = watching(Gain(2.0), midway := Midway(), Gain(3.0), check=check)
     midway.then = lambda: in_a_thread(lambda: model(ones() * 100))
     judged(model, detector, ones())
     judged(model, detector, ones())
@@ -503,8 +469,7 @@ def test_the_first_of_two_threads_in_one_model_is_watched_and_nothing_is_mixed(c
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_forward_that_outlasts_the_watched_one_of_another_thread(check: str) -> None:
-    model = model_of(Gain(2.0), midway := Midway(), Gain(3.0))
-    detector, notebook = watched(model, check=check)
+    model, detector, notebook = watching(Gain(2.0), midway := Midway(), Gain(3.0), check=check)
     started, ended = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -532,8 +497,7 @@ def test_a_forward_that_outlasts_the_watched_one_of_another_thread(check: str) -
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_forward_that_raises_in_another_thread_leaves_this_one_its_batch(check: str) -> None:
-    model = model_of(Gain(), midway := Midway(), Gain())
-    detector, notebook = watched(model, check=check)
+    model, detector, notebook = watching(Gain(), midway := Midway(), Gain(), check=check)
 
     def fails() -> None:
         with pytest.raises(TypeError):
@@ -550,8 +514,7 @@ def test_a_forward_that_raises_in_another_thread_leaves_this_one_its_batch(check
 
 @pytest.mark.parametrize("check", [CHECKS[0], *(pytest.param(check, marks=pytest.mark.slow) for check in CHECKS[1:])])
 def test_two_threads_that_enter_a_model_at_once_do_not_blind_the_watch(check: str) -> None:
-    model = model_of(Calls(lambda value: value["x"]), Gain())
-    detector, notebook = watched(model, check=check)
+    model, detector, notebook = watching(Calls(lambda value: value["x"]), Gain(), check=check)
     model(Opened(lambda: in_a_thread(lambda: model({"x": TWO}))))
     count = len(notebook.batches)
     for _ in range(2):
@@ -573,8 +536,7 @@ def test_one_of_several_replicas_in_threads_is_watched(check: str) -> None:
             in_a_thread(others.pop())
         return x
 
-    model = model_of(Gain(2.0), Calls(meet), Gain(3.0))
-    detector, notebook = watched(model, check=check)
+    model, detector, notebook = watching(Gain(2.0), Calls(meet), Gain(3.0), check=check)
     first, second = replicated(model), replicated(model)
     for _ in range(2):
         others.append(lambda: second(ones() * 100))
@@ -589,20 +551,11 @@ def test_one_of_several_replicas_in_threads_is_watched(check: str) -> None:
 # --- activation checkpointing --------------------------------------------------------------------------------------------
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, use_reentrant: bool) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.gain = Gain()
-        self.block = model_of(nn.Linear(4, 4), self.gain, nn.Linear(4, 4))
-        self._use_reentrant = use_reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = checkpoint(self.block, self.first(x), use_reentrant=self._use_reentrant)
-        return out
+def checkpointed(use_reentrant: bool) -> Checkpointed:
+    return Checkpointed(use_reentrant, nn.Linear(4, 4), Gain(), nn.Linear(4, 4))
 
 
-FORWARD = ["first", "block.0", "gain", "block.2", "block", ""]
+FORWARD = ["first", "block.0", "block.1", "block.2", "block", ""]
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -611,9 +564,9 @@ FORWARD = ["first", "block.0", "gain", "block.2", "block", ""]
 def test_recomputed_frames_belong_to_the_batch_whose_backward_runs(
     use_reentrant: bool, order: tuple[int, int], check: str
 ) -> None:
-    model = Checkpointed(use_reentrant)
+    model = checkpointed(use_reentrant)
     detector, notebook = watched(model, check=check)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = sgd(model, 0.1)
     for _ in range(2):
         losses = [model(ones() * (number + 1)).sum() for number in range(2)]
         for which in order:
@@ -627,7 +580,8 @@ def test_recomputed_frames_belong_to_the_batch_whose_backward_runs(
     assert [batch for batch, _ in again] == [order[0], order[1], order[0] + 2, order[1] + 2]
     # Without reentrance the recomputation stops once the backward has its tensors.
     assert all(
-        names == (["block.0", "gain", "block.2", "block"] if use_reentrant else ["block.0", "gain"]) for _, names in again
+        names == (["block.0", "block.1", "block.2", "block"] if use_reentrant else ["block.0", "block.1"])
+        for _, names in again
     )
     assert {phase for _, phase, _ in told} == {Phase.FORWARD, Phase.RECOMPUTE}
     for index, (_, summary) in enumerate(notebook.batches):
@@ -642,7 +596,7 @@ def test_recomputed_frames_belong_to_the_batch_whose_backward_runs(
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_one_backward_through_two_forwards_recomputes_each_for_its_own_batch(use_reentrant: bool, check: str) -> None:
-    model = Checkpointed(use_reentrant)
+    model = checkpointed(use_reentrant)
     detector, notebook = watched(model, check=check)
     (model(ones()).sum() + model(ones()).sum()).backward()
     detector.remove()
@@ -652,24 +606,23 @@ def test_one_backward_through_two_forwards_recomputes_each_for_its_own_batch(use
 @pytest.mark.parametrize("bad", [0, 1])
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_an_inf_that_arises_in_the_recomputation_is_of_its_own_batch(use_reentrant: bool, bad: int) -> None:
-    model = Checkpointed(use_reentrant)
+    model = checkpointed(use_reentrant)
     _, notebook = watched(model)
     losses = [model(ones()).sum() for _ in range(2)]
     losses[1 - bad].backward()
-    model.gain.gain = math.inf
+    model.block[1].gain = math.inf
     with pytest.raises(OverflowDetected):
         losses[bad].backward()
     (trip,) = notebook.trips
-    assert (trip.position.batch, trip.frame.spec.phase, trip.frame.spec.module) == (bad, Phase.RECOMPUTE, "gain")
+    assert (trip.position.batch, trip.frame.spec.phase, trip.frame.spec.module) == (bad, Phase.RECOMPUTE, "block.1")
     assert (trip.position.frame, trip.culprit.state) == (len(FORWARD) + 2, State.INF)
-    model.gain.gain = 1.0
+    model.block[1].gain = 1.0
     model(ones()).sum().backward()
     assert len(notebook.trips) == 1
 
 
 def test_a_whole_model_that_is_checkpointed() -> None:
-    model = model_of(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
-    detector, notebook = watched(model)
+    model, detector, notebook = watching(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
     for _ in range(2):
         out = checkpoint(model, ones(), use_reentrant=False)
         assert isinstance(out, Tensor)
@@ -685,8 +638,7 @@ def test_a_whole_model_that_is_checkpointed() -> None:
 
 
 def test_micro_batches_eval_forwards_and_steps_are_counted_separately() -> None:
-    model = model_of(nn.Linear(4, 4), Gain())
-    detector, notebook = watched(model)
+    model, detector, notebook = watching(nn.Linear(4, 4), Gain())
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     evals = []
@@ -705,8 +657,7 @@ def test_micro_batches_eval_forwards_and_steps_are_counted_separately() -> None:
 
 
 def test_an_eval_forward_that_goes_bad_is_named_as_one() -> None:
-    model = model_of(nn.Linear(4, 4), gain := Gain())
-    _, notebook = watched(model)
+    model, _, notebook = watching(nn.Linear(4, 4), gain := Gain())
     model(ones())
     model.eval()
     model(ones())
@@ -717,8 +668,7 @@ def test_an_eval_forward_that_goes_bad_is_named_as_one() -> None:
 
 
 def test_a_closure_that_the_optimizer_calls_is_a_batch_and_its_step_is_one() -> None:
-    model = model_of(nn.Linear(4, 4))
-    _, notebook = watched(model)
+    model, _, notebook = watching(nn.Linear(4, 4))
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
 
     def closure() -> float:
@@ -741,7 +691,7 @@ def test_generation_between_batches_is_no_batch(is_training: bool) -> None:
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(config)
     detector, notebook = watched(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = sgd(model, 0.1)
     tokens = torch.tensor([[1, 2, 3]])
     for number in range(2):
         for _ in range(2):
@@ -760,8 +710,7 @@ def test_generation_between_batches_is_no_batch(is_training: bool) -> None:
 
 
 def test_parameters_that_the_first_forward_makes_do_not_blind_the_watch() -> None:
-    model = model_of(nn.LazyLinear(4), Gain())
-    detector, notebook = watched(model)
+    model, detector, notebook = watching(nn.LazyLinear(4), Gain())
     for _ in range(2):
         model(ones()).sum().backward()
     assert detector.fault == ""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from collectors import until
-from notebook import model_of, ones, watched
+from notebook import learn, model_of, ones, sgd, watched, watching
 from rankwatch.hook.fingerprints import FingerprintTaker
 
 STEPS = 100
@@ -34,11 +34,9 @@ def call_a_part_with_gradients(model: nn.Sequential) -> None:
 
 
 def train(model: nn.Module) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    optimizer = sgd(model)
     for _ in range(STEPS):
-        model(ones()).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(model(ones()).square().mean(), optimizer)
 
 
 @pytest.fixture(autouse=True)
@@ -75,8 +73,7 @@ def test_another_thread_calls_the_model_between_its_forwards(
     torch.manual_seed(0)
     alone = model_of()
     train(alone)
-    model = model_of()
-    detector, notebook = watched(model, **options)
+    model, detector, notebook = watching(**options)
     with repeated(lambda: call(model)):
         train(model)
     assert (detector.fault, notebook.trips, detector._inside) == ("", [], 0)
@@ -118,8 +115,7 @@ def test_gradients_are_read_in_the_thread_that_trains_alone() -> None:
 
 
 def test_a_hook_that_was_ended_by_an_interruption_holds_no_other_thread_up_for_good() -> None:
-    model = model_of()
-    detector, _ = watched(model)
+    model, detector, _ = watching()
     train(model)
     detector._inside = threading.get_ident()
     thread = threading.Thread(target=train, args=[model])
@@ -131,11 +127,10 @@ def test_a_hook_that_was_ended_by_an_interruption_holds_no_other_thread_up_for_g
 def test_a_model_that_is_trained_while_its_detector_is_made_is_watched_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a notebook whose training runs in the background."""
     model = model_of()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = sgd(model)
 
     def step() -> None:
-        model(ones()).sum().backward()
-        optimizer.step()
+        learn(model(ones()).sum(), optimizer)
 
     def waits(thread: threading.Thread) -> bool:
         frame = sys._current_frames().get(thread.ident or 0)

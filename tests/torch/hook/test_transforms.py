@@ -125,19 +125,8 @@ def moved(model: Any) -> object:
 
 QUICK = [pickled, fused_and_normed]  # the others import torch.ao, torch.jit, torch.func or torch.export
 SLOW = [
-    *(
-        prepare_qat,
-        fuse,
-        fuse_qat,
-        prepare_qat_fx,
-        script,
-        script_of_a_copy,
-        script_of_a_part,
-        trace,
-        symbolic_trace,
-        export,
-        export_strict,
-    ),
+    *(prepare_qat, fuse, fuse_qat, prepare_qat_fx),
+    *(script, script_of_a_copy, script_of_a_part, trace, symbolic_trace, export, export_strict),
     *(saved, functional_gradient, moved),
 ]
 

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from notebook import model_of, ones, unwatch, watched
+from notebook import model_of, ones, watched
 from rankwatch.shared.notice import Notice, NoticeKind
+from trainings import Root
 
 
 @pytest.fixture(autouse=True)
-def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    yield
-    unwatch()
 
 
 def found(
     model: nn.Module,
     optimizers: list[torch.optim.Optimizer],
     steps: int = 56,
-    loss: Callable[[Tensor], Tensor] = lambda output: output.pow(2).sum(),
     before: Callable[[int], None] = lambda step: None,
 ) -> list[tuple[str, str, str]]:
     """What is noticed in a training."""
@@ -33,7 +33,7 @@ def found(
     for step in range(steps):
         before(step)
         model.zero_grad()
-        loss(model(ones().to(next(model.parameters()).dtype))).backward()
+        model(ones().to(next(model.parameters()).dtype)).pow(2).sum().backward()
         for optimizer in optimizers:
             optimizer.step()
     assert not notebook.faults
@@ -61,13 +61,9 @@ def test_updates_that_are_rounded_away() -> None:
     assert found(model, [optimizer]) == [("NEVER_CHANGED", "1", "weight")]
 
 
-def silent(case: str) -> tuple[nn.Module, list[torch.optim.Optimizer], Callable[[Tensor], Tensor]]:
+def silent(case: str) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     model = model_of(nn.Linear(4, 4), nn.Linear(4, 2))
     optimizers: list[torch.optim.Optimizer] = [sgd(*model.parameters())]
-
-    def loss(output: Tensor) -> Tensor:
-        return output.pow(2).sum()
-
     if case == "frozen":
         model[0].requires_grad_(False)
     elif case == "without a gradient":
@@ -94,7 +90,7 @@ def silent(case: str) -> tuple[nn.Module, list[torch.optim.Optimizer], Callable[
             weight.data.copy_(first)
 
         model.get_submodule("0").get_parameter("bias").register_post_accumulate_grad_hook(put_back)
-    return model, optimizers, loss
+    return model, optimizers
 
 
 @pytest.mark.parametrize(
@@ -102,24 +98,18 @@ def silent(case: str) -> tuple[nn.Module, list[torch.optim.Optimizer], Callable[
     ["usual", "frozen", "without a gradient", "zero gradient", "learning rate 0", "the optimizer steps later", "put back"],
 )
 def test_silent(case: str) -> None:
-    model, optimizers, loss = silent(case)
-    assert found(model, optimizers, loss=loss) == []
+    assert found(*silent(case)) == []
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4, bias=False)
-        self.last = nn.Linear(4, 4, bias=False)
-        self.last.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x).relu())  # type: ignore[no-any-return]
+def tied() -> Any:
+    torch.manual_seed(0)
+    first, last = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    last.weight = first.weight
+    return Root(lambda self, x: self.last(self.first(x).relu()), first=first, last=last)
 
 
 def test_parameters_that_came_untied() -> None:
-    torch.manual_seed(0)
-    model = Tied()
+    model = tied()
     optimizer = sgd(model.first.weight)
 
     def untie(step: int) -> None:
@@ -131,8 +121,7 @@ def test_parameters_that_came_untied() -> None:
 
 
 def test_parameters_that_stay_tied() -> None:
-    torch.manual_seed(0)
-    model = Tied()
+    model = tied()
 
     def load(step: int) -> None:
         if step == 5:
@@ -141,22 +130,13 @@ def test_parameters_that_stay_tied() -> None:
     assert found(model, [sgd(*model.parameters())], before=load) == []
 
 
-class Config:
-    tie_word_embeddings = True
-
-
 @pytest.mark.parametrize("keys", [["last.weight"], {"last.weight": "first.weight"}], ids=["a list", "a dict"])
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_a_model_that_says_what_is_tied(keys: object, is_tied: bool) -> None:
-    class Model(Tied):
-        config = Config()
-        _tied_weights_keys = keys
-
-        def get_input_embeddings(self) -> nn.Module:
-            return self.first
-
-    torch.manual_seed(0)
-    model = Model()
+    model = tied()
+    model.config = SimpleNamespace(tie_word_embeddings=True)
+    model._tied_weights_keys = keys
+    model.get_input_embeddings = lambda: model.first
     if not is_tied:
         model.last.weight = nn.Parameter(torch.randn(4, 4))
     assert found(model, [sgd(*model.parameters())]) == ([] if is_tied else [("UNTIED", "last", "weight")])

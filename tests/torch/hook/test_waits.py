@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from notebook import Gain, Notebook, model_of, ones, watched
+from closeups import operator_of
+from notebook import Notebook, learn, model_of, ones, sgd, take_step, watched, watching
 from rankwatch.errors import OverflowDetected
 from rankwatch.measure import tape
 
@@ -67,35 +68,26 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return made
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.01)
-
-
 def plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    model(ones()).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    learn(model(ones()).square().mean(), optimizer)
 
 
 def clipped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     model(ones()).square().mean().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
+    take_step(optimizer)
 
 
 def clipped_in_part(model: Any, optimizer: torch.optim.Optimizer) -> None:
     model(ones()).square().mean().backward()
     torch.nn.utils.clip_grad_norm_(model[0].parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
+    take_step(optimizer)
 
 
 def trained(**options: Any) -> tuple[Any, torch.optim.Optimizer, Notebook]:
     """A model with a gain of 1 after four batches."""
-    model = model_of(nn.Linear(4, 4), Gain(), nn.Linear(4, 2))
+    model, _, notebook = watching(check="batch", **options)
     optimizer = sgd(model)
-    _, notebook = watched(model, check="batch", **options)
     for _ in range(4):
         plain(model, optimizer)
     return model, optimizer, notebook
@@ -106,9 +98,8 @@ def trained(**options: Any) -> tuple[Any, torch.optim.Optimizer, Notebook]:
 def test_one_wait_a_step(
     device: Device, step: Callable[[nn.Module, torch.optim.Optimizer], None], options: dict[str, Any]
 ) -> None:
-    model = model_of()
+    model, detector, notebook = watching(check="batch", **options)
     optimizer = sgd(model)
-    detector, notebook = watched(model, check="batch", **options)
     waits = []
     for _ in range(8):
         before = device.waits
@@ -121,9 +112,8 @@ def test_one_wait_a_step(
 
 
 def test_none_with_async(device: Device) -> None:
-    model = model_of()
+    model, detector, _ = watching(check="async")
     optimizer = sgd(model)
-    detector, _ = watched(model, check="async")
     plain(model, optimizer)
     device.done, device.waits = math.inf, 0  # type: ignore[assignment]  # it is never behind
     for _ in range(4):
@@ -144,12 +134,9 @@ def test_a_forward_trips_before_the_weights_change(device: Device) -> None:
     model[1].gain = math.inf
     loss = model(ones()).square().mean()
     loss.backward()
-    with pytest.raises(OverflowDetected):
-        optimizer.step()
-    (trip,) = notebook.trips
+    trip = notebook.trip_of(optimizer.step)
     assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (4, "1", "output")
-    assert trip.operator is not None
-    assert trip.operator.name == "aten.mul.Tensor"
+    assert operator_of(trip).name == "aten.mul.Tensor"
     assert all(map(torch.equal, before, model.parameters()))
 
 
@@ -170,15 +157,9 @@ def test_an_evaluation_is_judged_at_its_end(device: Device) -> None:
 
 
 def test_a_bad_gradient_is_found_by_the_same_wait(device: Device) -> None:
-    model: Any = model_of()
-    optimizer = sgd(model)
-    _, notebook = watched(model, check="batch")
-    for _ in range(4):
-        plain(model, optimizer)
+    model, optimizer, notebook = trained()
     model[0].weight.register_hook(lambda gradient: gradient * math.nan)
-    with pytest.raises(OverflowDetected):
-        plain(model, optimizer)
-    (trip,) = notebook.trips
+    trip = notebook.trip_of(plain, model, optimizer)
     assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (4, "0", "weight.grad")
     assert all(bool(value.isfinite().all()) for value in model.parameters())
 
@@ -194,8 +175,7 @@ def test_micro_batches(device: Device) -> None:
         model(ones()).square().mean().backward()
         device.done = device.queued if number % 4 < 3 else device.done
         if number % 4 == 3:
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(optimizer)
             waits.append(device.waits)
         else:
             assert number < 4 or device.waits == before

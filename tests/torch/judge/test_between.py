@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,41 +13,28 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import rankwatch
-from notebook import Gain, Notebook, model_of, ones, watched
+from models import Calls
+from notebook import Fragile, Gain, Notebook, learn, model_of, ones, sgd, watched, watching
 from rankwatch import registry
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun.careful import running_again
 from rankwatch.shared.cause import Cause, Trip, classify
 from rankwatch.shared.frame import Kind, Moment, Position
+from trainings import Root
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
-
-
-class Root(nn.Module):
-    """A root that computes by a function of itself and its input."""
-
-    def __init__(self, compute: Callable[[Any, Tensor], Tensor], **modules: nn.Module) -> None:
-        super().__init__()
-        self.compute = compute
-        for name, module in modules.items():
-            self.add_module(name, module)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.compute(self, x)
 
 
 def train(model: nn.Module, spoil: Callable[[], object], loss_of: Callable[[Tensor], Tensor], **options: Any) -> Notebook:
     """Trains for four batches, of which the first is measured in full; ``spoil`` is called before the third."""
     detector, notebook = watched(model, every=10, **options)
     registry.remember(detector)  # type: ignore[arg-type]  # detect_overflow finds it there
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = sgd(model)
     try:
         for batch in range(4):
             if batch == 2:
                 spoil()
-            loss_of(model(ones())).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            learn(loss_of(model(ones())), optimizer)
         detector.remove()
     except OverflowDetected:
         pass
@@ -61,9 +48,14 @@ def mean(output: Tensor) -> Tensor:
     return output.square().mean()
 
 
-def only(notebook: Notebook) -> Trip:
-    (trip,) = notebook.trips
-    return trip
+def goes(module: nn.Module, gain: float) -> Callable[[], None]:
+    return lambda: setattr(module, "gain", gain)
+
+
+def with_an_inf() -> Tensor:
+    x = ones()
+    x[0, 0] = math.inf
+    return x
 
 
 def names(trip: Trip) -> list[str]:
@@ -78,15 +70,12 @@ def names(trip: Trip) -> list[str]:
 def test_counts_and_frames_are_those_of_a_full_batch(check: str) -> None:
     found = {}
     for every in (1, 10):
-        model = model_of()
-        _, notebook = watched(model, check=check, every=every)
+        model, _, notebook = watching(check=check, every=every)
         model(ones())
-        gain = model[1]
-        assert isinstance(gain, Gain)
-        gain.gain = math.inf
+        model[1].gain = math.inf
         with pytest.raises(OverflowDetected):
             _ = model(ones()), model(ones())
-        found[every] = only(notebook)
+        found[every] = notebook.trip
     full, between = found[1], found[10]
     assert between.position == full.position == Position(1, 0, 1)
     assert between.frame == full.frame
@@ -97,17 +86,20 @@ def test_counts_and_frames_are_those_of_a_full_batch(check: str) -> None:
         assert (full.nan_count, full.inf_count, full.numel) == (0, 12, 12)
 
 
-@every_check
-def test_a_module_that_only_the_loss_shows_is_found(check: str) -> None:
+def aside() -> Root:
     """The model's output is finite: the loss takes a term from an attribute."""
 
-    def compute(self: Any, x: Tensor) -> Tensor:
+    def compute(self: Root, x: Tensor) -> Any:
         self.term = self.part(x).sum()
-        return self.body(x)  # type: ignore[no-any-return]
+        return self.body(x)
 
-    model: Any = Root(compute, part=nn.Sequential(nn.Linear(4, 4), Gain()), body=nn.Linear(4, 2))
-    notebook = train(model, lambda: setattr(model.part[1], "gain", math.nan), lambda y: mean(y) + model.term, check=check)
-    trip = only(notebook)
+    return Root(compute, part=model_of(nn.Linear(4, 4), Gain()), body=nn.Linear(4, 2))
+
+
+@every_check
+def test_a_module_that_only_the_loss_shows_is_found(check: str) -> None:
+    model = aside()
+    trip = train(model, goes(model.part[1], math.nan), lambda y: mean(y) + model.term, check=check).trip
     assert (trip.position, trip.frame.spec.module, trip.culprit.kind) == (Position(2, 0, 1), "part.1", Kind.OUTPUT)
 
 
@@ -115,31 +107,27 @@ def test_a_module_that_only_the_loss_shows_is_found(check: str) -> None:
 def test_a_loss_that_is_bad_by_itself_stays_the_culprit_after_the_frames_of_its_forward(check: str) -> None:
     model = model_of()
     scale = [1.0]
-    notebook = train(model, lambda: scale.append(math.nan), lambda y: mean(y) * scale[-1], check=check)
-    trip = only(notebook)
+    trip = train(model, lambda: scale.append(math.nan), lambda y: mean(y) * scale[-1], check=check).trip
     assert (trip.position, trip.culprit.kind) == (Position(2, 0, 4), Kind.LOSS)
     assert names(trip) == ["0", "1", "2", "", ""]
     if check == "frame":  # else the loss is judged before the optimizer's step
         assert trip.optimizer_step == 2
 
 
+def train_on_an_inf(model: nn.Module) -> None:
+    """The third batch has an inf, and the training ends at the latest in the fourth."""
+    optimizer = sgd(model)
+    feed = (ones(), ones(), with_an_inf(), ones())
+    with pytest.raises(OverflowDetected):
+        deque(map(lambda x: learn(mean(model(x)), optimizer), feed), maxlen=0)
+
+
 @every_check
 def test_bad_data_that_only_the_gradients_show_is_data(check: str) -> None:
     """tanh makes finite numbers of an inf, and the gradient of the weight, inf times 0, is nan."""
-    model = model_of(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
-    detector, notebook = watched(model, every=10, check=check)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def step(batch: int) -> None:
-        x = ones()
-        x[0, 0] = math.inf if batch == 2 else 1.0
-        mean(model(x)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with pytest.raises(OverflowDetected):
-        deque(map(step, range(4)), maxlen=0)
-    trip = only(notebook)
+    model, detector, notebook = watching(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2), every=10, check=check)
+    train_on_an_inf(model)
+    trip = notebook.trip
     assert (trip.position, trip.frame.spec.module) == (Position(2, 0, 0), "0")
     assert classify(trip)[0] is Cause.DATA
     assert all(value.isfinite().all() for value in model.parameters())
@@ -149,19 +137,17 @@ def test_bad_data_that_only_the_gradients_show_is_data(check: str) -> None:
 def test_a_marked_tensor_is_judged_after_the_modules_before_it() -> None:
     def compute(self: Any, x: Tensor) -> Tensor:
         x = self.first(x)
-        rankwatch.detect_overflow(x * self.factor, "scores")
+        rankwatch.detect_overflow(x * self.gain, "scores")
         return self.last(x)  # type: ignore[no-any-return]
 
-    def build() -> Any:
-        model: Any = Root(compute, first=Gain(), last=nn.Linear(4, 2))
-        model.factor = 1.0
-        return model
+    def build() -> Root:
+        return Root(compute, first=Gain(), last=nn.Linear(4, 2), gain=1.0)
 
     model = build()
-    trip = only(train(model, lambda: setattr(model, "factor", math.nan), mean))
+    trip = train(model, goes(model, math.nan), mean).trip
     assert (trip.position, trip.culprit.kind, trip.culprit.label) == (Position(2, 0, 1), Kind.MARKED, "scores")
-    other = build()
-    trip = only(train(other, lambda: setattr(other.first, "gain", math.nan), mean))
+    model = build()
+    trip = train(model, goes(model.first, math.nan), mean).trip
     assert (trip.position, trip.frame.spec.module, trip.culprit.kind) == (Position(2, 0, 0), "first", Kind.OUTPUT)
 
 
@@ -173,7 +159,7 @@ def test_a_marked_tensor_that_is_not_bad_again_stays_the_culprit() -> None:
         rankwatch.detect_overflow(x * (math.nan if len(calls) == 3 else 1.0), "scores")
         return self.last(x)  # type: ignore[no-any-return]
 
-    trip = only(train(Root(compute, last=nn.Linear(4, 2)), lambda: None, mean))
+    trip = train(Root(compute, last=nn.Linear(4, 2)), lambda: None, mean).trip
     assert (trip.position.batch, trip.culprit.kind, trip.culprit.label) == (2, Kind.MARKED, "scores")
 
 
@@ -183,29 +169,22 @@ def test_an_error_of_ours_as_it_runs_again_loses_no_trip(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("rankwatch.judge.between.Between._look", fail)
     model = model_of()
-    gain = model[1]
-    assert isinstance(gain, Gain)
-    trip = only(train(model, lambda: setattr(gain, "gain", math.inf), mean))
+    trip = train(model, goes(model[1], math.inf), mean).trip
     assert (trip.position.batch, trip.frame.spec.module) == (2, "")
 
 
 def test_what_was_drawn_is_drawn_again() -> None:
     """A draw of one in a thousand is bad: the batch that is run again has the same one."""
 
-    class Rarely(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.where(torch.rand(()) < 0.001, x / 0, x)
-
-    model = nn.Sequential(nn.Dropout(0.5), Rarely(), nn.ReLU())
+    rarely = Calls(lambda x: torch.where(torch.rand(()) < 0.001, x / 0, x))
+    model = nn.Sequential(nn.Dropout(0.5), rarely, nn.ReLU())
     _, notebook = watched(model, every=10**6)
 
     def run(number: int) -> None:
         torch.manual_seed(number)
         model(ones())
 
-    with pytest.raises(OverflowDetected):
-        deque(map(run, range(100_000)), maxlen=0)
-    assert only(notebook).frame.spec.module == "1"
+    assert notebook.trip_of(list, map(run, range(100_000))).frame.spec.module == "1"
 
 
 # --- what it does not touch, and where it does not run -------------------------------------------------------------------
@@ -225,7 +204,7 @@ def test_the_training_does_not_see_it() -> None:
             model(ones())
         gradients = [value.grad for value in model.parameters() if value.grad is not None]
         states.append([*model.state_dict().values(), *gradients, torch.get_rng_state()])
-        assert only(notebook).frame.spec.module == "4"
+        assert notebook.trip.frame.spec.module == "4"
     assert len(states[0]) == len(states[1])
     assert all(map(torch.equal, *states))
 
@@ -234,14 +213,13 @@ def test_the_training_does_not_see_it() -> None:
 def test_what_does_not_go_bad_again_did_not_recur(check: str) -> None:
     calls: list[int] = []
 
-    class Once(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            calls.append(1)
-            return x * math.inf if len(calls) == 3 else x
+    def once(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x * math.inf if len(calls) == 3 else x
 
-    model = nn.Sequential(nn.Linear(4, 4), Once(), nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4), Calls(once), nn.Linear(4, 4))
     notebook = train(model, lambda: None, mean, check=check)
-    trip = only(notebook)
+    trip = notebook.trip
     assert (trip.position, trip.frame.spec.module, trip.culprit.kind) == (Position(2, 0, 3), "", Kind.OUTPUT)
     assert names(trip) == ["0", "1", "2", ""]
     assert trip.recurs is False
@@ -251,27 +229,19 @@ def test_what_does_not_go_bad_again_did_not_recur(check: str) -> None:
     assert (notebook.closeups[0].recurred, notebook.closeups[0].of) == (0, 3)
 
 
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    yield
-    dist.destroy_process_group()
+def reduced(x: Tensor) -> Tensor:
+    y = x.detach().clone()
+    dist.all_reduce(y)
+    return x + y
 
 
-class Reduced(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.detach().clone()
-        dist.all_reduce(y)
-        return x + y
-
-
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize(("place", "module"), [(1, "1"), (3, "")])
 def test_a_forward_that_communicates_is_run_again_up_to_there(place: int, module: str) -> None:
     gain = Gain()
-    layers: list[nn.Module] = [nn.Linear(4, 4), Reduced(), nn.Linear(4, 4)]
+    layers: list[nn.Module] = [nn.Linear(4, 4), Calls(reduced), nn.Linear(4, 4)]
     layers.insert(place, gain)
-    trip = only(train(nn.Sequential(*layers), lambda: setattr(gain, "gain", math.inf), mean))
+    trip = train(nn.Sequential(*layers), goes(gain, math.inf), mean).trip
     assert (trip.position.batch, trip.frame.spec.module) == (2, module)
     assert ("not measured in this batch (every=K)" in classify(trip)[1]) == (not module)
 
@@ -285,25 +255,17 @@ def test_what_was_changed_in_place_since_is_not_run_again() -> None:
     _, notebook = watched(model, every=10)
     model(ones())
     model.gain.gain = math.inf
-    with pytest.raises(OverflowDetected):
-        model(ones())
-    assert only(notebook).frame.spec.module == ""
+    assert notebook.trip_of(model, ones()).frame.spec.module == ""
     assert notebook.closeups[0].note == "not run again: what the model was given has been changed in place since"
 
 
 def test_an_inf_that_a_later_batch_shows_to_be_bad_data_was_no_mask_before() -> None:
     """The same inf input came twice, and the first time the model's output was finite."""
-    model = model_of(nn.Linear(4, 4), nn.Tanh(), Gain())
-    _, notebook = watched(model, every=10, guard=False)
-    gain = model[2]
-    assert isinstance(gain, Gain)
-    bad = ones()
-    bad[0, 0] = math.inf
+    model, _, notebook = watching(nn.Linear(4, 4), nn.Tanh(), Gain(), every=10, guard=False)
+    bad = with_an_inf()
     _ = model(ones()), model(bad)
-    gain.gain = math.nan
-    with pytest.raises(OverflowDetected):
-        model(bad)
-    trip = only(notebook)
+    model[2].gain = math.nan
+    trip = notebook.trip_of(model, bad)
     assert (trip.frame.spec.module, classify(trip)[0]) == ("0", Cause.DATA)
 
 
@@ -313,8 +275,7 @@ def test_an_inf_that_a_later_batch_shows_to_be_bad_data_was_no_mask_before() -> 
 def test_a_position_between_is_that_of_a_full_batch() -> None:
     positions: dict[int, list[Position]] = {}
     for every in (1, 10):
-        model = model_of()
-        detector, notebook = watched(model, every=every)
+        model, detector, notebook = watching(every=every)
         positions[every] = []
         for _ in range(3):
             loss = mean(model(ones()))
@@ -334,13 +295,12 @@ def test_a_position_between_is_that_of_a_full_batch() -> None:
 def test_a_root_that_returns_something_else_the_second_time_is_still_the_culprit(check: str) -> None:
     calls: list[int] = []
 
-    class Grows(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            calls.append(1)
-            return (x * math.nan, x) if len(calls) == 3 else (x,) * (1 if len(calls) < 3 else 3)
+    def grows(x: Tensor) -> Any:
+        calls.append(1)
+        return (x * math.nan, x) if len(calls) == 3 else (x,) * (1 if len(calls) < 3 else 3)
 
-    model = nn.Sequential(nn.Linear(4, 4), Grows())
-    trip = only(train(model, lambda: None, lambda output: mean(output[0]), check=check))
+    model = nn.Sequential(nn.Linear(4, 4), Calls(grows))
+    trip = train(model, lambda: None, lambda output: mean(output[0]), check=check).trip
     assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (2, "", "output[0]")
 
 
@@ -351,8 +311,7 @@ def test_the_line_is_that_of_the_users_forward_where_the_module_is_torchs_own(ch
 
     lines = {}
     for every in (1, 10):
-        model: Any = Root(compute, body=nn.Linear(4, 4, bias=False))
-        model.factor = 1.0
+        model: Any = Root(compute, body=nn.Linear(4, 4, bias=False), factor=1.0)
         with torch.no_grad():
             model.body.weight.fill_(1e20)
         _, notebook = watched(model, every=every, check=check)
@@ -360,7 +319,7 @@ def test_the_line_is_that_of_the_users_forward_where_the_module_is_torchs_own(ch
         model.factor = 1e30
         with pytest.raises(OverflowDetected):
             _ = model(ones()), model(ones())
-        trip = only(notebook)
+        trip = notebook.trip
         assert trip.operator is not None
         lines[every] = trip.operator.source
         assert (trip.frame.spec.module, trip.operator.name) == ("body", "aten.mm.default")
@@ -382,26 +341,20 @@ def test_while_it_runs_again_the_rank_is_at_the_first_frame(check: str) -> None:
     model[0].register_forward_hook(look)
     detector, notebook = watched(model, every=10, check=check)
     model(ones())
-    gain = model[1]
-    assert isinstance(gain, Gain)
-    gain.gain = math.inf
+    model[1].gain = math.inf
     with pytest.raises(OverflowDetected):
         model(ones())
     assert seen[0] == Moment(0, 1, 0, 0)
-    assert only(notebook).position == Position(1, 0, 1)
+    assert notebook.trip.position == Position(1, 0, 1)
 
 
 def test_a_loss_that_a_scaler_absorbs_runs_nothing_again() -> None:
     runs: list[bool] = []
 
-    class Counts(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            runs.append(running_again() is not None)
-            return x
-
-    model = nn.Sequential(nn.Linear(4, 4), Counts())
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity())
+    model[1].register_forward_hook(lambda *_: runs.append(running_again() is not None))
     _, notebook = watched(model, every=10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = sgd(model, 1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
     for _ in range(4):
         scaled = scaler.scale(model(ones() * 100).square().sum()) / 1  # not exactly what the scaler returned
@@ -415,69 +368,43 @@ def test_a_loss_that_a_scaler_absorbs_runs_nothing_again() -> None:
 
 
 def test_a_root_that_calls_itself_is_run_again_as_it_was_entered() -> None:
-    class Nested(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.gain = nn.Linear(4, 4), Gain()
+    def nested(self: Root, x: Tensor, depth: int = 0) -> Any:
+        x = self.gain(self.linear(x)) * 1.0
+        return self(x, depth + 1) if depth < 2 else x
 
-        def forward(self, x: Tensor, depth: int = 0) -> Tensor:
-            x = self.gain(self.linear(x)) * 1.0
-            return self(x, depth + 1) if depth < 2 else x
-
-    model = Nested()
+    model = Root(nested, linear=nn.Linear(4, 4), gain=Gain())
     _, notebook = watched(model, every=10)
     model(ones())
     model.gain.gain = math.inf
-    with pytest.raises(OverflowDetected):
-        model(ones())
-    trip = only(notebook)
+    trip = notebook.trip_of(model, ones())
     assert (trip.position, trip.frame.spec.module, classify(trip)[0]) == (Position(1, 0, 1), "gain", Cause.OVERFLOW)
 
 
 @every_check
 def test_a_forward_that_ends_at_its_bad_frame_is_not_sent_as_a_batch(check: str) -> None:
     model = model_of()
-    gain = model[1]
-    assert isinstance(gain, Gain)
-    notebook = train(model, lambda: setattr(gain, "gain", math.inf), mean, check=check)
+    notebook = train(model, goes(model[1], math.inf), mean, check=check)
     assert [(summary.batch, summary.first_frame) for _, summary in notebook.sent] == [(0, 0), (1, 3)]
 
 
 def test_the_frames_of_a_batch_whose_gradients_were_bad_are_in_order() -> None:
-    model = model_of(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
-    bad = ones()
-    bad[0, 0] = math.inf
-    feed = [ones(), ones(), bad]
-    _, notebook = watched(model, every=10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def step(x: Tensor) -> None:
-        mean(model(x)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with pytest.raises(OverflowDetected):
-        deque(map(step, feed), maxlen=0)
-    trip = only(notebook)
+    model, _, notebook = watching(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2), every=10)
+    train_on_an_inf(model)
+    trip = notebook.trip
     assert names(trip) == ["0"]
     assert [frame.position for frame in trip.frames] == sorted(frame.position for frame in trip.frames)
 
 
 @pytest.mark.parametrize("check", ["frame", "batch"])
 def test_a_forward_that_raises_for_what_is_bad_is_run_again(check: str) -> None:
-    class Strict(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if not x.isfinite().all():
-                raise ValueError("the user's own")
-            return x
+    def strict(x: Tensor) -> Tensor:
+        assert x.isfinite().all(), "the user's own"
+        return x
 
-    model = model_of(nn.Linear(4, 4), Gain(), Strict())
-    _, notebook = watched(model, every=10, check=check)
+    model, _, notebook = watching(nn.Linear(4, 4), Gain(), Calls(strict), every=10, check=check)
     model(ones())
-    gain = model[1]
-    assert isinstance(gain, Gain)
-    gain.gain = math.nan
-    with pytest.raises(ValueError, match="the user's own"):
+    model[1].gain = math.nan
+    with pytest.raises(AssertionError, match="the user's own"):
         model(ones())
     assert notebook.found[0][0] == Position(1, 0, 1)
 
@@ -485,15 +412,15 @@ def test_a_forward_that_raises_for_what_is_bad_is_run_again(check: str) -> None:
 def test_a_training_that_ends_its_forwards_by_exceptions_is_run_again_a_few_times_alone() -> None:
     runs: list[bool] = []
 
-    class Ends(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            runs.append(running_again() is not None)
-            if ends:
-                raise ends[0]("the user's own")
-            return x
-
     ends: list[type[Exception]] = []
-    model = nn.Sequential(nn.Linear(4, 4), Ends())
+
+    def end(x: Tensor) -> Tensor:
+        runs.append(running_again() is not None)
+        if ends:
+            raise ends[0]("the user's own")
+        return x
+
+    model = nn.Sequential(nn.Linear(4, 4), Calls(end))
     _, notebook = watched(model, every=10**6)
     model(ones())
     for kind in [torch.cuda.OutOfMemoryError, *[ValueError] * 6]:
@@ -519,95 +446,49 @@ def test_a_forward_that_catches_everything_does_not_hide_where_it_was_bad() -> N
         out: Tensor = self.last(self.more(y))
         return out
 
-    model: Any = Root(compute, first=nn.Linear(4, 4), gain=Gain(), more=nn.Identity(), last=nn.Linear(4, 2))
-    trip = only(train(model, lambda: setattr(model.gain, "gain", math.inf), mean))
+    model = Root(compute, first=nn.Linear(4, 4), gain=Gain(), more=nn.Identity(), last=nn.Linear(4, 2))
+    trip = train(model, goes(model.gain, math.inf), mean).trip
     assert (trip.position, trip.frame.spec.module) == (Position(2, 0, 1), "gain")
-
-
-class Aside(nn.Module):
-    """Its output is finite: a term of the loss comes from ``part``, by an attribute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = nn.Sequential(nn.Linear(4, 4), Gain())
-        self.body = nn.Linear(4, 2)
-        self.term = torch.zeros(())
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.term = self.part(x).sum()
-        return self.body(x)  # type: ignore[no-any-return]
-
-    def spoil(self) -> None:
-        gain = self.part[1]
-        assert isinstance(gain, Gain)
-        gain.gain = math.nan
 
 
 @every_check
 @pytest.mark.parametrize("how", ["marked before the loss", "a loss of its own"])
 def test_a_loss_that_does_not_follow_upon_its_forward_has_it_run_again(check: str, how: str) -> None:
-    torch.manual_seed(0)
-    model = Aside()
-    detector, notebook = watched(model, every=10, check=check)
-    registry.remember(detector)  # type: ignore[arg-type]  # detect_overflow finds it there
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model = aside()
 
-    def step(batch: int) -> None:
-        if batch == 2:
-            model.spoil()
-        output = model(ones())
+    def loss_of(output: Tensor) -> Tensor:
         if how == "a loss of its own":
             mean(output).backward(retain_graph=True)
-            (output.sum() + model.term).backward()
-        else:
-            rankwatch.detect_overflow(output, "logits")
-            (mean(output) + model.term).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+            return output.sum() + model.term  # type: ignore[no-any-return]
+        rankwatch.detect_overflow(output, "logits")
+        return mean(output) + model.term  # type: ignore[no-any-return]
 
-    try:
-        with pytest.raises(OverflowDetected):
-            deque(map(step, range(4)), maxlen=0)
-    finally:
-        registry.forget(detector)  # type: ignore[arg-type]
-    trip = only(notebook)
+    trip = train(model, goes(model.part[1], math.nan), loss_of, check=check).trip
     assert (trip.position, trip.frame.spec.module, trip.culprit.kind) == (Position(2, 0, 1), "part.1", Kind.OUTPUT)
-    assert not notebook.faults
 
 
 def test_a_batch_that_goes_on_after_an_exception_is_run_again_once_more() -> None:
     """In eval mode a forward without a backward leaves its number to the next one."""
-
-    class Fragile(Gain):
-        def forward(self, x: Tensor) -> Tensor:
-            if self.gain < 0:
-                raise ValueError("the user's own")
-            return super().forward(x)
-
-    gain = Fragile()
-    model = model_of(nn.Linear(4, 4), gain, nn.Linear(4, 2)).eval()
+    model = model_of(nn.Linear(4, 4), gain := Fragile(), nn.Linear(4, 2)).eval()
     _, notebook = watched(model, every=10)
     mean(model(ones())).backward()
     gain.gain = -1.0
     with pytest.raises(ValueError, match="the user's own"):
         model(ones())
     gain.gain = math.inf
-    with pytest.raises(OverflowDetected):
-        model(ones())
-    assert only(notebook).frame.spec.module == "1"
+    assert notebook.trip_of(model, ones()).frame.spec.module == "1"
 
 
 def test_where_nothing_trips_nothing_is_run_again() -> None:
     runs: list[bool] = []
 
-    class Ends(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            runs.append(running_again() is not None)
-            if len(runs) > 1:
-                raise ValueError("the user's own")
-            return x
+    def end(x: Tensor) -> Tensor:
+        runs.append(running_again() is not None)
+        if len(runs) > 1:
+            raise ValueError("the user's own")
+        return x
 
-    model = nn.Sequential(nn.Linear(4, 4), Ends())
+    model = nn.Sequential(nn.Linear(4, 4), Calls(end))
     watched(model, every=10, policy="off")
     model(ones())
     with pytest.raises(ValueError, match="the user's own"):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from notebook import Gain, model_of, ones, watched
+from notebook import Gain, learn, model_of, ones, sgd, watched, watching
 from rankwatch.judge.batch import BatchInProgress, BatchPart
 from rankwatch.judge.health import EVERY, HORIZON, LOOKS, NEAR, Health
 from rankwatch.measure.modules import NamedModule
@@ -17,6 +18,7 @@ from rankwatch.measure.recorder import PendingFrame
 from rankwatch.measure.tape import Cell
 from rankwatch.shared.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, Position, ReadingSpec
 from rankwatch.shared.notice import Notice, NoticeKind, describe_notice
+from trainings import Root
 
 LIMIT = DTYPE_MAX["float16"]
 TINY = DTYPE_TINY["float16"]
@@ -240,14 +242,13 @@ def test_a_training_that_nears_overflow_is_noticed_before_it_overflows(check: st
     model = model_of(Gain(), Gain(), Gain()).half()
     detector, notebook = watched(model, check=check)
     for batch in range(12):
-        model[1].gain = 32 * 2.0 ** min(batch, 10)  # type: ignore[assignment]
+        model[1].gain = 32 * 2.0 ** min(batch, 10)
         model(ones().half())
     detector.remove()
     assert notebook.trips == []
     last = {notice.key: notice for notice in notebook.notices}
-    assert {(notice.kind, notice.module) for notice in last.values()} == {
-        (NoticeKind.HEADROOM, "1"),
-    }  # the module after it and the root hand the same numbers on
+    # The module after it and the root hand the same numbers on.
+    assert {(notice.kind, notice.module) for notice in last.values()} == {(NoticeKind.HEADROOM, "1")}
     assert {notice.batch for notice in notebook.notices} == {3, 4, 5, 6, 7, 8}
 
 
@@ -257,10 +258,7 @@ def test_activations_and_gradients_that_underflow_are_noticed() -> None:
     model(ones().half().requires_grad_() * 1).sum().backward()
     detector.remove()
     found = {(notice.kind, notice.module, notice.label) for notice in notebook.notices}
-    assert found == {
-        (NoticeKind.UNDERFLOW, "0", "output"),
-        (NoticeKind.UNDERFLOW, "0", "grad_input[0]"),
-    }
+    assert found == {(NoticeKind.UNDERFLOW, "0", label) for label in ("output", "grad_input[0]")}
 
 
 def test_an_eval_forward_is_not_looked_at() -> None:
@@ -272,8 +270,7 @@ def test_an_eval_forward_is_not_looked_at() -> None:
 
 
 def test_a_growing_share_of_zeros_in_a_gradient_is_noticed() -> None:
-    model = model_of(nn.Linear(4, 8, bias=False))
-    detector, notebook = watched(model, gradients=True)
+    model, detector, notebook = watching(nn.Linear(4, 8, bias=False), gradients=True)
     for batch in range(6):
         model.zero_grad()
         used = torch.zeros(8)
@@ -288,20 +285,15 @@ def test_a_growing_share_of_zeros_in_a_gradient_is_noticed() -> None:
         if reading.label == "weight.grad zeros"
     ]
     assert shares == pytest.approx([batch / 8 for batch in range(6)])
-    assert [(notice.kind, notice.module, notice.label, notice.since, notice.batch) for notice in notebook.notices] == [
-        (NoticeKind.ZEROS, "0", "weight.grad", 1, 3),
-        (NoticeKind.ZEROS, "0", "weight.grad", 1, 4),
-        (NoticeKind.ZEROS, "0", "weight.grad", 1, 5),
-    ]
+    told = [(notice.kind, notice.module, notice.label, notice.since, notice.batch) for notice in notebook.notices]
+    assert told == [(NoticeKind.ZEROS, "0", "weight.grad", 1, batch) for batch in (3, 4, 5)]
 
 
 def trained(model: nn.Module, batches: int, x: torch.Tensor, **options: int) -> list[Notice]:
     _, notes = watched(model, **options)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    optimizer = sgd(model, 1e-3)
     for batch in range(batches):
-        optimizer.zero_grad()
-        model(x * (1e25 if batch == 4 else 1.0)).sum().backward()
-        optimizer.step()
+        learn(model(x * (1e25 if batch == 4 else 1.0)).sum(), optimizer)
     return [notice for notice in notes.notices if notice.kind is NoticeKind.BUFFER]
 
 
@@ -313,24 +305,15 @@ def test_running_statistics_that_turn_bad_for_good_are_told_once() -> None:
     assert text.startswith(f"a bad buffer: 0 (BatchNorm1d), running_var: inf or nan since batch {notice.since}; ")
 
 
-class Masked(nn.Module):
+def test_a_mask_and_a_buffer_that_recovers_are_not_told() -> None:
     """It has a mask of -inf from the start, and a buffer that is bad in every third batch."""
 
-    mask: torch.Tensor
-    scratch: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
-        self.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1))
-        self.register_buffer("scratch", torch.zeros(1))
-        self.calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: Any, x: torch.Tensor) -> Any:
         self.calls += 1
         self.scratch.fill_(0.0 if self.calls % 3 else math.inf)
         return x * self.weight
 
-
-def test_a_mask_and_a_buffer_that_recovers_are_not_told() -> None:
-    assert trained(Masked(), 40, torch.ones(3, 4), weights_every=1) == []
+    model = Root(forward, weight=nn.Parameter(torch.ones(4)), calls=0)
+    model.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1))
+    model.register_buffer("scratch", torch.zeros(1))
+    assert trained(model, 40, torch.ones(3, 4), weights_every=1) == []

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from notebook import model_of, watched
+from notebook import watching
 from rankwatch.judge.leaps import LEAST, QUIET
 from rankwatch.shared.notice import Notice, NoticeKind
 
@@ -18,8 +18,7 @@ Number = Callable[[int], float]
 
 def train(batches: int, *, fed: Number = lambda batch: 1.0, loss: Number = lambda batch: 1.0) -> list[Notice]:
     """The jumps that are noticed while inputs and loss are multiplied by these factors."""
-    model = model_of()
-    _, notebook = watched(model)
+    model, _, notebook = watching()
     for batch in range(batches):
         (model(torch.ones(3, 4) * fed(batch)).abs().mean() * loss(batch)).backward()
     return [notice for notice in notebook.notices if notice.kind is NoticeKind.JUMP]

@@ -340,7 +340,7 @@ def test_a_fully_sharded_model_is_watched_under_its_own_names(is_watched_first: 
     weights = {f"{f.spec.module}.{r.label}": r.abs_max for f in frames for r in f.readings if r.label in ("weight", "bias")}
     assert weights == pytest.approx(before)
     with torch.no_grad():
-        next(model[2].parameters()).to_local().fill_(math.nan)  # type: ignore[attr-defined]
+        next(model[2].parameters()).to_local().fill_(math.nan)
     with pytest.raises(OverflowDetected):
         model(ones())
     assert (notebook.trips[0].frame.spec.module, notebook.trips[0].culprit.label) == ("2", "weight")

@@ -19,7 +19,7 @@ import makers
 from rankwatch.errors import UsageError
 from rankwatch.replay.__main__ import main
 from rankwatch.replay.code import UsersCode
-from rankwatch.replay.opened import open_capsule
+from rankwatch.replay.opened import OpenedCapsule, open_capsule
 from rankwatch.replay.script import write_script
 from rankwatch.replay.trial import ForwardResult, Trial
 from rankwatch.rerun.capsule import MANIFEST, CapsuleRules, write
@@ -119,6 +119,16 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     forget()
 
 
+def captured(folder: Path, module: Any, x: torch.Tensor, **more: Any) -> OpenedCapsule:
+    written = write(CapsuleRules(folder), Forward(module, (x,), {}, "output"), makers.trip(), **more)
+    assert written.path is not None, written.why_not
+    return open_capsule(written.path)
+
+
+def trial_of(capsule: OpenedCapsule, **options: Any) -> Trial:
+    return Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [], **options))
+
+
 def imported() -> Any:
     import stately.net  # type: ignore[import-not-found]
 
@@ -140,18 +150,15 @@ def set_all(net: Any) -> None:
 def test_what_the_training_had_set_is_set(name: str, net: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     set_all(net)
     module, x = getattr(net, name)(), torch.ones(2, 3)
-    written = write(CapsuleRules(tmp_path / "capsule"), Forward(module, (x,), {}, "output"), makers.trip(), output=module(x))
-    assert written.path is not None, written.why_not
+    capsule = captured(tmp_path / "capsule", module, x, output=module(x))
     forget()  # a fresh process has the values of the files
-    capsule = open_capsule(written.path)
-    code = UsersCode(capsule.manifest["code"], capsule.sources, [])
-    trial = Trial(capsule, code)
+    trial = trial_of(capsule)
     for _ in range(2):
         result = trial.run(torch.device("cpu"))
         assert result.state is State.INF, result
         assert trial.is_as_trained(result)
     script = tmp_path / "capsule" / "repro.py"
-    texts = {one: code.text_of(one) for one in capsule.manifest["code"] if one.startswith("stately")}
+    texts = {one: trial._code.text_of(one) for one in capsule.manifest["code"] if one.startswith("stately")}
     write_script(script, capsule, texts, rows=None, draws=False)
     forget()
     with pytest.raises(SystemExit) as ended:
@@ -163,11 +170,9 @@ def test_what_the_training_had_set_is_set(name: str, net: Any, tmp_path: Path, c
 def test_a_class_without_a_place_says_what_to_do(tmp_path: Path) -> None:
     place: dict[str, Any] = {"__name__": "__main__"}
     exec("from torch import nn\nclass Cell(nn.Identity):\n    pass\n", place)
-    written = write(CapsuleRules(tmp_path), Forward(place["Cell"](), (torch.ones(2),), {}, "output"), makers.trip())
-    assert written.path is not None
-    capsule = open_capsule(written.path)
+    capsule = captured(tmp_path, place["Cell"](), torch.ones(2))
     with pytest.raises(UsageError, match=r"the class Cell, which has no name in its module. Define it at .* --module"):
-        Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [])).call()
+        trial_of(capsule).call()
 
 
 CELLS = [
@@ -185,16 +190,13 @@ def test_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for cell in (1, 2, 4):
         exec(re.sub(r"(?m)^[%!].*", "", CELLS[cell]), vars(notebook))
     monkeypatch.setitem(sys.modules, "__main__", notebook)
-    written = write(CapsuleRules(tmp_path), Forward(notebook.Cell(), (torch.ones(2),), {}, "output"), makers.trip())
+    capsule = captured(tmp_path, notebook.Cell(), torch.ones(2))
     monkeypatch.undo()
-    assert written.path is not None, written.why_not
-    capsule = open_capsule(written.path)
     with pytest.raises(UsageError, match="defined in a notebook: --stored-code runs the copy of its cells"):
-        Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [])).call()
+        trial_of(capsule).call()
     finders = list(sys.meta_path)
     try:
-        trial = Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [], stored=True))
-        assert trial.run(torch.device("cpu")).state is State.INF
+        assert trial_of(capsule, stored=True).run(torch.device("cpu")).state is State.INF
     finally:
         sys.meta_path[:] = finders
 
@@ -214,14 +216,11 @@ def test_a_forward_that_asks_for_its_group_says_what_is_wrong(
     Path(net.__file__).with_name("asks.py").write_text(ASKS)
     from stately.asks import Asks  # type: ignore[import-not-found]
 
-    written = write(CapsuleRules(tmp_path / "capsule"), Forward(Asks(), (torch.ones(2),), {}, "output"), makers.trip())
-    assert written.path is not None
-    capsule = open_capsule(written.path)
-    trial = Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, []))
-    found: ForwardResult = trial.run(torch.device("cpu"))
+    capsule = captured(tmp_path / "capsule", Asks(), torch.ones(2))
+    found: ForwardResult = trial_of(capsule).run(torch.device("cpu"))
     assert "It uses torch.distributed, and a replay is one process without a process group" in found.error
     monkeypatch.setenv("RANKWATCH_MODE", "")  # set by main
-    assert main([str(written.path), "--repeat", "1"]) == 2  # neither that it recurs nor that it does not
+    assert main([str(capsule.path), "--repeat", "1"]) == 2  # neither that it recurs nor that it does not
     assert "recurs     not known: the forward raises" in capsys.readouterr().out
 
 
@@ -231,15 +230,12 @@ def test_a_script_of_a_training_on_a_gpu_takes_a_device(
     """Without a GPU it runs on the CPU: its tensors, its devices, its random numbers and autocast."""
     module, x = net.Placed(), torch.full((2, 3), 300.0)
     with torch.autocast("cpu", torch.bfloat16):
-        written = write(CapsuleRules(tmp_path / "capsule"), Forward(module, (x,), {}, "output"), makers.trip())
-    assert written.path is not None, written.why_not
-    manifest = json.loads((written.path / MANIFEST).read_text().replace('"cpu"', '"cuda:0"'))
+        capsule = captured(tmp_path / "capsule", module, x)
+    manifest = json.loads((capsule.path / MANIFEST).read_text().replace('"cpu"', '"cuda:0"'))
     manifest["random"]["cpu"] = manifest["random"].pop("cuda:0")
     manifest["surroundings"]["autocast"] = {"cpu": [False, "bfloat16"], "cuda": [True, "bfloat16"]}
-    capsule = open_capsule(written.path)._replace(manifest=manifest)
-    code = UsersCode(manifest["code"], capsule.sources, [])
-    trial = Trial(capsule, code)
-    assert trial.run(torch.device("cpu")).state is State.INF
+    capsule = capsule._replace(manifest=manifest)
+    assert trial_of(capsule).run(torch.device("cpu")).state is State.INF
     script = tmp_path / "repro.py"
     write_script(script, capsule, {"stately.net": NET}, rows=None, draws=True)
     (line,) = [line for line in script.read_text().splitlines() if line.startswith("DEVICE = ")]
@@ -253,19 +249,16 @@ def test_a_script_of_a_training_on_a_gpu_takes_a_device(
 def test_a_package_that_was_renamed(net: Any, tmp_path: Path) -> None:
     """Its modules, and what the training had set in them."""
     set_all(net)
-    written = write(CapsuleRules(tmp_path / "capsule"), Forward(net.Calls(), (torch.ones(2),), {}, "output"), makers.trip())
-    assert written.path is not None
+    capsule = captured(tmp_path / "capsule", net.Calls(), torch.ones(2))
     (tmp_path / "stately").rename(tmp_path / "renamed")
     forget()
     importlib.invalidate_caches()
-    capsule = open_capsule(written.path)
-    trial = Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [], replaced={"stately": "renamed"}))
-    assert trial.run(torch.device("cpu")).state is State.INF
+    assert trial_of(capsule, replaced={"stately": "renamed"}).run(torch.device("cpu")).state is State.INF
     with pytest.raises(UsageError, match=r"cannot import stately.net \(.*\): No module named 'stately'. Start replay where"):
-        Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [])).call()
+        trial_of(capsule).call()
     (tmp_path / "renamed" / "net.py").write_text("import not_installed")
     del sys.modules["renamed.net"]
     with pytest.raises(
         UsageError, match=r"No module named 'not_installed'. Its own code raises this .* install what it needs"
     ):
-        Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [], replaced={"stately": "renamed"})).call()
+        trial_of(capsule, replaced={"stately": "renamed"}).call()

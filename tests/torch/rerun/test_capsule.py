@@ -18,6 +18,7 @@ from rankwatch.rerun import capsule
 from rankwatch.rerun.capsule import MANIFEST, SUMS, TENSORS, CapsuleRules, CapsuleWritten, write
 from rankwatch.rerun.forward import Forward
 from rankwatch.rerun.tensor_file import BrokenTensorsError, read_tensors, write_tensors
+from trainings import Root
 
 SECRET = 1234567.0
 
@@ -74,19 +75,11 @@ def test_inputs_have_priority_over_parameters(tmp_path: Path) -> None:
 
 
 def test_a_tensor_is_stored_once(tmp_path: Path) -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(8, 8, bias=False)
-            self.second = nn.Linear(8, 8, bias=False)
-            self.second.weight = self.first.weight
-
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            out: Tensor = self.second(self.first(x)) + y
-            return out
-
+    first, second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    second.weight = first.weight
+    tied = Root(lambda self, x, y: self.second(self.first(x)) + y, first=first, second=second)
     x = torch.ones(2, 8)
-    at = written(tmp_path, Tied(), x, x.expand(2, 8)).path
+    at = written(tmp_path, tied, x, x.expand(2, 8)).path
     assert at is not None
     assert set(read_tensors(at / TENSORS)) == {"first.weight", "input[0]", "random.cpu"}
 
@@ -98,18 +91,11 @@ def test_a_view_of_much_memory_is_stored_alone(tmp_path: Path) -> None:
 
 
 def test_without_inputs_nothing_of_them_is_stored(tmp_path: Path) -> None:
-    class Remembers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(2, 2)
-            self.last: Tensor | None = None
+    def remember(self: Root, x: Tensor, texts: list[str]) -> Any:
+        self.last = x
+        return self.linear(x)
 
-        def forward(self, x: Tensor, texts: list[str]) -> Tensor:
-            self.last = x
-            out: Tensor = self.linear(x)
-            return out
-
-    module, x = Remembers(), torch.full((4, 2), SECRET)
+    module, x = Root(remember, linear=nn.Linear(2, 2)), torch.full((4, 2), SECRET)
     x[0, 0] = -1
     module(x, ["my secret"])
     at = written(tmp_path, module, x, ["my secret"], with_inputs=False).path
@@ -158,17 +144,8 @@ class Trainer:
 
 
 def test_a_trainer_that_the_module_knows_is_left_out(tmp_path: Path) -> None:
-    class Knows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.before = 1
-            self.trainer = Trainer()
-            self.after = "2"
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x
-
-    at = written(tmp_path, Knows(), torch.ones(2)).path
+    knows = Root(lambda self, x: x, before=1, trainer=Trainer(), after="2")
+    at = written(tmp_path, knows, torch.ones(2)).path
     assert at is not None
     assert os.path.getsize(at / MANIFEST) < 200_000
     state = dict(manifest(at)["module"]["state"])

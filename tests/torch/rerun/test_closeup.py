@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rankwatch
-from closeups import late, line_of, the_only, tripped
+from closeups import late, line_of, place, the_only, tripped
 from models import Calls
-from notebook import first_weight, watched
+from notebook import first_weight, sgd, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun import closeup
 from rankwatch.shared.cause import Cause, classify
@@ -30,34 +30,28 @@ ONES = torch.ones(2, 4)
 # --- where the line is -------------------------------------------------------------------------------------------------
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.norm = nn.LayerNorm(4, eps=0.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.first(x)  # a_linear
-        return self.norm(hidden * 0)  # type: ignore[no-any-return]  # a_norm
+def block(self: Root, x: Tensor) -> Any:
+    hidden = self.first(x)  # a_linear
+    return self.norm(hidden * 0)  # a_norm
 
 
 @pytest.mark.parametrize("check", ["frame", "batch", "async"])
-def test_a_module_of_torch_has_the_line_of_its_call(check: str) -> None:
-    model = nn.Sequential(Block())
+@pytest.mark.parametrize(
+    ("weight", "module", "operator", "line"),
+    [
+        (1e38, "0.first", "aten.addmm.default", "a_linear"),
+        (1.0, "0.norm", "aten.native_layer_norm.default", "a_norm"),
+    ],
+)
+def test_a_module_of_torch_has_the_line_of_its_call(
+    weight: float, module: str, operator: str, line: str, check: str
+) -> None:
+    model = nn.Sequential(Root(block, first=nn.Linear(4, 4), norm=nn.LayerNorm(4, eps=0.0)))
     with torch.no_grad():
-        model.get_parameter("0.first.weight").fill_(1e38)
+        model.get_parameter("0.first.weight").fill_(weight)
     trip, found = late(model, ONES * 1e3, check=check)
-    assert trip.frame.spec.module == "0.first"
-    assert found.operator is not None
-    assert found.operator.source is not None
-    assert (found.operator.name, found.operator.source.line) == ("aten.addmm.default", line_of("a_linear", __file__))
-    model = nn.Sequential(Block())
-    trip, found = late(model, ONES, check=check)
-    assert trip.frame.spec.module == "0.norm"
-    assert found.operator is not None
-    assert found.operator.source is not None
-    assert found.operator.name == "aten.native_layer_norm.default"
-    assert found.operator.source.text.startswith("return self.norm(hidden * 0)")
+    assert trip.frame.spec.module == module
+    assert place(found) == (operator, line_of(line, __file__))
 
 
 @pytest.mark.parametrize("check", ["frame", "batch", "async"])
@@ -67,9 +61,7 @@ def test_the_call_of_the_model_is_the_line_where_it_has_no_code_of_the_users(che
     with pytest.raises(OverflowDetected):
         _ = [model(ONES) for _ in range(2)]  # the_model
     _, found = the_only(notes)
-    assert found.operator is not None
-    assert found.operator.source is not None
-    assert found.operator.source.line == line_of("the_model", __file__)
+    assert place(found)[1] == line_of("the_model", __file__)
 
 
 @dataclass
@@ -78,21 +70,15 @@ class Given:
     y: Tensor
 
 
-class OfGiven(nn.Module):
-    def forward(self, *, given: Given, scale: float) -> Tensor:
-        return given.x * scale / given.y  # of_given
-
-
 @pytest.mark.parametrize("check", ["frame", "batch", "async"])
 def test_keyword_and_dataclass_inputs(check: str) -> None:
-    model = OfGiven()
+    model = Calls(lambda *, given, scale: given.x * scale / given.y)  # of_given
     _, notes = watched(model, check=check)
     with pytest.raises(OverflowDetected):
         _ = [model(given=Given(ONES, ONES * 0), scale=2.0) for _ in range(2)]
     _, found = the_only(notes)
+    assert place(found) == ("aten.div.Tensor", line_of("of_given", __file__))
     assert found.operator is not None
-    assert found.operator.source is not None
-    assert (found.operator.name, found.operator.source.line) == ("aten.div.Tensor", line_of("of_given", __file__))
     assert found.operator.shapes == ((2, 4), (2, 4))
     assert found.recurred == 3
 
@@ -103,9 +89,7 @@ def test_what_was_born_between_modules_is_found_in_the_forward_around_them(check
     trip, found = tripped(model, ONES, watch={"check": check})
     assert (trip.frame.spec.module, trip.operator) == ("body", None)  # the module's own operators are not to blame
     assert classify(trip)[0] is Cause.UPSTREAM
-    assert found.operator is not None
-    assert found.operator.source is not None
-    assert (found.operator.name, found.operator.source.line) == ("aten.div.Tensor", line_of("between", __file__))
+    assert place(found) == ("aten.div.Tensor", line_of("between", __file__))
     assert found.recurred == 3
 
 
@@ -123,9 +107,7 @@ def test_the_module_is_named_in_a_batch_in_which_only_the_root_was_measured() ->
 def test_numbers_that_numpy_computed_are_said_to_be_made_elsewhere() -> None:
     model = Calls(lambda x: x + torch.from_numpy(np.array([1, np.inf])))  # numpy
     trip, found = tripped(model, torch.ones(2))
-    assert found.operator is not None
-    assert found.operator.source is not None
-    assert found.operator.source.line == line_of("numpy", __file__)
+    assert place(found)[1] == line_of("numpy", __file__)
     assert "the code makes a tensor of numbers that hold inf" in classify(trip)[1]
 
 
@@ -136,13 +118,8 @@ def test_a_marked_tensor_is_found_in_the_forward_around_it() -> None:
             model(-ONES)
         found = watch._closeup
     assert found is not None
-    assert found.operator is not None
-    assert found.operator.source is not None
-    assert (found.operator.name, found.operator.source.line, found.recurred) == (
-        "aten.log.default",
-        line_of("marked", __file__),
-        3,
-    )
+    assert place(found) == ("aten.log.default", line_of("marked", __file__))
+    assert found.recurred == 3
 
 
 # --- does it recur? ----------------------------------------------------------------------------------------------------
@@ -176,15 +153,9 @@ def test_a_module_that_draws_is_repeated_from_the_random_state_at_its_beginning(
     assert found.operator.name.startswith("aten.reciprocal")
 
 
-class DrawsRarely(nn.Module):
-    """An inf for one number in a thousand."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.where(torch.rand(()) < 0.001, x / 0, x)
-
-
 def test_a_rare_draw_recurs_as_the_root_was_entered_with_it() -> None:
-    model = nn.Sequential(nn.Dropout(0.5), DrawsRarely())
+    draws = Calls(lambda x: torch.where(torch.rand(()) < 0.001, x / 0, x))  # an inf for one number in a thousand
+    model = nn.Sequential(nn.Dropout(0.5), draws)
     _, notes = watched(model)
 
     def train() -> None:
@@ -210,18 +181,13 @@ def test_other_random_numbers_make_it_unknown_whether_it_recurs() -> None:
     assert "it draws random numbers, and drew others" in found.note
 
 
-class CountsToThree(nn.Module):
-    def __init__(self, start: Any) -> None:
-        super().__init__()
-        self.calls = start
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls = self.calls + 1
-        return x / 0 if self.calls == 3 else x
+def counts_to_three(self: Root, x: Tensor) -> Tensor:
+    self.calls = self.calls + 1
+    return x / 0 if self.calls == 3 else x
 
 
 def test_a_number_that_its_module_counts_is_as_it_was() -> None:
-    model = CountsToThree(0)
+    model = Root(counts_to_three, calls=0)
     _, notes = watched(model)
     with pytest.raises(OverflowDetected):
         _ = model(ONES), model(ONES), model(ONES)
@@ -230,7 +196,7 @@ def test_a_number_that_its_module_counts_is_as_it_was() -> None:
 
 
 def test_another_attribute_that_a_forward_changes_makes_it_unknown_whether_it_recurs() -> None:
-    model = CountsToThree(torch.tensor(0))
+    model = Root(counts_to_three, calls=torch.tensor(0))
     _, notes = watched(model)
     with pytest.raises(OverflowDetected):
         _ = model(ONES), model(ONES), model(ONES)
@@ -245,10 +211,8 @@ def test_another_attribute_that_a_forward_changes_makes_it_unknown_whether_it_re
 
 def test_the_largest_number_of_the_wide_output() -> None:
     _, found = tripped(Calls(lambda x: (x @ x.t()).clamp(min=1)), torch.full((4, 4), 300.0, dtype=torch.float16))
-    assert [(row.dtype, row.state, row.abs_max) for row in found.precision] == [
-        ("float32", State.FINITE, 360000.0),
-        ("float64", State.FINITE, 360000.0),
-    ]
+    rows = [(row.dtype, row.state, row.abs_max) for row in found.precision]
+    assert rows == [("float32", State.FINITE, 360000.0), ("float64", State.FINITE, 360000.0)]
 
 
 def test_autocast_and_casts_of_the_users_are_wide_as_well() -> None:
@@ -283,33 +247,16 @@ def test_attention_recurrent_layers_and_batch_norm_in_half() -> None:
 # --- it harms nothing --------------------------------------------------------------------------------------------------
 
 
-class Everything(nn.Module):
-    """Its forward changes all that a forward may: buffers, attributes, random states; and has a place for a fault."""
-
-    steps: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-        self.norm = nn.BatchNorm1d(4)
-        self.drop = nn.Dropout(0.5)
-        self.register_buffer("steps", torch.zeros(()))
-        self.calls = 0
-        self.seen: list[int] = []
-        self.cache: dict[str, Tensor] = {}
-        self.fault = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        self.seen.append(self.calls)
-        self.cache["last"] = x
-        self.steps += 1
-        drawn = random.random() + float(np.random.rand())
-        hidden = checkpoint(self.inner, x, use_reentrant=False) * drawn
-        hidden = self.drop(self.norm(hidden))
-        if self.fault:
-            return torch.log(hidden * 0)
-        return hidden  # type: ignore[no-any-return]
+def everything(self: Root, x: Tensor) -> Any:
+    """Changes all that a forward may: buffers, attributes, random states; and has a place for a fault."""
+    self.calls += 1
+    self.seen.append(self.calls)
+    self.cache["last"] = x
+    self.steps += 1
+    drawn = random.random() + float(np.random.rand())
+    hidden = checkpoint(self.inner, x, use_reentrant=False) * drawn
+    hidden = self.drop(self.norm(hidden))
+    return torch.log(hidden * 0) if self.fault else hidden
 
 
 def after_training(options: dict[str, Any] | None) -> list[Any]:
@@ -317,8 +264,10 @@ def after_training(options: dict[str, Any] | None) -> list[Any]:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    model = Everything()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner, norm, drop = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)
+    model: Any = Root(everything, inner=inner, norm=norm, drop=drop, calls=0, seen=[], cache={}, fault=False)
+    model.register_buffer("steps", torch.zeros(()))
+    optimizer = sgd(model, 0.1)
     notes = watched(model, **options)[1] if options is not None else None
     outputs = []
     for number in range(3):
@@ -340,16 +289,17 @@ def after_training(options: dict[str, Any] | None) -> list[Any]:
     return [outputs[0], outputs[2], torch.rand(3), *model.state_dict().values(), *gradients, *kept]
 
 
-@pytest.mark.parametrize("options", [{}, {"check": "batch"}, {"gradients": True}, {"closeup": 0}], ids=str)
+def test_without_a_close_up_the_operator_is_found() -> None:
+    _, notes = watched(model := Calls(lambda x: x / 0), closeup=0)
+    with pytest.raises(OverflowDetected):
+        model(ONES)
+    assert (notes.closeups, notes.trip.has_closeup) == ([], False)
+    assert notes.trip.operator is not None
+
+
+@pytest.mark.parametrize("options", [{}, {"check": "batch"}, {"gradients": True}], ids=str)
 @pytest.mark.filterwarnings("ignore")
 def test_a_training_that_goes_on_is_bitwise_as_without_a_watch(options: dict[str, Any]) -> None:
-    if options.get("closeup") == 0:
-        _, notes = watched(model := Calls(lambda x: x / 0), **options)
-        with pytest.raises(OverflowDetected):
-            model(ONES)
-        assert (notes.closeups, notes.trips[0].has_closeup) == ([], False)
-        assert notes.trips[0].operator is not None  # which is as quick as before
-        return
     for one, other in zip(after_training(None), after_training(options), strict=True):
         assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
 

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from closeups import the_only
 from models import Calls
-from notebook import watched
+from notebook import learn, sgd, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun import closeup
 from rankwatch.shared.closeup import CloseUp
@@ -24,10 +24,8 @@ def hidden(x: Tensor) -> Tensor:
 
 def closeup_of(model: nn.Module, x: Tensor, gain: float = 1.0) -> CloseUp:
     _, notes = watched(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    (model(x).float().sum() * gain).backward()
     with pytest.raises(OverflowDetected):
-        optimizer.step()
+        learn(model(x).float().sum() * gain, sgd(model, 0.0))
     return the_only(notes)[1]
 
 
@@ -76,11 +74,9 @@ def test_a_gradient_of_0_times_inf_is_bad_in_every_precision() -> None:
 def test_a_gradient_that_the_loss_made_names_its_steep_operators() -> None:
     model = nn.Linear(4, 4, bias=False)
     _, notes = watched(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     loss = (model(torch.zeros(2, 4)) ** 2).mean().sqrt()
-    loss.backward()
     with pytest.raises(OverflowDetected):
-        optimizer.step()
+        learn(loss, sgd(model, 0.0))
     _, found = the_only(notes)
     assert found.note.startswith("not run again: the gradient that came from the loss was bad")
     assert "in it, aten.sqrt.default and aten.pow" in found.note
@@ -91,7 +87,7 @@ def test_the_model_is_as_it_was() -> None:
     kept = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     before = {name: value.clone() for name, value in kept.items()}
     _, notes = watched(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = sgd(model, 0.0)
     loss = model(torch.rand(2, 4).half()).float().sum() * 6e4
     mean = model.get_buffer("1.running_mean").clone()
     loss.backward()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from closeups import line_of, the_only
-from notebook import model_of, ones, unwatch, watched
+from closeups import line_of, operator_of, the_only
+from notebook import model_of, ones, unwatch, watched, watching
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun.loss_graph import Outputs, origin_after_backward
 from rankwatch.shared.cause import Cause, Trip, classify
@@ -25,8 +25,7 @@ INF = float("inf")
 
 def trained(loss: Callable[[Tensor], Tensor], **options: Any) -> tuple[Trip, CloseUp]:
     """The trip of the first batch of a training with this loss."""
-    model = model_of()
-    _, notes = watched(model, **options)
+    model, _, notes = watching(**options)
     with pytest.raises(OverflowDetected):
         loss(model(ones())).backward()  # backward
     return the_only(notes)
@@ -60,10 +59,9 @@ def several(outputs: Tensor) -> Tensor:
     return outputs.mean() + 0.1 * outputs.var() + terms.sum()
 
 
-class Dice(nn.Module):
-    def forward(self, outputs: Tensor) -> Tensor:
-        overlap = (outputs * 0).sum()
-        return 1 - 2 * overlap / (overlap + overlap)
+def dice(outputs: Tensor) -> Tensor:
+    overlap = (outputs * 0).sum()
+    return 1 - 2 * overlap / (overlap + overlap)
 
 
 class Doubled(torch.autograd.Function):
@@ -96,7 +94,7 @@ MECHANISMS: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
     "root of a negative variance": (negative_variance, "aten.sqrt.default", "negative"),
     "divergence with zeros": (divergence, "aten.log.default", "aten.log of 0"),
     "focal": (focal, "aten.pow.Tensor_Scalar", "fraction"),
-    "dice of nothing": (Dice(), "aten.div.Tensor", "0 / 0"),
+    "dice of nothing": (dice, "aten.div.Tensor", "0 / 0"),
     "exp": (lambda x: (x.abs() * 1e3 + x.exp() * 1e3).exp().mean(), "aten.exp.default", "float32 ends"),
     "float16": (lambda x: functional.mse_loss((x.exp() * 1e3).half(), x.half()).float(), "aten.mse_loss.default", "float16"),
     "sum in float16": (lambda x: (x.sigmoid().half() * 6e4).sum(), "aten.sum.default", "float16"),
@@ -134,9 +132,8 @@ def test_the_operator_is_named(name: str) -> None:
     loss, operator, evidence = MECHANISMS[name]
     trip, found = trained(loss)
     assert (trip.culprit.kind, trip.frame.spec.module) == (Kind.LOSS, "")
-    assert trip.operator is not None
-    assert trip.operator.name == operator
-    assert trip.operator.source is None
+    assert operator_of(trip).name == operator
+    assert operator_of(trip).source is None
     assert "the model's output was finite" in classify(trip)[1]
     assert evidence in classify(trip)[1]
     assert f"backward was called at {__file__}:{line_of('backward', __file__)}" in found.note
@@ -144,13 +141,11 @@ def test_the_operator_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("check", ["batch", "async"])
 def test_it_is_named_where_numbers_are_read_later(check: str) -> None:
-    model = model_of()
-    _, notes = watched(model, check=check)
+    model, _, notes = watching(check=check)
     with pytest.raises(OverflowDetected):
         _ = [functional.cross_entropy(model(ones()), IGNORED).backward() for _ in range(3)]
     trip, _ = the_only(notes)
-    assert trip.operator is not None
-    assert trip.operator.name == "aten.nll_loss_forward.default"
+    assert operator_of(trip).name == "aten.nll_loss_forward.default"
 
 
 def test_it_is_in_the_report() -> None:
@@ -168,8 +163,7 @@ def test_a_scaled_loss_is_followed_to_its_origin() -> None:
     with pytest.raises(OverflowDetected):
         scaler.scale(functional.cross_entropy(model(ones()), IGNORED) / 4).backward()
     trip, _ = the_only(notes)
-    assert trip.operator is not None
-    assert trip.operator.name == "aten.nll_loss_forward.default"
+    assert operator_of(trip).name == "aten.nll_loss_forward.default"
 
 
 def test_a_variable_of_the_users_tells_what_autograd_did_not_save() -> None:
@@ -177,19 +171,17 @@ def test_a_variable_of_the_users_tells_what_autograd_did_not_save() -> None:
         shifted = outputs + 1e3  # the sum saves nothing, and exp only its result
         shifted.exp().mean().backward()
 
-    model = model_of()
-    _, notes = watched(model)
+    model, _, notes = watching()
     with pytest.raises(OverflowDetected):
         overflow(model(ones()))
     trip, _ = the_only(notes)
-    assert trip.operator is not None
-    assert (trip.operator.name, trip.operator.inputs[0].abs_max > 900) == ("aten.exp.default", True)
+    operator = operator_of(trip)
+    assert (operator.name, operator.inputs[0].abs_max > 900) == ("aten.exp.default", True)
 
 
 def test_what_is_supposed_is_said() -> None:
     trip, found = trained(lambda x: (x + 1e3).exp().mean())
-    assert trip.operator is not None
-    assert (trip.operator.name, trip.operator.inputs) == ("aten.exp.default", ())
+    assert (operator_of(trip).name, operator_of(trip).inputs) == ("aten.exp.default", ())
     assert "supposing that what autograd did not save was finite: a constant in aten.add.Tensor" in found.note
 
 

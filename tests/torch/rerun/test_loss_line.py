@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from closeups import line_of, the_only
-from notebook import model_of, ones, watched
+from closeups import line_of, operator_of, the_only
+from notebook import ones, watching
 from rankwatch.errors import OverflowDetected
 from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.trip import Trip
@@ -150,19 +150,11 @@ def ended(loss: Tensor, p: Tensor) -> None:
     (loss + p.log().mean()).backward()
 
 
-NOT_SURE = [
-    twice,
-    through_a_map,
-    through_a_partial,
-    through_a_dictionary,
-    handed_over,
-    in_a_property,
-]
+NOT_SURE = [twice, through_a_map, through_a_partial, through_a_dictionary, handed_over, in_a_property]
 
 
 def trained(step: Callable[[nn.Module], Any]) -> tuple[Trip, CloseUp]:
-    model = model_of()
-    _, notes = watched(model)
+    model, _, notes = watching()
     with pytest.raises(OverflowDetected):
         step(model)
     return the_only(notes)
@@ -171,17 +163,16 @@ def trained(step: Callable[[nn.Module], Any]) -> tuple[Trip, CloseUp]:
 @pytest.mark.parametrize("step", SURE)
 def test_the_line_is_known(step: Callable[[nn.Module], Any]) -> None:
     trip, found = trained(step)
-    assert trip.operator is not None
-    assert trip.operator.source is not None
-    assert (trip.operator.source.file, trip.operator.source.line) == (__file__, line_of(step.__name__, __file__))
+    source = operator_of(trip).source
+    assert source is not None
+    assert (source.file, source.line) == (__file__, line_of(step.__name__, __file__))
     assert "perhaps" not in found.note
 
 
 @pytest.mark.parametrize("step", NOT_SURE)
 def test_no_line_is_claimed_that_may_be_another(step: Callable[[nn.Module], Any]) -> None:
     trip, _ = trained(step)
-    assert trip.operator is not None
-    assert trip.operator.source is None
+    assert operator_of(trip).source is None
 
 
 def test_the_lines_that_may_be_it_are_in_the_note() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import notebook
-from closeups import late, line_of, the_only, tripped
+from closeups import late, line_of, place, the_only, tripped
 from models import Calls, replicated
-from notebook import watched
+from notebook import model_of, unwatch, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun.capsule import CapsuleRules
 from rankwatch.shared.cause import Cause, classify
@@ -30,52 +29,43 @@ ONES = torch.ones(2, 4)
 # --- compiled modules ---------------------------------------------------------------------------------------------------
 
 
-class Exponential(nn.Module):
-    def __init__(self, factor: float = 1e6) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.exp(self.inner(x).abs() * self.factor)  # compiled
+def exponential(factor: float = 1e6) -> Any:
+    return Root(lambda self, x: torch.exp(self.inner(x).abs() * factor), inner=nn.Linear(4, 4))  # compiled
 
 
 def whole() -> Any:
-    return torch.compile(nn.Sequential(Exponential()), backend="aot_eager")
+    return torch.compile(nn.Sequential(exponential()), backend="aot_eager")
 
 
 def in_its_place() -> Any:
-    model = nn.Sequential(Exponential())
+    model = nn.Sequential(exponential())
     model.compile(backend="aot_eager")
     return model
 
 
 def one_block() -> Any:
-    return nn.Sequential(nn.Linear(4, 4), cast(Any, torch.compile(Exponential(), backend="aot_eager")))
+    compiled: Any = torch.compile(exponential(), backend="aot_eager")
+    return nn.Sequential(nn.Linear(4, 4), compiled)
 
 
 @pytest.mark.parametrize("make", [whole, pytest.param(in_its_place, marks=pytest.mark.slow), one_block])
 @pytest.mark.parametrize("check", ["frame", pytest.param("async", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_module_is_run_eagerly(make: Callable[[], Any], check: str) -> None:
-    torch._dynamo.reset()
     _, found = late(make(), ONES, check=check)
-    assert found.operator is not None
-    assert found.operator.source is not None
-    assert (found.operator.name, found.operator.source.line) == ("aten.exp.default", line_of("compiled", __file__))
+    assert place(found) == ("aten.exp.default", line_of("compiled", __file__))
     assert (found.recurred, found.of, found.is_eager) == (3, 3, True)
-    torch._dynamo.reset()
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_function_around_the_model_hides_what_it_was_given() -> None:
-    torch._dynamo.reset()
-    model = nn.Sequential(Exponential())
+    model = nn.Sequential(exponential())
     _, notes = watched(model)
     step = torch.compile(lambda x: model(x), backend="eager")
     with pytest.raises(OverflowDetected):
         step(ONES)
     _, found = the_only(notes)
     assert found.note == "not run again: it runs compiled, and what the model was given is not at hand"
-    torch._dynamo.reset()
 
 
 def wrong(graph: Any, inputs: Any) -> Any:
@@ -87,50 +77,38 @@ def wrong(graph: Any, inputs: Any) -> Any:
     return graph
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_bug_of_the_compiler_is_not_called_one_of_the_hardware() -> None:
-    torch._dynamo.reset()
-    model: Any = torch.compile(nn.Sequential(Exponential(0.1)), backend=wrong)
+    model: Any = torch.compile(nn.Sequential(exponential(0.1)), backend=wrong)
     trip, found = tripped(model, ONES)
     assert (found.recurred, found.of, found.is_eager, trip.recurs) == (0, 3, True, None)
     assert classify(trip)[0] is not Cause.UNEXPLAINED
-    torch._dynamo.reset()
 
 
 # --- what is refused, with its reason ----------------------------------------------------------------------------------
 
 
-class Communicates(nn.Module):
+def communicates(x: Tensor) -> Tensor:
     """Bad before it communicates: what was about to be sent has an origin."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x / 0  # sent
-        dist.all_reduce(y)
-        return y
+    y = x / 0  # sent
+    dist.all_reduce(y)
+    return y
 
 
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("one_rank")
 def test_a_forward_that_communicates_is_run_up_to_there(tmp_path: Path) -> None:
-    model = nn.Sequential(Communicates())
+    model = nn.Sequential(Calls(communicates))
     _, notes = watched(model)
     notes.rules = CapsuleRules(tmp_path)
     with pytest.raises(OverflowDetected):
         model(ONES)
     _, found = the_only(notes)
     assert (found.capsule, [*tmp_path.iterdir()]) == ("", [])  # it could not be run elsewhere
-    assert found.operator is not None
-    assert found.operator.source is not None
-    assert (found.operator.name, found.operator.source.line) == ("aten.div.Tensor", line_of("sent", __file__))
+    assert place(found) == ("aten.div.Tensor", line_of("sent", __file__))
     assert (found.of, found.note) == (0, "not run again: it communicates by c10d.allreduce_.default")
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.filterwarnings("ignore")
 def test_a_wrapper_that_communicates_inside_of_the_model_is_not_called() -> None:
     inner = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
@@ -140,7 +118,7 @@ def test_a_wrapper_that_communicates_inside_of_the_model_is_not_called() -> None
     assert (found.recurred, found.of) == (3, 3)  # the module that tripped communicates with nobody
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_modules_and_tensors_are_not_run_again() -> None:
     from torch.distributed.device_mesh import init_device_mesh
@@ -153,7 +131,7 @@ def test_sharded_modules_and_tensors_are_not_run_again() -> None:
     assert (found.of, found.note) == (0, "not run again: its tensors are sharded: computing with them communicates")
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.filterwarnings("ignore")
 def test_of_an_fsdp_model_the_module_inside_of_a_unit_is_run_again() -> None:
     from torch.distributed.fsdp import fully_shard
@@ -173,7 +151,7 @@ def test_a_transformation_of_functions_is_not_run_again() -> None:
     with pytest.raises(OverflowDetected):
         torch.func.functional_call(model, {}, (ONES,))
     assert notes.closeups[0].recurred == 3
-    notebook.unwatch()
+    unwatch()
     _, notes = watched(model)
     try:
         torch.func.vmap(model)(ONES)
@@ -201,7 +179,7 @@ def test_an_evaluation_is_run_again(mode: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_a_checkpointed_module_is_run_again(use_reentrant: bool) -> None:
-    model = Root(lambda self, x: checkpoint(self.inner, x, use_reentrant=use_reentrant), inner=Exponential())
+    model = Root(lambda self, x: checkpoint(self.inner, x, use_reentrant=use_reentrant), inner=exponential())
     trip, found = tripped(model, ONES.clone().requires_grad_())
     assert (trip.frame.spec.module, found.recurred, found.of) == ("inner", 3, 3)
 
@@ -210,88 +188,54 @@ def test_a_hook_of_the_users_that_makes_it_bad_is_run_again() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].register_forward_hook(lambda module, args, output: output / 0)  # hooked
     _, found = tripped(model, ONES)
-    assert found.operator is not None
-    assert found.operator.source is not None
-    assert (found.operator.name, found.operator.source.line) == ("aten.div.Tensor", line_of("hooked", __file__))
+    assert place(found) == ("aten.div.Tensor", line_of("hooked", __file__))
     assert found.recurred == 3
 
 
 def test_a_model_that_a_thread_of_its_own_runs() -> None:
-    model = nn.Sequential(Exponential())
+    model = nn.Sequential(exponential())
     _, notes = watched(model)
-    raised: list[BaseException] = []
-
-    def forward() -> None:
-        try:
-            model(ONES)
-        except OverflowDetected as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=forward)
-    thread.start()
-    thread.join()
-    assert raised
+    with ThreadPoolExecutor(1) as thread, pytest.raises(OverflowDetected):
+        thread.submit(model, ONES).result()
     assert notes.closeups[0].recurred == 3
 
 
-class Threads(nn.Module):
+def in_threads(self: Root, x: Tensor) -> Tensor:
     """Computes the halves of a batch in threads, on replicas, as ``nn.DataParallel`` does with several GPUs."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        halves, made, raised = x.chunk(2), {}, []
-
-        def run(number: int) -> None:
-            try:
-                made[number] = replicated(self.module)(halves[number])
-            except OverflowDetected as error:
-                raised.append(error)
-
-        threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if raised:
-            raise raised[0]
-        return torch.cat([made[0], made[1]])
+    with ThreadPoolExecutor(2) as threads:
+        halves = [threads.submit(replicated(self.module), half) for half in x.chunk(2)]
+    return torch.cat([half.result() for half in halves])
 
 
-class Counted(nn.Module):
-    calls: Tensor
+def count(self: Root, x: Tensor) -> Tensor:
+    self.calls += 1
+    return torch.log(self.inner(x) * 0)  # in a replica
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-        self.inner = nn.Linear(4, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return torch.log(self.inner(x) * 0)  # in a replica
+def counted() -> Root:
+    model = Root(count, inner=nn.Linear(4, 4))
+    model.register_buffer("calls", torch.zeros(()))
+    return model
 
 
 @pytest.mark.parametrize("check", ["frame", "batch", "async"])
 def test_a_replica_of_data_parallel_is_run_again(check: str) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), Counted())
+    model = model_of(nn.Linear(4, 4), counted())
     _, notes = watched(model, check=check)  # of DataParallel, what it wraps is watched
+    around = Root(in_threads, module=model)
     with pytest.raises(OverflowDetected):
-        _ = Threads(model)(ONES), Threads(model)(ONES)
+        _ = around(ONES), around(ONES)
     trip, (found,) = notes.trips[0], notes.closeups  # the other thread may begin after this trip, and trip too
-    assert found.operator is not None
-    assert found.operator.source is not None
-    assert (trip.frame.spec.module, found.operator.name) == ("1", "aten.log.default")
-    assert found.operator.source.line == line_of("in a replica", __file__)
+    assert trip.frame.spec.module == "1"
+    assert place(found) == ("aten.log.default", line_of("in a replica", __file__))
     assert (found.recurred, found.of) == (3, 3)
-    assert cast(Any, model[1]).calls == 0  # of the replicas alone
+    assert model[1].calls == 0  # of the replicas alone
 
 
 @pytest.mark.parametrize("check", ["frame", "batch", "async"])
 def test_a_forward_that_starts_threads_is_not_run_again(check: str) -> None:
     """What its threads do is not seen. Run again, they make no frames, and no operator of the others is blamed."""
-    detector, notes = watched(model := Threads(nn.Sequential(Counted())), check=check)
+    detector, notes = watched(model := Root(in_threads, module=nn.Sequential(counted())), check=check)
     with pytest.raises(OverflowDetected):
         _ = model(ONES), model(ONES)
     (trip,), (found,) = notes.trips, notes.closeups
@@ -301,7 +245,7 @@ def test_a_forward_that_starts_threads_is_not_run_again(check: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_data_parallel_without_a_gpu() -> None:
-    inner = nn.Sequential(Exponential())
+    inner = nn.Sequential(exponential())
     model = nn.DataParallel(inner)
     trip, found = tripped(model, ONES)
     assert (trip.frame.spec.module, found.recurred, found.of) == ("0", 3, 3)
@@ -319,12 +263,10 @@ def test_a_loss_has_no_forward_to_run_again() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("fresh_compiler")
 def test_an_operator_on_functions_is_found() -> None:
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
-    torch._dynamo.reset()
     model = Calls(lambda x: flex.flex_attention(x, x, x))  # flex
     _, found = tripped(model, torch.ones(1, 1, 16, 16) * 1e30)
-    assert found.operator is not None
-    assert found.operator.source is not None
-    assert (found.operator.name, found.operator.source.line) == ("flex_attention", line_of("flex", __file__))
+    assert place(found) == ("flex_attention", line_of("flex", __file__))
     assert found.recurred == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,27 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import notebook
-from notebook import first_weight, model_of, watched
+from models import Calls
+from notebook import Gain, first_weight, model_of, sgd, unwatch, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.shared.cause import Cause, Trip, classify
-
-
-@pytest.fixture(autouse=True)
-def _unwatch() -> Iterator[None]:
-    yield
-    notebook.unwatch()
-
-
-class Do(nn.Module):
-    """x -> what ``function`` makes of it."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+from trainings import Root
 
 
 def trip_of(model: nn.Module, *args: Any, good: tuple[Any, ...] = (), **options: Any) -> Trip:
@@ -165,7 +149,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_operator_is_found_by_repeating_the_forward(case: Case) -> None:
     before = case.given.clone()
-    trip = trip_of(model_of(nn.Identity(), Do(case.function)), case.given)
+    trip = trip_of(model_of(nn.Identity(), Calls(case.function)), case.given)
     cause, evidence = classify(trip)
     assert trip.operator is not None
     assert (cause, trip.frame.spec.module) == (case.cause, "1"), evidence
@@ -173,19 +157,10 @@ def test_an_operator_is_found_by_repeating_the_forward(case: Case) -> None:
     assert torch.equal(case.given, before)
 
 
-class Attribute(nn.Module):
-    """With a tensor that is no parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = torch.tensor(float("nan"))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
-
-
 def test_a_bad_tensor_that_is_neither_input_nor_weight_is_told() -> None:
-    cause, evidence = classify(trip_of(Attribute(), torch.ones(2)))
+    cause, evidence = classify(
+        trip_of(Root(lambda self, x: x * self.scale, scale=torch.tensor(float("nan"))), torch.ones(2))
+    )
     assert cause is Cause.UPSTREAM
     assert evidence.startswith("aten.mul was given nan (other) that is neither an input nor a weight of this module")
 
@@ -198,15 +173,15 @@ def test_an_operator_in_a_hook_of_the_user_is_found() -> None:
 
 
 def test_an_input_that_is_overwritten_with_the_output_was_finite_before() -> None:
-    trip = trip_of(model_of(nn.Linear(4, 4), Do(lambda x: x.exp_())), torch.full((2, 4), 1e4))
+    trip = trip_of(model_of(nn.Linear(4, 4), Calls(lambda x: x.exp_())), torch.full((2, 4), 1e4))
     cause, evidence = classify(trip)  # by the root's forward, in which the module gets the input that it overwrites
     assert (cause, trip.frame.spec.module) == (Cause.OVERFLOW, "1"), evidence
     assert evidence.startswith("aten.exp_ of ")
-    alone = trip_of(Do(lambda x: x.exp_()), torch.full((2, 4), 1e4))  # there is no forward around it
+    alone = trip_of(Calls(lambda x: x.exp_()), torch.full((2, 4), 1e4))  # there is no forward around it
     cause, evidence = classify(alone)
     assert (cause, alone.operator) == (Cause.OVERFLOW, None)
     assert "inputs and weights were finite; input abs max" in evidence
-    model = model_of(nn.Linear(4, 4), Do(lambda x: x.div_(0)), nn.ReLU(inplace=True))
+    model = model_of(nn.Linear(4, 4), Calls(lambda x: x.div_(0)), nn.ReLU(inplace=True))
     assert trip_of(model, torch.ones(2, 4)).frame.spec.module == "1"
 
 
@@ -239,47 +214,30 @@ class Embedded(nn.Module):
         return self.dropout(self.patches(x) + self.position_embeddings)  # type: ignore[no-any-return]
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x[None], x[None], x[None])[0]  # type: ignore[no-any-return]
+def attention() -> nn.Module:
+    return Root(
+        lambda self, x: self.attention(x[None], x[None], x[None])[0], attention=nn.MultiheadAttention(4, 2, batch_first=True)
+    )
 
 
-class Listed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scales = nn.ParameterList([nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))])
-        self.named = nn.ParameterDict({"bias": nn.Parameter(torch.zeros(4))})
-
-    def forward(self, x: Tensor) -> Tensor:
-        product: Tensor = x * self.scales[1] + self.named["bias"]
-        return product
+def listed() -> nn.Module:
+    scales = nn.ParameterList([nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))])
+    named = nn.ParameterDict({"bias": nn.Parameter(torch.zeros(4))})
+    return Root(lambda self, x: x * self.scales[1] + self.named["bias"], scales=scales, named=named)
 
 
-class Tied(nn.Module):
+def tied() -> nn.Module:
     """The embedding is also the head, by a function that no hook sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(8, 4)
-        self.body = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 8, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return F.linear(self.body(self.embed(tokens)), self.embed.weight)
+    embed, head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
+    head.weight = embed.weight
+    body = nn.Linear(4, 4)
+    return Root(
+        lambda self, tokens: F.linear(self.body(self.embed(tokens)), self.embed.weight), embed=embed, body=body, head=head
+    )
 
 
-class Recurrent(nn.Module):
-    def __init__(self, cls: type[nn.GRU] | type[nn.LSTM]) -> None:
-        super().__init__()
-        self.cells = cls(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.cells(x)[0]  # type: ignore[no-any-return]
+def recurrent(cells: nn.Module) -> nn.Module:
+    return Root(lambda self, x: self.cells(x)[0], cells=cells)
 
 
 def normed() -> nn.Module:
@@ -289,12 +247,12 @@ def normed() -> nn.Module:
 
 WEIGHTS = [
     ("ViT", Embedded, "position_embeddings", "dropout", "position_embeddings of (root) (Embedded) was already nan"),
-    ("out_proj", Attention, "attention.out_proj.weight", "attention", "weight of attention.out_proj (NonDynamically"),
-    ("in_proj", Attention, "attention.in_proj_weight", "attention", "in_proj_weight was already nan before this forward"),
-    ("ParameterList", Listed, "scales.1", "", "1 of scales (ParameterList) was already nan"),
-    ("ParameterDict", Listed, "named.bias", "", "bias of named (ParameterDict) was already nan"),
-    ("GRU", lambda: Recurrent(nn.GRU), "cells.weight_hh_l0", "cells", "weight_hh_l0 was already nan"),
-    ("LSTM", lambda: Recurrent(nn.LSTM), "cells.bias_ih_l0", "cells", "bias_ih_l0 was already nan"),
+    ("out_proj", attention, "attention.out_proj.weight", "attention", "weight of attention.out_proj (NonDynamically"),
+    ("in_proj", attention, "attention.in_proj_weight", "attention", "in_proj_weight was already nan before this forward"),
+    ("ParameterList", listed, "scales.1", "", "1 of scales (ParameterList) was already nan"),
+    ("ParameterDict", listed, "named.bias", "", "bias of named (ParameterDict) was already nan"),
+    ("GRU", lambda: recurrent(nn.GRU(4, 4)), "cells.weight_hh_l0", "cells", "weight_hh_l0 was already nan"),
+    ("LSTM", lambda: recurrent(nn.LSTM(4, 4)), "cells.bias_ih_l0", "cells", "bias_ih_l0 was already nan"),
     ("parametrization", lambda: model_of(normed()), "0.parametrizations.weight.original0", "0.parametrizations.weight", ""),
 ]
 
@@ -311,16 +269,16 @@ def test_a_bad_weight_is_found_wherever_it_belongs(
 
 
 def test_a_tied_weight_has_one_name() -> None:
-    trip = trip_of(broken(Tied(), "embed.weight"), torch.tensor([[2, 3]]), policy="first", modules=("body",))
+    trip = trip_of(broken(tied(), "embed.weight"), torch.tensor([[2, 3]]), policy="first", modules=("body",))
     cause, evidence = classify(trip)
     assert (cause, [one.module for one in trip.weights]) == (Cause.WEIGHT, ["embed"]), evidence
 
 
 @pytest.mark.parametrize("check", ["frame", "batch"])
 def test_a_weight_of_a_module_that_is_never_called_was_last_finite_in_some_batch(check: str) -> None:
-    model = Listed()
+    model = listed()
     _, notes = watched(model, check=check, weights_every=2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    optimizer = sgd(model)
     for _ in range(5):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
@@ -361,7 +319,7 @@ def test_a_bad_running_mean_is_a_bad_weight(check: str, value: float) -> None:
 
 
 def test_statistics_that_this_forward_made_bad_are_no_evidence() -> None:
-    model = model_of(nn.Linear(4, 4), nn.BatchNorm1d(4), Do(torch.nn.functional.relu))
+    model = model_of(nn.Linear(4, 4), nn.BatchNorm1d(4), Calls(torch.nn.functional.relu))
     trip = trip_of(model, torch.full((3, 4), float("nan")))
     assert classify(trip)[0] is Cause.DATA
     assert trip.weights == ()
@@ -377,24 +335,21 @@ def test_a_weight_too_large_for_autocast_is_an_overflow() -> None:
         cause, evidence = classify(trip)
         assert cause is Cause.OVERFLOW
         assert "float16" in evidence
-        notebook.unwatch()
+        unwatch()
 
 
 # --- masks and data ---------------------------------------------------------------------------------------------------
 
 
-class Masked(nn.Module):
+def masked_attention() -> Root:
     """Attention with a mask of -inf that comes with the data."""
 
-    def __init__(self, gain: float = 1.0) -> None:
-        super().__init__()
-        self.query, self.gain = nn.Linear(4, 4), Do(lambda x: x * self.factor)
-        self.factor = gain
-        self.soft = Do(lambda scores, mask: (scores + mask).softmax(-1))
-
-    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+    def forward(self: Root, x: Tensor, bias: Tensor) -> Any:
         scores = self.gain(self.query(x) @ self.query(x).t())
-        return self.soft(scores, bias) @ x  # type: ignore[no-any-return]
+        return self.soft(scores, bias) @ x
+
+    soft = Calls(lambda scores, mask: (scores + mask).softmax(-1))
+    return Root(forward, query=nn.Linear(4, 4), gain=Gain(), soft=soft)
 
 
 def bias() -> Tensor:
@@ -404,11 +359,11 @@ def bias() -> Tensor:
 @pytest.mark.parametrize("options", [{}, {"check": "batch"}, {"every": 5}, {"policy": "first", "max_frames_to_save": 2}])
 @pytest.mark.parametrize("good", [0, 2])
 def test_a_mask_is_not_the_data_that_made_an_overflow(good: int, options: dict[str, Any]) -> None:
-    model = Masked()
+    model = masked_attention()
     _, notes = watched(model, **options)
     for _ in range(good):
         model(torch.ones(3, 4), bias())
-    model.factor = 1e38
+    model.gain.gain = 1e38
     with pytest.raises(OverflowDetected):
         model(torch.ones(3, 4) * 10, bias())
     cause, evidence = classify(notes.trips[0])
@@ -417,21 +372,16 @@ def test_a_mask_is_not_the_data_that_made_an_overflow(good: int, options: dict[s
 
 
 def test_a_fully_masked_row_is_told_of_a_mask_in_the_first_batch() -> None:
-    trip = trip_of(Masked(), torch.ones(3, 4), torch.full((3, 3), float("-inf")))
+    trip = trip_of(masked_attention(), torch.ones(3, 4), torch.full((3, 3), float("-inf")))
     cause, evidence = classify(trip)
     assert (cause, trip.frame.spec.module) == (Cause.INVALID, "soft")
     assert "fully masked" in evidence
 
 
-class Standardised(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-
-    def forward(self, x: Any, mask: Tensor | None = None) -> Tensor:
-        if isinstance(x, dict):
-            x = x["deep"]["x"]
-        return self.body((x - x.mean()) / x.std())  # type: ignore[no-any-return]
+def standardised(self: Root, x: Any, mask: Tensor | None = None) -> Any:
+    if isinstance(x, dict):
+        x = x["deep"]["x"]
+    return self.body((x - x.mean()) / x.std())
 
 
 BAD = torch.tensor([[1.0, 2.0, 3.0, float("inf")]])
@@ -445,7 +395,7 @@ DATA = [
 @pytest.mark.parametrize("options", [{}, {"check": "batch"}, {"every": 2, "first_batch": 1}])
 @pytest.mark.parametrize(("args", "kwargs", "says"), [row[1:] for row in DATA], ids=[row[0] for row in DATA])
 def test_bad_data_is_data_whatever_state_it_is_in_later(args: Any, kwargs: Any, says: str, options: dict[str, Any]) -> None:
-    trip = trip_of(Standardised(), *args, kwargs=kwargs, **options)
+    trip = trip_of(Root(standardised, body=model_of(nn.Linear(4, 4), nn.Linear(4, 4))), *args, kwargs=kwargs, **options)
     cause, evidence = classify(trip)
     assert (cause, says in evidence) == (Cause.DATA, True), evidence
 
@@ -455,24 +405,15 @@ def test_a_mask_with_a_nan_is_bad_data_though_it_had_infs_before() -> None:
     bad[2, 0] = float("nan")
     for options in ({}, {"check": "batch"}, {"every": 5}):
         good = (torch.ones(3, 4), bias())
-        trip = trip_of(Masked(), torch.ones(3, 4), bad, good=(good, good), **options)
+        trip = trip_of(masked_attention(), torch.ones(3, 4), bad, good=(good, good), **options)
         assert classify(trip)[0] is Cause.DATA
-        notebook.unwatch()
-
-
-class Divides(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.body(x) / y  # type: ignore[no-any-return]
+        unwatch()
 
 
 @pytest.mark.parametrize("options", [{"every": 3}, {"check": "batch"}, {"every": 3, "check": "batch"}, {"check": "async"}])
 def test_the_operator_in_the_root_is_found_though_its_inputs_are_not_measured_or_it_is_judged_late(options: Any) -> None:
     x = torch.ones(2, 4)
-    detector, notes = watched(Divides(), **options)
+    detector, notes = watched(Root(lambda self, x, y: self.body(x) / y, body=nn.Linear(4, 4)), **options)
     model = detector.root
     model(x, x)
     with pytest.raises(OverflowDetected):

@@ -15,13 +15,17 @@ from rankwatch.errors import ConnectionFileError
 from rankwatch.tell.abort import ERROR_FILE, FOLLOWER_DELAY, is_of_the_network, words_of, write_error_file
 
 
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "error.json"))
+    return tmp_path / "error.json"
+
+
 def fail() -> None:
     raise RuntimeError("what followed from it")
 
 
-def test_torchs_record_does_not_write_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "error.json"
-    monkeypatch.setenv(ERROR_FILE, str(path))
+def test_torchs_record_does_not_write_over_it(path: Path) -> None:
     for reason in ("first", "second"):
         write_error_file(reason, 1.0, is_culprit=True)
         with pytest.raises(RuntimeError):
@@ -29,25 +33,19 @@ def test_torchs_record_does_not_write_over_it(tmp_path: Path, monkeypatch: pytes
         assert json.loads(path.read_text())["message"]["message"] == reason
 
 
-def test_without_us_torchs_record_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "error.json"
-    monkeypatch.setenv(ERROR_FILE, str(path))
+def test_without_us_torchs_record_writes_it(path: Path) -> None:
     with pytest.raises(RuntimeError):
         record(fail)()
     assert json.loads(path.read_text())["message"]["message"] == "RuntimeError: what followed from it"
 
 
-def test_a_culprit_that_did_not_trip_is_dated_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "error.json"
-    monkeypatch.setenv(ERROR_FILE, str(path))
+def test_a_culprit_that_did_not_trip_is_dated_now(path: Path) -> None:
     before = int(time.time())
     write_error_file("replicas differ", 0.0, is_culprit=True)
     assert before <= int(json.loads(path.read_text())["message"]["extraInfo"]["timestamp"]) <= time.time()
 
 
-def test_a_follower_is_dated_after_the_culprit_whose_clock_is_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "error.json"
-    monkeypatch.setenv(ERROR_FILE, str(path))
+def test_a_follower_is_dated_after_the_culprit_whose_clock_is_ahead(path: Path) -> None:
     write_error_file("followed", 4e9, is_culprit=False)
     assert json.loads(path.read_text())["message"]["extraInfo"]["timestamp"] == str(4_000_000_000 + FOLLOWER_DELAY)
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,13 @@ def stuck(call: Callable[[threading.Event, threading.Event], object], name: str 
     finally:
         gate.set()
         thread.join()
+
+
+def made(source: str, file: str, name: str) -> Callable[..., None]:
+    """A function of this source, as if it were in this file."""
+    names: dict[str, Callable[..., None]] = {}
+    exec(compile(source, file, "exec"), names)
+    return names[name]
 
 
 def answer_of(inspector: Inspector, number: int, woken: threading.Event) -> messages.Inspected:
@@ -84,11 +91,8 @@ def test_frames_of_rankwatch_are_told_only_where_they_wait() -> None:
         lines = inspect(1, 0, with_files=False).lines
     assert not [line for line in lines if "rankwatch/tell" in line]
 
-    own = compile("def inner(gate, is_there):\n    is_there.set()\n    gate.wait()\n", stacks._OURS + "hook/x.py", "exec")
-    names: dict[str, Callable[..., None]] = {}
-    exec(own, names)
-
-    with stuck(lambda gate, is_there: names["inner"](gate, is_there)):
+    inner = made("def inner(gate, is_there):\n    is_there.set()\n    gate.wait()\n", stacks._OURS + "hook/x.py", "inner")
+    with stuck(lambda gate, is_there: inner(gate, is_there)):
         lines = inspect(1, 0, with_files=False).lines
     assert [line for line in lines if line.endswith("hook/x.py:3 in inner")] == []  # threading waits, not we
 
@@ -100,24 +104,17 @@ def test_an_answer_is_bounded_and_printable() -> None:
         else:
             wait_in_here(gate, is_there)
 
-    hostile = compile(
-        "def f\N{LATIN SMALL LETTER A}(g, i):\n    i.set()\n    g.wait()\n", "/a\n\x1b[31mb" + "x" * 999, "exec"
-    )
-    names: dict[str, Callable[..., None]] = {}
-    exec(hostile, names)
-    with stuck(deep), stuck(names["fa"], "bad\n\x1b[2J"):
+    source = "def f\N{LATIN SMALL LETTER A}(g, i):\n    i.set()\n    g.wait()\n"
+    hostile = made(source, "/a\n\x1b[31mb" + "x" * 999, "fa")
+    with stuck(deep), stuck(hostile, "bad\n\x1b[2J"):
         answer = inspect(1, 0, with_files=True)
     assert all(len(line) <= messages.MAX_STACK_LINE and line == printable(line) for line in answer.lines)
     assert [line for line in answer.lines if "outer frames" in line]
 
-    gates = [stuck(wait_in_here, f"t{number}") for number in range(60)]
-    for gate in gates:
-        gate.__enter__()
-    try:
+    with ExitStack() as gates:
+        for number in range(60):
+            gates.enter_context(stuck(wait_in_here, f"t{number}"))
         answer = inspect(1, 0, with_files=True)
-    finally:
-        for gate in gates:
-            gate.__exit__(None, None, None)
     assert len(answer.lines) <= messages.MAX_STACK_LINES
     assert "and more threads" in answer.lines
     assert wire.decode(wire.encode(answer)) == answer
@@ -152,13 +149,13 @@ def test_no_object_of_the_training_lives_longer_for_it() -> None:
 def test_code_without_lines_is_told_all_the_same() -> None:
     """As torch.compile makes it."""
 
-    def made(gate: threading.Event, is_there: threading.Event) -> None:
+    def compiled(gate: threading.Event, is_there: threading.Event) -> None:
         wait_in_here(gate, is_there)
 
-    made.__code__ = made.__code__.replace(co_linetable=b"")
-    with stuck(made):
+    compiled.__code__ = compiled.__code__.replace(co_linetable=b"")
+    with stuck(compiled):
         lines = inspect(1, 0, with_files=True).lines
-    assert [line for line in lines if " in made" in line]
+    assert [line for line in lines if " in compiled" in line]
 
 
 def test_a_source_file_on_a_file_system_that_hangs_costs_only_its_line(
@@ -168,8 +165,7 @@ def test_a_source_file_on_a_file_system_that_hangs_costs_only_its_line(
     path = tmp_path / "hangs.py"
     os.mkfifo(path)  # to open it waits for a writer
     os.utime(path, (0, 0))
-    names: dict[str, Callable[..., None]] = {}
-    exec(compile("def load(gate, is_there):\n    is_there.set()\n    gate.wait()\n", str(path), "exec"), names)
+    load = made("def load(gate, is_there):\n    is_there.set()\n    gate.wait()\n", str(path), "load")
     inspector, answers = Inspector(0, lambda: None), list[messages.Inspected]()
 
     def has_answered() -> bool:
@@ -178,7 +174,7 @@ def test_a_source_file_on_a_file_system_that_hangs_costs_only_its_line(
         return bool(answers)
 
     found = list[weakref.ref[Tensor]]()
-    with stuck(holding(found, names["load"])):
+    with stuck(holding(found, load)):
         until(has_answered)
         assert [line for line in answers[0].lines if line.endswith("hangs.py:3 in load")]
     assert found[0]() is None  # the training goes on, and the thread that looks still waits for the file
