@@ -11,13 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import rankwatch
+from recorded.truths import ANY as ANY
 
 STEPS = 200
 EPOCH = 50
 
 Step = Callable[[int], object]
-
-ANY = -1
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,7 @@ class Case:
     """``build`` is called in each rank, which has a seed of its own, and watches its model; the step that it returns is called
     with the numbers up to STEPS.
 
-    ``compared``: how many parameters the report must call compared, and equal. ANY: some; 0: there is nothing to compare, or
-    what there is differs by right.
+    ``compared``: as in ``recorded.truths.Healthy``.
     """
 
     name: str

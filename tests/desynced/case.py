@@ -11,27 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-ROTATION = 16
-"""The default of ``fingerprints``: a parameter is compared once in so many optimizer steps."""
-
-
-@dataclass(frozen=True)
-class Truth:
-    """What the report should say.
-
-    ``step``: the first optimizer step after which the fault can be seen; ``within``: it is named at most as many steps later.
-    ``ranks``: those that differ. ``parameter``: all entries name parameters that begin so. ``entries``, ``lines``: how many
-    parameters are named, and in how many lines; -1: at least one. ``pattern``: several values: any of them is true.
-    """
-
-    pattern: tuple[str, ...]
-    ranks: tuple[int, ...]
-    step: int
-    parameter: tuple[str, ...] = ("",)
-    entries: int = -1
-    lines: int = 1
-    within: int = ROTATION
-    is_declared: bool = True
+from recorded.truths import Truth as Truth
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""One healthy training of several ranks, ``alike.py NAME``: those of the table ``tests/agreeing``.
+"""One healthy training of several ranks, those of the table ``tests/agreeing``: ``alike.py NAME FOLDER``.
 
-Where its parameters must have been compared, rank 0 checks at the end that they are one model indeed.
+Each rank writes what it sent to FOLDER.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 
-from agreeing.table import CASES, STEPS
+from agreeing import CASES, STEPS
+from recorded.noting import note_what_is_sent
 
 
 def main() -> None:
@@ -23,6 +24,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(rank)
+    note_what_is_sent(Path(sys.argv[2]))
     step = CASES[sys.argv[1]].build()
     torch.manual_seed(100 + rank)
     for number in range(STEPS):

@@ -1,8 +1,8 @@
 """One training of ``tests/desynced``: ``replicas.py NAME FOLDER [bare]``.
 
 Each rank notes the checksums of its parameters after each optimizer step, as they are when a forward begins, and writes them
-and its losses to FOLDER when it ends: that is the truth that the report is compared with. The fingerprints that it sent are
-written there as well. ``bare``: without a call of ``watch``. BATCHES: how many, other than the table says.
+and its losses to FOLDER when it ends: that is the truth that the report is compared with. What it sent is written there as
+well. ``bare``: without a call of ``watch``. BATCHES: how many, other than the table says.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import sys
 import warnings
 from collections import Counter
@@ -23,12 +22,11 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import rankwatch
-from rankwatch.shared.fingerprint import Fingerprint, FingerprintTable
-from rankwatch.watcher import Watch
 
 sys.path.append(str(Path(__file__).parents[2]))
 from desynced import CASES
 from desynced.case import Case
+from recorded.noting import note_what_is_sent
 
 
 class Oracle:
@@ -51,29 +49,16 @@ def checksum(parameter: Any) -> str:
     return hashlib.blake2b(values.numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def what_is_sent() -> list[tuple[FingerprintTable, Fingerprint]]:
-    """A list to which each fingerprint is added that the watch sends."""
-    sent: list[tuple[FingerprintTable, Fingerprint]] = []
-    send = Watch.on_fingerprint
-
-    def on_fingerprint(self: Watch, table: FingerprintTable, fingerprint: Fingerprint) -> None:
-        sent.append((table, fingerprint))
-        send(self, table, fingerprint)
-
-    Watch.on_fingerprint = on_fingerprint  # type: ignore[method-assign]
-    return sent
-
-
 def train(case: Case, folder: Path, *, is_bare: bool) -> None:
     rank = dist.get_rank()
     training = case.build(rank)
-    oracle, losses, sent = Oracle(training.root), [], what_is_sent()
+    oracle, losses = Oracle(training.root), []
+    note_what_is_sent(folder)
     with nullcontext() if is_bare else rankwatch.watch(training.root, **case.options):
         for number in range(int(os.environ.get("BATCHES", case.batches))):
             training.before(number)
             oracle.look()
             losses.append(float(training.step(number)))
-    (folder / f"rank{rank}.sent").write_bytes(pickle.dumps(sent))
     (folder / f"rank{rank}.json").write_text(json.dumps({"losses": losses, "seen": oracle.seen}))
 
 
