@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from desynced import CASES
-from jobs import COMES_BACK, Job, Nursery, run_job, torchrun
+from jobs import COMES_BACK, Job, Nursery, forked, run_job, torchrun
 from recorded.replicas import MODULES, complaints, run, said
 from recorded.truths import desync_lines
 
@@ -45,8 +45,9 @@ def test_it_is_named(tmp_path: Path, nursery: Nursery, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a_flipped_bit_of_two", "fsdp1_in_shards_of_one"])
-def test_it_is_named_in_a_training_that_is_found(tmp_path: Path, nursery: Nursery, name: str) -> None:
-    found, _ = run(nursery.forked, "desynced", name, tmp_path, is_bare=True)
+def test_it_is_named_in_a_training_that_is_found(tmp_path: Path, name: str) -> None:
+    """A training is found by its interpreter, as that starts: none of a nursery is."""
+    found, _ = run(forked, "desynced", name, tmp_path, is_bare=True)
     assert found == []
 
 
