@@ -1,4 +1,4 @@
-"""Runs hostile trainings, and prints what is said beside what is true: ``python -m hostile.verdicts [NAME ...]``."""
+"""Runs hostile trainings, and prints what is said beside what is true: ``python -m trainings.verdicts [NAME ...]``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from hostile import backwards, forwards, further, inputs, losses, modules, structures, weights  # noqa: F401  they fill the table
-from hostile.case import CASES, Case
 from notebook import unwatch, watched
 from rankwatch import registry
 from rankwatch.errors import TrainingAborted
 from rankwatch.shared.cause import classify
+from trainings.alone import HOSTILE
+from trainings.case import Case
+from trainings.truths import Trip
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Said:
         return f"{self.batch} {self.module or '(root)'} {self.label} {self.state} {self.cause}: {self.sentences}"
 
 
-def said(case: Case) -> Said:
+def said(case: Case[Trip]) -> Said:
     """Trains, and returns what the watch found; the training itself goes on as it would without one."""
     training = case.make()
     detector, notebook = watched(training.root, **case.options)
@@ -60,9 +61,8 @@ def said(case: Case) -> Said:
     return Said(trip.position.batch, module, cause.value, state, culprit.label, sentences + since)
 
 
-def judged(case: Case, found: Said) -> str:
+def judged(truth: Trip, found: Said) -> str:
     """``right``, or ``partial`` where only the cause or a sentence is not as it should be, or ``wrong``."""
-    truth = case.truth
     if truth.notice:
         return "right" if not found.tripped and truth.notice in found.sentences else "wrong"
     if not found.tripped:
@@ -80,22 +80,16 @@ def main(names: list[str]) -> None:
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     counts: dict[str, int] = {}
-    for case in CASES:
-        if names and case.name not in names:
-            continue
-        start = time.perf_counter()
+    for name in names or HOSTILE:
+        case, start = HOSTILE[name], time.perf_counter()
         try:
             found = said(case)
-            how = judged(case, found)
-            text = str(found)
+            how, text = judged(case.truth, found), str(found)
         except Exception as error:  # noqa: BLE001  the table shows it
             how, text = "wrong", f"the training failed: {error!r}"
         counts[how] = counts.get(how, 0) + 1
-        truth = case.truth
-        expected = "|".join(map(str, truth.batch[:3])) + f" {'|'.join(truth.module) or '(root)'} {truth.label or '*'} "
-        expected += f"{'|'.join(truth.state)} {'|'.join(truth.cause)} {truth.notice and 'notice ' + truth.notice}"
         print(
-            f"{how:8}{case.name}  ({time.perf_counter() - start:.2f} s)\n        true: {expected.strip()}\n        said: {text}",
+            f"{how:8}{name}  ({time.perf_counter() - start:.2f} s)\n        true: {case.truth}\n        said: {text}",
             flush=True,
         )
     print(counts)
