@@ -36,7 +36,7 @@ def trained(case: Case[Peace], watch: bool) -> tuple[list[object], list[torch.Te
     if watch:
         detector, notebook = watched(training.root, **case.options)
         registry.remember(detector)  # type: ignore[arg-type]  # detect_overflow finds it there
-    losses = [training.step(number) for number in range(case.batches)]
+    losses = [training.batch(number) for number in range(case.batches)]
     if detector is not None:
         unwatch()  # what waits is judged
         registry.forget(detector)  # type: ignore[arg-type]

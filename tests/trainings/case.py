@@ -10,13 +10,25 @@ from typing import Any, Generic, TypeVar
 import torch
 
 
+def nothing(number: int) -> None:
+    """A hook of a training that needs none."""
+
+
 @dataclass(frozen=True)
 class Training:
-    """What is watched, and what trains batch ``number`` of it and may return its loss. ``is_watched``: it watches by itself."""
+    """What is watched, and what trains batch ``number`` of it and may return its loss.
+
+    ``before`` is called ahead of each batch. ``is_watched``: the training itself calls ``watch``.
+    """
 
     root: Any
-    step: Callable[[int], object]
+    step: Callable[[int], Any]
+    before: Callable[[int], object] = nothing
     is_watched: bool = False
+
+    def batch(self, number: int) -> Any:
+        self.before(number)
+        return self.step(number)
 
 
 Build = Callable[[], Training]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .case import Training
+from .case import Training, nothing
 
 BAD = 5
 """The batch in which most of the hostile trainings go wrong."""
@@ -130,10 +130,6 @@ def headed(call: Callable[..., Any], **parts: Any) -> Root:
 # --- the usual loop ----------------------------------------------------------------------------------------------------
 
 
-def nothing(number: int) -> None:
-    """A hook of a training that needs none."""
-
-
 def squared(model: Callable[..., Any], *sizes: int) -> Callable[[int], Any]:
     """The loss of noise."""
     return lambda number: model(torch.randn(sizes or (4, 4))).square().mean()
@@ -159,7 +155,6 @@ def trained(
     loss_of = loss_of or squared(model)
 
     def step(number: int) -> float:
-        before(number)
         loss = loss_of(number)
         (scaler.scale(loss / accumulate) if scaler else loss / accumulate).backward()
         if (number + 1) % accumulate == 0:
@@ -173,7 +168,7 @@ def trained(
         after(number)
         return float(loss.item())
 
-    return Training(model, step)
+    return Training(model, step, before)
 
 
 # --- the commonest ways to go wrong ------------------------------------------------------------------------------------

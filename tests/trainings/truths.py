@@ -91,3 +91,7 @@ def hostile(
 def _several(value: str | tuple[str, ...]) -> tuple[str, ...]:
     """An empty text is a name (the root's), but no sentence."""
     return (value,) if isinstance(value, str) else value
+
+
+def agreeing(*, compared: int, ranks: int = 2, **options: Any) -> Row[Alike]:
+    return Row(Alike(compared), LONG, ranks, options)

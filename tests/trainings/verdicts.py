@@ -44,7 +44,7 @@ def said(case: Case[Trip]) -> Said:
     registry.remember(detector)  # type: ignore[arg-type]  # detect_overflow finds it there
     try:
         for number in range(case.batches):
-            training.step(number)
+            training.batch(number)
     except TrainingAborted:
         pass
     finally:
