@@ -1,4 +1,4 @@
-"""Trainings whose replicas are silently not one model, those of ``tests/desynced``: each is named, and nothing untrue is said.
+"""Trainings whose replicas are silently not one model, those of the table ``desynced``: each is named, and nothing else is said.
 
 One for each way in which an agent sees it; ``unit/decide/test_recorded_replicas.py`` has all of them.
 """
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from desynced import CASES
 from jobs import COMES_BACK, Job, Nursery, forked, run_job, torchrun
 from recorded.replicas import MODULES, complaints, run, said
 from recorded.truths import desync_lines
+from trainings.table import DESYNCED
 
 pytestmark = pytest.mark.e2e
 
@@ -54,8 +54,8 @@ def test_it_is_named_in_a_training_that_is_found(tmp_path: Path, name: str) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a_flipped_bit_of_three", "a_gather_garbled_for_all_receivers"])
 def test_the_run_is_aborted_where_that_is_asked_for(tmp_path: Path, nursery: Nursery, name: str) -> None:
-    case, truth = CASES[name], CASES[name].truth
-    training = nursery.forked("replicas.py", name, str(tmp_path), ranks=case.ranks)
+    case, truth = DESYNCED[name], DESYNCED[name].truth.truth
+    training = nursery.forked("training.py", "desynced", name, str(tmp_path), ranks=case.ranks)
     job = run_job(tmp_path, training, "--on-desync", "abort", "--abort-grace", COMES_BACK, env={"BATCHES": "100000"})
     assert (job.code, job.report["outcome"], job.left_behind) == (77, "aborted", []), job.stderr
     assert {row["state"] for row in job.report["ranks"]} == {"aborted"}

@@ -10,7 +10,7 @@ import pytest
 
 from jobs import COMES_BACK, Nursery, run_job
 from trainings.case import Case
-from trainings.ranks import HOSTILE
+from trainings.table import CULPRITS
 from trainings.truths import Fate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 TOO_FEW = pytest.mark.xfail(reason="three batches are too few to tell a divergence from a flipped bit", strict=True)
 ALL = [
     pytest.param(case, id=name, marks=TOO_FEW if name == "a_learning_rate_that_explodes" else ())
-    for name, case in HOSTILE.items()
+    for name, case in CULPRITS.items()
 ]
 
 
 @pytest.fixture(scope="module")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery"), "trainings.ranks") as nursery:
+    with Nursery(tmp_path_factory.mktemp("nursery"), "trainings.table") as nursery:
         yield nursery
 
 
@@ -39,7 +39,7 @@ def untrue(said: Mapping[str, Any], truth: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", ALL)
 def test_the_verdict_is_true(tmp_path: Path, nursery: Nursery, case: Case[Fate]) -> None:
-    job = run_job(tmp_path, nursery.forked("training.py", "Fate", case.name), "--abort-grace", COMES_BACK)
+    job = run_job(tmp_path, nursery.forked("training.py", "culprits", case.name), "--abort-grace", COMES_BACK)
     assert (job.code, job.left_behind) == (77, []), job.stderr
     assert untrue(job.verdict, case.truth.verdict) == {}
     assert untrue(job.verdict["began"] or {}, case.truth.began) == {}

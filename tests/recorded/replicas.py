@@ -16,15 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import agreeing
-import desynced
 from jobs import COMES_BACK, Job, Nursery, run_job
+from trainings.table import AGREEING, DESYNCED
 
 from .recording import Recording, file_of, in_turn, read, unframed
-from .truths import FILE, Alike, Healthy, untrue
+from .truths import FILE, Alike, untrue
 
-CASES: dict[str, Any] = {"agreeing": agreeing.CASES, "desynced": desynced.CASES}
-MODULES = ("agreeing", "desynced", "recorded.noting")
+CASES: dict[str, Any] = {"agreeing": AGREEING, "desynced": DESYNCED}
+MODULES = ("trainings.table", "recorded.noting")
 """For the nursery."""
 
 
@@ -41,21 +40,21 @@ def run(
     The job itself must end as if nothing had happened. ``start`` makes its command, as ``jobs.forked`` does. ``is_bare``: the
     training calls no ``watch``, and is found.
     """
-    case, script = CASES[table][name], "alike.py" if table == "agreeing" else "replicas.py"
-    command = start(script, name, str(folder), *(["bare"] if is_bare else []), ranks=case.ranks)
+    case = CASES[table][name]
+    command = start("training.py", table, name, str(folder), *(["bare"] if is_bare else []), ranks=case.ranks)
     job = run_job(folder, command, "--abort-grace", COMES_BACK, *options)
     found = [f"processes are left: {job.left_behind}"] if job.left_behind else []
     if job.code:
         return [*found, f"exit code {job.code}: {job.stdout}{job.stderr[-2000:]}"], Recording(())
     sent = in_turn(unframed((folder / "sent").read_bytes()))
     if table == "agreeing":
-        return found + Healthy(case.compared).complaints(job.report), Recording(sent)
+        return found + case.truth.complaints(job.report), Recording(sent)
     noted = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(case.ranks)]
     losses, entries = noted[0]["losses"], job.report["desync"]
     if not sum(losses[-10:]) < sum(losses[:10]):
         found.append(f"the loss did not fall: {losses[:3]} to {losses[-3:]}")
     alike = _alike([rank["seen"] for rank in noted])
-    found += case.truth.complaints(entries, said(job)) + untrue(entries, case.groups, alike)
+    found += case.truth.truth.complaints(entries, said(job)) + untrue(entries, case.truth.groups, alike)
     return found, Recording(sent, alike)
 
 
@@ -84,8 +83,8 @@ def _as_watched(values: dict[str, str]) -> dict[str, str]:
 
 def truths() -> str:
     """What the tables call true: the text of ``truths.json``."""
-    agree = {name: {"compared": case.compared} for name, case in agreeing.CASES.items()}
-    differ = {name: {"groups": case.groups, "truth": asdict(case.truth)} for name, case in desynced.CASES.items()}
+    agree = {name: asdict(case.truth) for name, case in AGREEING.items()}
+    differ = {name: asdict(case.truth) for name, case in DESYNCED.items()}
     return json.dumps({"agreeing": agree, "desynced": differ}).replace("}, ", "},\n").replace(": {", ":\n{", 1) + "\n"
 
 

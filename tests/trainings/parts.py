@@ -89,9 +89,8 @@ class Through(nn.Module):
 class Checkpointed(nn.Sequential):
     """Its forward runs again in the backward."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = checkpoint(super().forward, x, use_reentrant=False)
-        return out
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(super().forward, x, use_reentrant=False)
 
 
 class Coder(nn.Module):

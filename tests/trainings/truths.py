@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from recorded.truths import Healthy, Truth
+
 from .case import Row
 from .parts import BAD
 
 BATCHES = 10
 """Of a hostile training in one process."""
 LONG = 200
-"""Of a healthy training whose numbers go up and down with time."""
+"""Of a healthy training whose numbers go up and down with time, or whose replicas are compared."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,11 @@ class Fate:
 
 
 @dataclass(frozen=True)
-class Alike:
-    """Several ranks: nothing is said, and ``compared`` parameters of replicas are equal.
+class Apart:
+    """Several ranks: what is said of replicas that are silently not one model. The ranks of one group must be equal."""
 
-    ANY: some parameters; 0: there is nothing to compare, or what there is differs by right.
-    """
-
-    compared: int
-
-
-ANY = -1
+    truth: Truth
+    groups: tuple[tuple[int, ...], ...]
 
 
 def healthy(*, forwards: int = 1, batches: int = 50, **options: Any) -> Row[Peace]:
@@ -93,5 +90,15 @@ def _several(value: str | tuple[str, ...]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else value
 
 
-def agreeing(*, compared: int, ranks: int = 2, **options: Any) -> Row[Alike]:
-    return Row(Alike(compared), LONG, ranks, options)
+def spoilt(*, began: dict[str, Any] | None = None, batches: int = 12, options: Any = None, **verdict: Any) -> Row[Fate]:
+    return Row(Fate(verdict, began or {}), batches, 2, options or {})
+
+
+def agreeing(*, compared: int, ranks: int = 2, **options: Any) -> Row[Healthy]:
+    return Row(Healthy(compared), LONG, ranks, options)
+
+
+def desynced(
+    truth: Truth, *, ranks: int = 2, groups: tuple[tuple[int, ...], ...] = (), batches: int = 160, **options: Any
+) -> Row[Apart]:
+    return Row(Apart(truth, groups or (tuple(range(ranks)),)), batches, ranks, options)

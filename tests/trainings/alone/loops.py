@@ -279,25 +279,19 @@ def a_list_of_layers() -> Training:
     return trained(model, loss_of)
 
 
-@healthy()
-def accumulation() -> Training:
-    return trained(chain(), accumulate=4)
-
-
-@healthy()
-def checkpointing() -> Training:
-    return trained(to_two(lambda root, x: root.head(checkpoint(root.block, x, use_reentrant=False)), block=chain()))
-
-
-@healthy()
-def reentrant_checkpointing() -> Training:
-    return trained(
+healthy().each(
+    accumulation=lambda: trained(chain(), accumulate=4),
+    checkpointing=lambda: trained(
+        to_two(lambda root, x: root.head(checkpoint(root.block, x, use_reentrant=False)), block=chain())
+    ),
+    reentrant_checkpointing=lambda: trained(
         to_two(
             lambda root, x: root.head(checkpoint(root.block, root.first(x), use_reentrant=True)),
             first=nn.Linear(4, 4),
             block=chain(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 4)),
         )
-    )
+    ),
+)
 
 
 @healthy()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import ShardingStrategy
 
-from .by_hand import gathered, own_part
-from .case import Block, Data, Faulty, Net, Truth, average_gradients, desynced, flip, net, sgd, taught
+from recorded.truths import Truth
+from trainings.by_hand import gathered, own_part
+from trainings.case import Training
+from trainings.ranks import flat, fully, reduce_gradients
+from trainings.truths import desynced
 
-WEIGHT = "blocks.1.up.weight"
+from .parts import WEIGHT, Block, Data, Tower, flip, following, net, on, sgd
+
 PAIRS = ((0, 2), (1, 3))
 """In a mesh of two replicas by two shards: the ranks with the same shard."""
 
@@ -22,49 +27,24 @@ def hybrid() -> DeviceMesh:
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
 
 
-def fully_sharded(model: nn.Module, mesh: DeviceMesh, parts: Iterable[nn.Module]) -> Any:
-    from torch.distributed.fsdp import fully_shard
-
-    for part in (*parts, model):
-        fully_shard(part, mesh=mesh)
-    return model
-
-
-def flat(model: Net, **options: Any) -> Any:
-    """FSDP1, a unit for each block."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-
-    cpu = torch.device("cpu")
-    return FullyShardedDataParallel(
-        model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=cpu, use_orig_params=True, **options
-    )
-
-
-def own(model: nn.Module, name: str) -> Tensor:
+def own(model: nn.Module, name: str) -> Any:
     """This rank's shard of a parameter of FSDP2."""
     weight: Any = model.get_parameter(name)
-    shard: Tensor = weight._local_tensor
-    return shard
+    return weight._local_tensor
 
 
 @desynced(Truth(("initialisation",), (), 0), ranks=4, groups=PAIRS, batches=60)
-def hybrid_shards_of_four_seeds(rank: int) -> Faulty:
+def hybrid_shards_of_four_seeds() -> Training:
     """FSDP2 hands no weights on: each rank cuts its shards out of a model of its own."""
-    model = net(seed=rank)
-    return taught(fully_sharded(model, hybrid(), model.blocks), Data(rank))
+    model = net(seed=dist.get_rank())
+    return following(fully(model, hybrid(), model.blocks))
 
 
 @desynced(Truth(("one-rank", "unknown"), (1, 3), 40, (WEIGHT,), 1), ranks=4, groups=PAIRS, batches=70)
-def a_flipped_bit_in_a_hybrid_shard(rank: int) -> Faulty:
+def a_flipped_bit_in_a_hybrid_shard() -> Training:
     model = net()
-    root = fully_sharded(model, hybrid(), model.blocks)
-
-    def before(number: int) -> None:
-        if number == 40 and rank == 3:
-            flip(own(model, WEIGHT))
-
-    return taught(root, Data(rank), before=before)
+    root = fully(model, hybrid(), model.blocks)
+    return following(root, before=on(3, 40, lambda: flip(own(model, WEIGHT))))
 
 
 def averages_but(is_skipped: Callable[[Tensor], bool], replicas: dist.ProcessGroup) -> None:
@@ -80,34 +60,32 @@ def averages_but(is_skipped: Callable[[Tensor], bool], replicas: dist.ProcessGro
 
 
 @desynced(Truth(("unsynchronised",), (), 1), ranks=4, groups=PAIRS, batches=60)
-def hybrid_shards_that_are_never_averaged(rank: int) -> Faulty:
+def hybrid_shards_that_are_never_averaged() -> Training:
     """Gradients are reduced within a replica, and not over the replicas."""
     model, mesh = net(), hybrid()
     averages_but(lambda tensor: True, mesh.get_group("replica"))
-    return taught(fully_sharded(model, mesh, model.blocks), Data(rank))
+    return following(fully(model, mesh, model.blocks))
 
 
 @desynced(Truth(("subset", "unsynchronised"), (), 1, ("blocks.",)), ranks=4, groups=PAIRS, batches=60)
-def hybrid_blocks_that_are_never_averaged(rank: int) -> Faulty:
+def hybrid_blocks_that_are_never_averaged() -> Training:
     model, mesh = net(), hybrid()
     averages_but(lambda tensor: tensor.numel() > 100, mesh.get_group("replica"))
-    return taught(fully_sharded(model, mesh, model.blocks), Data(rank))
+    return following(fully(model, mesh, model.blocks))
 
 
 @desynced(Truth(("unsynchronised",), (0, 1), 1), groups=((0, 1),))
-def fsdp1_in_shards_of_one(rank: int) -> Faulty:
+def fsdp1_in_shards_of_one() -> Training:
     """HYBRID_SHARD of size (n, 1): torch turns it into NO_SHARD over groups of one rank, which reduce nothing."""
-    from torch.distributed.fsdp import ShardingStrategy
-
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "shard"))
-    return taught(flat(net(), device_mesh=mesh, sharding_strategy=ShardingStrategy.HYBRID_SHARD), Data(rank))
+    return following(flat(net(), Block, device_mesh=mesh, sharding_strategy=ShardingStrategy.HYBRID_SHARD))
 
 
 @desynced(Truth(("initialisation",), (), 0), ranks=4, groups=PAIRS, batches=60)
-def fsdp1_hybrid_shards_of_four_seeds(rank: int) -> Faulty:
-    from torch.distributed.fsdp import ShardingStrategy
-
-    return taught(flat(net(rank), device_mesh=hybrid(), sharding_strategy=ShardingStrategy.HYBRID_SHARD), Data(rank))
+def fsdp1_hybrid_shards_of_four_seeds() -> Training:
+    return following(
+        flat(net(dist.get_rank()), Block, device_mesh=hybrid(), sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+    )
 
 
 class Garbled:
@@ -141,12 +119,12 @@ class Garbled:
 
 
 @desynced(Truth(("gather",), (0, 2), 50, ("blocks.1.norm.weight",), 1), ranks=3, groups=((0,), (1,), (2,)), batches=90)
-def a_gather_garbled_for_all_receivers(rank: int) -> Faulty:
+def a_gather_garbled_for_all_receivers() -> Training:
     """FSDP2: what the receivers have is equal, and is not what rank 1 sent."""
     model = net()
-    root = fully_sharded(model, init_device_mesh("cpu", (3,)), model.blocks)
+    root = fully(model, init_device_mesh("cpu", (3,)), model.blocks)
     Garbled(model.blocks[1], sender=1, at=50)
-    return taught(root, Data(rank))
+    return following(root)
 
 
 @desynced(
@@ -155,47 +133,41 @@ def a_gather_garbled_for_all_receivers(rank: int) -> Faulty:
     batches=80,
     fingerprints=1,
 )
-def a_gather_garbled_once(rank: int) -> Faulty:
+def a_gather_garbled_once() -> Training:
     model = net()
-    root = fully_sharded(model, init_device_mesh("cpu", (2,)), model.blocks)
+    root = fully(model, init_device_mesh("cpu", (2,)), model.blocks)
     Garbled(model.blocks[1], sender=0, at=50, until=51)
-    return taught(root, Data(rank))
+    return following(root)
 
 
 @desynced(Truth(("gather",), (0, 2), 50, ("blocks.1.up.weight",), 1), ranks=3, groups=((0,), (1,), (2,)), batches=90)
-def a_gather_of_fsdp1_garbled(rank: int) -> Faulty:
-    root = flat(net())
+def a_gather_of_fsdp1_garbled() -> Training:
+    root = flat(net(), Block)
     Garbled(root._fsdp_wrapped_module.blocks[1], sender=1, at=50)
-    return taught(root, Data(rank))
+    return following(root)
 
 
 @desynced(Truth(("gather",), (0, 2), 50, ("blocks.1.norm.weight",), 1), ranks=3, groups=((0,), (1,), (2,)), batches=90)
-def a_gather_in_bfloat16_garbled(rank: int) -> Faulty:
+def a_gather_in_bfloat16_garbled() -> Training:
     """What is handed to the gather is not the shard, but the shard in another dtype."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    model, mesh = net(), init_device_mesh("cpu", (3,))
+    model = net()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    for part in (*model.blocks, model):
-        fully_shard(part, mesh=mesh, mp_policy=policy)
+    fully(model, init_device_mesh("cpu", (3,)), model.blocks, mp_policy=policy)
     Garbled(model.blocks[1], sender=1, at=50)
-    return taught(model, Data(rank))
+    return following(model)
 
 
 @desynced(Truth(("one-rank", "unknown"), (1, 3), 40), ranks=4, groups=PAIRS, batches=70)
-def a_flipped_bit_in_a_hybrid_shard_of_fsdp1(rank: int) -> Faulty:
-    from torch.distributed.fsdp import ShardingStrategy
-
-    root = flat(net(), device_mesh=hybrid(), sharding_strategy=ShardingStrategy.HYBRID_SHARD)
-
-    def before(number: int) -> None:
-        if number == 40 and rank == 3:
-            flip(root._fsdp_wrapped_module.blocks[1]._handle.flat_param._local_shard)
-
-    return taught(root, Data(rank), before=before)
+def a_flipped_bit_in_a_hybrid_shard_of_fsdp1() -> Training:
+    root = flat(net(), Block, device_mesh=hybrid(), sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+    return following(
+        root, before=on(3, 40, lambda: flip(root._fsdp_wrapped_module.blocks[1]._handle.flat_param._local_shard))
+    )
 
 
-def tensor_parallel(model: Net, mesh: DeviceMesh, *, norms: bool) -> Any:
+def tensor_parallel(model: Tower, mesh: DeviceMesh, *, norms: bool) -> Any:
     """Up by columns, down by rows; ``norms``: the LayerNorms are DTensors too, replicated."""
     from torch.distributed.tensor import Replicate, distribute_tensor
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -223,15 +195,14 @@ class SequenceBlock(Block):
         super().__init__()
         self.norm = LocalNorm(8)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         whole = gathered(self.norm(own_part(x)))
-        out: Tensor = x + self.down(torch.tanh(self.up(whole)))
-        return out
+        return x + self.down(torch.tanh(self.up(whole)))
 
 
-def sequence_parallel() -> Net:
+def sequence_parallel() -> Tower:
     torch.manual_seed(0)
-    model = Net()
+    model = Tower()
     for index in range(3):
         model.blocks[index] = SequenceBlock()
     return model
@@ -240,28 +211,28 @@ def sequence_parallel() -> Net:
 NORMS = tuple(f"blocks.{index}.norm." for index in range(3))
 
 
-def reduced_but_the_norms(model: Net, rank: int) -> Faulty:
+def reduced_but_the_norms(model: Tower) -> Training:
     parameters = dict(model.named_parameters())
     plain = [p for name, p in parameters.items() if ".norm" not in name and not hasattr(p, "_local_tensor")]
-    return taught(model, Data(0), between=lambda number: average_gradients(plain))
+    return following(model, Data(0), between=lambda number: reduce_gradients(plain))
 
 
 @desynced(Truth(("subset",), (0, 1), 1, NORMS, 6, within=40, is_declared=False))
-def norms_left_out_of_a_reduction(rank: int) -> Faulty:
+def norms_left_out_of_a_reduction() -> Training:
     """The norms are plain parameters beside DTensors."""
     model = sequence_parallel()
-    return reduced_but_the_norms(tensor_parallel(model, init_device_mesh("cpu", (2,)), norms=False), rank)
+    return reduced_but_the_norms(tensor_parallel(model, init_device_mesh("cpu", (2,)), norms=False))
 
 
 @desynced(Truth(("subset",), (0, 1), 1, NORMS, 6))
-def replicated_norms_left_out_of_a_reduction(rank: int) -> Faulty:
+def replicated_norms_left_out_of_a_reduction() -> Training:
     """The norms are DTensors that say Replicate."""
     model = sequence_parallel()
-    return reduced_but_the_norms(tensor_parallel(model, init_device_mesh("cpu", (2,)), norms=True), rank)
+    return reduced_but_the_norms(tensor_parallel(model, init_device_mesh("cpu", (2,)), norms=True))
 
 
 @desynced(Truth(("one-rank",), (2,), 70), ranks=3, batches=100)
-def a_flipped_bit_of_a_replicated_tensor(rank: int) -> Faulty:
+def a_flipped_bit_of_a_replicated_tensor() -> Training:
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     model, mesh = net(), init_device_mesh("cpu", (3,))
@@ -269,35 +240,27 @@ def a_flipped_bit_of_a_replicated_tensor(rank: int) -> Faulty:
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Replicate()])))
     optimizer, data = sgd(model), Data(0)
+    before = on(2, 70, lambda: flip(own(model, "blocks.1.norm.weight")))
 
-    def before(number: int) -> None:
-        if number == 70 and rank == 2:
-            flip(own(model, "blocks.1.norm.weight"))
-
-    def step(number: int) -> Tensor:
+    def step(number: int) -> Any:
         x, y = (distribute_tensor(values, mesh, [Replicate()]) for values in data.batch())
         loss: Any = nn.functional.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        whole: Tensor = loss.to_local().detach()
-        return whole
+        return loss.to_local().detach()
 
-    return Faulty(model, step, before)
+    return Training(model, step, before)
 
 
 @desynced(Truth(("one-rank", "unknown"), (), 40, lines=-1), ranks=4, groups=PAIRS, batches=70)
-def a_flipped_bit_under_two_dimensions(rank: int) -> Faulty:
+def a_flipped_bit_under_two_dimensions() -> Training:
     """FSDP2 by tensor parallelism: replicas of the norm's shard are the ranks of one tensor-parallel group. Nothing averages
     their gradients, so other parameters follow the norm, one after the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tensor", "data"))
     model = tensor_parallel(net(), mesh["tensor"], norms=True)
     for block in model.blocks:
         block.norm.__class__ = LocalNorm
-    root = fully_sharded(model, mesh["data"], model.blocks)
-
-    def before(number: int) -> None:
-        if number == 40 and rank == 2:
-            flip(own(model, "blocks.1.norm.weight"))
-
-    return taught(root, Data(rank % 2), before=before)
+    root = fully(model, mesh["data"], model.blocks)
+    flips = on(2, 40, lambda: flip(own(model, "blocks.1.norm.weight")))
+    return following(root, Data(dist.get_rank() % 2), before=flips)

@@ -10,65 +10,54 @@ import torch.distributed.nn.functional as collectives
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import rankwatch
+from recorded.truths import ANY
+from trainings.by_hand import gradients_summed, parts_summed
+from trainings.case import Training
+from trainings.ranks import Net, broadcast, draw, loss_of, own_seed, reduce_gradients, same_seed, taught
+from trainings.truths import agreeing
 
-from .case import ANY, Net, Step, broadcast, draw, healthy, loss_of, own_seed, reduce_gradients, same_seed, trained
 
-
-def by_hand(model: Any, shared: Any = None, loss: Any = None, lr: float = 1e-2) -> Step:
+def by_hand(model: Any, shared: Any = None, loss: Any = None, lr: float = 1e-2) -> Training:
     """Reduces the gradients of the ``shared`` parameters, or of all."""
-    rankwatch.watch(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     parameters = list(model.parameters() if shared is None else shared)
 
-    def step(number: int) -> None:
-        (loss_of(model) if loss is None else loss(number)).backward()
-        reduce_gradients(parameters)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return taught(model, loss, optimizer=optimizer, between=lambda n: reduce_gradients(parameters))
 
 
-@healthy(compared=6)
-def gradients_reduced_by_hand() -> Step:
+@agreeing(compared=6)
+def gradients_reduced_by_hand() -> Training:
     net = Net()
     broadcast(net)
     return by_hand(net)
 
 
-@healthy(compared=6)
-def broadcast_after_the_first_step() -> Step:
+@agreeing(compared=6)
+def broadcast_after_the_first_step() -> Training:
     """As Horovod's examples did: the models are made one in the first batch, once there are states of the optimizer."""
     net = Net()
-    rankwatch.watch(net)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
 
-    def step(number: int) -> None:
-        loss_of(net).backward()
-        reduce_gradients(net.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
+    def after(number: int) -> None:
         if number == 0:
             broadcast(net)
 
-    return step
+    return taught(net, optimizer=optimizer, between=lambda n: reduce_gradients(net.parameters()), after=after)
 
 
 class SyncNorm(nn.BatchNorm1d):
     """Batch statistics of all ranks (torch's own runs on GPUs only)."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         ranks = dist.get_world_size()
         mean = collectives.all_reduce(x.mean(0)) / ranks
         square = collectives.all_reduce(x.square().mean(0)) / ranks
-        out: Tensor = (x - mean) / (square - mean.square() + self.eps).sqrt() * self.weight + self.bias
-        return out
+        return (x - mean) / (square - mean.square() + self.eps).sqrt() * self.weight + self.bias
 
 
-@healthy(compared=8)
-def sync_batch_norm() -> Step:
-    return trained(DistributedDataParallel(Net(middle=SyncNorm)))
+@agreeing(compared=8)
+def sync_batch_norm() -> Training:
+    return taught(DistributedDataParallel(Net(middle=SyncNorm)))
 
 
 # --- experts -----------------------------------------------------------------------------------------------------------
@@ -86,16 +75,15 @@ class Mixture(nn.Module):
     def shared(self) -> list[Any]:
         return [p for part in (self.first, self.router, self.head) for p in part.parameters()]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         hidden = torch.tanh(self.first(x))
         sent = collectives.all_to_all_single(torch.empty_like(hidden), hidden)
         back = collectives.all_to_all_single(torch.empty_like(hidden), torch.tanh(self.expert(sent)))
-        out: Tensor = self.head(hidden + back * self.router(hidden).sigmoid())
-        return out
+        return self.head(hidden + back * self.router(hidden).sigmoid())
 
 
-@healthy(compared=6)
-def experts_beside_a_reduction_by_hand() -> Step:
+@agreeing(compared=6)
+def experts_beside_a_reduction_by_hand() -> Training:
     """Each rank draws another expert."""
     same_seed()
     model = Mixture(nn.Linear(8, 8))
@@ -104,32 +92,32 @@ def experts_beside_a_reduction_by_hand() -> Step:
     return by_hand(model, model.shared)
 
 
-@healthy(compared=6)
-def experts_that_begin_alike() -> Step:
+@agreeing(compared=6)
+def experts_that_begin_alike() -> Training:
     same_seed()
     model = Mixture(nn.Linear(8, 8))
     return by_hand(model, model.shared)
 
 
-def without_experts(model: Mixture) -> Step:
+def without_experts(model: Mixture) -> Training:
     names = [name for name, _ in model.named_parameters() if name.startswith("expert")]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
-    return trained(DistributedDataParallel(model))
+    return taught(DistributedDataParallel(model))
 
 
-@healthy(compared=6)
-def experts_that_ddp_ignores() -> Step:
+@agreeing(compared=6)
+def experts_that_ddp_ignores() -> Training:
     return without_experts(Mixture(nn.Linear(8, 8)))
 
 
-@healthy(compared=6)
-def experts_that_ddp_ignores_and_that_begin_alike() -> Step:
+@agreeing(compared=6)
+def experts_that_ddp_ignores_and_that_begin_alike() -> Training:
     same_seed()
     return without_experts(Mixture(nn.Linear(8, 8)))
 
 
-@healthy(compared=6, ranks=4)
-def experts_with_replicas() -> Step:
+@agreeing(compared=6, ranks=4)
+def experts_with_replicas() -> Training:
     """Ranks 0 and 2 have one expert, ranks 1 and 3 another, which pairs reduce; DDP reduces the rest over all."""
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     same_seed()
@@ -137,17 +125,13 @@ def experts_with_replicas() -> Step:
     same_seed(1 + dist.get_rank() % 2)
     model.expert = nn.Linear(8, 8)
     own_seed()
-    rankwatch.watch(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 
-    def step(number: int) -> None:
-        loss_of(model).backward()
+    def between(number: int) -> None:
         reduce_gradients(model.shared)
         reduce_gradients(model.expert.parameters(), pairs[dist.get_rank() % 2])
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return step
+    return taught(model, optimizer=optimizer, between=between)
 
 
 class ParallelMlp(nn.Module):
@@ -159,57 +143,24 @@ class ParallelMlp(nn.Module):
         for parameter in self.parameters():
             setattr(parameter, attribute, value)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(torch.tanh(self.up(x)))
-        return out
+    def forward(self, x: Tensor) -> Any:
+        return self.down(torch.tanh(self.up(x)))
 
 
-def marked(attribute: str, value: object) -> Step:
+def marked(attribute: str, value: object) -> Training:
     same_seed()
     model = Mixture(ParallelMlp(attribute, value))
     own_seed()
     return by_hand(model, model.shared)
 
 
-@healthy(compared=6)
-def marked_as_not_reduced() -> Step:
-    return marked("allreduce", False)
-
-
-@healthy(compared=6)
-def marked_as_tensor_parallel() -> Step:
-    return marked("tensor_model_parallel", True)
+agreeing(compared=6).each(
+    marked_as_not_reduced=lambda: marked("allreduce", False),
+    marked_as_tensor_parallel=lambda: marked("tensor_model_parallel", True),
+)
 
 
 # --- tensor parallelism by hand --------------------------------------------------------------------------------------------
-
-
-class Copied(torch.autograd.Function):
-    """Copies forward, sums backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        gradient = gradients[0].clone()
-        dist.all_reduce(gradient)
-        return gradient
-
-
-class Summed(torch.autograd.Function):
-    """Sums forward, copies backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        out = x.clone()
-        dist.all_reduce(out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
 
 
 class Split(nn.Module):
@@ -223,12 +174,12 @@ class Split(nn.Module):
             nn.init.zeros_(self.up.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.up(Copied.apply(self.norm(x))))  # type: ignore[no-untyped-call]
-        out: Tensor = x + Summed.apply(self.down(hidden)) + self.offset  # type: ignore[no-untyped-call]
+        hidden = torch.tanh(self.up(gradients_summed(self.norm(x))))
+        out: Tensor = x + parts_summed(self.down(hidden)) + self.offset
         return out
 
 
-def split_by_hand(*, has_zero_bias: bool) -> Step:
+def split_by_hand(*, has_zero_bias: bool) -> Training:
     """The splits are drawn with seeds of their own; the head is shared. All ranks see the same data."""
     rank = dist.get_rank()
     same_seed(10 + rank)
@@ -236,22 +187,18 @@ def split_by_hand(*, has_zero_bias: bool) -> Step:
     same_seed()
     model = nn.Sequential(*blocks, nn.Linear(8, 4))
 
-    def loss(number: int) -> Tensor:
+    def loss(number: int) -> Any:
         same_seed(number)
         return loss_of(model)
 
-    return trained(model, loss)
+    return taught(model, loss)
 
 
-@healthy(compared=ANY)
-def tensor_parallel_by_hand() -> Step:
-    return split_by_hand(has_zero_bias=False)
-
-
-@healthy(compared=ANY)
-def tensor_parallel_by_hand_with_zero_biases() -> Step:
-    """Megatron's biases: they begin alike, and come apart by right."""
-    return split_by_hand(has_zero_bias=True)
+agreeing(compared=ANY).each(
+    tensor_parallel_by_hand=lambda: split_by_hand(has_zero_bias=False),
+    # Megatron's biases: they begin alike, and come apart by right.
+    tensor_parallel_by_hand_with_zero_biases=lambda: split_by_hand(has_zero_bias=True),
+)
 
 
 class SplitAdapter(nn.Module):
@@ -262,9 +209,8 @@ class SplitAdapter(nn.Module):
         self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8 // dist.get_world_size(), bias=False)
         nn.init.zeros_(self.up.weight)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.up(self.down(x))
-        return out
+    def forward(self, x: Tensor) -> Any:
+        return self.up(self.down(x))
 
 
 class Adapted(nn.Module):
@@ -275,19 +221,18 @@ class Adapted(nn.Module):
         self.adapter, self.head = SplitAdapter(), nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = Copied.apply(x)  # type: ignore[no-untyped-call]
+        x = gradients_summed(x)
         mine = torch.tanh(self.split(x) + self.adapter(x))
         whole = torch.zeros(*x.shape)
         start = dist.get_rank() * mine.shape[-1]
         whole[..., start : start + mine.shape[-1]] = mine
-        out: Tensor = self.head(Summed.apply(whole))  # type: ignore[no-untyped-call]
+        out: Tensor = self.head(parts_summed(whole))
         return out
 
 
-@healthy(compared=ANY)
-def an_adapter_on_a_split_linear() -> Step:
+@agreeing(compared=ANY)
+def an_adapter_on_a_split_linear() -> Training:
     model = Adapted()
-    rankwatch.watch(model)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
 
     def step(number: int) -> None:
@@ -297,7 +242,7 @@ def an_adapter_on_a_split_linear() -> Step:
         optimizer.step()
         optimizer.zero_grad()
 
-    return step
+    return Training(model, step)
 
 
 class PartialClasses(nn.Module):
@@ -307,7 +252,7 @@ class PartialClasses(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.normal(0.0, 0.1, (5, 4)))
 
-    def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, features: Tensor, labels: Tensor) -> Any:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         all_features = torch.cat(collectives.all_gather(features))
         all_labels = torch.cat(collectives.all_gather(labels))
@@ -315,8 +260,7 @@ class PartialClasses(nn.Module):
         total: Any = collectives.all_reduce(logits.exp().sum(1))
         is_mine = (all_labels // 5) == rank
         mine = logits.gather(1, (all_labels % 5)[:, None])[:, 0].exp() * is_mine
-        loss: Tensor = -(collectives.all_reduce(mine) / total).log().mean() / ranks
-        return loss
+        return -(collectives.all_reduce(mine) / total).log().mean() / ranks
 
 
 class Recognised(nn.Module):
@@ -325,27 +269,22 @@ class Recognised(nn.Module):
         self.backbone: Any = Net()
         self.centres = PartialClasses()
 
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        out: Tensor = self.centres(self.backbone(x), labels)
-        return out
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        return self.centres(self.backbone(x), labels)
 
 
-def classes_divided(seed: int) -> Step:
+def classes_divided(seed: int) -> Training:
     same_seed(seed)
     model = Recognised()
     own_seed()
     model.backbone = DistributedDataParallel(model.backbone)
-    return trained(model, lambda n: model(draw()[0], torch.randint(5 * dist.get_world_size(), (4,))))
+    return taught(model, lambda n: model(draw()[0], torch.randint(5 * dist.get_world_size(), (4,))))
 
 
-@healthy(compared=6)
-def classes_divided_over_the_ranks() -> Step:
-    return classes_divided(seed=dist.get_rank())
-
-
-@healthy(compared=6)
-def classes_divided_that_begin_alike() -> Step:
-    return classes_divided(seed=0)
+agreeing(compared=6).each(
+    classes_divided_over_the_ranks=lambda: classes_divided(seed=dist.get_rank()),
+    classes_divided_that_begin_alike=lambda: classes_divided(seed=0),
+)
 
 
 # --- stages ------------------------------------------------------------------------------------------------------------------
@@ -355,12 +294,11 @@ def part() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
 
 
-def pipelined(model: Any, group: Any, first: int, schedule_name: str = "ScheduleGPipe") -> Step:
+def pipelined(model: Any, group: Any, first: int, schedule_name: str = "ScheduleGPipe") -> Training:
     import torch.distributed.pipelining as pipelining
 
     stage = pipelining.PipelineStage(model, dist.get_rank() - first, 2, torch.device("cpu"), group=group)
     schedule = getattr(pipelining, schedule_name)(stage, 2, loss_fn=nn.functional.mse_loss)
-    rankwatch.watch(stage)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     def step(number: int) -> None:
@@ -371,23 +309,22 @@ def pipelined(model: Any, group: Any, first: int, schedule_name: str = "Schedule
         optimizer.step()
         optimizer.zero_grad()
 
-    return step
+    return Training(stage, step)
 
 
-@healthy(compared=0)
-def pipeline() -> Step:
+@agreeing(compared=0)
+def pipeline() -> Training:
     return pipelined(part(), None, 0)
 
 
-@healthy(compared=0)
-def pipeline_whose_stages_begin_alike() -> Step:
+@agreeing(compared=0)
+def pipeline_whose_stages_begin_alike() -> Training:
     same_seed()
     return pipelined(part(), None, 0, "Schedule1F1B")
 
 
-def passed_on(model: Any) -> Step:
+def passed_on(model: Any) -> Training:
     """A pipeline without torch's schedules: activations and gradients are sent by hand."""
-    rankwatch.watch(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 
     def step(number: int) -> None:
@@ -407,31 +344,31 @@ def passed_on(model: Any) -> Step:
         optimizer.step()
         optimizer.zero_grad()
 
-    return step
+    return Training(model, step)
 
 
-@healthy(compared=0)
-def stages_by_hand() -> Step:
+@agreeing(compared=0)
+def stages_by_hand() -> Training:
     return passed_on(part())
 
 
-@healthy(compared=ANY)
-def stages_by_hand_that_begin_alike() -> Step:
+@agreeing(compared=ANY)
+def stages_by_hand_that_begin_alike() -> Training:
     same_seed()
     return passed_on(part())
 
 
-@healthy(compared=0)
-def two_tasks() -> Step:
+@agreeing(compared=0)
+def two_tasks() -> Training:
     """Each rank trains another kind of model, and only the losses are shared."""
     model: Any = Net() if dist.get_rank() == 0 else nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
-    def loss(number: int) -> Tensor:
+    def loss(number: int) -> Any:
         value = loss_of(model)
         dist.all_reduce(value.detach().clone())
         return value
 
-    return trained(model, loss)
+    return taught(model, loss)
 
 
 # --- one sequence over several ranks ---------------------------------------------------------------------------------------
@@ -444,34 +381,31 @@ class Sequences(nn.Module):
         super().__init__()
         self.query, self.key, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         mine = x.chunk(dist.get_world_size())[dist.get_rank()]
         keys = torch.cat(collectives.all_gather(self.key(mine)))
         weights = (self.query(mine) @ keys.t()).softmax(-1)
-        out: Tensor = self.head(weights @ keys)
-        return out
+        return self.head(weights @ keys)
 
 
-@healthy(compared=6)
-def context_parallel_by_hand() -> Step:
+@agreeing(compared=6)
+def context_parallel_by_hand() -> Training:
     model = Sequences()
     broadcast(model)
 
-    def loss(number: int) -> Tensor:
+    def loss(number: int) -> Any:
         same_seed(number)
-        out: Tensor = model(torch.randn(8, 8)).square().mean()
-        return out
+        return model(torch.randn(8, 8)).square().mean()
 
     return by_hand(model, loss=loss)
 
 
-@healthy(compared=6)
-def context_parallel_in_ddp() -> Step:
+@agreeing(compared=6)
+def context_parallel_in_ddp() -> Training:
     model = DistributedDataParallel(Sequences())
 
-    def loss(number: int) -> Tensor:
+    def loss(number: int) -> Any:
         same_seed(number)
-        out: Tensor = model(torch.randn(8, 8)).square().mean()
-        return out
+        return model(torch.randn(8, 8)).square().mean()
 
-    return trained(model, loss)
+    return taught(model, loss)

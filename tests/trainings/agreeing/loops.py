@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rankwatch
-
-from .case import ANY, Net, Step, draw, healthy, loss_of, reduce_gradients, trained
+from recorded.truths import ANY
+from trainings.case import Training
+from trainings.ranks import Net, draw, loss_of, reduce_gradients, taught
+from trainings.truths import agreeing
 
 # --- several optimizers ------------------------------------------------------------------------------------------------
 
@@ -23,10 +27,9 @@ class Pair(nn.Module):
         self.critic: Any = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1)))
 
 
-def adversaries(*, of_the_critic: int = 1, warm_up: int = 0, clips: bool = False) -> Step:
+def adversaries(*, of_the_critic: int = 1, warm_up: int = 0, clips: bool = False) -> Training:
     """The critic makes several steps for each one of the generator, and the generator's gradients are not detached."""
     gan = Pair()
-    rankwatch.watch(gan)
     ours = torch.optim.Adam(gan.generator.parameters(), lr=1e-3)
     theirs = torch.optim.Adam(gan.critic.parameters(), lr=1e-3)
 
@@ -43,29 +46,20 @@ def adversaries(*, of_the_critic: int = 1, warm_up: int = 0, clips: bool = False
             ours.step()
             gan.zero_grad()
 
-    return step
+    return Training(gan, step)
 
 
-@healthy(compared=10)
-def a_gan() -> Step:
-    return adversaries()
+agreeing(compared=10).each(
+    a_gan=lambda: adversaries(),
+    a_gan_whose_critic_steps_often=lambda: adversaries(of_the_critic=5, clips=True),
+    # The generator has gradients, and makes its first step after 60.
+    a_gan_whose_critic_warms_up=lambda: adversaries(warm_up=60),
+)
 
 
-@healthy(compared=10)
-def a_gan_whose_critic_steps_often() -> Step:
-    return adversaries(of_the_critic=5, clips=True)
-
-
-@healthy(compared=10)
-def a_gan_whose_critic_warms_up() -> Step:
-    """The generator has gradients, and makes its first step after 60."""
-    return adversaries(warm_up=60)
-
-
-@healthy(compared=6)
-def two_optimizers_by_turns() -> Step:
+@agreeing(compared=6)
+def two_optimizers_by_turns() -> Training:
     model = DistributedDataParallel(Net())
-    rankwatch.watch(model)
     net = model.module
     parts = [(net.first, net.second), (net.head,)]
     turns = [torch.optim.SGD([p for m in part for p in m.parameters()], lr=1e-2) for part in parts]
@@ -75,11 +69,11 @@ def two_optimizers_by_turns() -> Step:
         turns[number // 40 % 2].step()
         model.zero_grad()
 
-    return step
+    return Training(model, step)
 
 
-@healthy(compared=6)
-def a_probe_on_rank_zero() -> Step:
+@agreeing(compared=6)
+def a_probe_on_rank_zero() -> Training:
     """Rank 0 alone trains a probe of its own beside the model, and steps it thrice as often."""
     model = DistributedDataParallel(Net())
     probe = nn.Linear(4, 4)
@@ -93,7 +87,7 @@ def a_probe_on_rank_zero() -> Step:
             optimizer.step()
             optimizer.zero_grad()
 
-    return trained(model, after=after)
+    return taught(model, after=after)
 
 
 class Probed(nn.Module):
@@ -102,13 +96,12 @@ class Probed(nn.Module):
         self.net: Any = Net()
         self.probe = nn.Linear(4, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net(x)
-        return out
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x)
 
 
-@healthy(compared=ANY)
-def a_probe_inside_on_rank_zero() -> Step:
+@agreeing(compared=ANY)
+def a_probe_inside_on_rank_zero() -> Training:
     """The same, and the probe is a part of what is watched: rank 0 counts more steps than the other one."""
     whole = Probed()
     whole.net = DistributedDataParallel(whole.net)
@@ -122,30 +115,28 @@ def a_probe_inside_on_rank_zero() -> Step:
             optimizer.step()
             optimizer.zero_grad()
 
-    return trained(whole, optimizer=torch.optim.Adam(whole.net.parameters(), lr=1e-2), after=after)
+    return taught(whole, optimizer=torch.optim.Adam(whole.net.parameters(), lr=1e-2), after=after)
 
 
-@healthy(compared=6)
-def lbfgs() -> Step:
+@agreeing(compared=6)
+def lbfgs() -> Training:
     """Several forwards in one step; the loss is averaged, so that all ranks search alike."""
     model = DistributedDataParallel(Net())
-    rankwatch.watch(model)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, history_size=5)
 
     def step(number: int) -> None:
         x, y = draw()
 
-        def closure() -> Tensor:
+        def closure() -> Any:
             optimizer.zero_grad()
             loss = (model(x) - y).square().mean()
             loss.backward()
             dist.all_reduce(loss.detach())
-            mean: Tensor = loss.detach() / dist.get_world_size()
-            return mean
+            return loss.detach() / dist.get_world_size()
 
         optimizer.step(closure)
 
-    return step
+    return Training(model, step)
 
 
 def perturb(parameters: list[Any], radius: float) -> list[Tensor]:
@@ -158,20 +149,18 @@ def perturb(parameters: list[Any], radius: float) -> list[Tensor]:
     return ways
 
 
-@healthy(compared=6)
-def sharpness_aware() -> Step:
-    """Each rank perturbs by its own gradient, as the paper asks for; the second backward is synchronised."""
+def sharpness(uphill: Callable[[list[Tensor]], Callable[[], object]]) -> Training:
+    """Each rank goes uphill by its own gradient, as the paper asks for; the second backward is synchronised."""
     model = DistributedDataParallel(Net())
-    rankwatch.watch(model)
     parameters: list[Tensor] = list(model.parameters())
-    optimizer = torch.optim.SGD(parameters, lr=1e-2)
+    climb, optimizer = uphill(parameters), torch.optim.SGD(parameters, lr=1e-2)
 
     def step(number: int) -> None:
         x, y = draw()
         before = [parameter.detach().clone() for parameter in parameters]
         with model.no_sync():
             (model(x) - y).square().mean().backward()
-        perturb(parameters, 0.05)
+        climb()
         model.zero_grad()
         (model(x) - y).square().mean().backward()
         with torch.no_grad():
@@ -179,7 +168,19 @@ def sharpness_aware() -> Step:
         optimizer.step()
         model.zero_grad()
 
-    return step
+    return Training(model, step)
+
+
+def by_optimizer(parameters: list[Tensor]) -> Callable[[], object]:
+    """The way uphill is a step of an optimizer of its own."""
+    up = torch.optim.SGD(parameters, lr=0.05, maximize=True)
+    return lambda: up.step()
+
+
+agreeing(compared=6).each(
+    sharpness_aware=lambda: sharpness(lambda parameters: lambda: perturb(parameters, 0.05)),
+    sharpness_aware_by_two_optimizers=lambda: sharpness(by_optimizer),
+)
 
 
 class Ascent(torch.optim.Optimizer):
@@ -203,10 +204,9 @@ class Ascent(torch.optim.Optimizer):
         self.zero_grad()
 
 
-@healthy(compared=6)
-def sharpness_aware_by_its_optimizer() -> Step:
+@agreeing(compared=6)
+def sharpness_aware_by_its_optimizer() -> Training:
     model = DistributedDataParallel(Net())
-    rankwatch.watch(model)
     optimizer = Ascent(model.parameters(), torch.optim.SGD, lr=1e-2)
 
     def step(number: int) -> None:
@@ -214,38 +214,14 @@ def sharpness_aware_by_its_optimizer() -> Step:
         (model(x) - y).square().mean().backward()
         optimizer.step(lambda: (model(x) - y).square().mean().backward())
 
-    return step
-
-
-@healthy(compared=6)
-def sharpness_aware_by_two_optimizers() -> Step:
-    """The way uphill is a step of an optimizer of its own, upon the rank's own gradient."""
-    model = DistributedDataParallel(Net())
-    rankwatch.watch(model)
-    up = torch.optim.SGD(model.parameters(), lr=0.05, maximize=True)
-    down = torch.optim.SGD(model.parameters(), lr=1e-2)
-
-    def step(number: int) -> None:
-        x, y = draw()
-        before = [p.detach().clone() for p in model.parameters()]
-        with model.no_sync():
-            (model(x) - y).square().mean().backward()
-        up.step()
-        model.zero_grad()
-        (model(x) - y).square().mean().backward()
-        with torch.no_grad():
-            torch._foreach_copy_(list(model.parameters()), before)
-        down.step()
-        model.zero_grad()
-
-    return step
+    return Training(model, step)
 
 
 # --- what is looked at between the steps ---------------------------------------------------------------------------------
 
 
-@healthy(compared=6)
-def evaluations_on_rank_zero() -> Step:
+@agreeing(compared=6)
+def evaluations_on_rank_zero() -> Training:
     """Between the steps rank 0 evaluates the module inside of DDP, in eval mode and in training mode, twice with gradients."""
     model = DistributedDataParallel(Net())
 
@@ -258,11 +234,11 @@ def evaluations_on_rank_zero() -> Step:
             model.train()
             model.module(draw()[0])
 
-    return trained(model, after=after)
+    return taught(model, after=after)
 
 
-@healthy(compared=6)
-def evaluations_on_all_ranks() -> Step:
+@agreeing(compared=6)
+def evaluations_on_all_ranks() -> Training:
     model = DistributedDataParallel(Net())
 
     def after(number: int) -> None:
@@ -273,62 +249,50 @@ def evaluations_on_all_ranks() -> Step:
                     model(draw()[0])
             model.train()
 
-    return trained(model, after=after)
+    return taught(model, after=after)
 
 
-@healthy(compared=6)
-def adversarial_inputs() -> Step:
+@agreeing(compared=6)
+def adversarial_inputs() -> Training:
     """Inputs are attacked by gradients of their own, for which the model runs thrice in a step."""
     model = DistributedDataParallel(Net())
 
-    def loss(number: int) -> Tensor:
+    def loss(number: int) -> Any:
         x, y = draw()
         for _ in range(2):
             x = x.detach().requires_grad_()
             (gradient,) = torch.autograd.grad((model.module(x) - y).square().mean(), x)
             x = x + 0.1 * gradient.sign()
-        out: Tensor = (model(x.detach()) - y).square().mean()
-        return out
+        return (model(x.detach()) - y).square().mean()
 
-    return trained(model, loss)
+    return taught(model, loss)
 
 
-@healthy(compared=6)
-def inner_loop_with_other_weights() -> Step:
+@agreeing(compared=6)
+def inner_loop_with_other_weights() -> Training:
     """MAML: the inner loop runs the model with weights that are not its parameters."""
     model = DistributedDataParallel(Net())
     net = model.module
 
-    def loss(number: int) -> Tensor:
+    def loss(number: int) -> Any:
         x, y = draw()
         weights = dict(net.named_parameters())
         inner = (torch.func.functional_call(net, weights, (x,)) - y).square().mean()
         gradients = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
         moved = {name: p - 0.1 * g for (name, p), g in zip(weights.items(), gradients, strict=True)}
         x, y = draw()
-        out: Tensor = (torch.func.functional_call(net, moved, (x,)) - y).square().mean()
-        return out
+        return (torch.func.functional_call(net, moved, (x,)) - y).square().mean()
 
-    def after(number: int) -> None:
-        pass
-
-    rankwatch.watch(model)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
 
-    def step(number: int) -> None:
-        loss(number).backward()
-        reduce_gradients(net.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return taught(model, loss, optimizer=optimizer, between=lambda n: reduce_gradients(net.parameters()))
 
 
-@healthy(compared=6)
-def noise_on_the_weights() -> Step:
+@agreeing(compared=6)
+def noise_on_the_weights() -> Training:
     """Each rank trains under noise of its own, which is taken off before the step."""
     model = DistributedDataParallel(Net())
-    rankwatch.watch(model)
+    rankwatch.watch(model)  # ahead of the hook that adds the noise
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     parameters: list[Tensor] = list(model.parameters())
 
@@ -340,11 +304,8 @@ def noise_on_the_weights() -> Step:
 
     model.module.register_forward_pre_hook(noisy)
 
-    def step(number: int) -> None:
-        loss_of(model).backward()
+    def between(number: int) -> None:
         with torch.no_grad():
             torch._foreach_copy_(parameters, model.module.kept)
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return step
+    return replace(taught(model, optimizer=optimizer, between=between), is_watched=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from trainings.case import Training
 from trainings.parts import trained
@@ -28,9 +31,8 @@ class Net(nn.Module):
         self.first, self.second, self.head = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, 4)
         self.norm = middle(width) if middle is not nn.Identity else middle()
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(torch.tanh(self.second(torch.tanh(self.norm(self.first(x))))))
-        return out
+    def forward(self, x: Tensor) -> Any:
+        return self.head(torch.tanh(self.second(torch.tanh(self.norm(self.first(x))))))
 
 
 def same_seed(seed: int = 0) -> None:
@@ -49,13 +51,20 @@ def alike() -> Any:
     return net
 
 
-def fully(net: Any = None, mesh: Any = None, **options: Any) -> Any:
-    """Shards a model that all ranks draw alike, by FSDP2."""
+def flat(net: nn.Module | None = None, unit: type[nn.Module] = nn.Linear, **options: Any) -> Any:
+    """FSDP1. ``unit``: the class of what is gathered at a time."""
+    warnings.simplefilter("ignore")
+    options = {"auto_wrap_policy": ModuleWrapPolicy({unit}), "use_orig_params": True, **options}
+    return FullyShardedDataParallel(net or alike(), device_id=torch.device("cpu"), **options)
+
+
+def fully(net: Any = None, mesh: Any = None, parts: Iterable[nn.Module] = (), **options: Any) -> Any:
+    """FSDP2, of a model that all ranks draw alike."""
     from torch.distributed.fsdp import fully_shard
 
     net = net or alike()
     mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
-    for module in (net.first, net.second, net.head, net):
+    for module in (*(parts or (net.first, net.second, net.head)), net):
         fully_shard(module, mesh=mesh, **options)
     return net
 
@@ -73,10 +82,9 @@ def draw(count: int = 4, width: int = 8) -> tuple[Tensor, Tensor]:
     return x, x[:, :4].sin()
 
 
-def loss_of(model: nn.Module) -> Tensor:
+def loss_of(model: nn.Module) -> Any:
     x, y = draw()
-    loss: Tensor = (model(x) - y).square().mean()
-    return loss
+    return (model(x) - y).square().mean()
 
 
 def taught(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,89 +10,63 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-import rankwatch
-
-from .case import ANY, Net, Step, draw, healthy, loss_of, own_seed, reduce_gradients, same_seed, trained
+from recorded.truths import ANY
+from trainings.case import Training
+from trainings.ranks import Net, alike, draw, flat, fully, loss_of, reduce_gradients, taught
+from trainings.truths import agreeing
 
 # --- FSDP1 --------------------------------------------------------------------------------------------------------------
 
 
-def alike() -> Any:
-    same_seed()
-    net = Net()
-    own_seed()
-    return net
+agreeing(compared=ANY).each(
+    fsdp1=lambda: taught(flat()),
+    fsdp1_flat=lambda: taught(flat(use_orig_params=False)),
+    # One unit.
+    fsdp1_whole=lambda: taught(flat(auto_wrap_policy=None)),
+    fsdp1_gathered_until_the_backward=lambda: taught(flat(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)),
+)
 
 
-def flat(net: nn.Module | None = None, **options: Any) -> FullyShardedDataParallel:
-    warnings.simplefilter("ignore")
-    options = {"auto_wrap_policy": ModuleWrapPolicy({nn.Linear}), "use_orig_params": True, **options}
-    return FullyShardedDataParallel(net or alike(), device_id=torch.device("cpu"), **options)
+@agreeing(compared=6)
+def fsdp1_without_shards() -> Training:
+    return taught(flat(sharding_strategy=ShardingStrategy.NO_SHARD))
 
 
-@healthy(compared=ANY)
-def fsdp1() -> Step:
-    return trained(flat())
-
-
-@healthy(compared=ANY)
-def fsdp1_flat() -> Step:
-    return trained(flat(use_orig_params=False))
-
-
-@healthy(compared=ANY)
-def fsdp1_whole() -> Step:
-    """One unit."""
-    return trained(flat(auto_wrap_policy=None))
-
-
-@healthy(compared=ANY)
-def fsdp1_gathered_until_the_backward() -> Step:
-    return trained(flat(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP))
-
-
-@healthy(compared=6)
-def fsdp1_without_shards() -> Step:
-    return trained(flat(sharding_strategy=ShardingStrategy.NO_SHARD))
-
-
-@healthy(compared=6, ranks=4)
-def fsdp1_hybrid() -> Step:
+@agreeing(compared=6, ranks=4)
+def fsdp1_hybrid() -> Training:
     mesh = init_device_mesh("cpu", (2, 2))
-    return trained(flat(sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=mesh))
+    return taught(flat(sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=mesh))
 
 
-@healthy(compared=6, ranks=4)
-def fsdp1_hybrid_by_groups() -> Step:
+@agreeing(compared=6, ranks=4)
+def fsdp1_hybrid_by_groups() -> Training:
     rank = dist.get_rank()
     shards = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     groups = (shards[rank // 2], replicas[rank % 2])
-    return trained(flat(sharding_strategy=ShardingStrategy._HYBRID_SHARD_ZERO2, process_group=groups))
+    return taught(flat(sharding_strategy=ShardingStrategy._HYBRID_SHARD_ZERO2, process_group=groups))
 
 
-@healthy(compared=ANY)
-def fsdp1_mixed_precision() -> Step:
+@agreeing(compared=ANY)
+def fsdp1_mixed_precision() -> Training:
     precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=torch.bfloat16)
     model = flat(mixed_precision=precision)
-    return trained(model, lambda n: loss_of(model).float())
+    return taught(model, lambda n: loss_of(model).float())
 
 
-@healthy(compared=ANY)
-def fsdp1_ignored_modules() -> Step:
+@agreeing(compared=ANY)
+def fsdp1_ignored_modules() -> Training:
     """The head is not sharded; the training reduces its gradients itself."""
     net = alike()
     model = flat(net, ignored_modules=[net.head])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    return trained(model, optimizer=optimizer, between=lambda: reduce_gradients(net.head.parameters()))
+    return taught(model, optimizer=optimizer, between=lambda n: reduce_gradients(net.head.parameters()))
 
 
-@healthy(compared=ANY)
-def fsdp1_accumulation() -> Step:
+@agreeing(compared=ANY)
+def fsdp1_accumulation() -> Training:
     model = flat()
-    rankwatch.watch(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     def step(number: int) -> None:
@@ -102,18 +76,18 @@ def fsdp1_accumulation() -> Step:
         optimizer.step()
         optimizer.zero_grad()
 
-    return step
+    return Training(model, step)
 
 
-@healthy(compared=ANY)
-def fsdp1_frozen() -> Step:
+@agreeing(compared=ANY)
+def fsdp1_frozen() -> Training:
     net = alike()
     net.first.requires_grad_(False)
-    return trained(flat(net))
+    return taught(flat(net))
 
 
-@healthy(compared=ANY)
-def fsdp1_saved_and_loaded() -> Step:
+@agreeing(compared=ANY)
+def fsdp1_saved_and_loaded() -> Training:
     """Gathers the whole weights each 50 steps, evaluates with them, and goes back to them once."""
     model = flat()
     kept: dict[str, Any] = {}
@@ -131,128 +105,110 @@ def fsdp1_saved_and_loaded() -> Step:
         if number == 90:
             model.load_state_dict(kept)
 
-    return trained(model, after=after)
+    return taught(model, after=after)
 
 
 # --- FSDP2 --------------------------------------------------------------------------------------------------------------
 
 
-def fully(net: Any = None, mesh: Any = None, **options: Any) -> Any:
-    """Shards a model that all ranks draw alike."""
-    from torch.distributed.fsdp import fully_shard
-
-    net = net or alike()
-    mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
-    for module in (net.first, net.second, net.head, net):
-        fully_shard(module, mesh=mesh, **options)
-    return net
+@agreeing(compared=ANY)
+def fsdp2() -> Training:
+    return taught(fully())
 
 
-@healthy(compared=ANY)
-def fsdp2() -> Step:
-    return trained(fully())
-
-
-@healthy(compared=ANY, ranks=3)
-def fsdp2_of_uneven_shards() -> Step:
+@agreeing(compared=ANY, ranks=3)
+def fsdp2_of_uneven_shards() -> Training:
     """8 rows over 3 ranks, 4 rows over 3: the last rank has nothing of the head's bias."""
-    return trained(fully())
+    return taught(fully())
 
 
-@healthy(compared=ANY)
-def fsdp2_of_seeds_of_their_own() -> Step:
+@agreeing(compared=ANY)
+def fsdp2_of_seeds_of_their_own() -> Training:
     """Each rank keeps its shard of what it drew itself: together they are one model."""
-    return trained(fully(Net()))
+    return taught(fully(Net()))
 
 
-@healthy(compared=ANY)
-def fsdp2_from_the_meta_device() -> Step:
+@agreeing(compared=ANY)
+def fsdp2_from_the_meta_device() -> Training:
     with torch.device("meta"):
         net = Net()
     model = fully(net)
     model.to_empty(device="cpu")
     for part in (model.first, model.second, model.head):
         part.reset_parameters()
-    return trained(model)
+    return taught(model)
 
 
-@healthy(compared=ANY)
-def fsdp2_gathered_until_the_backward() -> Step:
-    return trained(fully(reshard_after_forward=False))
+@agreeing(compared=ANY)
+def fsdp2_gathered_until_the_backward() -> Training:
+    return taught(fully(reshard_after_forward=False))
 
 
-@healthy(compared=ANY)
-def fsdp2_mixed_precision() -> Step:
+@agreeing(compared=ANY)
+def fsdp2_mixed_precision() -> Training:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     model = fully(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
-    return trained(model, lambda n: loss_of(model).float())
+    return taught(model, lambda n: loss_of(model).float())
 
 
-@healthy(compared=ANY)
-def fsdp2_offloaded() -> Step:
+@agreeing(compared=ANY)
+def fsdp2_offloaded() -> Training:
     from torch.distributed.fsdp import CPUOffloadPolicy
 
-    return trained(fully(offload_policy=CPUOffloadPolicy(pin_memory=False)))
+    return taught(fully(offload_policy=CPUOffloadPolicy(pin_memory=False)))
 
 
-@healthy(compared=6, ranks=4)
-def hsdp() -> Step:
-    return trained(fully(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))))
+@agreeing(compared=6, ranks=4)
+def hsdp() -> Training:
+    return taught(fully(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))))
 
 
-@healthy(compared=6)
-def hsdp_of_single_ranks() -> Step:
+@agreeing(compared=6)
+def hsdp_of_single_ranks() -> Training:
     """Two replicas of one shard each."""
-    return trained(fully(mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))))
+    return taught(fully(mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))))
 
 
-@healthy(compared=6, ranks=4)
-def hsdp_mixed_precision() -> Step:
+@agreeing(compared=6, ranks=4)
+def hsdp_mixed_precision() -> Training:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = fully(mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))
-    return trained(model, lambda n: loss_of(model).float())
+    return taught(model, lambda n: loss_of(model).float())
 
 
-@healthy(compared=6, ranks=4)
-def hsdp_accumulation() -> Step:
+def accumulated(model: Any, reduces: Callable[[bool], object]) -> Training:
+    """Only the last of three backwards ``reduces`` all that is to be reduced."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step(number: int) -> None:
+        for batch in range(3):
+            reduces(batch == 2)
+            loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Training(model, step)
+
+
+@agreeing(compared=6, ranks=4)
+def hsdp_accumulation() -> Training:
     """Reduces over the shards only, and over the replicas in the last of three backwards."""
     model = fully(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
-    rankwatch.watch(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-    def step(number: int) -> None:
-        for batch in range(3):
-            model.set_requires_all_reduce(batch == 2)
-            loss_of(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return accumulated(model, model.set_requires_all_reduce)
 
 
-@healthy(compared=ANY)
-def fsdp2_accumulation() -> Step:
+@agreeing(compared=ANY)
+def fsdp2_accumulation() -> Training:
     model = fully()
-    rankwatch.watch(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-    def step(number: int) -> None:
-        for batch in range(3):
-            model.set_requires_gradient_sync(batch == 2)
-            loss_of(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return accumulated(model, model.set_requires_gradient_sync)
 
 
-@healthy(compared=ANY)
-def fsdp2_optimizer_in_backward() -> Step:
+@agreeing(compared=ANY)
+def fsdp2_optimizer_in_backward() -> Training:
     model = fully()
-    rankwatch.watch(model)
     optimizers = {p: torch.optim.SGD([p], lr=1e-2) for p in model.parameters()}
 
     def stepped(parameter: Tensor) -> None:
@@ -265,20 +221,20 @@ def fsdp2_optimizer_in_backward() -> Step:
     def step(number: int) -> None:
         loss_of(model).backward()
 
-    return step
+    return Training(model, step)
 
 
-@healthy(compared=ANY)
-def fsdp2_of_the_root_only() -> Step:
+@agreeing(compared=ANY)
+def fsdp2_of_the_root_only() -> Training:
     from torch.distributed.fsdp import fully_shard
 
     net = Net()
     fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
-    return trained(net)
+    return taught(net)
 
 
-@healthy(compared=ANY)
-def fsdp2_of_a_part() -> Step:
+@agreeing(compared=ANY)
+def fsdp2_of_a_part() -> Training:
     """The blocks are sharded, the head is not, and the training reduces its gradients itself."""
     from torch.distributed.fsdp import fully_shard
 
@@ -286,7 +242,6 @@ def fsdp2_of_a_part() -> Step:
     mesh = init_device_mesh("cpu", (2,))
     for part in (net.first, net.second):
         fully_shard(part, mesh=mesh)
-    rankwatch.watch(net)
     optimizers = [torch.optim.SGD(part.parameters(), lr=1e-2) for part in (net.first, net.second, net.head)]
 
     def step(number: int) -> None:
@@ -298,27 +253,16 @@ def fsdp2_of_a_part() -> Step:
             optimizer.step()
             optimizer.zero_grad()
 
-    return step
+    return Training(net, step)
 
 
-@healthy(compared=ANY)
-def fsdp2_scaler_that_skips() -> Step:
-    model = fully()
-    rankwatch.watch(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=20)
-
-    def step(number: int) -> None:
-        scaler.scale(loss_of(model)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-
-    return step
+@agreeing(compared=ANY)
+def fsdp2_scaler_that_skips() -> Training:
+    return taught(fully(), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=20))
 
 
-@healthy(compared=ANY)
-def fsdp2_tied() -> Step:
+@agreeing(compared=ANY)
+def fsdp2_tied() -> Training:
     from torch.distributed.fsdp import fully_shard
 
     from .wrapped import Tied
@@ -332,11 +276,11 @@ def fsdp2_tied() -> Step:
         words = torch.randint(50, (16,))
         return nn.functional.cross_entropy(net(words), (words + 1) % 50)
 
-    return trained(net, loss)
+    return taught(net, loss)
 
 
-@healthy(compared=ANY)
-def fsdp2_saved_and_loaded() -> Step:
+@agreeing(compared=ANY)
+def fsdp2_saved_and_loaded() -> Training:
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
     model = fully()
@@ -352,11 +296,11 @@ def fsdp2_saved_and_loaded() -> Step:
             with torch.no_grad():
                 model(draw()[0])
 
-    return trained(model, after=after)
+    return taught(model, after=after)
 
 
-@healthy(compared=0)
-def fsdp2_compiled() -> Step:
+@agreeing(compared=0)
+def fsdp2_compiled() -> Training:
     """Each shard exists once, and what is gathered within a graph is not seen."""
     model: Any = torch.compile(fully(), backend="aot_eager")
-    return trained(model)
+    return taught(model)

@@ -9,40 +9,28 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-import rankwatch
-
-from .case import ANY, Net, Step, healthy, loss_of, own_seed, same_seed, trained
-
-
-def alike() -> Any:
-    same_seed()
-    net = Net()
-    own_seed()
-    return net
-
-
-def split(net: Any, mesh: Any) -> Any:
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    return parallelize_module(net, mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
+from recorded.truths import ANY
+from trainings.case import Training
+from trainings.ranks import Net, alike, loss_of, own_seed, same_seed, split, taught
+from trainings.truths import agreeing
 
 
 def same_data(model: nn.Module, group: int = 0) -> Any:
     """All ranks of a tensor-parallel group are fed the same."""
 
-    def loss(number: int) -> Tensor:
+    def loss(number: int) -> Any:
         same_seed(1000 * group + number)
         return loss_of(model)
 
     return loss
 
 
-@healthy(compared=ANY)
-def tensor_parallel() -> Step:
+@agreeing(compared=ANY)
+def tensor_parallel() -> Training:
     """The head is a plain parameter on each rank."""
     model = split(alike(), init_device_mesh("cpu", (2,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
-    return trained(model, same_data(model), optimizer=optimizer)
+    return taught(model, same_data(model), optimizer=optimizer)
 
 
 class Block(nn.Module):
@@ -50,9 +38,8 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(torch.tanh(self.up(self.norm(x))))
-        return out
+    def forward(self, x: Tensor) -> Any:
+        return self.down(torch.tanh(self.up(self.norm(x))))
 
 
 class Blocks(nn.Module):
@@ -61,15 +48,14 @@ class Blocks(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         for block in self.blocks:
             x = x + block(x)
-        out: Tensor = self.head(self.norm(x))
-        return out
+        return self.head(self.norm(x))
 
 
-@healthy(compared=ANY)
-def norms_on_shards_of_the_sequence() -> Step:
+@agreeing(compared=ANY)
+def norms_on_shards_of_the_sequence() -> Training:
     """The norms' gradients are partial sums, which DTensor reduces."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -88,7 +74,6 @@ def norms_on_shards_of_the_sequence() -> Step:
         parallelize_module(block, mesh, plan)
     top = {"norm": SequenceParallel(sequence_dim=0), "head": ColwiseParallel(input_layouts=Shard(0), use_local_output=False)}
     parallelize_module(model, mesh, top)
-    rankwatch.watch(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     def step(number: int) -> None:
@@ -99,11 +84,11 @@ def norms_on_shards_of_the_sequence() -> Step:
         optimizer.step()
         optimizer.zero_grad()
 
-    return step
+    return Training(model, step)
 
 
-@healthy(compared=ANY, ranks=4)
-def tensor_parallel_and_fsdp2() -> Step:
+@agreeing(compared=ANY, ranks=4)
+def tensor_parallel_and_fsdp2() -> Training:
     """2x2: each pair is fed data of its own."""
     from torch.distributed.fsdp import fully_shard
 
@@ -111,11 +96,11 @@ def tensor_parallel_and_fsdp2() -> Step:
     net = split(alike(), mesh["tensor"])
     for part in (net.first, net.second, net.head, net):
         fully_shard(part, mesh=mesh["data"])
-    return trained(net, same_data(net, dist.get_rank() // 2))
+    return taught(net, same_data(net, dist.get_rank() // 2))
 
 
-@healthy(compared=ANY, ranks=4)
-def tensor_parallel_and_hsdp() -> Step:
+@agreeing(compared=ANY, ranks=4)
+def tensor_parallel_and_hsdp() -> Training:
     """2x1x2 ranks: replicas, shards of one, tensors."""
     from torch.distributed.fsdp import fully_shard
 
@@ -123,40 +108,34 @@ def tensor_parallel_and_hsdp() -> Step:
     net = split(alike(), mesh["tensor"])
     for part in (net.first, net.second, net.head, net):
         fully_shard(part, mesh=mesh["replicate", "shard"])
-    return trained(net, same_data(net, dist.get_rank() // 2))
+    return taught(net, same_data(net, dist.get_rank() // 2))
 
 
-@healthy(compared=ANY, ranks=4)
-def tensor_parallel_and_replicas() -> Step:
+@agreeing(compared=ANY, ranks=4)
+def tensor_parallel_and_replicas() -> Training:
     """Two tensor-parallel pairs; the training reduces the gradients of the local tensors between them."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     net = split(alike(), mesh["tensor"])
     group = mesh["data"].get_group()
-    rankwatch.watch(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2, foreach=False)
-    loss = same_data(net, dist.get_rank() // 2)
 
-    def step(number: int) -> None:
-        loss(number).backward()
+    def between(number: int) -> None:
         for parameter in net.parameters():
             gradient: Any = parameter.grad
             local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
             dist.all_reduce(local, group=group)
             local /= 2
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return step
+    return taught(net, same_data(net, dist.get_rank() // 2), optimizer=optimizer, between=between)
 
 
-@healthy(compared=6)
-def replicas_as_dtensors() -> Step:
+@agreeing(compared=6)
+def replicas_as_dtensors() -> Training:
     """All parameters are DTensors with Replicate; the batch is sharded."""
     from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 
     mesh = init_device_mesh("cpu", (2,))
     net = distribute_module(alike(), mesh)
-    rankwatch.watch(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
 
     def step(number: int) -> None:
@@ -166,14 +145,14 @@ def replicas_as_dtensors() -> Step:
         optimizer.step()
         optimizer.zero_grad()
 
-    return step
+    return Training(net, step)
 
 
-@healthy(compared=6)
-def replicate_of_torch() -> Step:
+@agreeing(compared=6)
+def replicate_of_torch() -> Training:
     """``torch.distributed._composable.replicate``: DDP without a wrapper."""
     from torch.distributed._composable.replicate import replicate
 
     net = Net()
     replicate(net)
-    return trained(net)
+    return taught(net)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations, prune
 
-import rankwatch
-
-from .case import Net, Step, draw, healthy, loss_of, own_seed, reduce_gradients, same_seed, trained
+from trainings.case import Training
+from trainings.ranks import Net, draw, loss_of, own_seed, reduce_gradients, same_seed, taught
+from trainings.truths import agreeing
 
 
 class Container(nn.Module):
@@ -24,58 +24,55 @@ class Container(nn.Module):
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.decoder(torch.tanh(self.encoder(x)))
-        return out
+    def forward(self, x: Tensor) -> Any:
+        return self.decoder(torch.tanh(self.encoder(x)))
 
 
-@healthy(compared=4)
-def parts_wrapped_apart() -> Step:
-    return trained(Container(DistributedDataParallel(nn.Linear(8, 8)), DistributedDataParallel(nn.Linear(8, 4))))
+@agreeing(compared=4)
+def parts_wrapped_apart() -> Training:
+    return taught(Container(DistributedDataParallel(nn.Linear(8, 8)), DistributedDataParallel(nn.Linear(8, 4))))
 
 
-@healthy(compared=4)
-def parts_wrapped_apart_and_never_called_together() -> Step:
+@agreeing(compared=4)
+def parts_wrapped_apart_and_never_called_together() -> Training:
     parts = Container(DistributedDataParallel(nn.Linear(8, 8)), DistributedDataParallel(nn.Linear(8, 4)))
 
-    def loss(number: int) -> Tensor:
+    def loss(number: int) -> Any:
         x, y = draw()
-        out: Tensor = (parts.decoder(torch.tanh(parts.encoder(x))) - y).square().mean()
-        return out
+        return (parts.decoder(torch.tanh(parts.encoder(x))) - y).square().mean()
 
-    return trained(parts, loss)
+    return taught(parts, loss)
 
 
-@healthy(compared=6, ranks=4)
-def two_models_of_two_ranks() -> Step:
+@agreeing(compared=6, ranks=4)
+def two_models_of_two_ranks() -> Training:
     """Ranks 0 and 1 train one model, ranks 2 and 3 another one."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    return trained(DistributedDataParallel(Net(), process_group=groups[dist.get_rank() // 2]))
+    return taught(DistributedDataParallel(Net(), process_group=groups[dist.get_rank() // 2]))
 
 
-@healthy(compared=6, ranks=3)
-def one_rank_does_not_train() -> Step:
+@agreeing(compared=6, ranks=3)
+def one_rank_does_not_train() -> Training:
     """Rank 2 only looks: its copy is of its own, and it calls it without gradients."""
     group = dist.new_group([0, 1])
     net = Net()
     if dist.get_rank() < 2:
-        return trained(DistributedDataParallel(net, process_group=group))
-    rankwatch.watch(net)
+        return taught(DistributedDataParallel(net, process_group=group))
 
     def step(number: int) -> None:
         with torch.no_grad():
             net(draw()[0])
 
-    return step
+    return Training(net, step)
 
 
-@healthy(compared=6)
-def no_sync_at_the_start() -> Step:
+@agreeing(compared=6)
+def no_sync_at_the_start() -> Training:
     """``init_sync=False``: all ranks draw the same model."""
     same_seed()
     net = Net()
     own_seed()
-    return trained(DistributedDataParallel(net, init_sync=False))
+    return taught(DistributedDataParallel(net, init_sync=False))
 
 
 class Words(nn.Module):
@@ -83,16 +80,15 @@ class Words(nn.Module):
         super().__init__()
         self.table, self.head = nn.EmbeddingBag(50, 8, sparse=True), nn.Linear(8, 4)
 
-    def forward(self, words: Tensor) -> Tensor:
-        out: Tensor = self.head(self.table(words))
-        return out
+    def forward(self, words: Tensor) -> Any:
+        return self.head(self.table(words))
 
 
-@healthy(compared=3)
-def sparse_gradients() -> Step:
+@agreeing(compared=3)
+def sparse_gradients() -> Training:
     model = DistributedDataParallel(Words())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    return trained(model, lambda n: (model(torch.randint(50, (4, 3))) - 1).square().mean(), optimizer=optimizer)
+    return taught(model, lambda n: (model(torch.randint(50, (4, 3))) - 1).square().mean(), optimizer=optimizer)
 
 
 class Tied(nn.Module):
@@ -101,20 +97,19 @@ class Tied(nn.Module):
         self.table, self.middle, self.head = nn.Embedding(50, 8), nn.Linear(8, 8), nn.Linear(8, 50, bias=False)
         self.head.weight = self.table.weight
 
-    def forward(self, words: Tensor) -> Tensor:
-        out: Tensor = self.head(torch.tanh(self.middle(self.table(words))))
-        return out
+    def forward(self, words: Tensor) -> Any:
+        return self.head(torch.tanh(self.middle(self.table(words))))
 
 
-@healthy(compared=3)
-def tied() -> Step:
+@agreeing(compared=3)
+def tied() -> Training:
     model = DistributedDataParallel(Tied())
 
     def loss(number: int) -> Tensor:
         words = torch.randint(50, (16,))
         return nn.functional.cross_entropy(model(words), (words + 1) % 50)
 
-    return trained(model, loss)
+    return taught(model, loss)
 
 
 class Odd(nn.Module):
@@ -130,33 +125,32 @@ class Odd(nn.Module):
         self.turned = nn.Parameter(torch.randn(4, 8).t())
         self.linear = nn.Linear(8, 7)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         parts = (
             self.linear(x).sum() * self.scale + self.wave.abs().sum() + self.short.float().sum() + (x @ self.turned).sum()
         )
-        out: Tensor = (parts + self.long.sum() + self.empty.sum()).reshape(1)
-        return out
+        return (parts + self.long.sum() + self.empty.sum()).reshape(1)
 
 
-@healthy(compared=9)
-def odd_parameters() -> Step:
+@agreeing(compared=9)
+def odd_parameters() -> Training:
     model = DistributedDataParallel(Odd())
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    return trained(model, lambda n: model(draw()[0]).square().sum(), optimizer=optimizer)
+    return taught(model, lambda n: model(draw()[0]).square().sum(), optimizer=optimizer)
 
 
-@healthy(compared=6)
-def parametrized() -> Step:
+@agreeing(compared=6)
+def parametrized() -> Training:
     """Weight norm gives two parameters, spectral norm draws a vector of its own."""
     net = Net()
     parametrizations.weight_norm(net.first)
     parametrizations.spectral_norm(net.second)
     net.head = nn.Linear(8, 4, bias=False)
-    return trained(DistributedDataParallel(net))
+    return taught(DistributedDataParallel(net))
 
 
-@healthy(compared=7)
-def pruned_in_mid_run() -> Step:
+@agreeing(compared=7)
+def pruned_in_mid_run() -> Training:
     """Its parameters change their names and their number."""
     net = Net()
     model = DistributedDataParallel(net)
@@ -166,17 +160,16 @@ def pruned_in_mid_run() -> Step:
         if number == 100:
             prune.l1_unstructured(net.second, "weight", 0.5)
 
-    return trained(model, optimizer=optimizer, before=before)
+    return taught(model, optimizer=optimizer, before=before)
 
 
-def wrapped_again(change: Callable[[Any], object]) -> Step:
+def wrapped_again(change: Callable[[Any], object]) -> Training:
     """In mid-run the model is changed, and wrapped by another DDP, with another optimizer."""
     net = Net()
     net.requires_grad_(False)
     net.head.requires_grad_(True)
     now: dict[str, Any] = {"model": DistributedDataParallel(net)}
     now["optimizer"] = torch.optim.Adam(net.head.parameters(), lr=1e-2)
-    rankwatch.watch(now["model"] if change is None else net)
 
     def step(number: int) -> None:
         if number == 80:
@@ -189,21 +182,17 @@ def wrapped_again(change: Callable[[Any], object]) -> Step:
         now["optimizer"].step()
         now["optimizer"].zero_grad()
 
-    return step
+    return Training(now["model"] if change is None else net, step)
 
 
-@healthy(compared=6)
-def unfrozen_and_wrapped_again() -> Step:
-    return wrapped_again(lambda net: net.requires_grad_(True))
+agreeing(compared=6).each(
+    unfrozen_and_wrapped_again=lambda: wrapped_again(lambda net: net.requires_grad_(True)),
+    cast_in_mid_run=lambda: wrapped_again(lambda net: net.requires_grad_(True).to(torch.float64)),
+)
 
 
-@healthy(compared=6)
-def cast_in_mid_run() -> Step:
-    return wrapped_again(lambda net: net.requires_grad_(True).to(torch.float64))
-
-
-@healthy(compared=8)
-def grown_in_mid_run() -> Step:
+@agreeing(compared=8)
+def grown_in_mid_run() -> Training:
     """A new layer is drawn by each rank with its own seed; the new DDP makes them one."""
 
     def grow(net: Any) -> None:
@@ -213,8 +202,8 @@ def grown_in_mid_run() -> Step:
     return wrapped_again(grow)
 
 
-@healthy(compared=6)
-def ignored_and_reduced_by_hand() -> Step:
+@agreeing(compared=6)
+def ignored_and_reduced_by_hand() -> Training:
     """DDP ignores the head; the training reduces its gradients itself."""
     same_seed()
     net = Net()
@@ -222,12 +211,12 @@ def ignored_and_reduced_by_hand() -> Step:
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["head.weight", "head.bias"])
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    return trained(model, optimizer=optimizer, between=lambda: reduce_gradients(net.head.parameters()))
+    return taught(model, optimizer=optimizer, between=lambda n: reduce_gradients(net.head.parameters()))
 
 
-@healthy(compared=6)
-def deep_copied() -> Step:
+@agreeing(compared=6)
+def deep_copied() -> Training:
     """What is trained is a copy of what was built and tried before."""
     first = DistributedDataParallel(Net())
     loss_of(first).backward()
-    return trained(DistributedDataParallel(copy.deepcopy(first.module)))
+    return taught(DistributedDataParallel(copy.deepcopy(first.module)))

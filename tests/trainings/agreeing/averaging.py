@@ -15,12 +15,13 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
-import rankwatch
+from recorded.truths import ANY
+from trainings.case import Training
+from trainings.ranks import EPOCH, Net, average, broadcast, draw, loss_of, own_seed, reduce_gradients, taught
+from trainings.truths import agreeing
 
-from .case import ANY, EPOCH, Net, Step, average, broadcast, draw, healthy, loss_of, own_seed, reduce_gradients, trained
 
-
-def local(every: int) -> Step:
+def local(every: int) -> Training:
     """A plain model, and steps upon the rank's own gradients."""
     net = Net()
     broadcast(net)
@@ -29,30 +30,21 @@ def local(every: int) -> Step:
         if number % every == every - 1:
             average(net.parameters())
 
-    return trained(net, after=after)
+    return taught(net, after=after)
 
 
-@healthy(compared=ANY)
-def local_sgd() -> Step:
-    return local(4)
+agreeing(compared=ANY).each(
+    local_sgd=lambda: local(4),
+    local_sgd_seldom=lambda: local(64),
+    local_sgd_at_each_step=lambda: local(1),
+)
 
 
-@healthy(compared=ANY)
-def local_sgd_seldom() -> Step:
-    return local(64)
-
-
-@healthy(compared=ANY)
-def local_sgd_at_each_step() -> Step:
-    return local(1)
-
-
-@healthy(compared=ANY)
-def federated_in_epochs() -> Step:
+@agreeing(compared=ANY)
+def federated_in_epochs() -> Training:
     """The clients have different numbers of batches: their counts of steps come apart."""
     net = Net()
     broadcast(net)
-    rankwatch.watch(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
 
     def step(number: int) -> None:
@@ -63,15 +55,14 @@ def federated_in_epochs() -> Step:
         if number % 5 == 4:
             average(net.parameters())
 
-    return step
+    return Training(net, step)
 
 
-@healthy(compared=ANY)
-def federated_with_a_new_optimizer() -> Step:
+@agreeing(compared=ANY)
+def federated_with_a_new_optimizer() -> Training:
     """Each round a client loads the server's weights, and trains them by an optimizer of its own."""
     net = Net()
     broadcast(net)
-    rankwatch.watch(net)
     server = copy.deepcopy(net.state_dict())
 
     def step(number: int) -> None:
@@ -87,31 +78,31 @@ def federated_with_a_new_optimizer() -> Step:
             dist.all_reduce(value.detach())
             server[name] = value / dist.get_world_size()
 
-    return step
+    return Training(net, step)
 
 
-@healthy(compared=ANY)
-def post_local_sgd() -> Step:
+@agreeing(compared=ANY)
+def post_local_sgd() -> Training:
     """DDP reduces until step 50; from then on weights are averaged in each fourth step."""
     model = DistributedDataParallel(Net())
     model.register_comm_hook(PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=50), post_localSGD_hook)
     averager = averagers.PeriodicModelAverager(period=4, warmup_steps=50)
     optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2), averager)
-    return trained(model, optimizer=optimizer)
+    return taught(model, optimizer=optimizer)
 
 
-@healthy(compared=ANY)
-def post_local_sgd_that_never_averages_again() -> Step:
+@agreeing(compared=ANY)
+def post_local_sgd_that_never_averages_again() -> Training:
     """The averaging comes after the steps that are watched here."""
     model = DistributedDataParallel(Net())
     model.register_comm_hook(PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=100), post_localSGD_hook)
     averager = averagers.PeriodicModelAverager(period=1000, warmup_steps=100)
     optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2), averager)
-    return trained(model, optimizer=optimizer)
+    return taught(model, optimizer=optimizer)
 
 
-@healthy(compared=ANY, ranks=4)
-def hierarchical_sgd() -> Step:
+@agreeing(compared=ANY, ranks=4)
+def hierarchical_sgd() -> Training:
     """Pairs average each second step, all four each eighth."""
     from collections import OrderedDict
 
@@ -121,11 +112,11 @@ def hierarchical_sgd() -> Step:
     averager = HierarchicalModelAverager(period_group_size_dict=OrderedDict([(2, 2), (8, 4)]), warmup_steps=10)
 
     optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2), averager)
-    return trained(model, optimizer=optimizer)
+    return taught(model, optimizer=optimizer)
 
 
-@healthy(compared=ANY)
-def diloco() -> Step:
+@agreeing(compared=ANY)
+def diloco() -> Training:
     """An outer optimizer steps each 20 steps upon the average of what the ranks have moved."""
     net = Net()
     broadcast(net)
@@ -143,14 +134,13 @@ def diloco() -> Step:
             for mine, theirs in zip(net.parameters(), outer, strict=True):
                 mine.copy_(theirs)
 
-    return trained(net, after=after)
+    return taught(net, after=after)
 
 
-@healthy(compared=ANY)
-def diloco_under_no_sync() -> Step:
+@agreeing(compared=ANY)
+def diloco_under_no_sync() -> Training:
     """The same with a model in DDP, each of whose backwards is under ``no_sync``."""
     model = DistributedDataParallel(Net())
-    rankwatch.watch(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 
     def step(number: int) -> None:
@@ -161,11 +151,11 @@ def diloco_under_no_sync() -> Step:
         if number % 20 == 19:
             average(model.parameters())
 
-    return step
+    return Training(model, step)
 
 
-@healthy(compared=ANY, ranks=4)
-def gossip() -> Step:
+@agreeing(compared=ANY, ranks=4)
+def gossip() -> Training:
     """Each rank averages with one neighbour, another one each time: never again are all equal."""
     net = Net()
     broadcast(net)
@@ -180,11 +170,11 @@ def gossip() -> Step:
                 work.wait()
             mine.copy_((mine + theirs) / 2)
 
-    return trained(net, after=after)
+    return taught(net, after=after)
 
 
-@healthy(compared=ANY)
-def personal_layers() -> Step:
+@agreeing(compared=ANY)
+def personal_layers() -> Training:
     """The body is averaged at each step; the head is each client's own, and begins as it was drawn there."""
     net = Net()
     for part in (net.first, net.second):
@@ -193,15 +183,14 @@ def personal_layers() -> Step:
     def after(number: int) -> None:
         average((*net.first.parameters(), *net.second.parameters()))
 
-    return trained(net, after=after)
+    return taught(net, after=after)
 
 
-@healthy(compared=ANY)
-def parameter_server() -> Step:
+@agreeing(compared=ANY)
+def parameter_server() -> Training:
     """Rank 0 alone has an optimizer, and broadcasts the weights."""
     net = Net()
     broadcast(net)
-    rankwatch.watch(net)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
 
     def step(number: int) -> None:
@@ -212,14 +201,13 @@ def parameter_server() -> Step:
         net.zero_grad()
         broadcast(net)
 
-    return step
+    return Training(net, step)
 
 
-@healthy(compared=0)
-def actor_and_learner() -> Step:
+@agreeing(compared=0)
+def actor_and_learner() -> Training:
     """Rank 0 learns; rank 1 acts without gradients, with weights that it is sent each tenth step."""
     net = Net()
-    rankwatch.watch(net)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
 
     def step(number: int) -> None:
@@ -233,15 +221,14 @@ def actor_and_learner() -> Step:
         if number % 10 == 9:
             broadcast(net)
 
-    return step
+    return Training(net, step)
 
 
-@healthy(compared=ANY)
-def reptile() -> Step:
+@agreeing(compared=ANY)
+def reptile() -> Training:
     """Five steps on the rank's own task, then all move towards the average."""
     net = Net()
     broadcast(net)
-    rankwatch.watch(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=2e-2)
 
     def step(number: int) -> None:
@@ -256,17 +243,17 @@ def reptile() -> Step:
                 for parameter, start in zip(net.parameters(), net.start, strict=True):  # type: ignore[arg-type]
                     parameter.copy_(start + 0.5 * (parameter - start))
 
-    return step
+    return Training(net, step)
 
 
 # --- averages beside the replicas ----------------------------------------------------------------------------------------
 
 
-@healthy(compared=6)
-def ema_outside() -> Step:
+@agreeing(compared=6)
+def ema_outside() -> Training:
     model = DistributedDataParallel(Net())
     average_of: Any = AveragedModel(model.module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.99))
-    return trained(model, after=lambda n: average_of.update_parameters(model.module))
+    return taught(model, after=lambda n: average_of.update_parameters(model.module))
 
 
 class WithEma(nn.Module):
@@ -286,14 +273,14 @@ class WithEma(nn.Module):
                 kept.lerp_(new, 0.01)
 
 
-@healthy(compared=12)
-def ema_inside() -> Step:
+@agreeing(compared=12)
+def ema_inside() -> Training:
     whole = WithEma()
-    return trained(DistributedDataParallel(whole), after=lambda n: whole.update())
+    return taught(DistributedDataParallel(whole), after=lambda n: whole.update())
 
 
-@healthy(compared=6)
-def ema_of_rank_zero_inside() -> Step:
+@agreeing(compared=6)
+def ema_of_rank_zero_inside() -> Training:
     """Only rank 0 keeps the average, which it saves: the others' stays as it began, and nobody reads it."""
     whole = WithEma()
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
@@ -301,11 +288,11 @@ def ema_of_rank_zero_inside() -> Step:
     )
     model = DistributedDataParallel(whole)
     whole.ema.load_state_dict(whole.net.state_dict())
-    return trained(model, after=lambda n: whole.update() if dist.get_rank() == 0 else None)
+    return taught(model, after=lambda n: whole.update() if dist.get_rank() == 0 else None)
 
 
-@healthy(compared=6)
-def ema_weights_for_an_evaluation() -> Step:
+@agreeing(compared=6)
+def ema_weights_for_an_evaluation() -> Training:
     """Each tenth step, rank 0 alone puts the averages in, evaluates, and puts the weights back."""
     model = DistributedDataParallel(Net())
     kept = [p.detach().clone() for p in model.parameters()]
@@ -324,11 +311,11 @@ def ema_weights_for_an_evaluation() -> Step:
 
     with torch.no_grad():
         pass
-    return trained(model, after=lambda n: torch.no_grad()(after)(n))
+    return taught(model, after=lambda n: torch.no_grad()(after)(n))
 
 
-@healthy(compared=6)
-def ema_weights_for_an_evaluation_with_gradients() -> Step:
+@agreeing(compared=6)
+def ema_weights_for_an_evaluation_with_gradients() -> Training:
     """The same, and rank 0 has forgotten ``no_grad``."""
     model = DistributedDataParallel(Net())
     kept = [p.detach().clone() for p in model.parameters()]
@@ -349,33 +336,29 @@ def ema_weights_for_an_evaluation_with_gradients() -> Step:
         put(weights)
         model.train()
 
-    return trained(model, after=after)
+    return taught(model, after=after)
 
 
-@healthy(compared=8)
-def swa() -> Step:
+@agreeing(compared=8)
+def swa() -> Training:
     """Averages from step 100 on; at the end of each epoch, the average is evaluated."""
     model = DistributedDataParallel(Net(middle=nn.BatchNorm1d))
-    rankwatch.watch(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)
     averaged: Any = AveragedModel(model.module)
     schedule = SWALR(optimizer, swa_lr=1e-2)
 
-    def step(number: int) -> None:
-        loss_of(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def after(number: int) -> None:
         if number >= 100:
             averaged.update_parameters(model.module)
             schedule.step()
         if number % EPOCH == EPOCH - 1:
             update_bn([draw()[0] for _ in range(3)], averaged)
 
-    return step
+    return taught(model, optimizer=optimizer, after=after)
 
 
-@healthy(compared=8)
-def swa_of_the_model_itself() -> Step:
+@agreeing(compared=8)
+def swa_of_the_model_itself() -> Training:
     """In the end the model is the average: its weights are loaded, and trained on."""
     model = DistributedDataParallel(Net(middle=nn.BatchNorm1d))
     averaged: Any = AveragedModel(model.module)
@@ -385,11 +368,11 @@ def swa_of_the_model_itself() -> Step:
         if number % EPOCH == EPOCH - 1:
             model.module.load_state_dict(averaged.module.state_dict())
 
-    return trained(model, after=after)
+    return taught(model, after=after)
 
 
-@healthy(compared=6)
-def lookahead() -> Step:
+@agreeing(compared=6)
+def lookahead() -> Training:
     """Slow weights: each fifth step, all ranks alike go back half of the way."""
     model = DistributedDataParallel(Net())
     slow = [p.detach().clone() for p in model.parameters()]
@@ -402,4 +385,4 @@ def lookahead() -> Step:
                     new.copy_(kept)
 
     own_seed()
-    return trained(model, after=after)
+    return taught(model, after=after)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,55 +18,45 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import rankwatch
+from trainings.case import Training
+from trainings.ranks import EPOCH, Net, draw, loss_of, taught
+from trainings.truths import agreeing
 
-from .case import EPOCH, Net, Step, draw, healthy, loop, loss_of, trained
 
-
-@healthy(compared=6)
-def ddp() -> Step:
+@agreeing(compared=6)
+def ddp() -> Training:
     """Each rank initialises with another seed: DDP gives all of them the model of rank 0."""
-    return trained(DistributedDataParallel(Net()))
+    return taught(DistributedDataParallel(Net()))
 
 
-@healthy(compared=6)
-def watched_before_it_is_wrapped() -> Step:
+@agreeing(compared=6)
+def watched_before_it_is_wrapped() -> Training:
     net = Net()
     rankwatch.watch(net)
     model = DistributedDataParallel(net)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        loss_of(model).backward()
-        optimizer.step()
-
-    return step
+    return replace(taught(model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2)), is_watched=True)
 
 
-@healthy(compared=6)
-def tried_before_it_is_wrapped() -> Step:
+@agreeing(compared=6)
+def tried_before_it_is_wrapped() -> Training:
     """A first forward with gradients, of the bare model: each rank still has weights of its own."""
     net = Net()
     rankwatch.watch(net)
     loss_of(net).backward()
     net.zero_grad()
     model = DistributedDataParallel(net)
-    return loop(model)
+    return replace(taught(model), is_watched=True)
 
 
-@healthy(compared=6)
-def every_second_batch() -> Step:
-    return trained(DistributedDataParallel(Net()), every=7)
+@agreeing(compared=6, every=7)
+def every_second_batch() -> Training:
+    return taught(DistributedDataParallel(Net()))
 
 
-@healthy(compared=6)
-def static_graph() -> Step:
-    return trained(DistributedDataParallel(Net(), static_graph=True))
-
-
-@healthy(compared=6)
-def bucket_views() -> Step:
-    return trained(DistributedDataParallel(Net(), gradient_as_bucket_view=True, bucket_cap_mb=1))
+agreeing(compared=6).each(
+    static_graph=lambda: taught(DistributedDataParallel(Net(), static_graph=True)),
+    bucket_views=lambda: taught(DistributedDataParallel(Net(), gradient_as_bucket_view=True, bucket_cap_mb=1)),
+)
 
 
 class Experts(nn.Module):
@@ -73,28 +64,26 @@ class Experts(nn.Module):
         super().__init__()
         self.gate, self.experts = nn.Linear(8, 4), nn.ModuleList(nn.Linear(8, 4) for _ in range(4))
 
-    def forward(self, x: Tensor, which: int) -> Tensor:
-        out: Tensor = self.experts[which](x) * self.gate(x).softmax(-1)[:, which : which + 1]
-        return out
+    def forward(self, x: Tensor, which: int) -> Any:
+        return self.experts[which](x) * self.gate(x).softmax(-1)[:, which : which + 1]
 
 
-@healthy(compared=10)
-def unused_parameters() -> Step:
+@agreeing(compared=10)
+def unused_parameters() -> Training:
     """Each rank uses another expert, and DDP finds which were used."""
     model = DistributedDataParallel(Experts(), find_unused_parameters=True)
-    return trained(model, lambda n: model(draw()[0], (n + dist.get_rank()) % 4).square().mean())
+    return taught(model, lambda n: model(draw()[0], (n + dist.get_rank()) % 4).square().mean())
 
 
-@healthy(compared=10)
-def never_used_parameters() -> Step:
+@agreeing(compared=10)
+def never_used_parameters() -> Training:
     """Experts 2 and 3 have no gradient on any rank."""
     model = DistributedDataParallel(Experts(), find_unused_parameters=True)
-    return trained(model, lambda n: model(draw()[0], (n + dist.get_rank()) % 2).square().mean())
+    return taught(model, lambda n: model(draw()[0], (n + dist.get_rank()) % 2).square().mean())
 
 
-def accumulated(model: Any, *, ragged: bool) -> Step:
+def accumulated(model: Any, *, ragged: bool) -> Training:
     """Three of four backwards without a reduction; with ``ragged`` the last step of an epoch has but two."""
-    rankwatch.watch(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     def step(number: int) -> None:
@@ -105,24 +94,19 @@ def accumulated(model: Any, *, ragged: bool) -> Step:
         optimizer.step()
         optimizer.zero_grad()
 
-    return step
+    return Training(model, step)
 
 
-@healthy(compared=6)
-def accumulation() -> Step:
-    return accumulated(DistributedDataParallel(Net()), ragged=False)
+agreeing(compared=6).each(
+    accumulation=lambda: accumulated(DistributedDataParallel(Net()), ragged=False),
+    accumulation_with_a_ragged_end=lambda: accumulated(DistributedDataParallel(Net()), ragged=True),
+)
 
 
-@healthy(compared=6)
-def accumulation_with_a_ragged_end() -> Step:
-    return accumulated(DistributedDataParallel(Net()), ragged=True)
-
-
-@healthy(compared=6)
-def accumulation_without_no_sync() -> Step:
+@agreeing(compared=6)
+def accumulation_without_no_sync() -> Training:
     """Reduces in each backward, which costs time and is right."""
     model = DistributedDataParallel(Net())
-    rankwatch.watch(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     def step(number: int) -> None:
@@ -131,40 +115,39 @@ def accumulation_without_no_sync() -> Step:
             optimizer.step()
             optimizer.zero_grad()
 
-    return step
+    return Training(model, step)
 
 
-def hooked(hook: Callable[..., Any], state: Any = None, width: int = 8) -> Step:
+def hooked(hook: Callable[..., Any], state: Any = None, width: int = 8) -> Training:
     model = DistributedDataParallel(Net(width))
     model.register_comm_hook(state, hook)
 
-    def loss(number: int) -> Tensor:
+    def loss(number: int) -> Any:
         x, y = draw(4, width)
-        out: Tensor = (model(x) - y).square().mean()
-        return out
+        return (model(x) - y).square().mean()
 
-    return trained(model, loss)
+    return taught(model, loss)
 
 
-@healthy(compared=6)
-def power_sgd() -> Step:
+@agreeing(compared=6)
+def power_sgd() -> Training:
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=10, min_compression_rate=1.0)
     return hooked(powerSGD_hook.powerSGD_hook, state, width=32)
 
 
-@healthy(compared=6)
-def float16_gradients() -> Step:
+@agreeing(compared=6)
+def float16_gradients() -> Training:
     return hooked(default_hooks.fp16_compress_hook)
 
 
-@healthy(compared=6)
-def float16_power_sgd() -> Step:
+@agreeing(compared=6)
+def float16_power_sgd() -> Training:
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=10, min_compression_rate=1.0)
     return hooked(default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook), state, width=32)
 
 
-@healthy(compared=6)
-def a_hook_of_the_user() -> Step:
+@agreeing(compared=6)
+def a_hook_of_the_user() -> Training:
     """Averages with a factor, by its own all-reduce."""
 
     def hook(state: Any, bucket: Any) -> Any:
@@ -176,11 +159,10 @@ def a_hook_of_the_user() -> Step:
     return hooked(hook)
 
 
-@healthy(compared=6)
-def joined() -> Step:
+@agreeing(compared=6)
+def joined() -> Training:
     """Uneven inputs: in each epoch another rank is done first. Without momentum: whoever is done would have no more of it."""
     model = DistributedDataParallel(Net())
-    rankwatch.watch(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 
     def epoch(number: int) -> None:
@@ -193,14 +175,13 @@ def joined() -> Step:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    return epoch
+    return Training(model, epoch)
 
 
-@healthy(compared=6, ranks=3)
-def joined_with_zero() -> Step:
+@agreeing(compared=6, ranks=3)
+def joined_with_zero() -> Training:
     """DDP and its sharded optimizer, both under ``Join``; each rank has another number of inputs."""
     model = DistributedDataParallel(Net())
-    rankwatch.watch(model)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam, lr=1e-2)
 
     def epoch(number: int) -> None:
@@ -212,65 +193,60 @@ def joined_with_zero() -> Step:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    return epoch
+    return Training(model, epoch)
 
 
-@healthy(compared=8)
-def batch_norm() -> Step:
-    """The running statistics of each rank are its own, but for the broadcast from rank 0."""
-    return trained(DistributedDataParallel(Net(middle=nn.BatchNorm1d)))
+agreeing(compared=8).each(
+    # The running statistics of each rank are its own, but for the broadcast from rank 0.
+    batch_norm=lambda: taught(DistributedDataParallel(Net(middle=nn.BatchNorm1d))),
+    batch_norm_without_broadcast=lambda: taught(
+        DistributedDataParallel(Net(middle=nn.BatchNorm1d), broadcast_buffers=False)
+    ),
+)
 
 
-@healthy(compared=8)
-def batch_norm_without_broadcast() -> Step:
-    return trained(DistributedDataParallel(Net(middle=nn.BatchNorm1d), broadcast_buffers=False))
-
-
-@healthy(compared=6)
-def scaler_that_skips() -> Step:
+@agreeing(compared=6)
+def scaler_that_skips() -> Training:
     model = DistributedDataParallel(Net())
-    rankwatch.watch(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=20)
 
-    def step(number: int) -> None:
+    def loss(number: int) -> Any:
         x, y = draw()
         with torch.autocast("cpu", torch.float16):
             out = model(x)
-        scaler.scale((out.float() - y).square().mean()).backward()
+        return (out.float() - y).square().mean()
+
+    def between(number: int) -> None:
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
 
-    return step
+    return taught(model, loss, optimizer=optimizer, scaler=scaler, between=between)
 
 
-@healthy(compared=6)
-def optimizer_in_backward() -> Step:
+@agreeing(compared=6)
+def optimizer_in_backward() -> Training:
     """DDP steps each parameter once its gradient is reduced, inside of the backward."""
     model: Any = DistributedDataParallel(Net())
     model._register_fused_optim(torch.optim.SGD, 1e-2)
-    rankwatch.watch(model)
 
     def step(number: int) -> None:
         loss_of(model).backward()
 
-    return step
+    return Training(model, step)
 
 
-@healthy(compared=6, ranks=3)
-def zero_optimizer() -> Step:
+@agreeing(compared=6, ranks=3)
+def zero_optimizer() -> Training:
     model = DistributedDataParallel(Net())
-    return trained(model, optimizer=ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-2))
+    return taught(model, optimizer=ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-2))
 
 
-@healthy(compared=2, ranks=4)
-def zero_optimizer_with_fewer_parameters_than_ranks() -> Step:
+@agreeing(compared=2, ranks=4)
+def zero_optimizer_with_fewer_parameters_than_ranks() -> Training:
     """Two ranks have nothing to step."""
     model = DistributedDataParallel(nn.Linear(8, 4))
-    return trained(model, optimizer=ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-2))
+    return taught(model, optimizer=ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-2))
 
 
 class Checkpointed(Net):
@@ -278,44 +254,38 @@ class Checkpointed(Net):
         super().__init__()
         self.reentrant, self.dropout = reentrant, nn.Dropout(0.2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        def middle(h: Tensor) -> Tensor:
-            kept: Tensor = self.dropout(torch.tanh(self.second(h)))
-            return kept
+    def forward(self, x: Tensor) -> Any:
+        def middle(h: Tensor) -> Any:
+            return self.dropout(torch.tanh(self.second(h)))
 
         hidden = torch.tanh(self.first(x))
-        out: Tensor = self.head(checkpoint(middle, hidden, use_reentrant=self.reentrant))
-        return out
+        return self.head(checkpoint(middle, hidden, use_reentrant=self.reentrant))
 
 
-@healthy(compared=6)
-def checkpointed() -> Step:
-    return trained(DistributedDataParallel(Checkpointed(reentrant=False)))
+agreeing(compared=6).each(
+    checkpointed=lambda: taught(DistributedDataParallel(Checkpointed(reentrant=False))),
+    checkpointed_and_reentrant=lambda: taught(DistributedDataParallel(Checkpointed(reentrant=True), static_graph=True)),
+)
 
 
-@healthy(compared=6)
-def checkpointed_and_reentrant() -> Step:
-    return trained(DistributedDataParallel(Checkpointed(reentrant=True), static_graph=True))
-
-
-@healthy(compared=6)
-def compiled_inside() -> Step:
+@agreeing(compared=6)
+def compiled_inside() -> Training:
     net: Any = torch.compile(Net(), backend="aot_eager")
-    return trained(DistributedDataParallel(net))
+    return taught(DistributedDataParallel(net))
 
 
-@healthy(compared=6)
-def compiled_outside() -> Step:
+@agreeing(compared=6)
+def compiled_outside() -> Training:
     model: Any = torch.compile(DistributedDataParallel(Net()), backend="aot_eager")
-    return trained(model)
+    return taught(model)
 
 
-@healthy(compared=6)
-def autocast() -> Step:
+@agreeing(compared=6)
+def autocast() -> Training:
     model = DistributedDataParallel(Net())
 
-    def loss(number: int) -> Tensor:
+    def loss(number: int) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
             return loss_of(model)
 
-    return trained(model, loss)
+    return taught(model, loss)

@@ -7,49 +7,49 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .case import Block, Data, Faulty, Net, Truth, average_gradients, ddp, desynced, flip, net, sgd, taught
+from recorded.truths import Truth
+from trainings.case import Training
+from trainings.ranks import reduce_gradients
+from trainings.truths import desynced
 
-WEIGHT = "blocks.1.up.weight"
+from .parts import WEIGHT, Block, Data, Tower, ddp, flip, following, net, on, sgd
+
 AT = 40
 ONE = Truth(("one-rank",), (1,), AT, (WEIGHT,), 1)
 BATCHES = 70
 
 
-def flips(parameter: Callable[[], Tensor], rank: int, *, at: int = AT, bit: int = 0) -> Callable[[int], None]:
-    def before(number: int) -> None:
-        if number == at and rank == 1:
-            flip(parameter(), bit)
-
-    return before
+def flips(model: nn.Module, name: str = WEIGHT, *, at: int = AT, bit: int = 0) -> Callable[[int], None]:
+    return on(1, at, lambda: flip(model.get_parameter(name), bit))
 
 
 @desynced(ONE, ranks=3, batches=4 * BATCHES)
-def accumulation(rank: int) -> Faulty:
+def accumulation() -> Training:
     """One step of four batches, three of them under ``no_sync``."""
-    root, data = ddp(net()), Data(rank)
-    optimizer, weight = sgd(root), root.module.get_parameter(WEIGHT)
+    root, data = ddp(net()), Data()
+    optimizer = sgd(root)
 
     def step(number: int) -> Tensor:
-        x, y = data.batch()
         with nullcontext() if number % 4 == 3 else root.no_sync():
-            loss = nn.functional.mse_loss(root(x), y)
+            loss = data.loss(root)
             (loss / 4).backward()
         if number % 4 == 3:
             optimizer.step()
             optimizer.zero_grad()
         return loss.detach()
 
-    return Faulty(root, step, flips(lambda: weight, rank, at=4 * AT))
+    return Training(root, step, flips(root.module, at=4 * AT))
 
 
 @desynced(ONE, ranks=3, batches=BATCHES)
-def a_step_in_the_backward(rank: int) -> Faulty:
+def a_step_in_the_backward() -> Training:
     """Each parameter has an optimizer of its own, which steps as soon as its gradient is there."""
     model = net()
-    root, data = ddp(model), Data(rank)
+    root, data = ddp(model), Data()
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.02) for parameter in model.parameters()}
 
     def update(parameter: Tensor) -> None:
@@ -61,136 +61,125 @@ def a_step_in_the_backward(rank: int) -> Faulty:
         parameter.register_post_accumulate_grad_hook(waiting.append)
 
     def step(number: int) -> Tensor:
-        x, y = data.batch()
-        loss = nn.functional.mse_loss(root(x), y)
+        loss = data.loss(root)
         loss.backward()
         while waiting:  # DDP writes what it has reduced at the end of the backward
             update(waiting.pop())
         return loss.detach()
 
-    return Faulty(root, step, flips(lambda: model.get_parameter(WEIGHT), rank))
+    return Training(root, step, flips(model))
 
 
 @desynced(ONE, ranks=3, batches=BATCHES)
-def half_precision_with_a_scaler(rank: int) -> Faulty:
-    root, data = ddp(net()), Data(rank)
-    optimizer, scaler = sgd(root), torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=20)
+def half_precision_with_a_scaler() -> Training:
+    root, data = ddp(net()), Data()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=20)
 
-    def step(number: int) -> Tensor:
-        x, y = data.batch()
+    def loss_of(number: int) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            loss = nn.functional.mse_loss(root(x).float(), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        return loss.detach()
+            return data.loss(lambda x: root(x).float())
 
-    return Faulty(root, step, flips(lambda: root.module.get_parameter(WEIGHT), rank))
+    return following(root, loss_of=loss_of, scaler=scaler, before=flips(root.module))
 
 
 @desynced(ONE, ranks=3, batches=BATCHES)
-def a_compiled_model(rank: int) -> Faulty:
+def a_compiled_model() -> Training:
     model = net()
     compiled: Any = torch.compile(ddp(model), backend="eager")
-    return taught(compiled, Data(rank), before=flips(lambda: model.get_parameter(WEIGHT), rank))
+    return following(compiled, before=flips(model))
 
 
 @desynced(ONE, ranks=3, batches=BATCHES)
-def a_static_graph_of_bucket_views(rank: int) -> Faulty:
+def a_static_graph_of_bucket_views() -> Training:
     model = net()
     root = ddp(model, static_graph=True, gradient_as_bucket_view=True)
-    return taught(root, Data(rank), before=flips(lambda: model.get_parameter(WEIGHT), rank))
+    return following(root, before=flips(model))
 
 
 @desynced(ONE, ranks=3, batches=BATCHES)
-def watched_before_it_is_wrapped(rank: int) -> Faulty:
+def watched_before_it_is_wrapped() -> Training:
     """The watch is given the model that DDP wraps."""
     model = net()
     root = ddp(model)
-    return Faulty(model, taught(root, Data(rank)).step, flips(lambda: model.get_parameter(WEIGHT), rank))
+    return Training(model, following(root).step, flips(model))
 
 
 class Checkpointed(Block):
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = checkpoint(super().forward, x, use_reentrant=False)
-        return out
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(super().forward, x, use_reentrant=False)
 
 
 @desynced(ONE, ranks=3, batches=BATCHES)
-def activation_checkpoints(rank: int) -> Faulty:
+def activation_checkpoints() -> Training:
     torch.manual_seed(0)
-    model = Net()
+    model = Tower()
     for index in range(3):
         model.blocks[index] = Checkpointed()
-    return taught(ddp(model), Data(rank), before=flips(lambda: model.get_parameter(WEIGHT), rank))
+    return following(ddp(model), before=flips(model))
 
 
 @desynced(Truth(("one-rank",), (1,), AT, ("blocks.0.down.weight",), 1), ranks=3, batches=BATCHES)
-def a_frozen_parameter(rank: int) -> Faulty:
+def a_frozen_parameter() -> Training:
     model = net()
     model.blocks[0].requires_grad_(False)
-    return taught(ddp(model), Data(rank), before=flips(lambda: model.get_parameter("blocks.0.down.weight"), rank))
+    return following(ddp(model), before=flips(model, "blocks.0.down.weight"))
 
 
 @desynced(Truth(("one-rank",), (1,), AT, ("blocks.0.down.weight",), 1), ranks=3, batches=BATCHES)
-def the_sign_of_a_zero(rank: int) -> Faulty:
+def the_sign_of_a_zero() -> Training:
     """-0 equals 0, and is another bit."""
     model = net()
     model.blocks[0].requires_grad_(False)
-    weight = model.get_parameter("blocks.0.down.weight")
-    weight.data[0, 0] = 0.0
-    return taught(ddp(model), Data(rank), before=flips(lambda: weight, rank, bit=31))
+    model.get_parameter("blocks.0.down.weight").data[0, 0] = 0.0
+    return following(ddp(model), before=flips(model, "blocks.0.down.weight", bit=31))
 
 
 @desynced(Truth(("one-rank",), (1,), AT, ("0.weight",), 1), ranks=3, batches=BATCHES)
-def a_transposed_weight(rank: int) -> Faulty:
+def a_transposed_weight() -> Training:
     """Its memory is not contiguous."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8, bias=False), Net())
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), Tower())
     weight: Any = model[0].weight
     weight.data = weight.data.t()
-    return taught(ddp(model), Data(rank), before=flips(lambda: weight.t(), rank))
+    return following(ddp(model), before=on(1, AT, lambda: flip(weight.t())))
 
 
 @desynced(Truth(("one-rank", "unknown"), (0, 1, 2, 3), AT, (WEIGHT,), 1), ranks=4, batches=BATCHES)
-def two_of_four_ranks(rank: int) -> Faulty:
+def two_of_four_ranks() -> Training:
     """Alike on ranks 2 and 3: there is no majority."""
     model = net()
 
     def before(number: int) -> None:
-        if number == AT and rank >= 2:
+        if number == AT and dist.get_rank() >= 2:
             flip(model.get_parameter(WEIGHT))
 
-    return taught(ddp(model), Data(rank), before=before)
+    return following(ddp(model), before=before)
 
 
 @desynced(Truth(("one-rank",), (1,), AT, (WEIGHT,), 1, within=56, is_declared=False), ranks=3, batches=120)
-def gradients_averaged_by_hand(rank: int) -> Faulty:
+def gradients_averaged_by_hand() -> Training:
     """A plain model: that its replicas are equal is learned, so a flip is named once it has lasted."""
     model = net()
     parameters = list(model.parameters())
-    return taught(
-        model, Data(rank), before=flips(lambda: parameters[10], rank), between=lambda _: average_gradients(parameters)
-    )
+    return following(model, before=on(1, AT, lambda: flip(parameters[10])), between=lambda _: reduce_gradients(parameters))
 
 
 @desynced(ONE, ranks=3, batches=BATCHES, every=8)
-def every_eighth_batch(rank: int) -> Faulty:
+def every_eighth_batch() -> Training:
     """The watch measures one batch of eight; replicas are compared at each step all the same."""
     model = net()
-    return taught(ddp(model), Data(rank), before=flips(lambda: model.get_parameter(WEIGHT), rank))
+    return following(ddp(model), before=flips(model))
 
 
 @desynced(ONE, ranks=3, batches=BATCHES)
-def an_evaluation_now_and_then(rank: int) -> Faulty:
+def an_evaluation_now_and_then() -> Training:
     """Rank 0 evaluates alone, and with other weights for the time being."""
     model = net()
     root = ddp(model)
-    trained = taught(root, Data(rank), before=flips(lambda: model.get_parameter(WEIGHT), rank))
+    trained = following(root, before=flips(model))
 
-    def step(number: int) -> Tensor:
-        if number % 10 == 9 and rank == 0:
+    def step(number: int) -> Any:
+        if number % 10 == 9 and dist.get_rank() == 0:
             own = {name: value.clone() for name, value in model.state_dict().items()}
             model.eval()
             with torch.no_grad():
@@ -202,4 +191,4 @@ def an_evaluation_now_and_then(rank: int) -> Faulty:
             model.train()
         return trained.step(number)
 
-    return Faulty(root, step, trained.before)
+    return Training(root, step, trained.before)

@@ -13,16 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import rankwatch
-from trainings.case import Row, Training
+from trainings.case import Training
 from trainings.parts import BAD, NAN, chain, classified, fed, kinked, put, squared, trained
-from trainings.truths import Fate
-
-from .parts import Net, alike, fully, same_seed, split
-
-
-def spoilt(*, began: dict[str, Any] | None = None, batches: int = 12, options: Any = None, **verdict: Any) -> Row[Fate]:
-    return Row(Fate(verdict, began or {}), batches, 2, options or {})
-
+from trainings.ranks import Net, alike, flat, fully, same_seed, split
+from trainings.truths import spoilt
 
 CULPRIT: dict[str, Any] = {"rank": 1, "batch": BAD, "certainty": "complete", "state": "nan"}
 UNSURE: dict[str, Any] = {"rank": 1, "module": "first", "cause": "data", "certainty": "partial"}
@@ -118,9 +112,7 @@ def a_rank_that_is_not_watched() -> Training:
 
 @spoilt(**CULPRIT, cause="weight")
 def fsdp1_weight() -> Training:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    model = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
+    model = flat(Net(), auto_wrap_policy=None, use_orig_params=False)
     return marred(model, lambda: next(model.parameters()), 0)
 
 

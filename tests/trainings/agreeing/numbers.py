@@ -11,9 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainings.case import Training
 from trainings.parts import squared, trained
+from trainings.ranks import Net
 from trainings.truths import agreeing
-
-from .parts import Net
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rankwatch
-
-from .case import EPOCH, Net, Step, broadcast, draw, healthy, loop, own_seed, same_seed, trained
+from trainings.case import Training
+from trainings.ranks import EPOCH, Net, broadcast, draw, own_seed, same_seed, taught
+from trainings.truths import agreeing
 
 # --- teachers -------------------------------------------------------------------------------------------------------------
 
@@ -35,44 +37,43 @@ class Distilled(nn.Module):
         for old, new in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
             old.lerp_(new, 0.01)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         if self.inside:
             self.follow()
         with torch.no_grad():
             target = self.teacher(x + 0.1)
-        out: Tensor = (self.student(x) - target).square().mean() + (self.student(x) - x[:, :4].sin()).square().mean()
-        return out
+        return (self.student(x) - target).square().mean() + (self.student(x) - x[:, :4].sin()).square().mean()
 
 
-@healthy(compared=12)
-def momentum_encoder() -> Step:
+@agreeing(compared=12)
+def momentum_encoder() -> Training:
     model = DistributedDataParallel(Distilled(is_frozen=True, inside=True))
-    return trained(model, lambda n: model(draw()[0]))
+    return taught(model, lambda n: model(draw()[0]))
 
 
-@healthy(compared=12)
-def a_teacher_that_follows() -> Step:
+@agreeing(compared=12)
+def a_teacher_that_follows() -> Training:
     whole = Distilled(is_frozen=True, inside=False)
     model = DistributedDataParallel(whole)
-    return trained(model, lambda n: model(draw()[0]), after=lambda n: whole.follow())
+    return taught(model, lambda n: model(draw()[0]), after=lambda n: whole.follow())
 
 
-@healthy(compared=12)
-def a_teacher_that_stands_still() -> Step:
+@agreeing(compared=12)
+def a_teacher_that_stands_still() -> Training:
     """Nobody has marked it as not trained; no gradient ever reaches it."""
     whole = Distilled(is_frozen=False, inside=False)
     model = DistributedDataParallel(whole, find_unused_parameters=True)
-    return trained(model, lambda n: model(draw()[0]))
+    return taught(model, lambda n: model(draw()[0]))
 
 
-@healthy(compared=12)
-def a_teacher_outside_of_ddp() -> Step:
+@agreeing(compared=12)
+def a_teacher_outside_of_ddp() -> Training:
     """The student is in DDP, the teacher beside it; both are watched as one."""
     same_seed()
     whole = Distilled(is_frozen=True, inside=False)
     own_seed()
     whole.student = DistributedDataParallel(whole.student)  # type: ignore[assignment]
-    return trained(whole, lambda n: whole(draw()[0]), after=lambda n: whole.follow())
+    return taught(whole, lambda n: whole(draw()[0]), after=lambda n: whole.follow())
 
 
 # --- frozen, adapted ----------------------------------------------------------------------------------------------------
@@ -87,9 +88,8 @@ class Adapted(nn.Module):
         self.down = nn.Parameter(torch.randn(2, base.in_features) / 4)
         self.up = nn.Parameter(torch.zeros(base.out_features, 2))
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.base(x) + x @ self.down.t() @ self.up.t()
-        return out
+    def forward(self, x: Tensor) -> Any:
+        return self.base(x) + x @ self.down.t() @ self.up.t()
 
 
 def adapted() -> Any:
@@ -99,13 +99,13 @@ def adapted() -> Any:
     return net
 
 
-@healthy(compared=10)
-def lora() -> Step:
-    return trained(DistributedDataParallel(adapted()))
+@agreeing(compared=10)
+def lora() -> Training:
+    return taught(DistributedDataParallel(adapted()))
 
 
-@healthy(compared=10)
-def lora_switched_off_at_times() -> Step:
+@agreeing(compared=10)
+def lora_switched_off_at_times() -> Training:
     """As DPO does for its reference: forwards of the base alone, without gradients."""
     net = adapted()
     model = DistributedDataParallel(net)
@@ -117,11 +117,11 @@ def lora_switched_off_at_times() -> Step:
             net(draw()[0])
             net.first.up.copy_(kept)
 
-    return trained(model, after=after)
+    return taught(model, after=after)
 
 
-@healthy(compared=10)
-def lora_merged_at_times() -> Step:
+@agreeing(compared=10)
+def lora_merged_at_times() -> Training:
     """Merged into the base and begun anew, on all ranks alike (ReLoRA)."""
     net = adapted()
 
@@ -132,29 +132,29 @@ def lora_merged_at_times() -> Step:
                     part.base.weight += part.up @ part.down
                     part.up.zero_()
 
-    return trained(DistributedDataParallel(net), after=after)
+    return taught(DistributedDataParallel(net), after=after)
 
 
-@healthy(compared=6)
-def frozen_by_its_rate() -> Step:
+@agreeing(compared=6)
+def frozen_by_its_rate() -> Training:
     """The first layer has gradients, and a learning rate of 0."""
     model = DistributedDataParallel(Net())
     net = model.module
     groups = [{"params": net.first.parameters(), "lr": 0.0}, {"params": [*net.second.parameters(), *net.head.parameters()]}]
-    return trained(model, optimizer=torch.optim.Adam(groups, lr=1e-2))
+    return taught(model, optimizer=torch.optim.Adam(groups, lr=1e-2))
 
 
-@healthy(compared=6)
-def a_long_warm_up() -> Step:
+@agreeing(compared=6)
+def a_long_warm_up() -> Training:
     """The learning rate is 0 for 60 steps."""
     model = DistributedDataParallel(Net())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, min(1.0, (step - 60) / 50)))
-    return trained(model, optimizer=optimizer, after=lambda n: schedule.step())
+    return taught(model, optimizer=optimizer, after=lambda n: schedule.step())
 
 
-@healthy(compared=6)
-def a_warm_up_in_bfloat16() -> Step:
+@agreeing(compared=6)
+def a_warm_up_in_bfloat16() -> Training:
     """At first the updates are too small for weights near 1."""
     net = Net(middle=nn.LayerNorm).to(torch.bfloat16)
     net.norm = nn.Identity()
@@ -162,16 +162,15 @@ def a_warm_up_in_bfloat16() -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1e-6 * 10 ** min(step / 20, 5))
 
-    def loss(number: int) -> Tensor:
+    def loss(number: int) -> Any:
         x, y = draw()
-        out: Tensor = (model(x.bfloat16()).float() - y).square().mean()
-        return out
+        return (model(x.bfloat16()).float() - y).square().mean()
 
-    return trained(model, loss, optimizer=optimizer, after=lambda n: schedule.step())
+    return taught(model, loss, optimizer=optimizer, after=lambda n: schedule.step())
 
 
-@healthy(compared=6)
-def unfrozen_layer_by_layer() -> Step:
+@agreeing(compared=6)
+def unfrozen_layer_by_layer() -> Training:
     """Without another DDP: it was told of unused parameters."""
     net = Net()
     model = DistributedDataParallel(net, find_unused_parameters=True)
@@ -183,11 +182,11 @@ def unfrozen_layer_by_layer() -> Step:
         if number in (60, 120):
             optimizer.add_param_group({"params": [*(net.second if number == 60 else net.first).parameters()], "lr": 1e-3})
 
-    return trained(model, optimizer=optimizer, before=before)
+    return taught(model, optimizer=optimizer, before=before)
 
 
-@healthy(compared=6)
-def in_the_optimizer_late() -> Step:
+@agreeing(compared=6)
+def in_the_optimizer_late() -> Training:
     """The first layer has gradients from the beginning, and comes to the optimizer at step 80."""
     model = DistributedDataParallel(Net())
     net = model.module
@@ -197,7 +196,7 @@ def in_the_optimizer_late() -> Step:
         if number == 20:
             optimizer.add_param_group({"params": [*net.first.parameters()], "lr": 1e-3})
 
-    return trained(model, optimizer=optimizer, before=before)
+    return taught(model, optimizer=optimizer, before=before)
 
 
 class FakeQuantized(nn.Module):
@@ -213,11 +212,11 @@ class FakeQuantized(nn.Module):
         return nn.functional.linear(x, rounded * self.scale, self.linear.bias)
 
 
-@healthy(compared=8)
-def quantization_aware() -> Step:
+@agreeing(compared=8)
+def quantization_aware() -> Training:
     net = Net()
     net.first, net.second = FakeQuantized(net.first), FakeQuantized(net.second)
-    return trained(DistributedDataParallel(net))
+    return taught(DistributedDataParallel(net))
 
 
 # --- loads ----------------------------------------------------------------------------------------------------------------
@@ -240,15 +239,15 @@ def checkpoint_of(rank: int) -> bytes:
     return bytes(box[0])
 
 
-@healthy(compared=6)
-def loaded_on_all_ranks() -> Step:
+@agreeing(compared=6)
+def loaded_on_all_ranks() -> Training:
     model = DistributedDataParallel(Net())
     load(model.module, checkpoint_of(1))
-    return trained(model)
+    return taught(model)
 
 
-@healthy(compared=6)
-def loaded_on_rank_zero_and_wrapped() -> Step:
+@agreeing(compared=6)
+def loaded_on_rank_zero_and_wrapped() -> Training:
     """The watch began before, and DDP gives all ranks what rank 0 has loaded."""
     net = Net()
     rankwatch.watch(net)
@@ -256,11 +255,11 @@ def loaded_on_rank_zero_and_wrapped() -> Step:
     if dist.get_rank() == 0:
         load(net, what)
     model = DistributedDataParallel(net)
-    return loop(model)
+    return replace(taught(model), is_watched=True)
 
 
-@healthy(compared=6)
-def loaded_on_rank_zero_and_broadcast() -> Step:
+@agreeing(compared=6)
+def loaded_on_rank_zero_and_broadcast() -> Training:
     """In mid-run, without DDP's help."""
     model = DistributedDataParallel(Net())
     what = checkpoint_of(0)
@@ -271,11 +270,11 @@ def loaded_on_rank_zero_and_broadcast() -> Step:
                 load(model.module, what)
             broadcast(model)
 
-    return trained(model, after=after)
+    return taught(model, after=after)
 
 
-@healthy(compared=6)
-def rolled_back() -> Step:
+@agreeing(compared=6)
+def rolled_back() -> Training:
     """Goes back to what it was, as after a spike of the loss; and loads a part of a checkpoint at another time."""
     model = DistributedDataParallel(Net())
     kept = {"all": b"", "part": checkpoint_of(0)}
@@ -289,11 +288,11 @@ def rolled_back() -> Step:
             part = {name: value for name, value in torch.load(io.BytesIO(kept["part"])).items() if "first" in name}
             model.module.load_state_dict(part, strict=False)
 
-    return trained(model, after=after)
+    return taught(model, after=after)
 
 
-@healthy(compared=6)
-def best_weights_for_a_while() -> Step:
+@agreeing(compared=6)
+def best_weights_for_a_while() -> Training:
     """Each epoch, rank 0 alone loads its best weights, evaluates them, and loads the present ones."""
     model = DistributedDataParallel(Net())
     best = saved(model.module)
@@ -306,4 +305,4 @@ def best_weights_for_a_while() -> Step:
                 model.module(draw()[0])
             load(model.module, now)
 
-    return trained(model, after=after)
+    return taught(model, after=after)
