@@ -1,4 +1,7 @@
-"""Healthy trainings of several ranks, those of the table ``agreeing``: nothing is said of them, and replicas were compared."""
+"""Healthy trainings of several ranks, those of the table ``agreeing``: nothing is said of them, and replicas were compared.
+
+One for each way in which an agent learns what is to be compared; ``unit/decide/test_recorded_replicas.py`` has all of them.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +12,44 @@ from pathlib import Path
 
 import pytest
 
-from agreeing.table import ANY, CASES, Case
 from jobs import SCRIPTS, Nursery, run_job
+from recorded.replicas import MODULES, complaints
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+REAL = [
+    "ddp",
+    "watched_before_it_is_wrapped",
+    "accumulation",
+    "compiled_inside",
+    "optimizer_in_backward",
+    "fsdp1",
+    "fsdp1_hybrid",
+    "fsdp2",
+    "fsdp2_mixed_precision",
+    "hsdp",
+    "tensor_parallel_and_hsdp",
+    "replicate_of_torch",
+    "gradients_reduced_by_hand",
+    "experts_with_replicas",
+    "marked_as_tensor_parallel",
+    "pipeline",
+    "local_sgd",
+    "a_gan",
+    "loaded_on_all_ranks",
+    "grown_in_mid_run",
+]
 
 
 @pytest.fixture(scope="module")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery"), "agreeing.table") as nursery:
+    with Nursery(tmp_path_factory.mktemp("nursery"), *MODULES) as nursery:
         yield nursery
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_replicas_of_a_healthy_training_are_left_in_peace(tmp_path: Path, nursery: Nursery, case: Case) -> None:
-    job = run_job(tmp_path, nursery.forked("alike.py", case.name, ranks=case.ranks), "--abort-grace", "3")
-    assert job.code == 0, job.stdout + job.stderr
-    report = job.report
-    assert (report["verdict"], report["notices"], report["desync"]) == (None, [], []), job.stdout
-    compared = report["replicas"]
-    if case.compared == 0:
-        assert compared is None
-    else:
-        assert compared is not None
-        assert compared["equal"]
-        assert compared["times"] > 0
-        assert compared["parameters"] == case.compared or case.compared == ANY
+@pytest.mark.parametrize("name", REAL)
+def test_replicas_of_a_healthy_training_are_left_in_peace(tmp_path: Path, nursery: Nursery, name: str) -> None:
+    assert complaints(nursery.forked, "agreeing", name, tmp_path) == []
 
 
 def test_a_training_that_loses_a_node_goes_on_with_half_of_its_ranks(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Hostile trainings: what is said of the first inf or nan is true. ``hostile/`` has the trainings, and their truth."""
+"""Hostile trainings: what is said of the first inf or nan is true. ``trainings.alone`` has them, and their truth."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hostile.case import CASES, Case
-from hostile.verdicts import judged, said
+from trainings.alone import HOSTILE
+from trainings.case import Case
+from trainings.truths import Trip
+from trainings.verdicts import judged, said
 
 SLOW = {"in_a_compiled_model", "data_of_a_compiled_model", "a_weight_of_a_compiled_model"}
 
@@ -25,15 +27,14 @@ def _alone() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def marks(case: Case) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] if case.name in SLOW else []
+ALL = [pytest.param(case, id=name, marks=pytest.mark.slow if name in SLOW else ()) for name, case in HOSTILE.items()]
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks(case)) for case in CASES])
+@pytest.mark.parametrize("case", ALL)
 @pytest.mark.filterwarnings("ignore")
-def test_the_verdict_is_true(case: Case) -> None:
+def test_the_verdict_is_true(case: Case[Trip]) -> None:
     found = said(case)
-    assert judged(case, found) == "right", f"{found}\n{case.truth}"
+    assert judged(case.truth, found) == "right", f"{found}\n{case.truth}"
 
 
 HIDDEN = {
@@ -69,21 +70,17 @@ IN_PARTS = {
 ELSEWHERE = {"in_a_micro_batch": "the training has changed the module since", "no_scale_helps": "the scaler's end is later"}
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks(case)) for case in CASES])
+@pytest.mark.parametrize("case", ALL)
 @pytest.mark.filterwarnings("ignore")
-def test_between_the_batches_that_are_measured_in_full_it_is_as_true(case: Case) -> None:
+def test_between_the_batches_that_are_measured_in_full_it_is_as_true(case: Case[Trip]) -> None:
     """The bad batch is run again under all hooks, and the verdict is the same."""
     found = said(replace(case, options={**case.options, "every": 1000}))
     if case.name in HIDDEN:
         assert not found.tripped, found
     elif case.name in SINCE:
-        assert judged(case, found) == "partial", found
+        assert judged(case.truth, found) == "partial", found
         assert "last seen finite in batch 0" in found.sentences
     elif case.name in IN_PARTS or case.name in ELSEWHERE:
         assert found.tripped, found
     else:
-        assert judged(case, found) == "right", f"{found}\n{case.truth}"
-
-
-def test_each_training_has_a_name_of_its_own() -> None:
-    assert len({case.name for case in CASES}) == len(CASES)
+        assert judged(case.truth, found) == "right", f"{found}\n{case.truth}"

@@ -20,7 +20,7 @@ from rankwatch.errors import OverflowDetected
 from rankwatch.rerun.capsule import CapsuleRules
 from rankwatch.shared.cause import Cause, classify
 from rankwatch.shared.frame import State
-from trainings import Root
+from trainings.parts import Root
 
 NAN, INF = float("nan"), float("inf")
 ONES = torch.ones(2, 4)

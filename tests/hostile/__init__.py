@@ -1,1 +1,0 @@
-"""Trainings that go wrong in a known way: the truth that a verdict is compared with."""

@@ -1,0 +1,8 @@
+"""Trainings of one process: healthy ones, and such that go wrong in a known way."""
+
+from trainings.case import cases
+from trainings.truths import Peace, Trip
+
+from . import backwards, forwards, inputs, loops, losses, nets, precisions, structures, weights  # noqa: F401  they fill the table
+
+HEALTHY, HOSTILE = cases(Peace), cases(Trip)

@@ -1,0 +1,298 @@
+"""The loss is bad, or its scaler hides that a gradient is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainings.case import Training
+from trainings.parts import BAD, NAN, Coder, Pair, Root, Square, chain, classified, kinked, labels, middle, trained
+from trainings.truths import BATCHES, hostile
+
+UNDEFINED = ("invalid", "singular")
+LAST = BATCHES - 1
+
+
+def ignored(at: int = BAD, **options: Any) -> Training:
+    """Cross entropy over nothing is 0/0, and its gradient is 0: no weight ever turns bad."""
+    model = chain()
+    return trained(model, classified(model, at), **options)
+
+
+hostile("", UNDEFINED, label="loss").each(all_labels_ignored=ignored)
+hostile("", UNDEFINED, label="loss", check="batch").each(a_bad_loss_read_once_a_batch=ignored)
+hostile("", UNDEFINED, label="loss", check="async").each(a_bad_loss_read_later=ignored)
+hostile("", UNDEFINED, label="loss", every=4).each(a_bad_loss_between_the_full_batches=ignored)
+hostile("", UNDEFINED, label="loss", batch=6).each(
+    # Accumulated over four batches, of which the third has no label.
+    the_loss_of_a_micro_batch=lambda: ignored(6, accumulate=4),
+)
+hostile("", UNDEFINED, label="loss", batch=LAST).each(the_loss_of_the_last_batch=lambda: ignored(LAST))
+hostile("", UNDEFINED, label="loss", batch=LAST, check="async").each(
+    the_loss_of_the_last_batch_read_later=lambda: ignored(LAST),
+)
+
+
+def of_output(loss: Callable[[Any, bool], Any], dtype: torch.dtype = torch.float32) -> Training:
+    """The loss is a function of the output, and of whether the batch is the bad one."""
+    model = chain().to(dtype)
+    return trained(model, lambda n: loss(model(torch.randn(4, 4).to(dtype)), n == BAD))
+
+
+def penalty(out: Any, is_bad: bool) -> Any:
+    """A regularisation that no module computes."""
+    return out.square().mean() + (NAN if is_bad else 0.0)
+
+
+def divergence(out: Any, is_bad: bool) -> Any:
+    """0 * log 0 in a hand-written KL divergence."""
+    p = out.softmax(-1)
+    if is_bad:
+        p = p * torch.tensor([1.0, 1.0, 1.0, 0.0])
+    return (p * p.log()).sum()
+
+
+hostile("", ("singular", "overflow"), "inf", label="loss").each(
+    log_of_a_probability_of_zero=lambda: of_output(lambda out, is_bad: -(out.softmax(-1) * (not is_bad)).log().mean()),
+)
+hostile("", "invalid", label="loss").each(
+    root_of_a_negative_loss=lambda: of_output(lambda out, is_bad: (out.square().mean() - is_bad * 100.0).sqrt()),
+)
+hostile("", UNDEFINED, label="loss").each(
+    mean_of_an_empty_selection=lambda: of_output(
+        lambda out, is_bad: out[torch.arange(4) < (0 if is_bad else 2)].square().mean()
+    ),
+)
+hostile("", ("invalid", "upstream", "data", "singular"), label="loss").each(a_bad_penalty=lambda: of_output(penalty))
+hostile("", "overflow", "inf", label="loss").each(
+    a_float16_sum_overflows=lambda: of_output(
+        lambda out, is_bad: (out * 0 + 6e4).sum() if is_bad else out.mean(), torch.float16
+    ),
+)
+hostile("", ("invalid", "overflow", "singular"), label="loss").each(
+    a_divergence_of_distributions=lambda: of_output(divergence),
+)
+
+
+@hostile("", ("invalid", "upstream", "data", "singular"), label="loss")
+def bad_targets() -> Training:
+    """Labels with a nan, which the model itself never sees."""
+    model = chain()
+
+    def loss_of(number: int) -> Tensor:
+        targets = torch.randn(4, 4)
+        if number == BAD:
+            targets[2, 1] = NAN
+        return nn.functional.mse_loss(model(torch.randn(4, 4)), targets)
+
+    return trained(model, loss_of)
+
+
+@hostile("", UNDEFINED, label="loss")
+def a_bad_loss_before_a_bad_weight() -> Training:
+    """A weight turns bad after the bad loss."""
+    model = chain()
+
+    def before(number: int) -> None:
+        if number == BAD + 1:
+            model[0].weight.data[1, 1] = NAN
+
+    return trained(model, classified(model), before=before)
+
+
+@hostile("", UNDEFINED, label="loss")
+def a_loss_of_decode() -> Training:
+    """The root is never called."""
+    model = Coder()
+    return trained(model, classified(model.coded))
+
+
+# --- several losses ----------------------------------------------------------------------------------------------------
+
+
+def backwards(backward: Callable[[Any, bool], object]) -> Training:
+    """``backward`` is given the output, and whether the batch is the bad one."""
+    model = chain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(number: int) -> None:
+        backward(model(torch.randn(4, 4)), number == BAD)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Training(model, step)
+
+
+@hostile("", UNDEFINED, label="loss")
+def one_of_two_losses() -> Training:
+    """Both are handed over at once."""
+    return backwards(
+        lambda out, is_bad: torch.autograd.backward(
+            (out.square().mean(), (out.mean() - 100).sqrt() if is_bad else out.mean())
+        )
+    )
+
+
+@hostile("", UNDEFINED, label="loss")
+def the_second_of_two_backwards() -> Training:
+    def backward(out: Any, is_bad: bool) -> None:
+        out.square().mean().backward(retain_graph=True)
+        (out.abs().mean() - is_bad * 100.0).sqrt().backward()
+
+    return backwards(backward)
+
+
+@hostile("", UNDEFINED, label="loss", batch=(BAD, 2 * BAD + 1))
+def the_loss_of_a_discriminator() -> Training:
+    gan = Pair(nn.Tanh())
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in (gan.generator, gan.discriminator)]
+
+    def step(number: int) -> None:
+        for index, optimizer in enumerate(optimizers):
+            fake = gan.generator(torch.randn(4, 4))
+            score = gan.discriminator(fake.detach() if index else fake)
+            (score.square().mean() - (number == BAD and index == 1) * 100.0).sqrt().backward()
+            optimizer.step()
+            for each in optimizers:
+                each.zero_grad()
+
+    return Training(gan, step)
+
+
+# --- under a scaler ----------------------------------------------------------------------------------------------------
+
+
+def scaled(model: Any, loss_of: Callable[[int], Any], scale: float = 2.0**16) -> Training:
+    return trained(model, loss_of, scaler=torch.amp.GradScaler("cpu", init_scale=scale))
+
+
+@hostile("", UNDEFINED, label="loss")
+def a_bad_loss_under_a_scaler() -> Training:
+    """No scale makes a nan: the scaler would skip the steps and say nothing."""
+    model = chain()
+
+    def loss_of(number: int) -> Tensor:
+        known = labels(number == BAD)
+        with torch.autocast("cpu", torch.float16):
+            return nn.functional.cross_entropy(model(torch.randn(4, 4)), known)
+
+    return scaled(model, loss_of, 256.0)
+
+
+@hostile("", ("overflow", "singular"), "inf", label="loss")
+def an_infinite_loss_under_a_scaler() -> Training:
+    """The loss is inf before it is scaled: not the scale's effect."""
+    model = chain()
+    return scaled(model, lambda n: -(model(torch.randn(4, 4)).softmax(-1) * (n < BAD)).log().mean(), 256.0)
+
+
+@hostile("1", "overflow", "inf")
+def a_forward_under_a_scaler() -> Training:
+    """No scale changes the forward."""
+    model = middle(Square())
+
+    def loss_of(number: int) -> Any:
+        with torch.autocast("cpu", torch.float16):
+            return model(torch.randn(4, 4) * (1e4 if number == BAD else 1)).float().square().mean()
+
+    return scaled(model, loss_of)
+
+
+def kinked_for_ever() -> Training:
+    """The gradient is bad from batch 5 on, whatever the scale: each step is skipped, and no weight turns bad."""
+    model = chain()
+    return scaled(model, lambda n: kinked(model(torch.randn(4, 4)), n >= BAD))
+
+
+hostile(("2", ""), "gradient", ("inf", "nan"), batch=range(14, 17), says="batch 5", batches=40, gradients=True).each(
+    no_scale_helps=kinked_for_ever,
+)
+hostile(("", "0", "2"), "gradient", ("inf", "nan"), batch=range(14, 40), says="batch 5", batches=60).each(
+    no_scale_helps_by_default=kinked_for_ever,
+)
+
+
+@hostile(
+    ("discriminator", "discriminator.2"),
+    "gradient",
+    ("nan", "inf"),
+    batch=range(12, 80),
+    says=f"batch {2 * BAD + 1}",  # each half of a step is a batch, as no module is the root of both
+    batches=80,
+    gradients=True,
+)
+def one_of_two_scalers() -> Training:
+    """The generator's loss is finite and its gradient inf, for ever: its scaler shrinks to nothing. The other one is healthy."""
+    gan = Pair(nn.Tanh())
+    parts = (gan.generator, gan.discriminator)
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in parts]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=256.0) for _ in parts]
+
+    def step(number: int) -> None:
+        for index in (1, 0):
+            fake = gan.generator(torch.randn(4, 4))
+            loss = kinked(gan.discriminator(fake.detach() if index else fake), number >= BAD and not index)
+            scalers[index].scale(loss).backward()
+            scalers[index].step(optimizers[index])
+            scalers[index].update()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+
+    return Training(gan, step)
+
+
+# --- the model's own ---------------------------------------------------------------------------------------------------
+
+
+def given_labels(forward: Callable[..., Any], loss_of_output: Callable[[Any, Tensor], Any], **parts: nn.Module) -> Training:
+    """The model is fed the labels, all of which are ignored in one batch."""
+    model = Root(forward, net=chain(), **parts)
+
+    def loss_of(number: int) -> Any:
+        x, known = torch.randn(4, 4), labels(number == BAD)
+        return loss_of_output(model(x, known), known)
+
+    return trained(model, loss_of)
+
+
+@hostile("", UNDEFINED, label="loss")
+def a_loss_that_the_model_computes() -> Training:
+    """A sum, which the training divides by the number of labels."""
+
+    def forward(root: Root, x: Tensor, known: Tensor) -> dict[str, Tensor]:
+        logits = root.net(x)
+        return {"logits": logits, "scaled": nn.functional.cross_entropy(logits, known, reduction="sum")}
+
+    return given_labels(forward, lambda out, known: out["scaled"] / (known >= 0).sum())
+
+
+@hostile("loss", UNDEFINED, label="output")
+def a_loss_that_is_a_module() -> Training:
+    return given_labels(lambda root, x, known: root.loss(root.net(x), known), lambda out, _: out, loss=nn.CrossEntropyLoss())
+
+
+@hostile("", UNDEFINED, label="output")
+def a_loss_in_the_roots_output() -> Training:
+    """As in transformers."""
+
+    def forward(root: Root, x: Tensor, known: Tensor) -> dict[str, Tensor]:
+        logits = root.net(x)
+        return {"loss": nn.functional.cross_entropy(logits, known), "logits": logits}
+
+    return given_labels(forward, lambda out, _: out["loss"])
+
+
+@hostile("", ("singular", "overflow", "invalid"), "inf", label="loss")
+def a_text_that_does_not_fit() -> Training:
+    """CTC: the target is longer than the input."""
+    model, loss = nn.Linear(4, 6), nn.CTCLoss()
+    lengths = torch.tensor([4] * 3)
+
+    def loss_of(number: int) -> Any:
+        steps = torch.tensor([2 if number == BAD else 8] * 3)
+        return loss(model(torch.randn(8, 3, 4)).log_softmax(-1), torch.randint(1, 6, (3, 4)), steps, lengths)
+
+    return trained(model, loss_of)
