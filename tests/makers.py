@@ -173,6 +173,15 @@ def summary(batch: int = 0, *, first: int = 0, traced: bool = False, of: FrameTa
     return BatchSummary(batch, first, batch, 10.0, 11.0, traced, of.id, column, column, bytes(of.rows), 0.5, 1 << 30)
 
 
+ROOT_LOSS = frame(reading("input[0]"), reading("loss", kind=Kind.LOSS), module="", module_class="Net").spec
+
+
+def loss_batch(number: int, loss: float, fed: float = 1.0) -> messages.Batch:
+    """A batch of which the root's input and the loss alone were measured, with this abs max each."""
+    of = FrameTable((ROOT_LOSS,))
+    return messages.Batch(number + 1, summary(number, of=of)._replace(abs_max=pack(of.typecode, [fed, loss])))
+
+
 def beat(*at: int, phase: str = "forward") -> messages.Beat:
     return messages.Beat(moment(*at), phase, 0, 0, 1000.0)
 

@@ -11,10 +11,9 @@ import pytest
 import crowds
 import makers
 import records
-from desk import Desk
+from desk import connected
 from rankwatch.shared import messages
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, JobEnded, JobInterrupted, Opened
-from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Outcome
 from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.follow import Follower, Newest
@@ -121,8 +120,7 @@ def test_an_inconsistent_record_raises_only_a_store_error(tmp_path: Path) -> Non
 @pytest.mark.parametrize("signal_first", [True, False])
 def test_a_run_that_is_interrupted_never_looks_finished(tmp_path: Path, goodbye: str, signal_first: bool) -> None:
     """Whoever looks at its record at any moment, as ``top``, the page and ``report`` do, sees no end before the command's."""
-    desk = Desk(Options(expects_job_end=True))
-    desk.connect(2)
+    desk = connected(2, expects_job_end=True)
     byes = [(rank, messages.Bye(1, goodbye, "KeyboardInterrupt" if goodbye == "failed" else "")) for rank in range(2)]
     if signal_first:
         desk.handle(JobInterrupted("SIGINT"))
