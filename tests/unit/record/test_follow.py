@@ -68,9 +68,7 @@ def test_headroom_is_read_anew_when_there_is_a_new_batch(tmp_path: Path) -> None
     assert (first.headroom[0].module, first.headroom[0].batch) == ("decoder.layers.11.feed_forward", 2)
     assert first.headroom[0].growth == pytest.approx(crowds.GROWTH, rel=1e-3)
     assert follower.look().headroom is first.headroom
-    store = Store(run / FILE)
-    store.write(list(crowds.trained(2, 3, 0.0)), 3.0)
-    store.close()
+    records.add(run, *crowds.trained(2, 3, 0.0), at=3.0)
     assert follower.look().headroom[0].batch == 3
 
 
@@ -102,16 +100,14 @@ def test_the_newest_run_is_followed(tmp_path: Path) -> None:
 
 
 def test_an_inconsistent_record_raises_only_a_store_error(tmp_path: Path) -> None:
-    store = Store(tmp_path / FILE)
-    store.write([Entry(0.0, NO_RANK, Opened("job", 0, 2)), Entry(1.0, 1, messages.Noticed(1, makers.notice()))], 1.0)
-    store.close()
+    records.add(
+        tmp_path, Entry(0.0, NO_RANK, Opened("job", 0, 2)), Entry(1.0, 1, messages.Noticed(1, makers.notice())), at=1.0
+    )
     with pytest.raises(StoreError, match=r"the record .*run\.db: 1"):
         Follower(tmp_path).look()
     other = tmp_path / "other"
     other.mkdir()
-    store = Store(other / FILE)
-    store.write([Entry(0.0, NO_RANK, Closed())], 1.0)
-    store.close()
+    records.add(other, Entry(0.0, NO_RANK, Closed()), at=1.0)
     with pytest.raises(StoreError, match="does not begin with a run's beginning"):
         Follower(other).look()
 

@@ -114,9 +114,7 @@ def test_the_standings_are_the_last_written_ones(tmp_path: Path) -> None:
 
 
 def test_a_dump_is_complete_and_strict_json(tmp_path: Path) -> None:
-    begun = Store(tmp_path / FILE)
-    begun.write([*entries(EVENTS), trained(0, 0), trained(1, 0)], 100.0, run="train-1")
-    begun.close()
+    records.add(tmp_path, *entries(EVENTS), trained(0, 0), trained(1, 0), run="train-1")
     lines = [json.loads(line, parse_constant=pytest.fail) for line in dumped(tmp_path / FILE, frames=True)]
     assert lines[0] == {"what": "record", "run": "train-1"}
     whats = Counter(line["what"] for line in lines)
@@ -297,8 +295,7 @@ def test_a_record_with_a_broken_middle_is_refused(tmp_path: Path) -> None:
         ("UPDATE events SET body = '[]', kind = 'surprise'", "surprise"),
         ("UPDATE events SET body = '{\"state\": \"asleep\"}', kind = 'left'", "asleep"),
     ):
-        with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
-            database.execute(change)
+        records.execute(tmp_path, change)
         with pytest.raises(StoreError, match=complaint):
             records.read(tmp_path / FILE, RunRecord.entries)
 
@@ -306,8 +303,7 @@ def test_a_record_with_a_broken_middle_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("schema", [-1, SCHEMA - 1, SCHEMA + 1])
 def test_a_record_of_another_version_is_refused_and_left_alone(tmp_path: Path, schema: int) -> None:
     opened(tmp_path / FILE).close()
-    with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
-        database.execute(f"PRAGMA user_version = {schema}")
+    records.execute(tmp_path, f"PRAGMA user_version = {schema}")
     before = (tmp_path / FILE).read_bytes()
     complaint = rf"run\.db: written by another rankwatch \(schema {schema}; known here: {SCHEMA}\): use that one"
     openers: list[Callable[[Path], object]] = [RunRecord, Store, lambda path: read_row(path.parent)]

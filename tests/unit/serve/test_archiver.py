@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import records
 from collectors import until
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Entry, Opened
 from rankwatch_monitor.record.schema import FILE
@@ -157,9 +158,7 @@ def test_a_run_that_ends_again_is_archived_again(tmp_path: Path) -> None:
 def test_a_run_that_ended_again_before_a_collector_was_killed(tmp_path: Path) -> None:
     for name in ("train-0", "train-1"):
         (over(tmp_path / name) / archiver.MARK).write_text("s3://bucket/runs\n")
-    store = Store(tmp_path / "train-1" / FILE, Limits())
-    store.write([Entry(2.0, NO_RANK, Closed())], 101.0)
-    store.close()
+    records.add(tmp_path / "train-1", Entry(2.0, NO_RANK, Closed()), at=101.0)
     one = archiver_of(tmp_path, f"echo $1 >> {tmp_path}/said")
     one.take_over("head")
     one.close()

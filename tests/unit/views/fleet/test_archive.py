@@ -287,9 +287,7 @@ def test_hostile_names_do_no_harm_to_the_page(tmp_path: Path) -> None:
 
 
 def test_a_record_without_a_rank_is_refused(tmp_path: Path) -> None:
-    store = Store((tmp_path / FILE), Limits())
-    store.write([Entry(0.0, NO_RANK, Opened("train", 0, 2))], 1.0, run="train-0")
-    store.close()
+    records.add(tmp_path, Entry(0.0, NO_RANK, Opened("train", 0, 2)), at=1.0, run="train-0")
     with RunRecord(tmp_path / FILE) as record, pytest.raises(Exception, match="no rank has connected"):
         row_of(record)
 
