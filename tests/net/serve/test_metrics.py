@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import struct
-import subprocess
 import sys
 import time
 import urllib.request
@@ -21,10 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 import makers
 from collectors import SOON, Running, until
 from commands import run as rankwatch
-from jobs import environment
 from rankwatch.errors import UsageError
 from rankwatch.shared import messages, wire
-from rankwatch.shared.installed import to_add
 from rankwatch.shared.sockets import dealer
 from rankwatch_monitor.serve.metrics import server as metrics_server
 from rankwatch_monitor.serve.metrics.meters import Meters
@@ -145,9 +142,8 @@ def test_peers_that_go_away_are_no_errors(meters: Meters, caplog: pytest.LogCapt
 def test_a_server_that_has_ended_has_left_its_port(meters: Meters) -> None:
     with MetricsServer(HERE, meters) as server:
         address = str(server.server_address[0]), int(server.server_address[1])
-        with pytest.raises(
-            UsageError, match=rf"--metrics 127.0.0.1:{address[1]}: cannot listen there: Address already in use"
-        ):
+        complaint = rf"--metrics 127.0.0.1:{address[1]}: cannot listen there: Address already in use"
+        with pytest.raises(UsageError, match=complaint):
             MetricsServer(address, meters)
     with MetricsServer(address, meters) as server:
         assert "rankwatch_runs 0.0" in scrape(server.url)
@@ -197,21 +193,6 @@ def test_an_address_that_is_not_of_this_machine() -> None:
     done = rankwatch("collector", "--metrics", "192.0.2.1:0")
     assert done.returncode == 2
     assert "--metrics 192.0.2.1:0: cannot listen there: Cannot assign requested address" in done.stderr
-
-
-def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
-    """As if it were not installed: its import fails."""
-    code = "import sys; sys.modules['prometheus_client'] = None; from rankwatch_monitor.cli import main; sys.exit(main())"
-    runs = str(tmp_path / "runs")
-
-    def without_extra(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", code, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-
-    done = without_extra("collector", "--runs-dir", runs, "--metrics", ":0")
-    assert done.returncode == 2
-    assert done.stderr == f"rankwatch: error: --metrics needs prometheus_client: {to_add('metrics')}\n"
-    assert without_extra("run", "--runs-dir", runs, "--", "true").returncode == 0
 
 
 def test_a_command_that_reads_the_metrics_of_the_collector_round_it(tmp_path: Path) -> None:
