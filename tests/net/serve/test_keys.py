@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,13 +25,6 @@ from rankwatch.shared.sockets import dealer, new_key_pair
 from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor import cli
 from rankwatch_monitor.serve import control
-
-
-@pytest.fixture
-def collector(tmp_path: Path) -> Iterator[Running]:
-    running = Running(tmp_path)
-    yield running
-    running.stop()
 
 
 def answer_to(connection: Connection, message: messages.Message) -> messages.Message | None:

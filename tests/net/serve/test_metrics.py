@@ -80,9 +80,10 @@ def test_all_samples_of_many_ranks_are_served(meters: Meters) -> None:
 
 
 @pytest.mark.slow
-def test_peers_that_do_not_read_do_not_hold_up_the_collector(tmp_path: Path, meters: Meters) -> None:
+def test_peers_that_do_not_read_do_not_hold_up_the_collector(
+    tmp_path: Path, meters: Meters, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
     running = Running(tmp_path, meters=meters)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with ExitStack() as peers, MetricsServer(HERE, meters, per_rank=True) as server:
         meters.show(shown(*map(standing, range(MANY)), run="large-0"), time.monotonic())
         for slow in [peers.enter_context(ask(server)) for _ in range(2)]:
@@ -93,7 +94,6 @@ def test_peers_that_do_not_read_do_not_hold_up_the_collector(tmp_path: Path, met
         assert isinstance(wire.decode(rank.recv()), messages.Welcome)
         until(lambda: 'rankwatch_ranks{run="train-0",state="running"} 1.0' in scrape(server.url))
     until(lambda: meters.read(time.monotonic()).counts.messages == 1)
-    context.destroy(linger=0)
     running.stop()
 
 

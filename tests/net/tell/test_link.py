@@ -9,20 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import zmq
 
 import makers
 import records
 from collectors import SOON, Running, until
+from links import Rank
 from rankwatch.errors import ProtocolError, UsageError
 from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.connection import Connection
-from rankwatch.shared.frame import BEGINNING, Moment
-from rankwatch.shared.identity import Identity
 from rankwatch.shared.tuning import Check, Tuning
 from rankwatch.tell import link as link_module
 from rankwatch.tell import spool as spool_module
-from rankwatch.tell.link import Link
 from rankwatch_monitor.decide.journal import Closed
 from rankwatch_monitor.decide.ledger import Disconnected, Received
 from rankwatch_monitor.decide.options import Options
@@ -32,49 +29,6 @@ from rankwatch_monitor.serve import backlog, control
 from rankwatch_monitor.serve.collector import Collector
 from rankwatch_monitor.serve.inbox import Ended, Item, Letter
 from rankwatch_monitor.serve.run_folder import RunsFolder
-
-
-class Rank:
-    """A link whose training thread is the test."""
-
-    def __init__(self, connection: Connection, rank: int = 0, world_size: int = 1, source: str = "") -> None:
-        self.moment = BEGINNING
-        self.looks = 0
-        """How often the link has asked for the moment."""
-        self.aborted = threading.Event()
-        self.abort: messages.Abort | None = None
-        self.tunings: list[messages.Tune] = []
-        self.link = Link(
-            connection,
-            Identity("train", 0, rank, world_size, rank, "host", 100 + rank),
-            job="train",
-            progress=self._progress,
-            on_abort=self._on_abort,
-            device="cpu",
-            torch_version="2.13.0",
-            on_tune=self.tunings.append,
-            source=source,
-        )
-
-    def _progress(self) -> tuple[Moment, str]:
-        self.looks += 1
-        return self.moment, "forward"
-
-    def _on_abort(self, abort: messages.Abort) -> None:
-        self.abort = abort
-        self.aborted.set()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
-
-
-@pytest.fixture
-def collector(folder: Path) -> Iterator[Running]:
-    running = Running(folder)
-    yield running
-    running.stop()
 
 
 @pytest.fixture
@@ -173,15 +127,15 @@ def test_without_a_collector_the_spool_is_bounded_and_nothing_waits(
     rank.link.close("aborted")
 
 
-def test_a_restarted_collector_is_found_and_receives_what_it_missed(folder: Path) -> None:
-    first = Running(folder)
+def test_a_restarted_collector_is_found_and_receives_what_it_missed(tmp_path: Path) -> None:
+    first = Running(tmp_path)
     rank = Rank(first.collector.connection)
     assert rank.link.start()
     rank.link.send_batch(makers.table(), makers.summary(0))
     until(lambda: not rank.link._spool)
     first.stop(clean=False)
     rank.link.send_batch(makers.table(), makers.summary(1))
-    second = Running(folder, listen=None)  # takes its address and keys from the connection file
+    second = Running(tmp_path, listen=None)  # takes its address and keys from the connection file
     assert second.collector.connection == first.collector.connection
     until(lambda: second.collector.ledger.runs and not rank.link._spool)
     (run,) = second.collector.ledger.runs.values()
@@ -190,19 +144,19 @@ def test_a_restarted_collector_is_found_and_receives_what_it_missed(folder: Path
     second.stop()
 
 
-def test_a_collector_with_new_keys_at_the_same_place_is_found(folder: Path) -> None:
-    first = Running(folder)
+def test_a_collector_with_new_keys_at_the_same_place_is_found(tmp_path: Path) -> None:
+    first = Running(tmp_path)
     address = first.collector.address
-    rank = Rank(first.collector.connection, source=str(folder / "connection.json"))
+    rank = Rank(first.collector.connection, source=str(tmp_path / "connection.json"))
     assert rank.link.start()
     rank.link.send_batch(makers.table(), makers.summary(0))
     until(lambda: not rank.link._spool)
     first.stop(clean=False)
-    for path in folder.glob("connection.json*"):
+    for path in tmp_path.glob("connection.json*"):
         path.unlink()
     rank.link.send_batch(makers.table(), makers.summary(1))
     until(lambda: not rank.link.is_online)
-    second = Running(folder, listen=address)
+    second = Running(tmp_path, listen=address)
     assert second.collector.connection != first.collector.connection
     until(lambda: second.collector.ledger.runs and not rank.link._spool)
     assert rank.link.run == "train-0.2"
@@ -214,15 +168,15 @@ def test_a_collector_with_new_keys_at_the_same_place_is_found(folder: Path) -> N
     second.stop()
 
 
-def test_an_end_is_reported_although_the_collector_is_briefly_away(folder: Path) -> None:
-    first = Running(folder)
+def test_an_end_is_reported_although_the_collector_is_briefly_away(tmp_path: Path) -> None:
+    first = Running(tmp_path)
     rank = Rank(first.collector.connection)
     assert rank.link.start()
     first.stop(clean=False)
     until(lambda: not rank.link.is_online)
     closing = threading.Thread(target=rank.link.close, args=("finished",))
     closing.start()
-    second = Running(folder, listen=None)
+    second = Running(tmp_path, listen=None)
     closing.join(SOON)
     until(lambda: second.reports)
     assert [row.state.value for row in second.reports[0].ranks] == ["finished"]
@@ -252,9 +206,9 @@ def idle_collector(folder: Path) -> Collector:
     )
 
 
-def test_a_run_that_begins_and_ends_in_one_turn_of_the_collector_has_a_record(folder: Path) -> None:
-    collector = idle_collector(folder)
-    run = folder / "runs" / "train-0"
+def test_a_run_that_begins_and_ends_in_one_turn_of_the_collector_has_a_record(tmp_path: Path) -> None:
+    collector = idle_collector(tmp_path)
+    run = tmp_path / "runs" / "train-0"
     for message in (makers.hello(), messages.Bye(1, "finished", "")):
         collector._perform(Received(b"a", message))
     until((run / "report.json").exists)  # by the writer, before this turn's end hands over the entries
@@ -265,11 +219,11 @@ def test_a_run_that_begins_and_ends_in_one_turn_of_the_collector_has_a_record(fo
 
 @pytest.mark.parametrize("is_short", [True, False])
 def test_batches_wait_for_all_else_and_beats_and_acks_overtake_those_of_their_peer_and_trips_do_if_many_wait(
-    is_short: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+    is_short: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_short:
         monkeypatch.setattr(backlog, "SHORT", 0)
-    collector = idle_collector(folder)
+    collector = idle_collector(tmp_path)
     batches = [memoryview(wire.encode(messages.Batch(seq, makers.summary(seq)))) for seq in range(1, 4)]
     others = messages.Tripped(9, makers.trip()), makers.beat(1, 0, 0), messages.Ack(3, abort=True)
     trip, beat, ack = (memoryview(wire.encode(message)) for message in others)
@@ -356,41 +310,8 @@ def test_a_collector_that_refuses_or_is_absent_is_reported_clearly(collector: Ru
             control.tune(unreachable, messages.Tune(tuning=Tuning(every=1)), timeout=0.3)
 
 
-def test_a_foreign_key_is_refused(collector: Running, ranks: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "CONNECT_TIMEOUT", 0.5)
-    stranger = sockets.new_key_pair()
-    known = collector.collector.connection
-    assert not ranks(connection=replace(known, client_public=stranger.public, client_secret=stranger.secret)).link.start()
-    assert collector.collector.ledger.runs == {}
-
-
-def test_without_curve_nothing_is_read(collector: Running) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    plain = context.socket(zmq.DEALER)
-    plain.setsockopt(zmq.LINGER, 0)
-    plain.connect(collector.collector.address)
-    plain.send(wire.encode(makers.hello()))
-    assert not plain.poll(500)
-    assert collector.collector.ledger.runs == {}
-    context.destroy(linger=0)
-
-
 def test_another_major_version_is_refused_at_the_start(ranks: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch) -> None:
     rank = ranks()
     rank.link._hello = replace(rank.link._hello, major=99)
     with pytest.raises(ProtocolError, match=r"the rank speaks protocol 99\.0, the collector 1\.0"):
         rank.link.start()
-
-
-def test_garbage_is_counted_and_answered(collector: Running) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    peer = sockets.dealer(context, collector.collector.connection)
-    assert peer.poll(SOON * 1000, zmq.POLLOUT)
-    peer.send(b"\xc1 no msgpack")
-    peer.send_multipart([wire.encode(makers.hello()), b"a second part"])
-    for complaint in ("not a message", "2 parts instead of one"):
-        answer = wire.decode(peer.recv())
-        assert isinstance(answer, messages.Error)
-        assert complaint in answer.text
-    assert collector.collector.ledger.refused == 2
-    context.destroy(linger=0)

@@ -1,0 +1,35 @@
+"""A collector in this process, and a context for the sockets of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from collectors import Running
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Iterator[Running]:
+    running = Running(tmp_path)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def watched(collector: Running, monkeypatch: pytest.MonkeyPatch) -> Running:
+    """The collector of the models that the test watches in this process."""
+    monkeypatch.setenv("RANKWATCH_CONNECTION", str(collector.folder / "connection.json"))
+    monkeypatch.setenv("RANKWATCH_JOB", "train")
+    # The deadline would end the tests' own process.
+    monkeypatch.setattr("rankwatch.tell.deadline.Deadline.start", lambda deadline: None)
+    return collector
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
