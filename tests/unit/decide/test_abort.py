@@ -154,8 +154,7 @@ def test_the_culprit_is_the_first_to_get_the_abort() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "seconds"),
-    [(2, (1.0, 2.0, 3.0, 0.5)), (8192, (4.0, 2.0, 3.0, 1.0)), (16384, (8.0, 4.0, 4.0, 2.0))],
+    ("size", "seconds"), [(2, (1.0, 2.0, 3.0, 0.5)), (8192, (4.0, 2.0, 3.0, 1.0)), (16384, (8.0, 4.0, 4.0, 2.0))]
 )
 def test_very_many_ranks_beat_more_slowly_and_have_longer_to_answer(size: int, seconds: tuple[float, ...]) -> None:
     options = Options().for_world(size)

@@ -339,10 +339,7 @@ FINISHED, FAILED = Decided(Outcome.FINISHED, "", False), Decided(Outcome.FAILED,
             RunRow("", batches=7, outcome="finished", is_over=True, is_final=True),
         ),
         # A trip after the decision begins no election.
-        (
-            [(NO_RANK, FINISHED), (0, TRIPPED), (0, Left(RankState.LOST)), (NO_RANK, END), (0, HELLO)],
-            RunRow("", batches=7),
-        ),
+        ([(NO_RANK, FINISHED), (0, TRIPPED), (0, Left(RankState.LOST)), (NO_RANK, END), (0, HELLO)], RunRow("", batches=7)),
         ([(NO_RANK, Reached((0, 1), ((0, -1, 0, 0), (4, 4, 0, 3)), (-1, 4)))], RunRow("", batches=5)),
         # What a rank was in when it was stopped is in no batch that it sent.
         ([(0, messages.Bye(4, "aborted", "", Moment(4, 4, 0, 3)))], RunRow("", batches=5)),

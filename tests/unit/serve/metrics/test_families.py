@@ -115,10 +115,7 @@ def test_before_the_first_batch_and_the_first_rank() -> None:
 
 
 def test_single_ranks_have_metrics_only_on_request() -> None:
-    ranks = (
-        standing(0, batch=3, silent=0.5, still=1.5, dropped=2, queued=1),
-        standing(7, batch=1, state=RankState.LOST),
-    )
+    ranks = (standing(0, batch=3, silent=0.5, still=1.5, dropped=2, queued=1), standing(7, batch=1, state=RankState.LOST))
     assert not [name for name in values(shown(*ranks)) if "rank=" in name]
     found = values(shown(*ranks), per_rank=True)
     of_rank = {name: value for name, value in found.items() if "rank=0" in name}

@@ -129,13 +129,8 @@ def test_the_envelope_names_the_ranks(tmp_path: Path) -> None:
     }  # fmt: skip
     assert (output["abs_min"], output["abs_min_rank"], output["abs_max"], output["abs_max_rank"]) == (0.25, 1, INF, 1)
     assert (output["state"], output["state_rank"]) == ("inf", 1)
-    assert (bad["abs_min"], bad["abs_max"], bad["abs_max_rank"], bad["state"], bad["state_rank"]) == (
-        None,
-        None,
-        None,
-        "nan",
-        0,
-    )
+    of_bad = [bad[name] for name in ("abs_min", "abs_max", "abs_max_rank", "state", "state_rank")]
+    assert of_bad == [None, None, None, "nan", 0]
     assert written == Written(2, 0, 0, 1)
 
 
@@ -261,8 +256,7 @@ def test_a_rank_that_the_run_does_not_have_is_a_damaged_record(
 ) -> None:
     parts = [records.part(rank, *records.frames(0)) for rank in (0, 1)]
     run = records.write(tmp_path / "train-1", *parts, world_size=2, connected=connected)
-    records.execute(
-        run, "UPDATE events SET body = replace(body, '\"world_size\": 2', '\"world_size\": 1') WHERE kind = 'opened'"
-    )
+    smaller = """replace(body, '"world_size": 2', '"world_size": 1')"""
+    records.execute(run, f"UPDATE events SET body = {smaller} WHERE kind = 'opened'")
     with pytest.raises(StoreError, match=r"train-1.*rank"):
         exported(run, what)
