@@ -193,7 +193,7 @@ def test_a_rank_that_connects_anew_while_another_one_saves_is_told_again() -> No
     desk.take()
     desk.handle(Received(b"anew", makers.hello(0, 2)))
     desk.wait(0.25)
-    assert [type(e.message) for e in desk.effects if isinstance(e, Send) and e.peer == b"anew"][-1] is messages.Stay
+    assert [type(e.message) for e in desk.asked(Send) if e.peer == b"anew"][-1] is messages.Stay
 
 
 def test_a_hold_is_waited_for_up_to_the_limit_and_is_no_loss() -> None:

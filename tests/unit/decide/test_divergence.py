@@ -66,9 +66,8 @@ def test_bad_data_is_named_even_where_the_loss_had_left() -> None:
     desk = connected(1)
     desk.receive(0, messages.Table(TABLE), *(makers.loss_batch(number, 4.0 * 100**number) for number in range(4)))
     bad = makers.reading("input[0]", makers.NAN)
-    desk.receive(
-        0, messages.Tripped(9, makers.trip(bad, makers.reading("output", makers.NAN), root_inputs=(bad,), at=(4, 0, 0)))
-    )
+    trip = makers.trip(bad, makers.reading("output", makers.NAN), root_inputs=(bad,), at=(4, 0, 0))
+    desk.receive(0, messages.Tripped(9, trip))
     assert desk.decided.cause is Cause.DATA
 
 

@@ -102,10 +102,8 @@ def check_verdict(worlds: list[Life], data: st.DataObject) -> None:
     found = desk.decided
     assert (found.rank, found.trip.position, found.trip.optimizer_step) == (culprit, target.position, target.step)
     # The first frame of the training is passed only after it.
-    passed = {
-        rank: max([after(at) for at in moments_of(life)[: life.ends_after]], default=None)
-        for rank, life in enumerate(worlds)
-    }
+    ran = [[after(at) for at in moments_of(life)[: life.ends_after]] for life in worlds]
+    passed = {rank: max(moments, default=None) for rank, moments in enumerate(ran)}
     unknown = {rank for rank, at in passed.items() if rank not in trips and (at is None or at <= target)}
     assert set(found.missing) == unknown
     if unknown or are_uneven(worlds, target):
@@ -158,9 +156,8 @@ def test_the_odd_one_of_many_ranks_is_named() -> None:
     for rank in (0, 2, 3, 1):
         trained(desk, rank, *((0, 1, 2) if rank != 1 else (0, 0, 1)))
     desk.receive(0, messages.Tripped(9, makers.trip(at=(0, 0, 0), step=0)))
-    assert (
-        desk.decided.uneven == "rank 1 counts more batches than others: its batch 1 is of optimizer step 0, on rank 0 of 1"
-    )
+    odd = "rank 1 counts more batches than others: its batch 1 is of optimizer step 0, on rank 0 of 1"
+    assert desk.decided.uneven == odd
 
 
 def test_a_weight_that_is_bad_on_ranks_that_count_unequally_is_no_single_ranks() -> None:

@@ -51,9 +51,7 @@ def run_of(desk: Desk, start: str) -> Run:
 
 
 def aborted(desk: Desk) -> set[bytes]:
-    return {
-        effect.peer for effect in desk.effects if isinstance(effect, Send) and isinstance(effect.message, messages.Abort)
-    }
+    return {effect.peer for effect in desk.asked(Send) if isinstance(effect.message, messages.Abort)}
 
 
 @pytest.mark.parametrize("job", ["train", "127.0.0.1-29500"])

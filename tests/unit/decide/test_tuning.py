@@ -6,7 +6,7 @@ import makers
 from desk import Desk, connected, peer
 from rankwatch.shared import messages
 from rankwatch.shared.tuning import Check, Tuning
-from rankwatch_monitor.decide.effects import Note, Send
+from rankwatch_monitor.decide.effects import Send
 from rankwatch_monitor.decide.ledger import Received
 
 
@@ -25,15 +25,12 @@ def test_a_tuning_reaches_the_ranks_that_are_there_and_those_that_come() -> None
     desk.take()
     desk.connect(3, ranks=[2, 1])
     for rank in (1, 2):
-        sent = [effect.message for effect in desk.effects if isinstance(effect, Send) and effect.peer == peer(rank)]
+        sent = [effect.message for effect in desk.asked(Send) if effect.peer == peer(rank)]
         assert sent[0] == merged  # before WELCOME: the first batch obeys it
         assert isinstance(sent[1], messages.Welcome)
-    notes = tuning_notes(desk, messages.Tune(tuning=Tuning(every=10)))
-    assert "run train-0: options changed: every 10" in [note.text for note in notes]
-
-
-def tuning_notes(desk: Desk, tune: messages.Tune) -> list[Note]:
-    return [e for e in desk.handle(Received(b"control", tune)) if isinstance(e, Note)]
+    desk.take()
+    tuned(desk, messages.Tune(tuning=Tuning(every=10)))
+    assert "run train-0: options changed: every 10" in desk.notes
 
 
 def test_the_answer_names_patterns_that_match_nothing() -> None:
@@ -70,9 +67,8 @@ def test_a_tuning_goes_to_the_run_that_is_named_or_to_all_that_are_under_way() -
     assert tuned(desk, messages.Tune(tuning=Tuning(every=2))) == [messages.Tuned(("one-0", "two-0"), 2)]
     assert tuned(desk, messages.Tune("two-0", Tuning(every=3))) == [messages.Tuned(("two-0",), 1)]
     assert [run.tuning.every for run in desk.ledger.runs.values()] == [2, 3, None]
-    assert tuned(desk, messages.Tune("three-0", Tuning(every=3))) == [
-        messages.Error("no run three-0; under way here: one-0, two-0", "none")
-    ]
+    (refused,) = tuned(desk, messages.Tune("three-0", Tuning(every=3)))
+    assert refused == messages.Error("no run three-0; under way here: one-0, two-0", "none")
 
 
 def test_a_collector_may_begin_with_a_tuning() -> None:

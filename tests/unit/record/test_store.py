@@ -159,9 +159,8 @@ def test_an_abandoned_record_is_continued(tmp_path: Path, monkeypatch: pytest.Mo
         # No close(), as when a collector is killed.
         del begun
     digests = records.read(tmp_path / FILE, RunRecord.digests)
-    assert list(zip(digests["rank"], digests["batch"], strict=True)) == [
-        (rank, batch) for batch in range(5) for rank in (0, 1)
-    ]
+    parts = [(rank, batch) for batch in range(5) for rank in (0, 1)]
+    assert list(zip(digests["rank"], digests["batch"], strict=True)) == parts
     assert query(tmp_path / FILE, "SELECT count FROM digests") == [3, 3, 3, 1]
     assert query(tmp_path / FILE, "SELECT ranks FROM envelopes") == [2] * 5  # merged from two transactions
     assert query(tmp_path / FILE, "SELECT COUNT(*) FROM tables") == [1]
@@ -179,13 +178,8 @@ def test_a_rank_that_went_silent_long_ago_is_found_in_an_old_segment(
     begun.write(entries([(rank, makers.hello(rank, 3)) for rank in range(3)]), 100.0)
     begun.write([trained(0, 0), *(trained(1, batch) for batch in range(9))], 100.0)
     begun.close()
-    assert {(part.rank, part.seq) for part in records.read(tmp_path / FILE, RunRecord.progress)} == {
-        (0, 1),
-        (1, 6),
-        (1, 7),
-        (1, 8),
-        (1, 9),
-    }
+    progress = {(part.rank, part.seq) for part in records.read(tmp_path / FILE, RunRecord.progress)}
+    assert progress == {(0, 1), *((1, seq) for seq in range(6, 10))}
 
 
 def test_summaries_are_what_the_ranks_sent(tmp_path: Path) -> None:

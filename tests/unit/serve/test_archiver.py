@@ -11,8 +11,6 @@ import pytest
 import records
 from collectors import until
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Entry, Opened
-from rankwatch_monitor.record.schema import FILE
-from rankwatch_monitor.record.store import Limits, Store
 from rankwatch_monitor.serve import archiver
 from rankwatch_monitor.serve.archiver import Archiver, command_of
 
@@ -31,10 +29,8 @@ def archiver_of(runs: Path, script: str) -> Archiver:
 def over(folder: Path, *, collector: str = "head", closed: bool = True) -> Path:
     """A record of a run that is over."""
     folder.mkdir(parents=True)
-    store = Store(folder / FILE, Limits())
     entries = [Entry(0.0, NO_RANK, Opened("train", 0, 1)), *([Entry(1.0, NO_RANK, Closed())] if closed else [])]
-    store.write(entries, 100.0, run=folder.name, collector=collector)
-    store.close()
+    records.add(folder, *entries, run=folder.name, collector=collector)
     return folder
 
 

@@ -116,9 +116,8 @@ def test_without_a_rank_the_culprits_batch_is_shown(tmp_path: Path) -> None:
 
 def test_a_batch_without_a_stored_summary(tmp_path: Path) -> None:
     sent = [records.part(0, *two(number)) for number in range(8)]
-    other = records.part(
-        1, *two(5, NAN), frame(reading("output", INF, low=0.25), reading("none"), at=(5, 0, 2), module="wide")
-    )
+    wide = frame(reading("output", INF, low=0.25), reading("none"), at=(5, 0, 2), module="wide")
+    other = records.part(1, *two(5, NAN), wide)
     run = records.write(tmp_path / "train-1", *sent, other, *OVER)
     forget(run, "summaries", "batch IN (4, 5, 6)")
     text, told = of_batch(run, 5, 0)
@@ -207,9 +206,7 @@ def test_a_rank_that_tripped(tmp_path: Path) -> None:
     assert [part["batch"] for part in told["batches"]] == list(range(2, 12))
     assert told["batches_as_sent"] == list(range(12))
     assert [notice["rank"] for notice in told["notices"]] == [1]
-    assert (
-        "  replicas   rank 1 of 2 (node0): layers.3.weight differs from the other 2 since step 9, equal at step 8; " in text
-    )
+    assert "replicas   rank 1 of 2 (node0): layers.3.weight differs from the other 2 since step 9, equal at step 8; " in text
     assert [one["parameter"] for one in told["desync"]] == ["layers.3.weight"]
 
 

@@ -60,9 +60,8 @@ def test_another_run_of_a_name_is_another_run(tmp_path: Path) -> None:
             assert len(run.curves(record)["loss"]) == 0
             return len(run.ranks(record).cells[0])
 
-    run = records.write(
-        tmp_path / "train-0", *(records.part(0, *records.frames(batch), seq=batch + 1) for batch in range(9))
-    )
+    parts = [records.part(0, *records.frames(batch), seq=batch + 1) for batch in range(9)]
+    run = records.write(tmp_path / "train-0", *parts)
     assert cells() == 9
     shutil.rmtree(run)
     records.write(run, records.part(0, *records.frames(0)), at=200.0)
