@@ -76,6 +76,12 @@ class Desk:
             self.now = min(end, self.now + 0.05)
             self.handle(Tick())
 
+    def keep_hearing(self, ranks: int | Iterable[int], message: messages.Message, *, times: int, every: float) -> None:
+        """Time passes, and these ranks send the message again and again."""
+        for _ in range(times):
+            self.wait(every)
+            self.receive(ranks, message)
+
     def disconnect(self, rank: int) -> None:
         self.handle(Disconnected(peer(rank)))
 

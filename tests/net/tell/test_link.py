@@ -16,7 +16,6 @@ from collectors import SOON, Running, until
 from links import Rank
 from rankwatch.errors import ProtocolError, UsageError
 from rankwatch.shared import messages, sockets, wire
-from rankwatch.shared.connection import Connection
 from rankwatch.shared.tuning import Check, Tuning
 from rankwatch.tell import link as link_module
 from rankwatch.tell import spool as spool_module
@@ -35,8 +34,9 @@ from rankwatch_monitor.serve.run_folder import RunsFolder
 def ranks(collector: Running) -> Iterator[Callable[..., Rank]]:
     made: list[Rank] = []
 
-    def make(rank: int = 0, world_size: int = 1, connection: Connection | None = None) -> Rank:
-        made.append(Rank(connection or collector.collector.connection, rank, world_size))
+    def make(rank: int = 0, world_size: int = 1, *, starts: bool = True) -> Rank:
+        made.append(Rank(collector.collector.connection, rank, world_size))
+        assert not starts or made[-1].link.start()
         return made[-1]
 
     yield make
@@ -46,7 +46,6 @@ def ranks(collector: Running) -> Iterator[Callable[..., Rank]]:
 
 def test_batches_arrive_once_and_are_acknowledged(collector: Running, ranks: Callable[..., Rank]) -> None:
     rank = ranks()
-    assert rank.link.start()
     assert rank.link.run == "train-0"
     table = makers.table()
     for batch in range(50):
@@ -58,7 +57,6 @@ def test_batches_arrive_once_and_are_acknowledged(collector: Running, ranks: Cal
 
 def test_parts_and_notices_arrive_and_are_acknowledged(collector: Running, ranks: Callable[..., Rank]) -> None:
     rank = ranks()
-    assert rank.link.start()
     rank.link.send_batch(makers.table(), makers.summary(7))
     rank.link.send_batch(makers.table(), makers.summary(7, first=2))
     rank.link.send_notice(makers.notice(batch=7))
@@ -72,8 +70,6 @@ def test_parts_and_notices_arrive_and_are_acknowledged(collector: Running, ranks
 
 def test_a_trip_brings_the_abort_to_every_rank(collector: Running, ranks: Callable[..., Rank]) -> None:
     culprit, other = ranks(0, 2), ranks(1, 2)
-    assert culprit.link.start()
-    assert other.link.start()
     other.moment = makers.moment(3, 0, 9)
     culprit.link.send_trip(makers.trip(at=(3, 0, 5)))
     assert culprit.link.wait_for_verdict()
@@ -86,8 +82,6 @@ def test_a_trip_brings_the_abort_to_every_rank(collector: Running, ranks: Callab
 
 def test_a_probe_is_answered_when_the_position_is_passed(collector: Running, ranks: Callable[..., Rank]) -> None:
     culprit, other = ranks(0, 2), ranks(1, 2)
-    assert culprit.link.start()
-    assert other.link.start()
     other.moment = makers.moment(3, 0, 5)  # in the frame, and not past it
     culprit.link.send_trip(makers.trip(at=(3, 0, 5)))
     until(lambda: other.link._probe is not None)
@@ -103,7 +97,6 @@ def test_a_probe_is_answered_when_the_position_is_passed(collector: Running, ran
 
 def test_a_clean_end_is_reported(collector: Running, ranks: Callable[..., Rank]) -> None:
     rank = ranks()
-    assert rank.link.start()
     rank.link.close("failed", "KeyError: 'x'")
     until(lambda: collector.reports)
     assert collector.reports[0].ranks[0].farewell == "KeyError: 'x'"
@@ -187,7 +180,6 @@ def test_an_internal_error_holds_back_no_other_effect(
     collector: Running, ranks: Callable[..., Rank], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = ranks()
-    assert rank.link.start()
     monkeypatch.setattr(collector.collector, "_show_ranks", lambda effect: 1 / 0)
     rank.link.close("finished")
     until(lambda: (collector.folder / "runs" / "train-0" / "report.json").exists())
@@ -265,20 +257,17 @@ def test_batches_wait_for_all_else_and_beats_and_acks_overtake_those_of_their_pe
 
 def test_a_tuning_is_sent_to_every_rank_and_to_the_client_that_asked(collector: Running, ranks: Callable[..., Rank]) -> None:
     connected = [ranks(0, 3), ranks(1, 3)]
-    assert all([rank.link.start() for rank in connected])
     connection = collector.collector.connection
     assert control.tune(connection, messages.Tune(tuning=Tuning(every=10))) == messages.Tuned(("train-0",), 2)
     assert control.tune(connection, messages.Tune("train-0", Tuning(check=Check.ASYNC))) == messages.Tuned(("train-0",), 2)
     merged = messages.Tune("train-0", Tuning(every=10, check=Check.ASYNC))
     until(lambda: all(rank.tunings == [messages.Tune("train-0", Tuning(every=10)), merged] for rank in connected))
     late = ranks(2, 3)
-    assert late.link.start()
     assert late.tunings == [merged]  # it already applies when start() returns
 
 
 def test_a_tuning_is_sent_again_after_the_connection_broke(collector: Running, ranks: Callable[..., Rank]) -> None:
     rank = ranks()
-    assert rank.link.start()
     control.tune(collector.collector.connection, messages.Tune(tuning=Tuning(every=10)))
     until(lambda: len(rank.tunings) == 1)
     rank.link._online.clear()  # as after a silence: the link sends HELLO again
@@ -289,7 +278,7 @@ def test_a_tuning_is_sent_again_after_the_connection_broke(collector: Running, r
 def test_a_tuning_that_fails_does_not_cost_the_abort(
     collector: Running, ranks: Callable[..., Rank], caplog: pytest.LogCaptureFixture
 ) -> None:
-    rank = ranks()
+    rank = ranks(starts=False)
     rank.link._on_tune = lambda tune: [][1]
     assert rank.link.start()
     with caplog.at_level(logging.CRITICAL, "rankwatch.tell.link"):
@@ -311,7 +300,7 @@ def test_a_collector_that_refuses_or_is_absent_is_reported_clearly(collector: Ru
 
 
 def test_another_major_version_is_refused_at_the_start(ranks: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = ranks()
+    rank = ranks(starts=False)
     rank.link._hello = replace(rank.link._hello, major=99)
     with pytest.raises(ProtocolError, match=r"the rank speaks protocol 99\.0, the collector 1\.0"):
         rank.link.start()

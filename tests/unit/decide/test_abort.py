@@ -104,9 +104,7 @@ def test_a_rank_that_was_heard_lately_or_is_gone_is_not_ended() -> None:
     desk = connected(3, abort_grace=5.0)
     desk.receive(0, messages.Tripped(1, makers.trip()), messages.Ack(1, abort=True))
     desk.disconnect(2)
-    for _ in range(10):
-        desk.wait(4.0)
-        desk.receive(1, makers.beat(0, 0, 0))
+    desk.keep_hearing(1, makers.beat(0, 0, 0), times=10, every=4.0)
     assert not desk.asked(EndProcess)
 
 

@@ -81,9 +81,7 @@ def test_a_culprit_that_is_lost_sends_no_closeup_any_more() -> None:
     desk.receive(0, messages.Tripped(1, announced()))
     desk.receive(1, makers.beat(0, 0, 1), messages.Ack(0, abort=True))
     desk.disconnect(0)
-    for _ in range(4):
-        desk.wait(0.25)
-        desk.receive(1, makers.beat(0, 0, 1))
+    desk.keep_hearing(1, makers.beat(0, 0, 1), times=4, every=0.25)
     (report,) = desk.reports
     assert (report.closeup, report.ranks[0].state) == (None, RankState.LOST)
     assert desk.now < WITHIN

@@ -30,9 +30,7 @@ def test_a_disconnected_rank_is_lost_after_three_silent_heartbeats() -> None:
     desk = connected(2, heartbeat=1.0)
     desk.receive(1, makers.beat(7, 0, 3, phase="backward"))
     desk.disconnect(1)
-    for _ in range(4):
-        desk.wait(0.7)
-        desk.receive(0, makers.beat(8, 0, 0))
+    desk.keep_hearing(0, makers.beat(8, 0, 0), times=4, every=0.7)
     assert desk.sent(0, messages.Abort) == []
     desk.wait(0.5)
     desk.receive(0, makers.beat(8, 0, 0))
@@ -133,9 +131,7 @@ def test_a_lost_rank_does_not_hold_up_a_verdict() -> None:
     desk = connected(2, heartbeat=0.5, decision_window=60)
     desk.disconnect(1)
     desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
-    for _ in range(4):
-        desk.wait(0.5)
-        desk.receive(0, makers.beat(3, 0, 5))
+    desk.keep_hearing(0, makers.beat(3, 0, 5), times=4, every=0.5)
     assert (desk.decided.certainty, desk.decided.missing) == (Certainty.PARTIAL, (1,))
 
 

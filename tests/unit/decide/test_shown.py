@@ -77,9 +77,7 @@ def test_a_lost_rank_that_returns_during_an_election_is_waited_for_again() -> No
     desk = connected(3, heartbeat=1.0, decision_window=60.0, abort_on_lost=False)
     desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 7))))
     desk.disconnect(2)
-    for _ in range(4):
-        desk.wait(1)
-        desk.receive((0, 1), makers.beat(3, 0, 7))
+    desk.keep_hearing((0, 1), makers.beat(3, 0, 7), times=4, every=1)
     assert last_shown(desk).standing.waiting == "waiting for rank 1 to pass frame 7 of batch 3"
     desk.connect(3, ranks=[2])
     desk.wait(1)

@@ -34,6 +34,13 @@ def over(folder: Path, *, collector: str = "head", closed: bool = True) -> Path:
     return folder
 
 
+def archiving(runs: Path, script: str) -> Archiver:
+    """An archiver that was given one run."""
+    one = archiver_of(runs, script)
+    one.add(over(runs / "train-0").name)
+    return one
+
+
 def test_what_it_runs(tmp_path: Path) -> None:
     assert command_of(tmp_path / "train-0")[1:] == ["-m", "rankwatch_monitor", "archive", f"{tmp_path}/train-0"]
 
@@ -51,10 +58,8 @@ def test_each_run_is_archived(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_failure_is_said_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    over(tmp_path / "train-0")
     script = f"echo >> {tmp_path}/tries; echo 'rankwatch: error: no such bucket'; test $(wc -l < {tmp_path}/tries) = 3"
-    one = archiver_of(tmp_path, script)
-    one.add("train-0")
+    one = archiving(tmp_path, script)
     until(lambda: (tmp_path / "train-0" / archiver.MARK).exists())
     one.close()
     again = "run train-0 is not archived, which is tried again in 0.01 s: no such bucket"
@@ -62,9 +67,7 @@ def test_a_failure_is_said_and_tried_again(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_a_run_that_cannot_be_archived_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    over(tmp_path / "train-0")
-    one = archiver_of(tmp_path, f"echo >> {tmp_path}/tries; exit 1")
-    one.add("train-0")
+    one = archiving(tmp_path, f"echo >> {tmp_path}/tries; exit 1")
     until(lambda: "tried 3 times" in caplog.text)
     one.close()
     assert (tmp_path / "tries").read_text() == "\n" * 3
@@ -93,9 +96,7 @@ def test_a_file_system_that_hangs_does_not_hold_a_job_up(
 def test_a_try_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archiver, "LIMIT", 0.1)
     monkeypatch.setattr(archiver, "PAUSES", ())
-    over(tmp_path / "train-0")
-    one = archiver_of(tmp_path, "exec sleep 600")
-    one.add("train-0")
+    one = archiving(tmp_path, "exec sleep 600")
     until(lambda: "it took more than 0.1 s" in caplog.text)
     one.close()
 
@@ -105,9 +106,7 @@ def test_a_signal_ends_the_wait_for_it(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(archiver, "PATIENCE", 0.0)
-    over(tmp_path / "train-0")
-    one = archiver_of(tmp_path, f"touch {tmp_path}/begun; exec sleep 300")
-    one.add("train-0")
+    one = archiving(tmp_path, f"touch {tmp_path}/begun; exec sleep 300")
     until((tmp_path / "begun").exists)
     closing = threading.Thread(target=one.close)
     closing.start()
@@ -121,9 +120,7 @@ def test_at_the_end_a_failure_is_not_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archiver, "PAUSES", (600.0,))
-    over(tmp_path / "train-0")
-    one = archiver_of(tmp_path, "exit 1")
-    one.add("train-0")
+    one = archiving(tmp_path, "exit 1")
     until(lambda: "is tried again in 600 s" in caplog.text)
     one.close()
     assert "tried 2 times" in caplog.messages[-1]
@@ -142,9 +139,7 @@ def test_a_restarted_collector_archives_what_its_predecessor_could_not(tmp_path:
 
 
 def test_a_run_that_ends_again_is_archived_again(tmp_path: Path) -> None:
-    over(tmp_path / "train-0")
-    one = archiver_of(tmp_path, f"echo $1 >> {tmp_path}/said")
-    one.add("train-0")
+    one = archiving(tmp_path, f"echo $1 >> {tmp_path}/said")
     until(lambda: (tmp_path / "train-0" / archiver.MARK).exists())
     one.add("train-0")
     one.close()

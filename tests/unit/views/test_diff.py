@@ -64,7 +64,8 @@ def test_a_reading_that_one_side_lacks_is_not_a_difference_of_numbers() -> None:
     assert pairs == [("output", False, 1.0), ("bias", True, 1.0)]
 
 
-GRADIENT, OUTPUT = Kind.GRADIENT, Kind.OUTPUT
+GRADIENT, OUTPUT, FINITE = Kind.GRADIENT, Kind.OUTPUT, State.FINITE
+ONE, FOUR = (OUTPUT, FINITE, 1.0), (OUTPUT, FINITE, 4.0)
 
 
 def of_kind(kind: Kind, *values: float, dtype: str = "float32", label: str = "x") -> list[Frame]:
@@ -89,21 +90,14 @@ def of_states(*readings: tuple[Kind, State, float]) -> list[Frame]:
         (of_kind(GRADIENT, 1e-3, 1.0, 1.0), of_kind(GRADIENT, 0.0, 1.0, 4.0)),
         (of_kind(GRADIENT, 1e-30, 1.0, 1.0), of_kind(GRADIENT, 1e-3, 1.0, 4.0)),  # as good as zero
         (of_kind(OUTPUT, 0.0, 1.0, 1.0), of_kind(OUTPUT, 2.0, 1.0, 4.0)),
-        (of_states((OUTPUT, State.EMPTY, 0.0), (OUTPUT, State.FINITE, 1.0)), of_kind(OUTPUT, 2.0, 4.0)),  # no token came
-        (of_states((OUTPUT, State.NONE, 0.0), (OUTPUT, State.FINITE, 1.0)), of_kind(OUTPUT, 2.0, 4.0)),
-        (of_states((OUTPUT, State.UNMATERIALISED, 0.0), (OUTPUT, State.FINITE, 1.0)), of_kind(OUTPUT, 2.0, 4.0)),
-        (
-            of_states((Kind.INPUT, State.NOT_FLOAT, 3.0), (OUTPUT, State.FINITE, 1.0)),  # the ids of tokens
-            of_states((Kind.INPUT, State.NOT_FLOAT, 5e4), (OUTPUT, State.FINITE, 4.0)),
-        ),
-        (
-            of_states((Kind.KEYWORD, State.FINITE, 1.0), (OUTPUT, State.FINITE, 1.0)),  # a mask
-            of_states((Kind.KEYWORD, State.FINITE, DTYPE_MAX["float32"]), (OUTPUT, State.FINITE, 4.0)),
-        ),
-        (
-            of_states((Kind.INPUT, State.FINITE, 0.0), (OUTPUT, State.FINITE, 1.0)),  # a mask of -inf
-            of_states((Kind.INPUT, State.INF, INF), (OUTPUT, State.FINITE, 4.0)),
-        ),
+        (of_states((OUTPUT, State.EMPTY, 0.0), ONE), of_kind(OUTPUT, 2.0, 4.0)),  # no token came
+        (of_states((OUTPUT, State.NONE, 0.0), ONE), of_kind(OUTPUT, 2.0, 4.0)),
+        (of_states((OUTPUT, State.UNMATERIALISED, 0.0), ONE), of_kind(OUTPUT, 2.0, 4.0)),
+        # the ids of tokens
+        (of_states((Kind.INPUT, State.NOT_FLOAT, 3.0), ONE), of_states((Kind.INPUT, State.NOT_FLOAT, 5e4), FOUR)),
+        # a mask, and one of -inf
+        (of_states((Kind.KEYWORD, FINITE, 1.0), ONE), of_states((Kind.KEYWORD, FINITE, DTYPE_MAX["float32"]), FOUR)),
+        (of_states((Kind.INPUT, FINITE, 0.0), ONE), of_states((Kind.INPUT, State.INF, INF), FOUR)),
         (of_kind(OUTPUT, NAN, 1.0), of_kind(OUTPUT, INF, 4.0)),
         (
             [*of_kind(GRADIENT, 1e-4, label="weight.grad zeros"), frame(reading("x"), at=(0, 0, 1), module="b")],  # a share
