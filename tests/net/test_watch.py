@@ -193,9 +193,8 @@ def test_a_model_that_is_watched_again_goes_on_in_its_run(
     second.close()
     assert not model._forward_hooks
     until(lambda: collector.reports)
-    assert [(report.run, report.outcome.value, report.batches) for report in collector.reports] == [
-        ("train-0", "finished", 5)
-    ]
+    (report,) = collector.reports
+    assert (report.run, report.outcome.value, report.batches) == ("train-0", "finished", 5)
 
 
 def test_an_abort_that_comes_between_two_watches_of_a_model_stops_the_training(collector: Running) -> None:
@@ -239,10 +238,8 @@ def test_after_a_verdict_a_model_that_is_watched_again_begins_a_run(collector: R
         model(torch.ones(1, 2)).sum().backward()
         assert second.batch == 0
     until(lambda: len(collector.reports) == 2)
-    assert [(report.run, report.outcome.value) for report in collector.reports] == [
-        ("train-0", "aborted"),
-        ("train-0.2", "finished"),
-    ]
+    ends = [(report.run, report.outcome.value) for report in collector.reports]
+    assert ends == [("train-0", "aborted"), ("train-0.2", "finished")]
 
 
 def test_the_watch_of_a_model_is_taken_off_by_the_model(collector: Running) -> None:

@@ -76,11 +76,8 @@ def test_the_key_of_an_invited_job_is_valid_for_that_job_alone(collector: Runnin
         assert refused.remedy == "stop"
         assert "speaks for job mine alone" in refused.text
     runs = collector.collector.ledger.runs
-    assert {name: (run.job, run.opened.model) for name, run in runs.items()} == {
-        "theirs-0": ("theirs", 0),
-        "mine-0": ("mine", 0),
-        "mine.2-0": ("mine", 1),
-    }
+    found = {name: (run.job, run.opened.model) for name, run in runs.items()}
+    assert found == {"theirs-0": ("theirs", 0), "mine-0": ("mine", 0), "mine.2-0": ("mine", 1)}
 
 
 def test_an_invited_key_changes_the_options_of_its_own_runs_alone(collector: Running) -> None:

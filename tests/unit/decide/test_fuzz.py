@@ -138,9 +138,8 @@ claims = st.tuples(st.sampled_from(sorted(HEADERS)), st.integers(0, 2**32 - 1) |
 @example(claimed=[(0xDD, 9_999)], times=1000, rest=6_000)
 @example(claimed=[(0xDC, 1), (0xDD, 19_999)], times=500, rest=16_000)
 def test_a_length_that_is_claimed_costs_nothing(claimed: Sequence[tuple[int, int]], times: int, rest: int) -> None:
-    heads = b"".join(
-        struct.pack(HEADERS[head], head, size % 65536 if HEADERS[head] == ">BH" else size) for head, size in claimed
-    )
+    short = [(head, size % 65536 if HEADERS[head] == ">BH" else size) for head, size in claimed]
+    heads = b"".join(struct.pack(HEADERS[head], head, size) for head, size in short)
     decode_in_bounds(heads * times + b"\xc0" * rest)
     decode_in_bounds(b"\x93\xa3ACK" + heads * times + b"\xc0" * rest)
 
@@ -474,9 +473,8 @@ def test_a_rank_that_comes_back_does_not_cut_off_what_its_old_connection_speaks_
 
 
 def test_a_hello_of_another_world_size_does_not_split_a_run() -> None:
-    ledger = ledger_of(
-        (b"a", makers.hello(0, 2)), (b"x", makers.hello(0, 3, incarnation="stray")), (b"b", makers.hello(1, 2))
-    )
+    stray = makers.hello(0, 3, incarnation="stray")
+    ledger = ledger_of((b"a", makers.hello(0, 2)), (b"x", stray), (b"b", makers.hello(1, 2)))
     assert {name: sorted(run.ranks) for name, run in ledger.runs.items()} == {"train-0": [0, 1], "train-0.2": [0]}
 
 

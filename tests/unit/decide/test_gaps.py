@@ -30,9 +30,8 @@ def test_ranges_are_those_of_the_batches_that_were_added() -> None:
 
 
 def test_ranks_that_miss_the_same_batches_are_named_together() -> None:
-    gaps = joined(
-        [Gap((0, 2), 50, 249, FULL), Gap((1,), 50, 249, FULL), Gap((1,), 7, 7, "I/O error"), Gap((-1,), END, END, FULL)]
-    )
+    full = [Gap((0, 2), 50, 249, FULL), Gap((1,), 50, 249, FULL)]
+    gaps = joined([*full, Gap((1,), 7, 7, "I/O error"), Gap((-1,), END, END, FULL)])
     assert [describe_gap(gap, 3) for gap in gaps] == [
         "batch 7 of rank 1 is not on record: I/O error",
         "batches 50 to 249 are not on record: the disk was full",

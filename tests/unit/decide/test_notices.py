@@ -51,8 +51,5 @@ def test_a_jump_that_follows_another_ones_is_not_told() -> None:
     desk.receive(0, noticed(1, jump, label="loss", batch=81))
     desk.receive(0, noticed(2, jump, label="loss", batch=200))
     desk.end()
-    assert {(rank, notice.label, notice.batch) for rank, notice in desk.reports[-1].notices} == {
-        (1, "input[0]", 80),
-        (2, "input[0]", 80),
-        (0, "loss", 200),
-    }
+    told = {(rank, notice.label, notice.batch) for rank, notice in desk.reports[-1].notices}
+    assert told == {(1, "input[0]", 80), (2, "input[0]", 80), (0, "loss", 200)}

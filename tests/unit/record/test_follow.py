@@ -100,9 +100,8 @@ def test_the_newest_run_is_followed(tmp_path: Path) -> None:
 
 
 def test_an_inconsistent_record_raises_only_a_store_error(tmp_path: Path) -> None:
-    records.add(
-        tmp_path, Entry(0.0, NO_RANK, Opened("job", 0, 2)), Entry(1.0, 1, messages.Noticed(1, makers.notice())), at=1.0
-    )
+    noticed = Entry(1.0, 1, messages.Noticed(1, makers.notice()))
+    records.add(tmp_path, Entry(0.0, NO_RANK, Opened("job", 0, 2)), noticed, at=1.0)
     with pytest.raises(StoreError, match=r"the record .*run\.db: 1"):
         Follower(tmp_path).look()
     other = tmp_path / "other"

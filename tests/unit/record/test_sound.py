@@ -46,9 +46,8 @@ SOME = {("run", "world_size", "text"), ("events", "rank", "text"), ("events", "b
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a row in each table."""
     folder = tmp_path_factory.mktemp("whole") / "train-1"
-    records.write(
-        folder, *(records.part(rank, *records.frames(batch), seq=batch + 1) for batch in range(4) for rank in (0, 1))
-    )
+    parts = [records.part(rank, *records.frames(batch), seq=batch + 1) for batch in range(4) for rank in (0, 1)]
+    records.write(folder, *parts)
     records.add(folder, records.tripped(0, *records.frames(4)), at=101.0, shown=standings.shown())
     return folder
 
@@ -192,7 +191,6 @@ def test_no_record_holds_up_a_list(tmp_path: Path, whole: Path, harm: Callable[[
 
 def test_a_time_to_come_does_not_keep_a_run_going(tmp_path: Path, whole: Path) -> None:
     shutil.copytree(whole, tmp_path / "damaged")
-    records.add(
-        tmp_path / "damaged", at=time.time() + 86400, shown=standings.shown(standings.standing(0)), boot="of another host"
-    )
+    shown = standings.shown(standings.standing(0))
+    records.add(tmp_path / "damaged", at=time.time() + 86400, shown=shown, boot="of another host")
     assert [row.is_alive for row in read_rows(tmp_path)] == [False]

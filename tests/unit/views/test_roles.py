@@ -35,12 +35,8 @@ def test_a_rank_that_was_lost_stands_before_those_that_failed_because_of_it() ->
     for rank in (0, 1, 3):
         fail(desk, rank)
     desk.wait(30.0)
-    assert shown(desk) == [
-        (2, "the first that was lost", True),
-        (0, "failed after rank 2", False),
-        (1, "failed after rank 2", False),
-        (3, "failed after rank 2", False),
-    ]
+    after = [(rank, "failed after rank 2", False) for rank in (0, 1, 3)]
+    assert shown(desk) == [(2, "the first that was lost", True), *after]
 
 
 def test_of_several_that_were_lost_the_first_to_die_stands_first() -> None:

@@ -359,9 +359,8 @@ def test_the_cursor_is_in_the_window(index: int, expected: range) -> None:
 def test_cells_are_cut_where_they_say_least() -> None:
     assert shorten("decoder.layers.11.wo", 10, keep_end=True) == "...s.11.wo"
     assert shorten("1 lost, 7 running", 10) == "1 lost,..."
-    table = TextTable(
-        (Column("name"), Column("n", 2, 4), Column("m", 3, 3)), [TableRow(("a.very.long.name", "123456", "1"))]
-    )
+    columns = Column("name"), Column("n", 2, 4), Column("m", 3, 3)
+    table = TextTable(columns, [TableRow(("a.very.long.name", "123456", "1"))])
     assert table.fitted(20).rows[0].cells == ("...ong.name", "1...", "1")
     assert table.fitted(18).rows[0].cells == ("....long.name", "1...")  # no room for the last
     times = [describe_time(seconds) for seconds in (0, 0.26, 9.96, 99.6, 5969, 5971)]
