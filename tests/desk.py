@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from hypothesis import strategies as st
 
 import makers
 from invariants import CheckedLedger
 from rankwatch.shared import messages
-from rankwatch_monitor.decide.effects import Effect, Publish, Send, SendAll
+from rankwatch_monitor.decide.effects import Effect, Note, Publish, Send, SendAll
 from rankwatch_monitor.decide.journal import Entry, JobEnded
 from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Received, Stored, Tick
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Report
+from rankwatch_monitor.decide.run import Run
 from rankwatch_monitor.decide.verdict import Verdict
 from rankwatch_monitor.record.facts import row_after
 from rankwatch_monitor.record.runs import RunRow
 from rankwatch_monitor.serve.held import seqs_of
+
+M = TypeVar("M", bound=messages.Message)
+E = TypeVar("E", bound=Effect)
 
 DESKS: list[Desk] = []
 """The desks of the running test."""
@@ -43,9 +50,11 @@ class Desk:
         self.ledger = CheckedLedger(self.options)
         DESKS.append(self)
 
-    def receive(self, rank: int, *messages: messages.Message) -> None:
-        for message in messages:
-            self.handle(Received(peer(rank), message))
+    def receive(self, ranks: int | Iterable[int], *messages: messages.Message) -> None:
+        """A rank sends these messages, or each of several ranks does."""
+        for rank in [ranks] if isinstance(ranks, int) else ranks:
+            for message in messages:
+                self.handle(Received(peer(rank), message))
 
     def handle(self, event: Event) -> list[Effect]:
         """The effects of an event. Journal entries are recorded at once."""
@@ -67,20 +76,46 @@ class Desk:
             self.now = min(end, self.now + 0.05)
             self.handle(Tick())
 
+    def keep_hearing(self, ranks: int | Iterable[int], message: messages.Message, *, times: int, every: float) -> None:
+        """Time passes, and these ranks send the message again and again."""
+        for _ in range(times):
+            self.wait(every)
+            self.receive(ranks, message)
+
     def disconnect(self, rank: int) -> None:
         self.handle(Disconnected(peer(rank)))
 
+    def leave(self, rank: int, outcome: str, text: str = "") -> None:
+        self.receive(rank, messages.Bye(2, outcome, text))
+        self.disconnect(rank)
+
     def end(self, exit_code: int | None = 0) -> None:
         self.handle(JobEnded(exit_code))
+
+    def answers(self, event: Received) -> list[messages.Message]:
+        """What the peer is sent upon its message."""
+        return [effect.message for effect in self.handle(event) if isinstance(effect, Send) and effect.peer == event.peer]
+
+    def receive_mixed(self, queues: dict[int, list[messages.Message]], data: st.DataObject) -> None:
+        """Each rank sends its messages in their order; those of several ranks come in any order, and at any time."""
+        while any(queues.values()):
+            rank = data.draw(st.sampled_from([rank for rank, queue in queues.items() if queue]))
+            self.receive(rank, queues[rank].pop(0))
+            if data.draw(st.booleans()):
+                self.now += data.draw(st.floats(0, 0.5))
+                self.handle(Tick())
 
     def take(self) -> list[Effect]:
         taken, self.effects = self.effects, []
         return taken
 
-    def sent(self, rank: int, kind: type[messages.Message]) -> list[messages.Message]:
-        return [
-            e.message for e in self.effects if isinstance(e, Send) and e.peer == peer(rank) and isinstance(e.message, kind)
-        ]
+    def sent(self, rank: int, kind: type[M]) -> list[M]:
+        sent = [effect.message for effect in self.asked(Send) if effect.peer == peer(rank)]
+        return [message for message in sent if isinstance(message, kind)]
+
+    def asked(self, kind: type[E]) -> list[E]:
+        """The effects of one kind that the ledger asked for."""
+        return [effect for effect in self.effects if isinstance(effect, kind)]
 
     def check_records(self) -> None:
         """Asserts that replaying each run's record gives the same run."""
@@ -110,8 +145,31 @@ class Desk:
 
     @property
     def reports(self) -> list[Report]:
-        return [effect.report for effect in self.effects if isinstance(effect, Publish)]
+        return [effect.report for effect in self.asked(Publish)]
+
+    @property
+    def notes(self) -> list[str]:
+        return [effect.text for effect in self.asked(Note)]
+
+    @property
+    def run(self) -> Run:
+        """The only run."""
+        (run,) = self.ledger.runs.values()
+        return run
 
     @property
     def verdict(self) -> Verdict | None:
         return next(iter(self.ledger.runs.values())).verdict
+
+    @property
+    def decided(self) -> Verdict:
+        """The verdict, where there must be one."""
+        assert self.verdict is not None
+        return self.verdict
+
+
+def connected(world_size: int, ranks: Sequence[int] | None = None, **options: Any) -> Desk:
+    """A desk with these options, to which all ranks of a world have connected, or the given ones."""
+    desk = Desk(Options(**options))
+    desk.connect(world_size, ranks)
+    return desk

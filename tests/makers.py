@@ -27,7 +27,7 @@ from rankwatch.shared.frame import (
     pack,
     state_of,
 )
-from rankwatch.shared.gpu import NO_GPU, Gpu
+from rankwatch.shared.gpu import Gpu
 from rankwatch.shared.notice import Notice, NoticeKind
 from rankwatch.shared.trip import Source
 
@@ -88,16 +88,8 @@ def evidenced_trip() -> Trip:
     """A trip with all evidence that a rank can send."""
     operator = made_by("aten.exp.default")
     weight = BadWeight("layer", "Linear", reading("bias", INF), 3, is_here=False)
-    evidence = {
-        "weights": (weight,),
-        "harmless": ("input[mask]",),
-        "collective": "all_reduce",
-        "bad_since": 2,
-        "changed": "proj",
-        "recurs": True,
-        "closeup_within": 2.0,
-    }
-    return replace(trip(), operator=operator, **evidence)  # type: ignore[arg-type]
+    looked = replace(trip(), operator=operator, weights=(weight,), harmless=("input[mask]",), collective="all_reduce")
+    return replace(looked, bad_since=2, changed="proj", recurs=True, closeup_within=2.0)
 
 
 def made_by(name: str = "aten.exp.default", node: str = "") -> Operator:
@@ -127,23 +119,12 @@ def gpu(number: int = 0) -> Gpu:
 
 
 def hello(rank: int = 0, world_size: int = 1, **changes: object) -> messages.Hello:
-    fields: dict[str, object] = {
-        "major": wire.VERSION[0],
-        "minor": wire.VERSION[1],
-        "job": "train",
-        "restart": 0,
-        "rank": rank,
-        "world_size": world_size,
-        "local_rank": rank,
-        "host": f"node{rank // 2}",
-        "pid": 100 + rank,
-        "device": "cpu",
-        "torch": "2.13.0",
-        "incarnation": f"process-{rank}",
-        "stage": NO_STAGE,
-        "gpu": NO_GPU,
-    }
-    return messages.Hello(**{**fields, **changes})  # type: ignore[arg-type]
+    """Of a rank on a host of two, without a GPU."""
+    (major, minor), host, process = wire.VERSION, f"node{rank // 2}", f"process-{rank}"
+    place = messages.Hello(
+        major, minor, "train", 0, rank, world_size, rank, host, 100 + rank, "cpu", "2.13.0", process, NO_STAGE
+    )
+    return replace(place, **changes)  # type: ignore[arg-type]
 
 
 def fingerprint_table(parameters: int = 2, ranks: int = 2, **changes: Any) -> FingerprintTable:
@@ -173,6 +154,15 @@ def summary(batch: int = 0, *, first: int = 0, traced: bool = False, of: FrameTa
     return BatchSummary(batch, first, batch, 10.0, 11.0, traced, of.id, column, column, bytes(of.rows), 0.5, 1 << 30)
 
 
+ROOT_LOSS = frame(reading("input[0]"), reading("loss", kind=Kind.LOSS), module="", module_class="Net").spec
+
+
+def loss_batch(number: int, loss: float, fed: float = 1.0) -> messages.Batch:
+    """A batch of which the root's input and the loss alone were measured, with this abs max each."""
+    of = FrameTable((ROOT_LOSS,))
+    return messages.Batch(number + 1, summary(number, of=of)._replace(abs_max=pack(of.typecode, [fed, loss])))
+
+
 def beat(*at: int, phase: str = "forward") -> messages.Beat:
     return messages.Beat(moment(*at), phase, 0, 0, 1000.0)
 
@@ -184,15 +174,5 @@ def moment(batch: int, evaluation: int, frame: int, step: int | None = None) -> 
 
 def notice(kind: NoticeKind = NoticeKind.HEADROOM, **changes: object) -> Notice:
     """By default an abs max that doubles each batch, four batches away from float16's largest number."""
-    fields: dict[str, object] = {
-        "kind": kind,
-        "module": "layer",
-        "module_class": "Linear",
-        "label": "output",
-        "dtype": "float16",
-        "since": 10,
-        "batch": 12,
-        "value": 4094.0,
-        "growth": 1.0,
-    }
-    return Notice(**{**fields, **changes})  # type: ignore[arg-type]
+    usual = Notice(kind, "layer", "Linear", "output", "float16", since=10, batch=12, value=4094.0, growth=1.0)
+    return replace(usual, **changes)  # type: ignore[arg-type]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,6 +12,7 @@ import makers
 from rankwatch.shared import messages
 from rankwatch.shared.cause import Trip
 from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position, Reading, State, pack
+from rankwatch_monitor.decide.effects import Show
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Fact, Opened, Trained
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
@@ -88,6 +91,21 @@ def write(
         store.write([entry], at)
     store.close()
     return folder
+
+
+def add(
+    run: Path, /, *entries: Entry, at: float = 100.0, shown: Show | None = None, limits: Limits = LIMITS, **meta: str
+) -> None:
+    """One more transaction of the record in this folder, by a collector that comes and goes."""
+    store = Store(run / FILE, limits)
+    store.write(list(entries), at, shown, **meta)
+    store.close()
+
+
+def execute(run: Path, /, statement: str, *values: object) -> None:
+    """Changes the record in this folder as no collector does."""
+    with closing(sqlite3.connect(run / FILE)) as database, database:
+        database.execute(statement, values)
 
 
 def tripped(rank: int, *frames: Frame, step: int = 0, reading: int = -1) -> Entry:

@@ -11,19 +11,25 @@ the folders. The options are libFuzzer's (``-max_len=65536``).
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import makers
 from invariants import CheckedLedger
 from rankwatch.errors import ProtocolError
 from rankwatch.shared import messages, wire
+from rankwatch.shared.printable import paragraph, printable
 from rankwatch_monitor.decide.effects import Effect, Publish, Send
 from rankwatch_monitor.decide.journal import JobEnded
 from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.views import as_json as json
 from rankwatch_monitor.views import text
+
+LINES = {messages.Bye: "text", messages.Off: "text", messages.Error: "text", messages.Abort: "reason"}
+"""The texts that may have many lines."""
 
 HEALTHY, KNOWN, UNKNOWN = b"healthy", b"known", b"unknown"
 
@@ -42,7 +48,7 @@ def one_input(data: bytes) -> None:
         for peer in (KNOWN, UNKNOWN):
             _do(ledger, Malformed(peer, str(error)))
     else:
-        _check_round_trip(message)
+        check(message)
         for peer in (KNOWN, UNKNOWN, KNOWN):
             _do(ledger, Received(peer, message))
         if isinstance(message, messages.Tune | messages.Hello):  # these may name any run
@@ -53,12 +59,39 @@ def one_input(data: bytes) -> None:
         _do(ledger, event, now=60.0)
 
 
-def _check_round_trip(message: messages.Message) -> None:
-    if isinstance(message, messages.Unknown):
+def decode_or_refuse(data: bytes) -> None:
+    """Raises where ``data`` is neither refused nor a message that is fit to be handled."""
+    try:
+        message = wire.decode(data)
+    except ProtocolError:
         return
+    check(message)
+
+
+def check(message: messages.Message) -> None:
+    """A message that was read is written as it was read, and each of its texts is safe to print."""
+    of_lines = getattr(message, LINES[type(message)]) if type(message) in LINES else None
+    for told in _texts(message):
+        if told != (paragraph(told) if told == of_lines else printable(told)):
+            raise AssertionError(f"{told!r} is not safe to print")
+    if isinstance(message, messages.Unknown):
+        return  # ignored, and never sent
     encoded = wire.encode(message)
-    if wire.encode(wire.decode(encoded)) != encoded:
+    again = wire.decode(encoded)
+    if wire.encode(again) != encoded or not (again == message or "nan" in repr(message)):
         raise AssertionError("a message that was read is not what it is written as")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a message, at any depth: those of fields that are added later as well."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _texts(part)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _texts(getattr(value, field.name))
 
 
 def _do(ledger: Ledger, event: Event, now: float = 0.0) -> None:

@@ -20,16 +20,7 @@ from rankwatch.shared.messages import Abort
 from rankwatch.tell.link import Link
 from rankwatch_monitor.record import mounts
 
-
-@pytest.fixture
-def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    running = Running(tmp_path)
-    monkeypatch.setenv("RANKWATCH_CONNECTION", str(tmp_path / "connection.json"))
-    monkeypatch.setenv("RANKWATCH_JOB", "gan")
-    # The deadline would end the tests' own process.
-    monkeypatch.setattr("rankwatch.tell.deadline.Deadline.start", lambda deadline: None)
-    yield running
-    running.stop()
+pytestmark = pytest.mark.usefixtures("watched")
 
 
 def test_each_model_of_a_process_is_a_run_of_its_own(collector: Running) -> None:
@@ -43,38 +34,31 @@ def test_each_model_of_a_process_is_a_run_of_its_own(collector: Running) -> None
             discriminator(generator(torch.ones(2)))
         until(lambda: collector.reports)
     runs = collector.collector.ledger.runs
-    assert {name: run.verdict is not None for name, run in runs.items()} == {"gan-0": False, "gan.2-0": True}
+    assert {name: run.verdict is not None for name, run in runs.items()} == {"train-0": False, "train.2-0": True}
     until(lambda: len(collector.reports) == 2)
 
 
 @pytest.mark.parametrize("kind", ["xfs", "nfs4"])
 def test_a_capsule_lies_in_the_runs_folder_on_a_network_file_system_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    collector: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """There the record has no write-ahead log, by which a rank knows the folder of a run under way."""
     (tmp_path / "mounts").write_text(f"40 27 0:40 / {tmp_path} rw - {kind} filer:/home rw\n")
     monkeypatch.setattr(mounts, "MOUNTS", tmp_path / "mounts")
     monkeypatch.setenv("RANKWATCH_CAPSULE", "on")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RANKWATCH_CONNECTION", str(tmp_path / "connection.json"))
-    monkeypatch.setattr("rankwatch.tell.deadline.Deadline.start", lambda deadline: None)
-    running = Running(tmp_path)
     model = nn.Linear(2, 2)
-    try:
-        with rankwatch.watch(model, closeup=30):
-            run = tmp_path / "runs" / next(iter(running.collector.ledger.runs))
-            until(lambda: len(list(run.glob("run.db*"))) > 1)
-            nn.init.constant_(model.weight, 3e38)
-            with pytest.raises(rankwatch.OverflowDetected, match="output: inf"):
-                model(torch.full((2,), 10.0))
-        assert (run / "capsule" / "rank-0" / "capsule.json").exists()
-    finally:
-        running.stop()
-    left_by_readers = {
-        "run.db-shm",
-        "run.db-wal",
-    }  # SQLite removes them with a writer alone, and the report reads the record
-    assert {path.name for path in run.iterdir()} - left_by_readers == {"capsule", "report.json", "report.txt", "run.db"}
+    with rankwatch.watch(model, closeup=30):
+        run = tmp_path / "runs" / next(iter(collector.collector.ledger.runs))
+        until(lambda: len(list(run.glob("run.db*"))) > 1)
+        nn.init.constant_(model.weight, 3e38)
+        with pytest.raises(rankwatch.OverflowDetected, match="output: inf"):
+            model(torch.full((2,), 10.0))
+    assert (run / "capsule" / "rank-0" / "capsule.json").exists()
+    until(lambda: {path.name for path in run.iterdir()} >= {"report.json", "report.txt"})
+    # SQLite removes its own files with a writer alone, and the report reads the record.
+    left = {path.name for path in run.iterdir()} - {"run.db-shm", "run.db-wal", "run.db-journal"}
+    assert left == {"capsule", "report.json", "report.txt", "run.db"}
 
 
 def test_a_detector_that_switched_itself_off_is_told_in_the_report(
@@ -91,17 +75,33 @@ def test_a_detector_that_switched_itself_off_is_told_in_the_report(
     )
 
 
-@pytest.mark.parametrize(("tripped_at", "raised"), [(1000.0, rankwatch.OverflowDetected), (0.0, rankwatch.TrainingAborted)])
-def test_a_culprit_whose_weights_differ_has_no_overflow(
-    collector: Running, tripped_at: float, raised: type[Exception]
+@pytest.mark.parametrize(
+    ("abort", "raised", "who"),
+    [
+        (Abort("rank 0 of 1: inf", 0, 1000.0, 10.0), rankwatch.OverflowDetected, (None,) * 4),
+        (Abort("rank 0 of 1: weight differs", 0, 0.0, 10.0), rankwatch.TrainingAborted, (None,) * 4),
+        (
+            Abort("rank 5 of 8: inf", 5, 1000.0, 10.0, 0.0, 7, "decoder.wo", "overflow"),
+            rankwatch.TrainingAborted,
+            (5, 7, "decoder.wo", "overflow"),
+        ),
+        (Abort("rank 3 went silent", 3, 0.0, 10.0), rankwatch.TrainingAborted, (None,) * 4),
+    ],
+    ids=["own overflow", "own weights differ", "another rank's overflow", "no verdict"],
+)
+def test_an_abort_raises_what_happened_and_says_to_whom(
+    abort: Abort, raised: type[Exception], who: tuple[object, ...]
 ) -> None:
+    """A culprit whose weights differ has no overflow, nor has any other rank than the culprit."""
     model = nn.Linear(2, 2)
     with rankwatch.watch(model) as watch:
         model(torch.ones(2))
-        watch.on_abort(Abort("rank 0 of 1: weight differs", 0, tripped_at, 10.0))
-        with pytest.raises(rankwatch.TrainingAborted, match="weight differs") as found:
+        watch.on_abort(abort)
+        with pytest.raises(rankwatch.TrainingAborted, match=abort.reason) as found:
             model(torch.ones(2))
+    error = found.value
     assert found.type is raised
+    assert (error.rank, error.batch, error.module, error.cause) == who
 
 
 def test_the_exception_says_who_and_where(collector: Running) -> None:
@@ -117,29 +117,6 @@ def test_the_exception_says_who_and_where(collector: Running) -> None:
     assert Path(error.report, "report.json").exists() or Path(error.report, "run.db").exists()
     assert repr(watch).startswith("<Watch of Sequential, rank 0 of 1 (")
     assert repr(watch).endswith(", tripped, closed>")
-
-
-def test_another_rank_is_told_who_it_was_too(collector: Running) -> None:
-    model = nn.Linear(2, 2)
-    with rankwatch.watch(model) as watch:
-        model(torch.ones(2))
-        watch.on_abort(Abort("rank 5 of 8: inf", 5, 1000.0, 10.0, 0.0, 7, "decoder.wo", "overflow"))
-        with pytest.raises(rankwatch.TrainingAborted) as found:
-            model(torch.ones(2))
-    error = found.value
-    assert not isinstance(error, rankwatch.OverflowDetected)
-    assert (error.rank, error.batch, error.module, error.cause) == (5, 7, "decoder.wo", "overflow")
-
-
-def test_a_stop_without_a_verdict_names_nobody(collector: Running) -> None:
-    model = nn.Linear(2, 2)
-    with rankwatch.watch(model) as watch:
-        model(torch.ones(2))
-        watch.on_abort(Abort("rank 3 went silent", 3, 0.0, 10.0))
-        with pytest.raises(rankwatch.TrainingAborted) as found:
-            model(torch.ones(2))
-    error = found.value
-    assert (error.rank, error.batch, error.module, error.cause) == (None, None, None, None)
 
 
 def test_a_model_that_nobody_holds_ends_its_run(collector: Running) -> None:
@@ -162,7 +139,7 @@ def test_a_rank_that_is_refused_says_so_and_why(
     collector: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("rankwatch.tell.link.CONNECT_TIMEOUT", 1.0)
-    held = "rank 0 of run gan-0 is held by process"
+    held = "rank 0 of run train-0 is held by process"
     with rankwatch.watch(nn.Linear(2, 2)):
         monkeypatch.setattr("rankwatch.linked.open_watches", lambda: iter(()))  # as another process of this launch does
         model = nn.Linear(2, 2)
@@ -216,7 +193,8 @@ def test_a_model_that_is_watched_again_goes_on_in_its_run(
     second.close()
     assert not model._forward_hooks
     until(lambda: collector.reports)
-    assert [(report.run, report.outcome.value, report.batches) for report in collector.reports] == [("gan-0", "finished", 5)]
+    (report,) = collector.reports
+    assert (report.run, report.outcome.value, report.batches) == ("train-0", "finished", 5)
 
 
 def test_an_abort_that_comes_between_two_watches_of_a_model_stops_the_training(collector: Running) -> None:
@@ -260,10 +238,8 @@ def test_after_a_verdict_a_model_that_is_watched_again_begins_a_run(collector: R
         model(torch.ones(1, 2)).sum().backward()
         assert second.batch == 0
     until(lambda: len(collector.reports) == 2)
-    assert [(report.run, report.outcome.value) for report in collector.reports] == [
-        ("gan-0", "aborted"),
-        ("gan-0.2", "finished"),
-    ]
+    ends = [(report.run, report.outcome.value) for report in collector.reports]
+    assert ends == [("train-0", "aborted"), ("train-0.2", "finished")]
 
 
 def test_the_watch_of_a_model_is_taken_off_by_the_model(collector: Running) -> None:

@@ -15,7 +15,7 @@ import hf_oracle
 from hf_oracle import Outcome, Step, check_parity, run, train
 from models import Calls
 from rankwatch import BatchLimitReached, DebugUnderflowOverflow, OverflowDetected
-from trainings import Root
+from trainings.parts import Root
 
 REASON = "the oracle is the detector of transformers"
 transformers = pytest.importorskip("transformers", reason=REASON)

@@ -19,7 +19,7 @@ import rankwatch
 from jobs import environment
 from models import Calls
 from notebook import learn, sgd
-from trainings import Root
+from trainings.parts import Root
 
 
 def marked(self: Any, x: Tensor) -> Any:

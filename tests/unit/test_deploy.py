@@ -26,10 +26,7 @@ OURS = {f"{family.name}{SUFFIXES.get(family.type, '')}" for family in families(R
 OTHERS = {"up", "ALERTS", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 """Prometheus's own, and those of prometheus_client that tests/e2e/test_metrics.py finds in a real scrape."""
 
-PROMQL = {
-    *("sum", "min", "rate", "increase", "absent", "label_values"),
-    *("by", "on", "group_left", "or"),
-}
+PROMQL = {*("sum", "min", "rate", "increase", "absent", "label_values"), *("by", "on", "group_left", "or")}
 LABELS = {"run", "state", "instance"}
 
 needs_promtool = pytest.mark.skipif(

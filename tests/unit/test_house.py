@@ -33,29 +33,13 @@ FACE = {"integrations", "doctor", "replay", "startup"}
 
 MONITOR_MAY_IMPORT = {
     "rankwatch",
-    "rankwatch.errors",
-    "rankwatch.attach",
-    "rankwatch.doctor.options",
-    "rankwatch.replay.options",
+    *(f"rankwatch.{name}" for name in ("errors", "attach", "doctor.options", "replay.options")),
 }
 """Beside ``rankwatch.shared``: the only parts of the agent that the monitor imports. None of them needs torch."""
 
 DOCTOR = [
-    *(
-        "result",
-        "words",
-        "bounded",
-        "options",
-        "placement",
-        "pairs",
-        "compare",
-        "clock",
-        "explain",
-        "quiet",
-        "report",
-        "table",
-    ),
-    *("machine", "reach", "alone", "device", "groups", "rendezvous", "tasks", "run", "__main__"),
+    *("result", "words", "bounded", "options", "placement", "pairs", "compare", "clock", "explain", "quiet", "report"),
+    *("table", "machine", "reach", "alone", "device", "groups", "rendezvous", "tasks", "run", "__main__"),
 ]
 """Imports inside the doctor point to the left; outside of it, to ``shared``, ``errors`` and ``tell.abort``."""
 DOCTOR_NEEDS_TORCH = {"device", "groups", "rendezvous"}
@@ -175,10 +159,8 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
     ("library", "home"),
     [
         ("msgpack", "shared.wire"),
-        (
-            "zmq",
-            "shared.sockets tell.link tell.reception tell.stand_in serve.inbox serve.collector serve.control doctor.reach",
-        ),
+        ("zmq", "shared.sockets tell.link tell.reception tell.stand_in serve.inbox serve.collector serve.control"
+         " doctor.reach"),
         ("starlette", "views.ui.server"),
         ("uvicorn", "views.ui.server"),
         ("sqlite3", "record.schema record.store record.reader record.sound record.disk"),
@@ -206,7 +188,7 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
         ("deepspeed", ""),
         ("wandb", ""),
     ],
-)
+)  # fmt: skip
 def test_libraries_have_one_home(library: str, home: str) -> None:
     users = {name.partition(".")[2] for name in FILES if any(other.partition(".")[0] == library for other in imports(name))}
     assert users <= set(home.split())
@@ -227,10 +209,8 @@ def test_libraries_have_one_home(library: str, home: str) -> None:
 )
 def test_what_an_import_does_not_pull_in(statement: str, absent: set[str]) -> None:
     code = f"import sys; {statement}; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert not absent & set(loaded)
+    loaded = subprocess.check_output([sys.executable, "-c", code], env=environment(), text=True)
+    assert not absent & set(loaded.split())
 
 
 def test_dev_adds_to_test_only_what_no_test_needs_to_pass() -> None:

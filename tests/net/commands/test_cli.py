@@ -61,9 +61,8 @@ def loaded_by(*arguments: str) -> set[str]:
         "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
         "from rankwatch_monitor.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     return set(done.stderr.split())
 
 
@@ -132,12 +131,8 @@ def test_the_connection_file_has_the_address_that_ranks_connect_to(tmp_path: Pat
 
 def test_an_unwritable_runs_dir(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert_usage_error(
-        rankwatch("collector", "--runs-dir", str(tmp_path / "file" / "runs")), "cannot write to the runs folder"
-    )
-    assert_usage_error(
-        rankwatch("collector", "--runs-dir", "/proc/nowhere"), "cannot write to the runs folder /proc/nowhere"
-    )
+    for runs in (f"{tmp_path}/file/runs", "/proc/nowhere"):
+        assert_usage_error(rankwatch("collector", "--runs-dir", runs), f"cannot write to the runs folder {runs}")
 
 
 def test_a_connection_file_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -168,13 +163,8 @@ def test_connection_files_that_cannot_be_used(tmp_path: Path, text: str, mode: i
 @pytest.mark.slow
 def test_a_missing_connection_file_stops_a_rank_before_its_first_batch() -> None:
     script = "import rankwatch, torch; rankwatch.watch(torch.nn.Linear(1, 1)); print('trained')"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment(RANKWATCH_CONNECTION="/nowhere/connection.json"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, env = [sys.executable, "-c", script], environment(RANKWATCH_CONNECTION="/nowhere/connection.json")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "ConnectionFileError: connection file /nowhere/connection.json does not exist" in done.stderr
 
@@ -241,9 +231,8 @@ def test_a_reader_that_has_ended_is_left_in_peace(is_unbuffered: str, recorded: 
     read, write = os.pipe()
     os.close(read)
     env = environment(PYTHONUNBUFFERED=is_unbuffered)
-    done = subprocess.run(
-        [*RANKWATCH, "dump", "."], cwd=recorded, env=env, stdout=write, stderr=subprocess.PIPE, check=False
-    )
+    command = [*RANKWATCH, "dump", "."]
+    done = subprocess.run(command, cwd=recorded, env=env, stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import records
 from jobs import environment
 from rankwatch.shared.installed import to_add
 
@@ -17,9 +18,9 @@ UNIX = "resource fcntl termios tty pwd"
 
 
 def without(modules: str, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Runs ``python -m COMMAND`` in an empty folder, where the modules cannot be imported."""
+    """Runs ``python -m COMMAND`` in the folder ``runs``, where the modules cannot be imported."""
     (site := folder / "site").mkdir()
-    (runs := folder / "runs").mkdir()
+    (runs := folder / "runs").mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({modules.split()}))\n")
     env = environment(PYTHONPATH=os.pathsep.join([str(site), environment()["PYTHONPATH"]]))
     return subprocess.run([sys.executable, "-m", *command], cwd=runs, env=env, capture_output=True, text=True, check=False)
@@ -66,11 +67,23 @@ def test_a_command_names_the_module_that_it_needs(missing: str, command: str, re
         ("fsspec", "fleet archive", "this needs fsspec: " + to_add("fleet")),
         ("pyarrow", "archive train-0 archive", "an archive needs pyarrow: " + to_add("export")),
         ("fsspec", "collector --archive archive", "an archive needs fsspec: " + to_add("export")),
+        ("pyarrow", "export train-0 --parquet out", "this needs pyarrow: " + to_add("export")),
+        ("fsspec", "export train-0 --parquet out", "this needs fsspec: " + to_add("export")),
+        ("tensorboardX", "export train-0 --tensorboard out", "this needs tensorboardX: " + to_add("export")),
+        ("shtab", "completion bash", "completion scripts are made with shtab: " + to_add("completion")),
+        ("prometheus_client", "collector --metrics :0", "--metrics needs prometheus_client: " + to_add("metrics")),
+        ("uvicorn", "ui .", "the page needs uvicorn: " + to_add("ui")),
     ],
 )
 def test_a_command_names_the_extra_that_it_needs(missing: str, command: str, said: str, tmp_path: Path) -> None:
+    records.write(tmp_path / "runs" / "train-0", records.part(0, *records.frames(0)))
     done = without(missing, tmp_path, "rankwatch", *command.split())
-    assert (done.returncode, done.stderr) == (2, f"rankwatch: error: {said}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"rankwatch: error: {said}\n")
+    assert not (tmp_path / "runs" / "out").exists()
+
+
+def test_a_job_without_metrics_needs_no_extra_for_them(tmp_path: Path) -> None:
+    assert without("prometheus_client", tmp_path, "rankwatch", "run", "--", "true").returncode == 0
 
 
 def test_the_doctor_names_the_module_that_it_needs(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +11,10 @@ from torch import nn
 
 import rankwatch
 from collectors import Running, until
+from links import link_to
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun.careful import running_again
-from rankwatch.shared.frame import BEGINNING, BatchSummary, FrameTable, Kind
-from rankwatch.shared.identity import Identity
-from rankwatch.tell.link import Link
+from rankwatch.shared.frame import BatchSummary, FrameTable, Kind
 from rankwatch_monitor import cli
 
 
@@ -54,18 +52,7 @@ WHOLE = ["0", "1", "2", ""]
 
 
 @pytest.fixture
-def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    running = Running(tmp_path)
-    monkeypatch.setenv("RANKWATCH_CONNECTION", str(tmp_path / "connection.json"))
-    monkeypatch.setenv("RANKWATCH_JOB", "train")
-    # The deadline would end the tests' own process.
-    monkeypatch.setattr("rankwatch.tell.deadline.Deadline.start", lambda deadline: None)
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-def training(collector: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+def training(watched: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
     training = Training(monkeypatch)
     yield training
     training.watch.close()
@@ -182,17 +169,9 @@ def test_only_the_named_run_is_tuned(training: Training) -> None:
 
 
 def test_a_rank_that_connects_later_is_tuned_before_its_first_batch(
-    collector: Running, monkeypatch: pytest.MonkeyPatch
+    watched: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = Link(
-        collector.collector.connection,
-        Identity("train", 0, 0, 2, 0, "host", 1),
-        job="train",
-        progress=lambda: (BEGINNING, "idle"),
-        on_abort=lambda abort: None,
-        device="cpu",
-        torch_version="",
-    )
+    first = link_to(watched.collector.connection, 0, 2)
     assert first.start()
     tune("--modules", "0", "--trace-batch-nums", "7")
     for variable, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
@@ -201,4 +180,4 @@ def test_a_rank_that_connects_later_is_tuned_before_its_first_batch(
     assert late.batch() == ["0", ""]
     late.watch.close()
     first.close("finished", "")
-    assert list(collector.collector.ledger.runs) == ["train-0"]
+    assert list(watched.collector.ledger.runs) == ["train-0"]

@@ -14,7 +14,7 @@ import makers
 import records
 from benchmarks.floods import measure
 from collectors import Running
-from net.tell.test_link import Rank
+from links import Rank
 from rankwatch.shared import messages, sockets, wire
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
@@ -40,7 +40,7 @@ def test_another_runs_abort_beside_a_flood(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_was_not_taken_beside_a_flood_with_the_same_key_is_sent_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "WORK_AT_ONCE", 1e-9)
     monkeypatch.setattr(turns, "WORK_PER_SECOND", 1e-9)
@@ -60,18 +60,15 @@ def test_what_was_not_taken_beside_a_flood_with_the_same_key_is_sent_again(
     rank = Rank(invited, 0, 2)
     assert rank.link.start()
     table = makers.table()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    flood = sockets.dealer(context, invited)
-    flood.send(wire.encode(makers.hello(1, 2, incarnation="greedy")))
+    flood, hello = sockets.dealer(context, invited), wire.encode(makers.hello(1, 2, incarnation="greedy"))
+    flood.send(hello)
     batches = count()
     while len(refused) < 2:
-        flood.send(
-            wire.encode(makers.hello(1, 2, incarnation="greedy"))
-        )  # else it stays deaf, and nothing fills what may wait
+        flood.send(hello)  # else it stays deaf, and nothing fills what may wait
         for _ in range(50):
             flood.send(wire.encode(makers.beat(0, 0, 0)))
         rank.link.send_batch(table, makers.summary(next(batches)))
-    flood.send(wire.encode(makers.hello(1, 2, incarnation="greedy")))
+    flood.send(hello)
     flood.send(wire.encode(messages.Bye(1, "finished", "")))
     rank.link.close("finished")
     context.destroy(linger=5000)
@@ -80,14 +77,12 @@ def test_what_was_not_taken_beside_a_flood_with_the_same_key_is_sent_again(
     assert recorded == list(range(next(batches)))
 
 
-def test_a_long_table_that_is_malformed_costs_its_sender_an_error_alone(tmp_path: Path) -> None:
-    running = Running(tmp_path)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = sockets.dealer(context, running.collector.connection)
+def test_a_long_table_that_is_malformed_costs_its_sender_an_error_alone(
+    collector: Running, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    socket = sockets.dealer(context, collector.collector.connection)
     socket.send(wire.encode(makers.hello()))
     socket.send(b"\x92\xa5TABLE" + bytes(100_000))
     socket.send(wire.encode(makers.beat(0, 0, 0)))
     heard = [type(wire.decode(socket.recv())) for _ in range(3)]
     assert heard == [messages.Welcome, messages.Error, messages.Ack]
-    context.destroy(linger=0)
-    running.stop()

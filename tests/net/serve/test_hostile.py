@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,9 +13,8 @@ import zmq
 import makers
 from collectors import PATIENCE, Running, until
 from fuzz import make_corpus
+from links import link_to
 from rankwatch.shared import messages, wire
-from rankwatch.shared.frame import BEGINNING
-from rankwatch.shared.identity import Identity
 from rankwatch.shared.sockets import dealer, watch_disconnections
 from rankwatch.tell.link import Link
 from rankwatch_monitor.decide.report import Outcome
@@ -31,10 +29,9 @@ FLAT = 24 * 1024 * 1024
 class Hostile:
     """A client with the key that sends anything. It reads the answers, so that the collector can send more."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: Running, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._ledger = running.collector.ledger
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = dealer(self._context, running.collector.connection)
+        self.socket = dealer(context, running.collector.connection)
         self.answers = 0
 
     def send(self, *messages: bytes) -> None:
@@ -53,36 +50,16 @@ class Hostile:
         self.send(*messages)
         until(lambda: self._ledger.refused == expected)
 
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
 
 @pytest.fixture
-def collector(tmp_path: Path) -> Iterator[Running]:
-    running = Running(tmp_path)
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-def hostile(collector: Running) -> Iterator[Hostile]:
-    client = Hostile(collector)
-    yield client
-    client.close()
+def hostile(collector: Running, context: zmq.Context[zmq.Socket[bytes]]) -> Hostile:
+    return Hostile(collector, context)
 
 
 @pytest.fixture
 def healthy(collector: Running) -> Iterator[Link]:
-    """A rank's link; its training thread is the test."""
-    link = Link(
-        collector.collector.connection,
-        Identity("healthy", 0, 0, 1, 0, "host", os.getpid()),
-        job="healthy",
-        progress=lambda: (BEGINNING, "forward"),
-        on_abort=lambda abort: pytest.fail(f"the healthy rank was stopped: {abort}"),
-        device="cpu",
-        torch_version="",
-    )
+    stopped = "the healthy rank was stopped: "
+    link = link_to(collector.collector.connection, job="healthy", on_abort=lambda abort: pytest.fail(f"{stopped}{abort}"))
     assert link.start()
     yield link
     link.close("finished")
@@ -104,9 +81,8 @@ def test_bad_messages_are_counted_and_the_other_run_goes_on(collector: Running, 
     assert list(collector.collector.ledger.runs) == ["healthy-0"]
     healthy.close("finished")
     until(lambda: collector.reports)
-    assert [(report.run, report.outcome, report.batches) for report in collector.reports] == [
-        ("healthy-0", Outcome.FINISHED, 10)
-    ]
+    (report,) = collector.reports
+    assert (report.run, report.outcome, report.batches) == ("healthy-0", Outcome.FINISHED, 10)
 
 
 def test_a_client_that_lies_leaves_the_other_run_alone(collector: Running, hostile: Hostile, healthy: Link) -> None:

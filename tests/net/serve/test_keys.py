@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,13 +25,6 @@ from rankwatch.shared.sockets import dealer, new_key_pair
 from rankwatch.shared.tuning import Tuning
 from rankwatch_monitor import cli
 from rankwatch_monitor.serve import control
-
-
-@pytest.fixture
-def collector(tmp_path: Path) -> Iterator[Running]:
-    running = Running(tmp_path)
-    yield running
-    running.stop()
 
 
 def answer_to(connection: Connection, message: messages.Message) -> messages.Message | None:
@@ -84,11 +76,8 @@ def test_the_key_of_an_invited_job_is_valid_for_that_job_alone(collector: Runnin
         assert refused.remedy == "stop"
         assert "speaks for job mine alone" in refused.text
     runs = collector.collector.ledger.runs
-    assert {name: (run.job, run.opened.model) for name, run in runs.items()} == {
-        "theirs-0": ("theirs", 0),
-        "mine-0": ("mine", 0),
-        "mine.2-0": ("mine", 1),
-    }
+    found = {name: (run.job, run.opened.model) for name, run in runs.items()}
+    assert found == {"theirs-0": ("theirs", 0), "mine-0": ("mine", 0), "mine.2-0": ("mine", 1)}
 
 
 def test_an_invited_key_changes_the_options_of_its_own_runs_alone(collector: Running) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import struct
-import subprocess
 import sys
 import time
 import urllib.request
@@ -21,11 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 import makers
 from collectors import PATIENCE, Running, until
 from commands import run as rankwatch
-from jobs import environment
 from ports import free_port
 from rankwatch.errors import UsageError
 from rankwatch.shared import messages, wire
-from rankwatch.shared.installed import to_add
 from rankwatch.shared.sockets import dealer
 from rankwatch_monitor.serve.metrics import server as metrics_server
 from rankwatch_monitor.serve.metrics.meters import Meters
@@ -84,9 +81,10 @@ def test_all_samples_of_many_ranks_are_served(meters: Meters) -> None:
 
 
 @pytest.mark.slow
-def test_peers_that_do_not_read_do_not_hold_up_the_collector(tmp_path: Path, meters: Meters) -> None:
+def test_peers_that_do_not_read_do_not_hold_up_the_collector(
+    tmp_path: Path, meters: Meters, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
     running = Running(tmp_path, meters=meters)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with ExitStack() as peers, MetricsServer(HERE, meters, per_rank=True) as server:
         meters.show(shown(*map(standing, range(MANY)), run="large-0"), time.monotonic())
         for slow in [peers.enter_context(ask(server)) for _ in range(2)]:
@@ -97,7 +95,6 @@ def test_peers_that_do_not_read_do_not_hold_up_the_collector(tmp_path: Path, met
         assert isinstance(wire.decode(rank.recv()), messages.Welcome)
         until(lambda: 'rankwatch_ranks{run="train-0",state="running"} 1.0' in scrape(server.url))
     until(lambda: meters.read(time.monotonic()).counts.messages == 1)
-    context.destroy(linger=0)
     running.stop()
 
 
@@ -146,9 +143,8 @@ def test_peers_that_go_away_are_no_errors(meters: Meters, caplog: pytest.LogCapt
 def test_a_server_that_has_ended_has_left_its_port(meters: Meters) -> None:
     with MetricsServer(HERE, meters) as server:
         address = str(server.server_address[0]), int(server.server_address[1])
-        with pytest.raises(
-            UsageError, match=rf"--metrics 127.0.0.1:{address[1]}: cannot listen there: Address already in use"
-        ):
+        complaint = rf"--metrics 127.0.0.1:{address[1]}: cannot listen there: Address already in use"
+        with pytest.raises(UsageError, match=complaint):
             MetricsServer(address, meters)
     with MetricsServer(address, meters) as server:
         assert "rankwatch_runs 0.0" in scrape(server.url)
@@ -198,21 +194,6 @@ def test_an_address_that_is_not_of_this_machine() -> None:
     done = rankwatch("collector", "--metrics", "192.0.2.1:0")
     assert done.returncode == 2
     assert "--metrics 192.0.2.1:0: cannot listen there: Cannot assign requested address" in done.stderr
-
-
-def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
-    """As if it were not installed: its import fails."""
-    code = "import sys; sys.modules['prometheus_client'] = None; from rankwatch_monitor.cli import main; sys.exit(main())"
-    runs = str(tmp_path / "runs")
-
-    def without_extra(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", code, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-
-    done = without_extra("collector", "--runs-dir", runs, "--metrics", ":0")
-    assert done.returncode == 2
-    assert done.stderr == f"rankwatch: error: --metrics needs prometheus_client: {to_add('metrics')}\n"
-    assert without_extra("run", "--runs-dir", runs, "--", "true").returncode == 0
 
 
 def test_a_command_that_reads_the_metrics_of_the_collector_round_it(tmp_path: Path) -> None:

@@ -84,7 +84,5 @@ def test_a_collector_that_is_killed_while_it_begins_a_record_is_swept_by_the_nex
         "import sys; from pathlib import Path; from rankwatch_monitor.serve.run_folder import RunsFolder\n"
         "runs = RunsFolder(Path(sys.argv[1])); runs.sweep(''); print(runs.claim('train-0'))\n"
     )
-    again = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "runs")], env=environment(), capture_output=True, text=True
-    )
-    assert again.stdout == "True\n"
+    again = subprocess.check_output([sys.executable, "-c", code, str(tmp_path / "runs")], env=environment(), text=True)
+    assert again == "True\n"

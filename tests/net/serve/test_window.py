@@ -10,7 +10,7 @@ import pytest
 import makers
 import records
 from collectors import PATIENCE, Running, until
-from net.tell.test_link import Rank
+from links import Rank
 from rankwatch.shared import messages, wire
 from rankwatch.shared.window import LEAST
 from rankwatch.shared.window import WINDOW as WINDOW_BYTES

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 import makers
 from collectors import Running, until
-from rankwatch.shared.frame import BEGINNING, FrameTable
-from rankwatch.shared.identity import Identity
+from links import link_to
+from rankwatch.shared.frame import FrameTable
 from rankwatch.tell.link import Link
 
 NAME = "secret_module"
@@ -58,13 +56,6 @@ class Cable:
 
 
 @pytest.fixture
-def collector(tmp_path: Path) -> Iterator[Running]:
-    running = Running(tmp_path)
-    yield running
-    running.stop()
-
-
-@pytest.fixture
 def cable(collector: Running) -> Iterator[Cable]:
     cable = Cable(int(collector.collector.connection.address.rpartition(":")[2]))
     yield cable
@@ -73,15 +64,8 @@ def cable(collector: Running) -> Iterator[Cable]:
 
 @pytest.fixture
 def rank(collector: Running, cable: Cable) -> Iterator[Link]:
-    link = Link(
-        replace(collector.collector.connection, address=cable.address),
-        Identity("train", 0, 0, 1, 0, "host", os.getpid()),
-        job="train",
-        progress=lambda: (BEGINNING, "forward"),
-        on_abort=lambda abort: pytest.fail(f"the rank was stopped: {abort}"),
-        device="cpu",
-        torch_version="",
-    )
+    tapped = replace(collector.collector.connection, address=cable.address)
+    link = link_to(tapped, on_abort=lambda abort: pytest.fail(f"the rank was stopped: {abort}"))
     link.start()
     until(lambda: link.is_online)
     yield link

@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 import zmq
 
 from collectors import PATIENCE
+from links import link_to
 from rankwatch.shared import messages, sockets, wire
 from rankwatch.shared.connection import Connection
 from rankwatch.shared.frame import BEGINNING
-from rankwatch.shared.identity import Identity
 from rankwatch.shared.tuning import Tuning
 from rankwatch.tell import link as link_module
-from rankwatch.tell.link import TUNES_AT_ONCE, WELCOMES_PER_SECOND, Link
+from rankwatch.tell.link import TUNES_AT_ONCE, WELCOMES_PER_SECOND
 from rankwatch.tell.reception import BURST, SHARE
 
 MESSAGES = 12_000
@@ -40,10 +39,9 @@ FLOODS = {
 class Hostile:
     """A collector that is the test."""
 
-    def __init__(self) -> None:
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         server, client = sockets.new_key_pair(), sockets.new_key_pair()
-        self.socket, address = sockets.router(self.context, "tcp://127.0.0.1:0", server)
+        self.socket, address = sockets.router(context, "tcp://127.0.0.1:0", server)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # what finds no room waits
         self.connection = Connection(address, server.public, client.public, client.secret)
         self.peer = b""
@@ -58,10 +56,8 @@ class Hostile:
 
 
 @pytest.fixture
-def hostile() -> Iterator[Hostile]:
-    collector = Hostile()
-    yield collector
-    collector.context.destroy(linger=0)
+def hostile(context: zmq.Context[zmq.Socket[bytes]]) -> Hostile:
+    return Hostile(context)
 
 
 @pytest.mark.parametrize(
@@ -71,16 +67,7 @@ def test_a_flood_costs_a_bounded_share_and_the_abort_gets_through(
     kind: str, hostile: Hostile, caplog: pytest.LogCaptureFixture
 ) -> None:
     aborted, tunings = threading.Event(), list[messages.Tune]()
-    link = Link(
-        hostile.connection,
-        Identity("train", 0, 0, 1, 0, "host", 100),
-        job="train",
-        progress=lambda: (BEGINNING, "idle"),
-        on_abort=lambda abort: aborted.set(),
-        device="cpu",
-        torch_version="2.13.0",
-        on_tune=tunings.append,
-    )
+    link = link_to(hostile.connection, on_abort=lambda abort: aborted.set(), on_tune=tunings.append)
     starting = threading.Thread(target=link.start)
     starting.start()
     hostile.welcome()
@@ -99,24 +86,12 @@ def test_a_flood_costs_a_bounded_share_and_the_abort_gets_through(
     link.release()
 
 
-def make_link(hostile: Hostile) -> Link:
-    return Link(
-        hostile.connection,
-        Identity("train", 0, 0, 1, 0, "host", 100),
-        job="train",
-        progress=lambda: (BEGINNING, "idle"),
-        on_abort=lambda abort: None,
-        device="cpu",
-        torch_version="2.13.0",
-    )
-
-
 def test_a_collector_that_asks_for_everything_again_and_again_gets_it_within_bounds(
     hostile: Hostile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "HELLO_INTERVAL", 0.0)
     monkeypatch.setattr(link_module, "WELCOMES_AT_ONCE", 2.0)
-    link = make_link(hostile)
+    link = link_to(hostile.connection)
     threading.Thread(target=link.start).start()
     asked, begun = 1, time.monotonic()
     hostile.welcome()
@@ -131,7 +106,7 @@ def test_a_collector_that_asks_for_everything_again_and_again_gets_it_within_bou
 
 
 def test_a_moment_that_is_never_passed_is_looked_at_ever_less_often(hostile: Hostile) -> None:
-    link = make_link(hostile)
+    link = link_to(hostile.connection)
     link._online.set()
     now = time.monotonic()
     link._next_beat, link._probe = now + 1000, BEGINNING
@@ -142,9 +117,8 @@ def test_a_moment_that_is_never_passed_is_looked_at_ever_less_often(hostile: Hos
     assert waits[0] < 1 <= 100 * waits[1] / 5 <= waits[2]
 
 
-def test_an_oversize_message_is_not_taken(hostile: Hostile) -> None:
+def test_an_oversize_message_is_not_taken(hostile: Hostile, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     """ZeroMQ ends the connection; the link makes another one, and says HELLO when it is asked to."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     peer = sockets.dealer(context, hostile.connection, 1000)
     assert peer.poll(PATIENCE * 1000, zmq.POLLOUT)
     peer.send(b"hello")
@@ -153,4 +127,3 @@ def test_an_oversize_message_is_not_taken(hostile: Hostile) -> None:
     hostile.send(bytes(2000))
     assert events.poll(PATIENCE * 1000)
     assert not peer.poll(0)
-    context.destroy(linger=0)

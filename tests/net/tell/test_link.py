@@ -11,20 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import zmq
 
 import makers
 import records
 from collectors import PATIENCE, Running, until
+from links import Rank
 from rankwatch.errors import ProtocolError, UsageError
 from rankwatch.shared import messages, sockets, wire
-from rankwatch.shared.connection import Connection
-from rankwatch.shared.frame import BEGINNING, Moment
-from rankwatch.shared.identity import Identity
 from rankwatch.shared.tuning import Check, Tuning
 from rankwatch.tell import link as link_module
 from rankwatch.tell import spool as spool_module
-from rankwatch.tell.link import Link
 from rankwatch_monitor.decide.journal import Closed
 from rankwatch_monitor.decide.ledger import Disconnected, Received
 from rankwatch_monitor.decide.options import Options
@@ -36,55 +32,13 @@ from rankwatch_monitor.serve.inbox import Ended, Item, Letter
 from rankwatch_monitor.serve.run_folder import RunsFolder
 
 
-class Rank:
-    """A link whose training thread is the test."""
-
-    def __init__(self, connection: Connection, rank: int = 0, world_size: int = 1, source: str = "") -> None:
-        self.moment = BEGINNING
-        self.looks = 0
-        """How often the link has asked for the moment."""
-        self.aborted = threading.Event()
-        self.abort: messages.Abort | None = None
-        self.tunings: list[messages.Tune] = []
-        self.link = Link(
-            connection,
-            Identity("train", 0, rank, world_size, rank, "host", 100 + rank),
-            job="train",
-            progress=self._progress,
-            on_abort=self._on_abort,
-            device="cpu",
-            torch_version="2.13.0",
-            on_tune=self.tunings.append,
-            source=source,
-        )
-
-    def _progress(self) -> tuple[Moment, str]:
-        self.looks += 1
-        return self.moment, "forward"
-
-    def _on_abort(self, abort: messages.Abort) -> None:
-        self.abort = abort
-        self.aborted.set()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
-
-
-@pytest.fixture
-def collector(folder: Path) -> Iterator[Running]:
-    running = Running(folder)
-    yield running
-    running.stop()
-
-
 @pytest.fixture
 def ranks(collector: Running) -> Iterator[Callable[..., Rank]]:
     made: list[Rank] = []
 
-    def make(rank: int = 0, world_size: int = 1, connection: Connection | None = None) -> Rank:
-        made.append(Rank(connection or collector.collector.connection, rank, world_size))
+    def make(rank: int = 0, world_size: int = 1, *, starts: bool = True) -> Rank:
+        made.append(Rank(collector.collector.connection, rank, world_size))
+        assert not starts or made[-1].link.start()
         return made[-1]
 
     yield make
@@ -94,7 +48,6 @@ def ranks(collector: Running) -> Iterator[Callable[..., Rank]]:
 
 def test_batches_arrive_once_and_are_acknowledged(collector: Running, ranks: Callable[..., Rank]) -> None:
     rank = ranks()
-    assert rank.link.start()
     assert rank.link.run == "train-0"
     table = makers.table()
     for batch in range(50):
@@ -106,7 +59,6 @@ def test_batches_arrive_once_and_are_acknowledged(collector: Running, ranks: Cal
 
 def test_parts_and_notices_arrive_and_are_acknowledged(collector: Running, ranks: Callable[..., Rank]) -> None:
     rank = ranks()
-    assert rank.link.start()
     rank.link.send_batch(makers.table(), makers.summary(7))
     rank.link.send_batch(makers.table(), makers.summary(7, first=2))
     rank.link.send_notice(makers.notice(batch=7))
@@ -120,8 +72,6 @@ def test_parts_and_notices_arrive_and_are_acknowledged(collector: Running, ranks
 
 def test_a_trip_brings_the_abort_to_every_rank(collector: Running, ranks: Callable[..., Rank]) -> None:
     culprit, other = ranks(0, 2), ranks(1, 2)
-    assert culprit.link.start()
-    assert other.link.start()
     other.moment = makers.moment(3, 0, 9)
     culprit.link.send_trip(makers.trip(at=(3, 0, 5)))
     assert culprit.link.wait_for_verdict()
@@ -134,8 +84,6 @@ def test_a_trip_brings_the_abort_to_every_rank(collector: Running, ranks: Callab
 
 def test_a_probe_is_answered_when_the_position_is_passed(collector: Running, ranks: Callable[..., Rank]) -> None:
     culprit, other = ranks(0, 2), ranks(1, 2)
-    assert culprit.link.start()
-    assert other.link.start()
     other.moment = makers.moment(3, 0, 5)  # in the frame, and not past it
     culprit.link.send_trip(makers.trip(at=(3, 0, 5)))
     until(lambda: other.link._probe is not None)
@@ -151,7 +99,6 @@ def test_a_probe_is_answered_when_the_position_is_passed(collector: Running, ran
 
 def test_a_clean_end_is_reported(collector: Running, ranks: Callable[..., Rank]) -> None:
     rank = ranks()
-    assert rank.link.start()
     rank.link.close("failed", "KeyError: 'x'")
     until(lambda: collector.reports)
     assert collector.reports[0].ranks[0].farewell == "KeyError: 'x'"
@@ -175,15 +122,15 @@ def test_without_a_collector_the_spool_is_bounded_and_nothing_waits(
     rank.link.close("aborted")
 
 
-def test_a_restarted_collector_is_found_and_receives_what_it_missed(folder: Path) -> None:
-    first = Running(folder)
+def test_a_restarted_collector_is_found_and_receives_what_it_missed(tmp_path: Path) -> None:
+    first = Running(tmp_path)
     rank = Rank(first.collector.connection)
     assert rank.link.start()
     rank.link.send_batch(makers.table(), makers.summary(0))
     until(lambda: not rank.link._spool)
     first.stop(clean=False)
     rank.link.send_batch(makers.table(), makers.summary(1))
-    second = Running(folder, listen=None)  # takes its address and keys from the connection file
+    second = Running(tmp_path, listen=None)  # takes its address and keys from the connection file
     assert second.collector.connection == first.collector.connection
     until(lambda: second.collector.ledger.runs and not rank.link._spool)
     (run,) = second.collector.ledger.runs.values()
@@ -193,10 +140,10 @@ def test_a_restarted_collector_is_found_and_receives_what_it_missed(folder: Path
 
 
 def test_what_did_not_run_for_an_hour_misses_nobody(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where this process, with the collector in it, was stopped, or had no core. What came meanwhile waits in the sockets."""
-    running = Running(folder, heartbeat=10)
+    running = Running(tmp_path, heartbeat=10)
     rank = Rank(running.collector.connection)
     rank.link.start()
     (run,) = running.collector.ledger.runs.values()
@@ -219,19 +166,19 @@ def test_what_did_not_run_for_an_hour_misses_nobody(
     assert running.reports[-1].stall is None
 
 
-def test_a_collector_with_new_keys_at_the_same_place_is_found(folder: Path) -> None:
-    first = Running(folder)
+def test_a_collector_with_new_keys_at_the_same_place_is_found(tmp_path: Path) -> None:
+    first = Running(tmp_path)
     address = first.collector.address
-    rank = Rank(first.collector.connection, source=str(folder / "connection.json"))
+    rank = Rank(first.collector.connection, source=str(tmp_path / "connection.json"))
     assert rank.link.start()
     rank.link.send_batch(makers.table(), makers.summary(0))
     until(lambda: not rank.link._spool)
     first.stop(clean=False)
-    for path in folder.glob("connection.json*"):
+    for path in tmp_path.glob("connection.json*"):
         path.unlink()
     rank.link.send_batch(makers.table(), makers.summary(1))
     until(lambda: not rank.link.is_online)
-    second = Running(folder, listen=address)
+    second = Running(tmp_path, listen=address)
     assert second.collector.connection != first.collector.connection
     until(lambda: second.collector.ledger.runs and not rank.link._spool)
     assert rank.link.run == "train-0.2"
@@ -243,15 +190,15 @@ def test_a_collector_with_new_keys_at_the_same_place_is_found(folder: Path) -> N
     second.stop()
 
 
-def test_an_end_is_reported_although_the_collector_is_briefly_away(folder: Path) -> None:
-    first = Running(folder)
+def test_an_end_is_reported_although_the_collector_is_briefly_away(tmp_path: Path) -> None:
+    first = Running(tmp_path)
     rank = Rank(first.collector.connection)
     assert rank.link.start()
     first.stop(clean=False)
     until(lambda: not rank.link.is_online)
     closing = threading.Thread(target=rank.link.close, args=("finished",))
     closing.start()
-    second = Running(folder, listen=None)
+    second = Running(tmp_path, listen=None)
     closing.join(PATIENCE)
     until(lambda: second.reports)
     assert [row.state.value for row in second.reports[0].ranks] == ["finished"]
@@ -262,7 +209,6 @@ def test_an_internal_error_holds_back_no_other_effect(
     collector: Running, ranks: Callable[..., Rank], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = ranks()
-    assert rank.link.start()
     monkeypatch.setattr(collector.collector, "_show_ranks", lambda effect: 1 / 0)
     rank.link.close("finished")
     until(lambda: (collector.folder / "runs" / "train-0" / "report.json").exists())
@@ -281,9 +227,9 @@ def idle_collector(folder: Path) -> Collector:
     )
 
 
-def test_a_run_that_begins_and_ends_in_one_turn_of_the_collector_has_a_record(folder: Path) -> None:
-    collector = idle_collector(folder)
-    run = folder / "runs" / "train-0"
+def test_a_run_that_begins_and_ends_in_one_turn_of_the_collector_has_a_record(tmp_path: Path) -> None:
+    collector = idle_collector(tmp_path)
+    run = tmp_path / "runs" / "train-0"
     for message in (makers.hello(), messages.Bye(1, "finished", "")):
         collector._perform(Received(b"a", message))
     until((run / "report.json").exists)  # by the writer, before this turn's end hands over the entries
@@ -294,11 +240,11 @@ def test_a_run_that_begins_and_ends_in_one_turn_of_the_collector_has_a_record(fo
 
 @pytest.mark.parametrize("is_short", [True, False])
 def test_batches_wait_for_all_else_and_beats_and_acks_overtake_those_of_their_peer_and_trips_do_if_many_wait(
-    is_short: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+    is_short: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_short:
         monkeypatch.setattr(backlog, "SHORT", 0)
-    collector = idle_collector(folder)
+    collector = idle_collector(tmp_path)
     batches = [memoryview(wire.encode(messages.Batch(seq, makers.summary(seq)))) for seq in range(1, 4)]
     others = messages.Tripped(9, makers.trip()), makers.beat(1, 0, 0), messages.Ack(3, abort=True)
     trip, beat, ack = (memoryview(wire.encode(message)) for message in others)
@@ -340,20 +286,17 @@ def test_batches_wait_for_all_else_and_beats_and_acks_overtake_those_of_their_pe
 
 def test_a_tuning_is_sent_to_every_rank_and_to_the_client_that_asked(collector: Running, ranks: Callable[..., Rank]) -> None:
     connected = [ranks(0, 3), ranks(1, 3)]
-    assert all([rank.link.start() for rank in connected])
     connection = collector.collector.connection
     assert control.tune(connection, messages.Tune(tuning=Tuning(every=10))) == messages.Tuned(("train-0",), 2)
     assert control.tune(connection, messages.Tune("train-0", Tuning(check=Check.ASYNC))) == messages.Tuned(("train-0",), 2)
     merged = messages.Tune("train-0", Tuning(every=10, check=Check.ASYNC))
     until(lambda: all(rank.tunings == [messages.Tune("train-0", Tuning(every=10)), merged] for rank in connected))
     late = ranks(2, 3)
-    assert late.link.start()
     assert late.tunings == [merged]  # it already applies when start() returns
 
 
 def test_a_tuning_is_sent_again_after_the_connection_broke(collector: Running, ranks: Callable[..., Rank]) -> None:
     rank = ranks()
-    assert rank.link.start()
     control.tune(collector.collector.connection, messages.Tune(tuning=Tuning(every=10)))
     until(lambda: len(rank.tunings) == 1)
     rank.link._online.clear()  # as after a silence: the link sends HELLO again
@@ -364,7 +307,7 @@ def test_a_tuning_is_sent_again_after_the_connection_broke(collector: Running, r
 def test_a_tuning_that_fails_does_not_cost_the_abort(
     collector: Running, ranks: Callable[..., Rank], caplog: pytest.LogCaptureFixture
 ) -> None:
-    rank = ranks()
+    rank = ranks(starts=False)
     rank.link._on_tune = lambda tune: [][1]
     assert rank.link.start()
     with caplog.at_level(logging.CRITICAL, "rankwatch.tell.link"):
@@ -385,41 +328,8 @@ def test_a_collector_that_refuses_or_is_absent_is_reported_clearly(collector: Ru
             control.tune(unreachable, messages.Tune(tuning=Tuning(every=1)), timeout=0.3)
 
 
-def test_a_foreign_key_is_refused(collector: Running, ranks: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "CONNECT_TIMEOUT", 0.5)
-    stranger = sockets.new_key_pair()
-    known = collector.collector.connection
-    assert not ranks(connection=replace(known, client_public=stranger.public, client_secret=stranger.secret)).link.start()
-    assert collector.collector.ledger.runs == {}
-
-
-def test_without_curve_nothing_is_read(collector: Running) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    plain = context.socket(zmq.DEALER)
-    plain.setsockopt(zmq.LINGER, 0)
-    plain.connect(collector.collector.address)
-    plain.send(wire.encode(makers.hello()))
-    assert not plain.poll(500)
-    assert collector.collector.ledger.runs == {}
-    context.destroy(linger=0)
-
-
 def test_another_major_version_is_refused_at_the_start(ranks: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = ranks()
+    rank = ranks(starts=False)
     rank.link._hello = replace(rank.link._hello, major=99)
     with pytest.raises(ProtocolError, match=r"the rank speaks protocol 99\.0, the collector 1\.0"):
         rank.link.start()
-
-
-def test_garbage_is_counted_and_answered(collector: Running) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    peer = sockets.dealer(context, collector.collector.connection)
-    assert peer.poll(PATIENCE * 1000, zmq.POLLOUT)
-    peer.send(b"\xc1 no msgpack")
-    peer.send_multipart([wire.encode(makers.hello()), b"a second part"])
-    for complaint in ("not a message", "2 parts instead of one"):
-        answer = wire.decode(peer.recv())
-        assert isinstance(answer, messages.Error)
-        assert complaint in answer.text
-    assert collector.collector.ledger.refused == 2
-    context.destroy(linger=0)

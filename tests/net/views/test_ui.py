@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ import pytest
 import large_runs
 from browser import served
 from commands import run as rankwatch
-from jobs import RANKWATCH, environment
-from rankwatch.shared.installed import to_add
 
 
 class Client:
@@ -123,11 +120,8 @@ def test_the_curves_have_the_loss_and_the_rate_of_all_ranks_and_of_some(client: 
     assert {point[1] for point in body["memory"][-1]["points"]} == {29.302}  # rank 5: 30,005 MiB
     some = client.json("/api/run/large-0/curves?ranks=0,3")
     assert [line["rank"] for line in some["loss"]] == [None, None, None, 0, 3]
-    assert [line["name"] for line in client.json("/api/run/other-0/curves")["loss"]] == [
-        "mean of the ranks",
-        "rank 0",
-        "rank 1",
-    ]
+    of_two = client.json("/api/run/other-0/curves")["loss"]
+    assert [line["name"] for line in of_two] == ["mean of the ranks", "rank 0", "rank 1"]
 
 
 def test_a_cell_opens_what_is_stored_round_it(client: Client) -> None:
@@ -224,16 +218,6 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     assert "Address already in use" in done.stderr
     assert "choose another --host or --port" in done.stderr
     assert rankwatch("ui", str(tmp_path), "--host", "no.such.host.invalid").returncode == 2
-
-
-def test_without_its_libraries_the_command_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "starlette.py").write_text("raise ModuleNotFoundError(\"No module named 'starlette'\", name='starlette')")
-    env = environment()
-    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
-    done = subprocess.run([*RANKWATCH, "ui"], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "needs starlette" in done.stderr
-    assert to_add("ui") in done.stderr
 
 
 def test_folders_that_are_no_text_are_listed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rankwatch.errors import OverflowDetected
 from rankwatch.hook.collectives import _listeners, _started
 from rankwatch.shared.cause import Cause, Trip, classify
 from rankwatch.shared.frame import REDUCED, State
-from trainings import Root
+from trainings.parts import Root
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*all_gather_into_tensor.* is deprecated:FutureWarning")
 

@@ -23,7 +23,7 @@ from notebook import Fragile, Gain, first_weight, model_of, ones, sgd, watched, 
 from rankwatch.errors import OverflowDetected, TrainingAborted
 from rankwatch.judge.observer import BadReading
 from rankwatch.shared.frame import Kind, Position, State
-from trainings import Root
+from trainings.parts import Root
 
 # --- batches --------------------------------------------------------------------------------------------------------------
 

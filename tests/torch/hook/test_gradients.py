@@ -35,7 +35,7 @@ from rankwatch.errors import OverflowDetected
 from rankwatch.shared.cause import Cause, classify
 from rankwatch.shared.frame import Frame, Kind, Phase, State
 from rankwatch.shared.notice import ZEROS
-from trainings import Root
+from trainings.parts import Root
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
 both_checkpoints = pytest.mark.parametrize("use_reentrant", [True, False])

@@ -19,7 +19,7 @@ from notebook import Notebook, learn, sgd, take_step, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.measure import norms
 from rankwatch.shared.cause import Cause, Trip, classify
-from trainings import Root
+from trainings.parts import Root
 
 BAD = 2
 every_way = pytest.mark.parametrize("gradients", [False, True], ids=["guard", "gradients"])

@@ -19,7 +19,7 @@ from notebook import Gain, Notebook, model_of, sgd, watched, watching
 from rankwatch.errors import OverflowDetected
 from rankwatch.hook import running
 from rankwatch.hook.detector import Detector
-from trainings import Root
+from trainings.parts import Root
 
 
 class Interrupted(nn.Module):

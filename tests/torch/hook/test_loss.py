@@ -24,7 +24,7 @@ from rankwatch.shared.cause import Cause, classify
 from rankwatch.shared.frame import Frame, Kind, Moment, Phase, State
 from rankwatch.shared.scalars import LastBatch
 from rankwatch.shared.trip import Trip
-from trainings import Root
+from trainings.parts import Root
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
 

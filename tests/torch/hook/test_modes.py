@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from notebook import Gain, model_of, ones, sgd, watched, watching
 from rankwatch.errors import OverflowDetected
 from rankwatch.shared.frame import Phase
-from trainings import Root
+from trainings.parts import Root
 
 
 class Log(TorchDispatchMode):

@@ -12,7 +12,7 @@ from torch import nn
 
 from notebook import learn, ones, sgd, unwatch, watched
 from rankwatch.hook import backward
-from trainings import Root
+from trainings.parts import Root
 
 
 def net() -> Root:

@@ -16,7 +16,7 @@ from collectors import Running, until
 from notebook import sgd, unwatch, watched
 from rankwatch.hook.stage import PipelineStage, module_and_stage
 from rankwatch.shared.frame import NO_STAGE, Position
-from trainings import Root
+from trainings.parts import Root
 
 pipelining = pytest.importorskip("torch.distributed.pipelining")
 

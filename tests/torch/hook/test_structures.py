@@ -24,7 +24,7 @@ from rankwatch.errors import OverflowDetected
 from rankwatch.hook.detector import Detector
 from rankwatch.measure.walk import MAX_LEAVES
 from rankwatch.shared.frame import Frame, Kind, Phase, Position, State
-from trainings import Root
+from trainings.parts import Root
 
 Pair = namedtuple("Pair", "left right")
 

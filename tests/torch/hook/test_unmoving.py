@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from notebook import model_of, ones, watched
 from rankwatch.shared.notice import Notice, NoticeKind
-from trainings import Root
+from trainings.parts import Root
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from rankwatch.errors import OverflowDetected
 from rankwatch.rerun.careful import running_again
 from rankwatch.shared.cause import Cause, Trip, classify
 from rankwatch.shared.frame import Kind, Moment, Position
-from trainings import Root
+from trainings.parts import Root
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
 

@@ -18,7 +18,7 @@ from rankwatch.measure.recorder import PendingFrame
 from rankwatch.measure.tape import Cell
 from rankwatch.shared.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, Position, ReadingSpec
 from rankwatch.shared.notice import Notice, NoticeKind, describe_notice
-from trainings import Root
+from trainings.parts import Root
 
 LIMIT = DTYPE_MAX["float16"]
 TINY = DTYPE_TINY["float16"]

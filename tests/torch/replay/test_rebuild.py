@@ -27,7 +27,7 @@ from rankwatch.replay.summary import ReplayFindings, render
 from rankwatch.replay.trial import Call, Trial, enough, of_rows
 from rankwatch.rerun.capsule import MANIFEST, SUMS, TENSORS, CapsuleRules, write
 from rankwatch.rerun.forward import Forward
-from trainings import Root
+from trainings.parts import Root
 
 SCALE = 3.0
 

@@ -18,7 +18,7 @@ from rankwatch.rerun import capsule
 from rankwatch.rerun.capsule import MANIFEST, SUMS, TENSORS, CapsuleRules, CapsuleWritten, write
 from rankwatch.rerun.forward import Forward
 from rankwatch.rerun.tensor_file import BrokenTensorsError, read_tensors, write_tensors
-from trainings import Root
+from trainings.parts import Root
 
 SECRET = 1234567.0
 

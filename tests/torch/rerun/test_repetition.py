@@ -18,7 +18,7 @@ from notebook import first_weight, model_of, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun import careful, closeup
 from rankwatch.shared.cause import Trip
-from trainings import Root
+from trainings.parts import Root
 
 
 def trip_of(model: nn.Module, *args: Any) -> Trip:

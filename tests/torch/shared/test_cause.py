@@ -15,7 +15,7 @@ from models import Calls
 from notebook import Gain, first_weight, model_of, sgd, unwatch, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.shared.cause import Cause, Trip, classify
-from trainings import Root
+from trainings.parts import Root
 
 
 def trip_of(model: nn.Module, *args: Any, good: tuple[Any, ...] = (), **options: Any) -> Trip:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import commands
-from jobs import RANKWATCH, environment
-from rankwatch.shared.installed import to_add
+from jobs import environment
 from rankwatch_monitor.cli import COMMANDS
 
 
@@ -88,11 +87,3 @@ def test_other_shells_can_read_their_script(folder: Path, shell: str) -> None:
     (folder / f"script.{shell}").write_text(text)
     done = subprocess.run([shell, "-n", str(folder / f"script.{shell}")], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_without_the_extra_it_says_what_to_install() -> None:
-    code = "import sys; sys.modules['shtab'] = None; from rankwatch_monitor.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [RANKWATCH[0], "-c", code, "completion", "bash"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"rankwatch: error: completion scripts are made with shtab: {to_add('completion')}\n"

@@ -178,7 +178,6 @@ def test_a_program_is_looked_for_beside_the_interpreter(tmp_path: Path, monkeypa
     assert _found(["torchrun", "train.py"], {"PATH": "/nowhere"}) == [str(torchrun), "train.py"]
     assert _found(["sh", "-c", "true"], {"PATH": "/bin"}) == ["sh", "-c", "true"]
     assert _found(["./train", "x"], {"PATH": "/nowhere"}) == ["./train", "x"]
-    with pytest.raises(
-        UsageError, match="cannot run accelerate launch: there is no program 'accelerate' in PATH, nor beside"
-    ):
+    complaint = "cannot run accelerate launch: there is no program 'accelerate' in PATH, nor beside"
+    with pytest.raises(UsageError, match=complaint):
         _found(["accelerate", "launch"], {"PATH": "/nowhere"})

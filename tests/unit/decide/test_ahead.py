@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import makers
-from desk import Desk, peer
+from desk import Desk, connected, peer
 from rankwatch.shared import messages
 from rankwatch.shared.cause import Cause
 from rankwatch.shared.closeup import CloseUp
-from rankwatch.shared.frame import FrameTable, Kind, pack
+from rankwatch.shared.frame import FrameTable
 from rankwatch.shared.window import LEAST, WINDOW
 from rankwatch_monitor.decide.effects import Send
 from rankwatch_monitor.decide.ledger import Received
@@ -21,18 +21,14 @@ from rankwatch_monitor.decide.options import WINDOWS, Options
 from rankwatch_monitor.decide.rank import TURN_MARGIN, Rank
 from rankwatch_monitor.decide.verdict import Verdict
 
-TABLE = FrameTable(
-    (makers.frame(makers.reading("input[0]"), makers.reading("loss", kind=Kind.LOSS), module="", module_class="Net").spec,)
-)
+TABLE = FrameTable((makers.ROOT_LOSS,))
 DIVERGING = [4.2, 3e2, 2.6e4, 4e6]
 
 
 def life(losses: list[float], *, trips: bool, passed: bool) -> list[messages.Message]:
     """What a rank with these losses says after its HELLO."""
     said: list[messages.Message] = [messages.Table(TABLE)]
-    for batch, loss in enumerate(losses):
-        column = pack(TABLE.typecode, [1.0, loss])
-        said.append(messages.Batch(batch + 1, makers.summary(batch, of=TABLE)._replace(abs_max=column)))
+    said += [makers.loss_batch(number, loss) for number, loss in enumerate(losses)]
     end, seq = len(losses), len(losses) + 1
     if trips:
         return [*said, messages.Tripped(seq, makers.trip(at=(end, 0, 1), step=end))]
@@ -50,7 +46,7 @@ def bare(verdict: Verdict | None) -> Verdict | None:
 
 def rank_of(desk: Desk) -> Rank:
     """Rank 0."""
-    return desk.ledger.runs["train-0"].ranks[0]
+    return desk.run.ranks[0]
 
 
 losses = st.sampled_from([DIVERGING, DIVERGING[:2], [1.0] * 6, [1.0] * 3]) | st.lists(st.floats(0.1, 1e6), max_size=6)
@@ -73,47 +69,39 @@ def test_the_verdict_is_the_same_wherever_the_trip_comes_among_the_batches_of_it
         desk.wait(0.1)
     # Who tripped beside the culprit is known as far as it came before the verdict.
     assert bare(ahead.verdict) == bare(in_order.verdict)
-    rows = [desk.ledger.runs["train-0"].report() for desk in (ahead, in_order)]
+    rows = [desk.run.report() for desk in (ahead, in_order)]
     assert rows[0].ranks == rows[1].ranks
     assert rows[0].frames_in_batch == rows[1].frames_in_batch
     for run in (in_order.records["train-0"], ahead.records["train-0"]):
         assert sum(entry.rank == 0 and isinstance(entry.fact, messages.Tripped) for entry in run) == 1
-    assert (
-        (rank_of(ahead).seq, rank_of(ahead).stored)
-        == (rank_of(in_order).seq, rank_of(in_order).stored)
-        == (len(said) - 1,) * 2
-    )
+    for desk in (ahead, in_order):
+        assert (rank_of(desk).seq, rank_of(desk).stored) == (len(said) - 1,) * 2
 
 
 def test_the_report_waits_for_the_batches_before_the_trip_but_not_long() -> None:
     """What is printed must not be contradicted by what comes right after it."""
     for comes in (True, False):
-        desk = Desk()
-        desk.connect(2)
+        desk = connected(2)
         desk.receive(1, *life(DIVERGING, trips=False, passed=True))
         *batches, trip = life(DIVERGING, trips=True, passed=False)
         desk.receive(0, going_ahead(trip))
-        desk.receive(0, messages.Ack(0, abort=True))
-        desk.receive(1, messages.Ack(0, abort=True))
+        desk.receive((0, 1), messages.Ack(0, abort=True))
         desk.wait(0.1)
         assert desk.reports == []
         if comes:
             desk.receive(0, *batches, trip)
         desk.wait(TURN_MARGIN)
-        assert [report.verdict.cause for report in desk.reports if report.verdict] == [
-            Cause.DIVERGENCE if comes else Cause.OVERFLOW
-        ]
+        causes = [report.verdict.cause for report in desk.reports if report.verdict]
+        assert causes == [Cause.DIVERGENCE if comes else Cause.OVERFLOW]
 
 
 def test_a_divergence_is_found_when_the_batches_before_the_trip_are_here() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     desk.receive(1, *life(DIVERGING, trips=False, passed=True))
     *batches, trip = life(DIVERGING, trips=True, passed=False)
     assert isinstance(trip, messages.Tripped)
     desk.receive(0, going_ahead(trip))
     (abort,) = desk.sent(1, messages.Abort)  # which does not wait for the batches
-    assert isinstance(abort, messages.Abort)
     assert abort.rank == 0
     desk.receive(0, *batches)
     causes = [desk.verdict and desk.verdict.cause]
@@ -123,19 +111,17 @@ def test_a_divergence_is_found_when_the_batches_before_the_trip_are_here() -> No
 
 
 def test_batches_that_a_rank_dropped_before_its_trip_are_a_gap_although_the_trip_went_ahead() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     trip = messages.Tripped(8, makers.trip(at=(7, 0, 1)))
     desk.receive(0, messages.Table(makers.table()), messages.Batch(1, makers.summary(0)), going_ahead(trip))
     desk.receive(0, messages.Batch(7, makers.summary(6)), trip)
-    (gap,) = desk.ledger.runs["train-0"].report().gaps
+    (gap,) = desk.run.report().gaps
     assert (gap.first, gap.last) == (1, 5)
 
 
 @pytest.mark.parametrize("comes_again", [False, True])
 def test_a_closeup_that_goes_ahead_counts_at_once_and_once(comes_again: bool) -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     trip, found = messages.Tripped(2, makers.trip()), messages.LookedCloser(3, makers.closeup())
     desk.receive(0, going_ahead(trip), going_ahead(found))
     assert isinstance(rank_of(desk).closeup, CloseUp)
@@ -151,17 +137,15 @@ def test_a_closeup_that_goes_ahead_counts_at_once_and_once(comes_again: bool) ->
     "message", [messages.Bye(0, "finished", ""), messages.Off(0, "x"), messages.Noticed(0, makers.notice())]
 )
 def test_nothing_else_goes_ahead(message: messages.Message) -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     desk.receive(0, message)
     rank = rank_of(desk)
     assert rank.is_running
-    assert (rank.fault, rank.ahead, desk.ledger.runs["train-0"].report().notices) == ("", set(), ())
+    assert (rank.fault, rank.ahead, desk.run.report().notices) == ("", set(), ())
 
 
 def test_a_rank_is_told_each_time_that_half_of_its_window_was_handled() -> None:
-    desk = Desk(Options(window=10 * LEAST))
-    desk.connect(1)
+    desk = connected(1, window=10 * LEAST)
     assert desk.sent(0, messages.Welcome) == [messages.Welcome("train-0", 1.0, 2.0, 0, window=10 * LEAST)]
     desk.receive(0, messages.Table(makers.table()))
     told = list[int]()
@@ -175,8 +159,7 @@ def test_a_rank_is_told_each_time_that_half_of_its_window_was_handled() -> None:
 
 
 def test_what_is_sent_again_after_a_reconnect_opens_the_window_too() -> None:
-    desk = Desk(Options(window=2 * LEAST))
-    desk.connect(1)
+    desk = connected(1, window=2 * LEAST)
     desk.receive(0, messages.Table(makers.table()), messages.Batch(9, makers.summary(9)))
     effects = desk.handle(Received(peer(0), messages.Batch(8, makers.summary(8)), size=100))
     assert effects == [Send(peer(0), messages.Ack(9, abort=False, handled=9))]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import makers
-from desk import Desk
+from desk import Desk, connected
 from makers import INF, NAN, reading
 from rankwatch.shared import messages
 from rankwatch.shared.frame import Kind, Phase
@@ -27,14 +27,11 @@ def weight_trip(is_here: bool | None = None, *, step: int = 3, gradients: bool =
 
 def verdict_of(*trips: Trip | None) -> Verdict:
     """Of ranks that trip so, in the order of their numbers; None: the rank passes."""
-    desk = desk_of(dict(enumerate(trips)))
-    assert desk.verdict is not None
-    return desk.verdict
+    return desk_of(dict(enumerate(trips))).decided
 
 
 def desk_of(trips: dict[int, Trip | None]) -> Desk:
-    desk = Desk()
-    desk.connect(len(trips))
+    desk = connected(len(trips))
     for rank, trip in trips.items():
         desk.receive(rank, makers.beat(3, 0, 9) if trip is None else messages.Tripped(1, trip))
     return desk
@@ -56,19 +53,16 @@ def test_an_unknown_shard_comes_before_one_that_is_good() -> None:
 @given(order=st.permutations(range(4)), guilty=st.integers(0, 3))
 def test_whose_shard_it_is_does_not_depend_on_the_order_of_arrival(order: list[int], guilty: int) -> None:
     desk = desk_of({rank: weight_trip(rank == guilty) for rank in order})
-    assert desk.verdict is not None
-    assert (desk.verdict.rank, desk.verdict.certainty) == (guilty, Certainty.COMPLETE)
+    assert (desk.decided.rank, desk.decided.certainty) == (guilty, Certainty.COMPLETE)
 
 
 def test_an_election_waits_for_the_rank_that_may_trip_at_that_very_moment() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     desk.receive(0, messages.Tripped(1, weight_trip(False)))
     desk.receive(1, makers.beat(3, 0, 1))
     assert desk.verdict is None
     desk.receive(1, messages.Tripped(1, weight_trip(True)))
-    assert desk.verdict is not None
-    assert desk.verdict.rank == 1
+    assert desk.decided.rank == 1
 
 
 @pytest.mark.parametrize(
@@ -133,11 +127,9 @@ def test_another_weight_at_the_same_moment_is_another_one() -> None:
 def test_the_report_calls_no_rank_the_culprit() -> None:
     desk = desk_of(dict(enumerate([weight_trip()] * 2)))
     abort = desk.sent(1, messages.Abort)[0]
-    assert isinstance(abort, messages.Abort)
     assert abort.rank == 0
     assert abort.reason.startswith("no single rank (ranks 0-1 of 2 at once), batch 3: layer (Linear), weight: nan")
-    for rank in range(2):
-        desk.receive(rank, messages.Ack(1, abort=True))
+    desk.receive(range(2), messages.Ack(1, abort=True))
     shown = text.render(desk.reports[0])
     assert "  culprit    no single rank (ranks 0-1 of 2 at once), batch 3 (optimizer step 3), frame 1" in shown
     assert "  also       rank 0 at the same frame: layer (Linear), weight: nan\n             rank 1 at the same" in shown

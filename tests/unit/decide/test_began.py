@@ -70,11 +70,8 @@ def test_of_several_ranks_the_one_that_rose_most_is_named() -> None:
 
 
 def test_it_is_alone_unless_another_replica_rose_alike() -> None:
-    assert [(found := began(jump(83), others=rises)) and found.alone for rises in ((0.1, 4.9), (0.1, 5.0), ())] == [
-        True,
-        False,
-        None,
-    ]
+    others = (0.1, 4.9), (0.1, 5.0), ()
+    assert [(found := began(jump(83), others=rises)) and found.alone for rises in others] == [True, False, None]
 
 
 def test_what_was_not_finite_has_no_factor() -> None:
@@ -89,10 +86,8 @@ def test_it_is_said_in_one_line() -> None:
     assert describe_origin(TripOrigin(of, 64, 2), 2) == (
         "batch 80, rank 1: input[0] of the root (Net) jumped x950; the other ranks' did not"
     )
-    assert (
-        describe_origin(TripOrigin(None, 64, 2), 2)
-        == "not seen: no measured reading jumped in the 64 batches before the trip"
-    )
+    unseen = describe_origin(TripOrigin(None, 64, 2), 2)
+    assert unseen == "not seen: no measured reading jumped in the 64 batches before the trip"
     assert describe_origin(TripOrigin(of, 64, 16), 1024).endswith("; those of 15 other ranks that were looked at did not")
     assert describe_origin(TripOrigin(None, 64, 16), 1024).endswith("before the trip, of the 16 ranks that were looked at")
     assert "too few batches" in describe_origin(TripOrigin(None, 0, 2), 2)

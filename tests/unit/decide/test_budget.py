@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import makers
-from desk import Desk, peer
+from desk import Desk, connected, peer
 from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable
 from rankwatch.shared.tuning import Tuning
@@ -31,8 +31,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Desk:
 def begin(desk: Desk, number: int, bound: str = GREEDY) -> list[messages.Message]:
     """A process says HELLO; returns what it is answered."""
     hello = makers.hello(job=bound, incarnation=f"{bound}{number}", start=f"{bound}{number}")
-    effects = desk.handle(Received(f"{bound}{number}".encode(), hello, bound))
-    return [effect.message for effect in effects if isinstance(effect, Send)]
+    return desk.answers(Received(f"{bound}{number}".encode(), hello, bound))
 
 
 def test_too_many_runs_of_one_key_wait_and_those_of_another_begin(few: Desk) -> None:
@@ -89,8 +88,7 @@ def test_a_run_of_a_large_world_counts_for_its_ranks() -> None:
 
     def begin_large(number: int, bound: str) -> type[messages.Message]:
         hello = makers.hello(0, 65_536, job=bound, incarnation=f"{number}", start=f"{number}")
-        effects = desk.handle(Received(f"{bound}{number}".encode(), hello, bound))
-        return type(next(effect.message for effect in effects if isinstance(effect, Send)))
+        return type(desk.answers(Received(f"{bound}{number}".encode(), hello, bound))[0])
 
     assert [begin_large(number, GREEDY) for number in range(5)] == [messages.Welcome] * 4 + [messages.Error]
     assert begin_large(0, OTHER) is messages.Welcome
@@ -119,8 +117,7 @@ def test_changes_of_options_that_come_too_fast_are_refused() -> None:
     begin(desk, 0), begin(desk, 0, OTHER)
 
     def tune(bound: str) -> type[messages.Message]:
-        effects = desk.handle(Received(b"control", messages.Tune("", Tuning(every=2)), bound))
-        return type(next(effect.message for effect in effects if isinstance(effect, Send) and effect.peer == b"control"))
+        return type(desk.answers(Received(b"control", messages.Tune("", Tuning(every=2)), bound))[0])
 
     answers = [tune(GREEDY) for _ in range(1000)]
     assert answers.count(messages.Tuned) == budget.CHANGES_AT_ONCE
@@ -142,8 +139,7 @@ def test_each_key_has_its_own_lines_in_the_log() -> None:
 
 
 def test_processes_that_want_one_rank_have_no_more_lines_than_other_refusals() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     lines = [
         effect
         for pid in range(5000)
@@ -154,8 +150,7 @@ def test_processes_that_want_one_rank_have_no_more_lines_than_other_refusals() -
 
 
 def test_a_watch_that_is_off_is_told_once() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     desk.take()
     desk.receive(0, *(messages.Off(seq, "ended by an error") for seq in range(1, 100)))
     assert sum(isinstance(effect, Note) for effect in desk.take()) == 1
@@ -173,20 +168,18 @@ def test_a_watch_that_is_off_is_told_once() -> None:
 )
 def test_what_one_rank_says_is_noted_down_within_bounds(say: object) -> None:
     assert callable(say)
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     for seq in range(1, 2000):
         desk.handle(Received(peer(0), say(seq), size=4000))
     assert len(desk.records["train-0"]) < budget.WORDS_AT_ONCE // 4000 + 20
     assert isinstance(desk.effects[-1], Send)
     assert isinstance(desk.effects[-1].message, messages.Error)
     desk.handle(Received(peer(1), messages.Bye(1, "failed", "no memory"), size=100))
-    assert desk.ledger.runs["train-0"].ranks[1].state is RankState.FAILED
+    assert desk.run.ranks[1].state is RankState.FAILED
 
 
 def test_what_is_over_the_budget_waits_and_is_not_acknowledged() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     notices = [messages.Noticed(seq, replace(makers.notice(), batch=seq)) for seq in range(1, 1500)]
     spool: list[messages.Sequenced] = [*notices, messages.Tripped(1500, makers.trip())]
     spool.append(messages.Batch(1501, makers.summary(0)))
@@ -197,21 +190,17 @@ def test_what_is_over_the_budget_waits_and_is_not_acknowledged() -> None:
             desk.handle(Received(peer(0), message, size=4000))
         desk.now += 1.0
         desk.receive(0, makers.hello())
-        welcome = desk.sent(0, messages.Welcome)[-1]
-        assert isinstance(welcome, messages.Welcome)
-        stored = welcome.seq
+        stored = desk.sent(0, messages.Welcome)[-1].seq
     assert stored == 1501
     seqs = [entry.fact.seq for entry in desk.records["train-0"] if isinstance(entry.fact, (messages.Sequenced, Trained))]
     assert seqs == list(range(1, 1502))
-    assert desk.verdict is not None
-    assert desk.verdict.trip == makers.trip()
+    assert desk.decided.trip == makers.trip()
     desk.end(1)
     assert desk.reports[-1].gaps == ()
 
 
 def test_the_shortest_messages_are_noted_down_within_bounds_too() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     body = messages.Bye(1, "finished", "")
     for seq in range(1, 2 * budget.WORDS_AT_ONCE // budget.WORDS_OVERHEAD):
         desk.handle(Received(peer(0), replace(body, seq=seq), size=20))
@@ -224,8 +213,7 @@ def test_all_ranks_of_one_key_are_noted_down_within_bounds(monkeypatch: pytest.M
 
     def connect(rank: int, bound: str, name: bytes = b"one") -> type[messages.Message]:
         size = 1024 - budget.WORDS_OVERHEAD
-        effects = desk.handle(Received(name, makers.hello(rank, 1000, job=bound), bound, size))
-        return type(next(effect.message for effect in effects if isinstance(effect, Send)))
+        return type(desk.answers(Received(name, makers.hello(rank, 1000, job=bound), bound, size))[0])
 
     answers = [connect(rank, GREEDY) for rank in range(1000)]  # one connection may speak for one rank after another
     assert answers == [messages.Welcome] * 100 + [messages.Error] * 900

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import makers
-from desk import Desk
+from desk import Desk, connected
 from rankwatch.shared import messages
 from rankwatch.shared.trip import Trip
 from rankwatch_monitor.decide.effects import Publish, Send
 from rankwatch_monitor.decide.ledger import Tick
-from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.rank import CLOSEUP_MARGIN
 from rankwatch_monitor.decide.report import RankState
 from rankwatch_monitor.decide.run import Run
@@ -29,13 +28,11 @@ def announced(frame: int = 0) -> Trip:
 
 def decided(*, announces: bool = True) -> Desk:
     """Two ranks; rank 0 has tripped, and both have acknowledged the abort."""
-    desk = Desk(Options(heartbeat=60.0))
-    desk.connect(2)
+    desk = connected(2, heartbeat=60.0)
     desk.receive(0, messages.Tripped(1, announced() if announces else makers.trip()))
     desk.receive(1, makers.beat(0, 0, 1))
     assert all(desk.sent(rank, messages.Abort) for rank in (0, 1))  # at once
-    for rank in (0, 1):
-        desk.receive(rank, messages.Ack(0, abort=True))
+    desk.receive((0, 1), messages.Ack(0, abort=True))
     return desk
 
 
@@ -80,14 +77,11 @@ def test_a_culprit_that_says_goodbye_sends_no_closeup_any_more(outcome: str) -> 
 
 
 def test_a_culprit_that_is_lost_sends_no_closeup_any_more() -> None:
-    desk = Desk(Options(heartbeat=0.2))
-    desk.connect(2)
+    desk = connected(2, heartbeat=0.2)
     desk.receive(0, messages.Tripped(1, announced()))
     desk.receive(1, makers.beat(0, 0, 1), messages.Ack(0, abort=True))
     desk.disconnect(0)
-    for _ in range(4):
-        desk.wait(0.25)
-        desk.receive(1, makers.beat(0, 0, 1))
+    desk.keep_hearing(1, makers.beat(0, 0, 1), times=4, every=0.25)
     (report,) = desk.reports
     assert (report.closeup, report.ranks[0].state) == (None, RankState.LOST)
     assert desk.now < WITHIN
@@ -101,38 +95,32 @@ def test_the_end_of_the_job_ends_the_wait() -> None:
 
 
 def test_the_closeup_of_the_verdicts_rank_is_reported_and_no_other() -> None:
-    desk = Desk(Options(heartbeat=60.0))
-    desk.connect(2)
+    desk = connected(2, heartbeat=60.0)
     own = makers.closeup(recurred=1)
     desk.receive(1, messages.Tripped(1, announced(frame=7)), messages.LookedCloser(2, FOUND))
     desk.receive(0, messages.Tripped(1, announced(frame=3)))
-    for rank in (0, 1):
-        desk.receive(rank, messages.Ack(0, abort=True))
-    assert desk.verdict is not None
-    assert desk.verdict.tripped == 0
+    desk.receive((0, 1), messages.Ack(0, abort=True))
+    assert desk.decided.tripped == 0
     assert desk.reports == []  # rank 1's is here, and is not the one
     desk.receive(0, messages.LookedCloser(2, own))
     assert [report.closeup for report in desk.reports] == [own]
 
 
 def test_a_closeup_that_comes_before_the_verdict_is_reported() -> None:
-    desk = Desk(Options(heartbeat=60.0))
-    desk.connect(2)
+    desk = connected(2, heartbeat=60.0)
     desk.receive(0, messages.Tripped(1, announced()), messages.LookedCloser(2, FOUND))
     desk.receive(1, makers.beat(0, 0, 1))
-    for rank in (0, 1):
-        desk.receive(rank, messages.Ack(0, abort=True))
+    desk.receive((0, 1), messages.Ack(0, abort=True))
     assert [report.closeup for report in desk.reports] == [FOUND]
 
 
 def test_the_first_closeup_counts_and_one_without_a_trip_does_not() -> None:
-    desk = Desk(Options(heartbeat=60.0))
-    desk.connect(2)
+    desk = connected(2, heartbeat=60.0)
     desk.receive(1, messages.LookedCloser(1, FOUND))
-    assert desk.ledger.runs["train-0"].ranks[1].closeup is None
+    assert desk.run.ranks[1].closeup is None
     desk.receive(0, messages.Tripped(1, announced()), messages.LookedCloser(2, FOUND))
     desk.receive(0, messages.LookedCloser(3, makers.closeup(recurred=0)), messages.LookedCloser(2, makers.closeup(of=9)))
-    assert desk.ledger.runs["train-0"].ranks[0].closeup == FOUND
+    assert desk.run.ranks[0].closeup == FOUND
 
 
 def test_a_closeup_is_acknowledged_once_it_is_in_the_record() -> None:
@@ -173,8 +161,7 @@ class Story:
     """A run in which things happen, with close-ups or without them."""
 
     def __init__(self, *, has_closeups: bool) -> None:
-        self.desk = Desk()
-        self.desk.connect(WORLD)
+        self.desk = connected(WORLD)
         self._has_closeups = has_closeups
         self._seq = 0
 
@@ -198,7 +185,7 @@ class Story:
 
     @property
     def run(self) -> Run:
-        return self.desk.ledger.runs["train-0"]
+        return self.desk.run
 
     @property
     def decided(self) -> tuple[object, ...]:

@@ -18,9 +18,8 @@ def told(*found: Desync) -> list[str]:
 
 
 def test_one_rank_of_many() -> None:
-    assert told(
-        FLIPPED, replace(FLIPPED, step=121, parameter="layers.4.weight"), replace(FLIPPED, parameter="head.bias")
-    ) == [
+    later, head = replace(FLIPPED, step=121, parameter="layers.4.weight"), replace(FLIPPED, parameter="head.bias")
+    assert told(FLIPPED, later, head) == [
         "rank 1 of 4 (gpu07, GPU-5f3a): layers.3.weight differs from the other 3 since step 120, equal at step 104; "
         "and 2 more parameters; one-rank: equal before, so suspect the memory, the optimizer's state, or code of that rank alone"
     ]

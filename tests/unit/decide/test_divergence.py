@@ -10,31 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
-from desk import Desk
+from desk import Desk, connected
 from rankwatch.shared import messages
 from rankwatch.shared.cause import Cause
-from rankwatch.shared.frame import FrameTable, Kind, pack
+from rankwatch.shared.frame import FrameTable
 from rankwatch_monitor.decide.journal import NO_RANK, Diverged
 from rankwatch_monitor.record import facts
 
-TABLE = FrameTable(
-    (makers.frame(makers.reading("input[0]"), makers.reading("loss", kind=Kind.LOSS), module="", module_class="Net").spec,)
-)
-
-
-def batch(number: int, loss: float, fed: float = 1.0) -> messages.Batch:
-    summary = makers.summary(number, of=TABLE)
-    return messages.Batch(number + 1, summary._replace(abs_max=pack(TABLE.typecode, [fed, loss])))
+TABLE = FrameTable((makers.ROOT_LOSS,))
 
 
 def train(losses: Sequence[Sequence[float]], fed: Sequence[float] = ()) -> Desk:
     """Each rank has these losses, and then trips."""
-    desk = Desk()
-    desk.connect(len(losses))
+    desk = connected(len(losses))
     for rank, of in enumerate(losses):
         desk.receive(rank, messages.Table(TABLE))
         for number, loss in enumerate(of):
-            desk.receive(rank, batch(number, loss, fed[number] if fed else 1.0))
+            desk.receive(rank, makers.loss_batch(number, loss, fed[number] if fed else 1.0))
     for rank, of in enumerate(losses):
         desk.receive(rank, messages.Tripped(len(of) + 1, makers.trip(at=(len(of), 0, 1), step=len(of))))
     desk.check_records()
@@ -43,8 +35,7 @@ def train(losses: Sequence[Sequence[float]], fed: Sequence[float] = ()) -> Desk:
 
 def test_losses_that_left_alike_have_no_culprit() -> None:
     desk = train([[4.2, 3e2, 2.6e4, 4e6], [4.1, 4e2, 3.6e4, 2e6]])
-    verdict, (report, *_) = desk.verdict, [desk.ledger.runs["train-0"].report()]
-    assert verdict is not None
+    verdict, report = desk.decided, desk.run.report()
     assert (verdict.rank, verdict.tripped, verdict.cause) == (None, 0, Cause.DIVERGENCE)
     for words in ("the loss left its range in batch 1 on all 2 ranks", "learning rate", "; at the end ("):
         assert words in verdict.evidence
@@ -54,7 +45,6 @@ def test_losses_that_left_alike_have_no_culprit() -> None:
     assert (began.rank, began.batch, began.label, began.alone) == (None, 1, "loss", False)
     assert began.factor == pytest.approx(3e2 / 4.2)
     (abort, *_) = desk.sent(1, messages.Abort)
-    assert isinstance(abort, messages.Abort)
     assert abort.rank == NO_RANK
     assert "divergence" in abort.reason
 
@@ -62,28 +52,23 @@ def test_losses_that_left_alike_have_no_culprit() -> None:
 def test_a_single_rank_that_left_first_is_the_culprit() -> None:
     steady, jumped = [2.0] * 20, [*[2.0] * 10, 300.0, *[3e3 * 10.0**n for n in range(9)]]
     desk = train([[*steady[:11], *[3e3 * 10.0**n for n in range(9)]], jumped])
-    assert desk.verdict is not None
-    assert desk.verdict.rank == 0
-    assert desk.verdict.divergence is None
+    assert desk.decided.rank == 0
+    assert desk.decided.divergence is None
 
 
 def test_what_jumped_in_the_data_is_no_divergence() -> None:
     losses = [4.2, 3e2, 2.6e4, 4e6]
     desk = train([losses, losses], fed=[1.0, 1e3, 1.0, 1.0])
-    assert desk.verdict is not None
-    assert desk.verdict.rank == 0
+    assert desk.decided.rank == 0
 
 
 def test_bad_data_is_named_even_where_the_loss_had_left() -> None:
-    desk = Desk()
-    desk.connect(1)
-    desk.receive(0, messages.Table(TABLE), *(batch(number, 4.0 * 100**number) for number in range(4)))
+    desk = connected(1)
+    desk.receive(0, messages.Table(TABLE), *(makers.loss_batch(number, 4.0 * 100**number) for number in range(4)))
     bad = makers.reading("input[0]", makers.NAN)
-    desk.receive(
-        0, messages.Tripped(9, makers.trip(bad, makers.reading("output", makers.NAN), root_inputs=(bad,), at=(4, 0, 0)))
-    )
-    assert desk.verdict is not None
-    assert desk.verdict.cause is Cause.DATA
+    trip = makers.trip(bad, makers.reading("output", makers.NAN), root_inputs=(bad,), at=(4, 0, 0))
+    desk.receive(0, messages.Tripped(9, trip))
+    assert desk.decided.cause is Cause.DATA
 
 
 @given(st.lists(st.floats(1e-3, 1e38) | st.just(math.inf), max_size=70), st.integers(1, 3))

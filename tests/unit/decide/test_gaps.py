@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import makers
-from desk import Desk
+from desk import connected
 from rankwatch.shared import messages
 from rankwatch_monitor.decide.gaps import END, Gap, Gaps, describe_gap, joined
 from rankwatch_monitor.decide.journal import NO_RANK, Entry
@@ -30,9 +30,8 @@ def test_ranges_are_those_of_the_batches_that_were_added() -> None:
 
 
 def test_ranks_that_miss_the_same_batches_are_named_together() -> None:
-    gaps = joined(
-        [Gap((0, 2), 50, 249, FULL), Gap((1,), 50, 249, FULL), Gap((1,), 7, 7, "I/O error"), Gap((-1,), END, END, FULL)]
-    )
+    full = [Gap((0, 2), 50, 249, FULL), Gap((1,), 50, 249, FULL)]
+    gaps = joined([*full, Gap((1,), 7, 7, "I/O error"), Gap((-1,), END, END, FULL)])
     assert [describe_gap(gap, 3) for gap in gaps] == [
         "batch 7 of rank 1 is not on record: I/O error",
         "batches 50 to 249 are not on record: the disk was full",
@@ -41,10 +40,9 @@ def test_ranks_that_miss_the_same_batches_are_named_together() -> None:
 
 
 def test_a_gap_is_a_fact_of_the_report_and_of_the_record() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     gap = Gap((0,), 50, 249, FULL)
-    (run,) = desk.ledger.runs.values()
+    run = desk.run
     desk.handle(Unrecorded(run.id, (gap,)))
     assert gap not in [entry.fact for entry in desk.records[run.id]]  # the disk takes nothing
     desk.handle(Stored(run.id, {}))
@@ -61,12 +59,10 @@ def test_a_gap_is_a_fact_of_the_report_and_of_the_record() -> None:
 
 
 def test_batches_that_a_rank_dropped_or_had_before_it_came_are_gaps() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     for rank, seq, batch in [(0, 251, 249), (0, 252, 250), (0, 260, 258), (1, 3, 1000), (1, 4, 1001)]:
         desk.receive(rank, messages.Table(makers.table()), messages.Batch(seq, makers.summary(batch)))
-    (run,) = desk.ledger.runs.values()
-    assert [describe_gap(gap, 2) for gap in run.report().gaps] == [
+    assert [describe_gap(gap, 2) for gap in desk.run.report().gaps] == [
         "batches 0 to 248 of rank 0 are not on record: the rank trained before it came to this collector",
         "batches 251 to 257 of rank 0 are not on record: the spool of the rank was full",
         "batches 998 to 999 of rank 1 are not on record: the rank trained before it came to this collector",
@@ -74,9 +70,7 @@ def test_batches_that_a_rank_dropped_or_had_before_it_came_are_gaps() -> None:
 
 
 def test_a_resumed_training_and_a_dropped_fingerprint_are_no_gaps() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     for seq, batch in [(1, 1000), (2, 1001), (5, 1002)]:
         desk.receive(0, messages.Table(makers.table()), messages.Batch(seq, makers.summary(batch)))
-    (run,) = desk.ledger.runs.values()
-    assert not run.report().gaps
+    assert not desk.run.report().gaps

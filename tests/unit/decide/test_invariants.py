@@ -71,9 +71,7 @@ SPOILED: dict[str, list[Callable[[Run], object]]] = {
         lambda run: setattr(run._election, "target", None),
         lambda run: become(run, _trips=0),
     ],
-    "a verdict names a rank that tripped, and aborts": [
-        lambda run: become(run, verdict=verdict_of(run)),
-    ],
+    "a verdict names a rank that tripped, and aborts": [lambda run: become(run, verdict=verdict_of(run))],
     "a complete verdict rests on an answer of every rank": [
         lambda run: become(run, verdict=replace(verdict_of(run), certainty=Certainty.COMPLETE)),
         lambda run: become(run, verdict=replace(verdict_of(run), certainty=Certainty.COMPLETE, missing=())),

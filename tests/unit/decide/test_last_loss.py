@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import makers
-from desk import Desk
+from desk import connected
 from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameSpec, FrameTable, Kind, ReadingSpec, pack
 from rankwatch_monitor.decide.journal import Progress
@@ -26,14 +26,12 @@ def batch(seq: int, number: int, loss: float) -> messages.Batch:
 
 
 def test_the_report_has_the_last_loss_of_each_rank() -> None:
-    desk = Desk()
-    desk.connect(3)
+    desk = connected(3)
     for rank, losses in enumerate(([3.0, 2.0], [4.0, math.nan])):
         desk.receive(rank, messages.Table(TABLE))
         for number, loss in enumerate(losses):
             desk.receive(rank, batch(number + 1, number, loss))
-    for rank in range(3):
-        desk.receive(rank, messages.Bye(3, "finished", ""))
+    desk.receive(range(3), messages.Bye(3, "finished", ""))
     report = desk.reports[-1]
     assert as_json.to_dict(report)["loss"] == [
         {"rank": 0, "batch": 1, "abs_max": 2.0, "state": "finite"},
@@ -43,16 +41,13 @@ def test_the_report_has_the_last_loss_of_each_rank() -> None:
 
 
 def test_a_batch_of_the_root_and_its_loss_is_no_full_batch() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     desk.receive(0, messages.Table(TABLE), batch(1, 0, 2.0))
-    (run,) = desk.ledger.runs.values()
-    assert run.ranks[0].full_batch == -1
+    assert desk.run.ranks[0].full_batch == -1
 
 
 def test_a_collector_that_is_started_anew_knows_the_losses() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     ((name, _),) = desk.ledger.runs.items()
     again = Ledger(Options()).restore(name, desk.records[name], [Progress(0, 1, 7, 7, 0, 2, 0.5)], 0.0)
     (row,) = again.report().ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import makers
-from desk import Desk
+from desk import Desk, connected
 from invariants import CheckedLedger
 from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable
@@ -16,46 +16,41 @@ from rankwatch_monitor.decide.tables import MAX_TABLES
 
 
 def test_traced_batches_are_recorded_by_rank() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     desk.receive(1, messages.Table(makers.table()), messages.Batch(1, makers.summary(4, traced=True)))
-    (trace,) = [effect for effect in desk.effects if isinstance(effect, RecordTrace)]
+    (trace,) = desk.asked(RecordTrace)
     assert (trace.run, trace.rank, trace.summary.batch, trace.table) == ("train-0", 1, 4, makers.table())
 
 
 def test_the_parts_of_a_traced_batch_are_recorded_one_by_one() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     desk.receive(0, messages.Table(makers.table()), messages.Batch(1, makers.summary(4, traced=True)))
     desk.receive(0, messages.Batch(2, makers.summary(4, first=2, traced=True)))
-    traces = [effect for effect in desk.effects if isinstance(effect, RecordTrace)]
+    traces = desk.asked(RecordTrace)
     assert [[frame.position.frame for frame in trace.summary.frames(trace.table)] for trace in traces] == [[0, 1], [2, 3]]
 
 
 def test_a_batch_whose_table_is_not_known_is_asked_for_again() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     desk.receive(0, messages.Batch(1, makers.summary(0)))
     assert desk.sent(0, messages.Error) == [messages.Error("the frame table of batch 0 is not known here", "hello")]
     desk.receive(0, makers.hello(), messages.Table(makers.table()), messages.Batch(1, makers.summary(0)))
-    assert desk.ledger.runs["train-0"].ranks[0].last_batch == 0
+    assert desk.run.ranks[0].last_batch == 0
 
 
 @pytest.mark.parametrize("traced", [True, False])
 def test_a_batch_that_does_not_fit_its_table_costs_its_sender_an_error(traced: bool) -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     good = makers.summary(0, traced=traced)
     wide = good._replace(abs_min=good.abs_min * 2, abs_max=good.abs_max * 2)
     empty = good._replace(abs_min=b"", abs_max=b"", states=b"")
     desk.receive(0, messages.Table(makers.table()), messages.Batch(2, wide), messages.Batch(3, empty))
     assert desk.sent(0, messages.Error) == [messages.Error("batch 0 does not fit its frame table", "none")] * 2
-    assert desk.ledger.runs["train-0"].ranks[0].last_batch == -1
+    assert desk.run.ranks[0].last_batch == -1
 
 
 def test_of_many_tables_the_one_in_use_is_kept() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     desk.receive(0, messages.Table(makers.table()))
     for number in range(MAX_TABLES + 10):
         desk.receive(0, messages.Table(FrameTable((makers.frame(module=f"m{number}").spec,))))
@@ -81,8 +76,7 @@ def test_a_peer_that_sends_nonsense_for_ever_does_not_fill_the_log() -> None:
 
 
 def test_what_a_rank_has_no_business_to_send_is_refused() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     desk.receive(0, messages.Abort("stop it", 0, 0.0, 1.0))
     assert desk.sent(0, messages.Error) == [messages.Error("a rank does not send Abort", "none")]
     assert desk.sent(0, messages.Abort) == []

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 import makers
-from desk import Desk
+from desk import connected
 from rankwatch.shared import messages, sockets
-from rankwatch_monitor.decide.effects import Note
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Left, Opened
 from rankwatch_monitor.decide.ledger import Ledger, Received
 from rankwatch_monitor.decide.options import Options
@@ -17,11 +16,9 @@ from rankwatch_monitor.decide.verdict import Certainty
 
 
 def test_a_failed_rank_stops_the_others_and_is_the_reason() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     desk.receive(0, messages.Bye(1, "failed", "KeyError: 'x'"))
     (abort,) = desk.sent(1, messages.Abort)
-    assert isinstance(abort, messages.Abort)
     assert (abort.rank, "rank 0 of 2" in abort.reason, "KeyError: 'x'" in abort.reason) == (-1, True, True)
     desk.receive(1, messages.Ack(0, abort=True))
     desk.end(exit_code=1)
@@ -30,18 +27,14 @@ def test_a_failed_rank_stops_the_others_and_is_the_reason() -> None:
 
 
 def test_a_disconnected_rank_is_lost_after_three_silent_heartbeats() -> None:
-    desk = Desk(Options(heartbeat=1.0))
-    desk.connect(2)
+    desk = connected(2, heartbeat=1.0)
     desk.receive(1, makers.beat(7, 0, 3, phase="backward"))
     desk.disconnect(1)
-    for _ in range(4):
-        desk.wait(0.7)
-        desk.receive(0, makers.beat(8, 0, 0))
+    desk.keep_hearing(0, makers.beat(8, 0, 0), times=4, every=0.7)
     assert desk.sent(0, messages.Abort) == []
     desk.wait(0.5)
     desk.receive(0, makers.beat(8, 0, 0))
     (abort,) = desk.sent(0, messages.Abort)
-    assert isinstance(abort, messages.Abort)
     assert "rank 1 of 2 (node0, local rank 1) was lost" in abort.reason
     assert "last seen in batch 7, frame 3, phase backward" in abort.reason
     desk.end(exit_code=1)
@@ -50,8 +43,7 @@ def test_a_disconnected_rank_is_lost_after_three_silent_heartbeats() -> None:
 
 def test_of_ranks_that_died_one_after_another_the_first_is_named_whoever_was_heard_last() -> None:
     """As under torchrun: one rank dies, and torchrun ends the others."""
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     desk.wait(0.4)
     desk.receive(1, makers.beat(3, 0, 1))
     desk.disconnect(1)
@@ -64,34 +56,28 @@ def test_of_ranks_that_died_one_after_another_the_first_is_named_whoever_was_hea
 
 
 def test_a_silent_rank_whose_connection_stands_is_told_of_and_left_alone() -> None:
-    desk = Desk(Options(heartbeat=1.0))
-    desk.connect(1)
+    desk = connected(1, heartbeat=1.0)
     desk.wait(60)
-    notes = [effect.text for effect in desk.effects if isinstance(effect, Note)]
-    assert sum("is silent, but still connected" in note for note in notes) == 1
+    assert sum("is silent, but still connected" in note for note in desk.notes) == 1
     assert (desk.sent(0, messages.Abort), desk.reports) == ([], [])
     desk.receive(0, makers.beat(0, 0, 1))
     desk.wait(60)
-    notes = [effect.text for effect in desk.effects if isinstance(effect, Note)]
-    assert sum("is silent, but still connected" in note for note in notes) == 2
+    assert sum("is silent, but still connected" in note for note in desk.notes) == 2
 
 
 def test_many_silent_ranks_are_told_of_in_one_line() -> None:
-    desk = Desk(Options(heartbeat=1.0))
-    desk.connect(64)
+    desk = connected(64, heartbeat=1.0)
     desk.receive(5, makers.beat(0, 0, 1))
     desk.wait(2)
     desk.receive(5, makers.beat(0, 0, 2))
     desk.wait(2)
-    (note,) = [effect.text for effect in desk.effects if isinstance(effect, Note) and "silent" in effect.text]
+    (note,) = [note for note in desk.notes if "silent" in note]
     assert "ranks 0-4, 6-63 of 64 (node0, node1, node2, node3 and 28 more hosts) are silent, but still connected" in note
 
 
 def test_a_large_world_beats_more_slowly_and_has_longer_to_answer() -> None:
-    desk = Desk(Options(heartbeat=1.0, decision_window=2.0))
-    desk.connect(16_384, ranks=[0])
+    desk = connected(16_384, ranks=[0], heartbeat=1.0, decision_window=2.0)
     (welcome,) = desk.sent(0, messages.Welcome)
-    assert isinstance(welcome, messages.Welcome)
     assert (welcome.heartbeat, welcome.decision_window) == (8.0, 4.0)
     desk.receive(0, messages.Tripped(1, makers.trip()))
     desk.wait(3.9)
@@ -113,17 +99,15 @@ def test_a_record_that_makes_no_sense_leaves_no_half_of_a_run_behind() -> None:
 
 
 def test_a_world_that_there_is_no_room_for_is_told_at_its_first_hello() -> None:
-    desk = Desk(Options(room=3))
-    desk.connect(3, ranks=[0])
-    assert not [effect for effect in desk.effects if isinstance(effect, Note) and "ulimit" in effect.text]
+    desk = connected(3, ranks=[0], room=3)
+    assert not [note for note in desk.notes if "ulimit" in note]
     desk.receive(0, makers.hello(0, 4, job="larger"))
-    (note,) = [effect.text for effect in desk.effects if isinstance(effect, Note) and "ulimit" in effect.text]
+    (note,) = [note for note in desk.notes if "ulimit" in note]
     assert note.startswith("run larger-0: only 3 ranks can connect, for want of file descriptors")
 
 
 def test_a_rank_that_died_first_is_the_reason_not_the_one_that_failed_of_it() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     desk.receive(1, messages.Bye(1, "failed", "RuntimeError: connection closed by peer"))
     desk.end(exit_code=1)  # rank 0 was killed: it never acknowledged the abort
     report = desk.reports[-1]
@@ -133,38 +117,31 @@ def test_a_rank_that_died_first_is_the_reason_not_the_one_that_failed_of_it() ->
 
 
 def test_on_lost_wait_lets_the_others_run_and_takes_the_rank_back() -> None:
-    desk = Desk(Options(heartbeat=1.0, abort_on_lost=False))
-    desk.connect(2)
+    desk = connected(2, heartbeat=1.0, abort_on_lost=False)
     desk.disconnect(1)
     desk.wait(3.5)
     assert desk.sent(0, messages.Abort) == []
-    assert [record.state for record in desk.ledger.runs["train-0"].ranks.values()] == [RankState.RUNNING, RankState.LOST]
+    assert [record.state for record in desk.run.ranks.values()] == [RankState.RUNNING, RankState.LOST]
     desk.connect(2)
-    desk.receive(0, messages.Bye(1, "finished", ""))
-    desk.receive(1, messages.Bye(1, "finished", ""))
+    desk.receive((0, 1), messages.Bye(1, "finished", ""))
     assert desk.reports[-1].outcome is Outcome.FINISHED
 
 
 def test_a_lost_rank_does_not_hold_up_a_verdict() -> None:
-    desk = Desk(Options(heartbeat=0.5, decision_window=60))
-    desk.connect(2)
+    desk = connected(2, heartbeat=0.5, decision_window=60)
     desk.disconnect(1)
     desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
-    for _ in range(4):
-        desk.wait(0.5)
-        desk.receive(0, makers.beat(3, 0, 5))
-    assert desk.verdict is not None
-    assert (desk.verdict.certainty, desk.verdict.missing) == (Certainty.PARTIAL, (1,))
+    desk.keep_hearing(0, makers.beat(3, 0, 5), times=4, every=0.5)
+    assert (desk.decided.certainty, desk.decided.missing) == (Certainty.PARTIAL, (1,))
 
 
 def test_ranks_that_are_all_cut_off_at_once_are_not_lost() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     desk.wait(5)  # silent, but connected
     desk.disconnect(0)
     desk.disconnect(1)
     desk.wait(60)
-    (run,) = desk.ledger.runs.values()
+    run = desk.run
     assert {record.state for record in run.ranks.values()} == {RankState.RUNNING}
     desk.handle(Received(b"again", makers.hello(0, 2)))
     for second in range(5):  # the other rank reconnects later
@@ -178,10 +155,9 @@ def test_ranks_that_are_all_cut_off_at_once_are_not_lost() -> None:
 
 def test_a_rank_that_was_held_up_and_then_dies_is_lost() -> None:
     """As on a host that ran out of memory. The kernel sees a cut only after a longer silence."""
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     desk.wait(3.5)
-    assert desk.ledger.runs["train-0"].ranks[0].quiet
+    assert desk.run.ranks[0].quiet
     desk.disconnect(0)
     desk.wait(3.5)
     assert desk.reports[-1].outcome is Outcome.LOST
@@ -194,20 +170,17 @@ def test_a_silence_is_called_a_cut_no_sooner_than_the_kernel_sees_one() -> None:
 
 
 def test_a_rank_that_is_cut_off_while_another_is_heard_is_lost() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     for second in range(8):
         desk.receive(0, makers.beat(0, 0, second))
         desk.wait(1)
         if second == 4:
             desk.disconnect(1)
-    (run,) = desk.ledger.runs.values()
-    assert run.ranks[1].state is RankState.LOST
+    assert desk.run.ranks[1].state is RankState.LOST
 
 
 def test_ranks_that_stay_cut_off_are_lost_in_the_end() -> None:
-    desk = Desk(Options(cut_off_after=30))
-    desk.connect(2)
+    desk = connected(2, cut_off_after=30)
     desk.wait(5)
     desk.disconnect(0)
     desk.disconnect(1)
@@ -216,14 +189,12 @@ def test_ranks_that_stay_cut_off_are_lost_in_the_end() -> None:
 
 
 def test_a_run_whose_ranks_come_back_goes_on() -> None:
-    desk = Desk(Options(abort_on_lost=False))
-    desk.connect(1)
+    desk = connected(1, abort_on_lost=False)
     desk.disconnect(0)
     desk.wait(5)
     assert desk.reports[-1].outcome is Outcome.LOST
     desk.handle(Received(b"again", makers.hello(0, 1)))
-    (run,) = desk.ledger.runs.values()
-    assert not run.over
+    assert not desk.run.over
     desk.handle(Received(b"again", messages.Bye(1, "finished", "")))
     desk.wait(1)
     assert [report.outcome.value for report in desk.reports[-1:]] == ["finished"]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import makers
-from desk import Desk
+from desk import connected
 from rankwatch.shared import messages
 from rankwatch.shared.notice import NoticeKind
-from rankwatch_monitor.decide.effects import Note
 from rankwatch_monitor.decide.notices import MAX_NOTICES
 
 
@@ -15,11 +14,10 @@ def noticed(seq: int, kind: NoticeKind = NoticeKind.HEADROOM, **changes: object)
 
 
 def test_a_notice_is_told_once_and_its_last_word_is_kept_of_each_rank() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     desk.receive(0, noticed(1, value=100.0), noticed(2, value=200.0))
     desk.receive(1, noticed(1, value=300.0))
-    notes = [effect.text for effect in desk.effects if isinstance(effect, Note) and "next to overflow" in effect.text]
+    notes = [note for note in desk.notes if "next to overflow" in note]
     assert len(notes) == 1
     assert notes[0].startswith("run train-0: rank 0 of 2 (node0, local rank 0): next to overflow: layer (Linear), output: ")
     desk.end()
@@ -27,8 +25,7 @@ def test_a_notice_is_told_once_and_its_last_word_is_kept_of_each_rank() -> None:
 
 
 def test_a_notice_is_acknowledged_by_the_next_beat_and_counts_once() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     desk.receive(0, noticed(4, value=1.0), noticed(4, value=2.0), makers.beat(0, 0, 1))
     assert desk.sent(0, messages.Ack) == [messages.Ack(4, abort=False, handled=4)]
     desk.end()
@@ -36,8 +33,7 @@ def test_a_notice_is_acknowledged_by_the_next_beat_and_counts_once() -> None:
 
 
 def test_notices_are_bounded_and_further_ones_are_counted() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     for number in range(MAX_NOTICES + 3):
         desk.receive(number % 2, noticed(number + 1, module=f"m{number}"))
     desk.receive(0, noticed(9999, module="m0", value=77.0))  # a notice that found room is still updated
@@ -48,16 +44,12 @@ def test_notices_are_bounded_and_further_ones_are_counted() -> None:
 
 
 def test_a_jump_that_follows_another_ones_is_not_told() -> None:
-    desk = Desk()
-    desk.connect(3)
+    desk = connected(3)
     jump = NoticeKind.JUMP
     desk.receive(1, noticed(1, jump, label="input[0]", batch=80))
     desk.receive(2, noticed(1, jump, label="input[0]", batch=80))
     desk.receive(0, noticed(1, jump, label="loss", batch=81))
     desk.receive(0, noticed(2, jump, label="loss", batch=200))
     desk.end()
-    assert {(rank, notice.label, notice.batch) for rank, notice in desk.reports[-1].notices} == {
-        (1, "input[0]", 80),
-        (2, "input[0]", 80),
-        (0, "loss", 200),
-    }
+    told = {(rank, notice.label, notice.batch) for rank, notice in desk.reports[-1].notices}
+    assert told == {(1, "input[0]", 80), (2, "input[0]", 80), (0, "loss", 200)}

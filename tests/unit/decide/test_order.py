@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import makers
-from desk import Desk
+from desk import Desk, connected
 from rankwatch.shared import messages
 from rankwatch.shared.frame import FrameTable, Moment
-from rankwatch_monitor.decide.ledger import Tick
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.verdict import Certainty
 
@@ -94,25 +93,17 @@ def are_uneven(worlds: Sequence[Life], target: Moment) -> bool:
 def check_verdict(worlds: list[Life], data: st.DataObject) -> None:
     desk = Desk(Options(heartbeat=100, decision_window=100, abort_on_lost=False))
     queues = {rank: [makers.hello(rank, len(worlds)), *told_by(life)] for rank, life in enumerate(worlds)}
-    while any(queues.values()):
-        rank = data.draw(st.sampled_from([rank for rank, queue in queues.items() if queue]))
-        desk.receive(rank, queues[rank].pop(0))
-        if data.draw(st.booleans()):
-            desk.now += data.draw(st.floats(0, 0.5))
-            desk.handle(Tick())
+    desk.receive_mixed(queues, data)
     trips = {rank: trip for rank, life in enumerate(worlds) if (trip := trip_of(life)) is not None}
     if not trips:
         assert desk.verdict is None
         return
     target, culprit = min((trip, rank) for rank, trip in trips.items())
-    found = desk.verdict
-    assert found is not None
+    found = desk.decided
     assert (found.rank, found.trip.position, found.trip.optimizer_step) == (culprit, target.position, target.step)
     # The first frame of the training is passed only after it.
-    passed = {
-        rank: max([after(at) for at in moments_of(life)[: life.ends_after]], default=None)
-        for rank, life in enumerate(worlds)
-    }
+    ran = [[after(at) for at in moments_of(life)[: life.ends_after]] for life in worlds]
+    passed = {rank: max(moments, default=None) for rank, moments in enumerate(ran)}
     unknown = {rank for rank, at in passed.items() if rank not in trips and (at is None or at <= target)}
     assert set(found.missing) == unknown
     if unknown or are_uneven(worlds, target):
@@ -148,42 +139,35 @@ def trained(desk: Desk, rank: int, *steps: int, first: int = 0) -> None:
 
 
 def test_one_more_forward_on_a_rank_does_not_make_another_one_the_culprit() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     trained(desk, 0, 0, 1, 2, 3)
     trained(desk, 1, 0, 0, 1, 2)  # it ran one forward more in the first step
     desk.receive(1, messages.Tripped(9, makers.trip(at=(4, 0, 1), step=3)))
     desk.receive(0, messages.Tripped(9, makers.trip(at=(4, 0, 0), step=4)))  # the all-reduce brought it here a step later
-    assert desk.verdict is not None
-    assert (desk.verdict.rank, desk.verdict.certainty) == (1, Certainty.PARTIAL)
-    assert desk.verdict.missing == ()
-    assert desk.verdict.reason == (
+    assert (desk.decided.rank, desk.decided.certainty) == (1, Certainty.PARTIAL)
+    assert desk.decided.missing == ()
+    assert desk.decided.reason == (
         "ranks 0 and 1 count batches differently: batch 1 is of optimizer step 1 on rank 0, of 0 on rank 1"
     )
 
 
 def test_the_odd_one_of_many_ranks_is_named() -> None:
-    desk = Desk()
-    desk.connect(4)
+    desk = connected(4)
     for rank in (0, 2, 3, 1):
         trained(desk, rank, *((0, 1, 2) if rank != 1 else (0, 0, 1)))
     desk.receive(0, messages.Tripped(9, makers.trip(at=(0, 0, 0), step=0)))
-    assert desk.verdict is not None
-    assert (
-        desk.verdict.uneven == "rank 1 counts more batches than others: its batch 1 is of optimizer step 0, on rank 0 of 1"
-    )
+    odd = "rank 1 counts more batches than others: its batch 1 is of optimizer step 0, on rank 0 of 1"
+    assert desk.decided.uneven == odd
 
 
 def test_a_weight_that_is_bad_on_ranks_that_count_unequally_is_no_single_ranks() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     trained(desk, 0, 0, 1, 2)
     trained(desk, 1, 0, 0, 1, 2)
     weight = makers.reading("weight", makers.NAN)
     desk.receive(1, messages.Tripped(9, makers.trip(weight, at=(4, 0, 1), step=3)))
     desk.receive(0, messages.Tripped(9, makers.trip(weight, at=(3, 0, 1), step=3)))
-    assert desk.verdict is not None
-    assert (desk.verdict.alike, desk.verdict.certainty) == ((0, 1), Certainty.PARTIAL)
+    assert (desk.decided.alike, desk.decided.certainty) == ((0, 1), Certainty.PARTIAL)
 
 
 @pytest.mark.parametrize(
@@ -195,13 +179,11 @@ def test_a_weight_that_is_bad_on_ranks_that_count_unequally_is_no_single_ranks()
     ],
 )
 def test_ranks_that_count_alike_are_not_called_unequal(steps: list[tuple[int, ...]]) -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     for rank, of_rank in enumerate(steps):
         trained(desk, rank, *of_rank)
     desk.receive(1, messages.Tripped(9, makers.trip(at=(0, 0, 0), step=0)))
-    assert desk.verdict is not None
-    assert (desk.verdict.uneven, desk.verdict.certainty) == ("", Certainty.COMPLETE)
+    assert (desk.decided.uneven, desk.decided.certainty) == ("", Certainty.COMPLETE)
 
 
 def test_stages_with_and_without_something_to_optimize_are_not_called_unequal() -> None:
@@ -211,16 +193,14 @@ def test_stages_with_and_without_something_to_optimize_are_not_called_unequal() 
     trained(desk, 0, 0, 0, 0, 0)  # it is frozen
     trained(desk, 1, 0, 1, 2)
     desk.receive(1, messages.Tripped(9, makers.trip(at=(3, 0, 1), step=3)))
-    assert desk.verdict is not None
-    assert (desk.verdict.uneven, desk.verdict.certainty) == ("", Certainty.COMPLETE)
+    assert (desk.decided.uneven, desk.decided.certainty) == ("", Certainty.COMPLETE)
 
 
 def test_what_is_known_of_the_counts_is_known_to_the_next_collector() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     trained(desk, 0, 0, 1, 2)
     trained(desk, 1, 0, 0, 1)
     desk.check_records()
     records = desk.records["train-0"]
     again = desk.ledger.restore("train-0", records, [], desk.now)
-    assert again._counts.uneven == desk.ledger.runs["train-0"]._counts.uneven != ""
+    assert again._counts.uneven == desk.run._counts.uneven != ""

@@ -5,19 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import makers
-from desk import Desk
+from desk import Desk, connected
 from rankwatch.shared import messages
 from rankwatch_monitor.decide.effects import Send
 from rankwatch_monitor.decide.journal import JobInterrupted
 from rankwatch_monitor.decide.ledger import CommandEnded, Event, Received
-from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Outcome
 
 
 def killed(*events: Event) -> Desk:
     """A job of two ranks whose command has just been killed."""
-    desk = Desk(Options(expects_job_end=True, hold_limit=0))
-    desk.connect(2)
+    desk = connected(2, expects_job_end=True, hold_limit=0)
     for event in [*events, CommandEnded()]:
         desk.handle(event)
     return desk
@@ -35,11 +33,9 @@ def test_ranks_that_beat_after_the_command_has_ended_are_aborted_and_waited_for(
     desk.wait(0.5)
     (abort,) = {*desk.sent(0, messages.Abort), *desk.sent(1, messages.Abort)}
     reason = "the command has ended, and rank 1 of 2 (node0, local rank 1) is still training"
-    assert isinstance(abort, messages.Abort)
     assert abort.reason == reason
     assert awaits(desk)
-    for rank in (0, 1):
-        desk.receive(rank, messages.Ack(0, abort=True), messages.Bye(1, "aborted", ""))
+    desk.receive((0, 1), messages.Ack(0, abort=True), messages.Bye(1, "aborted", ""))
     assert not awaits(desk)
     desk.end(exit_code=-9)
     assert (desk.reports[-1].outcome, desk.reports[-1].reason) == (Outcome.LOST, reason)
@@ -70,8 +66,7 @@ def test_the_wait_for_silent_and_for_stuck_ranks_is_bounded() -> None:
 
 
 def test_a_stuck_rank_is_waited_for_until_its_stand_in_has_come_however_short_the_grace() -> None:
-    desk = Desk(Options(expects_job_end=True, hold_limit=0, abort_grace=1.0))
-    desk.connect(2)
+    desk = connected(2, expects_job_end=True, hold_limit=0, abort_grace=1.0)
     desk.receive(0, messages.Tripped(1, makers.trip()), messages.Ack(1, abort=True), messages.Bye(2, "aborted", ""))
     desk.wait(3)
     assert desk.sent(1, messages.Abort)
@@ -96,9 +91,7 @@ def test_a_signal_is_the_reason_where_one_ended_the_command() -> None:
 
 
 def test_a_rank_that_says_that_its_torchrun_has_ended_stops_the_run() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     desk.receive(1, replace(makers.beat(0, 0, 1), orphaned=True))
     (abort,) = desk.sent(0, messages.Abort)
-    assert isinstance(abort, messages.Abort)
     assert abort.reason.startswith("the torchrun that started rank 1 of 2 (node0, local rank 1) has ended")

@@ -121,11 +121,8 @@ def test_the_report_does_not_depend_on_the_order_of_arrival(data: st.DataObject)
             job.take(rank, ordinal, value, inputs=struct.pack("<QQ", rank % 3 * 1000 + ordinal, 0))
     job.found()
     ranks_named = [(one.parameter, one.ranks) for one in in_order(job.watch.findings.noted)]
-    assert ranks_named == [
-        *[("input", (rank, rank + 3)) for rank in range(3)],
-        ("block0.weight", (2,)),
-        ("block0.weight", (3,)),
-    ]
+    fed_alike = [("input", (rank, rank + 3)) for rank in range(3)]
+    assert ranks_named == [*fed_alike, ("block0.weight", (2,)), ("block0.weight", (3,))]
 
 
 @bounded
@@ -183,16 +180,13 @@ def test_ranks_that_have_other_parameters_too_are_compared_by_name() -> None:
     less, more = table(3, mesh(3)), table(4, mesh(3), names=[f"block{row}.weight" for row in (0, 9, 1, 2)])
     watch = ReplicaWatch(3, lambda rank: ("", ""))
     names = {0: [0, 1, 2], 1: [0, 1, 2], 2: [0, 9, 1, 2]}
+    value = lambda r, row, at: names[r][row] * 100 + at + (r == 2 and row == 3 and at == 2)  # noqa: E731
     for rank in range(3):
         watch.take_table(rank, more if rank == 2 else less)
     for ordinal in range(3):
         for rank in range(3):
             of = more if rank == 2 else less
-            watch.take(
-                rank,
-                NO_STAGE,
-                taken(of, rank, ordinal, lambda r, row, at: names[r][row] * 100 + at + (r == 2 and row == 3 and at == 2)),
-            )
+            watch.take(rank, NO_STAGE, taken(of, rank, ordinal, value))
     watch.take_news()
     assert {(entry.parameter, entry.ranks) for entry in watch.findings.noted} == {("block2.weight", (2,))}
 
@@ -334,9 +328,8 @@ def test_a_hostile_rank_cannot_make_the_collector_grow(monkeypatch: pytest.Monke
         meshes = [RankMesh((0, *range(1 + number % 60, 64)), (64 - number % 60,), (True,)) for _ in range(10)]
         assert job.watch.take_table(0, table(10, *meshes, names=[f"{number}-{row}" for row in range(10)])) == ""
         of = list(job.watch._layouts.values())[-1]
-        job.watch.take(
-            0, NO_STAGE, Fingerprint(of.id, 9999, number, number, ALL_ROWS, False, False, True, packed(range(10)))
-        )
+        ahead = Fingerprint(of.id, 9999, number, number, ALL_ROWS, False, False, True, packed(range(10)))
+        job.watch.take(0, NO_STAGE, ahead)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 12 << 20
@@ -434,11 +427,8 @@ def test_ranks_that_come_apart_in_mid_run_are_one_line() -> None:
 
 def test_what_a_flipped_bit_leads_to_in_another_group_of_two_is_the_same_line() -> None:
     job = Watched(4, table(9, HYBRID))
-    job.train(
-        4,
-        range(40),
-        lambda r, row, at: equal(r, row, at) + (r == 2 and row == 1 and at > 8) + (r == 3 and row == 5 and at > 20),
-    )
+    since = {(2, 1): 8, (3, 5): 20}
+    job.train(4, range(40), lambda r, row, at: equal(r, row, at) + (at > since.get((r, row), 99)))
     assert lines(job) == [("one-rank", 2)]
     assert {(one.parameter, one.ranks) for one in job.found()} == {("block1.weight", (0, 2)), ("block5.weight", (1, 3))}
 

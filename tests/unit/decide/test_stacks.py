@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import makers
-from desk import Desk
+from desk import Desk, connected
 from rankwatch.shared import messages
-from rankwatch_monitor.decide.effects import Note, Publish, Send
-from rankwatch_monitor.decide.options import Options
-from rankwatch_monitor.decide.report import RankStack, Report
+from rankwatch_monitor.decide.effects import Publish, Send
+from rankwatch_monitor.decide.report import RankStack
 from rankwatch_monitor.decide.stacks import PENDING
 from rankwatch_monitor.views import as_json, stalls
 from rankwatch_monitor.views import text as as_text
@@ -22,13 +23,12 @@ LINES = (
 )
 
 
-def stalled_desk(world_size: int, behind: int = 1, **options: object) -> Desk:
+def stalled_desk(world_size: int, behind: int = 1, **options: Any) -> Desk:
     """Ranks of which the last ``behind`` have just stalled, and the others wait for them."""
-    at = Desk(Options(stall_after=STALL, **options))  # type: ignore[arg-type]
-    at.connect(world_size)
+    at = connected(world_size, stall_after=STALL, **options)
     beat(at, world_size, behind)
     at.take()
-    while not at.reports and not any(isinstance(effect, Note) and "stalled" in effect.text for effect in at.effects):
+    while not at.reports and not any("stalled" in note for note in at.notes):
         beat(at, world_size, behind)
         at.wait(0.5)
     return at
@@ -55,14 +55,6 @@ def asked(at: Desk, world_size: int) -> dict[int, int]:
     return {rank: sent[-1] for rank in range(world_size) if (sent := numbers(at, rank))}
 
 
-def report(at: Desk) -> Report:
-    return next(iter(at.ledger.runs.values())).report()
-
-
-def notes(at: Desk) -> list[str]:
-    return [effect.text for effect in at.effects if isinstance(effect, Note)]
-
-
 def test_the_ranks_of_a_stall_are_asked_and_their_stacks_are_in_log_and_report() -> None:
     at = stalled_desk(2)
     number = asked(at, 2)[1]
@@ -70,11 +62,11 @@ def test_the_ranks_of_a_stall_are_asked_and_their_stacks_are_in_log_and_report()
     at.take()
     at.receive(1, messages.Inspected(number, "train.py:31 in load: time.sleep(3600)", LINES))
     at.receive(0, messages.Inspected(number, "all_reduce of 4 float32 (gloo, 2 ranks)", ("main thread", "  a.py:1 in b")))
-    assert [note.split("\n")[0] for note in notes(at)] == [
+    assert [note.split("\n")[0] for note in at.notes] == [
         "run train-0: rank 1 of 2 (node0, local rank 1) is in train.py:31 in load: time.sleep(3600)",
         "run train-0: rank 0 of 2 (node0, local rank 0) is in all_reduce of 4 float32 (gloo, 2 ranks)",
     ]
-    assert notes(at)[0].split("\n")[1:] == [f"    {line}" for line in LINES]
+    assert at.notes[0].split("\n")[1:] == [f"    {line}" for line in LINES]
     at.end(1)
     (told,) = [effect.report for effect in at.take() if isinstance(effect, Publish)]
     assert [stack.rank for stack in told.stacks] == [1, 0]  # the stalled one first
@@ -104,9 +96,9 @@ def test_a_rank_that_is_not_asked_or_answers_twice_says_nothing() -> None:
     at.take()
     for rank, answer in ((11, number), (3, number + 1), (3, number), (3, number)):
         at.receive(rank, messages.Inspected(answer, "f", ("main thread",)))
-    assert len(notes(at)) == 1
-    assert report(at).stacks[0] == RankStack(3, "f", ("main thread",))
-    assert {stack.why_not for stack in report(at).stacks if stack.rank != 3} == {PENDING}
+    assert len(at.notes) == 1
+    assert at.run.report().stacks[0] == RankStack(3, "f", ("main thread",))
+    assert {stack.why_not for stack in at.run.report().stacks if stack.rank != 3} == {PENDING}
 
 
 def test_few_ranks_are_asked_and_it_is_said_how_many_were_not() -> None:
@@ -114,10 +106,10 @@ def test_few_ranks_are_asked_and_it_is_said_how_many_were_not() -> None:
     assert list(asked(at, 100)) == [0, 1, *range(10, 16)]  # some of those that wait, and most of the stalled
     for rank, number in asked(at, 100).items():
         at.receive(rank, messages.Inspected(number, "all_reduce", ("main thread",)))
-    text = as_text.render_so_far(report(at))
+    text = as_text.render_so_far(at.run.report())
     assert "\n  stacks     ranks 0-1, 10-15 are in all_reduce\n" in text  # equal ones are told once
     assert "\n             92 more were not asked\n" in text
-    assert stalls.unasked(report(at)) == 92
+    assert stalls.unasked(at.run.report()) == 92
 
 
 def test_a_rank_that_cannot_answer_gave_no_stack_and_may_answer_later() -> None:
@@ -128,12 +120,12 @@ def test_a_rank_that_cannot_answer_gave_no_stack_and_may_answer_later() -> None:
         at.receive(0, makers.beat(7, 0, 12))
         at.wait(0.5)
     assert len(at.sent(1, messages.Inspect)) > 2
-    (told,) = [note for note in notes(at) if "gave no stack" in note]
+    (told,) = [note for note in at.notes if "gave no stack" in note]
     assert told.startswith("run train-0: rank 1 gave no stack: it has been silent for ")
     assert "keeps its GIL" in told
-    assert "rank 1 gave no stack: it has been silent for" in as_text.render_so_far(report(at))
+    assert "rank 1 gave no stack: it has been silent for" in as_text.render_so_far(at.run.report())
     at.receive(1, messages.Inspected(number, "f", ("main thread",)))
-    assert [stack.why_not for stack in report(at).stacks] == ["", ""]
+    assert [stack.why_not for stack in at.run.report().stacks] == ["", ""]
 
 
 def test_a_rank_that_ends_before_it_answers_gave_no_stack() -> None:
@@ -159,30 +151,29 @@ def test_a_stall_that_is_over_leaves_nothing_and_the_next_one_asks_anew() -> Non
     at.receive(1, messages.Inspected(number, "f", ("main thread",)))
     at.receive(1, makers.beat(7, 0, 10))
     at.wait(0.5)
-    assert notes(at)[-1] == "run train-0: rank 1 went on"
-    assert (report(at).stall, report(at).stacks, as_json.to_dict(report(at))["stall"]) == (None, (), None)
+    assert at.notes[-1] == "run train-0: rank 1 went on"
+    assert (at.run.report().stall, at.run.report().stacks, as_json.to_dict(at.run.report())["stall"]) == (None, (), None)
     for _ in range(30):
         at.receive(0, makers.beat(7, 0, 12))
         at.receive(1, makers.beat(7, 0, 10))
         at.wait(0.5)
     assert min(asked(at, 2).values()) > number
     at.receive(1, messages.Inspected(number, "late", ("main thread",)))
-    assert "late" not in str(report(at).stacks)
+    assert "late" not in str(at.run.report().stacks)
 
 
 def test_a_rank_that_waits_later_is_asked_as_well() -> None:
-    at = Desk(Options(stall_after=STALL))
-    at.connect(3)
+    at = connected(3, stall_after=STALL)
     at.receive(2, makers.beat(7, 0, 9))
     for turn in range(40):
         at.receive(2, makers.beat(7, 0, 9))
         at.receive(0, makers.beat(7, 0, 12))
         at.receive(1, makers.beat(7, 0, min(turn, 24) + 20))
         at.wait(0.5)
-    assert report(at).stall is not None
-    assert (report(at).stall.ranks, report(at).stall.waiting) == ((2,), (0, 1))  # type: ignore[union-attr]
+    assert at.run.report().stall is not None
+    assert (at.run.report().stall.ranks, at.run.report().stall.waiting) == ((2,), (0, 1))  # type: ignore[union-attr]
     assert set(asked(at, 3)) == {0, 1, 2}
-    assert len([note for note in notes(at) if "stalled" in note]) == 1
+    assert len([note for note in at.notes if "stalled" in note]) == 1
 
 
 def test_the_ranks_are_asked_before_they_are_stopped_and_the_report_waits_a_little() -> None:
@@ -190,11 +181,9 @@ def test_the_ranks_are_asked_before_they_are_stopped_and_the_report_waits_a_litt
     kinds = [type(effect.message) for effect in at.effects if isinstance(effect, Send) and effect.peer == b"peer-1"]
     assert kinds.index(messages.Inspect) < kinds.index(messages.Abort)
     (number,) = set(asked(at, 2).values())
-    for rank in (0, 1):
-        at.receive(rank, messages.Ack(0, abort=True))
+    at.receive((0, 1), messages.Ack(0, abort=True))
     assert not at.reports
-    for rank in (0, 1):
-        at.receive(rank, messages.Inspected(number, "f", ("main thread",)))
+    at.receive((0, 1), messages.Inspected(number, "f", ("main thread",)))
     assert [stack.waits for stack in at.reports[0].stacks] == ["f", "f"]
 
 
@@ -205,21 +194,19 @@ def test_ranks_that_end_by_the_stall_leave_it_in_the_report_and_blame_no_other()
     for _ in range(40):
         at.receive(0, makers.beat(7, 0, 12))
         at.wait(0.5)
-    assert [note for note in notes(at) if "stalled" in note or "went on" in note] == []
-    assert report(at).stall is not None
-    assert report(at).stall.ranks == (1,)  # type: ignore[union-attr]
+    assert [note for note in at.notes if "stalled" in note or "went on" in note] == []
+    assert at.run.report().stall is not None
+    assert at.run.report().stall.ranks == (1,)  # type: ignore[union-attr]
 
 
 def test_ranks_that_finish_after_all_leave_no_stall() -> None:
     at = stalled_desk(2)
-    for rank in (0, 1):
-        at.receive(rank, messages.Bye(1, "finished", "", makers.moment(7, 0, 12)))
-    assert report(at).stall is None
+    at.receive((0, 1), messages.Bye(1, "finished", "", makers.moment(7, 0, 12)))
+    assert at.run.report().stall is None
 
 
 def test_a_run_that_stalls_all_the_time_asks_only_now_and_then() -> None:
-    at = Desk(Options(stall_after=0.3, heartbeat=0.1))
-    at.connect(1)
+    at = connected(1, stall_after=0.3, heartbeat=0.1)
     for batch in range(100):
         at.receive(0, makers.beat(batch, 0, 1))
         at.wait(0.6)
@@ -234,11 +221,11 @@ def test_a_collector_that_is_started_again_finds_the_stall_anew() -> None:
     again = Desk(at.options, now=at.now)
     again.ledger.restore("train-0", at.records["train-0"], [], again.now)
     again.records = {"train-0": list(at.records["train-0"])}
-    assert (report(again).stall, report(again).stacks) == (report(at).stall, report(at).stacks)
+    assert (again.run.report().stall, again.run.report().stacks) == (at.run.report().stall, at.run.report().stacks)
     again.connect(2)
     wait(again, STALL - 1, 2)
-    assert report(again).stall is None  # where the ranks are is not known yet
+    assert again.run.report().stall is None  # where the ranks are is not known yet
     wait(again, 3, 2)
-    assert [note for note in notes(again) if "went on" in note] == []
-    assert report(again).stall is not None
+    assert [note for note in again.notes if "went on" in note] == []
+    assert again.run.report().stall is not None
     assert min(asked(again, 2).values()) > number

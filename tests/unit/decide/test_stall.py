@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import makers
-from desk import Desk
+from desk import Desk, connected
 from rankwatch.shared import messages
-from rankwatch_monitor.decide.effects import Alert, Note, Publish, Send, Trouble
-from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.decide.effects import Alert, Note, Publish, Trouble
 from rankwatch_monitor.decide.report import Outcome
 from rankwatch_monitor.views import text as as_text
 
 STALL = 10.0
-
-
-def desk(world_size: int, **options: object) -> Desk:
-    made = Desk(Options(stall_after=STALL, **options))  # type: ignore[arg-type]
-    made.connect(world_size)
-    return made
 
 
 def keep_beating(at: Desk, seconds: float, *beats: messages.Beat | None) -> None:
@@ -27,7 +22,6 @@ def keep_beating(at: Desk, seconds: float, *beats: messages.Beat | None) -> None
             if beat is not None:
                 at.receive(rank, beat)
                 for asked in at.sent(rank, messages.Inspect)[-1:]:
-                    assert isinstance(asked, messages.Inspect)
                     at.receive(rank, stack(asked.number))
         at.wait(0.5)
 
@@ -42,7 +36,7 @@ def notes(at: Desk) -> list[str]:
 
 
 def test_the_rank_that_the_others_wait_for_is_named_with_its_frame_and_phase() -> None:
-    at = desk(4)
+    at = connected(4, stall_after=STALL)
     ahead, behind = makers.beat(7, 0, 12, phase="backward"), makers.beat(7, 0, 9)
     keep_beating(at, 1, ahead, ahead, behind, ahead)
     at.take()
@@ -59,7 +53,7 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_frame_and_phase() -
 
 def test_a_rank_that_had_waited_is_not_taken_for_the_next_one_to_stall() -> None:
     """The rank that goes on may be heard of a heartbeat before the ones that it had kept."""
-    at = desk(2)
+    at = connected(2, stall_after=STALL)
     ahead, behind, beyond = makers.beat(7, 0, 12, phase="backward"), makers.beat(7, 0, 9), makers.beat(9, 0, 1)
     keep_beating(at, 1, ahead, behind)
     keep_beating(at, STALL + 1, ahead, behind)
@@ -72,7 +66,7 @@ def test_a_rank_that_had_waited_is_not_taken_for_the_next_one_to_stall() -> None
 
 
 def test_a_rank_whose_process_is_stopped_is_told_from_one_that_hangs() -> None:
-    at = desk(2)
+    at = connected(2, stall_after=STALL)
     ahead = makers.beat(3, 0, 4)
     at.receive(1, makers.beat(3, 0, 2))
     keep_beating(at, STALL + 1, ahead, None)
@@ -83,7 +77,7 @@ def test_a_rank_whose_process_is_stopped_is_told_from_one_that_hangs() -> None:
 
 
 def test_a_slow_rank_is_no_stall() -> None:
-    at = desk(2)
+    at = connected(2, stall_after=STALL)
     at.take()
     for frame in range(6):  # rank 0 waits for rank 1 at the end of each batch
         keep_beating(at, STALL - 1, makers.beat(1, 0, 100), makers.beat(1, 0, frame + 1))
@@ -91,7 +85,7 @@ def test_a_slow_rank_is_no_stall() -> None:
 
 
 def test_a_rank_whose_watch_is_off_is_no_stall() -> None:
-    at = desk(2)
+    at = connected(2, stall_after=STALL)
     at.receive(1, messages.Off(1, "switched itself off in batch 1"))
     for frame in range(6):  # where rank 1 is, is not known any more
         keep_beating(at, STALL - 1, makers.beat(2, 0, frame + 1), makers.beat(1, 0, 2))
@@ -99,7 +93,7 @@ def test_a_rank_whose_watch_is_off_is_no_stall() -> None:
 
 
 def test_ranks_of_which_none_is_behind_are_told_of_together() -> None:
-    at = desk(3)
+    at = connected(3, stall_after=STALL)
     same = makers.beat(2, 0, 5, phase="backward")
     keep_beating(at, STALL + 1, same, same, same)
     assert notes(at)[-1] == (
@@ -109,13 +103,11 @@ def test_ranks_of_which_none_is_behind_are_told_of_together() -> None:
 
 
 def test_a_stall_stops_the_others_where_that_was_asked_for() -> None:
-    at = desk(2, abort_on_stall=True)
+    at = connected(2, stall_after=STALL, abort_on_stall=True)
     ahead, behind = makers.beat(1, 0, 3, phase="backward"), makers.beat(1, 0, 2)
     keep_beating(at, STALL + 1, ahead, behind)
-    aborts = [effect for effect in at.effects if isinstance(effect, Send) and isinstance(effect.message, messages.Abort)]
-    assert {abort.peer for abort in aborts} == {b"peer-0", b"peer-1"}
-    at.receive(0, messages.Ack(0, abort=True))
-    at.receive(1, messages.Ack(0, abort=True))
+    assert all(at.sent(rank, messages.Abort) for rank in (0, 1))
+    at.receive((0, 1), messages.Ack(0, abort=True))
     (published,) = [effect for effect in at.take() if isinstance(effect, Publish)]
     assert published.report.outcome is Outcome.STALLED
     text = as_text.render(published.report)
@@ -124,8 +116,8 @@ def test_a_stall_stops_the_others_where_that_was_asked_for() -> None:
 
 
 def test_somebody_is_told_once_of_a_stall_that_stops_nobody() -> None:
-    for options, alerts in (({}, 1), ({"abort_on_stall": True}, 0)):
-        at = desk(2, **options)
+    for options, alerts in ((dict[str, Any](), 1), ({"abort_on_stall": True}, 0)):
+        at = connected(2, stall_after=STALL, **options)
         ahead, behind = makers.beat(1, 0, 3, phase="backward"), makers.beat(1, 0, 2)
         keep_beating(at, 2 * STALL, ahead, behind)
         told = [effect for effect in at.take() if isinstance(effect, Alert)]
@@ -134,7 +126,7 @@ def test_somebody_is_told_once_of_a_stall_that_stops_nobody() -> None:
 
 
 def test_the_report_of_a_run_that_ended_in_a_stall_says_so() -> None:
-    at = desk(2)
+    at = connected(2, stall_after=STALL)
     ahead, behind = makers.beat(1, 0, 3, phase="backward"), makers.beat(1, 0, 2)
     keep_beating(at, STALL + 1, ahead, behind)
     at.take()
@@ -144,8 +136,7 @@ def test_the_report_of_a_run_that_ended_in_a_stall_says_so() -> None:
 
 
 def test_never_means_never() -> None:
-    at = Desk(Options(stall_after=0))
-    at.connect(1)
+    at = connected(1, stall_after=0)
     at.take()
     keep_beating(at, 1000, makers.beat(0, 0, 1))
     assert notes(at) == []

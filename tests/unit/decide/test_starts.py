@@ -51,9 +51,7 @@ def run_of(desk: Desk, start: str) -> Run:
 
 
 def aborted(desk: Desk) -> set[bytes]:
-    return {
-        effect.peer for effect in desk.effects if isinstance(effect, Send) and isinstance(effect.message, messages.Abort)
-    }
+    return {effect.peer for effect in desk.asked(Send) if isinstance(effect.message, messages.Abort)}
 
 
 @pytest.mark.parametrize("job", ["train", "127.0.0.1-29500"])
@@ -191,7 +189,7 @@ def test_the_end_of_a_command_is_the_end_of_its_own_runs() -> None:
     desk.receive(0, mine[0])
     assert not any(isinstance(effect, PointLatest) for effect in desk.effects)
     desk.receive(1, mine[1])  # the other node's rank was not started by the command
-    assert [effect for effect in desk.effects if isinstance(effect, PointLatest)] == [PointLatest("train-0.2")]
+    assert desk.asked(PointLatest) == [PointLatest("train-0.2")]
     desk.handle(JobInterrupted("SIGTERM"))
     for who in strangers:
         desk.handle(Received(who, messages.Bye(1, "failed", "KeyError")))

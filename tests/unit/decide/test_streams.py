@@ -140,17 +140,7 @@ class Stream:
                 return
 
 
-CHANCES = {
-    "train": 25,
-    "trip": 7,
-    "send": 18,
-    "arrive": 20,
-    "answer": 15,
-    "store": 5,
-    "reconnect": 3,
-    "resume": 2,
-    "beat": 5,
-}
+CHANCES = dict(train=25, trip=7, send=18, arrive=20, answer=15, store=5, reconnect=3, resume=2, beat=5)
 
 
 @pytest.mark.parametrize("trips", [1, 3])

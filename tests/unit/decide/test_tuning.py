@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import makers
-from desk import Desk, peer
+from desk import Desk, connected, peer
 from rankwatch.shared import messages
 from rankwatch.shared.tuning import Check, Tuning
-from rankwatch_monitor.decide.effects import Note, Send
+from rankwatch_monitor.decide.effects import Send
 from rankwatch_monitor.decide.ledger import Received
-from rankwatch_monitor.decide.options import Options
 
 
 def tuned(desk: Desk, tune: messages.Tune) -> list[messages.Message]:
     """The answer to a control client."""
-    effects = desk.handle(Received(b"control", tune))
-    return [effect.message for effect in effects if isinstance(effect, Send) and effect.peer == b"control"]
+    return desk.answers(Received(b"control", tune))
 
 
 def test_a_tuning_reaches_the_ranks_that_are_there_and_those_that_come() -> None:
-    desk = Desk()
-    desk.connect(3, ranks=[0, 1])
+    desk = connected(3, ranks=[0, 1])
     assert tuned(desk, messages.Tune(tuning=Tuning(every=10))) == [messages.Tuned(("train-0",), 2)]
     assert tuned(desk, messages.Tune("train-0", Tuning(ignore=("*.rotary",)))) == [messages.Tuned(("train-0",), 2)]
     merged = messages.Tune("train-0", Tuning(every=10, ignore=("*.rotary",)))
@@ -28,20 +25,16 @@ def test_a_tuning_reaches_the_ranks_that_are_there_and_those_that_come() -> None
     desk.take()
     desk.connect(3, ranks=[2, 1])
     for rank in (1, 2):
-        sent = [effect.message for effect in desk.effects if isinstance(effect, Send) and effect.peer == peer(rank)]
+        sent = [effect.message for effect in desk.asked(Send) if effect.peer == peer(rank)]
         assert sent[0] == merged  # before WELCOME: the first batch obeys it
         assert isinstance(sent[1], messages.Welcome)
-    notes = tuning_notes(desk, messages.Tune(tuning=Tuning(every=10)))
-    assert "run train-0: options changed: every 10" in [note.text for note in notes]
-
-
-def tuning_notes(desk: Desk, tune: messages.Tune) -> list[Note]:
-    return [e for e in desk.handle(Received(b"control", tune)) if isinstance(e, Note)]
+    desk.take()
+    tuned(desk, messages.Tune(tuning=Tuning(every=10)))
+    assert "run train-0: options changed: every 10" in desk.notes
 
 
 def test_the_answer_names_patterns_that_match_nothing() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     mistyped = messages.Tune(tuning=Tuning(modules=("*", "blocks.9.*"), ignore=("*:outptu",)))
     assert tuned(desk, mistyped) == [messages.Tuned(("train-0",), 2)]  # before anything was measured
     table = makers.table()
@@ -57,8 +50,7 @@ def test_the_answer_names_patterns_that_match_nothing() -> None:
 
 
 def test_a_rank_without_a_connection_is_not_counted_as_told() -> None:
-    desk = Desk()
-    desk.connect(3)
+    desk = connected(3)
     desk.disconnect(1)
     desk.receive(2, messages.Bye(1, "finished", ""))
     assert tuned(desk, messages.Tune(tuning=Tuning(check=Check.ASYNC))) == [messages.Tuned(("train-0",), 1)]
@@ -75,20 +67,17 @@ def test_a_tuning_goes_to_the_run_that_is_named_or_to_all_that_are_under_way() -
     assert tuned(desk, messages.Tune(tuning=Tuning(every=2))) == [messages.Tuned(("one-0", "two-0"), 2)]
     assert tuned(desk, messages.Tune("two-0", Tuning(every=3))) == [messages.Tuned(("two-0",), 1)]
     assert [run.tuning.every for run in desk.ledger.runs.values()] == [2, 3, None]
-    assert tuned(desk, messages.Tune("three-0", Tuning(every=3))) == [
-        messages.Error("no run three-0; under way here: one-0, two-0", "none")
-    ]
+    (refused,) = tuned(desk, messages.Tune("three-0", Tuning(every=3)))
+    assert refused == messages.Error("no run three-0; under way here: one-0, two-0", "none")
 
 
 def test_a_collector_may_begin_with_a_tuning() -> None:
-    desk = Desk(Options(every=5))
-    desk.connect(1)
+    desk = connected(1, every=5)
     assert desk.sent(0, messages.Tune) == [messages.Tune("train-0", Tuning(every=5))]
 
 
 def test_a_rank_does_not_tune_and_a_control_client_does_nothing_else() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     desk.receive(0, messages.Tune(tuning=Tuning(every=2)), messages.Tuned((), 0))
     assert desk.sent(0, messages.Error) == [
         messages.Error("a rank does not send Tune", "none"), messages.Error("a rank does not send Tuned", "none")

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import makers
-from desk import Desk
+from desk import Desk, connected
 from rankwatch.shared import messages
 from rankwatch.shared.frame import NO_STAGE, FrameTable, Moment, Phase, Position
-from rankwatch_monitor.decide.ledger import Tick
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.verdict import Certainty, Liveness, Witness, elect, logical_time_of
 
@@ -39,11 +38,7 @@ BACKWARD_TABLE = FrameTable((makers.frame(makers.reading("grad_input"), phase=Ph
 LAST = 99
 """The sequence number of a rank's last message."""
 
-lives = st.builds(
-    Life,
-    trips_at=st.none() | st.sampled_from(POSITIONS),
-    dies_at=st.none() | st.integers(0, len(POSITIONS)),
-)
+lives = st.builds(Life, st.none() | st.sampled_from(POSITIONS), st.none() | st.integers(0, len(POSITIONS)))
 
 
 def told_by(life: Life, *, beats: bool) -> list[messages.Message]:
@@ -57,10 +52,8 @@ def told_by(life: Life, *, beats: bool) -> list[messages.Message]:
         if beats:
             said.append(makers.beat(position.batch, 0, position.frame + 1))
         if position.frame == FORWARD - 1:
-            said += [
-                messages.Table(TABLE),
-                messages.Batch(2 * position.batch + 1, makers.summary(position.batch, of=TABLE)),
-            ]
+            part = makers.summary(position.batch, of=TABLE)
+            said += [messages.Table(TABLE), messages.Batch(2 * position.batch + 1, part)]
         elif position.frame == FRAMES - 1:
             part = makers.summary(position.batch, first=FORWARD, of=BACKWARD_TABLE)
             said += [messages.Table(BACKWARD_TABLE), messages.Batch(2 * position.batch + 2, part)]
@@ -97,21 +90,15 @@ def check_culprit(worlds: list[Life], beats: bool, data: st.DataObject) -> None:
     # Losses only count here: with abort_on_lost a loss would end the run, rightly, before a later trip arrives.
     desk = Desk(Options(heartbeat=100, decision_window=100, abort_on_lost=False))
     queues = {rank: [makers.hello(rank, len(worlds)), *told_by(life, beats=beats)] for rank, life in enumerate(worlds)}
-    while any(queues.values()):
-        rank = data.draw(st.sampled_from([rank for rank, queue in queues.items() if queue]))
-        desk.receive(rank, queues[rank].pop(0))
-        if data.draw(st.booleans()):
-            desk.now += data.draw(st.floats(0, 0.5))
-            desk.handle(Tick())
+    desk.receive_mixed(queues, data)
     truth = what_is_true(worlds, beats=beats)
     if truth is None:
         assert desk.verdict is None
         return
     culprit, target, silent = truth
-    assert desk.verdict is not None
-    assert (desk.verdict.rank, desk.verdict.trip.position) == (culprit, target)
-    assert set(desk.verdict.missing) == silent
-    assert desk.verdict.certainty is (Certainty.PARTIAL if silent else Certainty.COMPLETE)
+    assert (desk.decided.rank, desk.decided.trip.position) == (culprit, target)
+    assert set(desk.decided.missing) == silent
+    assert desk.decided.certainty is (Certainty.PARTIAL if silent else Certainty.COMPLETE)
 
 
 WORLDS = given(worlds=st.lists(lives, min_size=1, max_size=5), beats=st.booleans(), data=st.data())
@@ -175,15 +162,12 @@ def check_culprit_of_pipeline(world: list[tuple[int, Life]], data: st.DataObject
         if life.trips_at is not None
         and positions_of(stage).index(life.trips_at) < (99 if life.dies_at is None else life.dies_at)
     }
-    while any(queues.values()):
-        rank = data.draw(st.sampled_from([rank for rank, queue in queues.items() if queue]))
-        desk.receive(rank, queues[rank].pop(0))
+    desk.receive_mixed(queues, data)
     if not reached:
         assert desk.verdict is None
         return
     (batch, stage, frame), culprit = min((place, rank) for rank, place in reached.items())
-    assert desk.verdict is not None
-    assert (desk.verdict.rank, desk.verdict.trip.position) == (culprit, (batch, 0, frame))
+    assert (desk.decided.rank, desk.decided.trip.position) == (culprit, (batch, 0, frame))
     silent = {
         rank
         for rank, (own, life) in enumerate(world)
@@ -191,7 +175,7 @@ def check_culprit_of_pipeline(world: list[tuple[int, Life]], data: st.DataObject
         and rank not in reached
         and life.dies_at // STAGES[own] < batch + (own <= stage)  # the micro-batches that it has reported
     }
-    assert set(desk.verdict.missing) == silent
+    assert set(desk.decided.missing) == silent
 
 
 PIPELINES = given(world=pipelines(), data=st.data())
@@ -214,20 +198,12 @@ def test_the_same_in_many_pipelines(world: list[tuple[int, Life]], data: st.Data
 
 def test_a_pipeline_is_ordered_by_stage_within_a_batch_and_its_backward_by_stage_from_the_end() -> None:
     forward = [logical_time_of(makers.trip(at=(3, 0, frame)), stage) for stage, frame in ((0, 9), (1, 2), (1, 5), (2, 0))]
-    backward = [
-        logical_time_of(makers.trip(at=(3, 0, frame), phase=phase), stage)
-        for stage, frame, phase in (
-            (2, 4, Phase.BACKWARD),
-            (1, 8, Phase.RECOMPUTE),
-            (1, 9, Phase.BACKWARD),
-            (0, 11, Phase.BACKWARD),
-        )
-    ]
+    later = (2, 4, Phase.BACKWARD), (1, 8, Phase.RECOMPUTE), (1, 9, Phase.BACKWARD), (0, 11, Phase.BACKWARD)
+    backward = [logical_time_of(makers.trip(at=(3, 0, frame), phase=phase), stage) for stage, frame, phase in later]
     places = [*forward, *backward, logical_time_of(makers.trip(at=(4, 0, 0)), 0)]
     assert places == sorted(places)
-    assert logical_time_of(makers.trip(at=(3, 0, 5)), NO_STAGE) < logical_time_of(
-        makers.trip(at=(3, 0, 6), phase=Phase.BACKWARD), NO_STAGE
-    )
+    alone = makers.trip(at=(3, 0, 5)), makers.trip(at=(3, 0, 6), phase=Phase.BACKWARD)
+    assert logical_time_of(alone[0], NO_STAGE) < logical_time_of(alone[1], NO_STAGE)
 
 
 @pytest.mark.parametrize(
@@ -275,45 +251,35 @@ def test_the_frames_of_a_batch_are_those_of_the_culprits_stage() -> None:
 
 @given(order=st.permutations(range(4)), again=st.lists(st.integers(0, 3), max_size=8))
 def test_messages_sent_again_count_once(order: list[int], again: list[int]) -> None:
-    desk = Desk()
-    desk.connect(4)
+    desk = connected(4)
     trips = {rank: messages.Tripped(7, makers.trip(at=(2, 0, rank // 2))) for rank in range(4)}
     for rank in [*order, *again]:
         desk.receive(rank, trips[rank])
-    assert desk.verdict is not None
-    assert (desk.verdict.rank, [rank for rank, _ in desk.verdict.also]) == (0, [1, 2, 3])
+    assert (desk.decided.rank, [rank for rank, _ in desk.decided.also]) == (0, [1, 2, 3])
 
 
 def test_equal_positions_are_all_named_lowest_rank_first() -> None:
-    desk = Desk()
-    desk.connect(3)
+    desk = connected(3)
     desk.receive(2, messages.Tripped(1, makers.trip(at=(4, 0, 1))))
     desk.receive(1, messages.Tripped(1, makers.trip(at=(4, 0, 1))))
     assert len(desk.sent(0, messages.Probe)) == 1  # the second trip is no earlier: it asks nobody again
     desk.receive(0, makers.beat(4, 0, 2))
-    assert desk.verdict is not None
-    assert desk.verdict.rank == 1
-    assert [rank for rank, _ in desk.verdict.also] == [2]
-    assert desk.verdict.certainty is Certainty.COMPLETE
+    assert desk.decided.rank == 1
+    assert [rank for rank, _ in desk.decided.also] == [2]
+    assert desk.decided.certainty is Certainty.COMPLETE
 
 
-def test_a_rank_that_closed_its_watch_before_the_trip_is_not_known_to_be_finite() -> None:
-    desk = Desk()
-    desk.connect(2)
-    desk.receive(1, makers.beat(0, 0, 1), messages.Bye(1, "finished", "", makers.moment(4, 0, 7)))
+@pytest.mark.parametrize(
+    ("at", "certainty", "missing"), [((4, 0, 7), Certainty.PARTIAL, (1,)), ((5, 0, 1), Certainty.COMPLETE, ())]
+)
+def test_a_rank_that_closed_its_watch_is_known_to_be_finite_only_past_the_trip(
+    at: tuple[int, int, int], certainty: Certainty, missing: tuple[int, ...]
+) -> None:
+    desk = connected(2)
+    desk.receive(1, makers.beat(0, 0, 1), messages.Bye(1, "finished", "", makers.moment(*at)))
     desk.receive(0, messages.Tripped(1, makers.trip(at=(5, 0, 0))))
-    assert desk.verdict is not None
-    assert (desk.verdict.certainty, desk.verdict.missing) == (Certainty.PARTIAL, (1,))
-    assert desk.verdict.reason == "rank 1 closed its watch after batch 4"
-
-
-def test_a_rank_that_closed_its_watch_past_the_trip_was_finite_there() -> None:
-    desk = Desk()
-    desk.connect(2)
-    desk.receive(1, messages.Bye(1, "finished", "", makers.moment(5, 0, 1)))
-    desk.receive(0, messages.Tripped(1, makers.trip(at=(5, 0, 0))))
-    assert desk.verdict is not None
-    assert (desk.verdict.certainty, desk.verdict.missing) == (Certainty.COMPLETE, ())
+    assert (desk.decided.certainty, desk.decided.missing) == (certainty, missing)
+    assert not missing or desk.decided.reason == "rank 1 closed its watch after batch 4"
 
 
 FAULT = "switched itself off in batch 3 by an error of its own: KeyError('x')"
@@ -321,34 +287,27 @@ FAULT = "switched itself off in batch 3 by an error of its own: KeyError('x')"
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_rank_whose_watch_switched_itself_off_is_not_waited_for_and_not_known_to_be_finite(is_first: bool) -> None:
-    desk = Desk()
-    desk.connect(3)
-    told: list[tuple[int, messages.Message]] = [
-        (1, messages.Off(1, FAULT)),
-        (0, messages.Tripped(1, makers.trip(at=(5, 0, 2)))),
-    ]
+    desk = connected(3)
+    trip = messages.Tripped(1, makers.trip(at=(5, 0, 2)))
+    told: list[tuple[int, messages.Message]] = [(1, messages.Off(1, FAULT)), (0, trip)]
     desk.receive(2, makers.beat(5, 0, 3))
     for rank, message in told if is_first else reversed(told):
         assert desk.verdict is None
         desk.receive(rank, message)
-    assert desk.verdict is not None
-    assert (desk.verdict.certainty, desk.verdict.missing) == (Certainty.PARTIAL, (1,))
-    assert desk.verdict.reason == f"rank 1's watch {FAULT}"
+    assert (desk.decided.certainty, desk.decided.missing) == (Certainty.PARTIAL, (1,))
+    assert desk.decided.reason == f"rank 1's watch {FAULT}"
     assert desk.sent(1, messages.Abort), "its process lives, and is stopped with the others"
 
 
 def test_a_watch_that_switches_itself_off_past_the_trip_was_finite_there() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     desk.receive(1, makers.beat(5, 0, 3), messages.Off(1, FAULT))
     desk.receive(0, messages.Tripped(1, makers.trip(at=(5, 0, 2))))
-    assert desk.verdict is not None
-    assert desk.verdict.certainty is Certainty.COMPLETE
+    assert desk.decided.certainty is Certainty.COMPLETE
 
 
 def test_no_verdict_before_the_others_have_passed_and_they_are_asked_to_tell() -> None:
-    desk = Desk()
-    desk.connect(2)
+    desk = connected(2)
     desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
     assert desk.verdict is None
     assert desk.sent(1, messages.Probe) == [messages.Probe(makers.moment(3, 0, 5))]
@@ -361,41 +320,29 @@ def test_no_verdict_before_the_others_have_passed_and_they_are_asked_to_tell() -
     assert len(desk.sent(1, messages.Abort)) == 1
 
 
-def test_a_batch_summary_tells_that_its_batch_was_passed() -> None:
-    desk = Desk()
-    desk.connect(2)
-    desk.receive(1, messages.Table(makers.table()), messages.Batch(1, makers.summary(3)))
-    desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 1))))
-    assert desk.verdict is not None
-
-
 def test_a_part_of_a_batch_tells_how_far_its_rank_has_come() -> None:
     for first, passed in ((0, False), (3, False), (4, True)):
-        desk = Desk()
-        desk.connect(2)
+        desk = connected(2)
         desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
         desk.receive(1, messages.Table(makers.table()), messages.Batch(1, makers.summary(3, first=first)))  # of two frames
         assert (desk.verdict is not None) is passed
 
 
 def test_parts_that_come_late_do_not_take_a_rank_back() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     desk.receive(0, messages.Table(makers.table()))
     for seq, summary in enumerate((makers.summary(3), makers.summary(4), makers.summary(3, first=2)), 1):
         desk.receive(0, messages.Batch(seq, summary))
-    record = desk.ledger.runs["train-0"].ranks[0]
+    record = desk.run.ranks[0]
     assert (record.last_batch, record.progress) == (4, makers.moment(4, 0, 2))
 
 
 def test_a_beat_that_was_made_before_the_batch_it_follows_does_not_take_a_rank_back() -> None:
-    desk = Desk()
-    desk.connect(3)
+    desk = connected(3)
     desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 1))))
     desk.receive(1, messages.Table(makers.table()), messages.Batch(1, makers.summary(3)), makers.beat(3, 0, 1))
     desk.receive(2, makers.beat(3, 0, 2))
-    assert desk.verdict is not None
-    assert desk.verdict.certainty is Certainty.COMPLETE
+    assert desk.decided.certainty is Certainty.COMPLETE
 
 
 ROOT_ALONE = FrameTable((makers.frame(module="").spec,))
@@ -406,12 +353,8 @@ ROOT_ALONE = FrameTable((makers.frame(module="").spec,))
     [
         ((2, 0, 1), "layer", Phase.FORWARD, 2),
         ((3, 0, 0), "layer", Phase.FORWARD, 2),
-        (
-            (3, 0, 0),
-            "",
-            Phase.FORWARD,
-            1,
-        ),  # the root's frame is the last of a forward, also where only the root was reported
+        # The root's frame is the last of a forward, also where only the root was reported.
+        ((3, 0, 0), "", Phase.FORWARD, 1),
         ((2, 0, 3), "layer", Phase.BACKWARD, 4),
         ((2, 0, 9), "layer", Phase.BACKWARD, None),
         ((3, 0, 1), "", Phase.BACKWARD, None),
@@ -420,8 +363,7 @@ ROOT_ALONE = FrameTable((makers.frame(module="").spec,))
 def test_the_frames_of_the_culprits_batch_are_those_of_the_last_one_like_it(
     at: tuple[int, int, int], module: str, phase: Phase, expected: int | None
 ) -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     parts = [makers.summary(1), makers.summary(1, first=2), makers.summary(2), makers.summary(3, of=ROOT_ALONE)]
     desk.receive(0, messages.Table(makers.table()), messages.Table(ROOT_ALONE))
     desk.receive(0, *(messages.Batch(seq, part) for seq, part in enumerate(parts, 1) if part.batch <= at[0]))
@@ -430,21 +372,18 @@ def test_the_frames_of_the_culprits_batch_are_those_of_the_last_one_like_it(
 
 
 def test_when_the_window_is_over_the_missing_ranks_are_named() -> None:
-    desk = Desk(Options(decision_window=2.0))
-    desk.connect(4, ranks=[0, 1, 2])
+    desk = connected(4, ranks=[0, 1, 2], decision_window=2.0)
     desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
     desk.receive(1, makers.beat(3, 0, 9))
     desk.wait(1.9)
     assert desk.verdict is None
     desk.wait(0.2)
-    assert desk.verdict is not None
-    assert (desk.verdict.certainty, desk.verdict.missing) == (Certainty.PARTIAL, (2, 3))
-    assert "decision window of 2 s" in desk.verdict.reason
+    assert (desk.decided.certainty, desk.decided.missing) == (Certainty.PARTIAL, (2, 3))
+    assert "decision window of 2 s" in desk.decided.reason
 
 
 def test_a_later_trip_does_not_reopen_a_verdict() -> None:
-    desk = Desk()
-    desk.connect(1)
+    desk = connected(1)
     desk.receive(0, messages.Tripped(1, makers.trip(at=(3, 0, 5))))
     first = desk.verdict
     desk.receive(0, messages.Tripped(2, makers.trip(at=(1, 0, 0))))

@@ -94,9 +94,7 @@ def test_a_check_that_hangs_is_a_result() -> None:
 
 def test_a_check_that_raises_is_a_result_in_one_line() -> None:
     def broken() -> CheckResult:
-        raise RuntimeError(
-            "[/pytorch/gloo/pair.cc:152] timed out\n  remote=[10.0.0.3]:4000\nException raised from x (most ..."
-        )
+        raise RuntimeError("[/pytorch/gloo/pair.cc:152] timed out\n  remote=[10.0.0.3]:4000\nException raised from x (most")
 
     assert bounded("pair", broken, 30) == fail("pair", "gloo: timed out remote=10.0.0.3")
     assert describe(KeyError()) == "KeyError"
@@ -138,12 +136,8 @@ def test_equal_ranks_do_not_differ(facts: dict[str, str], ranks: int) -> None:
 
 
 def test_secret_keys_do_not_leave_the_rank() -> None:
-    env = {
-        "RANKWATCH_CONNECTION": '{"client_secret": "abc"}',
-        "HOME": "/root",
-        "NCCL_IB_HCA": "mlx5",
-        "TORCHELASTIC_RUN_ID": "1",
-    }
+    env = {"RANKWATCH_CONNECTION": '{"client_secret": "abc"}', "HOME": "/root", "NCCL_IB_HCA": "mlx5"}
+    env["TORCHELASTIC_RUN_ID"] = "1"
     shared = environment_of(env)
     assert set(shared) == {"RANKWATCH_CONNECTION", "NCCL_IB_HCA"}
     assert "abc" not in shared["RANKWATCH_CONNECTION"]
@@ -212,12 +206,7 @@ ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.3", "ib0": "10.1.0.3"}
     ("resolved", "nodes", "state", "found"),
     [
         (["10.0.0.3"], 2, CheckState.OK, "gloo listens on eth0 (10.0.0.3), the address of gpu3"),
-        (
-            ["127.0.1.1"],
-            2,
-            CheckState.WARN,
-            "gpu3 is 127.0.1.1: gloo will listen on loopback, where no other node reaches it",
-        ),
+        (["127.0.1.1"], 2, CheckState.WARN, "gpu3 is 127.0.1.1: gloo will listen on loopback, where no other node reach"),
         (["::1"], 2, CheckState.WARN, "gpu3 is ::1: gloo will listen on loopback"),
         (["192.0.2.9"], 2, CheckState.WARN, "gpu3 is no address of this host: gloo will listen on loopback"),
         ([], 2, CheckState.WARN, "gpu3 is no address of this host: gloo will listen on loopback"),
@@ -336,10 +325,8 @@ def sick_report() -> DoctorReport:
     report.versions = {"torch": "2.9.0", "CUDA": "12.8"}
     report.add(report.placements, ok("rendezvous", "4 ranks at gpu0:29500"))
     for rank in report.placements:
-        low = (
-            warn("open files", "limit 1024, under 4096", "ulimit -n 65536") if rank == 3 else ok("open files", "limit 20000")
-        )
-        report.add([rank], low)
+        low = warn("open files", "limit 1024, under 4096", "ulimit -n 65536")
+        report.add([rank], low if rank == 3 else ok("open files", "limit 20000"))
     report.pair_results = [PairResult(1, 0, 1, "timed out", None, None)]
     judge_pairs(report, Blame(unclear=((0, 1),)), {(0, 1): False})
     report.add([2, 3], skip("collectives", "left out, so that the others can be tried"))

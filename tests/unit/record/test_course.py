@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,8 +107,7 @@ def test_each_loss_has_its_ranks_where_they_differ(tmp_path: Path, first: int, l
 def test_a_run_that_is_running_took_the_time_to_its_last_standings(tmp_path: Path) -> None:
     written(tmp_path / "train-1")
     before = course(tmp_path / "train-1").seconds
-    with closing(sqlite3.connect(tmp_path / "train-1" / FILE)) as database, database:
-        database.execute("INSERT OR REPLACE INTO standing SELECT 1, MIN(time) + 60, '' FROM events")
+    records.execute(tmp_path / "train-1", "INSERT OR REPLACE INTO standing SELECT 1, MIN(time) + 60, '' FROM events")
     assert (before < 60, course(tmp_path / "train-1").seconds) == (True, 60.0)
 
 

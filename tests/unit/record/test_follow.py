@@ -11,10 +11,9 @@ import pytest
 import crowds
 import makers
 import records
-from desk import Desk
+from desk import connected
 from rankwatch.shared import messages
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, JobEnded, JobInterrupted, Opened
-from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.report import Outcome
 from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.follow import Follower, Newest
@@ -69,9 +68,7 @@ def test_headroom_is_read_anew_when_there_is_a_new_batch(tmp_path: Path) -> None
     assert (first.headroom[0].module, first.headroom[0].batch) == ("decoder.layers.11.feed_forward", 2)
     assert first.headroom[0].growth == pytest.approx(crowds.GROWTH, rel=1e-3)
     assert follower.look().headroom is first.headroom
-    store = Store(run / FILE)
-    store.write(list(crowds.trained(2, 3, 0.0)), 3.0)
-    store.close()
+    records.add(run, *crowds.trained(2, 3, 0.0), at=3.0)
     assert follower.look().headroom[0].batch == 3
 
 
@@ -103,16 +100,13 @@ def test_the_newest_run_is_followed(tmp_path: Path) -> None:
 
 
 def test_an_inconsistent_record_raises_only_a_store_error(tmp_path: Path) -> None:
-    store = Store(tmp_path / FILE)
-    store.write([Entry(0.0, NO_RANK, Opened("job", 0, 2)), Entry(1.0, 1, messages.Noticed(1, makers.notice()))], 1.0)
-    store.close()
+    noticed = Entry(1.0, 1, messages.Noticed(1, makers.notice()))
+    records.add(tmp_path, Entry(0.0, NO_RANK, Opened("job", 0, 2)), noticed, at=1.0)
     with pytest.raises(StoreError, match=r"the record .*run\.db: 1"):
         Follower(tmp_path).look()
     other = tmp_path / "other"
     other.mkdir()
-    store = Store(other / FILE)
-    store.write([Entry(0.0, NO_RANK, Closed())], 1.0)
-    store.close()
+    records.add(other, Entry(0.0, NO_RANK, Closed()), at=1.0)
     with pytest.raises(StoreError, match="does not begin with a run's beginning"):
         Follower(other).look()
 
@@ -121,8 +115,7 @@ def test_an_inconsistent_record_raises_only_a_store_error(tmp_path: Path) -> Non
 @pytest.mark.parametrize("signal_first", [True, False])
 def test_a_run_that_is_interrupted_never_looks_finished(tmp_path: Path, goodbye: str, signal_first: bool) -> None:
     """Whoever looks at its record at any moment, as ``top``, the page and ``report`` do, sees no end before the command's."""
-    desk = Desk(Options(expects_job_end=True))
-    desk.connect(2)
+    desk = connected(2, expects_job_end=True)
     byes = [(rank, messages.Bye(1, goodbye, "KeyboardInterrupt" if goodbye == "failed" else "")) for rank in range(2)]
     if signal_first:
         desk.handle(JobInterrupted("SIGINT"))

@@ -84,15 +84,11 @@ def test_the_pace_comes_from_the_furthest_rank() -> None:
     assert pace_of(digests[:0]) is None
 
 
-WIDE = Readings(
-    1,
-    FrameTable(
-        tuple(
-            makers.frame(makers.reading("output", dtype=dtype), module=module).spec
-            for module, dtype in (("a", "bfloat16"), ("b", "float32"), ("c", "float16"))
-        )
-    ),
-)
+OF_DTYPES = [
+    makers.frame(makers.reading("output", dtype=dtype), module=module).spec
+    for module, dtype in (("a", "bfloat16"), ("b", "float32"), ("c", "float16"))
+]
+WIDE = Readings(1, FrameTable(tuple(OF_DTYPES)))
 
 
 def test_where_a_dtype_ends_far_away_the_change_counts() -> None:
@@ -122,7 +118,5 @@ def test_what_is_usual_comes_from_the_batches_right_before() -> None:
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_what_has_no_limit_may_be_inf() -> None:
     """A row of integers has none: numpy's warning on inf / inf would stand between the lines of a report."""
-    assert [one.module for one in READINGS.nearest(7, envelope(1.0, 1.0, np.inf, 0.0, 1.0, np.inf, 1.0), None, 10)] == [
-        "a",
-        "b",
-    ]
+    nearest = READINGS.nearest(7, envelope(1.0, 1.0, np.inf, 0.0, 1.0, np.inf, 1.0), None, 10)
+    assert [one.module for one in nearest] == ["a", "b"]

@@ -122,12 +122,8 @@ def test_on_a_network_file_system_readers_and_the_writer_wait_for_each_other(net
 def test_a_record_with_a_write_ahead_log_goes_on_without_one(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as local:
         local.setattr(mounts, "MOUNTS", network / "nothing")
-        store = Store(network / FILE)
-        store.write([Entry(0.0, NO_RANK, Opened("train", 0, 1)), trained(0)], 1.0)
-        store.close()
-    store = Store(network / FILE)
-    store.write([trained(1)], 1.0)
-    store.close()
+        records.add(network, Entry(0.0, NO_RANK, Opened("train", 0, 1)), trained(0), at=1.0)
+    records.add(network, trained(1), at=1.0)
     assert records.read(network / FILE, RunRecord.digests)["batch"].tolist() == [0, 1]
     with sqlite3.connect(network / FILE) as database:
         assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
@@ -179,17 +175,13 @@ def batches_seen_by_a_colleague(folder: Path) -> list[int]:
 
 
 def test_a_record_that_is_over_is_read_where_nothing_can_be_written(shelf: Path) -> None:
-    store = Store(shelf / FILE)
-    store.write([Entry(0.0, NO_RANK, Opened("train", 0, 1)), trained(7)], 1.0)
-    store.close()
+    records.add(shelf, Entry(0.0, NO_RANK, Opened("train", 0, 1)), trained(7), at=1.0)
     assert batches_seen_by_a_colleague(shelf) == [7]
 
 
 @pytest.mark.parametrize(("journal", "end"), [("TRUNCATE", ""), ("TRUNCATE", "commit"), ("WAL", "commit")])
 def test_what_a_killed_writer_left_is_read_and_left_alone(shelf: Path, journal: str, end: str) -> None:
-    store = Store(shelf / FILE)
-    store.write([Entry(0.0, NO_RANK, Opened("train", 0, 1)), trained(7)], 1.0, run="train-0")
-    store.close()
+    records.add(shelf, Entry(0.0, NO_RANK, Opened("train", 0, 1)), trained(7), at=1.0, run="train-0")
     killed = subprocess.run([sys.executable, "-c", KILLED, str(shelf / FILE), journal, end], env=environment())
     assert killed.returncode == -signal.SIGKILL
     (shelf / f"{FILE}-shm").unlink(missing_ok=True)

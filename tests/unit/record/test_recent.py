@@ -20,16 +20,8 @@ def digests(*rows: tuple[int, int, float, float]) -> Array:
 
 
 def test_the_mean_of_a_batch_is_over_the_ranks_that_have_a_loss() -> None:
-    recent = RecentReader().take(
-        digests(
-            (0, 0, 1.0, 0.0),
-            (1, 0, 3.0, 0.1),
-            (0, 0, NO_LOSS, 0.5),
-            (0, 1, math.inf, 1.0),
-            (1, 1, 2.0, 1.1),
-            (0, 2, math.nan, 2.0),
-        )
-    )
+    first = (0, 0, 1.0, 0.0), (1, 0, 3.0, 0.1), (0, 0, NO_LOSS, 0.5)
+    recent = RecentReader().take(digests(*first, (0, 1, math.inf, 1.0), (1, 1, 2.0, 1.1), (0, 2, math.nan, 2.0)))
     assert recent.losses[:2] == ((0, 2.0), (1, 2.0))
     assert math.isnan(recent.losses[2][1])
     assert recent.ends == ((0, 0.0), (1, 1.0), (2, 2.0))  # by one clock: that of the rank that is furthest; of a forward
@@ -38,9 +30,8 @@ def test_the_mean_of_a_batch_is_over_the_ranks_that_have_a_loss() -> None:
 def test_a_later_look_adds_what_is_new_and_forgets_nothing() -> None:
     reader = RecentReader()
     reader.take(digests((0, 4, 1.0, 4.0), (1, 4, 3.0, 4.0), (0, 5, 1.0, 5.0)))
-    recent = reader.take(
-        digests((1, 4, 9.0, 4.0), (1, 5, 3.0, 5.0), (0, 5, 1.0, 5.0))
-    )  # of batch 4 it has the last rank only
+    # Of batch 4 it has the last rank only.
+    recent = reader.take(digests((1, 4, 9.0, 4.0), (1, 5, 3.0, 5.0), (0, 5, 1.0, 5.0)))
     assert recent.losses == ((4, 2.0), (5, 2.0))
     assert recent.ends == ((4, 4.0), (5, 5.0))
     assert reader.take(digests()).losses == recent.losses

@@ -46,12 +46,9 @@ SOME = {("run", "world_size", "text"), ("events", "rank", "text"), ("events", "b
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a row in each table."""
     folder = tmp_path_factory.mktemp("whole") / "train-1"
-    records.write(
-        folder, *(records.part(rank, *records.frames(batch), seq=batch + 1) for batch in range(4) for rank in (0, 1))
-    )
-    store = Store(folder / FILE)
-    store.write([records.tripped(0, *records.frames(4))], 101.0, standings.shown())
-    store.close()
+    parts = [records.part(rank, *records.frames(batch), seq=batch + 1) for batch in range(4) for rank in (0, 1)]
+    records.write(folder, *parts)
+    records.add(folder, records.tripped(0, *records.frames(4)), at=101.0, shown=standings.shown())
     return folder
 
 
@@ -153,13 +150,12 @@ def test_json_of_a_wrong_type_is_an_error_that_names_the_file(
     tmp_path: Path, whole: Path, kind: str, change: Callable[[Any], None]
 ) -> None:
     shutil.copytree(whole, tmp_path / "damaged")
-    store = Store(tmp_path / "damaged" / FILE)
-    store.write(
-        [Entry(0.0, NO_RANK, Desynced((Desync(1, "w", (0, 1), 2, DesyncPattern.UNKNOWN),), 0))],
-        102.0,
-        standings.shown(standings.standing(0)),
+    records.add(
+        tmp_path / "damaged",
+        Entry(0.0, NO_RANK, Desynced((Desync(1, "w", (0, 1), 2, DesyncPattern.UNKNOWN),), 0)),
+        at=102.0,
+        shown=standings.shown(standings.standing(0)),
     )
-    store.close()
     rewrite(tmp_path / "damaged" / FILE, kind, change)
     for command in (("report", "--rank", "0"), ("top", "--once")):
         done = rankwatch(command[0], str(tmp_path / "damaged"), *command[1:])
@@ -181,8 +177,7 @@ def pipe(path: Path) -> None:
 
 
 def long(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute("UPDATE run SET reason = ?", ("x" * (1 << 24),))
+    records.execute(path.parent, "UPDATE run SET reason = ?", "x" * (1 << 24))
 
 
 @pytest.mark.parametrize("harm", [endless, pipe, long])
@@ -196,7 +191,6 @@ def test_no_record_holds_up_a_list(tmp_path: Path, whole: Path, harm: Callable[[
 
 def test_a_time_to_come_does_not_keep_a_run_going(tmp_path: Path, whole: Path) -> None:
     shutil.copytree(whole, tmp_path / "damaged")
-    store = Store(tmp_path / "damaged" / FILE)
-    store.write([], time.time() + 86400, standings.shown(standings.standing(0)), boot="of another host")
-    store.close()
+    shown = standings.shown(standings.standing(0))
+    records.add(tmp_path / "damaged", at=time.time() + 86400, shown=shown, boot="of another host")
     assert [row.is_alive for row in read_rows(tmp_path)] == [False]

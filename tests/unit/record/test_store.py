@@ -114,9 +114,7 @@ def test_the_standings_are_the_last_written_ones(tmp_path: Path) -> None:
 
 
 def test_a_dump_is_complete_and_strict_json(tmp_path: Path) -> None:
-    begun = Store(tmp_path / FILE)
-    begun.write([*entries(EVENTS), trained(0, 0), trained(1, 0)], 100.0, run="train-1")
-    begun.close()
+    records.add(tmp_path, *entries(EVENTS), trained(0, 0), trained(1, 0), run="train-1")
     lines = [json.loads(line, parse_constant=pytest.fail) for line in dumped(tmp_path / FILE, frames=True)]
     assert lines[0] == {"what": "record", "run": "train-1"}
     whats = Counter(line["what"] for line in lines)
@@ -161,9 +159,8 @@ def test_an_abandoned_record_is_continued(tmp_path: Path, monkeypatch: pytest.Mo
         # No close(), as when a collector is killed.
         del begun
     digests = records.read(tmp_path / FILE, RunRecord.digests)
-    assert list(zip(digests["rank"], digests["batch"], strict=True)) == [
-        (rank, batch) for batch in range(5) for rank in (0, 1)
-    ]
+    parts = [(rank, batch) for batch in range(5) for rank in (0, 1)]
+    assert list(zip(digests["rank"], digests["batch"], strict=True)) == parts
     assert query(tmp_path / FILE, "SELECT count FROM digests") == [3, 3, 3, 1]
     assert query(tmp_path / FILE, "SELECT ranks FROM envelopes") == [2] * 5  # merged from two transactions
     assert query(tmp_path / FILE, "SELECT COUNT(*) FROM tables") == [1]
@@ -181,13 +178,8 @@ def test_a_rank_that_went_silent_long_ago_is_found_in_an_old_segment(
     begun.write(entries([(rank, makers.hello(rank, 3)) for rank in range(3)]), 100.0)
     begun.write([trained(0, 0), *(trained(1, batch) for batch in range(9))], 100.0)
     begun.close()
-    assert {(part.rank, part.seq) for part in records.read(tmp_path / FILE, RunRecord.progress)} == {
-        (0, 1),
-        (1, 6),
-        (1, 7),
-        (1, 8),
-        (1, 9),
-    }
+    progress = {(part.rank, part.seq) for part in records.read(tmp_path / FILE, RunRecord.progress)}
+    assert progress == {(0, 1), *((1, seq) for seq in range(6, 10))}
 
 
 def test_summaries_are_what_the_ranks_sent(tmp_path: Path) -> None:
@@ -297,8 +289,7 @@ def test_a_record_with_a_broken_middle_is_refused(tmp_path: Path) -> None:
         ("UPDATE events SET body = '[]', kind = 'surprise'", "surprise"),
         ("UPDATE events SET body = '{\"state\": \"asleep\"}', kind = 'left'", "asleep"),
     ):
-        with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
-            database.execute(change)
+        records.execute(tmp_path, change)
         with pytest.raises(StoreError, match=complaint):
             records.read(tmp_path / FILE, RunRecord.entries)
 
@@ -306,8 +297,7 @@ def test_a_record_with_a_broken_middle_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("schema", [-1, SCHEMA - 1, SCHEMA + 1])
 def test_a_record_of_another_version_is_refused_and_left_alone(tmp_path: Path, schema: int) -> None:
     opened(tmp_path / FILE).close()
-    with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
-        database.execute(f"PRAGMA user_version = {schema}")
+    records.execute(tmp_path, f"PRAGMA user_version = {schema}")
     before = (tmp_path / FILE).read_bytes()
     complaint = rf"run\.db: written by another rankwatch \(schema {schema}; known here: {SCHEMA}\): use that one"
     openers: list[Callable[[Path], object]] = [RunRecord, Store, lambda path: read_row(path.parent)]
@@ -343,10 +333,7 @@ FINISHED, FAILED = Decided(Outcome.FINISHED, "", False), Decided(Outcome.FAILED,
             RunRow("", batches=7, outcome="finished", is_over=True, is_final=True),
         ),
         # A trip after the decision begins no election.
-        (
-            [(NO_RANK, FINISHED), (0, TRIPPED), (0, Left(RankState.LOST)), (NO_RANK, END), (0, HELLO)],
-            RunRow("", batches=7),
-        ),
+        ([(NO_RANK, FINISHED), (0, TRIPPED), (0, Left(RankState.LOST)), (NO_RANK, END), (0, HELLO)], RunRow("", batches=7)),
         ([(NO_RANK, Reached((0, 1), ((0, -1, 0, 0), (4, 4, 0, 3)), (-1, 4)))], RunRow("", batches=5)),
         # What a rank was in when it was stopped is in no batch that it sent.
         ([(0, messages.Bye(4, "aborted", "", Moment(4, 4, 0, 3)))], RunRow("", batches=5)),

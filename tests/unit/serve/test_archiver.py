@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import records
 from collectors import until
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Entry, Opened
-from rankwatch_monitor.record.schema import FILE
-from rankwatch_monitor.record.store import Limits, Store
 from rankwatch_monitor.serve import archiver
 from rankwatch_monitor.serve.archiver import Archiver, command_of
 
@@ -30,11 +29,16 @@ def archiver_of(runs: Path, script: str) -> Archiver:
 def over(folder: Path, *, collector: str = "head", closed: bool = True) -> Path:
     """A record of a run that is over."""
     folder.mkdir(parents=True)
-    store = Store(folder / FILE, Limits())
     entries = [Entry(0.0, NO_RANK, Opened("train", 0, 1)), *([Entry(1.0, NO_RANK, Closed())] if closed else [])]
-    store.write(entries, 100.0, run=folder.name, collector=collector)
-    store.close()
+    records.add(folder, *entries, run=folder.name, collector=collector)
     return folder
+
+
+def archiving(runs: Path, script: str) -> Archiver:
+    """An archiver that was given one run."""
+    one = archiver_of(runs, script)
+    one.add(over(runs / "train-0").name)
+    return one
 
 
 def test_what_it_runs(tmp_path: Path) -> None:
@@ -54,10 +58,8 @@ def test_each_run_is_archived(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_failure_is_said_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    over(tmp_path / "train-0")
     script = f"echo >> {tmp_path}/tries; echo 'rankwatch: error: no such bucket'; test $(wc -l < {tmp_path}/tries) = 3"
-    one = archiver_of(tmp_path, script)
-    one.add("train-0")
+    one = archiving(tmp_path, script)
     until(lambda: (tmp_path / "train-0" / archiver.MARK).exists())
     one.close()
     again = "run train-0 is not archived, which is tried again in 0.01 s: no such bucket"
@@ -65,9 +67,7 @@ def test_a_failure_is_said_and_tried_again(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_a_run_that_cannot_be_archived_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    over(tmp_path / "train-0")
-    one = archiver_of(tmp_path, f"echo >> {tmp_path}/tries; exit 1")
-    one.add("train-0")
+    one = archiving(tmp_path, f"echo >> {tmp_path}/tries; exit 1")
     until(lambda: "tried 3 times" in caplog.text)
     one.close()
     assert (tmp_path / "tries").read_text() == "\n" * 3
@@ -96,9 +96,7 @@ def test_a_file_system_that_hangs_does_not_hold_a_job_up(
 def test_a_try_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archiver, "LIMIT", 0.1)
     monkeypatch.setattr(archiver, "PAUSES", ())
-    over(tmp_path / "train-0")
-    one = archiver_of(tmp_path, "exec sleep 600")
-    one.add("train-0")
+    one = archiving(tmp_path, "exec sleep 600")
     until(lambda: "it took more than 0.1 s" in caplog.text)
     one.close()
 
@@ -108,9 +106,7 @@ def test_a_signal_ends_the_wait_for_it(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(archiver, "PATIENCE", 0.0)
-    over(tmp_path / "train-0")
-    one = archiver_of(tmp_path, f"touch {tmp_path}/begun; exec sleep 300")
-    one.add("train-0")
+    one = archiving(tmp_path, f"touch {tmp_path}/begun; exec sleep 300")
     until((tmp_path / "begun").exists)
     closing = threading.Thread(target=one.close)
     closing.start()
@@ -124,9 +120,7 @@ def test_at_the_end_a_failure_is_not_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archiver, "PAUSES", (600.0,))
-    over(tmp_path / "train-0")
-    one = archiver_of(tmp_path, "exit 1")
-    one.add("train-0")
+    one = archiving(tmp_path, "exit 1")
     until(lambda: "is tried again in 600 s" in caplog.text)
     one.close()
     assert "tried 2 times" in caplog.messages[-1]
@@ -145,9 +139,7 @@ def test_a_restarted_collector_archives_what_its_predecessor_could_not(tmp_path:
 
 
 def test_a_run_that_ends_again_is_archived_again(tmp_path: Path) -> None:
-    over(tmp_path / "train-0")
-    one = archiver_of(tmp_path, f"echo $1 >> {tmp_path}/said")
-    one.add("train-0")
+    one = archiving(tmp_path, f"echo $1 >> {tmp_path}/said")
     until(lambda: (tmp_path / "train-0" / archiver.MARK).exists())
     one.add("train-0")
     one.close()
@@ -157,9 +149,7 @@ def test_a_run_that_ends_again_is_archived_again(tmp_path: Path) -> None:
 def test_a_run_that_ended_again_before_a_collector_was_killed(tmp_path: Path) -> None:
     for name in ("train-0", "train-1"):
         (over(tmp_path / name) / archiver.MARK).write_text("s3://bucket/runs\n")
-    store = Store(tmp_path / "train-1" / FILE, Limits())
-    store.write([Entry(2.0, NO_RANK, Closed())], 101.0)
-    store.close()
+    records.add(tmp_path / "train-1", Entry(2.0, NO_RANK, Closed()), at=101.0)
     one = archiver_of(tmp_path, f"echo $1 >> {tmp_path}/said")
     one.take_over("head")
     one.close()

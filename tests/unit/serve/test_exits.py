@@ -119,18 +119,9 @@ DETAILS = "total-vm:9000kB, anon-rss:8000kB, file-rss:0kB, shmem-rss:0kB"
 @pytest.mark.parametrize(
     ("log", "found"),
     [
-        (
-            f"<3>[  500.250000] Out of memory: Killed process 42 (python) {DETAILS}, UID:0 oom_score_adj:0",
-            "Out of memory",
-        ),
-        (
-            f"[  500.250000] Memory cgroup out of memory: Killed process 42 (python) {DETAILS}, UID:0",
-            "Memory cgroup out of memory",
-        ),
-        (
-            f"3,77,500250000,-;Memory cgroup out of memory: Killed process 42 (python) {DETAILS}, UID:0",
-            "Memory cgroup out of memory",
-        ),
+        (f"<3>[  500.250000] {OUT}: Killed process 42 (python) {DETAILS}, UID:0 oom_score_adj:0", OUT),
+        (f"[  500.250000] {CGROUP}: Killed process 42 (python) {DETAILS}, UID:0", CGROUP),
+        (f"3,77,500250000,-;{CGROUP}: Killed process 42 (python) {DETAILS}, UID:0", CGROUP),
         (f"Out of memory: Killed process 42 (python) {DETAILS}", OUT),
         (f"[  500.250000] Out of memory: Killed process 421 (python) {DETAILS}", ""),
         (f"[  400.250000] Out of memory: Killed process 42 (python) {DETAILS}", ""),

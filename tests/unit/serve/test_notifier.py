@@ -26,9 +26,8 @@ def told(command: str, report: Report = LOST) -> None:
 
 
 def test_it_has_the_report_and_the_essence_of_it(tmp_path: Path) -> None:
-    told(
-        f'cat > {tmp_path}/body; echo "$RANKWATCH_RUN/$RANKWATCH_OUTCOME/$RANKWATCH_CAUSE/$RANKWATCH_RUN_DIR" > {tmp_path}/env'
-    )
+    essence = "$RANKWATCH_RUN/$RANKWATCH_OUTCOME/$RANKWATCH_CAUSE/$RANKWATCH_RUN_DIR"
+    told(f'cat > {tmp_path}/body; echo "{essence}" > {tmp_path}/env')
     body = json.loads((tmp_path / "body").read_text())
     assert (body["event"], body["text"]) == ("verdict", "lost: rank 1 went silent")
     assert (body["run"]["id"], body["outcome"], body["reason"]) == ("train-0", "lost", "rank 1 went silent")
@@ -36,9 +35,8 @@ def test_it_has_the_report_and_the_essence_of_it(tmp_path: Path) -> None:
 
 
 def test_it_is_told_of_trouble_in_a_run_that_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    one = Notifier(
-        f'cat > {tmp_path}/$RANKWATCH_EVENT; echo "$RANKWATCH_TEXT/$RANKWATCH_OUTCOME/$RANKWATCH_RUN" >> {tmp_path}/env'
-    )
+    essence = "$RANKWATCH_TEXT/$RANKWATCH_OUTCOME/$RANKWATCH_RUN"
+    one = Notifier(f'cat > {tmp_path}/$RANKWATCH_EVENT; echo "{essence}" >> {tmp_path}/env')
     so_far = replace(LOST, outcome=Outcome.FINISHED, reason="")  # nothing is decided
     for _ in range(notifier.MOST_ALERTS + 3):
         one.alert(Alert(Trouble.STALL, "rank 1 stalled:\nno progress", so_far))

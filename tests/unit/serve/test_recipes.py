@@ -65,10 +65,8 @@ def tell(folder: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     (folder / name).write_text(python_of("behaviour.md", f"# {name}"))
     (folder / "report.txt").write_text("rankwatch: run train-0 lost\n")
     command = shlex.join([sys.executable, str(folder / name)])
-    for event in (
-        Alert(Trouble.STALL, STALLED, replace(LOST, folder=str(folder / "no"))),
-        replace(LOST, folder=str(folder)),
-    ):
+    stall = Alert(Trouble.STALL, STALLED, replace(LOST, folder=str(folder / "no")))
+    for event in (stall, replace(LOST, folder=str(folder))):
         notifier = Notifier(command)
         notifier.alert(event) if isinstance(event, Alert) else notifier.tell(event)
         notifier.close()

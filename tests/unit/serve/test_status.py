@@ -16,6 +16,7 @@ from typing import TextIO
 import pytest
 
 import crowds
+import standings
 from rankwatch_monitor.decide.report import RankStanding, RankState
 from rankwatch_monitor.record.follow import Follower
 from rankwatch_monitor.record.headroom import Headroom
@@ -26,8 +27,8 @@ from standings import shown
 WIDE = 200
 
 
-def standing(rank: int, batch: int = 7, *, quiet: str = "", state: RankState = RankState.RUNNING) -> RankStanding:
-    return RankStanding(rank, state, batch, 0, 0, "forward", 0.0, 0.0, quiet, 0, 0)
+def standing(rank: int, batch: int = 7, **changes: object) -> RankStanding:
+    return standings.standing(rank, batch=batch, **changes)
 
 
 @pytest.fixture(scope="module")

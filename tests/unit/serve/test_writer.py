@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -35,6 +35,7 @@ from rankwatch_monitor.serve.writer import RecordWriter
 from rankwatch_monitor.views import runs
 
 SOON = 10
+Hold: TypeAlias = Callable[[], tuple[threading.Event, threading.Event]]
 TABLE = makers.table()
 OPENED = Entry(0.0, NO_RANK, Opened("train", 0, 1))
 BYE = Entry(0.0, 0, messages.Bye(100, "finished", ""))
@@ -85,7 +86,7 @@ def retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[threading.Event, threading.Event]]:
+def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
     """Makes the disk hang. Returns an event that a write sets when it begins, and an event that the write then waits for."""
 
     def make() -> tuple[threading.Event, threading.Event]:
@@ -113,9 +114,7 @@ def test_entries_reported_as_stored_are_on_disk(bench: Bench) -> None:
     assert is_unfinished(bench.folder / "train-0" / FILE, "ours") is False  # no rank is known
 
 
-def test_a_record_that_is_half_made_is_no_run(
-    tmp_path: Path, hold: Callable[[], tuple[threading.Event, threading.Event]]
-) -> None:
+def test_a_record_that_is_half_made_is_no_run(tmp_path: Path, hold: Hold) -> None:
     begun, go_on = hold()
     first = Bench(tmp_path)
     first.recorder.append("train-0", [OPENED, *trained(0)])
@@ -136,12 +135,11 @@ def test_batches_wait_for_others_until_something_is_urgent(bench: Bench, monkeyp
 
 
 def test_the_record_of_a_run_that_is_over_is_closed_and_may_be_opened_again(bench: Bench) -> None:
-    bench.recorder.append(
-        "train-0", [OPENED, Entry(0.0, 0, makers.hello()), *trained(0), BYE, Entry(0.0, NO_RANK, Closed())]
-    )
+    hello, closed = Entry(0.0, 0, makers.hello()), Entry(0.0, NO_RANK, Closed())
+    bench.recorder.append("train-0", [OPENED, hello, *trained(0), BYE, closed])
     bench.await_stored("train-0", 100)
     assert [path.name for path in (bench.folder / "train-0").iterdir()] == [FILE]
-    bench.recorder.append("train-0", [Entry(0.0, 0, makers.hello()), *trained(200), BYE])
+    bench.recorder.append("train-0", [hello, *trained(200), BYE])
     bench.await_stored("train-0", 100)
     bench.recorder.close()
     assert bench.recorded() == [0, 200]
@@ -251,10 +249,7 @@ def test_a_slow_disk_loses_nothing_at_the_end(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_disk_that_does_not_answer_is_given_up_at_the_end(
-    tmp_path: Path,
-    hold: Callable[[], tuple[threading.Event, threading.Event]],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, hold: Hold, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorders, "STUCK", 0.05)
     bench = Bench(tmp_path)
@@ -292,10 +287,7 @@ def test_an_internal_error_ends_only_the_record_of_its_run(
 
 
 def test_a_disk_that_is_too_slow_loses_only_batches(
-    bench: Bench,
-    hold: Callable[[], tuple[threading.Event, threading.Event]],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    bench: Bench, hold: Hold, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorders, "MAX_WAITING", 2 * 5 * 9 * TABLE.rows)
     begun, go_on = hold()
@@ -319,7 +311,7 @@ def test_a_disk_that_is_too_slow_loses_only_batches(
 
 
 def test_batches_of_one_key_leave_room_for_those_of_another(
-    bench: Bench, hold: Callable[[], tuple[threading.Event, threading.Event]], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 9 * TABLE.rows
     monkeypatch.setattr(recorders, "MAX_WAITING", 40 * size)
@@ -394,9 +386,8 @@ def test_the_least_headroom_of_the_stored_batches_is_reported(tmp_path: Path) ->
 
     recorder = RecordWriter(tmp_path, lambda: None, Limits(), RunsFolder(tmp_path).begin, tell)
     table = FrameTable((makers.frame(makers.reading("output", dtype="float16")).spec,))
-    summaries = [
-        makers.summary(batch, of=table)._replace(abs_max=pack("f", [high])) for batch, high in enumerate((1.0, 1024.0))
-    ]
+    columns = [pack("f", [high]) for high in (1.0, 1024.0)]
+    summaries = [makers.summary(batch, of=table)._replace(abs_max=column) for batch, column in enumerate(columns)]
     entries = [Entry(0.0, 0, Trained(summary.batch + 1, summary, table)) for summary in summaries]
     recorder.append("train-0", [OPENED, *entries])
     assert told.wait(SOON)

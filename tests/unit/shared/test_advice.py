@@ -16,6 +16,7 @@ from rankwatch.shared.trip import BadWeight
 
 HALF = trip(reading("output", INF, dtype="float16"), module="decoder.wo")
 FULL = trip(reading("output", INF), module="decoder.wo")
+LOSS = trip(reading("loss", INF, kind=Kind.LOSS))
 MATMUL = replace(
     makers.made_by("aten.mm.default"),
     inputs=(reading("self", 2e2, dtype="float16"), reading("mat2", 6e2, dtype="float16")),
@@ -29,10 +30,8 @@ SQRT = replace(
     operands=(1.0, 0.0),
     shapes=((2,), (2,)),
 )
-FINITE = CloseUp(
-    of=3, recurred=3, precision=(Precision("float32", State.FINITE, 7e4), Precision("float64", State.FINITE, 7e4))
-)
-NOWHERE = replace(FINITE, precision=(Precision("float32", State.INF, INF), Precision("float64", State.INF, INF)))
+FINITE = CloseUp(of=3, recurred=3, precision=tuple(Precision(wide, State.FINITE, 7e4) for wide in ("float32", "float64")))
+NOWHERE = replace(FINITE, precision=tuple(one._replace(state=State.INF, abs_max=INF) for one in FINITE.precision))
 
 
 FED = replace(FULL, root_inputs=(reading("input[mask]", INF, low=0.0), reading("input[x]", NAN)))
@@ -64,17 +63,12 @@ def weights(*finite_in: int, at: int, step: int | None = None, kind: Kind = Kind
         (Cause.OVERFLOW, replace(HALF, operator=makers.made_by()), NOWHERE, "scale or clamp what goes into decoder.wo"),
         (Cause.OVERFLOW, replace(FULL, operator=makers.made_by()), None, "scale or clamp what goes into decoder.wo"),
         (Cause.OVERFLOW, FULL, None, 'detect_overflow(x, "name") within the forward of decoder.wo'),
-        (
-            Cause.OVERFLOW,
-            trip(reading("loss", INF, kind=Kind.LOSS)),
-            None,
-            "scale or clamp the outputs that the loss is made",
-        ),
+        (Cause.OVERFLOW, LOSS, None, "scale or clamp the outputs that the loss is made"),
         (Cause.OVERFLOW, trip(reading("loss", INF, dtype="float16", kind=Kind.LOSS)), None, "compute the loss in float32"),
         (Cause.OVERFLOW, replace(FULL, operator=CONSTANT), None, "the numbers that the code puts there, at model.py:87"),
         (Cause.SINGULAR, replace(FULL, operator=makers.made_by()), None, "at model.py:87"),
         (Cause.SINGULAR, FULL, None, "in decoder.wo"),
-        (Cause.SINGULAR, trip(reading("loss", INF, kind=Kind.LOSS)), None, "look at the loss function"),
+        (Cause.SINGULAR, LOSS, None, "look at the loss function"),
         (Cause.INVALID, FULL, None, "clamp what goes in, in decoder.wo"),
         (Cause.WEIGHT, weights(-1, at=0), None, "check the checkpoint and the initialisation"),
         (Cause.WEIGHT, weights(12, at=13), None, "load a checkpoint from before batch 12"),
@@ -87,15 +81,10 @@ def weights(*finite_in: int, at: int, step: int | None = None, kind: Kind = Kind
         (Cause.DATA, FED, replace(FINITE, capsule="capsule"), "rankwatch replay finds the rows"),
         (Cause.UPSTREAM, FULL, None, "leads to decoder.wo"),
         (Cause.UPSTREAM, FULL, makers.closeup(), "scale or clamp what goes in, at model.py:87"),
-        (
-            Cause.UPSTREAM,
-            FULL,
-            makers.closeup(operator=LOG),
-            "add an epsilon below the division, or within the root or log, at",
-        ),
+        (Cause.UPSTREAM, FULL, makers.closeup(operator=LOG), "below the division, or within the root or log, at"),
         (Cause.UPSTREAM, replace(FULL, received="all_reduce"), None, "look at the ranks whose parts went into it"),
         (Cause.UPSTREAM, replace(FULL, changed="proj (Linear)"), None, "what changes the output of proj (Linear) in place"),
-        (Cause.UPSTREAM, trip(reading("loss", INF, kind=Kind.LOSS)), None, "which one makes the output bad"),
+        (Cause.UPSTREAM, LOSS, None, "which one makes the output bad"),
         (Cause.UPSTREAM, replace(FULL, operator=makers.made_by()), None, "a tensor that the module keeps"),
         (Cause.REDUCTION, HALF, None, "reduce in float32 or bfloat16, or divide by the world size before"),
         (Cause.REDUCTION, FULL, None, "divide by the world size before the sum"),

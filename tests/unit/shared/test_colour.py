@@ -52,9 +52,8 @@ def test_what_is_bad_is_red_and_what_labels_is_bold() -> None:
 
 
 def test_a_run_that_finished_is_not_red() -> None:
-    assert lines_in("1", coloured("rankwatch: run a finished: 2 ranks", Terminal())) == [
-        "rankwatch: run a finished: 2 ranks"
-    ]
+    finished = "rankwatch: run a finished: 2 ranks"
+    assert lines_in("1", coloured(finished, Terminal())) == [finished]
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])

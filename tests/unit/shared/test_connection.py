@@ -18,8 +18,12 @@ KEY = "k" * 40
 CONNECTION = Connection("tcp://127.0.0.1:27077", KEY, KEY, KEY, "train")
 
 
-def test_a_private_file_round_trips(tmp_path: Path) -> None:
-    path = tmp_path / "connection.json"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "connection.json"
+
+
+def test_a_private_file_round_trips(path: Path) -> None:
     os.umask(0)
     try:
         write(CONNECTION, path)
@@ -35,8 +39,7 @@ def test_a_missing_folder_is_not_created(tmp_path: Path) -> None:
         write(CONNECTION, tmp_path / "mistyped" / "connection.json")
 
 
-def test_the_text_itself_serves_in_the_environment(tmp_path: Path) -> None:
-    path = tmp_path / "connection.json"
+def test_the_text_itself_serves_in_the_environment(path: Path) -> None:
     write(CONNECTION, path)
     assert read(path.read_text()) == CONNECTION
 
@@ -47,8 +50,7 @@ def test_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o622])
-def test_readable_by_others(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "connection.json"
+def test_readable_by_others(path: Path, mode: int) -> None:
     write(CONNECTION, path)
     path.chmod(mode)
     with pytest.raises(ConnectionFileError, match=f"has mode {mode:04o}.*chmod 600"):
@@ -72,8 +74,7 @@ def _body(**changes: Any) -> str:
         (_body(rankwatch_connection=[FORMAT[0] + 1, 0]), "is of version 2, this rankwatch reads version 1"),
     ],
 )
-def test_malformed_or_of_another_version(tmp_path: Path, text: str, complaint: str) -> None:
-    path = tmp_path / "connection.json"
+def test_malformed_or_of_another_version(path: Path, text: str, complaint: str) -> None:
     path.write_text(text)
     path.chmod(0o600)
     with pytest.raises(ConnectionFileError, match=complaint):

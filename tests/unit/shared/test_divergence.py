@@ -10,14 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
-from rankwatch.shared.divergence import (
-    KEPT,
-    Divergence,
-    LossHistory,
-    LossRows,
-    describe_divergence,
-    find_divergence,
-)
+from rankwatch.shared.divergence import KEPT, Divergence, LossHistory, LossRows, describe_divergence, find_divergence
 from rankwatch.shared.frame import BatchSummary, FrameTable, Kind, Reading, State, pack
 
 STEADY = [2.3, 2.1, 2.4, 2.0, 2.2, 1.9, 2.1, 1.8] * 3

@@ -45,11 +45,9 @@ def test_a_summary_gives_its_frames_back() -> None:
     )
     first, second = summary.frames(table)
     assert (first.position, second.position) == (Position(7, 0, 0), Position(7, 0, 1))
-    assert [(r.label, r.abs_min, r.abs_max, r.state) for r in (*first.readings, *second.readings)] == [
-        ("weight", 1, 4, State.FINITE),
-        ("output", 2, 5, State.FINITE),
-        ("output", 3, makers.INF, State.INF),
-    ]
+    found = [(r.label, r.abs_min, r.abs_max, r.state) for r in (*first.readings, *second.readings)]
+    finite = [("weight", 1, 4, State.FINITE), ("output", 2, 5, State.FINITE)]
+    assert found == [*finite, ("output", 3, makers.INF, State.INF)]
 
 
 def test_the_frames_of_a_later_part_continue_the_count() -> None:

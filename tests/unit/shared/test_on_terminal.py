@@ -47,9 +47,8 @@ rankwatch: first inf in run demo-0
 
 
 def test_a_title_is_wrapped_below_its_text() -> None:
-    assert wrapped("rankwatch: this was the demo: it was caught\n", 30) == (
-        "rankwatch: this was the demo:\n           it was caught\n"
-    )
+    text = wrapped("rankwatch: this was the demo: it was caught\n", 30)
+    assert text == "rankwatch: this was the demo:\n           it was caught\n"
 
 
 @given(

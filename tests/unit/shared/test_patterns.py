@@ -76,10 +76,7 @@ def test_the_blocks_of_a_large_model_are_looked_at_as_one() -> None:
     assert len(known.for_a("*.atn:*")) == 4 * 8  # numbers of one digit, of two, three and four
     assert {name.split(".")[1] for name in known.for_a("layers.7.*")} >= {"7", "77", "777"}
     lines = describe_unmatched("ignore", ["layers.*.q_prj:*", "layers.1777.norn:*", "layers.1777.norm:*"], names, "module")
-    assert [line.partition("did you mean ")[2] for line in lines] == [
-        "'layers.*.q_proj:*'?",
-        "'layers.1777.norm:*'?",
-    ]
+    assert [line.partition("did you mean ")[2] for line in lines] == ["'layers.*.q_proj:*'?", "'layers.1777.norm:*'?"]
     many = [f"*.no-{number}" for number in range(256)]
     assert 3 < len(unmatched(many, names)) < 256
     hashed = {f"{number:x}".translate(str.maketrans("0123456789", "ghijklmnop")) for number in range(100_000)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import msgpack
 import pytest
@@ -12,53 +12,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
+from fuzz.atheris_wire import decode_or_refuse
+from fuzz.make_corpus import ONE_OF_EACH
 from rankwatch.errors import ProtocolError
 from rankwatch.shared import data, fields, messages, wire
 from rankwatch.shared.closeup import CloseUp
 from rankwatch.shared.fingerprint import FingerprintTable, RankMesh
 from rankwatch.shared.frame import FrameTable, Moment, Phase
 from rankwatch.shared.notice import NoticeKind, describe_notice
-from rankwatch.shared.printable import paragraph, printable
+from rankwatch.shared.printable import printable
 from rankwatch.shared.tuning import NO_CHANGE, Check, Tuning
 
 MESSAGES: list[messages.Message] = [
-    makers.hello(3, 8, gpu=makers.gpu(3)),
-    messages.Welcome("train-0", 1.0, 2.0, 7, "/runs/train-0", "head", 8192),
-    messages.Table(makers.table()),
+    *ONE_OF_EACH,
     messages.Table(FrameTable(tuple(makers.frame(phase=phase).spec for phase in Phase))),
-    messages.Batch(4, makers.summary(149, traced=True)),
-    messages.Batch(4, makers.summary(149, first=43)),
+    messages.Batch(4, makers.summary(149, first=43, traced=True)),
     messages.Tripped(5, makers.trip(makers.reading("input[0]", 3e4, dtype="float16"), makers.reading("output", makers.INF))),
-    messages.Tripped(
-        5, makers.trip(makers.reading("grad_output"), makers.reading("weight.grad", makers.INF), loss_scale=2.0**90)
-    ),
+    messages.Tripped(5, makers.trip(makers.reading("weight.grad", makers.INF), loss_scale=2.0**90)),
     messages.Tripped(5, makers.evidenced_trip()),
-    messages.LookedCloser(6, makers.closeup()),
     messages.LookedCloser(6, CloseUp(operator=makers.made_by(node="SqrtBackward0"))),
     messages.LookedCloser(6, CloseUp(note="not repeated: it communicates by c10d.allreduce_")),
     messages.Noticed(6, makers.notice(growth=-0.25)),
     messages.Noticed(7, makers.notice(NoticeKind.ZEROS, value=1.0, dtype="float32")),
     makers.beat(3, 0, 17, phase="backward"),
-    messages.Fingerprints(makers.fingerprint_table()),
-    messages.Fingerprinted(12, makers.fingerprint(makers.fingerprint_table())),
-    messages.Off(7, "switched itself off in batch 3"),
     messages.Probe(Moment(0, -1, 2, 0)),
-    messages.Inspect(3),
-    messages.Inspected(3, "train.py:31 in load", ("main thread", "  train.py:31 in load")),
-    messages.Abort("rank 1 of 2", 1, 1000.0, 10.0, 300.0, 7, "decoder.wo", "overflow"),
-    messages.Stay(300.0),
-    messages.Listen("train-0", 3, "b1"),
-    messages.End("b1"),
-    messages.Ack(9, abort=True, handled=11),
     messages.Bye(10, "failed", "KeyError: 'x'"),
-    messages.Error("no", "hello"),
     messages.Tune("train-0", Tuning(10, ("a.*",), (), (149,), Check.ASYNC)),
     messages.Tune(),
-    messages.Tuned(("train-0", "gan-0"), 16, ("modules: 'a' matches no module",)),
-    messages.Invite("train"),
-    messages.Invited("train", "p" * 40, "s" * 40),
 ]
-
+OF_EACH = pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 
 OPTIONAL = {messages.Tripped: (12, 19), messages.LookedCloser: (0,)}
 """The parts that may be nothing: the operator, and whether the trip recurs."""
@@ -98,20 +80,16 @@ def test_golden_bytes() -> None:
 # fmt: on
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+@OF_EACH
 def test_every_message_round_trips(message: messages.Message) -> None:
     assert wire.decode(wire.encode(message)) == message
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+@OF_EACH
 def test_the_kind_is_known_before_a_message_is_decoded(message: messages.Message) -> None:
     data = memoryview(wire.encode(message))
     told = wire.is_batch(data), wire.is_beat(data), wire.is_ack(data)
-    assert told == (
-        isinstance(message, messages.Batch),
-        isinstance(message, messages.Beat),
-        isinstance(message, messages.Ack),
-    )
+    assert told == tuple(isinstance(message, kind) for kind in (messages.Batch, messages.Beat, messages.Ack))
 
 
 def test_nan_and_inf_travel_in_the_columns() -> None:
@@ -146,7 +124,7 @@ def test_a_newer_minor_version_may_add_fields_and_kinds() -> None:
     assert wire.decode(msgpack.packb(["SURPRISE", 1])) == messages.Unknown("SURPRISE")
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+@OF_EACH
 def test_every_field_is_checked(message: messages.Message) -> None:
     """A wrong value in any field of any message is refused, and the refusal names the message."""
     wrong_for_all: tuple[Any, ...] = (None, {}, [None] * 99, -(2**40), b"\xff", makers.NAN)
@@ -177,7 +155,7 @@ def test_a_message_is_the_same_in_parts_as_at_once(sent: list[Any], bytes_at_onc
                 wire._unpack_parts(broken, 100, 1000)
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+@OF_EACH
 def test_every_message_round_trips_in_parts(message: messages.Message, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "PART_BYTES", 8)
     assert wire._decode(wire.encode(message)) == message
@@ -220,12 +198,8 @@ def test_columns_must_fit_each_other_and_their_specs() -> None:
         wire.decode(msgpack.packb([kind, seq, [*summary[:7], *halves, *summary[9:]]]))
     with pytest.raises(ProtocolError, match="is no state"):
         wire.decode(msgpack.packb([kind, seq, [*summary[:9], b"\xff\x00\x00", *summary[10:]]]))
-    for norm, memory, said in (
-        (-2.0, 0, "gradient_norm"),
-        (1.0, -1, "memory"),
-        (1, 0, "gradient_norm"),
-        (1.0, 2**63, "memory"),
-    ):
+    norms, memories = [(norm, 0, "gradient_norm") for norm in (-2.0, 1)], [(1.0, memory, "memory") for memory in (-1, 2**63)]
+    for norm, memory, said in (*norms, *memories):
         with pytest.raises(ProtocolError, match=said):
             wire.decode(msgpack.packb([kind, seq, [*summary[:10], norm, memory]]))
     kind, seq, trip = msgpack.unpackb(wire.encode(messages.Tripped(4, makers.trip())))
@@ -362,41 +336,15 @@ def test_too_large_is_refused_unread() -> None:
         wire.decode(b"\x00" * (wire.MAX_MESSAGE_BYTES + 1))
 
 
-@given(st.binary(max_size=200))
-def test_noise_is_refused(data: bytes) -> None:
-    _decode_or_refuse(data)
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(), st.lists
-    )
-)
-def test_any_msgpack_is_refused_or_read(value: Any) -> None:
-    _decode_or_refuse(msgpack.packb(value))
-
-
-@given(message=st.sampled_from(MESSAGES), data=st.data())
-def test_a_damaged_message_is_refused_or_read(message: messages.Message, data: st.DataObject) -> None:
-    whole = bytearray(wire.encode(message))
-    for _ in range(data.draw(st.integers(1, 4))):
-        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    _decode_or_refuse(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
-
-
-def test_every_kind_of_message_is_among_those_of_the_tests() -> None:
-    assert {type(message) for message in MESSAGES} | {messages.Unknown} == set(get_args(messages.Message))
-
-
 HOSTILE = "\x1b[2J\x1b]0;title\x07\r\nrankwatch: run train-0: finished\u2028\u202e\u200b"
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+@OF_EACH
 def test_every_text_of_a_message_is_printable(message: messages.Message) -> None:
     """Whatever a peer puts in the place of any text."""
     kind, *values = msgpack.unpackb(wire.encode(message))
     for broken in _with_each_text_replaced(values, HOSTILE):
-        _decode_or_refuse(msgpack.packb([kind, *broken]))
+        decode_or_refuse(msgpack.packb([kind, *broken]))
     assert wire.decode(msgpack.packb([HOSTILE])) == messages.Unknown(printable(HOSTILE))
 
 
@@ -404,7 +352,7 @@ def test_every_text_of_a_message_is_printable(message: messages.Message) -> None
 def test_any_text_of_a_message_is_printable(message: messages.Message, text: str, data: st.DataObject) -> None:
     kind, *values = msgpack.unpackb(wire.encode(message))
     if replaced := list(_with_each_text_replaced(values, text)):
-        _decode_or_refuse(msgpack.packb([kind, *data.draw(st.sampled_from(replaced))]))
+        decode_or_refuse(msgpack.packb([kind, *data.draw(st.sampled_from(replaced))]))
 
 
 def test_a_name_of_any_length_leaves_a_batch_with_its_table() -> None:
@@ -427,38 +375,6 @@ def _with_each_text_replaced(value: Any, text: str) -> Iterator[Any]:
     for index, part in enumerate(value) if isinstance(value, list) else ():
         for replaced in _with_each_text_replaced(part, text):
             yield [*value[:index], replaced, *value[index + 1 :]]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every text in a message, at any depth: those of fields that are added later as well."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _texts(part)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _texts(getattr(value, field.name))
-
-
-LINES = {messages.Bye: "text", messages.Off: "text", messages.Error: "text", messages.Abort: "reason"}
-"""The texts that may have many lines."""
-
-
-def _check_texts(message: messages.Message) -> None:
-    of_lines = getattr(message, LINES[type(message)]) if type(message) in LINES else None
-    for text in _texts(message):
-        assert text == (paragraph(text) if text == of_lines else printable(text))
-
-
-def _decode_or_refuse(data: bytes) -> None:
-    try:
-        message = wire.decode(data)
-    except ProtocolError:
-        return
-    _check_texts(message)
-    if not isinstance(message, messages.Unknown):
-        wire.encode(message)
 
 
 def test_the_meshes_of_a_fingerprint_table_are_bounded_in_all() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from rankwatch_monitor.decide.desync import Desync, DesyncPattern
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Desynced, Entry
 from rankwatch_monitor.decide.report import Outcome, RankStack, RankStanding, RankState, Stall
 from rankwatch_monitor.record.schema import FILE
-from rankwatch_monitor.record.store import Limits, Store
+from rankwatch_monitor.record.store import Limits
 from rankwatch_monitor.views import batch, details, rank
 
 OVER = [Entry(3.0, NO_RANK, Decided(Outcome.FINISHED, "", False)), Entry(3.0, NO_RANK, Closed())]
@@ -48,8 +46,7 @@ def of_rank(run: Path, number: int, frames: int = 21) -> tuple[str, dict[str, An
 
 
 def forget(run: Path, table: str, condition: str) -> None:
-    with closing(sqlite3.connect(run / FILE)) as database, database:
-        database.execute(f"DELETE FROM {table} WHERE {condition}")
+    records.execute(run, f"DELETE FROM {table} WHERE {condition}")
 
 
 def test_a_batch_as_its_rank_sent_it(tmp_path: Path) -> None:
@@ -113,17 +110,14 @@ def test_without_a_rank_the_culprits_batch_is_shown(tmp_path: Path) -> None:
     assert (told["rank"], told["frames_by_trip"], told["frames"][0]["readings"][1]["state"]) == (1, 1, "inf")
     assert of_batch(run, 5, 0)[1]["frames_by_trip"] == 0
     late = records.tripped(0, *two(5), frame(reading("grad_output", NAN), at=(5, 0, 2)))
-    again = Store(run / FILE)
-    again.write([late], 100.0)
-    again.close()
+    records.add(run, late)
     assert "all 3, as the rank sent them; the last 1 came with its trip" in of_batch(run, 5, 0)[0]
 
 
 def test_a_batch_without_a_stored_summary(tmp_path: Path) -> None:
     sent = [records.part(0, *two(number)) for number in range(8)]
-    other = records.part(
-        1, *two(5, NAN), frame(reading("output", INF, low=0.25), reading("none"), at=(5, 0, 2), module="wide")
-    )
+    wide = frame(reading("output", INF, low=0.25), reading("none"), at=(5, 0, 2), module="wide")
+    other = records.part(1, *two(5, NAN), wide)
     run = records.write(tmp_path / "train-1", *sent, other, *OVER)
     forget(run, "summaries", "batch IN (4, 5, 6)")
     text, told = of_batch(run, 5, 0)
@@ -212,9 +206,7 @@ def test_a_rank_that_tripped(tmp_path: Path) -> None:
     assert [part["batch"] for part in told["batches"]] == list(range(2, 12))
     assert told["batches_as_sent"] == list(range(12))
     assert [notice["rank"] for notice in told["notices"]] == [1]
-    assert (
-        "  replicas   rank 1 of 2 (node0): layers.3.weight differs from the other 2 since step 9, equal at step 8; " in text
-    )
+    assert "replicas   rank 1 of 2 (node0): layers.3.weight differs from the other 2 since step 9, equal at step 8; " in text
     assert [one["parameter"] for one in told["desync"]] == ["layers.3.weight"]
 
 
@@ -253,9 +245,7 @@ def test_a_culprit_and_one_that_was_not_the_first(tmp_path: Path) -> None:
 def test_a_running_rank_and_one_that_never_connected(tmp_path: Path) -> None:
     run = records.write(tmp_path / "train-1", records.part(0, *two(3)), world_size=1)
     standing = RankStanding(0, RankState.RUNNING, 4, 0, 7, "backward", 0.5, 1.5, "", 3, 0)
-    store = Store(run / FILE)
-    store.write([], 100.0, standings.shown(standing))
-    store.close()
+    records.add(run, shown=standings.shown(standing))
     text, told = of_rank(run, 0)
     assert "  state      running\n" in text
     assert "  position   batch 4, frame 7, phase backward; moved 1.5 s ago; heard 0.5 s ago\n" in text

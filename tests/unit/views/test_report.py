@@ -47,19 +47,8 @@ def report(of: Verdict | None, outcome: Outcome = Outcome.ABORTED, **changes: ob
         RankRow(rank, rank % 4, f"node{rank // 4}", 100 + rank, 149, RankState.ABORTED, rank != 2, 0, "")
         for rank in range(8)
     )
-    fields: dict[str, object] = {
-        "run": "train-0",
-        "job": "train",
-        "restart": 0,
-        "world_size": 8,
-        "outcome": outcome,
-        "reason": "",
-        "verdict": of,
-        "frames_in_batch": 618,
-        "acknowledged_in": 0.041,
-        "ranks": rows,
-    }
-    return Report(**{**fields, **changes})  # type: ignore[arg-type]
+    plain = Report("train-0", "train", 0, 8, outcome, "", of, frames_in_batch=618, acknowledged_in=0.041, ranks=rows)
+    return replace(plain, **changes)  # type: ignore[arg-type]
 
 
 FRAMES = (
@@ -115,18 +104,8 @@ def test_the_closeup_stands_around_the_cause_and_the_command_at_the_end() -> Non
     found = makers.closeup(is_eager=False)
     head = as_text.render_head(looked_at(found))
     titles = [line[2:12].strip() for line in head.splitlines()[1:]]
-    assert [title for title in titles if title] == [
-        "culprit",
-        "operator",
-        "cause",
-        "recurs",
-        "precision",
-        "close-up",
-        "certainty",
-        "abort",
-        "try",
-        "replay",
-    ]
+    in_order = "culprit operator cause recurs precision close-up certainty abort try replay"
+    assert [title for title in titles if title] == in_order.split()
     assert (
         "  operator   aten.exp at model.py:87, in forward: e = torch.exp(scores)\n"
         "             self (2, 3) float32, abs max 1.00e+03 -> inf\n"
@@ -140,12 +119,7 @@ def test_a_closeup_that_never_came_is_said_to_be_missing() -> None:
     assert "  operator   aten.exp at model.py:87" in head  # the trip alone names it
     assert "  close-up   rank 5 announced one within 2 s, and none has arrived\n" in head
     parsed = as_json.to_dict(looked_at(None))["verdict"]["closeup"]
-    assert (parsed["operator"], parsed["recurred"], parsed["of"], parsed["precision"]) == (
-        "aten.exp.default",
-        None,
-        None,
-        {},
-    )
+    assert [parsed[name] for name in ("operator", "recurred", "of", "precision")] == ["aten.exp.default", None, None, {}]
     assert parsed["note"] == "rank 5 announced one within 2 s, and none has arrived"
 
 
@@ -160,10 +134,7 @@ def test_the_closeup_for_programs() -> None:
         "recurred": 3,
         "of": 3,
         "eager": True,
-        "precision": {
-            "float32": {"state": "finite", "abs_max": 1.2e5},
-            "float64": {"state": "inf", "abs_max": None},
-        },
+        "precision": {"float32": {"state": "finite", "abs_max": 1.2e5}, "float64": {"state": "inf", "abs_max": None}},
         "machine": "gpu07, NVIDIA H100, GPU-5f3a, PCI 00000000:3B:00.0, driver 550.54",
         "note": "not run again in bfloat16: out of memory",
     }
@@ -186,10 +157,8 @@ def test_numbers_of_a_rank_that_json_does_not_have_are_null() -> None:
     operator = replace(makers.made_by(), inputs=(reading("self", NAN), reading("other", INF)), shapes=())
     found = makers.closeup(operator=operator, precision=(Precision("float32", State.FINITE, INF),))
     parsed = json.loads(as_json.render(looked_at(found)), parse_constant=lambda name: 1 / 0)["verdict"]["closeup"]
-    assert [(one["abs_max"], one["state"], one["shape"]) for one in parsed["inputs"]] == [
-        (None, "nan", None),
-        (None, "inf", None),
-    ]
+    inputs = [(one["abs_max"], one["state"], one["shape"]) for one in parsed["inputs"]]
+    assert inputs == [(None, "nan", None), (None, "inf", None)]
     assert parsed["precision"] == {"float32": {"state": "finite", "abs_max": None}}
 
 
@@ -242,20 +211,10 @@ def test_strict_json_without_nan_or_infinity() -> None:
     assert parsed["run"] == {"id": "train-0", "job": "train", "restart": 0, "world_size": 8}
     assert parsed["outcome"] == "aborted"
     expected = {
-        "rank": 5,
-        "local_rank": 1,
-        "host": "node1",
-        "batch": 149,
-        "optimizer_step": 37,
-        "frame": 412,
-        "module": "decoder.block.2.dropout",
-        "module_class": "Linear",
-        "reading": "output",
-        "state": "inf",
-        "dtype": "float16",
-        "certainty": "complete",
-        "missing_ranks": [],
-    }
+        "rank": 5, "local_rank": 1, "host": "node1", "batch": 149, "optimizer_step": 37, "frame": 412,
+        "module": "decoder.block.2.dropout", "module_class": "Linear", "reading": "output", "state": "inf",
+        "dtype": "float16", "certainty": "complete", "missing_ranks": [],
+    }  # fmt: skip
     assert {key: parsed["verdict"][key] for key in expected} == expected
     assert parsed["verdict"]["also"][0]["rank"] == 6
     assert parsed["frames"][1]["readings"][2] == {
@@ -414,9 +373,7 @@ def test_replicas_that_differ_and_what_to_do() -> None:
     compared = Compared(140, 146, 4, 141, False)
     text = as_text.render(report(None, Outcome.FINISHED, desync=(FLIPPED,), compared=compared))
     assert "not equal at step 140" in text
-    assert (
-        "rank 1 of 8 (gpu07, GPU-5f3a): layers.3.weight differs from the other 3 since step 120, equal at step 104" in text
-    )
+    assert "1 of 8 (gpu07, GPU-5f3a): layers.3.weight differs from the other 3 since step 120, equal at step 104" in text
     assert WORDS[DesyncPattern.ONE_RANK].remedy in text
     many = tuple(replace(FLIPPED, origin=number) for number in range(20))
     assert "and 17 more: report.json" in as_text.render(report(None, Outcome.FINISHED, desync=many, desync_unkept=5))

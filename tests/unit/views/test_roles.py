@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import makers
-from desk import Desk
+from desk import Desk, connected
 from rankwatch.shared import messages
 from rankwatch_monitor.decide.desync import Desync, DesyncPattern
 from rankwatch_monitor.views.roles import in_order
 
 
 def shown(desk: Desk) -> list[tuple[int, str, bool]]:
-    (run,) = desk.ledger.runs.values()
-    return [(one.row.rank, one.text, one.is_cause) for one in in_order(run.report())]
+    return [(one.row.rank, one.text, one.is_cause) for one in in_order(desk.run.report())]
 
 
 def fail(desk: Desk, rank: int) -> None:
@@ -22,8 +21,7 @@ def fail(desk: Desk, rank: int) -> None:
 
 
 def test_the_culprit_stands_before_those_that_went_bad_because_of_it() -> None:
-    desk = Desk()
-    desk.connect(4)
+    desk = connected(4)
     desk.receive(0, messages.Tripped(1, makers.trip(at=(5, 0, 9))))
     desk.receive(2, messages.Tripped(1, makers.trip(at=(4, 0, 2))))
     desk.wait(5.0)
@@ -32,23 +30,17 @@ def test_the_culprit_stands_before_those_that_went_bad_because_of_it() -> None:
 
 
 def test_a_rank_that_was_lost_stands_before_those_that_failed_because_of_it() -> None:
-    desk = Desk()
-    desk.connect(4)
+    desk = connected(4)
     desk.disconnect(2)
     for rank in (0, 1, 3):
         fail(desk, rank)
     desk.wait(30.0)
-    assert shown(desk) == [
-        (2, "the first that was lost", True),
-        (0, "failed after rank 2", False),
-        (1, "failed after rank 2", False),
-        (3, "failed after rank 2", False),
-    ]
+    after = [(rank, "failed after rank 2", False) for rank in (0, 1, 3)]
+    assert shown(desk) == [(2, "the first that was lost", True), *after]
 
 
 def test_of_several_that_were_lost_the_first_to_die_stands_first() -> None:
-    desk = Desk()
-    desk.connect(4)
+    desk = connected(4)
     for rank in (3, 1, 0, 2):
         desk.disconnect(rank)
         desk.wait(0.1)
@@ -57,8 +49,7 @@ def test_of_several_that_were_lost_the_first_to_die_stands_first() -> None:
 
 
 def test_the_first_that_failed_is_the_cause_where_none_was_lost() -> None:
-    desk = Desk()
-    desk.connect(3)
+    desk = connected(3)
     for rank in (2, 0):
         fail(desk, rank)
     desk.receive(1, messages.Bye(1, "aborted", ""))
@@ -67,10 +58,8 @@ def test_the_first_that_failed_is_the_cause_where_none_was_lost() -> None:
 
 
 def test_a_healthy_run_has_no_roles_and_a_replica_that_differs_is_named() -> None:
-    desk = Desk()
-    desk.connect(3)
+    desk = connected(3)
     assert shown(desk) == [(0, "", False), (1, "", False), (2, "", False)]
-    (run,) = desk.ledger.runs.values()
     apart = Desync(9, "layers.3.weight", (1,), 3, DesyncPattern.ONE_RANK, "node0", "", 8, source="DDP")
-    found = in_order(replace(run.report(), desync=(apart,)))
+    found = in_order(replace(desk.run.report(), desync=(apart,)))
     assert [(one.row.rank, one.text) for one in found] == [(1, "its replica differs"), (0, ""), (2, "")]

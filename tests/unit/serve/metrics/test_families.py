@@ -42,12 +42,9 @@ def _labels(labels: dict[str, str]) -> str:
 
 def test_ranks_by_state() -> None:
     found = values(shown(standing(0), standing(1), standing(2, state=RankState.LOST), world_size=8))
-    assert {state: found[f"rankwatch_ranks{{run=train-0,state={state.value}}}"] for state in RankState} == {
-        **dict.fromkeys(RankState, 0),
-        RankState.RUNNING: 2,
-        RankState.LOST: 1,
-        RankState.MISSING: 5,
-    }
+    ranks = {state: found[f"rankwatch_ranks{{run=train-0,state={state.value}}}"] for state in RankState}
+    some = {RankState.RUNNING: 2, RankState.LOST: 1, RankState.MISSING: 5}
+    assert ranks == {**dict.fromkeys(RankState, 0), **some}
 
 
 def test_the_metrics_of_a_run() -> None:
@@ -87,16 +84,8 @@ def test_a_run_that_is_over_has_no_samples_of_live_metrics() -> None:
     last = standing(0, batch=4, state=RankState.ABORTED)
     found = values(shown(last, over=True, outcome=Outcome.ABORTED, tripped=1, stalled=1), headroom=0.0)
     told = {name for name in found if name.endswith("{run=train-0}")}
-    assert told == {
-        f"{name}{{run=train-0}}"
-        for name in (
-            "rankwatch_batches_total",
-            "rankwatch_batch",
-            "rankwatch_trips_total",
-            "rankwatch_desynced_parameters_total",
-            "rankwatch_dropped_batches_total",
-        )
-    }
+    counts = "batches_total", "batch", "trips_total", "desynced_parameters_total", "dropped_batches_total"
+    assert told == {f"rankwatch_{name}{{run=train-0}}" for name in counts}
     assert {state for state in RUN_STATES if found[f"rankwatch_run_state{{run=train-0,state={state}}}"]} == {"aborted"}
     assert found["rankwatch_runs"] == 0
 
@@ -115,10 +104,7 @@ def test_before_the_first_batch_and_the_first_rank() -> None:
 
 
 def test_single_ranks_have_metrics_only_on_request() -> None:
-    ranks = (
-        standing(0, batch=3, silent=0.5, still=1.5, dropped=2, queued=1),
-        standing(7, batch=1, state=RankState.LOST),
-    )
+    ranks = (standing(0, batch=3, silent=0.5, still=1.5, dropped=2, queued=1), standing(7, batch=1, state=RankState.LOST))
     assert not [name for name in values(shown(*ranks)) if "rank=" in name]
     found = values(shown(*ranks), per_rank=True)
     of_rank = {name: value for name, value in found.items() if "rank=0" in name}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,8 +110,7 @@ def test_the_frames_of_a_trip_appear_once(tmp_path: Path) -> None:
 
 def test_without_its_digest_a_batchs_step_is_unknown(tmp_path: Path) -> None:
     run = records.write(tmp_path, records.part(0, *records.frames(3), step=7))
-    with closing(sqlite3.connect(run / FILE)) as database, database:
-        database.execute("DELETE FROM digests")
+    records.execute(run, "DELETE FROM digests")
     rows, _ = exported(run)
     assert plain(rows) == plain(expected(0, records.frames(3), None))
 
@@ -132,13 +129,8 @@ def test_the_envelope_names_the_ranks(tmp_path: Path) -> None:
     }  # fmt: skip
     assert (output["abs_min"], output["abs_min_rank"], output["abs_max"], output["abs_max_rank"]) == (0.25, 1, INF, 1)
     assert (output["state"], output["state_rank"]) == ("inf", 1)
-    assert (bad["abs_min"], bad["abs_max"], bad["abs_max_rank"], bad["state"], bad["state_rank"]) == (
-        None,
-        None,
-        None,
-        "nan",
-        0,
-    )
+    of_bad = [bad[name] for name in ("abs_min", "abs_max", "abs_max_rank", "state", "state_rank")]
+    assert of_bad == [None, None, None, "nan", 0]
     assert written == Written(2, 0, 0, 1)
 
 
@@ -194,8 +186,7 @@ def test_missing_data_is_reported(tmp_path: Path) -> None:
 
 def test_a_part_that_does_not_fit_its_table_is_reported(tmp_path: Path) -> None:
     run = records.write(tmp_path, records.part(0, *records.frames(3)))
-    with closing(sqlite3.connect(run / FILE)) as database, database:
-        database.execute("UPDATE summaries SET body = x'0000'")
+    records.execute(run, "UPDATE summaries SET body = x'0000'")
     with pytest.raises(StoreError, match=r"run\.db: a part of 2 bytes instead of 99"):
         exported(run)
 
@@ -265,9 +256,7 @@ def test_a_rank_that_the_run_does_not_have_is_a_damaged_record(
 ) -> None:
     parts = [records.part(rank, *records.frames(0)) for rank in (0, 1)]
     run = records.write(tmp_path / "train-1", *parts, world_size=2, connected=connected)
-    with closing(sqlite3.connect(run / FILE)) as database, database:
-        database.execute(
-            "UPDATE events SET body = replace(body, '\"world_size\": 2', '\"world_size\": 1') WHERE kind = 'opened'"
-        )
+    smaller = """replace(body, '"world_size": 2', '"world_size": 1')"""
+    records.execute(run, f"UPDATE events SET body = {smaller} WHERE kind = 'opened'")
     with pytest.raises(StoreError, match=r"train-1.*rank"):
         exported(run, what)

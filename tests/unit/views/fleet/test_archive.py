@@ -24,6 +24,7 @@ import records
 from makers import INF
 from rankwatch.errors import UsageError
 from rankwatch.shared import messages
+from rankwatch_monitor.decide.desync import Desync, DesyncPattern
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Desynced, Entry, Left, Opened
 from rankwatch_monitor.decide.report import Outcome, RankState
 from rankwatch_monitor.record.reader import RunRecord
@@ -46,12 +47,8 @@ def write(folder: Path, *entries: Entry, job: str = "train", gpus: bool = True, 
     """A run of four ranks on two hosts that is over, with these entries."""
     folder.mkdir(parents=True)
     store = Store(folder / FILE, Limits())
-    hellos = [
-        makers.hello(
-            rank, 4, job=job, incarnation=f"{incarnation}-{rank}", gpu=makers.gpu(rank) if gpus else makers.hello().gpu
-        )
-        for rank in range(4)
-    ]
+    hellos = [makers.hello(rank, 4, job=job, incarnation=f"{incarnation}-{rank}") for rank in range(4)]
+    hellos = [replace(one, gpu=makers.gpu(one.rank)) for one in hellos] if gpus else hellos
     beginning = [Entry(0.0, NO_RANK, Opened(job, 0, 4)), *(Entry(0.0, one.rank, one) for one in hellos)]
     store.write(beginning, 1_000_000.0, run=folder.name, rankwatch="0.1.0")
     for entry in entries:
@@ -118,7 +115,7 @@ def test_all_that_a_row_has(url: str, tmp_path: Path) -> None:
         records.part(1, *records.frames(0, 3.0)),
         records.tripped(1, *records.frames(1, INF)),
         Entry(2.0, 0, messages.Noticed(3, makers.notice())),
-        Entry(2.0, NO_RANK, Desynced((makers_desync(),), 0)),
+        Entry(2.0, NO_RANK, Desynced((FLIPPED,), 0)),
     ]
     path = put(write(tmp_path / "train-0", *entries, *finished()[1:]), url)
     rows = read(url)
@@ -140,10 +137,7 @@ def test_all_that_a_row_has(url: str, tmp_path: Path) -> None:
     assert (digest["batch"], digest["batches"], digest["parts"], digest["bad"]) == (0, 1, 1, 0)
 
 
-def makers_desync() -> Any:
-    from rankwatch_monitor.decide.desync import Desync, DesyncPattern
-
-    return Desync(8, "w", (2,), 4, DesyncPattern.ONE_RANK, "node1", makers.gpu(2).uuid, equal_at=4)
+FLIPPED = Desync(8, "w", (2,), 4, DesyncPattern.ONE_RANK, "node1", makers.gpu(2).uuid, equal_at=4)
 
 
 def read(url: str) -> list[dict[str, Any]]:
@@ -215,22 +209,10 @@ def test_files_of_days_that_are_over_are_merged(url: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "job",
     [
-        "a/b",
-        "a b",
-        "100%",
-        "=",
-        "..",
-        "12",
-        "ümläut",
-        "x" * 400,
-        "%" * 400,
-        "é" * 99,
-        "丰" * 40,
-        "\udce4",
-        "__HIVE__",
+        "a/b", "a b", "100%", "=", "..", "12", "ümläut", "x" * 400, "%" * 400, "é" * 99, "丰" * 40, "\udce4", "__HIVE__",
         "'; --",
     ],
-)
+)  # fmt: skip
 def test_any_name_of_a_job(job: str, tmp_path: Path) -> None:
     url = str(tmp_path / "archive")
     row = records.read(write(tmp_path / "train-0", *lost()) / FILE, row_of)
@@ -287,9 +269,7 @@ def test_hostile_names_do_no_harm_to_the_page(tmp_path: Path) -> None:
 
 
 def test_a_record_without_a_rank_is_refused(tmp_path: Path) -> None:
-    store = Store((tmp_path / FILE), Limits())
-    store.write([Entry(0.0, NO_RANK, Opened("train", 0, 2))], 1.0, run="train-0")
-    store.close()
+    records.add(tmp_path, Entry(0.0, NO_RANK, Opened("train", 0, 2)), at=1.0, run="train-0")
     with RunRecord(tmp_path / FILE) as record, pytest.raises(Exception, match="no rank has connected"):
         row_of(record)
 

@@ -28,9 +28,7 @@ from rankwatch_monitor.views.ui.pages import Pages, RunPages
 @pytest.mark.parametrize(("heartbeat", "is_silent"), [(1.0, True), (10.0, False)])
 def test_the_collector_is_silent_after_three_heartbeats(tmp_path: Path, heartbeat: float, is_silent: bool) -> None:
     run = records.write(tmp_path / "train-0", records.part(0, *records.frames(0)))
-    store = Store(run / FILE)
-    store.write([], time.time() - 20.0, standings.shown(heartbeat=heartbeat))
-    store.close()
+    records.add(run, at=time.time() - 20.0, shown=standings.shown(heartbeat=heartbeat))
     with RunPages(run).open() as record:
         assert RunPages(run).overview(record)["silent_collector"] is is_silent
 
@@ -62,9 +60,8 @@ def test_another_run_of_a_name_is_another_run(tmp_path: Path) -> None:
             assert len(run.curves(record)["loss"]) == 0
             return len(run.ranks(record).cells[0])
 
-    run = records.write(
-        tmp_path / "train-0", *(records.part(0, *records.frames(batch), seq=batch + 1) for batch in range(9))
-    )
+    parts = [records.part(0, *records.frames(batch), seq=batch + 1) for batch in range(9)]
+    run = records.write(tmp_path / "train-0", *parts)
     assert cells() == 9
     shutil.rmtree(run)
     records.write(run, records.part(0, *records.frames(0)), at=200.0)
@@ -91,9 +88,7 @@ def test_a_run_that_nobody_writes_is_read_once_for_a_list(tmp_path: Path, monkey
     before = len(read)
     assert pages.list()[0]["state"] == "unfinished"
     assert len(read) == before
-    store = Store(run / FILE)
-    store.write([records.part(0, *records.frames(0))], 100.0)
-    store.close()
+    records.add(run, records.part(0, *records.frames(0)))
     assert (pages.list()[0]["batches"], len(read)) == (1, before + 1)
 
 
@@ -140,9 +135,7 @@ def test_what_is_said_of_replicas(tmp_path: Path) -> None:
     with RunPages(run).open() as record:
         equal = "equal at step 8 (all 146 parameters, 3 ranks), compared 9 times"
         assert RunPages(run).overview(record)["replicas"] == {"lines": [], "rows": [], "hidden": 0, "compared": equal}
-    store = Store(run / FILE)
-    store.write([Entry(2.0, NO_RANK, Desynced((flipped, replace(flipped, parameter="head.bias")), 4))], 100.0)
-    store.close()
+    records.add(run, Entry(2.0, NO_RANK, Desynced((flipped, replace(flipped, parameter="head.bias")), 4)))
     with RunPages(run).open() as record:
         found = RunPages(run).overview(record)["replicas"]
     (line,) = found["lines"]

@@ -1,0 +1,51 @@
+"""The link of a rank to a real collector; the training thread of the rank is the test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from rankwatch.shared import messages
+from rankwatch.shared.connection import Connection
+from rankwatch.shared.frame import BEGINNING, Moment
+from rankwatch.shared.identity import Identity
+from rankwatch.tell.link import Link
+
+
+def link_to(
+    connection: Connection,
+    rank: int = 0,
+    world_size: int = 1,
+    *,
+    job: str = "train",
+    progress: Callable[[], tuple[Moment, str]] = lambda: (BEGINNING, "forward"),
+    on_abort: Callable[[messages.Abort], None] = lambda abort: None,
+    **more: Any,
+) -> Link:
+    identity = Identity(job, 0, rank, world_size, rank, "host", 100 + rank)
+    return Link(
+        connection, identity, job=job, progress=progress, on_abort=on_abort, device="cpu", torch_version="2.13.0", **more
+    )
+
+
+class Rank:
+    """A link that writes down what it is told."""
+
+    def __init__(self, connection: Connection, rank: int = 0, world_size: int = 1, source: str = "") -> None:
+        self.moment = BEGINNING
+        self.looks = 0
+        """How often the link has asked for the moment."""
+        self.aborted = threading.Event()
+        self.abort: messages.Abort | None = None
+        self.tunings: list[messages.Tune] = []
+        told: dict[str, Any] = {"progress": self._progress, "on_abort": self._on_abort, "on_tune": self.tunings.append}
+        self.link = link_to(connection, rank, world_size, source=source, **told)
+
+    def _progress(self) -> tuple[Moment, str]:
+        self.looks += 1
+        return self.moment, "forward"
+
+    def _on_abort(self, abort: messages.Abort) -> None:
+        self.abort = abort
+        self.aborted.set()
