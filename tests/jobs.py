@@ -159,6 +159,14 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RANKWATCH_CLOSEUP": "60", **more}
 
 
+def finished(
+    command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None, /, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, with its output. ``more``: of its environment, beside ``env`` or that for small jobs."""
+    whole = {**(environment() if env is None else env), **more}
+    return subprocess.run(command, env=whole, cwd=cwd, capture_output=True, text=True, check=False, timeout=PATIENCE)
+
+
 def is_ours(source: str | os.PathLike[str]) -> bool:
     """Whether a source file belongs to the agent. The repository's folder may have any name."""
     return Path(source).resolve().is_relative_to((ROOT / "agent" / "rankwatch").resolve())

@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from jobs import INTERPRETER, ROOT, environment
+from jobs import INTERPRETER, ROOT, environment, finished
 from ports import free_port
 
 README = (ROOT / "README.md").read_text()
@@ -42,11 +42,4 @@ def shell_environment(folder: Path) -> dict[str, str]:
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=shell_environment(folder),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return finished(["bash", "-c", command], folder, shell_environment(folder))

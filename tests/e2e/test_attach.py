@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed.fsdp
 
-from jobs import SCRIPTS, environment, forked_apart, is_ours, run_job, torchrun
+from jobs import RANKWATCH, SCRIPTS, environment, finished, forked_apart, is_ours, run_job, torchrun
 from ports import free_port
 from rankwatch.attach import attached
 
@@ -78,9 +77,8 @@ def others(tmp_path: Path) -> str:
 def test_strange_scripts_run_as_without_rankwatch(how: str, others: str) -> None:
     script = str(SCRIPTS / "strange.py")
     arguments = ["--an-option", "-m", "x y", how]
-    env = environment(PYTHONPATH=others)
     bare, attached, as_module = (
-        subprocess.run([sys.executable, "-B", *command], env=env, capture_output=True, text=True, check=False, cwd=SCRIPTS)
+        finished([sys.executable, "-B", *command], SCRIPTS, PYTHONPATH=others)
         for command in (
             [script, *arguments],
             ["-m", "rankwatch.attach", script, *arguments],
@@ -116,10 +114,7 @@ model(torch.ones(3))
 def test_tracebacks_of_a_training_contain_no_rankwatch_frame(tmp_path: Path) -> None:
     script = tmp_path / "raising.py"
     script.write_text(RAISING)
-    bare, attached = (
-        subprocess.run([sys.executable, *how, str(script)], env=environment(), capture_output=True, text=True, check=False)
-        for how in ([], ["-m", "rankwatch.attach"])
-    )
+    bare, attached = (finished([sys.executable, *how, str(script)]) for how in ([], ["-m", "rankwatch.attach"]))
     assert attached.returncode == bare.returncode == 1
     expected, found = ([block.splitlines() for block in done.stderr.split("Traceback")[1:]] for done in (bare, attached))
     assert len(expected) == len(found) == 2  # the first one is from the forward in which the model was found
@@ -147,12 +142,8 @@ print(len(model._forward_hooks), len(model._forward_pre_hooks))
 def test_when_disabled_nothing_is_watched_and_zmq_is_not_loaded(tmp_path: Path) -> None:
     script = tmp_path / "training.py"
     script.write_text(TRAINING)
-    run = [sys.executable, "-m", "rankwatch_monitor", "run", "--runs-dir", str(tmp_path / "runs"), "--"]
-    done = subprocess.run(
-        [*run, sys.executable, "-m", "rankwatch.attach", str(script)],
-        env=environment(RANKWATCH_MODE="disabled", RANKWATCH_CONNECTION="/no/such/file"),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = [*RANKWATCH, "run", "--runs-dir", str(tmp_path / "runs"), "--", sys.executable, "-m", "rankwatch.attach"]
+    done = finished([*command, str(script)], RANKWATCH_MODE="disabled", RANKWATCH_CONNECTION="/no/such/file")
     assert (done.returncode, done.stdout) == (0, "False False False\n0 0\n"), done.stderr
     assert not (tmp_path / "runs").exists()
 
@@ -177,7 +168,7 @@ def test_an_impossible_setup_is_reported_before_the_script_begins(
     (tmp_path / "bad.toml").write_text("trace_batches = [3]\n")
     (tmp_path / "train.py").write_text("print('begun')\n")
     command = [sys.executable, "-m", "rankwatch.attach", *arguments]
-    done = subprocess.run(command, env=environment(**env), cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = finished(command, tmp_path, **env)
     assert (done.returncode, done.stdout) == (2, "")
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
@@ -189,7 +180,7 @@ def test_what_a_script_says_wrong_of_the_log_ends_it_as_any_bad_option(tmp_path:
         "import torch\nprint('begun')\ntorch.nn.Linear(1, 1)(torch.ones(1, 1))\nprint('trained')\n"
     )
     env = attached(environment()) | {"RANKWATCH_LOG_FORMAT": "yaml"}
-    done = subprocess.run([sys.executable, "train.py"], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = finished([sys.executable, "train.py"], tmp_path, env)
     assert (done.returncode, done.stdout) == (2, "begun\n")
     assert done.stderr.splitlines()[-1] == "rankwatch.errors.UsageError: RANKWATCH_LOG_FORMAT='yaml': expected text or json"
     assert "error of its own" not in done.stderr
@@ -200,7 +191,7 @@ def test_a_python_without_rankwatch_warns_where_torch_is_used_and_continues(tmp_
     (tmp_path / "torch.py").write_text("print('torch')")
     code = "import sys; print(sys.argv); import torch"
     env = attached({"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)})
-    done = subprocess.run([bare, "-c", code, "a"], env=env, capture_output=True, text=True, check=True)
+    done = finished([bare, "-c", code, "a"], None, env)
     assert done.stdout == "['-c', 'a']\ntorch\n"
     assert done.stderr == (
         f"rankwatch: this process is not watched: {bare} cannot import rankwatch (No module named 'rankwatch')\n"
@@ -211,7 +202,7 @@ def test_a_python_without_rankwatch_warns_where_torch_is_used_and_continues(tmp_
 def test_arguments_that_a_launcher_adds_reach_the_script(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "tell.py").write_text("import sys; print(sys.argv[1:])")
     launched = [sys.executable, "-m", "rankwatch.attach", "--local-rank=1", *command]
-    done = subprocess.run(launched, env=environment(), cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = finished(launched, tmp_path)
     assert (done.stdout, done.stderr) == ("['--local-rank=1', 'a']\n", "")
 
 
@@ -220,4 +211,4 @@ def test_module_finders_that_python_skips_are_skipped(tmp_path: Path) -> None:
     code = "import sys; sys.meta_path.insert(1, type('Old', (), {'find_module': lambda *names: None})()); import torch"
     command = [f"{sys.base_prefix}/bin/python3", "-W", "ignore", "-c", code]
     env = attached({"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)})
-    assert subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout == "torch\n"
+    assert finished(command, None, env).stdout == "torch\n"

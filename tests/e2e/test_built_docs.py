@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from browser import Browser, needed
-from jobs import ROOT, environment
+from jobs import ROOT, finished
 
 pytest.importorskip("mkdocs")
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -25,9 +25,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     cut = shutil.which("unshare") and subprocess.run([*NO_NETWORK, "true"], check=False, capture_output=True).returncode == 0
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "docs" / "mkdocs.yml"), "-d", str(folder)]
-    done = subprocess.run(
-        [*NO_NETWORK, *build] if cut else build, env=environment(), capture_output=True, text=True, check=False
-    )
+    done = finished([*NO_NETWORK, *build] if cut else build)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import RANKWATCH, environment, forked, torchrun
+from collectors import Running
+from jobs import RANKWATCH, environment, finished, forked, torchrun
 
 pytestmark = pytest.mark.e2e
 
@@ -50,31 +51,12 @@ def test_two_jobs_at_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_training_continues_without_its_collector(tmp_path: Path) -> None:
     """A connection file without a collector: one warning, and a local report when a frame trips."""
-    runs = tmp_path / "runs"
-    with subprocess.Popen(
-        [*RANKWATCH, "collector", "--listen", "tcp://127.0.0.1:0", "--runs-dir", str(runs)],
-        env=environment(), stderr=subprocess.PIPE, text=True,
-    ) as daemon:  # fmt: skip
-        assert daemon.stderr is not None
-        daemon.stderr.readline()
-        daemon.kill()
-    connection = {"RANKWATCH_CONNECTION": str(runs / "connection.json")}
-    healthy = subprocess.run(
-        forked("train.py", "healthy"),
-        env=environment(**connection),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    Running(tmp_path).stop(clean=False)
+    connection = {"RANKWATCH_CONNECTION": str(tmp_path / "connection.json")}
+    healthy = finished(forked("train.py", "healthy"), **connection)
     assert healthy.returncode == 0
     assert healthy.stderr.count("no collector answers at tcp://127.0.0.1:") == 2
-    bad = subprocess.run(
-        torchrun("train.py", "overflow"),
-        env=environment(**connection),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    bad = finished(torchrun("train.py", "overflow"), **connection)
     assert bad.returncode == 1
     assert "rankwatch: first inf of this process\n  culprit    rank 1 of 2" in bad.stdout
     assert "certainty  this rank alone: no collector in reach" in bad.stdout

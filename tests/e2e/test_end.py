@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from collectors import PATIENCE, Running, until
-from jobs import INTERPRETER, RANKWATCH, Training, environment
+from jobs import INTERPRETER, RANKWATCH, Training, environment, finished
 
 pytestmark = pytest.mark.e2e
 
@@ -32,9 +32,7 @@ from rankwatch.tell.deadline import Deadline
 {start}
 {then}
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+    done = finished([sys.executable, "-c", code])
     return done.returncode, done.stdout + done.stderr
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
 from typing import Any
 
 import pytest
 
-from jobs import environment, forked
+from jobs import finished, forked
 from rankwatch.shared.fingerprint import ALL_ROWS, LANE_BYTES
 
 pytestmark = pytest.mark.slow
@@ -25,7 +24,7 @@ Told = list[list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def told() -> dict[str, Told]:
     command = forked("fingerprints.py", *REPLICATED, *SHARDED, *OTHERS)
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    done = finished(command)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 

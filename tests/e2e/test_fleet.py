@@ -105,14 +105,7 @@ def test_without_an_archive_nothing_is_imported_for_it() -> None:
 @contextmanager
 def collecting(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """A collector that another one can take over; at the end it receives SIGTERM, if it still runs."""
-    options = [
-        "--listen",
-        ports.address(),
-        "--connection-file",
-        str(folder / "file"),
-        "--runs-dir",
-        str(folder / "runs"),
-    ]
+    options = ["--listen", ports.address(), "--connection-file", str(folder / "file"), "--runs-dir", str(folder / "runs")]
     with subprocess.Popen(
         [*RANKWATCH, "collector", "--keep-keys", *options, *more], env=environment(), stderr=subprocess.PIPE, text=True
     ) as process:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jobs import RANKWATCH, SCRIPTS, Job, environment
+from jobs import RANKWATCH, SCRIPTS, Job, finished
 
 pytestmark = pytest.mark.e2e
 
@@ -46,12 +46,8 @@ BACKWARDS = ("slope", "branch", "narrow")
 @pytest.fixture(scope="module")
 def capsules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trainings")
-    subprocess.run(
-        [sys.executable, str(SCRIPTS / "mechanisms.py"), str(folder)],
-        env=environment(RANKWATCH_CLOSEUP="60"),
-        check=True,
-        capture_output=True,
-    )
+    done = finished([sys.executable, str(SCRIPTS / "mechanisms.py"), str(folder)])
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -62,7 +58,7 @@ def capsule_of(folder: Path, name: str) -> Path:
 
 def replay(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [*RANKWATCH, "replay", *map(str, arguments)]
-    return subprocess.run(command, env=environment(), cwd=cwd, capture_output=True, text=True, check=False)
+    return finished(command, cwd)
 
 
 def line_of(name: str) -> tuple[int, str]:

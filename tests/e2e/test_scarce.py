@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from collectors import PATIENCE, Running
-from jobs import RANKWATCH, environment
+from jobs import RANKWATCH, environment, finished
 
 pytestmark = pytest.mark.e2e
 
@@ -19,9 +19,7 @@ LIMIT = "import os, resource, sys; resource.setrlimit({what}, ({least}, {least})
 
 def run(*prefix: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [*prefix, *RANKWATCH, "run", "--", "sh", "-c", "echo trained; exit 3"]
-    return subprocess.run(
-        command, env=environment(**env), cwd=cwd, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+    return finished(command, cwd, **env)
 
 
 @pytest.mark.slow
@@ -87,11 +85,8 @@ print("trained")
 @pytest.mark.parametrize(("what", "left"), [("descriptors", 2), ("descriptors", 4), ("memory", 100)])
 def test_a_rank_trains_without_a_connection(tmp_path: Path, what: str, left: int) -> None:
     running = Running(tmp_path)
-    env = environment(RANKWATCH_CONNECTION=str(tmp_path / "connection.json"))
-    done = subprocess.run(
-        [sys.executable, "-c", f"import rankwatch.watcher{RANK}", what, str(left)],
-        env=env, capture_output=True, text=True, check=False, timeout=PATIENCE,
-    )  # fmt: skip
+    command = [sys.executable, "-c", f"import rankwatch.watcher{RANK}", what, str(left)]
+    done = finished(command, RANKWATCH_CONNECTION=str(tmp_path / "connection.json"))
     running.stop()
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     assert "training goes on without it" in done.stderr
