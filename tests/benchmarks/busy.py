@@ -117,13 +117,13 @@ def beat(probe: Ranks) -> float:
 
 def measure(seconds: float, busy: int, ranks: int, folder: Path) -> dict[str, float]:
     with ExitStack() as opened:
-        _, path = opened.enter_context(collector(folder, None, folder / "log"))
+        usage, path = opened.enter_context(collector(folder, None, folder / "log"))
         echo = opened.enter_context(closing(Echo()))
         opened.enter_context(spinners(busy))
         os.setpriority(os.PRIO_PROCESS, 0, FIRST)  # for the threads to come, too
         opened.callback(os.setpriority, os.PRIO_PROCESS, 0, 0)
         connection = connections.read(path)
-        victims = opened.enter_context(closing(Victims(path)))
+        victims = opened.enter_context(closing(Victims(path, usage.pid)))
         opened.enter_context(closing(Load(connection, ranks)))
         probe = opened.enter_context(closing(Ranks(connection, "probe", 1, range(1))))
         probe.connect()

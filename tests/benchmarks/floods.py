@@ -4,7 +4,8 @@
 
 Two collectors side by side: one is flooded with each kind of ``greedy.py`` in turn, the other one is left in peace. At each of
 them, one run after another connects, trips and waits for ABORT. The flood has the key of another job; to INVITE, it takes the
-collector's own. Milliseconds from TRIP to ABORT at the client; the flooded collector's memory and disk afterwards, in MiB.
+collector's own. Milliseconds from TRIP to ABORT at the client, and those of CPU time in them of the flooded collector's loop;
+the flooded collector's memory and disk afterwards, in MiB.
 """
 
 from __future__ import annotations
@@ -38,27 +39,33 @@ SOON = 60_000
 
 
 class Victims:
-    """Runs of one rank that trip, each after the one before."""
+    """Runs of one rank that trip, each after the one before. ``pid``: the collector's."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, pid: int) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connection: Connection = connections.read(path)
         self._numbers = itertools.count()
+        self._loop = Path(f"/proc/{pid}/task/{pid}/schedstat")
         self.took: list[float] = []
+        self.worked: list[float] = []
 
     def abort(self) -> None:
-        """One run; ``took`` has the seconds from its TRIP to its ABORT."""
+        """One run; ``took`` has the seconds from its TRIP to its ABORT, ``worked`` those of the loop's CPU time."""
         socket = sockets.dealer(self._context, self._connection)
         job = f"victim{next(self._numbers)}"
         socket.send(wire.encode(makers.hello(job=job, incarnation=job)))
         _await(socket, messages.Welcome)
-        begun = time.perf_counter()
+        begun, worked = time.perf_counter(), self._cpu()
         socket.send(wire.encode(messages.Tripped(1, makers.trip())))
         _await(socket, messages.Abort)
         self.took.append(time.perf_counter() - begun)
+        self.worked.append(self._cpu() - worked)
         socket.send(wire.encode(messages.Ack(1, abort=True)))
         socket.send(wire.encode(messages.Bye(2, "aborted", "")))
         socket.close(1000)
+
+    def _cpu(self) -> float:
+        return int(self._loop.read_text().split()[0]) / 1e9
 
     def p99(self) -> float:
         return quantile(self.took, 0.99)
@@ -80,8 +87,8 @@ def measure(kind: str, seconds: float, folder: Path) -> dict[str, float]:
         (flooded := folder / "flooded").mkdir()
         (quiet := folder / "quiet").mkdir()
         usage, path = opened.enter_context(collector(flooded, None, folder / "flooded.log"))
-        _, quiet_path = opened.enter_context(collector(quiet, None, folder / "quiet.log"))
-        victims, others = Victims(path), Victims(quiet_path)
+        quiet_usage, quiet_path = opened.enter_context(collector(quiet, None, folder / "quiet.log"))
+        victims, others = Victims(path, usage.pid), Victims(quiet_path, quiet_usage.pid)
         opened.callback(victims.close)
         opened.callback(others.close)
         if kind != "INVITE":
@@ -103,6 +110,7 @@ def measure(kind: str, seconds: float, folder: Path) -> dict[str, float]:
         "p99": 1000 * victims.p99(),
         "longest": 1000 * max(victims.took),
         "quiet p99": 1000 * others.p99(),
+        "loop": 1000 * quantile(victims.worked, 0.5),
         "memory": memory,
         "disk": _on_disk(flooded) >> 20,
     }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from jobs import finished
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -16,20 +17,8 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the benchmark's models are those of transformers")
     script, tables = Path(__file__).with_name("overhead.py"), tmp_path / "tables.json"
     # Without the table of memory: each row starts a process.
-    options = [
-        "--small",
-        "--tables",
-        "steps,parts,calls,measure",
-        "--models",
-        "gpt2",
-        "--dtypes",
-        "float32",
-        "--ways",
-        "eager",
-        "--steps",
-        "2",
-    ]
-    done = subprocess.run([sys.executable, str(script), *options, "--json", str(tables)], capture_output=True, text=True)
+    options = "--small --tables steps,parts,calls,measure --models gpt2 --dtypes float32 --ways eager --steps 2"
+    done = finished([sys.executable, str(script), *options.split(), "--json", str(tables)])
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads(tables.read_text())
     modes = {row["mode"]: row for row in written["steps"] if row["model"] == "gpt2"}
@@ -53,6 +42,6 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
 def test_compiling(tmp_path: Path) -> None:
     script, rows = Path(__file__).with_name("compiling.py"), tmp_path / "rows.json"
     options = ["--models", "layers", "--small", "--pairs", "1", "--json", str(rows)]
-    done = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True)
+    done = finished([sys.executable, str(script), *options])
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row["mode"] for row in json.loads(rows.read_text())] == ["bare (again)", "default"]
