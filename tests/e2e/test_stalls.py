@@ -17,6 +17,9 @@ from jobs import RANKWATCH, environment, forked, run_job, torchrun
 
 pytestmark = pytest.mark.e2e
 
+STALLED = "10"
+"""More seconds than a busy machine takes for what comes before."""
+
 SLEEPS = "stalls.py:22 in load: time.sleep(0.2)\n"
 WAITS = "is in all_reduce of 1 float32 (gloo, 2 ranks), called at ", "stalls.py:37 in main: dist.all_reduce(loss.detach())\n"
 
@@ -30,7 +33,7 @@ def stalling(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The job; when this is left, its rank goes on."""
     told = folder / "go-on"
     runs = ["--runs-dir", str(folder / "runs"), "--job", "train", "--no-status"]
-    start = [*RANKWATCH, "run", *runs, "--stall-after", "1", "--heartbeat", "0.5", "--", *forked("stalls.py")]
+    start = [*RANKWATCH, "run", *runs, "--stall-after", STALLED, "--heartbeat", "0.5", "--", *forked("stalls.py")]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(start, env=environment(STALL_FILE=str(told)), stdout=log, stderr=log)
         try:
@@ -73,7 +76,7 @@ def test_the_report_of_a_run_that_a_stall_stopped_has_both_stacks(tmp_path: Path
     job = run_job(
         tmp_path,
         torchrun("stalls.py"),
-        *("--stall-after", "2", "--on-stall", "abort", "--abort-grace", "2"),
+        *("--stall-after", STALLED, "--on-stall", "abort", "--abort-grace", "2"),
         env={"STALL_FILE": str(tmp_path / "never")},
     )
     assert job.report["outcome"] == "stalled"
@@ -90,7 +93,7 @@ def test_a_rank_that_waits_for_a_collective_it_began_before_says_which(tmp_path:
     job = run_job(
         tmp_path,
         forked("stalls.py", "async"),
-        *("--stall-after", "2", "--on-stall", "abort", "--abort-grace", "2"),
+        *("--stall-after", STALLED, "--on-stall", "abort", "--abort-grace", "2"),
         env={"STALL_FILE": str(tmp_path / "never")},
     )
     waits = {stack["rank"]: stack["waits"] for stack in job.report["stall"]["stacks"]}

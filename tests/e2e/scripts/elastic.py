@@ -33,7 +33,7 @@ def start(folder: str) -> int:
     arguments = [
         *("--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3", "--monitor-interval", "0.1"),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job", "--local-addr", "127.0.0.1"),
-        *("--rdzv-conf", "last_call_timeout=3,keep_alive_interval=1,heartbeat_timeout=1"),
+        *("--rdzv-conf", "last_call_timeout=3,keep_alive_interval=4,heartbeat_timeout=10"),
         *(__file__, folder),
     ]
     first, second = become_agent(arguments), 0
