@@ -15,13 +15,6 @@ pytestmark = pytest.mark.e2e
 
 ABORTED = 77
 
-EVERY = pytest.mark.parametrize("every", ["1", "10"], ids=["every=1", "every=10"])
-"""The faults lie in batch 5: with 10, between two batches that are measured in full."""
-
-
-def watched_every(every: str) -> dict[str, str]:
-    return {"RANKWATCH_EVERY": every}
-
 
 def test_overflow_on_one_rank(bad: Job) -> None:
     job = bad
@@ -51,8 +44,8 @@ def test_overflow_on_one_rank(bad: Job) -> None:
 
 @pytest.mark.slow
 def test_overflow_between_the_batches_that_are_measured_in_full(tmp_path: Path, bad: Job) -> None:
-    """The verdict is the same as with every=1, up to the operator and its line."""
-    job = run_job(tmp_path, torchrun("train.py", "overflow", ranks=4), env=watched_every("10"))
+    """The fault lies in batch 5. The verdict is the same as with every=1, up to the operator and its line."""
+    job = run_job(tmp_path, torchrun("train.py", "overflow", ranks=4), env={"RANKWATCH_EVERY": "10"})
     assert job.code == ABORTED
     for key in ("rank", "batch", "optimizer_step", "module", "module_class", "frame", "frames_in_batch", "reading", "state"):
         assert job.verdict[key] == bad.verdict[key], key
@@ -78,10 +71,9 @@ def test_the_report_is_printed_again(tmp_path: Path) -> None:
     assert (job.run_dir / "report.txt").read_text() in job.stdout
 
 
-@EVERY
 @pytest.mark.slow
-def test_two_ranks_in_one_batch_the_earlier_frame_wins(tmp_path: Path, every: str) -> None:
-    job = run_job(tmp_path, forked("train.py", "overflow_on_two", ranks=4), env=watched_every(every))
+def test_two_ranks_in_one_batch_the_earlier_frame_wins(tmp_path: Path) -> None:
+    job = run_job(tmp_path, forked("train.py", "overflow_on_two", ranks=4))
     assert job.code == ABORTED
     assert (job.verdict["rank"], job.verdict["module"]) == (3, "blocks.1.square")
     also = [(other["rank"], other["batch"], other["module"], other["state"]) for other in job.verdict["also"]]
@@ -90,34 +82,28 @@ def test_two_ranks_in_one_batch_the_earlier_frame_wins(tmp_path: Path, every: st
     assert job.verdict["certainty"] == "complete"
 
 
-@EVERY
 @pytest.mark.slow
-def test_nan_in_the_data(tmp_path: Path, every: str) -> None:
-    job = run_job(tmp_path, forked("train.py", "data"), env=watched_every(every))
+def test_nan_in_the_data(tmp_path: Path) -> None:
+    job = run_job(tmp_path, forked("train.py", "data"))
     assert job.code == ABORTED
     verdict = job.verdict
     assert (verdict["rank"], verdict["batch"], verdict["cause"]) == (1, 5, "data")
     assert (verdict["module"], verdict["state"], verdict["nan_count"]) == ("blocks.0.linear", "nan", 8)
 
 
-@EVERY
 @pytest.mark.slow
-def test_a_poisoned_weight(tmp_path: Path, every: str) -> None:
-    job = run_job(tmp_path, forked("train.py", "weight"), env=watched_every(every))
+def test_a_poisoned_weight(tmp_path: Path) -> None:
+    job = run_job(tmp_path, forked("train.py", "weight"))
     assert job.code == ABORTED
     verdict = job.verdict
     assert (verdict["rank"], verdict["batch"], verdict["cause"]) == (1, 5, "weight")
     assert (verdict["module"], verdict["reading"], verdict["nan_count"]) == ("blocks.1.linear", "weight", 1)
-    finite_in = {"1": 4, "10": 0}[every]  # weights are looked at in the batches that are measured in full
-    assert f"last seen finite in batch {finite_in}, bad in batch 5: look at the gradients" in verdict["evidence"]
+    assert "last seen finite in batch 4, bad in batch 5: look at the gradients" in verdict["evidence"]
 
 
-@EVERY
 @pytest.mark.slow
-def test_the_others_wait_in_all_reduce(tmp_path: Path, every: str) -> None:
-    job = run_job(
-        tmp_path, torchrun("train.py", "others_in_all_reduce"), "--decision-window", "0.5", env=watched_every(every)
-    )
+def test_the_others_wait_in_all_reduce(tmp_path: Path) -> None:
+    job = run_job(tmp_path, torchrun("train.py", "others_in_all_reduce"), "--decision-window", "0.5")
     assert job.code == ABORTED
     assert job.run_dir.name == "train-0"  # named after the script
     assert (job.verdict["rank"], job.verdict["batch"], job.verdict["module"]) == (1, 5, "blocks.0.square")
@@ -127,10 +113,9 @@ def test_the_others_wait_in_all_reduce(tmp_path: Path, every: str) -> None:
     assert job.left_behind == []
 
 
-@EVERY
 @pytest.mark.slow
-def test_the_others_are_in_eval(tmp_path: Path, every: str) -> None:
-    job = run_job(tmp_path, forked("train.py", "others_in_eval"), env=watched_every(every))
+def test_the_others_are_in_eval(tmp_path: Path) -> None:
+    job = run_job(tmp_path, forked("train.py", "others_in_eval"))
     assert job.code == ABORTED
     assert (job.verdict["rank"], job.verdict["batch"], job.verdict["eval"]) == (1, 5, 0)
     assert job.verdict["certainty"] == "complete"
@@ -203,13 +188,10 @@ def test_the_culprit_is_the_root_cause_under_record_too(tmp_path: Path) -> None:
     assert "blocks.2.square (Square), output: inf" in job.root_cause
 
 
-@EVERY
 @pytest.mark.slow
-def test_ranks_that_never_come_back_end_by_the_deadline(tmp_path: Path, every: str) -> None:
+def test_ranks_that_never_come_back_end_by_the_deadline(tmp_path: Path) -> None:
     """Two nodes: the culprit's torchrun ends by itself, the other torchrun has only ranks that hang."""
-    job = run_job(
-        tmp_path, [sys.executable, str(SCRIPTS / "two_nodes.py"), "stuck"], "--abort-grace", "2", env=watched_every(every)
-    )
+    job = run_job(tmp_path, [sys.executable, str(SCRIPTS / "two_nodes.py"), "stuck"], "--abort-grace", "2")
     assert job.code == ABORTED
     assert (job.verdict["rank"], job.verdict["module"]) == (3, "blocks.1.square")
     assert [row["acknowledged"] for row in job.report["ranks"]] == [True] * 4
