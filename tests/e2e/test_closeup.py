@@ -114,21 +114,8 @@ def test_a_fault_that_does_not_recur_is_the_machines(tmp_path: Path) -> None:
     assert f"  recurs     did not recur: suspect the hardware of {host}" in job.stdout
 
 
-def test_a_gradient_names_the_line_of_its_forward_and_reaches_no_weight(tmp_path: Path) -> None:
-    job = run_job(tmp_path, torchrun("closeups.py", "gradient"))
-    assert job.code == 77, job.stderr
-    verdict, closeup = job.verdict, job.verdict["closeup"]
-    assert (verdict["rank"], verdict["batch"], verdict["cause"], verdict["certainty"]) == (1, 5, "gradient", "complete")
-    number, text = line_of("gradient")
-    assert (closeup["operator"], closeup["node"]) == ("aten.div.Tensor", "SqrtBackward0")
-    assert closeup["source"] == {"file": str(SCRIPT), "line": number, "function": "forward", "text": text}
-    assert f"aten.div in SqrtBackward0, the backward of {SCRIPT}:{number}, in forward: {text}\n" in job.stdout
-    assert sorted(re.findall(r"rank \d: weights \w+", job.stdout)) == ["rank 0: weights finite", "rank 1: weights finite"]
-
-
-@pytest.mark.parametrize("seconds", ["0", "0.0"])
-def test_it_can_be_turned_off(tmp_path: Path, seconds: str) -> None:
-    job = run_job(tmp_path, forked("closeups.py", "half"), env={"RANKWATCH_CLOSEUP": seconds})
+def test_it_can_be_turned_off(tmp_path: Path) -> None:
+    job = run_job(tmp_path, forked("closeups.py", "half"), env={"RANKWATCH_CLOSEUP": "0"})
     assert job.code == 77, job.stderr
     closeup = job.verdict["closeup"]  # the operator is the trip's own
     assert (closeup["operator"], closeup["source"]["line"], closeup["recurred"]) == (

@@ -1,9 +1,8 @@
 """A DDP training of two ranks in which rank 1 goes bad in batch 5: ``closeups.py WHAT``. The guilty line ends in ``# WHAT``.
 
-half      a product of float16 numbers beyond 65504, called through two helper functions
-zero      0 / 0
-gradient  the root of 0, whose slope is inf: the forward is finite
-once      the output is poisoned from outside, once: it does not recur
+half  a product of float16 numbers beyond 65504, called through two helper functions
+zero  0 / 0
+once  the output is poisoned from outside, once: it does not recur
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ class Attention(nn.Module):
         if self.what == "zero":
             kept = x * (0.0 if self.is_bad else 1.0)
             return kept / kept.abs().sum()  # zero
-        if self.what == "gradient":
-            return torch.sqrt(x.abs() * (0.0 if self.is_bad else 1.0))  # gradient
         return x
 
 
@@ -72,18 +69,14 @@ def main(what: str) -> None:
     attention.register_forward_hook(poison)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), attention))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    try:
-        with rankwatch.watch(model):
-            for batch in range(STEPS):
-                if dist.get_rank() == GUILTY and batch == BATCH:
-                    attention.is_bad = what != "once"
-                    poison.is_armed = what == "once"
-                model(torch.randn(16, 8)).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-    finally:
-        is_finite = all(bool(torch.isfinite(weight).all()) for weight in model.parameters())
-        print(f"rank {dist.get_rank()}: weights {'finite' if is_finite else 'bad'}", flush=True)
+    with rankwatch.watch(model):
+        for batch in range(STEPS):
+            if dist.get_rank() == GUILTY and batch == BATCH:
+                attention.is_bad = what != "once"
+                poison.is_armed = what == "once"
+            model(torch.randn(16, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -109,38 +109,17 @@ def hsdp_without_all_reduce() -> Notebook:
     return notebook
 
 
-def fsdp1() -> Notebook:
+def fsdp1(is_flat: bool = False) -> Notebook:
     model = net()
-    model[2] = FSDP(model[2], device_id=CPU, use_orig_params=True)
-    whole = FSDP(model, device_id=CPU, use_orig_params=True)
+    model[2] = FSDP(model[2], device_id=CPU, use_orig_params=not is_flat)
+    whole = FSDP(model, device_id=CPU, use_orig_params=not is_flat)
     _, notebook = watched(whole)
     train(whole, adam(whole), 6)
     return notebook
 
 
 def fsdp1_flat() -> Notebook:
-    model = net()
-    model[2] = FSDP(model[2], device_id=CPU)
-    whole = FSDP(model, device_id=CPU)
-    _, notebook = watched(whole)
-    train(whole, adam(whole), 6)
-    return notebook
-
-
-CASES: dict[str, Callable[[], Notebook]] = {
-    case.__name__: case
-    for case in (
-        ddp,
-        wrapped_later,
-        joined,
-        without_sync,
-        fsdp2,
-        fsdp2_later_in_bfloat16,
-        hsdp_without_all_reduce,
-        fsdp1,
-        fsdp1_flat,
-    )
-}
+    return fsdp1(is_flat=True)
 
 
 def told(notebook: Notebook) -> list[dict[str, object]]:
@@ -164,7 +143,7 @@ def main(names: Iterable[str]) -> None:
     found: dict[str, list[object]] = {}
     for name in names:
         of_ranks: list[object] = [None] * dist.get_world_size()
-        dist.all_gather_object(of_ranks, told(CASES[name]()))
+        dist.all_gather_object(of_ranks, told(globals()[name]()))
         found[name] = of_ranks
         unwatch()
     if dist.get_rank() == 0:

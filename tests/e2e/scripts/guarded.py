@@ -15,19 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 import rankwatch
 
 BAD, BATCHES = 5, 12
 
-Training = Callable[[int], Any]
-TRAININGS: dict[str, Callable[[], tuple[nn.Module, Training]]] = {}
-
-
-def training(build: Callable[[], tuple[nn.Module, Training]]) -> Callable[[], tuple[nn.Module, Training]]:
-    TRAININGS[build.__name__] = build
-    return build
+Training = tuple[nn.Module, Callable[[int], Any]]
+"""The model, and one step of it."""
 
 
 def is_culprit() -> bool:
@@ -67,7 +62,7 @@ def trained(
     reduces: bool = False,
     look: Callable[[Tensor], object] = bool,
     **options: Any,
-) -> tuple[nn.Module, Training]:
+) -> Training:
     rankwatch.watch(model, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
@@ -85,69 +80,23 @@ def trained(
     return model, step
 
 
-@training
-def plain() -> tuple[nn.Module, Training]:
-    return trained(DistributedDataParallel(Net()))
-
-
-@training
-def with_gradients() -> tuple[nn.Module, Training]:
-    return trained(DistributedDataParallel(Net()), gradients=True)
-
-
-@training
-def clipped() -> tuple[nn.Module, Training]:
-    return trained(DistributedDataParallel(Net()), clips=True)
-
-
-@training
-def in_buckets() -> tuple[nn.Module, Training]:
-    """The gradients are views of what is reduced."""
-    return trained(DistributedDataParallel(Net(), gradient_as_bucket_view=True), clips=True)
-
-
-@training
-def of_a_static_graph() -> tuple[nn.Module, Training]:
-    return trained(DistributedDataParallel(Net(), static_graph=True))
-
-
-@training
-def with_unused() -> tuple[nn.Module, Training]:
+def with_unused() -> Training:
     """A parameter that no loss reaches."""
     net = Net()
     net.unused = nn.Linear(8, 8)
-    return trained(DistributedDataParallel(net, find_unused_parameters=True))
+    return trained(DDP(net, find_unused_parameters=True))
 
 
-@training
-def compressed() -> tuple[nn.Module, Training]:
+def compressed() -> Training:
     """The gradients are reduced in float16."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
-    model = DistributedDataParallel(Net())
+    model = DDP(Net())
     model.register_comm_hook(None, fp16_compress_hook)
     return trained(model)
 
 
-@training
-def compiled_around() -> tuple[nn.Module, Training]:
-    return trained(torch.compile(DistributedDataParallel(Net()), backend="aot_eager"))  # type: ignore[arg-type]
-
-
-@training
-def compiled_within() -> tuple[nn.Module, Training]:
-    return trained(DistributedDataParallel(torch.compile(Net(), backend="aot_eager")))
-
-
-@training
-def by_hand() -> tuple[nn.Module, Training]:
-    """The training itself reduces the gradients, after the backward."""
-    model, step = trained(Net(), reduces=True)
-    return model, step
-
-
-@training
-def in_the_backward() -> tuple[nn.Module, Training]:
+def in_the_backward() -> Training:
     """Each parameter is updated as its gradient comes; the ranks do not communicate."""
     net = Net()
     rankwatch.watch(net)
@@ -162,38 +111,24 @@ def in_the_backward() -> tuple[nn.Module, Training]:
     return net, lambda number: net(fed(number)).square().mean().backward()
 
 
-@training
-def refused() -> tuple[nn.Module, Training]:
-    """torch raises in the user's code, on all ranks."""
-    return trained(DistributedDataParallel(Net()), clips=True, refuses=True)
-
-
-@training
-def asserted() -> tuple[nn.Module, Training]:
+def asserted() -> Training:
     """The training itself raises, on rank 0 alone."""
 
     def look(norm: Tensor) -> None:
         assert dist.get_rank() > 0 or norm.isfinite(), "the norm is bad"
 
-    return trained(DistributedDataParallel(Net()), clips=True, look=look)
+    return trained(DDP(Net()), clips=True, look=look)
 
 
-@training
-def anomalous() -> tuple[nn.Module, Training]:
+def anomalous() -> Training:
     """torch raises within the backward, on one rank alone."""
     torch.autograd.set_detect_anomaly(True)
-    return trained(DistributedDataParallel(Net()))
+    return trained(DDP(Net()))
 
 
-@training
-def late() -> tuple[nn.Module, Training]:
-    return trained(DistributedDataParallel(Net()), check="batch", every=4)
-
-
-@training
-def accumulated() -> tuple[nn.Module, Training]:
+def accumulated() -> Training:
     """Batch 5 of 4 to 7, the last of which is reduced."""
-    model = DistributedDataParallel(Net())
+    model = DDP(Net())
     whole, step = trained(model, accumulate=4)
 
     def step_with_sync_at_last(number: int) -> None:
@@ -206,10 +141,9 @@ def accumulated() -> tuple[nn.Module, Training]:
     return whole, step_with_sync_at_last
 
 
-@training
-def scaled() -> tuple[nn.Module, Training]:
+def scaled() -> Training:
     """The scaler of all ranks skips the step, and the training goes on."""
-    model = DistributedDataParallel(Net())
+    model = DDP(Net())
     rankwatch.watch(model)
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.01), torch.amp.GradScaler("cpu", init_scale=1024.0)
 
@@ -222,11 +156,10 @@ def scaled() -> tuple[nn.Module, Training]:
     return model, step
 
 
-@training
-def penalised() -> tuple[nn.Module, Training]:
+def penalised() -> Training:
     """A term of the loss that is made of the parameters, on all ranks alike: no rank is the culprit."""
     net = Net()
-    model = DistributedDataParallel(net)
+    model = DDP(net)
     rankwatch.watch(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
@@ -239,8 +172,7 @@ def penalised() -> tuple[nn.Module, Training]:
     return model, step
 
 
-@training
-def synchronised() -> tuple[nn.Module, Training]:
+def synchronised() -> Training:
     """A module that communicates in its forward is not run again."""
 
     class Shared(nn.Module):
@@ -251,27 +183,16 @@ def synchronised() -> tuple[nn.Module, Training]:
 
     net = Net()
     net.first = nn.Sequential(nn.Linear(8, 8, bias=False), Shared())  # type: ignore[assignment]
-    return trained(DistributedDataParallel(net))
+    return trained(DDP(net))
 
 
-@training
-def fsdp1() -> tuple[nn.Module, Training]:
+def fsdp1() -> Training:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     net = Net()
     for name in ("first", "head"):
         setattr(net, name, FullyShardedDataParallel(getattr(net, name), device_id=torch.device("cpu"), use_orig_params=True))
     return trained(FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True))
-
-
-@training
-def fsdp2() -> tuple[nn.Module, Training]:
-    return trained(sharded())
-
-
-@training
-def fsdp2_clipped() -> tuple[nn.Module, Training]:
-    return trained(sharded(), clips=True)
 
 
 def sharded() -> nn.Module:
@@ -283,8 +204,7 @@ def sharded() -> nn.Module:
     return net
 
 
-@training
-def tensor_parallel() -> tuple[nn.Module, Training]:
+def tensor_parallel() -> Training:
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -292,6 +212,24 @@ def tensor_parallel() -> tuple[nn.Module, Training]:
     net, mesh = Net(), init_device_mesh("cpu", (dist.get_world_size(),))
     parallelize_module(net, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})
     return trained(net, to_all=True)
+
+
+TRAININGS: dict[str, Callable[[], Training]] = {
+    "plain": lambda: trained(DDP(Net())),
+    "with_gradients": lambda: trained(DDP(Net()), gradients=True),
+    "clipped": lambda: trained(DDP(Net()), clips=True),
+    "in_buckets": lambda: trained(DDP(Net(), gradient_as_bucket_view=True), clips=True),  # of which gradients are views
+    "of_a_static_graph": lambda: trained(DDP(Net(), static_graph=True)),
+    "compiled_around": lambda: trained(torch.compile(DDP(Net()), backend="aot_eager")),  # type: ignore[arg-type]
+    "compiled_within": lambda: trained(DDP(torch.compile(Net(), backend="aot_eager"))),
+    "by_hand": lambda: trained(Net(), reduces=True),  # the training itself reduces the gradients, after the backward
+    "refused": lambda: trained(DDP(Net()), clips=True, refuses=True),  # torch raises in the user's code, on all ranks
+    "late": lambda: trained(DDP(Net()), check="batch", every=4),
+    "fsdp2": lambda: trained(sharded()),
+    "fsdp2_clipped": lambda: trained(sharded(), clips=True),
+    **{one.__name__: one for one in (with_unused, compressed, in_the_backward, asserted, anomalous, accumulated)},
+    **{one.__name__: one for one in (scaled, penalised, synchronised, fsdp1, tensor_parallel)},
+}
 
 
 def are_finite(model: nn.Module) -> bool:

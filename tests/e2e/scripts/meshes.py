@@ -1,4 +1,4 @@
-"""Prints, as one JSON object, how the parameters of many models lie on the ranks: ``meshes.py [CASE ...]``, on two or four ranks.
+"""Prints, as one JSON object, how the parameters of many models lie on the ranks: ``meshes.py [CASE ...]``.
 
 Each case makes a model and calls it once. As its root is called, ``lay_out`` says how it lies; as its units are called, their
 gathered values are read. Rank 0 prints what all ranks found.
@@ -16,6 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_wrapper
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
@@ -259,36 +263,6 @@ def experts() -> nn.Module:
     return Mixed()
 
 
-def noop() -> Any:
-    from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
-
-    return noop_hook
-
-
-def fp16(hook: Any) -> Any:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
-
-    return fp16_compress_wrapper(hook)
-
-
-def power() -> nn.Module:
-    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-
-    return hooked(powerSGD_hook, PowerSGDState(None))
-
-
-def local_sgd() -> nn.Module:
-    from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
-
-    return hooked(post_localSGD_hook, PostLocalSGDState(None, None, 100))
-
-
-def allreduce() -> Any:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-    return allreduce_hook
-
-
 def tp_then_dp() -> nn.Module:
     grid = mesh(2, 2)
     model = plan(net(), grid["tp"])
@@ -384,10 +358,10 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "replicate": lambda: run(composed),
     "ddp after watch": lambda: before(DDP),
     "ddp ignores": lambda: run(ignoring),
-    "ddp powersgd": lambda: run(power),
-    "ddp fp16 of allreduce": lambda: run(lambda: hooked(fp16(allreduce()))),
-    "ddp fp16 of noop": lambda: run(lambda: hooked(fp16(noop()))),
-    "ddp local sgd": lambda: run(local_sgd),
+    "ddp powersgd": lambda: run(lambda: hooked(powerSGD_hook, PowerSGDState(None))),
+    "ddp fp16 of allreduce": lambda: run(lambda: hooked(fp16_compress_wrapper(allreduce_hook))),
+    "ddp fp16 of noop": lambda: run(lambda: hooked(fp16_compress_wrapper(noop_hook))),
+    "ddp local sgd": lambda: run(lambda: hooked(post_localSGD_hook, PostLocalSGDState(None, None, 100))),
     "ddp own hook": lambda: run(lambda: hooked(own_hook)),
     "experts": lambda: run(experts),
     "marked": lambda: run(marked),
@@ -418,8 +392,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
         lambda: sharded(net(), shard_placement_fn=lambda one: Shard(1) if one.ndim == 2 and one.shape[1] == 12 else None)
     ),
     "fsdp2 n by 1": lambda: run(lambda: sharded(net(), mesh=mesh(world(), 1))),
-}
-ON_FOUR: dict[str, Callable[[], dict[str, Any]]] = {
+    # On four ranks alone:
     "ddp of pairs": lambda: run(half),
     "ddp tp": lambda: run(tp_then_dp),
     "fsdp1 hybrid": lambda: run(lambda: flat(net(), device_mesh=mesh(2, 2), sharding_strategy=S.HYBRID_SHARD)),
@@ -435,11 +408,10 @@ ON_FOUR: dict[str, Callable[[], dict[str, Any]]] = {
 def main() -> None:
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
-    cases = {**CASES, **ON_FOUR} if world() == 4 else CASES
     results: dict[str, list[Any]] = {}
-    for name in sys.argv[1:] or cases:
+    for name in sys.argv[1:] or CASES:
         found: list[Any] = [None] * world()
-        dist.all_gather_object(found, cases[name]())
+        dist.all_gather_object(found, CASES[name]())
         results[name] = found
     if dist.get_rank() == 0:
         print(json.dumps(results))
