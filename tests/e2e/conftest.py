@@ -1,4 +1,4 @@
-"""Fixtures: a collector with ranks that a test controls, and jobs that have ended."""
+"""Fixtures: a collector with ranks that a test controls, hosts, a training that runs, and jobs that have ended."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from e2e.ended import Ended
+from e2e.hosts import NODES, Hosts
 from e2e.site import Forge, Site
-from jobs import Job, forked, torchrun
+from jobs import Job, Training, forked, torchrun
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,20 @@ def site(forge: Forge, tmp_path: Path) -> Iterator[Site]:
     site = Site([forge], tmp_path)
     yield site
     site.clear()
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    hosts = Hosts(["head", *NODES])
+    yield hosts
+    hosts.close()
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Training]:
+    training = Training(tmp_path)
+    yield training
+    training.overflow()
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,9 @@ _LARGEST_FRAME = 70_000
 _BUFFER = 8 * 2**20
 _numbers = itertools.count()
 
+NODES = ["node0", "node1"]
+"""The hosts of ranks; the collector is on ``head``."""
+
 _BOOT = 'hostname "$1" && mount --bind "$2" /etc/hosts && ip link set lo up && echo up && exec sleep infinity'
 _NAMESPACES = ("--net", "--uts", "--mount")
 

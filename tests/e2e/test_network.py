@@ -8,19 +8,10 @@ from pathlib import Path
 import pytest
 
 from collectors import until
-from e2e.hosts import Hosts
+from e2e.hosts import NODES, Hosts
 from e2e.site import ABORTED, Forge, Site, trained, trip_stops_all
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-
-NODES = ["node0", "node1"]
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    hosts = Hosts(["head", *NODES])
-    yield hosts
-    hosts.close()
 
 
 @pytest.fixture(scope="module")

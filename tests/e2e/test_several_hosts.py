@@ -11,21 +11,12 @@ from pathlib import Path
 import pytest
 
 from collectors import PATIENCE, until
-from e2e.hosts import Hosts
+from e2e.hosts import NODES, Hosts
 from e2e.site import Site, trained
 from jobs import SCRIPTS, environment
 from rankwatch.shared.connection import read
 
 pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
-
-NODES = ["node0", "node1"]
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    hosts = Hosts(["head", *NODES])
-    yield hosts
-    hosts.close()
 
 
 class Job:

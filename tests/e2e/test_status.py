@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,13 +13,6 @@ from rankwatch_monitor.serve.printer import FREE
 from terminals import Pty, Tmux
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture
-def training(tmp_path: Path) -> Iterator[Training]:
-    training = Training(tmp_path)
-    yield training
-    training.overflow()
 
 
 @pytest.mark.slow

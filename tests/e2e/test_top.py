@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -18,13 +17,6 @@ from rankwatch.shared.installed import to_add
 from terminals import Pty, Tmux
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture
-def training(tmp_path: Path) -> Iterator[Training]:
-    training = Training(tmp_path)
-    yield training
-    training.overflow()
 
 
 def top(*arguments: str) -> list[str]:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ports
 from collectors import PATIENCE, until
+from e2e.site import Site
 from e2e.soaking.part import Part
-from jobs import RANKWATCH, environment, processes_of, torchrun
+from jobs import environment, processes_of, torchrun
 from rankwatch_monitor.record.reader import RunRecord
 
 RANKS = 8
@@ -47,40 +47,11 @@ class Faults(Part):
     """The collector, one job after another, and the findings for each."""
 
     def begin(self) -> None:
-        self.runs = self.folder / "runs"
-        self.connection = self.folder / "connection.json"
-        self.collector: subprocess.Popen[bytes] | None = None
-        self.collect()
+        self.site = Site([], self.folder)
+        self.site.collect(heartbeat=HEARTBEAT)
 
     def end(self) -> None:
-        if self.collector is not None:
-            self.collector.terminate()
-            assert self.collector.wait(PATIENCE) == 0
-
-    # --- the collector and its faults -------------------------------------------------------------------------------------
-
-    def collect(self) -> None:
-        listen = [] if self.connection.exists() else ["--listen", ports.address()]
-        paths = ["--connection-file", str(self.connection), "--runs-dir", str(self.runs), "--heartbeat", str(HEARTBEAT)]
-        before = self.log.count("collecting on")
-        with (self.folder / "log").open("a") as log, (self.folder / "out").open("a") as out:
-            self.collector = subprocess.Popen(
-                [*RANKWATCH, "collector", *listen, *paths], env=environment(), stdout=out, stderr=log
-            )
-        until(lambda: self.log.count("collecting on") > before)
-
-    def kill_collector(self) -> None:
-        assert self.collector is not None
-        self.collector.kill()
-        self.collector.wait()
-        self.collector = None
-
-    @property
-    def log(self) -> str:
-        path = self.folder / "log"
-        return path.read_text() if path.exists() else ""
-
-    # --- one job ----------------------------------------------------------------------------------------------------------
+        assert self.site.collectors[-1].poll() is not None or self.site.end() == 0
 
     def round(self) -> None:
         job = Job(self, f"soak{self.rounds}")
@@ -97,13 +68,13 @@ class Faults(Part):
             job.check()
         finally:
             job.clear()
-        assert "Traceback" not in self.log
-        assert "an error of ours" not in self.log
+        assert "Traceback" not in self.site.log
+        assert "an error of ours" not in self.site.log
 
 
 class Job:
     def __init__(self, soak: Faults, name: str) -> None:
-        self.soak = soak
+        self.soak, self.site = soak, soak.site
         self.random = soak.random
         self.name = name
         self.folder = soak.folder / name
@@ -114,7 +85,7 @@ class Job:
 
     def start(self) -> None:
         env = environment(
-            RANKWATCH_CONNECTION=str(self.soak.connection), RANKWATCH_JOB=self.name, TEST_JOB_MARKER=str(self.folder)
+            RANKWATCH_CONNECTION=str(self.site.connection), RANKWATCH_JOB=self.name, TEST_JOB_MARKER=str(self.folder)
         )
         with (self.folder / "output").open("w") as output:
             command = torchrun("soak_rank.py", str(self.folder), ranks=RANKS)
@@ -139,13 +110,16 @@ class Job:
     # --- faults -------------------------------------------------------------------------------------------------------------
 
     def collector_killed(self) -> None:
-        self.soak.kill_collector()
+        self._kill_collector()
         self.soak.pause(0, 3)
-        self.soak.collect()
+        self.site.collect(heartbeat=HEARTBEAT)
+
+    def _kill_collector(self) -> None:
+        self.site.collectors[-1].kill()
+        self.site.collectors[-1].wait()
 
     def collector_stopped(self) -> None:
-        assert self.soak.collector is not None
-        self._stop(self.soak.collector.pid)
+        self._stop(self.site.collectors[-1].pid)
 
     def rank_stopped(self) -> None:
         self._stop(self.random.choice(self.truths()).pid)
@@ -183,12 +157,12 @@ class Job:
 
     def trip_without_collector(self) -> None:
         """The rank acts alone: it does not wait for an absent collector."""
-        self.soak.kill_collector()
+        self._kill_collector()
         culprit = self._plant()
         assert self._wait() != 0
         assert "ended OverflowDetected" in (self.folder / f"rank-{culprit}").read_text()
         self.cut_short = set(range(RANKS))
-        self.soak.collect()
+        self.site.collect(heartbeat=HEARTBEAT)
 
     def kill_rank(self) -> None:
         self._await_connected()
@@ -219,7 +193,7 @@ class Job:
 
     def _await_connected(self) -> None:
         """Waits until the current collector has heard each rank."""
-        run = self.soak.runs / f"{self.name}-0" / "run.db"
+        run = self.site.runs / f"{self.name}-0" / "run.db"
         before = {truth.pid: truth.done[-1] for truth in self.truths()}
         until(lambda: set(self._last_recorded(run)) == set(range(RANKS)))
         until(lambda: all(self._last_recorded(run)[rank] > before[t.pid] for rank, t in enumerate(self.truths())))
@@ -233,11 +207,11 @@ class Job:
     # --- checks of results ----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        run = self.soak.runs / f"{self.name}-0"
+        run = self.site.runs / f"{self.name}-0"
         if not self.cut_short:
             until(lambda: (run / "report.json").exists())
         until(lambda: processes_of(str(self.folder)) == [])
-        assert not (self.soak.runs / f"{self.name}-0.2").exists()
+        assert not (self.site.runs / f"{self.name}-0.2").exists()
         if self.expect.__name__ == "expect":
             until(lambda: (run / "report.json").exists())
             self.expect(json.loads((run / "report.json").read_text()))
