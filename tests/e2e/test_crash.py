@@ -55,8 +55,6 @@ def test_a_command_that_trains_nothing_is_told_so_in_a_line(tmp_path: Path) -> N
     ("script", "code", "error"),
     [
         (RAISES, 1, "ValueError: no such data set"),
-        ("import no_such_module\n", 1, "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("import torch\ntorch.ones(2) @ torch.ones(3)\n", 1, "RuntimeError: "),
         ("def broken(:\n", 1, "SyntaxError: invalid syntax"),
         (
             "import rankwatch, torch\nrankwatch.watch(torch.nn.Linear(1, 1), connection='no/connection.json')\n",

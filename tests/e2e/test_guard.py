@@ -32,10 +32,10 @@ def operator_of(verdict: dict[str, Any]) -> tuple[str, str, int]:
     ("name", "ranks"),
     [
         *(("plain", 2), ("plain", 4), ("with_gradients", 2), ("clipped", 3), ("late", 2)),
-        *(("accumulated", 2), ("accumulated", 4)),
+        ("accumulated", 2),
         *(("in_buckets", 3), ("of_a_static_graph", 2), ("with_unused", 2), ("compressed", 4), ("by_hand", 2)),
         *(("compiled_around", 2), ("compiled_within", 2)),
-        *(("refused", 2), ("refused", 4), ("asserted", 2), ("asserted", 4)),
+        *(("refused", 2), ("asserted", 4)),
     ],
 )
 def test_the_rank_and_the_line_that_made_it_are_named(tmp_path: Path, name: str, ranks: int) -> None:

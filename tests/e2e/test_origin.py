@@ -54,9 +54,9 @@ def test_nothing_began_in_a_training_that_only_grew_or_recovered(tmp_path: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "ranks"), [("gpt", 2), ("gpt", 1), ("mlp", 2), ("mlp", 1)])
-def test_a_training_that_diverges_has_no_culprit(tmp_path: Path, kind: str, ranks: int) -> None:
-    job = run_job(tmp_path, forked("diverging.py", kind, ranks=ranks))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_training_that_diverges_has_no_culprit(tmp_path: Path, ranks: int) -> None:
+    job = run_job(tmp_path, forked("diverging.py", ranks=ranks))
     verdict = job.verdict
     assert (verdict["cause"], verdict["rank"]) == ("divergence", None)
     assert 1 <= verdict["began"]["batch"] < verdict["batch"]

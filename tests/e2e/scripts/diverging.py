@@ -1,9 +1,8 @@
-"""Trainings that simply diverge: ``diverging.py gpt|mlp``, on one rank or on several."""
+"""A training that simply diverges, on one rank or on several."""
 
 from __future__ import annotations
 
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -51,8 +50,8 @@ class GPT(nn.Module):
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def train_gpt(model: nn.Module) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=float(os.environ.get("RATE", "30")))
+def train(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=30.0)
     for _ in range(200):
         words = torch.randint(WORDS, (4, LENGTH + 1))
         _, loss = model(words[:, :-1], words[:, 1:])
@@ -61,26 +60,15 @@ def train_gpt(model: nn.Module) -> None:
         optimizer.step()
 
 
-def train_mlp(model: nn.Module) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=float(os.environ.get("RATE", "1")))
-    for _ in range(200):
-        x = torch.randn(16, 8)
-        loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
 def main() -> None:
     torch.manual_seed(0)
-    kind = sys.argv[1]
-    model: nn.Module = GPT() if kind == "gpt" else nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+    model: nn.Module = GPT()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
         torch.manual_seed(dist.get_rank())
         model = DistributedDataParallel(model)
     with rankwatch.watch(model):
-        (train_gpt if kind == "gpt" else train_mlp)(model)
+        train(model)
 
 
 if __name__ == "__main__":

@@ -70,11 +70,6 @@ class Job:
                 self.net.get_parameter("blocks.1.up.weight")[3, 5] = 3e38
         return self.data()
 
-    def rate(self, batch: int) -> Tensor:
-        """The learning rate is far too high from the first batch on."""
-        self.optimizer.param_groups[0]["lr"] = 0.3
-        return self.data()
-
     def rising(self, batch: int) -> Tensor:
         """A healthy time, then a learning rate that rises until the training diverges."""
         self.optimizer.param_groups[0]["lr"] = 1e-3 * 1.5 ** max(0, batch - FAULT_AT)
