@@ -56,7 +56,7 @@ def test_a_training_continues_without_its_collector(tmp_path: Path) -> None:
     healthy = finished(forked("train.py", "healthy"), **connection)
     assert healthy.returncode == 0
     assert healthy.stderr.count("no collector answers at tcp://127.0.0.1:") == 2
-    bad = finished(torchrun("train.py", "overflow"), **connection)
+    bad = finished(torchrun("train.py", "overflow"), tmp_path, **connection)
     assert bad.returncode == 1
     assert "rankwatch: first inf of this process\n  culprit    rank 1 of 2" in bad.stdout
     assert "certainty  this rank alone: no collector in reach" in bad.stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.fsdp
 
-from jobs import ROOT, Job, forked_apart, run_job, torchrun
+from jobs import ROOT, Job, forked, run_job, torchrun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -32,7 +32,7 @@ def losses(job: Job) -> list[float]:
 
 def log(tmp_path: Path, name: str, option: str) -> Job:
     pytest.importorskip(LOGGING[name])
-    job = run_job(tmp_path, forked_apart(str(EXAMPLES / name), option, str(tmp_path / "log"), "--batches", "21"))
+    job = run_job(tmp_path, forked(str(EXAMPLES / name), option, str(tmp_path / "log"), "--batches", "21"))
     assert job.code == 0, job.stderr
     assert job.report["outcome"] == "finished"
     return job
@@ -51,14 +51,14 @@ def test_each_example_learns(tmp_path: Path, name: str) -> None:
     first, *_, last = losses(job)
     assert last < 0.75 * first
     if name == "train_ddp.py":  # a restart resumes from its checkpoint
-        again = train(tmp_path, forked_apart, name, "--epochs", "4")
+        again = train(tmp_path, forked, name, "--epochs", "4")
         assert re.findall(r"^epoch (\d)", again.stdout, re.MULTILINE) == ["3"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_example_fails_as_its_first_lines_say(tmp_path: Path, name: str) -> None:
     assert "With --lr 1e30 it goes wrong" in (EXAMPLES / name).read_text()
-    job = train(tmp_path, forked_apart, name, "--lr", "1e30")
+    job = train(tmp_path, forked, name, "--lr", "1e30")
     assert job.code == 77, job.stderr
     assert (job.verdict["batch"], job.verdict["optimizer_step"]) == (1, 1)
     assert job.left_behind == []

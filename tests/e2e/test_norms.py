@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.fsdp
 
-from jobs import run_job, torchrun
+from jobs import forked, run_job
 from rankwatch.shared.frame import NO_NORM
 from rankwatch_monitor.record.reader import RunRecord
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 def test_the_norm_of_each_step(tmp_path: Path, how: str, clips: str) -> None:
     if how == "fsdp2" and not hasattr(torch.distributed.fsdp, "fully_shard"):
         pytest.skip("torch.distributed.fsdp.fully_shard came with torch 2.6")
-    job = run_job(tmp_path, torchrun("norms.py", how, clips))
+    job = run_job(tmp_path, forked("norms.py", how, clips))
     assert job.code == 0, job.stderr
     (line,) = [line for line in job.stdout.splitlines() if "norms [" in line]
     expected = json.loads(line.partition("norms ")[2])
