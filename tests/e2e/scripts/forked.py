@@ -1,6 +1,6 @@
 """Runs a script as torchrun does on one node, ``forked.py RANKS SCRIPT ...``, but imports torch once: the ranks are forked.
 
-This takes a third of torchrun's time, for tests that do not depend on torchrun.
+For tests that do not depend on torchrun: a job takes a third of torchrun's time, and less where a nursery forks it.
 """
 
 from __future__ import annotations
