@@ -94,15 +94,6 @@ def test_the_others_do_not_wait_for_it(half: Job) -> None:
     assert kinds.index("tripped") < kinds.index("decided") < kinds.index("lookedcloser")
 
 
-def test_a_number_that_is_bad_in_every_precision(tmp_path: Path) -> None:
-    job = run_job(tmp_path, forked("closeups.py", "zero"))
-    assert job.code == 77, job.stderr
-    closeup = job.verdict["closeup"]
-    number, _ = line_of("zero")
-    assert (closeup["operator"], closeup["source"]["line"], closeup["recurred"]) == ("aten.div.Tensor", number, 3)
-    assert "  precision  bad in every precision: nan in float32 and float64\n" in job.stdout
-
-
 def test_a_fault_that_does_not_recur_is_the_machines(tmp_path: Path) -> None:
     job = run_job(tmp_path, forked("closeups.py", "once"))
     assert job.code == 77, job.stderr

@@ -1,7 +1,6 @@
 """A DDP training of two ranks in which rank 1 goes bad in batch 5: ``closeups.py WHAT``. The guilty line ends in ``# WHAT``.
 
 half  a product of float16 numbers beyond 65504, called through two helper functions
-zero  0 / 0
 once  the output is poisoned from outside, once: it does not recur
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,38 +40,22 @@ class Attention(nn.Module):
         x = torch.tanh(self.linear(x))
         if self.what == "half":
             return scores(x * (200.0 if self.is_bad else 1.0))
-        if self.what == "zero":
-            kept = x * (0.0 if self.is_bad else 1.0)
-            return kept / kept.abs().sum()  # zero
         return x
-
-
-class Poison:
-    """A hook that writes nan to one output."""
-
-    def __init__(self) -> None:
-        self.is_armed = False
-
-    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
-        if not self.is_armed:
-            return None
-        self.is_armed = False
-        return output * math.nan
 
 
 @record
 def main(what: str) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    attention, poison = Attention(what), Poison()
-    attention.register_forward_hook(poison)
+    attention, poison = Attention(what), list[float]()
+    attention.register_forward_hook(lambda module, inputs, output: output * poison.pop() if poison else None)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), attention))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with rankwatch.watch(model):
         for batch in range(STEPS):
             if dist.get_rank() == GUILTY and batch == BATCH:
-                attention.is_bad = what != "once"
-                poison.is_armed = what == "once"
+                attention.is_bad = what == "half"
+                poison += [math.nan] * (what == "once")
             model(torch.randn(16, 8)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
