@@ -53,6 +53,7 @@ def test_what_is_missing_comes_from_the_wheels(tmp_path: Path, monkeypatch: pyte
     assert machine.lack().startswith(f"rwnone cannot be installed: put their wheels into {tmp_path}, or set WHEELS\n")
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device: run bash tests/cuda.sh itself")

@@ -11,7 +11,7 @@ import pytest
 
 from jobs import ROOT, finished
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.alone, pytest.mark.e2e, pytest.mark.slow]
 
 
 def measured(tmp_path: Path, script: str, *arguments: str) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 from jobs import finished
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.alone, pytest.mark.e2e, pytest.mark.slow]
 
 
 def test_the_benchmark_runs(tmp_path: Path) -> None:

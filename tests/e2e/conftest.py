@@ -10,7 +10,7 @@ import pytest
 from e2e.ended import Ended
 from e2e.hosts import NODES, Hosts
 from e2e.site import Forge, Site
-from jobs import Job, Training, forked, torchrun
+from jobs import Job, Nursery, Training, forked, torchrun
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,13 @@ def hosts() -> Iterator[Hosts]:
     hosts = Hosts(["head", *NODES])
     yield hosts
     hosts.close()
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Forks the ranks of the trainings of ``tests/trainings``."""
+    with Nursery(tmp_path_factory.mktemp("nursery"), "trainings.table", "recorded.noting") as nursery:
+        yield nursery
 
 
 @pytest.fixture

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jobs import SCRIPTS, Nursery, run_job
-from recorded.replicas import MODULES, complaints
+from recorded.replicas import complaints
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -39,12 +38,6 @@ REAL = [
     "loaded_on_all_ranks",
     "grown_in_mid_run",
 ]
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery"), *MODULES) as nursery:
-        yield nursery
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -73,7 +66,7 @@ def test_a_training_is_resumed_by_other_numbers_of_ranks(tmp_path: Path, nursery
     """Two replicas of two shards; then the shards of two ranks; then a single rank, which has nobody to be compared with."""
     checkpoint = str(tmp_path / "checkpoint")
     for ranks in (4, 2, 1):
-        job = run_job(tmp_path / str(ranks), nursery.forked("resumed.py", checkpoint, ranks=ranks), "--abort-grace", "3")
+        job = run_job(tmp_path / str(ranks), nursery.forked("resumed.py", checkpoint, ranks=ranks))
         assert job.code == 0, job.stdout + job.stderr
         assert (job.report["verdict"], job.report["notices"], job.report["desync"]) == (None, [], [])
         if ranks > 1:

@@ -5,13 +5,12 @@ One for each way in which an agent sees it; ``unit/decide/test_recorded_replicas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from jobs import COMES_BACK, Job, Nursery, forked, run_job, torchrun
-from recorded.replicas import MODULES, complaints, run, said
+from jobs import Job, Nursery, forked_apart, run_job, torchrun
+from recorded.replicas import complaints, run, said
 from recorded.truths import desync_lines
 from trainings.table import DESYNCED
 
@@ -31,12 +30,6 @@ REAL = [
 ]
 
 
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery"), *MODULES) as nursery:
-        yield nursery
-
-
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == VITAL else pytest.mark.slow) for name in REAL])
 def test_it_is_named(tmp_path: Path, nursery: Nursery, name: str) -> None:
     start = torchrun if name == UNDER_TORCHRUN else nursery.forked
@@ -47,7 +40,7 @@ def test_it_is_named(tmp_path: Path, nursery: Nursery, name: str) -> None:
 @pytest.mark.parametrize("name", ["a_flipped_bit_of_two", "fsdp1_in_shards_of_one"])
 def test_it_is_named_in_a_training_that_is_found(tmp_path: Path, name: str) -> None:
     """A training is found by its interpreter, as that starts: none of a nursery is."""
-    found, _ = run(forked, "desynced", name, tmp_path, is_bare=True)
+    found, _ = run(forked_apart, "desynced", name, tmp_path, is_bare=True)
     assert found == []
 
 
@@ -56,7 +49,7 @@ def test_it_is_named_in_a_training_that_is_found(tmp_path: Path, name: str) -> N
 def test_the_run_is_aborted_where_that_is_asked_for(tmp_path: Path, nursery: Nursery, name: str) -> None:
     case, truth = DESYNCED[name], DESYNCED[name].truth.truth
     training = nursery.forked("training.py", "desynced", name, str(tmp_path), ranks=case.ranks)
-    job = run_job(tmp_path, training, "--on-desync", "abort", "--abort-grace", COMES_BACK, env={"BATCHES": "100000"})
+    job = run_job(tmp_path, training, "--on-desync", "abort", env={"BATCHES": "100000"})
     assert (job.code, job.report["outcome"], job.left_behind) == (77, "aborted", []), job.stderr
     assert {row["state"] for row in job.report["ranks"]} == {"aborted"}
     entry = job.report["desync"][0]

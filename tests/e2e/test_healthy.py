@@ -5,13 +5,12 @@ What ranks send of their batches is in no recording: these run for real.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jobs import Nursery
-from recorded.replicas import MODULES, complaints
+from recorded.replicas import complaints
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -24,12 +23,6 @@ REAL = [
     "lengths_that_vary",
     "tensor_parallel",
 ]
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery"), *MODULES) as nursery:
-        yield nursery
 
 
 @pytest.mark.parametrize("name", REAL)

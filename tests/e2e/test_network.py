@@ -11,7 +11,7 @@ from collectors import until
 from e2e.hosts import NODES, Hosts
 from e2e.site import ABORTED, Forge, Site, trained, trip_stops_all
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.alone, pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from e2e.site import Site, trained
 from jobs import SCRIPTS, environment
 from rankwatch.shared.connection import read
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.alone, pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 
 
 class Job:

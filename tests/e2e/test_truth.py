@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs import COMES_BACK, Nursery, run_job
+from jobs import Nursery, run_job
 from trainings.case import Case
 from trainings.table import CULPRITS
 from trainings.truths import Fate
@@ -22,12 +22,6 @@ ALL = [
 ]
 
 
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery"), "trainings.table") as nursery:
-        yield nursery
-
-
 def untrue(said: Mapping[str, Any], truth: Mapping[str, Any]) -> dict[str, Any]:
     """What is said other than it is. Any number of a range is true."""
     return {
@@ -39,7 +33,7 @@ def untrue(said: Mapping[str, Any], truth: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", ALL)
 def test_the_verdict_is_true(tmp_path: Path, nursery: Nursery, case: Case[Fate]) -> None:
-    job = run_job(tmp_path, nursery.forked("training.py", "culprits", case.name), "--abort-grace", COMES_BACK)
+    job = run_job(tmp_path, nursery.forked("training.py", "culprits", case.name))
     assert (job.code, job.left_behind) == (77, []), job.stderr
     assert untrue(job.verdict, case.truth.verdict) == {}
     assert untrue(job.verdict["began"] or {}, case.truth.began) == {}

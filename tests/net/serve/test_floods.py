@@ -28,6 +28,7 @@ MAX_MEMORY, MAX_DISK = 1024, 256
 """MiB of the flooded collector."""
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*greedy.KINDS, *greedy.LONG_KINDS, *greedy.RAW])
 def test_another_runs_abort_beside_a_flood(kind: str, tmp_path: Path) -> None:
@@ -38,6 +39,7 @@ def test_another_runs_abort_beside_a_flood(kind: str, tmp_path: Path) -> None:
     assert "an error of ours" not in (tmp_path / "flooded.log").read_text()
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_what_was_not_taken_beside_a_flood_with_the_same_key_is_sent_again(
     tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
