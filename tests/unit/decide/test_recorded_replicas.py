@@ -1,4 +1,4 @@
-"""What is said of the replicas of 236 trainings, by what their ranks sent: those of ``agreeing`` and of ``desynced``."""
+"""What is said of the replicas of all trainings of ``agreeing`` and of ``desynced``, by what their ranks sent."""
 
 from __future__ import annotations
 
