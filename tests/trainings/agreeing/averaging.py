@@ -15,6 +15,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
+from notebook import learn, take_step
 from recorded.truths import ANY
 from trainings.case import Training
 from trainings.ranks import EPOCH, Net, average, broadcast, draw, loss_of, own_seed, reduce_gradients, taught
@@ -49,9 +50,7 @@ def federated_in_epochs() -> Training:
 
     def step(number: int) -> None:
         for _ in range(1 + dist.get_rank()):
-            loss_of(net).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            learn(loss_of(net), optimizer)
         if number % 5 == 4:
             average(net.parameters())
 
@@ -71,9 +70,7 @@ def federated_with_a_new_optimizer() -> Training:
         net.load_state_dict(server)
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
         for _ in range(10):
-            loss_of(net).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            learn(loss_of(net), optimizer)
         for name, value in net.state_dict().items():
             dist.all_reduce(value.detach())
             server[name] = value / dist.get_world_size()
@@ -146,8 +143,7 @@ def diloco_under_no_sync() -> Training:
     def step(number: int) -> None:
         with model.no_sync():
             loss_of(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
         if number % 20 == 19:
             average(model.parameters())
 
@@ -212,9 +208,7 @@ def actor_and_learner() -> Training:
 
     def step(number: int) -> None:
         if dist.get_rank() == 0:
-            loss_of(net).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            learn(loss_of(net), optimizer)
         else:
             with torch.no_grad():
                 net(draw()[0])
@@ -234,9 +228,7 @@ def reptile() -> Training:
     def step(number: int) -> None:
         if number % 5 == 0:
             net.start = [p.detach().clone() for p in net.parameters()]  # type: ignore[assignment]
-        loss_of(net).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(loss_of(net), optimizer)
         if number % 5 == 4:
             average(net.parameters())
             with torch.no_grad():

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import rankwatch
+from notebook import learn, take_step
 from trainings.case import Training
 from trainings.ranks import EPOCH, Net, draw, loss_of, taught
 from trainings.truths import agreeing
@@ -91,8 +92,7 @@ def accumulated(model: Any, *, ragged: bool) -> Training:
         for batch in range(batches):
             with nullcontext() if batch == batches - 1 else model.no_sync():
                 (loss_of(model) / batches).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
 
     return Training(model, step)
 
@@ -112,8 +112,7 @@ def accumulation_without_no_sync() -> Training:
     def step(number: int) -> None:
         loss_of(model).backward()
         if number % 3 == 2:
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(optimizer)
 
     return Training(model, step)
 
@@ -171,9 +170,7 @@ def joined() -> Training:
         is_short = (number // EPOCH) % 2 == dist.get_rank()
         with model.join():
             for _ in range(EPOCH - 13 * is_short):
-                loss_of(model).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                learn(loss_of(model), optimizer)
 
     return Training(model, epoch)
 
@@ -189,9 +186,7 @@ def joined_with_zero() -> Training:
             return
         with Join([model, optimizer]):
             for _ in range(EPOCH - 7 * dist.get_rank()):
-                loss_of(model).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                learn(loss_of(model), optimizer)
 
     return Training(model, epoch)
 

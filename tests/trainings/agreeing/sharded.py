@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
+from notebook import learn, take_step
 from recorded.truths import ANY
 from trainings.case import Training
 from trainings.ranks import Net, alike, draw, flat, fully, loss_of, reduce_gradients, taught
@@ -72,9 +73,7 @@ def fsdp1_accumulation() -> Training:
     def step(number: int) -> None:
         with model.no_sync():
             loss_of(model).backward()
-        loss_of(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(loss_of(model), optimizer)
 
     return Training(model, step)
 
@@ -187,8 +186,7 @@ def accumulated(model: Any, reduces: Callable[[bool], object]) -> Training:
         for batch in range(3):
             reduces(batch == 2)
             loss_of(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
 
     return Training(model, step)
 
@@ -212,8 +210,7 @@ def fsdp2_optimizer_in_backward() -> Training:
     optimizers = {p: torch.optim.SGD([p], lr=1e-2) for p in model.parameters()}
 
     def stepped(parameter: Tensor) -> None:
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
+        take_step(optimizers[parameter])
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(stepped)
@@ -249,9 +246,7 @@ def fsdp2_of_a_part() -> Training:
         for parameter in net.head.parameters():
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        take_step(*optimizers)
 
     return Training(net, step)
 

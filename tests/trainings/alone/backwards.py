@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from models import Calls
+from notebook import take_step
 from trainings.case import Training
 from trainings.parts import (
     BAD,
@@ -135,8 +136,7 @@ def a_gradient_that_is_handed_to_backward() -> Training:
 
     def step(number: int) -> None:
         model(torch.randn(4, 4)).backward(torch.full((4, 4), NAN if number == BAD else 0.1))
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
 
     return Training(model, step)
 
@@ -183,8 +183,7 @@ def in_the_second_of_two_models() -> Training:
     first, second = (torch.optim.SGD(model[index].parameters(), lr=0.01) for index in (0, 2))
 
     def after(number: int) -> None:
-        second.step()
-        second.zero_grad()
+        take_step(second)
 
     return turned(model[1], NAN, model, optimizer=first, after=after)
 

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import rankwatch
 from models import Calls
+from notebook import learn, take_step
 from trainings.case import Training
 from trainings.parts import Coder, Pair, Root, chain, labels, squared, trained
 from trainings.truths import LONG, healthy
@@ -91,9 +92,7 @@ def several_losses_and_optimizers() -> Training:
         losses = (left.square().mean(), right.abs().mean(), (left - right).square().sum())
         torch.autograd.backward(losses[:2], retain_graph=True)
         losses[2].backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        take_step(*optimizers)
         return float(sum(losses))
 
     return Training(model, step)
@@ -348,9 +347,7 @@ def batches_that_are_skipped() -> Training:
         loss = nn.functional.cross_entropy(model(torch.randn(4, 4)), known)
         if not torch.isfinite(loss):
             return 0.0
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(loss, optimizer)
         return float(loss)
 
     return Training(model, step)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from notebook import take_step
 from trainings.case import Training
 from trainings.parts import BAD, NAN, Coder, Pair, Root, Square, chain, classified, kinked, labels, middle, trained
 from trainings.truths import BATCHES, hostile
@@ -120,8 +121,7 @@ def backwards(backward: Callable[[Any, bool], object]) -> Training:
 
     def step(number: int) -> None:
         backward(model(torch.randn(4, 4)), number == BAD)
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
 
     return Training(model, step)
 
