@@ -98,7 +98,7 @@ def with_a_kink(accumulate: int = 1, lr: float = 0.01) -> Training:
 
 
 hostile(("", "2"), "gradient", gradients=True).each(a_finite_loss_with_a_bad_gradient=with_a_kink)
-hostile("", "gradient", label="grad_output", says="gradient of the loss").each(
+hostile("", "gradient", label="grad_output", says="gradient of the loss with respect to").each(
     a_gradient_of_nan=with_a_kink,
     # Batch 5 of 4 to 7 spoils the sum; the step comes after batch 7, and is not taken.
     a_gradient_among_accumulated_ones=lambda: with_a_kink(accumulate=4, lr=0.1),
