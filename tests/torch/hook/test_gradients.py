@@ -17,14 +17,12 @@ from torch import Tensor, nn
 
 from models import Calls, Checkpointed
 from notebook import (
-    BackwardGain,
     Gain,
     Notebook,
     ScaledTraining,
     first_weight,
     learn,
     model_of,
-    multiplied,
     ones,
     sgd,
     take_step,
@@ -35,7 +33,7 @@ from rankwatch.errors import OverflowDetected
 from rankwatch.shared.cause import Cause, classify
 from rankwatch.shared.frame import Frame, Kind, Phase, State
 from rankwatch.shared.notice import ZEROS
-from trainings.parts import Root
+from trainings.parts import Root, Through, multiplied
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
 both_checkpoints = pytest.mark.parametrize("use_reentrant", [True, False])
@@ -167,9 +165,7 @@ def test_one_backward_through_two_forwards_reports_the_gradients_of_both(check: 
 @every_check
 @pytest.mark.parametrize("bad", [0, 1])
 def test_a_bad_gradient_of_either_of_two_forwards_trips(check: str, bad: int) -> None:
-    model, detector, notebook = watching(
-        nn.Linear(4, 4), gain := BackwardGain(), nn.Linear(4, 2), check=check, gradients=True
-    )
+    model, detector, notebook = watching(nn.Linear(4, 4), gain := Through(), nn.Linear(4, 2), check=check, gradients=True)
     loss = torch.zeros(())
     for batch in range(2):
         gain.gain = math.inf if batch == bad else 1.0
@@ -187,7 +183,7 @@ def test_a_bad_gradient_of_either_of_two_forwards_trips(check: str, bad: int) ->
 @every_check
 @pytest.mark.parametrize(("factor", "state"), [(math.inf, State.INF), (math.nan, State.NAN)])
 def test_a_bad_gradient_is_named_at_its_origin_before_a_weight_changes(check: str, factor: float, state: State) -> None:
-    model = model_of(nn.Linear(4, 4), BackwardGain(factor), nn.Linear(4, 2))
+    model = model_of(nn.Linear(4, 4), Through(factor), nn.Linear(4, 2))
     optimizer = sgd(model)
     before = [parameter.clone() for parameter in model.parameters()]
     _, notebook = watched(model, check=check, gradients=True)
@@ -220,10 +216,10 @@ def test_a_bad_gradient_of_the_loss_is_named_as_the_roots(check: str) -> None:
 @both_checkpoints
 def test_a_gradient_born_in_a_checkpoint_is_named_there(use_reentrant: bool) -> None:
     model = Checkpointed(use_reentrant)
-    model.block[1] = BackwardGain()
+    model.block[1] = Through()
     _, notebook = watched(model, gradients=True)
     model(ones()).sum().backward()
-    model.block[1] = BackwardGain(math.inf)
+    model.block[1] = Through(math.inf)
     with pytest.raises(OverflowDetected):
         model(ones()).sum().backward()
     trip = notebook.trip
@@ -232,7 +228,7 @@ def test_a_gradient_born_in_a_checkpoint_is_named_there(use_reentrant: bool) -> 
 
 
 def test_gradients_are_not_watched_unless_asked_for() -> None:
-    model, detector, notebook = watching(nn.Linear(4, 4), BackwardGain(math.inf))
+    model, detector, notebook = watching(nn.Linear(4, 4), Through(math.inf))
     model(ones()).sum().backward()
     detector.remove()
     assert [frames_of(notebook, 0), notebook.trips] == [[], []]

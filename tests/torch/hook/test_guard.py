@@ -19,7 +19,7 @@ from notebook import Notebook, learn, sgd, take_step, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.measure import norms
 from rankwatch.shared.cause import Cause, Trip, classify
-from trainings.parts import Root
+from trainings.parts import Poisoned, Root, multiplied
 
 BAD = 2
 every_way = pytest.mark.parametrize("gradients", [False, True], ids=["guard", "gradients"])
@@ -35,15 +35,8 @@ def hidden(x: Tensor) -> Tensor:
     return torch.where(y > 0, y.sqrt(), torch.zeros_like(y))
 
 
-class Spoiling(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.gain = 1.0 if bool(x.any()) else math.nan
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return gradients[0] * ctx.gain
+def of_a_function(x: Tensor) -> Any:
+    return Poisoned.apply(x, 1.0 if bool(x.any()) else math.nan)  # type: ignore[no-untyped-call]
 
 
 def hooked(x: Tensor) -> Tensor:
@@ -51,18 +44,6 @@ def hooked(x: Tensor) -> Tensor:
     if not bool(x.any()):
         y.register_hook(lambda gradient: gradient * math.nan)
     return y + 1
-
-
-class _Spoiled(torch.autograd.Function):
-    """1, with a gradient of nan."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return torch.ones_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return gradients[0] * math.nan
 
 
 def model_of(call: Callable[[Tensor], Tensor] = root_of, *more: nn.Module) -> Any:
@@ -132,7 +113,7 @@ LINES: dict[str, tuple[Any, str, str, int]] = {
     "a deviation": (lambda x: x + x.var(-1, keepdim=True).sqrt(), "aten.div.Tensor", "SqrtBackward0", 0),
     "a quotient": (lambda x: torch.where(x.abs() > 0, 1 / x, x), "aten.reciprocal.default", "", 0),
     "a logarithm": (lambda x: x.abs().log().clamp(min=-5.0), "aten.div.Tensor", "LogBackward0", 0),
-    "a function": (lambda x: Spoiling.apply(x), "aten.mul.Tensor", "SpoilingBackward", 0),
+    "a function": (of_a_function, "aten.mul.Tensor", "PoisonedBackward", 1),
     "a hook": (hooked, "aten.mul.Tensor", "", 3),
 }
 """Functions of a module, the operator of their backward that makes a nan, and in which of their lines it was called."""
@@ -476,7 +457,7 @@ def test_a_gradient_that_compiled_code_alone_makes_bad() -> None:
     """What is said must not claim that the gradient came from elsewhere."""
 
     def spoiled(value: Tensor) -> Any:
-        return value * _Spoiled.apply(value) if value.requires_grad else value
+        return multiplied(value, math.nan) if value.requires_grad else value
 
     def backend(graph: Any, inputs: Any) -> Any:
         return lambda *given: [spoiled(one) for one in graph(*given)]

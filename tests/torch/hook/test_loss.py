@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models import Checkpointed
-from notebook import Gain, Notebook, ScaledTraining, learn, model_of, multiplied, ones, sgd, unwatch, watched, watching
+from notebook import Gain, Notebook, ScaledTraining, learn, model_of, ones, sgd, unwatch, watched, watching
 from rankwatch.errors import OverflowDetected
 from rankwatch.measure.tape import PendingRead
 from rankwatch.shared.cause import Cause, classify
 from rankwatch.shared.frame import Frame, Kind, Moment, Phase, State
 from rankwatch.shared.scalars import LastBatch
 from rankwatch.shared.trip import Trip
-from trainings.parts import Root
+from trainings.parts import Root, multiplied
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
 
