@@ -474,15 +474,6 @@ def test_a_scaler_that_is_not_enabled_absorbs_nothing() -> None:
         scaler.scale(model(ones()).sum() * math.inf).backward()
 
 
-def test_a_bad_forward_is_no_business_of_the_scaler() -> None:
-    training = ScaledTraining(gradients=True)
-    training.batch(bad=False)
-    training.model[1].gain = math.inf
-    with pytest.raises(OverflowDetected):
-        training.batch(bad=False)
-    assert training.notebook.trip.frame.spec.phase is Phase.FORWARD
-
-
 def test_the_loss_scale_of_an_engine_is_asked_for() -> None:
     """The engine has an internal scaler, as in DeepSpeed."""
     model, scale = model_of(), [256.0]

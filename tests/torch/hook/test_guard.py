@@ -396,21 +396,6 @@ def test_an_optimizer_of_another_model_is_none_of_its_business() -> None:
     expect_no_trip(model, trained(other, lambda _: other(model(torch.randn(3, 4))).sum()), batches=1)
 
 
-def test_a_term_of_the_loss_that_does_not_lead_through_the_model() -> None:
-    """It cannot be run again. What is said must not claim more than that."""
-    model = model_of(torch.tanh)
-
-    def loss(number: int) -> Any:
-        penalty: Tensor = (model[0].weight * float(number != BAD)).square().sum().sqrt()
-        return model(torch.randn(3, 4)).square().mean() + penalty
-
-    trip = tripped(model, trained(model, loss))
-    cause, evidence = classify(trip)
-    assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (BAD, "0", "weight.grad")
-    assert (cause, trip.operator, trip.recurs) == (Cause.GRADIENT, None, None)
-    assert "came by a way that does not lead through the model's outputs" in evidence
-
-
 def wrapped(model: Any, backend: Any) -> Any:
     return torch.compile(model, backend=backend)
 
@@ -488,36 +473,6 @@ def test_a_gradient_that_the_training_spoils_after_clipping() -> None:
     trip = tripped(model, step)
     assert (trip.position.batch, trip.frame.spec.module, trip.culprit.label) == (BAD, "2", "bias.grad")
     assert "the training changed it after the backward" in classify(trip)[1]
-
-
-def by_parts(model: Any, number: int) -> Tensor:
-    """A loss by direct calls, which are not run again."""
-    x = fed(number)
-    for layer in model:
-        x = layer(x)
-    return x.square().mean()
-
-
-def test_of_gradients_that_are_all_bad_none_is_called_the_first() -> None:
-    model = model_of()
-    clip = partial(torch.nn.utils.clip_grad_norm_, list(model.parameters()), 1.0)
-    evidence = classify(tripped(model, trained(model, partial(by_parts, model), then=clip)))[1]
-    assert "so were all others, as clip_grad_norm_ or a bad loss makes them" in evidence
-    assert "not run again" in evidence
-
-
-def test_direct_calls_are_not_run_again() -> None:
-    model = model_of()
-    trip = tripped(model, trained(model, partial(by_parts, model)))
-    assert (trip.position.batch, trip.culprit.label) == (BAD, "weight.grad")
-    assert "not run again" in classify(trip)[1]
-
-
-def test_a_hook_on_a_parameter_is_run_again() -> None:
-    model = model_of(torch.tanh)
-    model[0].weight.register_hook(lambda gradient: gradient if bool(gradient.any()) else gradient * math.nan)
-    trip = tripped(model, trained(model))
-    assert (trip.frame.spec.module, trip.culprit.label, trip.recurs) == ("0", "weight.grad", True)
 
 
 def test_a_model_that_returns_its_loss_beside_what_it_was_made_from() -> None:

@@ -163,6 +163,9 @@ def hooked_parameter(gain: float, clip: Callable[..., object] = lambda *_: None)
 
 
 hostile("0", "gradient", gradients=True).each(a_hook_on_a_parameter=lambda: hooked_parameter(NAN))
+hostile("0", "gradient", label="weight.grad", never="came by a way").each(
+    a_hook_on_a_parameter_by_default=lambda: hooked_parameter(NAN),
+)
 hostile("0", "gradient", ("inf", "nan"), gradients=True).each(
     # A norm of inf turns one inf to nan. The first is the gradient.
     clipping_spreads_it=lambda: hooked_parameter(INF, nn.utils.clip_grad_norm_),
@@ -188,10 +191,31 @@ def in_the_second_of_two_models() -> Training:
     return turned(model[1], NAN, model, optimizer=first, after=after)
 
 
-@hostile("decoder.1", "gradient", gradients=True)
-def a_gradient_of_decode() -> Training:
+def decoded(clip: Callable[..., object] = lambda *_: None) -> Training:
+    """The root is never called, so that nothing is run again."""
     model = Coder(Through)
-    return turned(model.decoder[1], NAN, model, squared(model.coded))
+    return turned(model.decoder[1], NAN, model, squared(model.coded), between=lambda n: clip(model.parameters(), 1.0))
+
+
+ALL_BAD = "so were all others, as clip_grad_norm_ or a bad loss makes them"
+hostile("decoder.1", "gradient", gradients=True).each(a_gradient_of_decode=decoded)
+hostile("decoder.0", "gradient", label="weight.grad", says="not run again", never=ALL_BAD).each(
+    a_gradient_of_decode_by_default=decoded,
+)
+hostile("decoder.2", "gradient", label="weight.grad", says=("not run again", ALL_BAD)).each(
+    a_clipped_gradient_of_decode=lambda: decoded(nn.utils.clip_grad_norm_),
+)
+
+
+@hostile("0", "gradient", label="weight.grad", says="came by a way that does not lead through the model's outputs")
+def a_penalty_of_a_weight() -> Training:
+    model = chain()
+
+    def loss_of(number: int) -> Any:
+        penalty = (model[0].weight * float(number != BAD)).square().sum().sqrt()
+        return model(torch.randn(4, 4)).square().mean() + penalty
+
+    return trained(model, loss_of)
 
 
 @hostile("0", "weight", batch=BAD + 1, says=f"batch {BAD}")

@@ -126,7 +126,7 @@ def backwards(backward: Callable[[Any, bool], object]) -> Training:
     return Training(model, step)
 
 
-@hostile("", UNDEFINED, label="loss")
+@hostile("", UNDEFINED, label="loss[1]")
 def one_of_two_losses() -> Training:
     """Both are handed over at once."""
     return backwards(
@@ -274,7 +274,7 @@ def a_loss_that_is_a_module() -> Training:
     return given_labels(lambda root, x, known: root.loss(root.net(x), known), lambda out, _: out, loss=nn.CrossEntropyLoss())
 
 
-@hostile("", UNDEFINED, label="output")
+@hostile("", UNDEFINED, label="output[loss]")
 def a_loss_in_the_roots_output() -> Training:
     """As in transformers."""
 
