@@ -176,6 +176,12 @@ def trained(
     return Training(model, step, before)
 
 
+def evaluated(model: nn.Module, times: int) -> None:
+    with torch.no_grad():
+        for _ in range(times):
+            model(torch.randn(4, 4))
+
+
 # --- the commonest ways to go wrong ------------------------------------------------------------------------------------
 
 

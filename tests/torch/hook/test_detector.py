@@ -7,7 +7,6 @@ import gc
 import logging
 import math
 import pickle
-import threading
 import weakref
 from contextlib import suppress
 from typing import Any
@@ -126,19 +125,6 @@ def test_a_root_that_returns_nothing_is_no_exception() -> None:
     except KeyError:  # a forward inside an except block
         model(ones())
     assert notebook.frames()[-1].readings[-1].state is State.NONE
-
-
-def test_another_thread_does_not_mix_in() -> None:
-    def threaded(self: Root, x: Tensor) -> Any:
-        thread = threading.Thread(target=self.there, args=(x,))
-        thread.start()
-        thread.join()
-        return self.here(x)
-
-    model = Root(threaded, here=Gain(), there=Gain())
-    _, notebook = watched(model)
-    model(ones())
-    assert [f.spec.module for f in notebook.frames()] == ["here", ""]
 
 
 # --- what is measured once ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -78,24 +79,21 @@ def federated_with_a_new_optimizer() -> Training:
     return Training(net, step)
 
 
-@agreeing(compared=ANY)
-def post_local_sgd() -> Training:
-    """DDP reduces until step 50; from then on weights are averaged in each fourth step."""
+def averaged_later(start: int, period: int) -> Training:
+    """DDP reduces until step ``start``; from then on weights are averaged once in a ``period``."""
     model = DistributedDataParallel(Net())
-    model.register_comm_hook(PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=50), post_localSGD_hook)
-    averager = averagers.PeriodicModelAverager(period=4, warmup_steps=50)
-    optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2), averager)
-    return taught(model, optimizer=optimizer)
+    model.register_comm_hook(
+        PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=start), post_localSGD_hook
+    )
+    averager = averagers.PeriodicModelAverager(period=period, warmup_steps=start)
+    return taught(model, optimizer=PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2), averager))
 
 
-@agreeing(compared=ANY)
-def post_local_sgd_that_never_averages_again() -> Training:
-    """The averaging comes after the steps that are watched here."""
-    model = DistributedDataParallel(Net())
-    model.register_comm_hook(PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=100), post_localSGD_hook)
-    averager = averagers.PeriodicModelAverager(period=1000, warmup_steps=100)
-    optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2), averager)
-    return taught(model, optimizer=optimizer)
+agreeing(compared=ANY).each(
+    post_local_sgd=lambda: averaged_later(50, 4),
+    # The averaging comes after the steps that are watched here.
+    post_local_sgd_that_never_averages_again=lambda: averaged_later(100, 1000),
+)
 
 
 @agreeing(compared=ANY, ranks=4)
@@ -283,32 +281,8 @@ def ema_of_rank_zero_inside() -> Training:
     return taught(model, after=lambda n: whole.update() if dist.get_rank() == 0 else None)
 
 
-@agreeing(compared=6)
-def ema_weights_for_an_evaluation() -> Training:
+def evaluated_at_times(evaluate: Callable[[nn.Module], object]) -> Training:
     """Each tenth step, rank 0 alone puts the averages in, evaluates, and puts the weights back."""
-    model = DistributedDataParallel(Net())
-    kept = [p.detach().clone() for p in model.parameters()]
-
-    def after(number: int) -> None:
-        torch._foreach_lerp_(kept, list(model.parameters()), 0.01)
-        if number % 10 or dist.get_rank():
-            return
-        weights = [p.detach().clone() for p in model.parameters()]
-        model.eval()
-        with torch.no_grad():
-            torch._foreach_copy_(list(model.parameters()), kept)
-            model.module(draw()[0])
-            torch._foreach_copy_(list(model.parameters()), weights)
-        model.train()
-
-    with torch.no_grad():
-        pass
-    return taught(model, after=lambda n: torch.no_grad()(after)(n))
-
-
-@agreeing(compared=6)
-def ema_weights_for_an_evaluation_with_gradients() -> Training:
-    """The same, and rank 0 has forgotten ``no_grad``."""
     model = DistributedDataParallel(Net())
     kept = [p.detach().clone() for p in model.parameters()]
 
@@ -324,11 +298,18 @@ def ema_weights_for_an_evaluation_with_gradients() -> Training:
         weights = [p.detach().clone() for p in model.parameters()]
         model.eval()
         put(kept)
-        loss_of(model.module)
+        evaluate(model.module)
         put(weights)
         model.train()
 
     return taught(model, after=after)
+
+
+agreeing(compared=6).each(
+    ema_weights_for_an_evaluation=lambda: evaluated_at_times(torch.no_grad()(loss_of)),
+    # Rank 0 has forgotten ``no_grad``.
+    ema_weights_for_an_evaluation_with_gradients=lambda: evaluated_at_times(loss_of),
+)
 
 
 @agreeing(compared=8)

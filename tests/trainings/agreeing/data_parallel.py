@@ -128,21 +128,16 @@ def hooked(hook: Callable[..., Any], state: Any = None, width: int = 8) -> Train
     return taught(model, loss)
 
 
-@agreeing(compared=6)
-def power_sgd() -> Training:
+def powered(wrap: Callable[[Any], Any]) -> Training:
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=10, min_compression_rate=1.0)
-    return hooked(powerSGD_hook.powerSGD_hook, state, width=32)
+    return hooked(wrap(powerSGD_hook.powerSGD_hook), state, width=32)
 
 
-@agreeing(compared=6)
-def float16_gradients() -> Training:
-    return hooked(default_hooks.fp16_compress_hook)
-
-
-@agreeing(compared=6)
-def float16_power_sgd() -> Training:
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=10, min_compression_rate=1.0)
-    return hooked(default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook), state, width=32)
+agreeing(compared=6).each(
+    power_sgd=lambda: powered(lambda hook: hook),
+    float16_gradients=lambda: hooked(default_hooks.fp16_compress_hook),
+    float16_power_sgd=lambda: powered(default_hooks.fp16_compress_wrapper),
+)
 
 
 @agreeing(compared=6)

@@ -15,7 +15,7 @@ import rankwatch
 from models import Calls
 from notebook import learn, take_step
 from trainings.case import Training
-from trainings.parts import Coder, Pair, Root, chain, labels, squared, trained
+from trainings.parts import Coder, Pair, Root, chain, evaluated, labels, squared, trained
 from trainings.truths import LONG, healthy
 
 
@@ -150,12 +150,6 @@ def a_gradient_penalty() -> Training:
 @healthy()
 def fine_tuning_in_eval_mode() -> Training:
     return trained(chain(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 2)).eval())
-
-
-def evaluated(model: nn.Module, times: int) -> None:
-    with torch.no_grad():
-        for _ in range(times):
-            model(torch.randn(4, 4))
 
 
 @healthy()
