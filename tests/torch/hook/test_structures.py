@@ -601,9 +601,7 @@ def test_an_inf_that_arises_in_the_recomputation_is_of_its_own_batch(use_reentra
     losses = [model(ones()).sum() for _ in range(2)]
     losses[1 - bad].backward()
     model.block[1].gain = math.inf
-    with pytest.raises(OverflowDetected):
-        losses[bad].backward()
-    (trip,) = notebook.trips
+    trip = notebook.trip_of(losses[bad].backward)
     assert (trip.position.batch, trip.frame.spec.phase, trip.frame.spec.module) == (bad, Phase.RECOMPUTE, "block.1")
     assert (trip.position.frame, trip.culprit.state) == (len(FORWARD) + 2, State.INF)
     model.block[1].gain = 1.0

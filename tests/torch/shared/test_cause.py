@@ -158,9 +158,7 @@ def test_a_weight_of_a_module_that_is_never_called_was_last_finite_in_some_batch
         optimizer.step()
     broken(model, "scales.0", float("inf"))
     broken(model, "scales.1", float("nan"))
-    with pytest.raises(OverflowDetected):
-        model(torch.ones(2, 4))
-    (trip,) = notes.trips
+    trip = notes.trip_of(model, torch.ones(2, 4))
     assert [(one.reading.label, one.finite_in) for one in trip.weights] in (
         [("1", 4), ("0", 4)], [("1", 3), ("0", 3)], [("0", 4), ("1", 4)], [("0", 3), ("1", 3)]
     )  # fmt: skip
