@@ -18,6 +18,7 @@ from rankwatch.shared.config import resolve
 from rankwatch.shared.fingerprint import Fingerprint, FingerprintTable
 from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Position
 from rankwatch.shared.notice import Notice
+from trainings.parts import multiplied
 
 
 class Notebook:
@@ -114,30 +115,6 @@ class Fragile(Gain):
         if self.gain < 0:
             raise ValueError("the user's own")
         return super().forward(x)
-
-
-class _Multiplied(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * ctx.factor, None
-
-
-def multiplied(x: Tensor, factor: float) -> Tensor:
-    """The identity, whose backward multiplies the gradient."""
-    out: Tensor = _Multiplied.apply(x, factor)  # type: ignore[no-untyped-call]
-    return out
-
-
-class BackwardGain(Gain):
-    """The identity, whose backward returns gain * gradient."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return multiplied(x, self.gain)
 
 
 def model_of(*modules: nn.Module) -> Any:

@@ -64,6 +64,8 @@ class Scaled(nn.Module):
 
 
 class Poisoned(torch.autograd.Function):
+    """The identity, whose backward multiplies the gradient."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: float) -> Tensor:
         ctx.gain = gain
@@ -74,16 +76,20 @@ class Poisoned(torch.autograd.Function):
         return gradients[0] * ctx.gain, None
 
 
+def multiplied(x: Any, gain: float) -> Any:
+    """The same, whose gradient is multiplied."""
+    return Poisoned.apply(x, gain)  # type: ignore[no-untyped-call]
+
+
 class Through(nn.Module):
     """Passes its input on; the gradient is multiplied by a number, which a training may change."""
 
-    def __init__(self) -> None:
+    def __init__(self, gain: float = 1.0) -> None:
         super().__init__()
-        self.gain = 1.0
+        self.gain = gain
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = Poisoned.apply(x, self.gain)  # type: ignore[no-untyped-call]
-        return out
+    def forward(self, x: Tensor) -> Any:
+        return multiplied(x, self.gain)
 
 
 class Checkpointed(nn.Sequential):
@@ -168,6 +174,12 @@ def trained(
         return float(loss.item())
 
     return Training(model, step, before)
+
+
+def evaluated(model: nn.Module, times: int) -> None:
+    with torch.no_grad():
+        for _ in range(times):
+            model(torch.randn(4, 4))
 
 
 # --- the commonest ways to go wrong ------------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from notebook import BackwardGain, Fragile, Gain, Notebook, learn, model_of, ones, sgd, take_step, watched, watching
+from notebook import Fragile, Gain, Notebook, learn, model_of, ones, sgd, take_step, watched, watching
 from rankwatch.errors import BatchLimitReached, OverflowDetected
 from rankwatch.hook.batches import DIRECT_FRAMES
 from rankwatch.shared.cause import Cause, classify
 from rankwatch.shared.frame import Kind, Phase, Position
 from rankwatch.shared.text import describe_trip
+from trainings.parts import Through
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
 
@@ -132,7 +133,7 @@ def test_the_first_batch_is_batch_0_in_every_text(where: str) -> None:
 
 def test_the_backward_of_direct_calls_is_watched() -> None:
     model = AutoEncoder()
-    model.decoder[1] = BackwardGain()
+    model.decoder[1] = Through()
     _, notebook = watched(model, gradients=True)
     optimizer = sgd(model)
     train(lambda: autoencode(model), optimizer, batches=3)

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from models import Calls
-from notebook import BackwardGain, Gain, Notebook, first_weight, learn, model_of, ones, sgd, watched, watching
+from notebook import Gain, Notebook, first_weight, learn, model_of, ones, sgd, watched, watching
 from rankwatch.errors import BatchLimitReached, OverflowDetected
 from rankwatch.hook.detector import Detector
 from rankwatch.rerun.careful import running_again
 from rankwatch.shared.cause import Cause, Trip, classify
 from rankwatch.shared.frame import Frame, Moment, Position, State
 from rankwatch.shared.tuning import Tuning
+from trainings.parts import Through
 
 CHECKS = ["frame", "batch", "async"]
 
@@ -239,7 +240,7 @@ def test_progress_never_passes_an_unjudged_trip_of_the_forward(check: str, trace
 @every_check
 def test_progress_never_passes_an_unjudged_trip_of_the_backward(check: str) -> None:
     model, detector, notebook = watching(
-        nn.Linear(4, 4), Gain(), BackwardGain(math.inf), nn.Linear(4, 2), check=check, gradients=True
+        nn.Linear(4, 4), Gain(), Through(math.inf), nn.Linear(4, 2), check=check, gradients=True
     )
     optimizer = sgd(model)
     with looking_at(detector, notebook) as seen, suppress(OverflowDetected):

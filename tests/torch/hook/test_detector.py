@@ -7,7 +7,6 @@ import gc
 import logging
 import math
 import pickle
-import threading
 import weakref
 from contextlib import suppress
 from typing import Any
@@ -26,23 +25,6 @@ from rankwatch.shared.frame import Kind, Position, State
 from trainings.parts import Root
 
 # --- batches --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_batch_is_a_training_forward_and_an_eval_forward_is_not() -> None:
-    model, detector, notebook = watching()
-    with torch.no_grad():
-        model(ones())
-    assert detector.position == Position(-1, 1, 4)
-    for _ in range(2):
-        model(ones())
-    model.eval()
-    model(ones())
-    model(ones())
-    assert detector.position == Position(1, 2, 4)
-    model.train()
-    model(ones())
-    assert [summary.batch for _, summary in notebook.batches] == [0, 1, 2]
-    assert len({table.id for table, _ in notebook.batches}) == 1
 
 
 def test_count_all_counts_as_the_hugging_face_detector_does() -> None:
@@ -94,18 +76,6 @@ def test_phases() -> None:
     assert [*phases, detector.phase] == ["forward", "backward", "optimizer", "idle"]
 
 
-def test_a_forward_that_raises_half_way_closes_its_batch() -> None:
-    model, detector, notebook = watching(nn.Linear(4, 4), fragile := Fragile(-1.0), trace_batch_nums=[0])
-    with pytest.raises(ValueError, match="the user's own"):
-        model(ones())
-    assert [[f.spec.module for f in trace] for trace in notebook.traces] == [["0"]]
-    assert not detector.is_inside()
-    fragile.gain = 1.0
-    model(ones())
-    assert [summary.batch for _, summary in notebook.batches] == [1]
-    assert [f.spec.module for f in notebook.frames()] == ["0", "1", ""]
-
-
 def test_a_child_whose_exception_the_user_catches() -> None:
     def careful(self: Root, x: Tensor) -> Any:
         with suppress(ValueError):
@@ -126,19 +96,6 @@ def test_a_root_that_returns_nothing_is_no_exception() -> None:
     except KeyError:  # a forward inside an except block
         model(ones())
     assert notebook.frames()[-1].readings[-1].state is State.NONE
-
-
-def test_another_thread_does_not_mix_in() -> None:
-    def threaded(self: Root, x: Tensor) -> Any:
-        thread = threading.Thread(target=self.there, args=(x,))
-        thread.start()
-        thread.join()
-        return self.here(x)
-
-    model = Root(threaded, here=Gain(), there=Gain())
-    _, notebook = watched(model)
-    model(ones())
-    assert [f.spec.module for f in notebook.frames()] == ["here", ""]
 
 
 # --- what is measured once ------------------------------------------------------------------------------------------------

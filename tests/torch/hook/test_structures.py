@@ -243,16 +243,6 @@ def test_the_call_of_a_shared_module_that_goes_bad_is_named_by_all_its_names() -
     assert trip.frame.spec.aliases == ("decoder", "head")
 
 
-def test_a_module_added_in_mid_training_trips_under_its_name() -> None:
-    model, detector, notebook = watching(Gain())
-    model(ones())
-    model[0].add_module("adapter", late := Gain(math.inf))
-    model.append(late)
-    trip = notebook.trip_of(model, ones())
-    assert (trip.frame.spec.module, trip.frame.spec.aliases, trip.position.batch) == ("0.adapter", ("1",), 1)
-    assert detector.fault == ""
-
-
 @pytest.mark.parametrize("average", [copy.deepcopy, AveragedModel], ids=["deepcopy", "AveragedModel"])
 def test_an_average_of_the_weights_is_no_part_of_the_training(average: Callable[[nn.Module], nn.Module]) -> None:
     model, detector, notebook = watching(nn.Linear(4, 4), nn.BatchNorm1d(4))
@@ -611,9 +601,7 @@ def test_an_inf_that_arises_in_the_recomputation_is_of_its_own_batch(use_reentra
     losses = [model(ones()).sum() for _ in range(2)]
     losses[1 - bad].backward()
     model.block[1].gain = math.inf
-    with pytest.raises(OverflowDetected):
-        losses[bad].backward()
-    (trip,) = notebook.trips
+    trip = notebook.trip_of(losses[bad].backward)
     assert (trip.position.batch, trip.frame.spec.phase, trip.frame.spec.module) == (bad, Phase.RECOMPUTE, "block.1")
     assert (trip.position.frame, trip.culprit.state) == (len(FORWARD) + 2, State.INF)
     model.block[1].gain = 1.0

@@ -122,18 +122,6 @@ def train_on_an_inf(model: nn.Module) -> None:
         deque(map(lambda x: learn(mean(model(x)), optimizer), feed), maxlen=0)
 
 
-@every_check
-def test_bad_data_that_only_the_gradients_show_is_data(check: str) -> None:
-    """tanh makes finite numbers of an inf, and the gradient of the weight, inf times 0, is nan."""
-    model, detector, notebook = watching(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2), every=10, check=check)
-    train_on_an_inf(model)
-    trip = notebook.trip
-    assert (trip.position, trip.frame.spec.module) == (Position(2, 0, 0), "0")
-    assert classify(trip)[0] is Cause.DATA
-    assert all(value.isfinite().all() for value in model.parameters())
-    assert not detector.fault
-
-
 def test_a_marked_tensor_is_judged_after_the_modules_before_it() -> None:
     def compute(self: Any, x: Tensor) -> Tensor:
         x = self.first(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
+from notebook import learn, take_step
 from recorded.truths import ANY
 from trainings.case import Training
 from trainings.ranks import EPOCH, Net, average, broadcast, draw, loss_of, own_seed, reduce_gradients, taught
@@ -49,9 +51,7 @@ def federated_in_epochs() -> Training:
 
     def step(number: int) -> None:
         for _ in range(1 + dist.get_rank()):
-            loss_of(net).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            learn(loss_of(net), optimizer)
         if number % 5 == 4:
             average(net.parameters())
 
@@ -71,9 +71,7 @@ def federated_with_a_new_optimizer() -> Training:
         net.load_state_dict(server)
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
         for _ in range(10):
-            loss_of(net).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            learn(loss_of(net), optimizer)
         for name, value in net.state_dict().items():
             dist.all_reduce(value.detach())
             server[name] = value / dist.get_world_size()
@@ -81,24 +79,21 @@ def federated_with_a_new_optimizer() -> Training:
     return Training(net, step)
 
 
-@agreeing(compared=ANY)
-def post_local_sgd() -> Training:
-    """DDP reduces until step 50; from then on weights are averaged in each fourth step."""
+def averaged_later(start: int, period: int) -> Training:
+    """DDP reduces until step ``start``; from then on weights are averaged once in a ``period``."""
     model = DistributedDataParallel(Net())
-    model.register_comm_hook(PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=50), post_localSGD_hook)
-    averager = averagers.PeriodicModelAverager(period=4, warmup_steps=50)
-    optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2), averager)
-    return taught(model, optimizer=optimizer)
+    model.register_comm_hook(
+        PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=start), post_localSGD_hook
+    )
+    averager = averagers.PeriodicModelAverager(period=period, warmup_steps=start)
+    return taught(model, optimizer=PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2), averager))
 
 
-@agreeing(compared=ANY)
-def post_local_sgd_that_never_averages_again() -> Training:
-    """The averaging comes after the steps that are watched here."""
-    model = DistributedDataParallel(Net())
-    model.register_comm_hook(PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=100), post_localSGD_hook)
-    averager = averagers.PeriodicModelAverager(period=1000, warmup_steps=100)
-    optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2), averager)
-    return taught(model, optimizer=optimizer)
+agreeing(compared=ANY).each(
+    post_local_sgd=lambda: averaged_later(50, 4),
+    # The averaging comes after the steps that are watched here.
+    post_local_sgd_that_never_averages_again=lambda: averaged_later(100, 1000),
+)
 
 
 @agreeing(compared=ANY, ranks=4)
@@ -146,8 +141,7 @@ def diloco_under_no_sync() -> Training:
     def step(number: int) -> None:
         with model.no_sync():
             loss_of(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
         if number % 20 == 19:
             average(model.parameters())
 
@@ -212,9 +206,7 @@ def actor_and_learner() -> Training:
 
     def step(number: int) -> None:
         if dist.get_rank() == 0:
-            loss_of(net).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            learn(loss_of(net), optimizer)
         else:
             with torch.no_grad():
                 net(draw()[0])
@@ -234,9 +226,7 @@ def reptile() -> Training:
     def step(number: int) -> None:
         if number % 5 == 0:
             net.start = [p.detach().clone() for p in net.parameters()]  # type: ignore[assignment]
-        loss_of(net).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(loss_of(net), optimizer)
         if number % 5 == 4:
             average(net.parameters())
             with torch.no_grad():
@@ -291,32 +281,8 @@ def ema_of_rank_zero_inside() -> Training:
     return taught(model, after=lambda n: whole.update() if dist.get_rank() == 0 else None)
 
 
-@agreeing(compared=6)
-def ema_weights_for_an_evaluation() -> Training:
+def evaluated_at_times(evaluate: Callable[[nn.Module], object]) -> Training:
     """Each tenth step, rank 0 alone puts the averages in, evaluates, and puts the weights back."""
-    model = DistributedDataParallel(Net())
-    kept = [p.detach().clone() for p in model.parameters()]
-
-    def after(number: int) -> None:
-        torch._foreach_lerp_(kept, list(model.parameters()), 0.01)
-        if number % 10 or dist.get_rank():
-            return
-        weights = [p.detach().clone() for p in model.parameters()]
-        model.eval()
-        with torch.no_grad():
-            torch._foreach_copy_(list(model.parameters()), kept)
-            model.module(draw()[0])
-            torch._foreach_copy_(list(model.parameters()), weights)
-        model.train()
-
-    with torch.no_grad():
-        pass
-    return taught(model, after=lambda n: torch.no_grad()(after)(n))
-
-
-@agreeing(compared=6)
-def ema_weights_for_an_evaluation_with_gradients() -> Training:
-    """The same, and rank 0 has forgotten ``no_grad``."""
     model = DistributedDataParallel(Net())
     kept = [p.detach().clone() for p in model.parameters()]
 
@@ -332,11 +298,18 @@ def ema_weights_for_an_evaluation_with_gradients() -> Training:
         weights = [p.detach().clone() for p in model.parameters()]
         model.eval()
         put(kept)
-        loss_of(model.module)
+        evaluate(model.module)
         put(weights)
         model.train()
 
     return taught(model, after=after)
+
+
+agreeing(compared=6).each(
+    ema_weights_for_an_evaluation=lambda: evaluated_at_times(torch.no_grad()(loss_of)),
+    # Rank 0 has forgotten ``no_grad``.
+    ema_weights_for_an_evaluation_with_gradients=lambda: evaluated_at_times(loss_of),
+)
 
 
 @agreeing(compared=8)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import rankwatch
+from notebook import learn, take_step
 from trainings.case import Training
 from trainings.ranks import EPOCH, Net, draw, loss_of, taught
 from trainings.truths import agreeing
@@ -91,8 +92,7 @@ def accumulated(model: Any, *, ragged: bool) -> Training:
         for batch in range(batches):
             with nullcontext() if batch == batches - 1 else model.no_sync():
                 (loss_of(model) / batches).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
 
     return Training(model, step)
 
@@ -112,8 +112,7 @@ def accumulation_without_no_sync() -> Training:
     def step(number: int) -> None:
         loss_of(model).backward()
         if number % 3 == 2:
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(optimizer)
 
     return Training(model, step)
 
@@ -129,21 +128,16 @@ def hooked(hook: Callable[..., Any], state: Any = None, width: int = 8) -> Train
     return taught(model, loss)
 
 
-@agreeing(compared=6)
-def power_sgd() -> Training:
+def powered(wrap: Callable[[Any], Any]) -> Training:
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=10, min_compression_rate=1.0)
-    return hooked(powerSGD_hook.powerSGD_hook, state, width=32)
+    return hooked(wrap(powerSGD_hook.powerSGD_hook), state, width=32)
 
 
-@agreeing(compared=6)
-def float16_gradients() -> Training:
-    return hooked(default_hooks.fp16_compress_hook)
-
-
-@agreeing(compared=6)
-def float16_power_sgd() -> Training:
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=10, min_compression_rate=1.0)
-    return hooked(default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook), state, width=32)
+agreeing(compared=6).each(
+    power_sgd=lambda: powered(lambda hook: hook),
+    float16_gradients=lambda: hooked(default_hooks.fp16_compress_hook),
+    float16_power_sgd=lambda: powered(default_hooks.fp16_compress_wrapper),
+)
 
 
 @agreeing(compared=6)
@@ -171,9 +165,7 @@ def joined() -> Training:
         is_short = (number // EPOCH) % 2 == dist.get_rank()
         with model.join():
             for _ in range(EPOCH - 13 * is_short):
-                loss_of(model).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                learn(loss_of(model), optimizer)
 
     return Training(model, epoch)
 
@@ -189,9 +181,7 @@ def joined_with_zero() -> Training:
             return
         with Join([model, optimizer]):
             for _ in range(EPOCH - 7 * dist.get_rank()):
-                loss_of(model).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                learn(loss_of(model), optimizer)
 
     return Training(model, epoch)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rankwatch
+from notebook import learn
 from recorded.truths import ANY
 from trainings.case import Training
 from trainings.ranks import Net, draw, loss_of, reduce_gradients, taught
@@ -83,9 +84,7 @@ def a_probe_on_rank_zero() -> Training:
         for _ in range(3 if dist.get_rank() == 0 else 0):
             with torch.no_grad():
                 features = model.module(draw()[0])
-            probe(features).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            learn(probe(features).square().mean(), optimizer)
 
     return taught(model, after=after)
 
@@ -111,9 +110,7 @@ def a_probe_inside_on_rank_zero() -> Training:
         for _ in range(3 if dist.get_rank() == 0 else 0):
             with torch.no_grad():
                 features = whole.net(draw()[0])
-            nn.functional.linear(features, whole.probe.weight).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            learn(nn.functional.linear(features, whole.probe.weight).square().mean(), optimizer)
 
     return taught(whole, optimizer=torch.optim.Adam(whole.net.parameters(), lr=1e-2), after=after)
 

@@ -10,6 +10,7 @@ import torch.distributed.nn.functional as collectives
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from notebook import take_step
 from recorded.truths import ANY
 from trainings.by_hand import gradients_summed, parts_summed
 from trainings.case import Training
@@ -239,8 +240,7 @@ def an_adapter_on_a_split_linear() -> Training:
         same_seed(number)
         loss_of(model).backward()
         dist.all_reduce(model.adapter.down.weight.grad)  # its gradient is a part, since ``up`` is
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
 
     return Training(model, step)
 
@@ -306,8 +306,7 @@ def pipelined(model: Any, group: Any, first: int, schedule_name: str = "Schedule
             schedule.step(torch.randn(8, 8))
         else:
             schedule.step(target=torch.randn(8, 8))
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
 
     return Training(stage, step)
 
@@ -341,8 +340,7 @@ def passed_on(model: Any) -> Training:
             model(x).square().mean().backward()
             assert x.grad is not None
             dist.send(x.grad, 0)
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
 
     return Training(model, step)
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
+from notebook import learn, take_step
 from recorded.truths import ANY
 from trainings.case import Training
 from trainings.ranks import Net, alike, draw, flat, fully, loss_of, reduce_gradients, taught
@@ -72,9 +73,7 @@ def fsdp1_accumulation() -> Training:
     def step(number: int) -> None:
         with model.no_sync():
             loss_of(model).backward()
-        loss_of(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(loss_of(model), optimizer)
 
     return Training(model, step)
 
@@ -111,21 +110,17 @@ def fsdp1_saved_and_loaded() -> Training:
 # --- FSDP2 --------------------------------------------------------------------------------------------------------------
 
 
-@agreeing(compared=ANY)
-def fsdp2() -> Training:
-    return taught(fully())
-
-
-@agreeing(compared=ANY, ranks=3)
-def fsdp2_of_uneven_shards() -> Training:
-    """8 rows over 3 ranks, 4 rows over 3: the last rank has nothing of the head's bias."""
-    return taught(fully())
-
-
-@agreeing(compared=ANY)
-def fsdp2_of_seeds_of_their_own() -> Training:
-    """Each rank keeps its shard of what it drew itself: together they are one model."""
-    return taught(fully(Net()))
+agreeing(compared=ANY).each(
+    fsdp2=lambda: taught(fully()),
+    # Each rank keeps its shard of what it drew itself: together they are one model.
+    fsdp2_of_seeds_of_their_own=lambda: taught(fully(Net())),
+    fsdp2_gathered_until_the_backward=lambda: taught(fully(reshard_after_forward=False)),
+    fsdp2_scaler_that_skips=lambda: taught(
+        fully(), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=20)
+    ),
+)
+# 8 rows over 3 ranks, 4 rows over 3: the last rank has nothing of the head's bias.
+agreeing(compared=ANY, ranks=3).each(fsdp2_of_uneven_shards=lambda: taught(fully()))
 
 
 @agreeing(compared=ANY)
@@ -137,11 +132,6 @@ def fsdp2_from_the_meta_device() -> Training:
     for part in (model.first, model.second, model.head):
         part.reset_parameters()
     return taught(model)
-
-
-@agreeing(compared=ANY)
-def fsdp2_gathered_until_the_backward() -> Training:
-    return taught(fully(reshard_after_forward=False))
 
 
 @agreeing(compared=ANY)
@@ -159,23 +149,20 @@ def fsdp2_offloaded() -> Training:
     return taught(fully(offload_policy=CPUOffloadPolicy(pin_memory=False)))
 
 
-@agreeing(compared=6, ranks=4)
-def hsdp() -> Training:
-    return taught(fully(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))))
+def hybrid(shards: int) -> DeviceMesh:
+    """Two replicas."""
+    return init_device_mesh("cpu", (2, shards), mesh_dim_names=("replicate", "shard"))
 
 
-@agreeing(compared=6)
-def hsdp_of_single_ranks() -> Training:
-    """Two replicas of one shard each."""
-    return taught(fully(mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))))
+agreeing(compared=6, ranks=4).each(hsdp=lambda: taught(fully(mesh=hybrid(2))))
+agreeing(compared=6).each(hsdp_of_single_ranks=lambda: taught(fully(mesh=hybrid(1))))
 
 
 @agreeing(compared=6, ranks=4)
 def hsdp_mixed_precision() -> Training:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    model = fully(mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))
+    model = fully(mesh=hybrid(2), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))
     return taught(model, lambda n: loss_of(model).float())
 
 
@@ -187,8 +174,7 @@ def accumulated(model: Any, reduces: Callable[[bool], object]) -> Training:
         for batch in range(3):
             reduces(batch == 2)
             loss_of(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
 
     return Training(model, step)
 
@@ -196,7 +182,7 @@ def accumulated(model: Any, reduces: Callable[[bool], object]) -> Training:
 @agreeing(compared=6, ranks=4)
 def hsdp_accumulation() -> Training:
     """Reduces over the shards only, and over the replicas in the last of three backwards."""
-    model = fully(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    model = fully(mesh=hybrid(2))
     return accumulated(model, model.set_requires_all_reduce)
 
 
@@ -212,8 +198,7 @@ def fsdp2_optimizer_in_backward() -> Training:
     optimizers = {p: torch.optim.SGD([p], lr=1e-2) for p in model.parameters()}
 
     def stepped(parameter: Tensor) -> None:
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
+        take_step(optimizers[parameter])
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(stepped)
@@ -249,16 +234,9 @@ def fsdp2_of_a_part() -> Training:
         for parameter in net.head.parameters():
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        take_step(*optimizers)
 
     return Training(net, step)
-
-
-@agreeing(compared=ANY)
-def fsdp2_scaler_that_skips() -> Training:
-    return taught(fully(), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=20))
 
 
 @agreeing(compared=ANY)

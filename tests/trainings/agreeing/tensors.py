@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from notebook import learn
 from recorded.truths import ANY
 from trainings.case import Training
 from trainings.ranks import Net, alike, loss_of, own_seed, same_seed, split, taught
@@ -80,9 +81,7 @@ def norms_on_shards_of_the_sequence() -> Training:
         same_seed(number)
         x = distribute_tensor(torch.randn(8, 8), mesh, [Shard(0)])
         out = model(x)
-        (out.full_tensor().square().mean()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(out.full_tensor().square().mean(), optimizer)
 
     return Training(model, step)
 
@@ -141,9 +140,7 @@ def replicas_as_dtensors() -> Training:
     def step(number: int) -> None:
         same_seed(number)
         x = distribute_tensor(torch.randn(8, 8), mesh, [Shard(0)])
-        net(x).square().mean().redistribute(mesh, [Replicate()]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(net(x).square().mean().redistribute(mesh, [Replicate()]), optimizer)
 
     return Training(net, step)
 

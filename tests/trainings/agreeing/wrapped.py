@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations, prune
 
+from notebook import learn
 from trainings.case import Training
 from trainings.ranks import Net, draw, loss_of, own_seed, reduce_gradients, same_seed, taught
 from trainings.truths import agreeing
@@ -178,9 +179,7 @@ def wrapped_again(change: Callable[[Any], object]) -> Training:
             now["optimizer"] = torch.optim.Adam(net.parameters(), lr=1e-3)
         dtype = next(net.parameters()).dtype
         x, y = draw()
-        (now["model"](x.to(dtype)) - y.to(dtype)).square().mean().backward()
-        now["optimizer"].step()
-        now["optimizer"].zero_grad()
+        learn((now["model"](x.to(dtype)) - y.to(dtype)).square().mean(), now["optimizer"])
 
     return Training(now["model"] if change is None else net, step)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from models import Calls
+from notebook import take_step
 from trainings.case import Training
 from trainings.parts import (
     BAD,
@@ -97,7 +98,7 @@ def with_a_kink(accumulate: int = 1, lr: float = 0.01) -> Training:
 
 
 hostile(("", "2"), "gradient", gradients=True).each(a_finite_loss_with_a_bad_gradient=with_a_kink)
-hostile("", "gradient", label="grad_output", says="gradient of the loss").each(
+hostile("", "gradient", label="grad_output", says="gradient of the loss with respect to").each(
     a_gradient_of_nan=with_a_kink,
     # Batch 5 of 4 to 7 spoils the sum; the step comes after batch 7, and is not taken.
     a_gradient_among_accumulated_ones=lambda: with_a_kink(accumulate=4, lr=0.1),
@@ -135,8 +136,7 @@ def a_gradient_that_is_handed_to_backward() -> Training:
 
     def step(number: int) -> None:
         model(torch.randn(4, 4)).backward(torch.full((4, 4), NAN if number == BAD else 0.1))
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
 
     return Training(model, step)
 
@@ -163,6 +163,9 @@ def hooked_parameter(gain: float, clip: Callable[..., object] = lambda *_: None)
 
 
 hostile("0", "gradient", gradients=True).each(a_hook_on_a_parameter=lambda: hooked_parameter(NAN))
+hostile("0", "gradient", label="weight.grad", never="came by a way").each(
+    a_hook_on_a_parameter_by_default=lambda: hooked_parameter(NAN),
+)
 hostile("0", "gradient", ("inf", "nan"), gradients=True).each(
     # A norm of inf turns one inf to nan. The first is the gradient.
     clipping_spreads_it=lambda: hooked_parameter(INF, nn.utils.clip_grad_norm_),
@@ -183,16 +186,36 @@ def in_the_second_of_two_models() -> Training:
     first, second = (torch.optim.SGD(model[index].parameters(), lr=0.01) for index in (0, 2))
 
     def after(number: int) -> None:
-        second.step()
-        second.zero_grad()
+        take_step(second)
 
     return turned(model[1], NAN, model, optimizer=first, after=after)
 
 
-@hostile("decoder.1", "gradient", gradients=True)
-def a_gradient_of_decode() -> Training:
+def decoded(clip: Callable[..., object] = lambda *_: None) -> Training:
+    """The root is never called, so that nothing is run again."""
     model = Coder(Through)
-    return turned(model.decoder[1], NAN, model, squared(model.coded))
+    return turned(model.decoder[1], NAN, model, squared(model.coded), between=lambda n: clip(model.parameters(), 1.0))
+
+
+ALL_BAD = "so were all others, as clip_grad_norm_ or a bad loss makes them"
+hostile("decoder.1", "gradient", gradients=True).each(a_gradient_of_decode=decoded)
+hostile("decoder.0", "gradient", label="weight.grad", says="not run again", never=ALL_BAD).each(
+    a_gradient_of_decode_by_default=decoded,
+)
+hostile("decoder.2", "gradient", label="weight.grad", says=("not run again", ALL_BAD)).each(
+    a_clipped_gradient_of_decode=lambda: decoded(nn.utils.clip_grad_norm_),
+)
+
+
+@hostile("0", "gradient", label="weight.grad", says="came by a way that does not lead through the model's outputs")
+def a_penalty_of_a_weight() -> Training:
+    model = chain()
+
+    def loss_of(number: int) -> Any:
+        penalty = (model[0].weight * float(number != BAD)).square().sum().sqrt()
+        return model(torch.randn(4, 4)).square().mean() + penalty
+
+    return trained(model, loss_of)
 
 
 @hostile("0", "weight", batch=BAD + 1, says=f"batch {BAD}")

@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import rankwatch
 from models import Calls
+from notebook import learn, take_step
 from trainings.case import Training
-from trainings.parts import Coder, Pair, Root, chain, labels, squared, trained
+from trainings.parts import Coder, Pair, Root, chain, evaluated, labels, squared, trained
 from trainings.truths import LONG, healthy
 
 
@@ -91,9 +92,7 @@ def several_losses_and_optimizers() -> Training:
         losses = (left.square().mean(), right.abs().mean(), (left - right).square().sum())
         torch.autograd.backward(losses[:2], retain_graph=True)
         losses[2].backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        take_step(*optimizers)
         return float(sum(losses))
 
     return Training(model, step)
@@ -151,12 +150,6 @@ def a_gradient_penalty() -> Training:
 @healthy()
 def fine_tuning_in_eval_mode() -> Training:
     return trained(chain(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 2)).eval())
-
-
-def evaluated(model: nn.Module, times: int) -> None:
-    with torch.no_grad():
-        for _ in range(times):
-            model(torch.randn(4, 4))
 
 
 @healthy()
@@ -348,9 +341,7 @@ def batches_that_are_skipped() -> Training:
         loss = nn.functional.cross_entropy(model(torch.randn(4, 4)), known)
         if not torch.isfinite(loss):
             return 0.0
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(loss, optimizer)
         return float(loss)
 
     return Training(model, step)

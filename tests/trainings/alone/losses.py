@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from notebook import take_step
 from trainings.case import Training
 from trainings.parts import BAD, NAN, Coder, Pair, Root, Square, chain, classified, kinked, labels, middle, trained
 from trainings.truths import BATCHES, hostile
@@ -120,13 +121,12 @@ def backwards(backward: Callable[[Any, bool], object]) -> Training:
 
     def step(number: int) -> None:
         backward(model(torch.randn(4, 4)), number == BAD)
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
 
     return Training(model, step)
 
 
-@hostile("", UNDEFINED, label="loss")
+@hostile("", UNDEFINED, label="loss[1]")
 def one_of_two_losses() -> Training:
     """Both are handed over at once."""
     return backwards(
@@ -274,7 +274,7 @@ def a_loss_that_is_a_module() -> Training:
     return given_labels(lambda root, x, known: root.loss(root.net(x), known), lambda out, _: out, loss=nn.CrossEntropyLoss())
 
 
-@hostile("", UNDEFINED, label="output")
+@hostile("", UNDEFINED, label="output[loss]")
 def a_loss_in_the_roots_output() -> Training:
     """As in transformers."""
 

@@ -25,6 +25,7 @@ from trainings.parts import (
     Scaled,
     Square,
     chain,
+    evaluated,
     fed,
     gained,
     headed,
@@ -183,12 +184,6 @@ def a_list_that_is_called_from_outside() -> Training:
         return x.square().mean()
 
     return turned(model.layers[1], 1e30, model, loss_of)
-
-
-def evaluated(model: Any, times: int) -> None:
-    with torch.no_grad():
-        for _ in range(times):
-            model(torch.randn(4, 4))
 
 
 @hostile("1", "overflow", "inf")

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from notebook import take_step
 from recorded.truths import Truth
 from trainings.case import Training
 from trainings.ranks import reduce_gradients
@@ -113,8 +114,7 @@ def a_head_that_came_untied() -> Training:
         loss.backward()
         if number >= 60:  # DDP does not know the new parameter: its gradient is averaged by hand
             reduce_gradients([model.head.weight])
-        optimizers[0].step()
-        optimizers[0].zero_grad()
+        take_step(optimizers[0])
         return loss.detach()
 
     return Training(root, step, before)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from notebook import take_step
 from recorded.truths import Truth
 from trainings.case import Training
 from trainings.ranks import reduce_gradients
@@ -38,8 +39,7 @@ def accumulation() -> Training:
             loss = data.loss(root)
             (loss / 4).backward()
         if number % 4 == 3:
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(optimizer)
         return loss.detach()
 
     return Training(root, step, flips(root.module, at=4 * AT))

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from notebook import take_step
 from recorded.truths import Truth
 from trainings.case import Training
 from trainings.truths import desynced
@@ -293,8 +294,7 @@ def steps_without_synchronisation() -> Training:
         with root.no_sync():
             loss = data.loss(root)
             loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
         return loss.detach()
 
     return Training(root, step)
@@ -319,8 +319,7 @@ def accumulation_that_reduces_a_micro_batch() -> Training:
             assert parameter.grad is not None
             assert kept is not None
             parameter.grad.add_(kept).div_(2)
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(optimizer)
         return loss.detach()
 
     return Training(root, step)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import ShardingStrategy
 
+from notebook import learn
 from recorded.truths import Truth
 from trainings.by_hand import gathered, own_part
 from trainings.case import Training
@@ -245,9 +246,7 @@ def a_flipped_bit_of_a_replicated_tensor() -> Training:
     def step(number: int) -> Any:
         x, y = (distribute_tensor(values, mesh, [Replicate()]) for values in data.batch())
         loss: Any = nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        learn(loss, optimizer)
         return loss.to_local().detach()
 
     return Training(model, step, before)

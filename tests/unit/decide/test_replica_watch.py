@@ -225,39 +225,6 @@ def test_a_router_that_is_left_out_is_found_after_a_while() -> None:
     }
 
 
-def test_parts_of_a_rank_s_own_are_silent_though_constants_in_them_began_equal() -> None:
-    names = ["block.weight", "block.bias", "w1.weight", "w1.bias"]
-    job = Watched(2, table(4, mesh(2), mesh(2, **PLAIN), names=names))
-    job.train(2, range(150), lambda r, row, at: equal(r, row, at) + 10**6 * r * (row == 2 or (row == 3 and at > 0)))
-    assert not job.found()
-
-
-def test_norms_left_out_of_a_reduction_by_hand() -> None:
-    names = ["q.weight", "k.weight", "norm.weight", "v.weight", "o.weight"]
-    job = Watched(2, table(5, mesh(2, **PLAIN), names=names))
-    job.train(2, range(60), lambda r, row, at: equal(r, row, at) + 10**6 * r * (row != 2 or at > 0))
-    assert job.patterns() == {("subset", "norm.weight")}
-
-
-def test_each_rank_trains_a_model_of_its_own() -> None:
-    job = Watched(2, table(4, mesh(2, **PLAIN)))
-    job.train(2, range(12), lambda r, row, at: equal(r, row, at) + 10**6 * r, communicates=False)
-    assert job.patterns() == {("initialisation", f"block{row}.weight") for row in range(4)}
-    talking = Watched(2, table(4, mesh(2, **PLAIN)))
-    talking.train(2, range(300), lambda r, row, at: equal(r, row, at) + 10**6 * r)
-    assert not talking.found()
-
-
-def test_equal_at_first_and_never_synchronised() -> None:
-    value = lambda r, row, at: equal(r, row, at) + 10**6 * r * (at > 0)  # noqa: E731
-    job = Watched(2, table(4, mesh(2, **PLAIN)))
-    job.train(2, range(140), value, communicates=False)
-    assert {pattern for pattern, _ in job.patterns()} == {"unsynchronised"}
-    inside_no_sync = Watched(2, table(4, mesh(2)))
-    inside_no_sync.train(2, range(140), value, communicates=False, is_local=True)
-    assert {pattern for pattern, _ in inside_no_sync.patterns()} == {"unsynchronised"}
-
-
 # --- gathers and inputs ---------------------------------------------------------------------------------------------------
 
 
@@ -390,14 +357,6 @@ HYBRID = RankMesh((0, 1, 2, 3), (2, 2), (True, False), gathers=1, source="HSDP")
 def lines(job: Watched) -> list[tuple[str, int]]:
     job.found()
     return [(origin.pattern.value, len(origin.entries)) for origin in job.watch.findings.origins]
-
-
-def test_hybrid_shards_of_other_seeds_are_one_line_though_each_group_sees_a_part() -> None:
-    """Ranks 0 and 2 have the one half of what FSDP flattened, ranks 1 and 3 the other one."""
-    job = Watched(4, table(9, HYBRID))
-    value = lambda r, row, at: equal(r, row, at) + 10**6 * (r // 2) * (row < 4 if r % 2 else 3 < row < 8)  # noqa: E731
-    job.train(4, range(10), value)
-    assert lines(job) == [("initialisation", 8)]
 
 
 def test_blocks_left_out_of_the_average_are_a_subset_however_many_they_are() -> None:

@@ -99,30 +99,6 @@ def test_one_flipped_bit_names_rank_parameter_and_step() -> None:
     assert "rank 1 of 4 (node0): layers.2.weight differs from the other 3 since step 20, equal at step 18" in job.lines[0]
 
 
-def test_two_replicas_differ_and_which_is_right_is_not_known() -> None:
-    job = Job(2)
-    report = job.train(lambda rank, row, at: equal(rank, row, at) ^ (rank == 1 and row == 2 and at >= 19), range(40))
-    assert told(report) == [("one-rank", "layers.2.weight", (0, 1), 20)]
-    assert "which of them is right is not known" in job.lines[0]
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize(
-    ("value", "pattern", "rows", "step"),
-    [
-        (lambda rank, row, at: equal(rank, row, at) + 100 * rank, "initialisation", 4, 0),
-        (lambda rank, row, at: equal(rank, row, at) + (row == 1) * rank, "load", 1, 0),
-        (lambda rank, row, at: equal(rank, row, at) + 100 * rank * (at > 0), "unsynchronised", 4, 1),
-        (lambda rank, row, at: equal(rank, row, at) + 100 * rank * (at > 0 and row == 3), "subset", 1, 1),
-    ],
-)
-def test_patterns_from_the_first_steps_on(ranks: int, value: Values, pattern: str, rows: int, step: int) -> None:
-    job = Job(ranks)
-    report = job.train(value, range(20))
-    assert [(p, r, s) for p, _, r, s in told(report)] == [(pattern, tuple(range(ranks)), step)] * rows
-    assert len(job.lines) == 1
-
-
 def test_the_first_update_may_come_late() -> None:
     """The learning rate warms up from 0, or a scaler skips the first steps."""
 
@@ -132,27 +108,6 @@ def test_the_first_update_may_come_late() -> None:
     assert {p for p, *_ in told(Job(4).train(value, range(30)))} == {"unsynchronised"}
     part = Job(4).train(lambda rank, row, at: value(rank * (row == 3), row, at), range(30))
     assert [(p, n) for p, n, *_ in told(part)] == [("subset", "layers.3.weight")]
-
-
-def test_ranks_that_count_differently_are_not_compared() -> None:
-    """One of them steps another optimizer thrice as often."""
-    job = Job(2)
-    for step in range(20):
-        for rank, ordinal in enumerate((3 * step, step)):
-            job.step(rank, ordinal, lambda rank, row, at: equal(rank, row, at if rank else at // 3), step=step)
-    assert told(job.report()) == []
-
-
-@pytest.mark.parametrize(("beginning", "found"), [(7, ["subset"]), (0, [])])
-def test_what_begins_at_zero_may_be_each_ranks_own(beginning: int, found: list[str]) -> None:
-    """A split adapter, say. Nothing says that the parameters are replicas."""
-    table = makers.fingerprint_table(4, 2, inputs=None)
-    table = replace(table, meshes=(replace(table.meshes[0], is_declared=False, source="none"),))
-
-    def value(rank: int, row: int, at: int) -> int:
-        return (100 * rank + at if at else beginning) if row == 3 else equal(rank, row, at)
-
-    assert [one.pattern for one in Job(2, table).train(value, range(60)).desync] == found
 
 
 @pytest.mark.parametrize(("is_sharded", "found"), [(True, ["subset"]), (False, [])])
@@ -167,21 +122,6 @@ def test_what_is_not_sharded_beside_shards_must_be_equal(is_sharded: bool, found
         return equal(rank, row, min(at, 0 if row < 3 else at)) + 7 * rank * (at > 0 and row == 3)
 
     assert [one.pattern for one in Job(2, table).train(value, range(60)).desync] == found
-
-
-def test_a_load_on_one_rank_alone() -> None:
-    job = Job(4)
-    job.train(equal, range(10))
-
-    def other(rank: int, row: int, at: int) -> int:
-        return equal(rank, row, at) + 7 * (rank == 2)
-
-    for rank in range(4):
-        job.step(rank, 10, other, is_loaded=rank == 2)
-    report = job.train(other, range(11, 20))
-    assert {(p, r) for p, _, r, _ in told(report)} == {("load", (2,))}
-    assert len(report.desync) == 4
-    assert len(job.lines) == 1
 
 
 def test_models_of_their_own_are_never_said_to_be_equal() -> None:

@@ -24,6 +24,8 @@ EVERY_KIND = frame(
     reading("running_mean", INF, kind=Kind.BUFFER),
     reading("running_var", NAN, kind=Kind.BUFFER),
     reading("input[0]", INF),
+    reading("input[mask]", INF, kind=Kind.KEYWORD),
+    reading("input[scale]", NAN, kind=Kind.KEYWORD),
     reading("after layer_norm", INF, kind=Kind.MARKED),
     reading("output", NAN),
     module="block.0.norm",
@@ -34,7 +36,7 @@ EVERY_KIND = frame(
     ("policy", "expected"),
     [
         (Policy.FIRST, ["weight", "after layer_norm", "output"]),
-        (Policy.STRICT, ["weight", "running_var", "input[0]", "after layer_norm", "output"]),
+        (Policy.STRICT, ["weight", "running_var", "input[0]", "input[scale]", "after layer_norm", "output"]),
         (Policy.OFF, []),
     ],
 )
