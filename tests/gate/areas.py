@@ -5,12 +5,12 @@ from __future__ import annotations
 AREAS: dict[str, str] = {
     "agent/rankwatch/doctor": "e2e/test_doctor",
     "agent/rankwatch/hook": "torch/test_ e2e/test_guard e2e/test_losses e2e/test_norms e2e/test_parallel e2e/test_reduced"
-    " e2e/test_fingerprints e2e/test_meshes e2e/test_desync e2e/test_agreeing e2e/test_integrations e2e/test_truth"
+    " e2e/test_meshes e2e/test_desync e2e/test_agreeing e2e/test_integrations e2e/test_truth"
     " benchmarks/test_overhead benchmarks/test_cuda",
     "agent/rankwatch/integrations": "e2e/test_integrations torch/test_ e2e/test_examples",
     "agent/rankwatch/judge": "torch/test_truth torch/test_healthy e2e/test_guard e2e/test_losses e2e/test_origin e2e/test_truth"
     " e2e/test_healthy",
-    "agent/rankwatch/measure": "torch/test_ e2e/test_fingerprints e2e/test_meshes benchmarks/test_overhead benchmarks/test_cuda",
+    "agent/rankwatch/measure": "torch/test_ e2e/test_agreeing e2e/test_meshes benchmarks/test_overhead benchmarks/test_cuda",
     "agent/rankwatch/replay": "e2e/test_replay e2e/test_closeup",
     "agent/rankwatch/rerun": "torch/test_truth e2e/test_closeup e2e/test_closer e2e/test_replay e2e/test_guard",
     "agent/rankwatch/startup": "e2e/test_attach e2e/test_crash e2e/test_starts torch/test_finder",
