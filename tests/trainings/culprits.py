@@ -52,12 +52,19 @@ def marred(model: Any, weight: Callable[[], Tensor], *where: int, value: float =
 # --- the right rank ---------------------------------------------------------------------------------------------------
 
 
-@spoilt(**CULPRIT, module="first", cause="data")
+@spoilt(**CULPRIT, module="first", cause="data", nan_count=8)
 def data() -> Training:
     return fed_nan(DistributedDataParallel(Net()))
 
 
-@spoilt(**CULPRIT, module="second", cause="weight")
+@spoilt(
+    **CULPRIT,
+    module="second",
+    reading="weight",
+    cause="weight",
+    nan_count=1,
+    says="last seen finite in batch 4, bad in batch 5: look at the gradients",
+)
 def weight() -> Training:
     net = Net()
     return marred(DistributedDataParallel(net), lambda: net.second.weight, 1, 1)
