@@ -48,8 +48,8 @@ CORE: dict[str, str] = {
     "the first overflow is named": "e2e/test_main_job.py::test_overflow_on_one_rank",
     "so it is between the batches that are measured in full": "e2e/test_main_job.py::"
     "test_overflow_between_the_batches_that_are_measured_in_full",
-    "bad data": "e2e/test_main_job.py::test_nan_in_the_data",
-    "a bad weight": "e2e/test_main_job.py::test_a_poisoned_weight",
+    "bad data": "e2e/test_truth.py::test_the_verdict_is_true[data]",
+    "a bad weight": "e2e/test_truth.py::test_the_verdict_is_true[weight]",
     "a bad gradient, with rank and line": "e2e/test_guard.py::test_the_rank_and_the_line_that_made_it_are_named[plain-2]",
     "a bad loss": "e2e/test_truth.py::test_the_verdict_is_true[loss_of_no_tokens]",
     "no rank is left in a collective": "e2e/test_main_job.py::test_the_others_wait_in_all_reduce",
