@@ -127,7 +127,7 @@ def test_of_what_is_clipped_and_not_run_again_the_first_one_is_not_known(tmp_pat
 def test_a_framework_keeps_its_weights(tmp_path: Path, name: str, library: str, module: str, step: int) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
-    command = torchrun("guarded_frameworks.py", name, str(tmp_path / "work"))
+    command = torchrun("frameworks.py", f"guarded_{name}", str(tmp_path / "work"))
     job = run_job(tmp_path, command)
     verdict = job.verdict
     assert job.code == 77, job.stderr
