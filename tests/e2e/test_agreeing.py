@@ -17,29 +17,11 @@ from recorded.replicas import complaints
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 REAL = [
-    "ddp",
-    "watched_before_it_is_wrapped",
-    "accumulation",
-    "diloco_under_no_sync",
-    "joined",
-    "compiled_inside",
-    "optimizer_in_backward",
-    "fsdp1",
-    "fsdp1_hybrid",
-    "fsdp2",
-    "fsdp2_watched_before_it_is_wrapped",
-    "hsdp",
-    "hsdp_averaged_at_times",
-    "tensor_parallel_and_hsdp",
-    "replicate_of_torch",
-    "gradients_reduced_by_hand",
-    "experts_with_replicas",
-    "marked_as_tensor_parallel",
-    "pipeline",
-    "local_sgd",
-    "a_gan",
-    "loaded_on_all_ranks",
-    "grown_in_mid_run",
+    *("ddp", "watched_before_it_is_wrapped", "accumulation", "diloco_under_no_sync", "joined"),
+    *("compiled_inside", "optimizer_in_backward"),
+    *("fsdp1", "fsdp1_hybrid", "fsdp2", "fsdp2_watched_before_it_is_wrapped", "hsdp", "hsdp_averaged_at_times"),
+    *("tensor_parallel_and_hsdp", "replicate_of_torch", "gradients_reduced_by_hand", "experts_with_replicas"),
+    *("marked_as_tensor_parallel", "pipeline", "local_sgd", "a_gan", "loaded_on_all_ranks", "grown_in_mid_run"),
 ]
 
 
