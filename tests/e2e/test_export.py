@@ -19,18 +19,8 @@ pytestmark = pytest.mark.e2e
 
 Row = tuple[Any, ...]
 COLUMNS = (
-    "rank",
-    "batch",
-    "frame",
-    "module",
-    "module_class",
-    "phase",
-    "label",
-    "kind",
-    "dtype",
-    "abs_min",
-    "abs_max",
-    "state",
+    *("rank", "batch", "frame", "module", "module_class", "phase"),
+    *("label", "kind", "dtype", "abs_min", "abs_max", "state"),
 )
 MEASURED_STATES = {state.name.lower() for state in MEASURED}
 

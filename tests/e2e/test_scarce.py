@@ -31,16 +31,8 @@ def test_a_command_runs_unwatched_without_descriptors(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_command_runs_unwatched_without_threads(tmp_path: Path) -> None:
-    as_user = [
-        "setpriv",
-        "--reuid",
-        "65534",
-        "--clear-groups",
-        "--inh-caps",
-        "+dac_override",
-        "--ambient-caps",
-        "+dac_override",
-    ]
+    privileges = ("--inh-caps", "+dac_override", "--ambient-caps", "+dac_override")
+    as_user = ["setpriv", "--reuid", "65534", "--clear-groups", *privileges]
     limited = [sys.executable, "-c", LIMIT.format(what="resource.RLIMIT_NPROC", least=4)]
     done = run(*(as_user if os.geteuid() == 0 else []), *limited, cwd=tmp_path, OPENBLAS_NUM_THREADS="1")
     assert (done.returncode, done.stdout) == (3, "trained\n"), done.stderr

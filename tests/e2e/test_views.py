@@ -129,11 +129,8 @@ def test_one_rank_and_one_batch_from_near(bad: Job) -> None:
     assert culprit["frames"] == [frame for frame in asked()["frames"] if frame["batch"] == 5]
 
     rank = asked("--rank", "1")
-    assert (rank["state"], rank["trip"]["module"], rank["batches_as_sent"]) == (
-        "aborted",
-        "blocks.2.square",
-        [0, 1, 2, 3, 4],
-    )
+    assert (rank["state"], rank["trip"]["module"]) == ("aborted", "blocks.2.square")
+    assert rank["batches_as_sent"] == [0, 1, 2, 3, 4]
     assert "the culprit, batch 5" in rankwatch("report", run, "--rank", "1")
     assert asked("--rank", "0")["trip"] is None
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 AREAS: dict[str, str] = {
     "agent/rankwatch/doctor": "e2e/test_doctor",
-    "agent/rankwatch/hook": "torch/test_ e2e/test_guard e2e/test_losses e2e/test_norms e2e/test_parallel e2e/test_reduced"
-    " e2e/test_fingerprints e2e/test_meshes e2e/test_desync e2e/test_agreeing e2e/test_integrations e2e/test_truth"
+    "agent/rankwatch/hook": "torch/test_ e2e/test_guard e2e/test_norms e2e/test_parallel"
+    " e2e/test_meshes e2e/test_desync e2e/test_agreeing e2e/test_integrations e2e/test_truth"
     " benchmarks/test_overhead benchmarks/test_cuda",
     "agent/rankwatch/integrations": "e2e/test_integrations torch/test_ e2e/test_examples",
-    "agent/rankwatch/judge": "torch/test_truth torch/test_healthy e2e/test_guard e2e/test_losses e2e/test_origin e2e/test_truth"
-    " e2e/test_healthy",
-    "agent/rankwatch/measure": "torch/test_ e2e/test_fingerprints e2e/test_meshes benchmarks/test_overhead benchmarks/test_cuda",
+    "agent/rankwatch/judge": "torch/test_truth torch/test_healthy e2e/test_guard e2e/test_truth",
+    "agent/rankwatch/measure": "torch/test_ e2e/test_agreeing e2e/test_meshes benchmarks/test_overhead benchmarks/test_cuda",
     "agent/rankwatch/replay": "e2e/test_replay e2e/test_closeup",
     "agent/rankwatch/rerun": "torch/test_truth e2e/test_closeup e2e/test_closer e2e/test_replay e2e/test_guard",
     "agent/rankwatch/startup": "e2e/test_attach e2e/test_crash e2e/test_starts torch/test_finder",
@@ -28,7 +27,7 @@ AREAS: dict[str, str] = {
     "README.md": "e2e/test_docs e2e/test_readme e2e/test_built_docs",
     "monitor/rankwatch_monitor/commands": "e2e/test_completion e2e/test_views e2e/test_docs e2e/test_crash e2e/test_end",
     "monitor/rankwatch_monitor/decide": "e2e/test_desync e2e/test_faults e2e/test_stalls e2e/test_truth e2e/test_unequal",
-    "monitor/rankwatch_monitor/record": "e2e/test_faults e2e/test_export e2e/test_views e2e/test_origin",
+    "monitor/rankwatch_monitor/record": "e2e/test_faults e2e/test_export e2e/test_views e2e/test_truth",
     "monitor/rankwatch_monitor/serve": "net/tell/ e2e/test_faults e2e/test_daemon e2e/test_metrics e2e/test_end"
     " e2e/test_several_hosts e2e/test_network e2e/test_scarce e2e/test_status benchmarks/test_load",
     "monitor/rankwatch_monitor/views/": "e2e/test_views",
@@ -49,10 +48,10 @@ CORE: dict[str, str] = {
     "the first overflow is named": "e2e/test_main_job.py::test_overflow_on_one_rank",
     "so it is between the batches that are measured in full": "e2e/test_main_job.py::"
     "test_overflow_between_the_batches_that_are_measured_in_full",
-    "bad data": "e2e/test_main_job.py::test_nan_in_the_data",
-    "a bad weight": "e2e/test_main_job.py::test_a_poisoned_weight",
+    "bad data": "e2e/test_truth.py::test_the_verdict_is_true[data]",
+    "a bad weight": "e2e/test_truth.py::test_the_verdict_is_true[weight]",
     "a bad gradient, with rank and line": "e2e/test_guard.py::test_the_rank_and_the_line_that_made_it_are_named[plain-2]",
-    "a bad loss": "e2e/test_losses.py::test_a_bad_loss_is_its_ranks_in_its_batch[tokens-aten.div.Tensor]",
+    "a bad loss": "e2e/test_truth.py::test_the_verdict_is_true[loss_of_no_tokens]",
     "no rank is left in a collective": "e2e/test_main_job.py::test_the_others_wait_in_all_reduce",
     "the deadline, and exit code 77": "e2e/test_main_job.py::test_ranks_that_never_come_back_end_by_the_deadline",
     "the culprit is torchrun's root cause": "e2e/test_main_job.py::test_the_culprit_is_the_root_cause_under_record_too",
@@ -62,7 +61,7 @@ CORE: dict[str, str] = {
     "FSDP2": "e2e/test_parallel.py::test_overflow_in_a_sharded_model[fsdp2]",
     "tensor parallelism": "e2e/test_parallel.py::test_overflow_in_a_sharded_model[tp]",
     "pipelines": "e2e/test_parallel.py::test_overflow_in_a_pipeline[1f1b]",
-    "a reduction": "e2e/test_reduced.py::test_a_sum_of_finite_parts",
+    "a reduction": "e2e/test_truth.py::test_the_verdict_is_true[row_parallel]",
     "torch.compile": "torch/test_truth.py::test_the_verdict_is_true[in_a_compiled_model]",
     "the Hugging Face Trainer": "e2e/test_integrations.py::test_the_hugging_face_trainer",
     "Lightning": "e2e/test_integrations.py::test_lightning",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +16,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rankwatch
 from trainings.case import Training
-from trainings.parts import BAD, NAN, chain, classified, fed, kinked, put, squared, trained
+from trainings.parts import BAD, INF, NAN, Gain, chain, classified, fed, kinked, labels, put, squared, trained
 from trainings.ranks import Net, alike, flat, fully, same_seed, split
 from trainings.truths import spoilt
 
 CULPRIT: dict[str, Any] = {"rank": 1, "batch": BAD, "certainty": "complete", "state": "nan"}
+LOST: dict[str, Any] = {**CULPRIT, "module": "", "reading": "loss", "says": "the model's output was finite"}
+REDUCED: dict[str, Any] = {
+    **{"batch": BAD, "phase": "backward", "module": "head", "state": "inf", "cause": "reduction", "also": [1]},
+    "options": {"gradients": True},
+}
+HARD = 30.0
+"""How much larger the inputs of a hard batch are."""
 UNSURE: dict[str, Any] = {"rank": 1, "module": "first", "cause": "data", "certainty": "partial"}
 
 
@@ -43,22 +52,73 @@ def marred(model: Any, weight: Callable[[], Tensor], *where: int, value: float =
 # --- the right rank ---------------------------------------------------------------------------------------------------
 
 
-@spoilt(**CULPRIT, module="first", cause="data")
+@spoilt(**CULPRIT, module="first", cause="data", nan_count=8)
 def data() -> Training:
     return fed_nan(DistributedDataParallel(Net()))
 
 
-@spoilt(**CULPRIT, module="second", cause="weight")
+@spoilt(
+    **CULPRIT,
+    module="second",
+    reading="weight",
+    cause="weight",
+    nan_count=1,
+    says="last seen finite in batch 4, bad in batch 5: look at the gradients",
+)
 def weight() -> Training:
     net = Net()
     return marred(DistributedDataParallel(net), lambda: net.second.weight, 1, 1)
 
 
-@spoilt(**CULPRIT, module="", reading="loss")
+@spoilt(**LOST, operator="aten.nll_loss_forward.default")
 def loss() -> Training:
     """Only one rank's labels are all ignored, and its gradient is 0."""
     model = DistributedDataParallel(Net())
     return trained(model, classified(model, BAD if is_culprit() else -1, width=8))
+
+
+def lost(loss_of: Callable[[Tensor, bool], Any], **options: Any) -> Training:
+    """One rank's loss goes bad; the model's output is finite."""
+    model = DistributedDataParallel(Net())
+    return trained(model, lambda n: loss_of(model(torch.randn(4, 8)), n == BAD and is_culprit()), **options)
+
+
+@spoilt(**LOST, operator="aten.div.Tensor")
+def loss_of_no_tokens() -> Training:
+    """A sum of losses is divided by a number of tokens, which is 0."""
+
+    def loss_of(out: Tensor, is_bad: bool) -> Tensor:
+        mask = torch.zeros(4) if is_bad else torch.ones(4)
+        return (nn.functional.cross_entropy(out, labels(False), reduction="none") * mask).sum() / mask.sum()
+
+    return lost(loss_of)
+
+
+@spoilt(**LOST, operator="aten.mul.Tensor")
+def loss_times_nan() -> Training:
+    """Under a scaler, after a micro-batch that was not reduced."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    training = lost(lambda out, is_bad: out.square().mean() * (NAN if is_bad else 1), scaler=scaler, accumulate=2)
+
+    def step(number: int) -> None:
+        with nullcontext() if number % 2 else training.root.no_sync():
+            training.step(number)
+
+    return Training(training.root, step)
+
+
+@spoilt(batch=13, cause="gradient", says="since batch 3", batches=40)
+def a_scale_that_shrinks_for_ever() -> Training:
+    """From batch 3 on a gradient is inf."""
+    model = DistributedDataParallel(Net())
+
+    def loss_of(number: int) -> Any:
+        out = model(torch.randn(4, 8))
+        if number >= 3 and is_culprit():
+            out.register_hook(lambda gradient: gradient * INF)
+        return out.square().mean()
+
+    return trained(model, loss_of, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
 
 
 def with_a_kink() -> Training:
@@ -110,19 +170,34 @@ def a_rank_that_is_not_watched() -> Training:
 # --- sharded ----------------------------------------------------------------------------------------------------------
 
 
-@spoilt(**CULPRIT, cause="weight")
+@spoilt(**CULPRIT, cause="weight", also=[0])
 def fsdp1_weight() -> Training:
+    """What was gathered is bad on all ranks, in the same frame."""
     model = flat(Net(), auto_wrap_policy=None, use_orig_params=False)
     return marred(model, lambda: next(model.parameters()), 0)
 
 
-@spoilt(**CULPRIT, module="second", cause="weight")
+@spoilt(**CULPRIT, module="second", reading="weight", cause="weight", also=[0])
+def fsdp1_weight_of_the_users() -> Training:
+    """The shard of rank 1 begins within a parameter."""
+    model = flat(Net(), auto_wrap_policy=None)
+    return marred(model, lambda: model.second.weight, 0)
+
+
+@spoilt(**CULPRIT, module="second", reading="weight (shard of 2)", cause="weight", also=[0])
 def fsdp2_weight() -> Training:
     net = fully()
     return marred(net, lambda: net.second.weight.to_local(), 0, 0)
 
 
-@spoilt(**CULPRIT, module="first", cause="weight")
+@spoilt(**CULPRIT, module="second", reading="weight", cause="weight", also=[0])
+def fsdp2_weight_that_stays_gathered() -> Training:
+    net = alike()
+    fully(net, parts=[net.first])
+    return marred(net, lambda: net.second.weight.to_local(), 0, 0)
+
+
+@spoilt(**CULPRIT, module="first", reading="weight (shard of 2)", cause="weight")
 def tensor_parallel_weight() -> Training:
     net = split(alike(), init_device_mesh("cpu", (2,)))
     training = marred(net, lambda: net.first.weight.to_local(), 0, 0)
@@ -134,53 +209,124 @@ def tensor_parallel_weight() -> Training:
     return Training(net, step)
 
 
-class RowParallel(nn.Module):
-    """As Megatron's row-parallel linear: the parts are summed in place, by a collective."""
+# --- reductions -------------------------------------------------------------------------------------------------------
 
-    def __init__(self) -> None:
+
+class Row(nn.Module):
+    """As Megatron's row-parallel linear: what its inner module returns is a part of each rank, and ``reduce`` sums the parts.
+
+    In the bad batch, all numbers of this rank's part are ``part``. ``reduce`` is told whether this is the bad batch.
+    """
+
+    def __init__(self, part: Callable[[], float | None], reduce: Callable[[Row, Tensor, bool], Tensor]) -> None:
         super().__init__()
-        self.inner, self.calls = nn.Linear(8, 8), 0
+        self.inner = Gain(lambda x, part: x if part is None else x * 0 + part, None)
+        self.meanwhile = nn.Linear(8, 8)
+        self.part, self.reduce, self.calls = part, reduce, 0
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.inner(x)
+        is_bad = self.calls == BAD
         self.calls += 1
-        part = torch.full_like(out, 2e38) if self.calls == BAD + 1 else out.detach().clone()
-        with torch.no_grad():
-            out.copy_(part)
-        dist.all_reduce(out.detach())
-        return out
+        self.inner.gain = self.part() if is_bad else None
+        return self.reduce(self, self.inner(x), is_bad)
 
 
-class Summed(nn.Module):
-    """A sum in float16: 4e4 on each rank is finite, and their sum is not."""
-
-    calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        part = (x.detach() * 0 + (4e4 if self.calls == BAD + 1 else 1.0)).half()
-        dist.all_reduce(part)
-        return x + part.float()
+def in_place(row: Row, x: Tensor, is_bad: bool) -> Tensor:
+    """Unseen by autograd."""
+    dist.all_reduce(x.detach())
+    return x
 
 
-def reduced(middle: nn.Module) -> Training:
-    """All ranks see what their reduction gives."""
-    net = chain(nn.Linear(8, 8), middle, nn.Linear(8, 4))
+def beside_a_module(row: Row, x: Tensor, is_bad: bool) -> Tensor:
+    """Another module runs until the sum is there."""
+    work: Any = dist.all_reduce(x.detach(), async_op=True)
+    row.meanwhile(torch.ones(4, 8))
+    work.wait()
+    return x
+
+
+def scattered(row: Row, x: Tensor, is_bad: bool) -> Tensor:
+    total = torch.empty(2, 8)
+    dist.reduce_scatter_tensor(total, x.detach())
+    return x + torch.cat([total, total])
+
+
+def in_float16(row: Row, x: Tensor, is_bad: bool) -> Tensor:
+    total = x.detach().half()
+    dist.all_reduce(total)
+    return x * 0 + total.float()
+
+
+def spoiled_before(row: Row, x: Tensor, is_bad: bool) -> Tensor:
+    return in_place(row, x * NAN if is_bad and is_culprit() else x * 1, is_bad)
+
+
+def spoiled_after(row: Row, x: Tensor, is_bad: bool) -> Tensor:
+    total = in_place(row, x, is_bad)
+    return total.exp() if is_bad else total
+
+
+def summed(part: Callable[[], float | None], reduce: Callable[[Row, Tensor, bool], Tensor]) -> Training:
+    net = chain(nn.Linear(8, 8), Row(part, reduce), nn.Tanh(), nn.Linear(8, 4))
     return trained(net, squared(net, 4, 8))
 
 
-spoilt(batch=BAD, module="1", cause="reduction", state="inf").each(
-    row_parallel=lambda: reduced(RowParallel()),  # the parts are finite (2e38 each), their sum is inf
-    a_sum_in_float16=lambda: reduced(Summed()),
+# All ranks see what their reduction gives: none is guilty alone.
+spoilt(batch=BAD, module="1", reading="output", cause="reduction", state="inf", also=[1]).each(
+    row_parallel=lambda: summed(lambda: 2e38, in_place),
+    a_sum_beside_another_module=lambda: summed(lambda: 2e38, beside_a_module),
+    a_sum_that_is_scattered=lambda: summed(lambda: 2e38, scattered),
+    a_sum_in_float16=lambda: summed(lambda: 4e4, in_float16),
+)
+spoilt(rank=1, batch=BAD, module="1.inner", cause="overflow").each(
+    a_part_that_is_inf=lambda: summed(lambda: INF if is_culprit() else 1.0, in_place),
+)
+spoilt(rank=1, batch=BAD, module="1", cause="invalid").each(
+    a_part_that_is_nan_where_it_is_reduced=lambda: summed(lambda: None, spoiled_before),
+)
+spoilt(rank=0, batch=BAD, module="1", cause="overflow").each(
+    an_overflow_of_a_finite_sum=lambda: summed(lambda: 100.0, spoiled_after),
 )
 
 
-@spoilt(batch=BAD, cause="reduction", options={"gradients": True})
+def pulled(model: nn.Module, gain: Callable[[], float], **options: Any) -> Training:
+    """The gradient of the model's output is multiplied in the bad batch."""
+
+    def loss_of(number: int) -> Any:
+        out = model(torch.ones(1, 8))
+        if number == BAD:
+            out.register_hook(partial(torch.mul, torch.tensor(gain())))
+        return out.sum()
+
+    return trained(model, loss_of, lr=1e-9, **options)
+
+
+def reduced_in_float16(gain: Callable[[], float]) -> Training:
+    """By the training loop."""
+    net = Net()
+
+    def between(number: int) -> None:
+        for parameter in net.parameters():
+            if parameter.grad is not None:
+                half = parameter.grad.half()
+                dist.all_reduce(half)
+                parameter.grad.copy_(half)
+
+    return pulled(net, gain, between=between)
+
+
+@spoilt(**REDUCED, reading="bias.grad (reduced)")
 def a_float16_hook() -> Training:
     """DDP compresses the gradients to float16; each rank's own gradient is finite."""
     model = DistributedDataParallel(Net())
     model.register_comm_hook(None, fp16_compress_hook)
-    return trained(model, lambda n: model(torch.randn(4, 8)).square().mean() * (1e8 if n == BAD else 1.0))
+    return pulled(model, lambda: 7e4)
+
+
+spoilt(**REDUCED, reading="bias.grad (reduced)").each(gradients_summed_in_float16=lambda: reduced_in_float16(lambda: 4e4))
+spoilt(rank=1, batch=BAD, cause="gradient", reading="bias.grad", options={"gradients": True}).each(
+    a_gradient_that_is_inf_before=lambda: reduced_in_float16(lambda: INF if is_culprit() else 1.0),
+)
 
 
 # --- began ------------------------------------------------------------------------------------------------------------
@@ -199,7 +345,11 @@ class Deep(nn.Module):
         return x
 
 
-@spoilt(began={"rank": 1, "batch": 80, "module": "", "label": "input[0]", "alone": True}, batches=120)
+@spoilt(
+    batch=range(81, 120),
+    began={"rank": 1, "batch": 80, "module": "", "label": "input[0]", "alone": True, "factor": range(500, 2000)},
+    batches=120,
+)
 def a_rank_that_left_first() -> Training:
     """bfloat16; rank 1's input is x1000 in batch 80; the all-reduce gives its gradient to rank 0."""
     model = DistributedDataParallel(Deep().bfloat16())
@@ -215,7 +365,7 @@ def a_rank_that_left_first() -> Training:
     rank=1,
     batch=41,
     state="inf",
-    began={"rank": 1, "batch": 41, "module": "head", "label": "weight", "alone": True},
+    began={"rank": 1, "batch": 41, "module": "head", "label": "weight", "alone": True, "factor": range(10**30, 10**40)},
     batches=60,
 )
 def a_flipped_bit() -> Training:
@@ -224,8 +374,27 @@ def a_flipped_bit() -> Training:
     return marred(DistributedDataParallel(net), lambda: net.head.weight, 1, 1, value=3e38, after=40)
 
 
-def diverging(raised: float) -> Training:
-    """All ranks alike: the learning rate is raised from batch 20 on."""
+def fed_nan_at_last(scale: Callable[[int], float]) -> Training:
+    """All ranks' inputs are scaled alike, until rank 1 is fed a nan in batch 70."""
+    model = DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def loss_of(number: int) -> Any:
+        optimizer.param_groups[0]["lr"] = 1e-6 if scale(number) == HARD else 1e-3
+        x = torch.randn(4, 8) * scale(number) * (NAN if number == 70 and is_culprit() else 1)
+        return (model(x) - x[:, :4]).square().mean()
+
+    return trained(model, loss_of, optimizer=optimizer)
+
+
+spoilt(rank=1, batch=70, cause="data", began=None, batches=100).each(
+    inputs_that_only_grew=lambda: fed_nan_at_last(lambda number: 0.05 * 1.05**number),
+    a_hard_batch_and_a_recovery=lambda: fed_nan_at_last(lambda number: HARD if number == 40 else 1.0),
+)
+
+
+def diverging(raised: float, at: int = 20) -> Training:
+    """All ranks alike: the learning rate is raised from batch ``at`` on."""
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -233,7 +402,7 @@ def diverging(raised: float) -> Training:
     def before(number: int) -> None:
         if number == 0:
             torch.manual_seed(dist.get_rank())  # how fast it diverges depends on what is drawn
-        if number == 20:
+        if number == at:
             optimizer.param_groups[0]["lr"] = raised
 
     def loss_of(number: int) -> Tensor:
@@ -246,5 +415,10 @@ def diverging(raised: float) -> Training:
 spoilt(rank=None, cause="divergence", began={"rank": None, "batch": range(20, 27), "alone": False}, batches=60).each(
     a_learning_rate_that_diverges=lambda: diverging(4.0),
 )
+for ranks, alone in ((1, None), (2, False)):
+    began = {"rank": None, "batch": range(1, 60), "alone": alone}
+    spoilt(rank=None, cause="divergence", began=began, batches=60, ranks=ranks).each(
+        **{f"a_learning_rate_that_is_too_high_on_{ranks}": lambda: diverging(10.0, at=0)}
+    )
 # The loss takes three.
 spoilt(rank=None, batches=60).each(a_learning_rate_that_explodes=lambda: diverging(30.0))

@@ -44,10 +44,13 @@ class Trip:
 
 @dataclass(frozen=True)
 class Fate:
-    """Several ranks: what the verdict on a job that is aborted says, and what it says of how it ``began``. Any of a range."""
+    """Several ranks: what the verdict on a job that is aborted says, and what is in its evidence. Any number of a range.
+
+    Of ``also``, the ranks; of ``began``, what is given here; ``operator``: that of the close-up.
+    """
 
     verdict: dict[str, Any]
-    began: dict[str, Any]
+    says: str
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,8 @@ def _several(value: str | tuple[str, ...]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else value
 
 
-def spoilt(*, began: dict[str, Any] | None = None, batches: int = 12, options: Any = None, **verdict: Any) -> Row[Fate]:
-    return Row(Fate(verdict, began or {}), batches, 2, options or {})
+def spoilt(*, batches: int = 12, ranks: int = 2, options: Any = None, says: str = "", **verdict: Any) -> Row[Fate]:
+    return Row(Fate(verdict, says), batches, ranks, options or {})
 
 
 def agreeing(*, compared: int, ranks: int = 2, **options: Any) -> Row[Healthy]:

@@ -9,6 +9,8 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +19,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+
 import rankwatch
+from trainings.case import Training
+from trainings.parts import trained
+from trainings.ranks import flat, fully, reduce_gradients
 
 BAD, BATCHES = 5, 12
-
-Training = tuple[nn.Module, Callable[[int], Any]]
-"""The model, and one step of it."""
 
 
 def is_culprit() -> bool:
@@ -52,39 +56,24 @@ def fed(number: int, to_all: bool = False) -> Tensor:
     return torch.randn(4, 8) * float(not (number == BAD and (to_all or is_culprit())))
 
 
-def trained(
-    model: nn.Module,
-    *,
-    accumulate: int = 1,
-    clips: bool = False,
-    to_all: bool = False,
-    refuses: bool = False,
-    reduces: bool = False,
-    look: Callable[[Tensor], object] = bool,
-    **options: Any,
-) -> Training:
-    rankwatch.watch(model, **options)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def watched(model: nn.Module, to_all: bool = False, watch: Any = None, **options: Any) -> Training:
+    """``watch``: the options of the watch; ``options``: those of ``trained``."""
+    rankwatch.watch(model, **(watch or {}))
+    return trained(model, lambda number: model(fed(number, to_all)).square().mean(), **options)
 
-    def step(number: int) -> None:
-        (model(fed(number, to_all)).square().mean() / accumulate).backward()
-        if (number + 1) % accumulate:
-            return
-        for value in model.parameters() if reduces else ():
-            dist.all_reduce(value.grad)
-        if clips:
-            look(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=refuses))
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return model, step
+def clipped(model: nn.Module, look: Callable[[Tensor], object] = bool, refuses: bool = False) -> Training:
+    def clip(number: int) -> None:
+        look(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=refuses))
+
+    return watched(model, between=clip)
 
 
 def with_unused() -> Training:
     """A parameter that no loss reaches."""
     net = Net()
     net.unused = nn.Linear(8, 8)
-    return trained(DDP(net, find_unused_parameters=True))
+    return watched(DDP(net, find_unused_parameters=True))
 
 
 def compressed() -> Training:
@@ -93,7 +82,7 @@ def compressed() -> Training:
 
     model = DDP(Net())
     model.register_comm_hook(None, fp16_compress_hook)
-    return trained(model)
+    return watched(model)
 
 
 def in_the_backward() -> Training:
@@ -108,7 +97,13 @@ def in_the_backward() -> Training:
 
     for value in net.parameters():
         value.register_post_accumulate_grad_hook(update)
-    return net, lambda number: net(fed(number)).square().mean().backward()
+    return Training(net, lambda number: net(fed(number)).square().mean().backward())
+
+
+def by_hand() -> Training:
+    """The training itself reduces the gradients, after the backward."""
+    net = Net()
+    return watched(net, between=lambda number: reduce_gradients(net.parameters()))
 
 
 def asserted() -> Training:
@@ -117,43 +112,24 @@ def asserted() -> Training:
     def look(norm: Tensor) -> None:
         assert dist.get_rank() > 0 or norm.isfinite(), "the norm is bad"
 
-    return trained(DDP(Net()), clips=True, look=look)
+    return clipped(DDP(Net()), look)
 
 
 def anomalous() -> Training:
     """torch raises within the backward, on one rank alone."""
     torch.autograd.set_detect_anomaly(True)
-    return trained(DDP(Net()))
+    return watched(DDP(Net()))
 
 
 def accumulated() -> Training:
     """Batch 5 of 4 to 7, the last of which is reduced."""
-    model = DDP(Net())
-    whole, step = trained(model, accumulate=4)
+    training = watched(DDP(Net()), accumulate=4)
 
     def step_with_sync_at_last(number: int) -> None:
-        if (number + 1) % 4:
-            with model.no_sync():
-                step(number)
-        else:
-            step(number)
+        with training.root.no_sync() if (number + 1) % 4 else nullcontext():
+            training.step(number)
 
-    return whole, step_with_sync_at_last
-
-
-def scaled() -> Training:
-    """The scaler of all ranks skips the step, and the training goes on."""
-    model = DDP(Net())
-    rankwatch.watch(model)
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.01), torch.amp.GradScaler("cpu", init_scale=1024.0)
-
-    def step(number: int) -> None:
-        scaler.scale(model(fed(number)).square().mean()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-
-    return model, step
+    return Training(training.root, step_with_sync_at_last)
 
 
 def penalised() -> Training:
@@ -161,15 +137,13 @@ def penalised() -> Training:
     net = Net()
     model = DDP(net)
     rankwatch.watch(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def step(number: int) -> None:
+    def loss_of(number: int) -> Tensor:
         penalty = (net.head.bias * float(number != BAD)).square().sum().sqrt()
-        (model(torch.randn(4, 8)).square().mean() + penalty).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        loss: Tensor = model(torch.randn(4, 8)).square().mean() + penalty
+        return loss
 
-    return model, step
+    return trained(model, loss_of)
 
 
 def synchronised() -> Training:
@@ -183,24 +157,12 @@ def synchronised() -> Training:
 
     net = Net()
     net.first = nn.Sequential(nn.Linear(8, 8, bias=False), Shared())  # type: ignore[assignment]
-    return trained(DDP(net))
-
-
-def fsdp1() -> Training:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    net = Net()
-    for name in ("first", "head"):
-        setattr(net, name, FullyShardedDataParallel(getattr(net, name), device_id=torch.device("cpu"), use_orig_params=True))
-    return trained(FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True))
+    return watched(DDP(net))
 
 
 def sharded() -> nn.Module:
-    from torch.distributed.fsdp import fully_shard
-
-    net, mesh = Net(), init_device_mesh("cpu", (dist.get_world_size(),))
-    for module in (net.first, net.head, net):
-        fully_shard(module, mesh=mesh)
+    net = Net()
+    fully(net, parts=(net.first, net.head))
     return net
 
 
@@ -211,24 +173,25 @@ def tensor_parallel() -> Training:
     torch.manual_seed(0)
     net, mesh = Net(), init_device_mesh("cpu", (dist.get_world_size(),))
     parallelize_module(net, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})
-    return trained(net, to_all=True)
+    return watched(net, to_all=True)
 
 
 TRAININGS: dict[str, Callable[[], Training]] = {
-    "plain": lambda: trained(DDP(Net())),
-    "with_gradients": lambda: trained(DDP(Net()), gradients=True),
-    "clipped": lambda: trained(DDP(Net()), clips=True),
-    "in_buckets": lambda: trained(DDP(Net(), gradient_as_bucket_view=True), clips=True),  # of which gradients are views
-    "of_a_static_graph": lambda: trained(DDP(Net(), static_graph=True)),
-    "compiled_around": lambda: trained(torch.compile(DDP(Net()), backend="aot_eager")),  # type: ignore[arg-type]
-    "compiled_within": lambda: trained(DDP(torch.compile(Net(), backend="aot_eager"))),
-    "by_hand": lambda: trained(Net(), reduces=True),  # the training itself reduces the gradients, after the backward
-    "refused": lambda: trained(DDP(Net()), clips=True, refuses=True),  # torch raises in the user's code, on all ranks
-    "late": lambda: trained(DDP(Net()), check="batch", every=4),
-    "fsdp2": lambda: trained(sharded()),
-    "fsdp2_clipped": lambda: trained(sharded(), clips=True),
-    **{one.__name__: one for one in (with_unused, compressed, in_the_backward, asserted, anomalous, accumulated)},
-    **{one.__name__: one for one in (scaled, penalised, synchronised, fsdp1, tensor_parallel)},
+    "plain": lambda: watched(DDP(Net())),
+    "with_gradients": lambda: watched(DDP(Net()), watch={"gradients": True}),
+    "clipped": lambda: clipped(DDP(Net())),
+    "in_buckets": lambda: clipped(DDP(Net(), gradient_as_bucket_view=True)),  # of which gradients are views
+    "of_a_static_graph": lambda: watched(DDP(Net(), static_graph=True)),
+    "compiled_around": lambda: watched(torch.compile(DDP(Net()), backend="aot_eager")),  # type: ignore[arg-type]
+    "compiled_within": lambda: watched(DDP(torch.compile(Net(), backend="aot_eager"))),
+    "refused": lambda: clipped(DDP(Net()), refuses=True),  # torch raises in the user's code, on all ranks
+    "late": lambda: watched(DDP(Net()), watch={"check": "batch", "every": 4}),
+    "scaled": lambda: watched(DDP(Net()), scaler=torch.amp.GradScaler("cpu", init_scale=1024.0)),  # it skips the step
+    "fsdp1": lambda: watched(flat(Net())),
+    "fsdp2": lambda: watched(sharded()),
+    "fsdp2_clipped": lambda: clipped(sharded()),
+    **{one.__name__: one for one in (with_unused, compressed, in_the_backward, by_hand, asserted, anomalous)},
+    **{one.__name__: one for one in (accumulated, penalised, synchronised, tensor_parallel)},
 }
 
 
@@ -242,10 +205,10 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as another rank has failed: what follows is still printed
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
-    model, step = TRAININGS[sys.argv[1]]()
+    training = TRAININGS[sys.argv[1]]()
     try:
         for number in range(BATCHES):
-            step(number)
+            training.step(number)
     finally:
-        print(f"rank {dist.get_rank()}: weights {'finite' if are_finite(model) else 'BAD'}", flush=True)
+        print(f"rank {dist.get_rank()}: weights {'finite' if are_finite(training.root) else 'BAD'}", flush=True)
     dist.destroy_process_group()

@@ -107,19 +107,6 @@ class Job:
         if self.rank == FAULTY_RANK:
             self.overflow_in(block=0)
 
-    def data(self, batch: int) -> None:
-        if batch == FAULT_AT and self.rank == FAULTY_RANK:
-            x = torch.randn(4, 8)
-            x[2, 3] = float("nan")
-            self.wrapped(x).sum().backward()
-
-    def weight(self, batch: int) -> None:
-        if batch == FAULT_AT and self.rank == FAULTY_RANK:
-            with torch.no_grad():
-                linear = self.model.blocks[1].linear
-                assert isinstance(linear, nn.Linear)
-                linear.weight[0, 0] = float("nan")
-
     def others_in_all_reduce(self, batch: int) -> None:
         """The faulty rank overflows in a batch the others never start: they wait for it in a collective."""
         if batch == FAULT_AT:

@@ -1,6 +1,5 @@
 """A DDP training of two ranks that are not watched alike: ``unequal.py WHAT ...``, each WHAT as below.
 
-extra     rank 1 runs one forward more than rank 0, in the first step
 closed    rank 1 closes its watch after batch 3
 broken    in batch 3 of rank 1 our walk over a module's output raises
 overflow  rank 1 overflows in its sixth step, rank 0 with ``closed`` and ``broken``
@@ -62,8 +61,6 @@ def main(*what: str) -> None:
     with watch:
         for step in range(STEPS):
             if rank == 1:
-                if "extra" in what and not step:
-                    model(torch.ones(2, 4))
                 if "closed" in what and step == 4:
                     watch.close()
                 model.middle.is_grumpy = "broken" in what and step == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
+import rankwatch
 from notebook import learn, take_step
 from recorded.truths import ANY
 from trainings.case import Training
-from trainings.ranks import Net, alike, draw, flat, fully, loss_of, reduce_gradients, taught
+from trainings.ranks import Net, alike, average, draw, flat, fully, loss_of, reduce_gradients, taught
 from trainings.truths import agreeing
 
 # --- FSDP1 --------------------------------------------------------------------------------------------------------------
@@ -135,6 +137,16 @@ def fsdp2_from_the_meta_device() -> Training:
 
 
 @agreeing(compared=ANY)
+def fsdp2_watched_before_it_is_wrapped() -> Training:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    net = alike()
+    rankwatch.watch(net)
+    model = fully(net, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    return replace(taught(model, lambda n: loss_of(model).float()), is_watched=True)
+
+
+@agreeing(compared=ANY)
 def fsdp2_mixed_precision() -> Training:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -184,6 +196,20 @@ def hsdp_accumulation() -> Training:
     """Reduces over the shards only, and over the replicas in the last of three backwards."""
     model = fully(mesh=hybrid(2))
     return accumulated(model, model.set_requires_all_reduce)
+
+
+@agreeing(compared=ANY)
+def hsdp_averaged_at_times() -> Training:
+    """Two replicas of one shard each, which step upon gradients of their own."""
+    model = fully(mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
+    shards = [parameter.to_local() for parameter in model.parameters()]
+
+    def after(number: int) -> None:
+        model.set_requires_all_reduce(False)
+        if number % 20 == 19:
+            average(shards)
+
+    return taught(model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2), after=after)
 
 
 @agreeing(compared=ANY)
