@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -213,5 +214,5 @@ def test_ranks_whose_launcher_is_killed_are_aborted(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGKILL
     report = (training.runs / "latest" / "report.txt").read_text()
-    assert "the command has ended, and ranks 0-1 of 2" in report, errors
+    assert re.search(r"the command has ended, and ranks? [01](-1)? of 2", report), errors  # those whose beats came by then
     assert "lost" in report

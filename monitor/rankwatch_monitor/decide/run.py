@@ -265,7 +265,7 @@ class Run(RunEnd):
         elif isinstance(fact, Reached):
             self._take_moments(fact)
         elif isinstance(fact, Miscounted):
-            self._counts.uneven = fact.text
+            self._miscount(fact.text)
         elif isinstance(fact, Waited):
             effects = self._conclude(now)
         elif isinstance(fact, Stood):

@@ -42,7 +42,7 @@ from .silence import Silence
 from .stacks import Stacks
 from .stall import StallWatch
 from .tables import FrameTables
-from .verdict import Verdict
+from .verdict import Verdict, doubt
 
 NOBODY = b""
 """The peer of a rank that has yet to connect to this collector."""
@@ -160,6 +160,13 @@ class RunState:
     def _count(self, rank: Rank, batch: int, step: int, now: float) -> None:
         if self._counts.take(rank.number, rank.hello.stage, batch, step):
             self._note_down(now, Miscounted(self._counts.uneven))
+            self._miscount(self._counts.uneven)
+
+    def _miscount(self, uneven: str) -> None:
+        """A trip may go ahead of batches, and its verdict come before those that tell how its ranks count."""
+        self._counts.uneven = uneven
+        if self.verdict is not None:
+            self.verdict = doubt(self.verdict, uneven)
 
     def _note_compared(self, now: float, *, at_once: bool = False) -> None:
         if compared := self._replicas.note_compared(now, at_once=at_once):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from rankwatch.shared.cause import Cause, Trip, classify
@@ -177,6 +177,12 @@ def elect(
         uneven=uneven,
     )
     return verdict, reason
+
+
+def doubt(verdict: Verdict, uneven: str) -> Verdict:
+    """The verdict, once the batches that came after it say that ranks count them differently."""
+    reasons = [verdict.reason] if verdict.certainty is Certainty.PARTIAL else []
+    return replace(verdict, certainty=Certainty.PARTIAL, reason="; ".join([*reasons, uneven]), uneven=uneven)
 
 
 def _explain(silent: Sequence[int], witnesses: Mapping[int, Witness], window: float) -> list[str]:

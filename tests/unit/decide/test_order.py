@@ -151,6 +151,18 @@ def test_one_more_forward_on_a_rank_does_not_make_another_one_the_culprit() -> N
     )
 
 
+def test_batches_that_a_trip_overtook_make_its_verdict_partial() -> None:
+    """They tell that ranks count differently, which the moment that rank 0 has reached does not."""
+    desk = connected(2, heartbeat=1)
+    desk.receive(0, messages.Beat(Moment(4, 5, 0, 2), "forward", 0, 0, 0.0))
+    desk.receive(1, messages.Tripped(messages.AHEAD, makers.trip(at=(4, 0, 1), step=4)))
+    assert desk.decided.certainty is Certainty.COMPLETE
+    trained(desk, 1, 0, 1, 2, 3)
+    trained(desk, 0, 0, 1, 1, 2)
+    assert desk.decided.certainty is Certainty.PARTIAL
+    assert desk.decided.reason.startswith("ranks 0 and 1 count batches differently: batch 2")
+
+
 def test_the_odd_one_of_many_ranks_is_named() -> None:
     desk = connected(4)
     for rank in (0, 2, 3, 1):
