@@ -150,11 +150,14 @@ def _slow_is_green(gate: Gate, *, everything: bool) -> bool:
         choice = choose(gate.changed, turn, files, times.core_seconds(known))
         print(describe(choice), flush=True)
         tests = [f"tests/{test}" for test in choice.tests]
-    green = gate.run("slow", "-m", "slow and not alone", "-n", str(WORKERS), *tests)
-    green = green and gate.run("alone", "-m", "slow and alone", "-n", "0", *tests)
-    if everything and green:
+    steps = {"slow": ("slow and not alone", str(WORKERS)), "alone": ("slow and alone", "0")}
+    is_green = True
+    for step, (marked, workers) in steps.items():
+        if is_green or everything:
+            is_green = gate.run(step, "-m", marked, "-n", workers, *tests) and is_green
+    if everything:
         times.write(gate.checkout / "tests" / "times.tsv", gate.seconds)
-    return green
+    return is_green
 
 
 if __name__ == "__main__":
