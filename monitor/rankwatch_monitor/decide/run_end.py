@@ -153,8 +153,13 @@ class RunEnd(RunState):
         yield from self._abort_upon(Incident.ELECTED, text, now, culprit, trip.time)
 
     def _look_for_divergence(self, now: float) -> None:
-        """A trip that went ahead of its rank's batches is looked at when these are here, and with them the losses."""
-        if self.over or self.verdict is None or messages.Tripped in self.ranks[self.verdict.tripped].ahead:
+        """Trips that went ahead of their ranks' batches are looked at when these are here, and with them all losses."""
+        if self.over or self.verdict is None:
+            return
+        tripped = self.verdict.tripped
+        if any(
+            messages.Tripped in rank.ahead and (rank.is_running or rank.number == tripped) for rank in self.ranks.values()
+        ):
             return
         if self.verdict.divergence is None and (divergence := self._losses.find(self.verdict, self.ranks)):
             self._note_down(now, Diverged(divergence))
