@@ -165,7 +165,7 @@ class RunState:
     def _miscount(self, uneven: str) -> None:
         """A trip may go ahead of batches, and its verdict come before those that tell how its ranks count."""
         self._counts.uneven = uneven
-        if self.verdict is not None:
+        if self.verdict is not None and not self.over:
             self.verdict = doubt(self.verdict, uneven)
 
     def _note_compared(self, now: float, *, at_once: bool = False) -> None:
