@@ -3,8 +3,8 @@
     python -m gate RESULTS CHECKOUT CODE [all]
 
 ``RESULTS``: the folder of the JUnit files, of which ``quick.xml`` is there, and of ``parts``, what the steps before took.
-``CODE``: what the quick tests exited with.
 ``CHECKOUT``: the working tree that is tested; in it stand ``tests/second-tries.md`` and ``tests/times.tsv`` for those who commit.
+``CODE``: what the quick tests exited with.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from .results import Failure, Results, read
 HOURS = 6
 """Where no branch says what has landed, the commits of so many hours before the newest one are the change."""
 
+EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+"""git's name of a tree without files: with no commit before the change, all files are the change."""
+
 
 def git(folder: Path, *words: str) -> str:
     return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False).stdout.strip()
@@ -35,7 +38,7 @@ def changed_in(checkout: Path) -> list[str]:
     if base in ("", head):
         newest = int(git(checkout, "log", "-1", "--format=%ct"))
         base = git(checkout, "rev-list", "-1", f"--before={newest - HOURS * 3600}", "HEAD")
-    return git(checkout, "diff", "--name-only", base or "4b825dc642cb6eb9a060e54bf8d69288fbee4904", "HEAD").splitlines()
+    return git(checkout, "diff", "--name-only", base or EMPTY_TREE, "HEAD").splitlines()
 
 
 @dataclass
@@ -127,7 +130,7 @@ def describe(choice: Choice) -> str:
         f"core, {len(choice.core)} tests": (),
         "areas of the change": choice.areas,
         "slice": choice.slice,
-        "no room for these, which the change may break and `.ci/run all` runs": choice.left,
+        "no room for these, which `.ci/run all` runs": choice.left,
     }
     return "\n".join(" ".join([f"{what}:", *files]) for what, files in lines.items())
 

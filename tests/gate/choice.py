@@ -35,7 +35,7 @@ class SlowFile:
 
 @dataclass(frozen=True)
 class Choice:
-    """``core``: tests. ``areas``, ``slice``: files. ``left``: files that the change may break, but which found no room."""
+    """``core``: tests. ``areas``, ``slice``: files. ``left``: files for which there was no room."""
 
     core: tuple[str, ...]
     areas: tuple[str, ...]
@@ -106,6 +106,5 @@ def choose(changed: Sequence[str], turn: int, files: Sequence[SlowFile], core_se
     areas = take([*own, *(name for name in in_turn if name in touched)])
     follows = in_turn if any(is_wide(path) for path in changed) else turned[0]
     turning = take(follows)
-    left = tuple(name for name in follows if name not in chosen) if follows is in_turn else ()
-    missed = tuple(name for name in in_turn if name in touched and name not in chosen and name not in left)
-    return Choice(tuple(CORE.values()), areas, turning, (*missed, *left))
+    left = tuple(name for name in in_turn if (name in touched or name in follows) and name not in chosen)
+    return Choice(tuple(CORE.values()), areas, turning, left)

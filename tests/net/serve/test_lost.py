@@ -27,13 +27,6 @@ while os.read(0, 1):
 
 
 @pytest.fixture
-def collector(tmp_path: Path) -> Iterator[Running]:
-    running = Running(tmp_path)
-    yield running
-    running.stop()
-
-
-@pytest.fixture
 def rank(collector: Running, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, "-c", RANK],
