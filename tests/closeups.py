@@ -10,9 +10,8 @@ from torch import nn
 
 from notebook import Notebook, watched
 from rankwatch.errors import OverflowDetected
-from rankwatch.shared.cause import Trip
-from rankwatch.shared.closeup import CloseUp
-from rankwatch.shared.trip import Operator
+from rankwatch.shared.types.closeup import CloseUp
+from rankwatch.shared.types.trip import Operator, Trip
 
 
 def tripped(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Trip, CloseUp]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import makers
-from rankwatch.shared import messages
-from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, pack
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import BatchSummary, Frame, FrameTable, pack
 from rankwatch_monitor.decide.effects import Show
 from rankwatch_monitor.decide.journal import NO_RANK, Decided, Entry, Left, Opened, Reached, Trained
 from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState, RunStanding

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import makers
 from invariants import CheckedLedger
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.effects import Effect, Note, Publish, Send, SendAll
 from rankwatch_monitor.decide.journal import Entry, JobEnded
 from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Received, Stored, Tick

@@ -20,13 +20,14 @@ import msgpack
 import zmq
 
 import makers
-from rankwatch.shared import connection as connections
-from rankwatch.shared import messages, sockets, wire
-from rankwatch.shared.data import MAX_RANKS
-from rankwatch.shared.fingerprint import FingerprintRow, FingerprintTable, RankMesh
-from rankwatch.shared.frame import FrameTable
-from rankwatch.shared.gpu import Gpu
-from rankwatch.shared.tuning import Tuning
+from rankwatch.shared.link import connection as connections
+from rankwatch.shared.link import sockets, wire
+from rankwatch.shared.link.codec import MAX_RANKS
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.fingerprint import FingerprintRow, FingerprintTable, RankMesh
+from rankwatch.shared.types.frame import FrameTable
+from rankwatch.shared.types.gpu import Gpu
+from rankwatch.shared.types.tuning import Tuning
 from rankwatch_monitor.decide.replicas import MAX_TABLE_ROWS
 
 LONG = "x" * 16_000

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 import makers
-from rankwatch.shared import messages, wire
-from rankwatch.shared.frame import FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
+from rankwatch.shared.link import wire
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, Fact, Opened
 from rankwatch_monitor.decide.report import Outcome
 from rankwatch_monitor.record.digest import Columns, Envelope

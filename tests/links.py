@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rankwatch.shared import messages
-from rankwatch.shared.connection import Connection
-from rankwatch.shared.frame import BEGINNING, Moment
-from rankwatch.shared.identity import Identity
+from rankwatch.shared.link.connection import Connection
+from rankwatch.shared.system.identity import Identity
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import BEGINNING, Moment
 from rankwatch.tell.link import Link
 
 

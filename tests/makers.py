@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankwatch.shared import messages, wire
-from rankwatch.shared.cause import BadWeight, Operator, Trip
-from rankwatch.shared.closeup import CloseUp, Precision
-from rankwatch.shared.fingerprint import ALL_ROWS, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
-from rankwatch.shared.frame import (
+from rankwatch.shared.link import wire
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.closeup import CloseUp, Precision
+from rankwatch.shared.types.fingerprint import ALL_ROWS, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
+from rankwatch.shared.types.frame import (
     NO_STAGE,
     BatchSummary,
     Frame,
@@ -27,9 +27,9 @@ from rankwatch.shared.frame import (
     pack,
     state_of,
 )
-from rankwatch.shared.gpu import Gpu
-from rankwatch.shared.notice import Notice, NoticeKind
-from rankwatch.shared.trip import Source
+from rankwatch.shared.types.gpu import Gpu
+from rankwatch.shared.types.notice import Notice, NoticeKind
+from rankwatch.shared.types.trip import BadWeight, Operator, Source, Trip
 
 INF, NAN = float("inf"), float("nan")
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
 from rankwatch.hook.detector import Detector
 from rankwatch.judge.observer import BadReading
-from rankwatch.rerun.capsule import CapsuleRules
-from rankwatch.shared.cause import Trip
-from rankwatch.shared.closeup import CloseUp
-from rankwatch.shared.config import resolve
-from rankwatch.shared.fingerprint import Fingerprint, FingerprintTable
-from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Position
-from rankwatch.shared.notice import Notice
+from rankwatch.rerun.capsule.capsule import CapsuleRules
+from rankwatch.shared.types.closeup import CloseUp
+from rankwatch.shared.types.config import resolve
+from rankwatch.shared.types.fingerprint import Fingerprint, FingerprintTable
+from rankwatch.shared.types.frame import BatchSummary, Frame, FrameTable, Position
+from rankwatch.shared.types.notice import Notice
+from rankwatch.shared.types.trip import Trip
 from trainings.parts import multiplied
 
 

@@ -42,7 +42,7 @@ NEEDED = {"zmq": "pyzmq", "msgpack": "msgpack", "pytest": "pytest"}
 TESTS = [
     "tests/torch/test_cuda.py",
     *(f"tests/torch/measure/test_{name}.py" for name in ("kernel", "launch")),
-    "tests/torch/doctor/test_groups.py",
+    "tests/torch/doctor/checks/test_groups.py",
 ]
 MODES = "bare,bare (again),hugging face,default,async,every=10,between,gradients"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import makers
-from rankwatch.shared import messages
-from rankwatch.shared.cause import Trip
-from rankwatch.shared.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position, Reading, State, pack
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position, Reading, State, pack
+from rankwatch.shared.types.trip import Trip
 from rankwatch_monitor.decide.effects import Show
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Fact, Opened, Trained
 from rankwatch_monitor.record.reader import RunRecord

@@ -9,8 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .drop_in import DebugUnderflowOverflow
-    from .entry import unwatch, watch
+    from .api.detect_overflow import detect_overflow
+    from .api.drop_in import DebugUnderflowOverflow
+    from .api.watch import unwatch, watch
+    from .api.watch_object import Watch
     from .errors import (
         BatchLimitReached,
         ConnectionFileError,
@@ -20,9 +22,7 @@ if TYPE_CHECKING:
         TrainingAborted,
         UsageError,
     )
-    from .mark import detect_overflow
     from .tell.holds import hold
-    from .watcher import Watch
 
 __version__ = "0.1.0"
 
@@ -43,12 +43,12 @@ __all__ = [
 ]
 
 _HOME = {
-    "DebugUnderflowOverflow": ".drop_in",
-    "Watch": ".watcher",
-    "detect_overflow": ".mark",
+    "DebugUnderflowOverflow": ".api.drop_in",
+    "Watch": ".api.watch_object",
+    "detect_overflow": ".api.detect_overflow",
     "hold": ".tell.holds",
-    "unwatch": ".entry",
-    "watch": ".entry",
+    "unwatch": ".api.watch",
+    "watch": ".api.watch",
 }
 
 

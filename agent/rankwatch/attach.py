@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .errors import UsageError
-from .shared.config import is_disabled, resolve
-from .shared.log_lines import asked_for
+from .shared.system.log_lines import asked_for
+from .shared.types.config import is_disabled, resolve
 
-STARTUP = Path(__file__).parent / "startup"
+STARTUP = Path(__file__).parent / "zero_code" / "startup"
 
 USAGE = "usage: torchrun ... -m rankwatch.attach [--rankwatch-config FILE] train.py ARGS (or -m MODULE ARGS)"
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from rankwatch import __version__
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, EXIT_USAGE, RankwatchError
-from rankwatch.shared.standard_output import checked_output
+from rankwatch.shared.system.standard_output import checked_output
 
 COMMANDS = {
     "run": (
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say_error(str(error))
         return error.exit_code
     except ImportError as error:  # `resource` on Windows, say: the other commands still work
-        from rankwatch.shared.missing import describe_missing
+        from rankwatch.shared.system.missing import describe_missing
 
         _say_error(describe_missing("this command", error))
         return EXIT_ERROR
@@ -110,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say_error(text: str) -> None:
-    from rankwatch.shared.log_lines import is_json
     from rankwatch.shared.printable import paragraph
+    from rankwatch.shared.system.log_lines import is_json
 
     if is_json():
         logging.getLogger(__name__).error("%s", text)

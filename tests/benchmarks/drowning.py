@@ -28,9 +28,10 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
 
 import makers
 from benchmarks.load import TRIP_RANKS, Crowd, Ranks, collector, columns, show, spread
-from rankwatch.shared import connection as connections
-from rankwatch.shared import messages, wire
-from rankwatch.shared.connection import Connection
+from rankwatch.shared.link import connection as connections
+from rankwatch.shared.link import wire
+from rankwatch.shared.link.connection import Connection
+from rankwatch.shared.types import messages
 from rankwatch_monitor.serve.collector import raise_descriptor_limit
 
 FULL = 50

@@ -29,9 +29,10 @@ import greedy
 import makers
 from benchmarks.load import collector, quantile
 from jobs import environment
-from rankwatch.shared import connection as connections
-from rankwatch.shared import messages, sockets, wire
-from rankwatch.shared.connection import Connection
+from rankwatch.shared.link import connection as connections
+from rankwatch.shared.link import sockets, wire
+from rankwatch.shared.link.connection import Connection
+from rankwatch.shared.types import messages
 from rankwatch_monitor.serve import control
 
 SOON = 60_000

@@ -55,11 +55,12 @@ import zmq
 
 import makers
 from jobs import environment
-from rankwatch.shared import connection as connections
-from rankwatch.shared import messages, sockets, wire
-from rankwatch.shared.connection import Connection
-from rankwatch.shared.fingerprint import ALL_ROWS, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
-from rankwatch.shared.frame import NO_STAGE, BatchSummary, FrameSpec, FrameTable, Kind, Moment, ReadingSpec, pack
+from rankwatch.shared.link import connection as connections
+from rankwatch.shared.link import sockets, wire
+from rankwatch.shared.link.connection import Connection
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.fingerprint import ALL_ROWS, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
+from rankwatch.shared.types.frame import NO_STAGE, BatchSummary, FrameSpec, FrameTable, Kind, Moment, ReadingSpec, pack
 from rankwatch.tell.window import Window
 from rankwatch_monitor.decide.replicas import ReplicaWatch
 from rankwatch_monitor.serve.collector import TO_PEER, raise_descriptor_limit

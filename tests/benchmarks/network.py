@@ -35,9 +35,9 @@ from torch import nn
 
 import rankwatch
 from benchmarks.load import Crowd, collector, quantile
-from rankwatch.shared import connection as connections
-from rankwatch.shared import sockets
-from rankwatch.shared.connection import Connection
+from rankwatch.shared.link import connection as connections
+from rankwatch.shared.link import sockets
+from rankwatch.shared.link.connection import Connection
 
 MODES = ("bare", "healthy", "absent", "stopped", "drowning")
 WARM_UP = 5

@@ -57,13 +57,14 @@ from torch import Tensor
 from benchmarks.models import DTYPES, EAGER, MODELS, MODES, WAYS, NotAvailable, Setting, Trainee, graphs_made, time_of
 from benchmarks.small import SMALL, SmallTrainee
 from peak import peak_bytes
-from rankwatch import watcher
-from rankwatch.hook import fingerprints, plan
+from rankwatch.api import watch_object as watcher
 from rankwatch.hook.detector import Detector
-from rankwatch.hook.fingerprints import FingerprintTaker
-from rankwatch.hook.guard import Guard
 from rankwatch.hook.loss import Losses
+from rankwatch.hook.step.guard import Guard
 from rankwatch.measure.extremes import Layout, Measure, TapeRow, layout_of
+from rankwatch.replicas import fingerprints
+from rankwatch.replicas import slots as plan
+from rankwatch.replicas.fingerprints import FingerprintTaker
 from rankwatch.rerun.forward import RootEntry
 
 TABLES = ("steps", "parts", "memory", "calls", "measure")

@@ -28,9 +28,9 @@ from collectors import PATIENCE
 from e2e.pages import ALL, PAGES, blocks, commands, python_of, run, shell_environment
 from e2e.test_readme import COLLECTOR, ONE_NODE
 from jobs import ROOT, Job
-from rankwatch.shared import connection, wire
-from rankwatch.shared.config import _FURTHER, FUNCTIONS, Config, resolve
-from rankwatch.shared.notice import Notice, NoticeKind, describe_notice
+from rankwatch.shared.link import connection, wire
+from rankwatch.shared.types.config import _FURTHER, FUNCTIONS, Config, resolve
+from rankwatch.shared.types.notice import Notice, NoticeKind, describe_notice
 from rankwatch_monitor.cli import COMMANDS, main
 from rankwatch_monitor.record import schema
 from rankwatch_monitor.views import as_json

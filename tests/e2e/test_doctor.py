@@ -17,10 +17,10 @@ from collectors import Running
 from e2e.clinic import Clinic, Diagnosis, Patient
 from e2e.hosts import Hosts
 from jobs import INTERPRETER, RANKWATCH, environment, finished
-from rankwatch.shared import connection as connections
-from rankwatch.shared.connection import Connection
-from rankwatch.shared.installed import to_add
-from rankwatch.shared.sockets import new_key_pair
+from rankwatch.shared.link import connection as connections
+from rankwatch.shared.link.connection import Connection
+from rankwatch.shared.link.sockets import new_key_pair
+from rankwatch.shared.system.installed import to_add
 
 pytestmark = pytest.mark.e2e
 

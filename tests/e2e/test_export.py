@@ -13,7 +13,7 @@ import pytest
 
 from commands import printed as rankwatch
 from jobs import Job
-from rankwatch.shared.frame import MEASURED
+from rankwatch.shared.types.frame import MEASURED
 
 pytestmark = pytest.mark.e2e
 

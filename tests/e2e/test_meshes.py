@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs import finished, forked
-from rankwatch.shared.fingerprint import NO_GATHER, FingerprintRow, RankMesh
+from rankwatch.shared.types.fingerprint import NO_GATHER, FingerprintRow, RankMesh
 
 BLOCK = ("norm.weight", "norm.bias", "up.weight", "up.bias", "down.weight", "down.bias", "scale")
 NET = {

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed.fsdp
 
 from jobs import forked, run_job
-from rankwatch.shared.frame import NO_NORM
+from rankwatch.shared.types.frame import NO_NORM
 from rankwatch_monitor.record.reader import RunRecord
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

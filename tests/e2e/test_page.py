@@ -15,9 +15,9 @@ from browser import Browser, browsing, needed
 from e2e.ended import Ended
 from e2e.site import Site
 from jobs import Job
-from rankwatch.shared import messages
-from rankwatch.shared.frame import FrameTable
-from rankwatch.shared.trip import Source
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import FrameTable
+from rankwatch.shared.types.trip import Source
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.decide.journal import NO_RANK, Desynced, Entry, JobEnded, Opened, ReplicasCompared, Trained, Waited
 from rankwatch_monitor.record.schema import FILE

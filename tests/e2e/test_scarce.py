@@ -77,7 +77,7 @@ print("trained")
 @pytest.mark.parametrize(("what", "left"), [("descriptors", 2), ("descriptors", 4), ("memory", 100)])
 def test_a_rank_trains_without_a_connection(tmp_path: Path, what: str, left: int) -> None:
     running = Running(tmp_path)
-    command = [sys.executable, "-c", f"import rankwatch.watcher{RANK}", what, str(left)]
+    command = [sys.executable, "-c", f"import rankwatch.api.watch_object{RANK}", what, str(left)]
     done = finished(command, RANKWATCH_CONNECTION=str(tmp_path / "connection.json"))
     running.stop()
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr

@@ -14,7 +14,7 @@ from collectors import PATIENCE, until
 from e2e.hosts import NODES, Hosts
 from e2e.site import Site, trained
 from jobs import SCRIPTS, environment
-from rankwatch.shared.connection import read
+from rankwatch.shared.link.connection import read
 
 pytestmark = [pytest.mark.alone, pytest.mark.e2e, pytest.mark.cluster, pytest.mark.slow]
 

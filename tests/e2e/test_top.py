@@ -13,7 +13,7 @@ import pytest
 import crowds
 from collectors import until
 from jobs import RANKWATCH, Training, environment
-from rankwatch.shared.installed import to_add
+from rankwatch.shared.system.installed import to_add
 from terminals import Pty, Tmux
 
 pytestmark = pytest.mark.e2e

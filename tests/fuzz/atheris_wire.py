@@ -19,8 +19,9 @@ from typing import Any
 import makers
 from invariants import CheckedLedger
 from rankwatch.errors import ProtocolError
-from rankwatch.shared import messages, wire
+from rankwatch.shared.link import wire
 from rankwatch.shared.printable import paragraph, printable
+from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.effects import Effect, Publish, Send
 from rankwatch_monitor.decide.journal import JobEnded
 from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick

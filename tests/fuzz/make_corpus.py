@@ -18,10 +18,12 @@ from typing import Any
 import msgpack
 
 import makers
-from rankwatch.shared import data, fields, messages, wire
-from rankwatch.shared.frame import FrameTable, pack
-from rankwatch.shared.notice import NoticeKind
-from rankwatch.shared.tuning import Check, Tuning
+from rankwatch.shared.link import codec as data
+from rankwatch.shared.link import wire
+from rankwatch.shared.types import fields, messages
+from rankwatch.shared.types.frame import FrameTable, pack
+from rankwatch.shared.types.notice import NoticeKind
+from rankwatch.shared.types.tuning import Check, Tuning
 
 EVIL = "EVIL"
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from rankwatch.shared import messages, wire
-from rankwatch.shared.fingerprint import LANE_BYTES, UNKNOWN, FingerprintTable
-from rankwatch.shared.frame import FrameTable
-from rankwatch.shared.gpu import NO_GPU
+from rankwatch.shared.link import wire
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.fingerprint import LANE_BYTES, UNKNOWN, FingerprintTable
+from rankwatch.shared.types.frame import FrameTable
+from rankwatch.shared.types.gpu import NO_GPU
 from rankwatch.tell.link import Link
 
 from .recording import Sent, framed

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from desk import Desk
 from rankwatch.errors import ProtocolError
-from rankwatch.shared import messages, wire
+from rankwatch.shared.link import wire
+from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.effects import Note, Send
 from rankwatch_monitor.decide.journal import JobEnded
 from rankwatch_monitor.decide.ledger import Received, Tick

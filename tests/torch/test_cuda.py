@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from notebook import Notebook, learn, model_of, watched
 from rankwatch.errors import OverflowDetected
 from rankwatch.hook.detector import Detector
-from rankwatch.shared.frame import NO_NORM
-from rankwatch.shared.tuning import Check
+from rankwatch.shared.types.frame import NO_NORM
+from rankwatch.shared.types.tuning import Check
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

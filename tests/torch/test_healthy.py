@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from notebook import Notebook, unwatch, watched
-from rankwatch import registry
+from rankwatch.api import registry
 from trainings.alone import HEALTHY
 from trainings.case import Case
 from trainings.truths import Peace

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from notebook import unwatch, watched
-from rankwatch import registry
+from rankwatch.api import registry
 from rankwatch.errors import TrainingAborted
-from rankwatch.shared.cause import classify
+from rankwatch.shared.words.cause import classify
 from trainings.alone import HOSTILE
 from trainings.case import Case
 from trainings.truths import Trip

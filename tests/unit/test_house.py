@@ -22,27 +22,28 @@ else:
 
 AGENT, MONITOR = ROOT / "agent" / "rankwatch", ROOT / "monitor" / "rankwatch_monitor"
 
-AGENT_WINGS = ["face", "tell", "hook", "judge", "rerun", "measure", "shared", "errors"]
+AGENT_WINGS = ["face", "tell", "hook", "replicas", "judge", "rerun", "measure", "touch", "shared", "errors"]
 """Imports inside the agent point to the right: a file imports its own wing and those after it. ``face`` is what lies at the
 top of the package and what users import: the doctor, replay, the integrations, the start-up of zero code."""
 
 MONITOR_WINGS = ["face", "commands", "serve", "views", "record", "decide"]
 """The same in the monitor; ``face`` is the command line's entry."""
 
-FACE = {"integrations", "doctor", "replay", "startup"}
+FACE = {"api", "integrations", "doctor", "replay", "zero_code"}
 
 MONITOR_MAY_IMPORT = {
     "rankwatch",
-    *(f"rankwatch.{name}" for name in ("errors", "attach", "doctor.options", "replay.options")),
+    *(f"rankwatch.{name}" for name in ("errors", "attach", "doctor.doctor_options", "replay.replay_options")),
 }
 """Beside ``rankwatch.shared``: the only parts of the agent that the monitor imports. None of them needs torch."""
 
 DOCTOR = [
-    *("result", "words", "bounded", "options", "placement", "pairs", "compare", "clock", "explain", "quiet", "report"),
-    *("table", "machine", "reach", "alone", "device", "groups", "rendezvous", "tasks", "run", "__main__"),
+    *("result", "bandwidth", "time_limit", "doctor_options", "placement", "checks.pairs", "checks.compare", "checks.clock"),
+    *("checks.explain", "quiet", "report", "table", "checks.machine", "checks.reach", "checks.alone", "checks.device"),
+    *("checks.groups", "rendezvous", "tasks", "run", "__main__"),
 ]
 """Imports inside the doctor point to the left; outside of it, to ``shared``, ``errors`` and ``tell.abort``."""
-DOCTOR_NEEDS_TORCH = {"device", "groups", "rendezvous"}
+DOCTOR_NEEDS_TORCH = {"checks.device", "checks.groups", "rendezvous"}
 """Only these import torch; ``tasks`` and ``run`` rest on them."""
 
 
@@ -128,7 +129,8 @@ def test_the_monitor_imports_only_what_is_free_of_torch() -> None:
 
 
 def test_every_file_of_the_doctor_has_its_place() -> None:
-    assert {path.stem for path in (AGENT / "doctor").glob("*.py")} - {"__init__"} == set(DOCTOR)
+    files = [path.relative_to(AGENT / "doctor") for path in (AGENT / "doctor").rglob("*.py") if path.stem != "__init__"]
+    assert {".".join(path.with_suffix("").parts) for path in files} == set(DOCTOR)
 
 
 @pytest.mark.parametrize("name", DOCTOR)
@@ -158,9 +160,9 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
 @pytest.mark.parametrize(
     ("library", "home"),
     [
-        ("msgpack", "shared.wire"),
-        ("zmq", "shared.sockets tell.link tell.reception tell.stand_in serve.inbox serve.collector serve.control"
-         " doctor.reach"),
+        ("msgpack", "shared.link.wire"),
+        ("zmq", "shared.link.sockets tell.link tell.reception tell.stand_in serve.inbox serve.collector serve.control"
+         " doctor.checks.reach"),
         ("starlette", "views.ui.server"),
         ("uvicorn", "views.ui.server"),
         ("sqlite3", "record.schema record.store record.reader record.sound record.disk"),
@@ -198,10 +200,10 @@ def test_libraries_have_one_home(library: str, home: str) -> None:
     ("statement", "absent"),
     [
         ("import rankwatch", {"torch", "zmq", "msgpack"}),
-        ("import rankwatch.shared.wire, rankwatch.shared.text", {"torch", "zmq"}),
+        ("import rankwatch.shared.link.wire, rankwatch.shared.words.text", {"torch", "zmq"}),
         ("import rankwatch.attach", {"torch", "zmq", "msgpack"}),
         ("import rankwatch; rankwatch.watch", {"zmq"}),
-        ("import rankwatch_monitor.commands.list", {"torch", "zmq", "msgpack", "numpy", "rankwatch.shared.frame"}),
+        ("import rankwatch_monitor.commands.list", {"torch", "zmq", "msgpack", "numpy", "rankwatch.shared.types.frame"}),
         ("import rankwatch_monitor.cli", {"torch", "prometheus_client", "rich", "starlette"}),
         ("import rankwatch.doctor.__main__", {"torch"}),
         ("import rankwatch.integrations; rankwatch.integrations.lightning_callbacks()", {"torch", "lightning"}),
@@ -221,7 +223,7 @@ def test_dev_adds_to_test_only_what_no_test_needs_to_pass() -> None:
 
 def test_sockets_are_created_in_one_file() -> None:
     creators = [name for name in FILES if ".socket(" in FILES[name].read_text()]
-    assert creators == ["rankwatch.shared.sockets"]
+    assert creators == ["rankwatch.shared.link.sockets"]
 
 
 SAME_NAME = {"RankwatchCallback"}
@@ -236,3 +238,19 @@ def test_a_class_name_stands_for_one_thing() -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert {name for name, count in classes.items() if count > 1} == SAME_NAME
+
+
+MOST_IN_A_FOLDER = 16
+MOST_BESIDE_FOLDERS = 10
+
+
+def test_no_folder_of_the_agent_is_a_drawer() -> None:
+    folders = Counter(FILES[name].parent for name in of(AGENT) if FILES[name].name != "__init__.py")
+    crowded = {folder.name: number for folder, number in folders.items() if number > MOST_IN_A_FOLDER}
+    drawers = {folder.name: folders[folder] for folder in (AGENT, AGENT / "shared") if folders[folder] > MOST_BESIDE_FOLDERS}
+    assert (crowded, drawers) == ({}, {})
+
+
+def test_a_file_name_of_the_agent_stands_for_one_thing() -> None:
+    names = Counter(FILES[name].stem for name in of(AGENT))
+    assert {name for name, count in names.items() if count > 1} == {"__init__", "__main__"}

@@ -52,7 +52,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/decide/test_ledger.py::test_a_batch_that_does_not_fit_its_table_costs_its_sender_an_error",
     ),
     "sends names with escape sequences, line feeds or hidden letters": (
-        "unit/shared/test_wire.py::test_every_text_of_a_message_is_printable",
+        "unit/shared/link/test_wire.py::test_every_text_of_a_message_is_printable",
         "net/serve/test_names.py::test_hostile_names_reach_no_output",
     ),
     "sends very much": (

@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import EXIT_ERROR, UsageError
-from ..shared.missing import describe_missing
 from ..shared.printable import page
-from ..shared.standard_output import OutputError, checked_output
+from ..shared.system.missing import describe_missing
+from ..shared.system.standard_output import OutputError, checked_output
 from ..tell.abort import say, write_error_file
-from .bounded import describe
-from .options import DoctorOptions, parse
+from .doctor_options import DoctorOptions, parse
 from .placement import Placement, StoreAddress, find_placement, find_store
 from .quiet import quiet
 from .report import DoctorReport
 from .table import render, to_json
+from .time_limit import describe
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def _with_torch(
     # The doctor has its own time limits: torch must neither end nor log what hangs.
     os.environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_ENABLE_MONITORING="0")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from .device import has_nccl
+    from .checks.device import has_nccl
     from .rendezvous import Rendezvous
     from .run import Leader, follow
     from .tasks import Setting
@@ -82,7 +82,7 @@ def _without_torch(placement: Placement, env: Mapping[str, str], options: Doctor
         who = f"{placement.tag} rank {placement.rank} of {placement.world_size}"
         say(f"doctor: {who}: torch is not installed for {sys.executable} here")
         return EXIT_ERROR
-    from .alone import examine_alone
+    from .checks.alone import examine_alone
 
     return _conclude(examine_alone(placement, env, options.check_timeout), options)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import UsageError
-from ..shared.identity import Identity, identify
+from ..shared.system.identity import Identity, identify
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 10_000, 20_000

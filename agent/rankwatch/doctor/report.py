@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..shared.text import name_spans
-from .bounded import NO_ANSWER
-from .pairs import Blame, Pair, slow_pairs
+from ..shared.words.text import name_spans
+from .bandwidth import describe_bandwidth
+from .checks.pairs import Blame, Pair, slow_pairs
 from .placement import Placement
 from .result import CheckResult, CheckState, fail, ok, skip, warn
-from .words import describe_bandwidth
+from .time_limit import NO_ANSWER
 
 MOST_HOSTS = 16
 """Hosts that a result lists."""

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from ..shared.text import name_spans
+from ..shared.words.text import name_spans
 from ..tell.abort import say
-from .bounded import NO_ANSWER, Watchdog, Work, bounded
-from .compare import compare
-from .pairs import Pair, Wave, blame, first_round, remaining, second_round, without_blamed
+from .checks.compare import compare
+from .checks.pairs import Pair, Wave, blame, first_round, remaining, second_round, without_blamed
 from .placement import hosts_of_job
 from .rendezvous import Rendezvous
 from .report import DoctorReport, PairResult, judge_attendance, judge_pairs, units_of
 from .result import CheckResult, CheckState, fail, skip
 from .tasks import Setting, perform, serve_clock
+from .time_limit import NO_ANSWER, Watchdog, Work, bounded
 
 MARGIN = 2.0
 """Seconds that an answer may take beyond the time limits of its checks."""

@@ -6,11 +6,11 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 
-from ..shared.text import name_spans
-from .compare import VERSIONS
+from ..shared.words.text import name_spans
+from .bandwidth import describe_bandwidth
+from .checks.compare import VERSIONS
 from .report import DoctorReport, ReportRow
 from .result import SEVERITY, CheckResult, CheckState
-from .words import describe_bandwidth
 
 LONGEST_LIST = 16
 """Pairs that are listed; of more pairs, the slowest."""

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from . import device, explain, machine, reach
-from .bounded import Work, bounded, in_turn
-from .clock import QUESTIONS, Stamps, judge
-from .compare import environment_of
-from .groups import Group, measure_pair, timed
+from .checks import device, explain, machine, reach
+from .checks.clock import QUESTIONS, Stamps, judge
+from .checks.compare import environment_of
+from .checks.groups import Group, measure_pair, timed
 from .placement import Placement
 from .rendezvous import Rendezvous
 from .result import CheckResult, CheckState, skip
+from .time_limit import Work, bounded, in_turn
 
 ABORT_TIMEOUT = 1.0
 BANDWIDTH_SHARE = 0.25

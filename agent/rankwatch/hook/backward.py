@@ -16,11 +16,11 @@ from ..measure.modules import NamedModule
 from ..measure.tape import Cell
 from ..measure.walk import flatten, inputs, leaves
 from ..measure.weights import mark_shard
-from ..rerun.batch import outputs_of
+from ..rerun.backward_rerun import outputs_of
 from ..shared.bounded import BoundedDict
-from ..shared.frame import Kind, ReadingSpec
-from ..shared.notice import ZEROS
-from .hooks import never_compile, quietly
+from ..shared.types.frame import Kind, ReadingSpec
+from ..shared.types.notice import ZEROS
+from ..touch.unseen import never_compile, quietly
 
 FEW_PARAMETERS = 64
 

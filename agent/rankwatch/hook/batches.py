@@ -21,17 +21,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
+from ..judge.optimizer_steps import OptimizerSteps
 from ..judge.settler import Settler
 from ..measure.modules import NamedModule
 from ..measure.recorder import Call, CompiledCall, PendingFrame, Recorder
 from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
-from ..shared.config import Config
-from ..shared.frame import NO_NORM, NOWHERE, Kind, Moment, Phase, Position
-from ..shared.tuning import Tuning
-from .scaler import LossScales
+from ..shared.types.config import Config
+from ..shared.types.frame import NO_NORM, NOWHERE, Kind, Moment, Phase, Position
+from ..shared.types.tuning import Tuning
 from .stage import is_rehearsal
-from .steps import OptimizerSteps
+from .step.scaler import LossScales
 
 LOOSE_FRAMES = 256
 """Frames outside of any batch are judged together when this many have come, unless each is judged as it comes."""

@@ -18,29 +18,29 @@ from torch.optim import Optimizer
 
 from ..errors import TrainingAborted
 from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
+from ..judge.optimizer_steps import OptimizerSteps, after_closure, has_closure
 from ..judge.settler import Settler, default_check
+from ..measure.collectives import Collectives
 from ..measure.modules import NamedModule, unwrap
 from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import Tape
+from ..replicas.fingerprints import FingerprintTaker
 from ..rerun.careful import is_run_again, passed_again
-from ..shared.config import Config, Policy
-from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position
-from ..shared.tuning import Check, Tuning, taken_from
+from ..shared.types.config import Config, Policy
+from ..shared.types.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position
+from ..shared.types.tuning import Check, Tuning, taken_from
 from . import backward
 from .batches import Batches
-from .collectives import Collectives
-from .compiled import CompiledEntry
+from .compiled.entry import CompiledEntry
+from .compiled.readings import HandedCalls
 from .fails_open import DetectorObserver, FailsOpen
-from .fingerprints import FingerprintTaker
 from .gradients import Gradients
-from .guard import Guard
-from .handed import HandedCalls
 from .hooks import Hooks
 from .loss import BackwardWatch, Losses, losses_of
 from .running import RunningRoots, is_capturing
-from .scaler import LossScales, Scale
-from .steps import OptimizerSteps, after_closure, has_closure
+from .step.guard import Guard
+from .step.scaler import LossScales, Scale
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from ..shared.frame import BatchSummary, FrameTable
-from ..shared.tuning import Tuning
+from ..shared.types.frame import BatchSummary, FrameTable
+from ..shared.types.tuning import Tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ..errors import TrainingAborted
 from ..judge.observer import Observer
-from ..shared.fingerprint import Fingerprint, FingerprintTable
+from ..shared.types.fingerprint import Fingerprint, FingerprintTable
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from ..judge.health import is_looked_at
 from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.tape import Cell
-from ..shared.frame import Phase, ReadingSpec
+from ..shared.types.frame import Phase, ReadingSpec
 from .backward import CallGradients, Hook, ParameterGradients
 from .batches import Batches
 from .reduced import ReducedGradients

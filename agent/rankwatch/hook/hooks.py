@@ -17,19 +17,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from ..measure.modules import NamedModule, named_modules, unwrap
-from ..rerun.careful import Careful, passed_again, running_again
-from ..shared.patterns import matches
-from . import joined, traced
-from .scripting import hide_hooks
+from ..rerun.careful import passed_again, running_again
+from ..shared.words.patterns import matches
+from ..touch.unseen import DOES_NOTHING, inert, modes_on, never_compile, set_eval_frame, unseen
+from .compiled import joined, traced
+from .compiled.scripting import hide_hooks
 
 log = logging.getLogger(__name__)
-
-# Private, so they may be missing: then a compiled model's hooks break its graph, and nothing else changes.
-_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-set_eval_frame: Callable[[Any], Any] = getattr(_eval_frame, "set_eval_frame", lambda callback: None)
-
-DOES_NOTHING = getattr, (nullcontext(), "__exit__")
-"""What a hook of ours is in a pickle: it does nothing, and loads without rankwatch."""
 
 RARELY = 16
 """Forwards between two looks at the modules, where only the root is measured."""
@@ -303,10 +297,10 @@ class _Hook:
         # torch.compiler.disable, without its import of the whole compiler.
         before = set_eval_frame(None)
         try:
-            if not _modes_on():
+            if not modes_on():
                 self._body(self._named, *rest)
             elif not self._is_passed_again(*rest):
-                _unseen(self._body, self._named, *rest)
+                unseen(self._body, self._named, *rest)
         finally:
             set_eval_frame(before)
 
@@ -345,50 +339,7 @@ class _Leave(_Hook):
         return passed_again(self._named.module, rest)
 
 
-# Private, too: if it is missing, the modes see our operations.
-_modes_on: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-
-
-def _unseen(body: Callable[..., None], *args: Any) -> None:
-    """Calls ``body`` while modes are on that see every operation: profilers, memory estimators, selective checkpointing.
-
-    They must see only the model's operations. If its tensors are fake, there is nothing to measure, and nothing is called.
-    Nor is anything called in a forward that is run again after a trip.
-    """
-    from torch._subclasses import FakeTensorMode
-    from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
-
-    if any(isinstance(mode, (FakeTensorMode, Careful)) for mode in _get_current_dispatch_mode_stack()):
-        return
-    with _disable_current_modes():
-        body(*args)
-
-
-def never_compile(function: Callable[..., Any]) -> None:
-    """Prevents that ``function`` becomes a graph of its own. When called inside of a graph, it is still traced."""
-    code = function.__code__
-    skip_code = getattr(_eval_frame, "skip_code", None)
-    if skip_code is not None:  # torch 2.4
-        skip_code(code)
-    elif hasattr(_eval_frame, "set_code_exec_strategy"):
-        action = getattr(_eval_frame, "_FrameAction", None) or _eval_frame.FrameAction
-        strategy = getattr(_eval_frame, "_FrameExecStrategy", None) or _eval_frame.FrameExecStrategy
-        _eval_frame.set_code_exec_strategy(code, strategy(action.SKIP, action.DEFAULT))
-
-
-def quietly(body: Callable[..., None], *args: Any) -> None:
-    """Calls ``body`` outside of hooks, unseen by the compiler and by modes, as hooks do."""
-    before = set_eval_frame(None)
-    try:
-        if _modes_on():
-            _unseen(body, *args)
-        else:
-            body(*args)
-    finally:
-        set_eval_frame(before)
-
-
-for _call in (_Enter.__call__, _Leave.__call__, _Hook._call, _unseen, quietly):
+for _call in (_Enter.__call__, _Leave.__call__, _Hook._call):
     never_compile(_call)
 
 
@@ -449,7 +400,3 @@ _abandoned: list[RemovableHandle] = []
 def _remove(handles: list[RemovableHandle]) -> None:
     while handles:
         handles.pop().remove()
-
-
-def inert(*args: Any) -> None:
-    """The hook in a copied model."""

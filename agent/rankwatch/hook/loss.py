@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from ..judge.batch import BatchPart
 from ..measure.recorder import Recorder
 from ..rerun.loss_graph import LossOrigin, Outputs, origin_after_backward, origin_of_loss, steep_operators
-from ..shared.frame import Kind
+from ..shared.types.frame import Kind
+from ..touch.unseen import never_compile, quietly
 from . import backward
 from .batches import Batches
-from .hooks import Hooks, never_compile, quietly
+from .hooks import Hooks
 from .running import is_capturing
-from .scaler import LossScales
+from .step.scaler import LossScales
 
 MAX_LOOKS = 16
 """Bad losses whose graph is looked at. A training that goes on with them is not slowed down for ever."""

@@ -16,7 +16,7 @@ from ..measure.extremes import dtype_name
 from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.weights import mark_shard
-from ..shared.frame import REDUCED, Kind, ReadingSpec
+from ..shared.types.frame import REDUCED, Kind, ReadingSpec
 from .backward import EmitFor
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import UsageError
 from ..measure.modules import advise
-from ..shared.frame import NO_STAGE
+from ..shared.types.frame import NO_STAGE
 
 _PIPELINING = "torch.distributed.pipelining.stage"
 _MICRO_BATCH = "forward_one_chunk"

@@ -14,7 +14,7 @@ from transformers.debug_utils import DebugOption
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import has_length
 
-from ..drop_in import remove_their_detector
+from ..api.drop_in import remove_their_detector
 from ..errors import TrainingAborted
 from .watching import WatchingCallback
 

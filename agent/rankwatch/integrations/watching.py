@@ -7,10 +7,10 @@ from weakref import WeakSet
 
 from torch import nn
 
-from ..entry import watch
+from ..api.registry import open_watches
+from ..api.watch import watch
+from ..api.watch_object import Watch
 from ..measure.modules import unwrap
-from ..registry import open_watches
-from ..watcher import Watch
 
 _made: WeakSet[Watch] = WeakSet()
 

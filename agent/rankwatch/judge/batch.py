@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from ..measure.recorder import PendingFrame
 from ..measure.sweep import Look
-from ..rerun.batch import RootRun
+from ..rerun.backward_rerun import RootRun
 from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
 from ..shared.bounded import BoundedDict
-from ..shared.frame import NO_NORM, NOWHERE, BatchSummary, FrameSpec, FrameTable, Moment, Position, pack
+from ..shared.types.frame import NO_NORM, NOWHERE, BatchSummary, FrameSpec, FrameTable, Moment, Position, pack
 
 MAX_TABLES = 64
 """Frame tables cached. If every batch differs, each table is hashed anew, but memory stays bounded."""

@@ -22,7 +22,7 @@ from ..measure.tape import Tape
 from ..rerun.careful import Careful, Stopped, uncollected
 from ..rerun.forward import Forward, RootEntry, run_again
 from ..rerun.limit import Limit
-from ..shared.frame import Kind, Phase, Position
+from ..shared.types.frame import Kind, Phase, Position
 from .batch import BatchInProgress
 from .policy import Judge
 

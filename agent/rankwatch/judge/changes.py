@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from ..measure.recorder import PendingFrame
 from ..measure.tape import Cell
-from ..shared.cause import describe_module
-from ..shared.frame import Kind, Phase, State
+from ..shared.types.frame import Kind, Phase, State
+from ..shared.words.cause import describe_module
 
 
 def guilty_collective(frames: Sequence[PendingFrame]) -> tuple[str, State]:

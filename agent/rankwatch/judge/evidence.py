@@ -13,16 +13,16 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..measure.modules import Modules, NamedModule, class_name
 from ..measure.recorder import Call, PendingFrame, Recorder, WeightReading
 from ..measure.shards import Key, is_bad
-from ..rerun.batch import FROM_THE_LOSS, origin_of_gradient
+from ..rerun.backward_rerun import FROM_THE_LOSS, origin_of_gradient
 from ..rerun.careful import runs_compiled, tensors
-from ..rerun.closeup import NOTHING, Subject
+from ..rerun.close_up_runs import NOTHING, Subject
 from ..rerun.forward import Forward
 from ..rerun.limit import WALL_SECONDS, Limit, before_a_trip
 from ..rerun.loss_graph import LossOrigin
 from ..rerun.repetition import Repeated, repeat
 from ..shared.bounded import BoundedDict
-from ..shared.frame import REDUCED, SHARD, Kind, Phase, ReadingSpec, State
-from ..shared.trip import BadWeight, Operator
+from ..shared.types.frame import REDUCED, SHARD, Kind, Phase, ReadingSpec, State
+from ..shared.types.trip import BadWeight, Operator
 from .batch import BatchPart
 
 MAX_WEIGHTS = 16

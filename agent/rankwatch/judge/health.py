@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ..measure.tape import Cell
 from ..shared.bounded import BoundedDict
-from ..shared.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, ReadingSpec, State
-from ..shared.notice import ZEROS, Notice, NoticeKind
+from ..shared.types.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, ReadingSpec, State
+from ..shared.types.notice import ZEROS, Notice, NoticeKind
 from .batch import BatchPart
 from .leaps import Leaps
 

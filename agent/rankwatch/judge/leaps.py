@@ -7,8 +7,8 @@ import statistics
 from collections import deque
 
 from ..shared.bounded import BoundedDict
-from ..shared.frame import DTYPE_MAX, Kind, Phase
-from ..shared.notice import Notice, NoticeKind
+from ..shared.types.frame import DTYPE_MAX, Kind, Phase
+from ..shared.types.notice import Notice, NoticeKind
 from .batch import BatchPart
 
 PAST, LEAST = 32, 16

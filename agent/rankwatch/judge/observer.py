@@ -9,13 +9,13 @@ from torch import nn
 
 from ..errors import TrainingAborted
 from ..measure.modules import NamedModule
-from ..rerun.capsule import CapsuleRules, CapsuleWritten, write
-from ..rerun.closeup import Subject, look_closer
+from ..rerun.capsule.capsule import CapsuleRules, CapsuleWritten, write
+from ..rerun.close_up_runs import Subject, look_closer
 from ..rerun.forward import Forward
-from ..shared.cause import Trip
-from ..shared.closeup import CloseUp
-from ..shared.frame import BatchSummary, Frame, FrameTable
-from ..shared.notice import Notice
+from ..shared.types.closeup import CloseUp
+from ..shared.types.frame import BatchSummary, Frame, FrameTable
+from ..shared.types.notice import Notice
+from ..shared.types.trip import Trip
 
 
 class BadReading(NamedTuple):

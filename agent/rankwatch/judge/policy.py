@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..shared.bounded import BoundedDict
-from ..shared.config import Policy
-from ..shared.frame import FrameSpec, Kind, ReadingSpec, State
-from ..shared.patterns import ignorable, matches
+from ..shared.types.config import Policy
+from ..shared.types.frame import FrameSpec, Kind, ReadingSpec, State
+from ..shared.words.patterns import ignorable, matches
 
 _NON_FINITE = (State.INF, State.NAN)
 _MADE_HERE = (Kind.PARAMETER, Kind.OUTPUT, Kind.MARKED, Kind.LOSS, Kind.GRAD_INPUT, Kind.GRADIENT)

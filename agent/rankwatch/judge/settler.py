@@ -23,10 +23,10 @@ from ..measure.sweep import Sweep
 from ..measure.tape import PendingRead, Tape
 from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
-from ..shared.cause import Trip
-from ..shared.config import Config, Policy
-from ..shared.frame import BatchSummary, FrameTable, Kind, Moment, Phase, State
-from ..shared.tuning import Check, Tuning
+from ..shared.types.config import Config, Policy
+from ..shared.types.frame import BatchSummary, FrameTable, Kind, Moment, Phase, State
+from ..shared.types.trip import Trip
+from ..shared.types.tuning import Check, Tuning
 from .batch import BatchInProgress, BatchPart, LossScaling, Tables
 from .between import Between, RunAgain, not_again
 from .changes import guilty_collective, mark_stale

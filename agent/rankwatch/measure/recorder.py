@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..shared.bounded import BoundedDict
-from ..shared.frame import SHARD, Frame, FrameSpec, Kind, Phase, Position, Reading, ReadingSpec, State
+from ..shared.types.frame import SHARD, Frame, FrameSpec, Kind, Phase, Position, Reading, ReadingSpec, State
 from .extremes import Unmeasurable, dtype_name, is_stored_apart, local
 from .modules import NamedModule, class_name
 from .tape import Cell, Tape

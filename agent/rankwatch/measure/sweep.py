@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..shared.frame import Kind, Position
+from ..shared.types.frame import Kind, Position
 from .extremes import has_values, local
 from .modules import NamedModule
 from .norms import SMALL, chunks, joined

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ..shared.frame import State, state_of
+from ..shared.types.frame import State, state_of
 from .extremes import ON_GPU, Layout, Measure, TapeRow, Unmeasurable, has_values, layout_of
 from .kernel import EMPTY
 

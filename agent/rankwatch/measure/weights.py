@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from ..shared.frame import SHARD, Kind, ReadingSpec, State
+from ..shared.types.frame import SHARD, Kind, ReadingSpec, State
 from .extremes import dtype_name
 from .modules import NamedModule
 from .tape import Cell

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import EXIT_ERROR, RankwatchError, UsageError
-from ..shared.missing import describe_missing
 from ..shared.printable import page, paragraph
-from ..shared.standard_output import checked_output
-from .options import parse
+from ..shared.system.missing import describe_missing
+from ..shared.system.standard_output import checked_output
+from .replay_options import parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:

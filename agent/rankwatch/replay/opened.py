@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..errors import UsageError
-from ..rerun.capsule import FORMAT, MANIFEST, SUMS, TENSORS
-from ..rerun.tensor_file import BrokenTensorsError, read_tensors
+from ..rerun.capsule.capsule import FORMAT, MANIFEST, SUMS, TENSORS
+from ..rerun.capsule.tensor_file import BrokenTensorsError, read_tensors
 from ..shared.printable import cleaned
 
 _FILE = re.compile(r"(?:sources/)?[^/\x00]+")

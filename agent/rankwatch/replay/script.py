@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..rerun.capsule import TENSORS
+from ..rerun.capsule.capsule import TENSORS
 from .backward_script import end_of_backward
 from .code import is_absent
 from .definitions import definition_of, needed

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from ..rerun.batch import origin_of_gradient
+from ..rerun.backward_rerun import origin_of_gradient
 from ..rerun.limit import Limit
 from ..rerun.repetition import repeat
-from ..shared.trip import Operator, Source
+from ..shared.types.trip import Operator, Source
 from .code import UsersCode
 from .opened import OpenedCapsule, find_capsule, open_capsule
-from .options import ReplayOptions
+from .replay_options import ReplayOptions
 from .script import write_script
 from .summary import AS_TRAINED, ReplayFindings
 from .trial import ForwardResult, Trial, dtypes_of, enough, of_rows, rows_of

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..shared.closeup_text import describe_operator
-from ..shared.text import format_head
-from ..shared.trip import Operator
+from ..shared.types.trip import Operator
+from ..shared.words.closeup_text import describe_operator
+from ..shared.words.text import format_head
 from .trial import ForwardResult
 
 AS_TRAINED = "as trained"

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..measure.walk import leaves
-from ..rerun.batch import RootRun, run_batch_again, run_wide
+from ..rerun.backward_rerun import RootRun, run_batch_again, run_wide
+from ..rerun.capsule.surroundings import surrounded
+from ..rerun.capsule.tensor_file import digest_of
 from ..rerun.careful import Careful, Stopped, passed_again, tensors
 from ..rerun.forward import Forward, RootEntry, run_again
 from ..rerun.limit import Limit
-from ..rerun.surroundings import surrounded
-from ..rerun.tensor_file import digest_of
 from ..rerun.wider import Wider, plain_kernels
-from ..shared.frame import State, state_of
+from ..shared.types.frame import State, state_of
 from .code import UsersCode
 from .opened import OpenedCapsule
 from .rebuild import Builder

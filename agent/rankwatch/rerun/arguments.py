@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..measure.extremes import dtype_name
 from ..measure.walk import leaves
-from ..shared.frame import Kind, Reading, State, state_of
+from ..shared.types.frame import Kind, Reading, State, state_of
 
 _OVERWRITES = ("copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "set_")
 """They write to their first argument without reading it."""

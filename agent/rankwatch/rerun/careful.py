@@ -46,6 +46,9 @@ class Careful(TorchDispatchMode):
         wanted: whether anybody still waits for what is found.
     """
 
+    runs_again = True
+    """See ``touch.unseen``."""
+
     def __init__(
         self, buffers: Sequence[Tensor] = (), limit: Limit | None = None, wanted: Callable[[], bool] = lambda: True
     ) -> None:

@@ -15,7 +15,7 @@ from torch.nn.modules import module as torch_module
 from ..measure.recorder import Call
 from ..measure.walk import flatten, leaves
 from .careful import Altered, Careful, Stopped, refusal, same_surroundings, tensors, untouched
-from .source import Caller, caller_of
+from .user_line import Caller, caller_of
 
 
 class RootEntry:

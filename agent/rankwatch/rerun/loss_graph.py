@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ..measure.extremes import dtype_name
-from ..shared.frame import Kind, Reading, State
-from ..shared.trip import Operator, Source
+from ..shared.types.frame import Kind, Reading, State
+from ..shared.types.trip import Operator, Source
 from .arguments import Input, reading_of, state_of_tensor, storage_of
 from .careful import Stopped
 from .forward import Forward
@@ -44,7 +44,7 @@ from .graph_nodes import (
 from .limit import Limit, before_a_trip
 from .loss_line import lines_of_operator
 from .repetition import Repetition, describe_error
-from .source import caller_of, owner_of
+from .user_line import caller_of, owner_of
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..shared.trip import Source
-from .source import owner_of, text_of
+from ..shared.types.trip import Source
+from .user_line import owner_of, text_of
 
 MAX_FUNCTIONS = 200
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .capsule import CapsuleWritten
+from .capsule.capsule import CapsuleWritten
 from .careful import Careful, Stopped
 from .forward import Forward, run_again
 from .limit import Limit

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..shared.frame import Kind, State
-from ..shared.trip import Operator
+from ..shared.types.frame import Kind, State
+from ..shared.types.trip import Operator
 from .arguments import (
     Input,
     inputs_of,
@@ -34,7 +34,7 @@ from .arguments import (
 from .careful import Altered, Careful, Stopped, tensors, uncollected
 from .forward import Forward, run_again
 from .limit import Limit, before_a_trip
-from .source import modules_within_run
+from .user_line import modules_within_run
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import RankwatchError
-from ..shared import brief
-from ..shared.log_lines import line
+from ..shared.system.log_lines import line
+from ..shared.words import brief
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from datetime import timedelta
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
-from ..shared.identity import Identity
-from ..shared.messages import MAX_START
-from ..shared.process import boot_id, machine, started_at
+from ..shared.system.identity import Identity
+from ..shared.system.process import boot_id, machine, started_at
+from ..shared.types.messages import MAX_START
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 from contextlib import suppress
 
-from ..shared.native_call import exit_call
+from ..shared.system.native_call import exit_call
 from .native_timer import NativeTimer
 
 _STDERR = 2  # sys.stderr may have been replaced by something without a file descriptor

@@ -18,22 +18,23 @@ from functools import partial
 import zmq
 
 from ..errors import ProtocolError
-from ..shared import messages, wire
-from ..shared.allowance import Allowance
-from ..shared.cause import Trip
-from ..shared.closeup import CloseUp
-from ..shared.connection import Connection
-from ..shared.exit_queue import ExitQueue
-from ..shared.fingerprint import Fingerprint, FingerprintTable
-from ..shared.frame import NO_STAGE, BatchSummary, FrameTable, Moment
-from ..shared.gpu import NO_GPU, Gpu
-from ..shared.identity import Identity
-from ..shared.notice import Notice
-from ..shared.own_time import OwnTime
-from ..shared.process import age
-from ..shared.room import lack
-from ..shared.sockets import dealer
-from ..shared.wake import Wake
+from ..shared.link import wire
+from ..shared.link.allowance import Allowance
+from ..shared.link.connection import Connection
+from ..shared.link.own_time import OwnTime
+from ..shared.link.sockets import dealer
+from ..shared.link.wake import Wake
+from ..shared.system.exit_queue import ExitQueue
+from ..shared.system.identity import Identity
+from ..shared.system.process import age
+from ..shared.system.resources import lack
+from ..shared.types import messages
+from ..shared.types.closeup import CloseUp
+from ..shared.types.fingerprint import Fingerprint, FingerprintTable
+from ..shared.types.frame import NO_STAGE, BatchSummary, FrameTable, Moment
+from ..shared.types.gpu import NO_GPU, Gpu
+from ..shared.types.notice import Notice
+from ..shared.types.trip import Trip
 from .fork import keep_from_children
 from .holds import HOLDS
 from .outbox import Outbox

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from ..shared.native_call import NativeCall, realtime_libraries
+from ..shared.system.native_call import NativeCall, realtime_libraries
 
 
 class _Time(ctypes.Structure):

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from ..shared import messages
-from ..shared.fingerprint import FingerprintTable
-from ..shared.frame import FrameTable
+from ..shared.types import messages
+from ..shared.types.fingerprint import FingerprintTable
+from ..shared.types.frame import FrameTable
 from .spool import Spool, Spooled
 from .window import Window
 

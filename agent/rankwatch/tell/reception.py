@@ -9,8 +9,9 @@ from collections.abc import Callable
 import zmq
 
 from ..errors import ProtocolError
-from ..shared import messages, wire
-from ..shared.allowance import Allowance
+from ..shared.link import wire
+from ..shared.link.allowance import Allowance
+from ..shared.types import messages
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import logging
 import os
 
 from ..errors import ConnectionFileError
-from ..shared import connection as connections
-from ..shared.connection import Connection
+from ..shared.link import connection as connections
+from ..shared.link.connection import Connection
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from ..shared import messages
-from ..shared.fingerprint import FingerprintTable
-from ..shared.frame import FrameTable
-from ..shared.notice import Notice
+from ..shared.types import messages
+from ..shared.types.fingerprint import FingerprintTable
+from ..shared.types.frame import FrameTable
+from ..shared.types.notice import Notice
 
 SPOOL_BATCHES = 1024
 """Most unacknowledged batch summaries; beyond it, the oldest are dropped and counted."""

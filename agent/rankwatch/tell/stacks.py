@@ -17,10 +17,10 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from ..shared.allowance import Allowance
-from ..shared.messages import MAX_STACK_LINE, MAX_STACK_LINES, Inspected
+from ..shared.link.allowance import Allowance
 from ..shared.printable import printable
-from ..shared.process import age
+from ..shared.system.process import age
+from ..shared.types.messages import MAX_STACK_LINE, MAX_STACK_LINES, Inspected
 
 log = logging.getLogger(__name__)
 
@@ -290,6 +290,6 @@ def _short(file: str) -> str:
 
 
 def _text_of(place: Place) -> str:
-    from ..rerun.source import text_of  # here, since it imports torch, which a rank has
+    from ..rerun.user_line import text_of  # here, since it imports torch, which a rank has
 
     return text_of(place.file, place.line)

@@ -20,14 +20,15 @@ from pathlib import Path
 import zmq
 
 from ..errors import ProtocolError
-from ..shared import connection as connections
-from ..shared import messages, wire
-from ..shared.connection import Connection
-from ..shared.exit_queue import end_process, has_queue
-from ..shared.log_lines import write_lines_of_a_rank
-from ..shared.messages import LISTEN_AFTER
-from ..shared.native_call import NativeCall
-from ..shared.sockets import dealer
+from ..shared.link import connection as connections
+from ..shared.link import wire
+from ..shared.link.connection import Connection
+from ..shared.link.sockets import dealer
+from ..shared.system.exit_queue import end_process, has_queue
+from ..shared.system.log_lines import write_lines_of_a_rank
+from ..shared.system.native_call import NativeCall
+from ..shared.types import messages
+from ..shared.types.messages import LISTEN_AFTER
 from .native_timer import NativeTimer
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..shared.window import LEAST, WINDOW, charge
+from ..shared.types.stream_limit import LEAST, WINDOW, charge
 
 PUSH = 8
 """A trip pushes the batches before it through a closed window, if they are no more than this many windows of short ones: of few

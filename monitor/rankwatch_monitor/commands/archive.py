@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rankwatch.errors import UsageError
-from rankwatch.shared.installed import to_add
 from rankwatch.shared.printable import printable
+from rankwatch.shared.system.installed import to_add
 
 from ..record.runs import read_row
 from ..views.export.urls import shown

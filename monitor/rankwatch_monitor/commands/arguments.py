@@ -64,7 +64,8 @@ def whole(name: str, least: int, most: int) -> Callable[[str], int]:
 
 
 def patterns(text: str) -> tuple[str, ...]:
-    from rankwatch.shared import fields, wire  # here, so that commands without patterns start faster
+    from rankwatch.shared.link import wire  # here, so that commands without patterns start faster
+    from rankwatch.shared.types import fields
 
     parts = _split(text, wire.MAX_PATTERNS)
     if any(len(part) > fields.MAX_NAME for part in parts):
@@ -73,7 +74,7 @@ def patterns(text: str) -> tuple[str, ...]:
 
 
 def batches(text: str) -> tuple[int, ...]:
-    from rankwatch.shared import wire
+    from rankwatch.shared.link import wire
 
     return tuple(map(whole("for each batch", 0, 1 << 62), _split(text, wire.MAX_TRACED)))
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rankwatch.errors import UsageError
-from rankwatch.shared import wire
-from rankwatch.shared.installed import to_add
-from rankwatch.shared.log_lines import write_log
+from rankwatch.shared.link import wire
+from rankwatch.shared.system.installed import to_add
+from rankwatch.shared.system.log_lines import write_log
 
 from ..decide.options import Options
 from ..serve.collector import DEFAULT_LISTEN

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from rankwatch.errors import UsageError
-from rankwatch.shared.installed import to_add
+from rankwatch.shared.system.installed import to_add
 
 SHELLS = "bash", "zsh", "fish"
 

@@ -10,9 +10,9 @@ import shutil
 import sys
 
 from rankwatch.errors import EXIT_ABORTED, EXIT_ERROR, UsageError
-from rankwatch.shared.installed import to_add
-from rankwatch.shared.log_lines import asked_for, write_log
-from rankwatch.shared.on_terminal import as_shown
+from rankwatch.shared.system.installed import to_add
+from rankwatch.shared.system.log_lines import asked_for, write_log
+from rankwatch.shared.system.on_terminal import as_shown
 
 from ..decide.options import Options
 from ..serve.launcher import run_command

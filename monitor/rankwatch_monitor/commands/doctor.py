@@ -8,10 +8,10 @@ import os
 import subprocess
 import sys
 
-from rankwatch.doctor.options import add_options as add_doctor_options
-from rankwatch.doctor.options import as_arguments
+from rankwatch.doctor.doctor_options import add_options as add_doctor_options
+from rankwatch.doctor.doctor_options import as_arguments
 from rankwatch.errors import UsageError
-from rankwatch.shared.installed import to_add
+from rankwatch.shared.system.installed import to_add
 
 from . import arguments as types
 

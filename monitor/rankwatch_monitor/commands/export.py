@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from rankwatch.errors import UsageError
-from rankwatch.shared.installed import to_add
 from rankwatch.shared.printable import printable
+from rankwatch.shared.system.installed import to_add
 
 from ..record.reader import RunRecord
 from ..views.export.origin import origin_of

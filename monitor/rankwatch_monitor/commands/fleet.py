@@ -9,8 +9,8 @@ from datetime import date
 from pathlib import Path
 
 from rankwatch.errors import UsageError
-from rankwatch.shared.installed import to_add
 from rankwatch.shared.printable import page, printable
+from rankwatch.shared.system.installed import to_add
 
 from . import arguments as types
 

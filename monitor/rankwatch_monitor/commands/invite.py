@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from rankwatch.shared import connection as connections
+from rankwatch.shared.link import connection as connections
 from rankwatch.shared.printable import printable
 
 from ..serve import control

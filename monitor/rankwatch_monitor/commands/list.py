@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from rankwatch.errors import UsageError
-from rankwatch.shared.colour import columns_of
+from rankwatch.shared.system.colour import columns_of
 
 from ..record.runs import read_rows
 from ..views import runs

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from rankwatch.errors import UsageError
-from rankwatch.replay.options import add_options as add_replay_options
-from rankwatch.replay.options import as_arguments
-from rankwatch.shared.installed import to_add
+from rankwatch.replay.replay_options import add_options as add_replay_options
+from rankwatch.replay.replay_options import as_arguments
+from rankwatch.shared.system.installed import to_add
 
 from . import arguments as types
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankwatch.errors import UsageError
-from rankwatch.shared.on_terminal import as_shown
 from rankwatch.shared.printable import page, printable
+from rankwatch.shared.system.on_terminal import as_shown
 
 from ..decide.report import Report
 from ..record import replay

@@ -6,8 +6,8 @@ import argparse
 import os
 
 from rankwatch.errors import UsageError
-from rankwatch.shared.config import is_disabled
-from rankwatch.shared.log_lines import VARIABLE, write_log
+from rankwatch.shared.system.log_lines import VARIABLE, write_log
+from rankwatch.shared.types.config import is_disabled
 
 from ..serve.launcher import replace_by, run_command
 from . import arguments as types

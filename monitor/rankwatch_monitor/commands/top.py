@@ -10,7 +10,7 @@ from pathlib import Path
 from time import time
 
 from rankwatch.errors import UsageError
-from rankwatch.shared.installed import to_add
+from rankwatch.shared.system.installed import to_add
 
 from ..record.follow import Newest
 from ..record.schema import StoreError

@@ -6,10 +6,11 @@ import argparse
 import sys
 
 from rankwatch.errors import UsageError
-from rankwatch.shared import connection as connections
-from rankwatch.shared import messages, wire
+from rankwatch.shared.link import connection as connections
+from rankwatch.shared.link import wire
 from rankwatch.shared.printable import printable
-from rankwatch.shared.tuning import NO_CHANGE, Check, Tuning
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.tuning import NO_CHANGE, Check, Tuning
 
 from ..serve import control
 from . import arguments as types

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from rankwatch.errors import UsageError
-from rankwatch.shared.installed import to_add
 from rankwatch.shared.printable import printable
+from rankwatch.shared.system.installed import to_add
 
 from . import arguments as types
 

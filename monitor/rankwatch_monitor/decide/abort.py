@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rankwatch.shared.messages import Abort, End
+from rankwatch.shared.types.messages import Abort, End
 
 from .effects import Effect, EndProcess, Note, Send, SendAll
 from .holding import Holding

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankwatch.shared.brief import is_of_a_collective
-from rankwatch.shared.text import name_spans
+from rankwatch.shared.words.brief import is_of_a_collective
+from rankwatch.shared.words.text import name_spans
 
 from .report import RankRow, RankState
 

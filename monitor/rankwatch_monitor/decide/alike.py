@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rankwatch.shared.cause import Cause
-from rankwatch.shared.text import name_spans
-from rankwatch.shared.trip import Trip
+from rankwatch.shared.types.trip import Cause, Trip
+from rankwatch.shared.words.text import name_spans
 
 _SHARED = frozenset({Cause.WEIGHT, Cause.GRADIENT, Cause.REDUCTION})
 """The causes that come to all ranks alike: what was reduced over them, and the weights that were stepped by it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from rankwatch.shared.notice import Notice, NoticeKind
+from rankwatch.shared.types.notice import Notice, NoticeKind
 
 from .desync import Desync, DesyncPattern
 from .replicas import TELL_AFTER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rankwatch.shared.frame import Phase
+from rankwatch.shared.types.frame import Phase
 
 
 class LossAt(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rankwatch.shared.text import name_spans
+from rankwatch.shared.words.text import name_spans
 
 from .desync import BY_PRODUCTS, WORDS, Compared, Desync, DesyncPattern
 

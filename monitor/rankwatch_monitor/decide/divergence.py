@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rankwatch.shared.bounded import BoundedDict
-from rankwatch.shared.cause import Cause
-from rankwatch.shared.divergence import REPLACED, Divergence, LossHistory, LossRows, end_of, find_divergence
-from rankwatch.shared.frame import BatchSummary, FrameTable
+from rankwatch.shared.types.frame import BatchSummary, FrameTable
+from rankwatch.shared.types.trip import Cause
+from rankwatch.shared.words.divergence import REPLACED, Divergence, LossHistory, LossRows, end_of, find_divergence
 
 from .began import Began, TripOrigin
 from .rank import Rank

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from rankwatch.shared.frame import BatchSummary, FrameTable
-from rankwatch.shared.messages import Message
 from rankwatch.shared.str_enum import StrEnum
+from rankwatch.shared.types.frame import BatchSummary, FrameTable
+from rankwatch.shared.types.messages import Message
 
 from .report import RankStanding, Report, RunStanding
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rankwatch.shared.frame import Moment
+from rankwatch.shared.types.frame import Moment
 
 from .rank import Rank
 from .verdict import LogicalTime, Verdict, describe_waiting, elect, is_waited_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from rankwatch.shared.text import name_spans
+from rankwatch.shared.words.text import name_spans
 
 SPOOL_FULL = "the spool of the rank was full"
 CAME_LATE = "the rank trained before it came to this collector"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rankwatch.shared.fingerprint import UNKNOWN
+from rankwatch.shared.types.fingerprint import UNKNOWN
 
 from .desync import DesyncPattern
 from .findings import NEVER, CameApart, DesyncFindings

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from rankwatch.shared.messages import Stay
+from rankwatch.shared.types.messages import Stay
 
 from .effects import Effect, Note, SendAll
 from .rank import Rank

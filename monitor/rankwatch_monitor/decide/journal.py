@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from rankwatch.shared import messages
-from rankwatch.shared.divergence import Divergence
-from rankwatch.shared.frame import BatchSummary, FrameTable
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import BatchSummary, FrameTable
+from rankwatch.shared.words.divergence import Divergence
 
 from .desync import Compared, Desync
 from .gaps import Gap

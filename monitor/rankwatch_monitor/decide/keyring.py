@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from rankwatch.shared.connection import KeyPair
+from rankwatch.shared.link.connection import KeyPair
 
 ANY_JOB = ""
 

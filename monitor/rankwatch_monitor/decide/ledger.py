@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
-from rankwatch.shared import messages, wire
 from rankwatch.shared.bounded import BoundedDict
-from rankwatch.shared.identity import safe_name
+from rankwatch.shared.link import wire
+from rankwatch.shared.system.identity import safe_name
+from rankwatch.shared.types import messages
 
 from .budget import LINES_AT_ONCE, MAX_RUNS, WORDS_OVERHEAD, Budget
 from .effects import Effect, IssueKey, Note, Send

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
-from rankwatch.shared.frame import FrameTable
-from rankwatch.shared.patterns import describe_unmatched, ignorable, names_of
-from rankwatch.shared.tuning import Tuning
+from rankwatch.shared.types.frame import FrameTable
+from rankwatch.shared.types.tuning import Tuning
+from rankwatch.shared.words.patterns import describe_unmatched, ignorable, names_of
 
 MOST_SPECS = 50_000
 """Frames whose names are looked at: the collector has other work."""

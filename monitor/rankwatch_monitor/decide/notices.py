@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch.shared.notice import Notice, NoticeKind
+from rankwatch.shared.types.notice import Notice, NoticeKind
 
 from .report import RankNotice
 

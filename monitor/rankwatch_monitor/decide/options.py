@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rankwatch.shared import data
-from rankwatch.shared.window import WINDOW
+from rankwatch.shared.link import codec as data
+from rankwatch.shared.types.stream_limit import WINDOW
 
 MAX_BEATS = 2048
 """Heartbeats of one run, each second."""

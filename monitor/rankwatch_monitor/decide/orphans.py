@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rankwatch.shared.messages import LISTEN_AFTER
+from rankwatch.shared.types.messages import LISTEN_AFTER
 
 from .holding import Holding
 from .rank import Rank, describe_several

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rankwatch.shared import messages
-from rankwatch.shared.allowance import Allowance
-from rankwatch.shared.cause import Trip
-from rankwatch.shared.closeup import CloseUp
-from rankwatch.shared.frame import BEGINNING, NO_LOSS, NO_STAGE, Moment, Phase
-from rankwatch.shared.text import describe_position, describe_rank, name_spans
+from rankwatch.shared.link.allowance import Allowance
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.closeup import CloseUp
+from rankwatch.shared.types.frame import BEGINNING, NO_LOSS, NO_STAGE, Moment, Phase
+from rankwatch.shared.types.trip import Trip
+from rankwatch.shared.words.text import describe_position, describe_rank, name_spans
 
 from .budget import WORDS_OVERHEAD, words
 from .report import RankRow, RankStanding, RankState

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rankwatch.shared.bounded import BoundedDict
-from rankwatch.shared.fingerprint import Fingerprint
+from rankwatch.shared.types.fingerprint import Fingerprint
 
 from . import learned as learned_from
 from .desync import DesyncPattern

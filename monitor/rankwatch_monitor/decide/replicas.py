@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankwatch.shared.fingerprint import Fingerprint, FingerprintTable
-from rankwatch.shared.frame import NO_STAGE
+from rankwatch.shared.types.fingerprint import Fingerprint, FingerprintTable
+from rankwatch.shared.types.frame import NO_STAGE
 
 from .desync import Compared, Desync
 from .fed_alike import InputGroup

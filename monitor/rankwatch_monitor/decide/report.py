@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, overload
 
-from rankwatch.shared.closeup import CloseUp
-from rankwatch.shared.frame import NO_LOSS, NO_STAGE
-from rankwatch.shared.gpu import NO_GPU, Gpu
-from rankwatch.shared.notice import Notice
 from rankwatch.shared.str_enum import StrEnum
+from rankwatch.shared.types.closeup import CloseUp
+from rankwatch.shared.types.frame import NO_LOSS, NO_STAGE
+from rankwatch.shared.types.gpu import NO_GPU, Gpu
+from rankwatch.shared.types.notice import Notice
 
 from .began import TripOrigin
 from .course import Course

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from rankwatch.shared import messages
-from rankwatch.shared.brief import brief
-from rankwatch.shared.frame import NO_LOSS
-from rankwatch.shared.notice import describe_notice
-from rankwatch.shared.text import describe_culprit
-from rankwatch.shared.tuning import NO_CHANGE, Tuning
-from rankwatch.shared.window import charge
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import NO_LOSS
+from rankwatch.shared.types.notice import describe_notice
+from rankwatch.shared.types.stream_limit import charge
+from rankwatch.shared.types.tuning import NO_CHANGE, Tuning
+from rankwatch.shared.words.brief import brief
+from rankwatch.shared.words.text import describe_culprit
 
 from .divergence import blame_all
 from .effects import Effect, FollowProcess, Note, PointLatest, RecordTrace, Send, SendAll

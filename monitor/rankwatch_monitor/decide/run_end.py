@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rankwatch.shared import messages
-from rankwatch.shared.text import describe_culprit, name_spans
+from rankwatch.shared.types import messages
+from rankwatch.shared.words.text import describe_culprit, name_spans
 
 from .absent import absent_for, describe_absent, first_failed
 from .byproducts import desync_of

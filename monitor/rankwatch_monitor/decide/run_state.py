@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from rankwatch.shared.frame import Moment
-from rankwatch.shared.tuning import Tuning
+from rankwatch.shared.types.frame import Moment
+from rankwatch.shared.types.tuning import Tuning
 
 from .abort import AbortDelivery
 from .budget import Budget

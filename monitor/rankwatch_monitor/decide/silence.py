@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rankwatch.shared.text import name_spans
+from rankwatch.shared.words.text import name_spans
 
 from .rank import Rank, describe_several
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rankwatch.shared.allowance import Allowance
-from rankwatch.shared.messages import Inspect, Inspected
+from rankwatch.shared.link.allowance import Allowance
+from rankwatch.shared.types.messages import Inspect, Inspected
 
 from .effects import Effect, SendAll
 from .rank import Rank

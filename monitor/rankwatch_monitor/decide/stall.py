@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from rankwatch.shared.frame import Moment
-from rankwatch.shared.text import name_spans
+from rankwatch.shared.types.frame import Moment
+from rankwatch.shared.words.text import name_spans
 
 from .rank import Rank
 from .report import RankState, Stall

@@ -21,8 +21,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rankwatch.shared.cause import Cause
 from rankwatch.shared.str_enum import StrEnum
+from rankwatch.shared.types.trip import Cause
 
 from .desync import DesyncPattern
 from .exit_text import is_by_software

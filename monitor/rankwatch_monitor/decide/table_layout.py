@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rankwatch.shared.fingerprint import ALL_ROWS, LANE_BYTES, NO_GATHER, FingerprintRow, FingerprintTable, RankMesh
+from rankwatch.shared.types.fingerprint import ALL_ROWS, LANE_BYTES, NO_GATHER, FingerprintRow, FingerprintTable, RankMesh
 
 Indexes: TypeAlias = npt.NDArray[np.int64]
 

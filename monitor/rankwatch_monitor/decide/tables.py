@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from rankwatch.shared.frame import FrameTable
+from rankwatch.shared.types.frame import FrameTable
 
 MAX_TABLES = 256
 """Frame tables retained per run. A rank that needs another one is asked to send it again."""

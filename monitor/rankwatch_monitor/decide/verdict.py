@@ -13,11 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from rankwatch.shared.cause import Cause, Trip, classify
-from rankwatch.shared.divergence import Divergence
-from rankwatch.shared.frame import NO_STAGE, Moment, Phase
 from rankwatch.shared.str_enum import StrEnum
-from rankwatch.shared.text import name_ranks, name_spans
+from rankwatch.shared.types.frame import NO_STAGE, Moment, Phase
+from rankwatch.shared.types.trip import Cause, Trip
+from rankwatch.shared.words.cause import classify
+from rankwatch.shared.words.divergence import Divergence
+from rankwatch.shared.words.text import name_ranks, name_spans
 
 from .alike import FROM_OTHERS, rank_order, tell_apart, who_has_it
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rankwatch.shared.fingerprint import UNKNOWN
+from rankwatch.shared.types.fingerprint import UNKNOWN
 
 from .table_layout import Section
 

@@ -9,7 +9,7 @@ from itertools import islice
 
 import numpy as np
 
-from rankwatch.shared.frame import NARROW_DTYPES, NO_LOSS
+from rankwatch.shared.types.frame import NARROW_DTYPES, NO_LOSS
 
 from ..decide.course import Course, GrownReading, LossAt, NearestReading
 from ..decide.report import Report

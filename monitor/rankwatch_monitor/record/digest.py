@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.shared.frame import DTYPE_MAX, NO_LOSS, BatchSummary, FrameTable, Kind, ReadingSpec, State
+from rankwatch.shared.types.frame import DTYPE_MAX, NO_LOSS, BatchSummary, FrameTable, Kind, ReadingSpec, State
 
 from .layout import DIGEST, ENVELOPE, NO_ROW, Array, dtype_of, envelope_layout, part_layout
 

@@ -6,9 +6,10 @@ import dataclasses
 import json
 from typing import Any, cast
 
-from rankwatch.shared import messages, wire
-from rankwatch.shared.data import MAX_RANKS
+from rankwatch.shared.link import wire
+from rankwatch.shared.link.codec import MAX_RANKS
 from rankwatch.shared.printable import cleaned, paragraph
+from rankwatch.shared.types import messages
 
 from ..decide import journal
 from ..decide.gaps import Gap, describe_gap

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankwatch.shared.frame import NARROW_DTYPES, FrameSpec, FrameTable, Kind, Phase, ReadingSpec, State
-from rankwatch.shared.notice import ZEROS
+from rankwatch.shared.types.frame import NARROW_DTYPES, FrameSpec, FrameTable, Kind, Phase, ReadingSpec, State
+from rankwatch.shared.types.notice import ZEROS
 
 from .digest import Columns, Envelope, limit_of
 from .layout import NO_ROW, Array

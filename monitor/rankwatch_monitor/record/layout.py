@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rankwatch.shared import messages, wire
-from rankwatch.shared.frame import BatchSummary, Frame, FrameTable
+from rankwatch.shared.link import wire
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import BatchSummary, Frame, FrameTable
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

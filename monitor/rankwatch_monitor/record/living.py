@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from rankwatch.shared.process import boot_id
+from rankwatch.shared.system.process import boot_id
 
 from .mounts import is_on_network
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from rankwatch.shared.cause import Trip
-from rankwatch.shared.frame import FrameSpec, Kind, Phase, ReadingSpec, State
-from rankwatch.shared.notice import ZEROS
+from rankwatch.shared.types.frame import FrameSpec, Kind, Phase, ReadingSpec, State
+from rankwatch.shared.types.notice import ZEROS
+from rankwatch.shared.types.trip import Trip
 
 from ..decide.began import Jump, ReadingName, TripOrigin, find_began
 from ..decide.report import Report

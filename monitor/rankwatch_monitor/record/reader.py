@@ -12,9 +12,9 @@ from types import TracebackType
 
 import numpy as np
 
-from rankwatch.shared import messages
-from rankwatch.shared.frame import Frame, FrameTable
 from rankwatch.shared.printable import cleaned, printable
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import Frame, FrameTable
 
 from ..decide.journal import NO_RANK, Entry, Progress
 from ..decide.report import RankStanding, RunStanding

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.shared.frame import NO_LOSS
+from rankwatch.shared.types.frame import NO_LOSS
 
 from .layout import Array
 

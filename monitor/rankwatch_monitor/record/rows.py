@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-from rankwatch.shared.frame import Frame, FrameTable, State
+from rankwatch.shared.types.frame import Frame, FrameTable, State
 
 from ..decide.report import RankStanding, RunStanding
 from .digest import Envelope

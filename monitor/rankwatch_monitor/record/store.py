@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rankwatch.shared import messages
 from rankwatch.shared.bounded import BoundedDict
-from rankwatch.shared.frame import FrameTable
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import FrameTable
 
 from ..decide.effects import Show
 from ..decide.journal import Entry, Opened, Trained

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.shared.process import ENDED, machine, stat_of
+from rankwatch.shared.system.process import ENDED, machine, stat_of
 
 log = logging.getLogger(__name__)
 

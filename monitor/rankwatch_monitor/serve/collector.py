@@ -16,11 +16,13 @@ from pathlib import Path
 
 import zmq
 
-from rankwatch.shared import data, messages, sockets, wire
-from rankwatch.shared.exit_queue import end_process
-from rankwatch.shared.own_time import OwnTime
+from rankwatch.shared.link import codec as data
+from rankwatch.shared.link import sockets, wire
+from rankwatch.shared.link.own_time import OwnTime
+from rankwatch.shared.link.wake import Wake
 from rankwatch.shared.printable import printable
-from rankwatch.shared.wake import Wake
+from rankwatch.shared.system.exit_queue import end_process
+from rankwatch.shared.types import messages
 
 from ..decide.effects import (
     Alert,

@@ -8,9 +8,10 @@ from typing import TypeVar
 import zmq
 
 from rankwatch.errors import ProtocolError, UsageError
-from rankwatch.shared import messages, wire
-from rankwatch.shared.connection import Connection
-from rankwatch.shared.sockets import dealer
+from rankwatch.shared.link import wire
+from rankwatch.shared.link.connection import Connection
+from rankwatch.shared.link.sockets import dealer
+from rankwatch.shared.types import messages
 
 ANSWER_TIMEOUT = 5.0
 """Seconds that a collector has to answer, the connection included."""

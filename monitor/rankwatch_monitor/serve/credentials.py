@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.errors import ConnectionFileError
-from rankwatch.shared import connection as connections
-from rankwatch.shared import messages, sockets
-from rankwatch.shared.connection import NO_KEYS, Connection, KeyPair
+from rankwatch.shared.link import connection as connections
+from rankwatch.shared.link import sockets
+from rankwatch.shared.link.connection import NO_KEYS, Connection, KeyPair
+from rankwatch.shared.types import messages
 
 from ..decide.keyring import MAX_JOBS, Keyring
 from .key_file import KeyFile

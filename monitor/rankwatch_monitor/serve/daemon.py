@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from rankwatch.shared.on_terminal import as_shown
+from rankwatch.shared.system.on_terminal import as_shown
 
 from ..decide.options import Options
 from ..decide.report import Report

@@ -10,7 +10,8 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from rankwatch.errors import ProtocolError
-from rankwatch.shared import messages, wire
+from rankwatch.shared.link import wire
+from rankwatch.shared.types import messages
 
 from ..decide.replicas import MAX_TABLE_ROWS
 from ..decide.table_layout import layout_of

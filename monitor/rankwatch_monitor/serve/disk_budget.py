@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 
-from rankwatch.shared.allowance import Allowance
 from rankwatch.shared.bounded import BoundedDict
+from rankwatch.shared.link.allowance import Allowance
 
 from ..decide import budget
 from ..decide.keyring import ANY_JOB

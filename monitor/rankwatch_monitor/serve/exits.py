@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from rankwatch.shared.exit_queue import has_queue
-from rankwatch.shared.wake import Wake
+from rankwatch.shared.link.wake import Wake
+from rankwatch.shared.system.exit_queue import has_queue
 
 from ..decide.effects import FollowProcess
 from ..decide.exit_text import describe_exit

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 
 from ..decide.effects import Show
 from ..decide.gaps import END, Gap, Gaps

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import zmq
 
-from rankwatch.shared import sockets
+from rankwatch.shared.link import sockets
 
 LOOK_AROUND = 0.002
 """Seconds after which connections with a first message are looked for. libzmq itself looks for them at every 100th part that is

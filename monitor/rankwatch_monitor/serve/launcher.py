@@ -20,9 +20,9 @@ from typing import NoReturn
 
 from rankwatch.attach import attached
 from rankwatch.errors import EXIT_ABORTED, UsageError
-from rankwatch.shared.log_lines import is_json
-from rankwatch.shared.on_terminal import as_shown
-from rankwatch.shared.room import lack
+from rankwatch.shared.system.log_lines import is_json
+from rankwatch.shared.system.on_terminal import as_shown
+from rankwatch.shared.system.resources import lack
 
 from ..decide.options import Options
 from ..decide.report import Outcome, Report

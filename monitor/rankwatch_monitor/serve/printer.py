@@ -17,7 +17,7 @@ from collections import deque
 from types import TracebackType
 from typing import TextIO
 
-from rankwatch.shared.standard_output import forgive
+from rankwatch.shared.system.standard_output import forgive
 
 log = logging.getLogger(__name__)
 

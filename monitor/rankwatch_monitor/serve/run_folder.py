@@ -16,9 +16,9 @@ from pathlib import Path
 
 from rankwatch.errors import UsageError
 from rankwatch.shared.bounded import BoundedDict
-from rankwatch.shared.frame import Frame
 from rankwatch.shared.printable import printable
-from rankwatch.shared.text import format_trace
+from rankwatch.shared.types.frame import Frame
+from rankwatch.shared.words.text import format_trace
 
 from ..decide.began import TripOrigin
 from ..decide.report import Report

@@ -10,8 +10,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rankwatch.shared import wire
-from rankwatch.shared.allowance import Allowance
+from rankwatch.shared.link import wire
+from rankwatch.shared.link.allowance import Allowance
 
 from ..decide.budget import WORK_AT_ONCE, WORK_PER_SECOND
 from .inbox import Ended, Item, Letter

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch import __version__
-from rankwatch.shared.process import boot_id
+from rankwatch.shared.system.process import boot_id
 
 from ..decide.effects import Show
 from ..decide.gaps import END, Gap

@@ -7,11 +7,11 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from rankwatch.shared.advice import advise
-from rankwatch.shared.brief import brief
-from rankwatch.shared.frame import MEASURED, NO_LOSS, NO_STAGE, Frame, Reading, State, state_of
-from rankwatch.shared.gpu import Gpu
-from rankwatch.shared.notice import describe_notice
+from rankwatch.shared.types.frame import MEASURED, NO_LOSS, NO_STAGE, Frame, Reading, State, state_of
+from rankwatch.shared.types.gpu import Gpu
+from rankwatch.shared.types.notice import describe_notice
+from rankwatch.shared.words.advice import advise
+from rankwatch.shared.words.brief import brief
 
 from ..decide.began import TripOrigin, describe_origin
 from ..decide.desync import Desync

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from rankwatch.shared.frame import Frame, State
-from rankwatch.shared.text import COLUMNS, describe_rank, format_head, format_module, format_reading, format_trace
+from rankwatch.shared.types.frame import Frame, State
+from rankwatch.shared.words.text import COLUMNS, describe_rank, format_head, format_module, format_reading, format_trace
 
 from . import digests
 from .as_json import SCHEMA, frame_to_dict, number, run_to_dict

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rankwatch.shared.closeup import CloseUp
-from rankwatch.shared.closeup_text import fields_of, replay_fields
-from rankwatch.shared.frame import Reading, State
-from rankwatch.shared.trip import Operator, Trip
+from rankwatch.shared.types.closeup import CloseUp
+from rankwatch.shared.types.frame import Reading, State
+from rankwatch.shared.types.trip import Operator, Trip
+from rankwatch.shared.words.closeup_text import fields_of, replay_fields
 
 from ..decide.report import Report
 from ..decide.verdict import Verdict

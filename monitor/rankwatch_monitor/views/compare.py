@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rankwatch.shared.frame import DTYPE_MAX, Frame, FrameSpec, Kind, Phase, Reading, State
-from rankwatch.shared.notice import ZEROS
+from rankwatch.shared.types.frame import DTYPE_MAX, Frame, FrameSpec, Kind, Phase, Reading, State
+from rankwatch.shared.types.notice import ZEROS
 
 DIVERGED = 1.5
 """The ratio from which two readings count as different: with different data, all readings differ by some percent."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from rankwatch.errors import UsageError
-from rankwatch.shared import messages
-from rankwatch.shared.cause import Trip
-from rankwatch.shared.closeup import CloseUp
-from rankwatch.shared.frame import Frame, FrameSpec, FrameTable, Reading, ReadingSpec, State
-from rankwatch.shared.text import format_spans
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.closeup import CloseUp
+from rankwatch.shared.types.frame import Frame, FrameSpec, FrameTable, Reading, ReadingSpec, State
+from rankwatch.shared.types.trip import Trip
+from rankwatch.shared.words.text import format_spans
 
 from ..decide.report import RankRow, RankStanding, RankState, Report
 from ..record import replay

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rankwatch.shared.cause import describe_module
-from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES, NO_LOSS, NO_NORM
+from rankwatch.shared.types.frame import DTYPE_MAX, NARROW_DTYPES, NO_LOSS, NO_NORM
+from rankwatch.shared.words.cause import describe_module
 
 from ..record.layout import NO_MEMORY
 from .as_json import number

@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from rankwatch.shared.frame import State
+from rankwatch.shared.types.frame import State
 
 from ..record.digest import Envelope
 from ..record.facts import kind_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rankwatch.shared import messages
-from rankwatch.shared.closeup_text import describe_closeup
-from rankwatch.shared.divergence import describe_divergence
-from rankwatch.shared.frame import Position
-from rankwatch.shared.notice import describe_notice
-from rankwatch.shared.text import describe_culprit, describe_position, describe_rank, name_ranks
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import Position
+from rankwatch.shared.types.notice import describe_notice
+from rankwatch.shared.words.closeup_text import describe_closeup
+from rankwatch.shared.words.divergence import describe_divergence
+from rankwatch.shared.words.text import describe_culprit, describe_position, describe_rank, name_ranks
 
 from ..decide import journal
 from ..decide.desync_text import describe_compared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankwatch.shared.frame import MEASURED, Frame, Kind, Reading
+from rankwatch.shared.types.frame import MEASURED, Frame, Kind, Reading
 
 _INTO = frozenset({Kind.INPUT, Kind.GRAD_OUTPUT})
 _OUT = frozenset({Kind.OUTPUT, Kind.GRAD_INPUT})

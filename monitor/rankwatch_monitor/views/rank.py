@@ -6,11 +6,18 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from rankwatch.shared.brief import brief
-from rankwatch.shared.cause import Trip
-from rankwatch.shared.closeup_text import fields_of, replay_fields
-from rankwatch.shared.frame import Position
-from rankwatch.shared.text import describe_position, describe_rank, describe_trip, format_dump, format_head, format_spans
+from rankwatch.shared.types.frame import Position
+from rankwatch.shared.types.trip import Trip
+from rankwatch.shared.words.brief import brief
+from rankwatch.shared.words.closeup_text import fields_of, replay_fields
+from rankwatch.shared.words.text import (
+    describe_position,
+    describe_rank,
+    describe_trip,
+    format_dump,
+    format_head,
+    format_spans,
+)
 
 from ..decide.desync import Desync
 from ..decide.report import RankNotice, RankState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rankwatch.shared.text import name_spans
+from rankwatch.shared.words.text import name_spans
 
 from ..decide.absent import absent_for
 from ..decide.report import Outcome, RankRow, RankState, Report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankwatch.shared.text import name_spans
+from rankwatch.shared.words.text import name_spans
 
 from ..decide.report import RankStack, Report
 

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 from rankwatch_monitor.cli import main
 from rankwatch_monitor.decide.effects import Effect
 from rankwatch_monitor.decide.ledger import Event, Ledger, Received

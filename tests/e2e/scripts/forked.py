@@ -16,7 +16,7 @@ from pathlib import Path
 import torch._dynamo  # noqa: F401  each rank would import it with its first optimizer
 import torch.distributed as dist
 
-import rankwatch.watcher  # noqa: F401
+import rankwatch.api.watch_object  # noqa: F401
 
 sys.path.append(str(Path(__file__).parents[2]))
 

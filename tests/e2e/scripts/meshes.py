@@ -28,9 +28,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from rankwatch.measure.checksum import share_of, write_lanes
-from rankwatch.measure.meshes import Laid, LaidParameter, lay_out
 from rankwatch.measure.modules import unwrap
+from rankwatch.replicas.checksum import share_of, write_lanes
+from rankwatch.replicas.meshes import Laid, LaidParameter, lay_out
 
 try:
     import torch.distributed.fsdp as fsdp2

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import makers
 from collectors import Running, until
-from rankwatch.shared import messages, wire
-from rankwatch.shared.sockets import dealer
+from rankwatch.shared.link import wire
+from rankwatch.shared.link.sockets import dealer
+from rankwatch.shared.types import messages
 
 FOLDER, COLLECTORS = Path(sys.argv[1]), int(sys.argv[2])
 

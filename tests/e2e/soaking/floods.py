@@ -12,7 +12,7 @@ from e2e.soaking.crew import Crew, Runs
 from e2e.soaking.part import Part
 from jobs import environment
 from peak import peak_bytes
-from rankwatch.shared import connection as connections
+from rankwatch.shared.link import connection as connections
 from rankwatch_monitor.serve import control
 
 FLOODED = 6.0

@@ -7,7 +7,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from rankwatch.shared import connection as connections
+from rankwatch.shared.link import connection as connections
 
 
 class Proxy:

@@ -18,7 +18,7 @@ import records
 from collectors import Running, until
 from commands import run as rankwatch
 from jobs import RANKWATCH, ROOT, environment
-from rankwatch.shared.tuning import Check, Tuning
+from rankwatch.shared.types.tuning import Check, Tuning
 from rankwatch_monitor.cli import COMMANDS
 from rankwatch_monitor.decide.ledger import Received
 from rankwatch_monitor.serve.launcher import job_name
@@ -42,7 +42,13 @@ def assert_usage_error(done: subprocess.CompletedProcess[str], complaint: str) -
 def test_version_and_help_load_no_command(arguments: list[str]) -> None:
     loaded = loaded_by(*arguments)
     assert {name for name in loaded if name.startswith("rankwatch")} == {
-        *("rankwatch", "rankwatch.errors", "rankwatch.shared", "rankwatch.shared.standard_output"),
+        *(
+            "rankwatch",
+            "rankwatch.errors",
+            "rankwatch.shared",
+            "rankwatch.shared.system",
+            "rankwatch.shared.system.standard_output",
+        ),
         *("rankwatch_monitor", "rankwatch_monitor.cli"),
     }
     assert not loaded & HEAVY

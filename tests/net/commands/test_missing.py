@@ -11,7 +11,7 @@ import pytest
 
 import records
 from jobs import environment
-from rankwatch.shared.installed import to_add
+from rankwatch.shared.system.installed import to_add
 
 UNIX = "resource fcntl termios tty pwd"
 """Modules of Python that Windows does not have."""

@@ -14,7 +14,7 @@ from collectors import Running, until
 from links import link_to
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun.careful import running_again
-from rankwatch.shared.frame import BatchSummary, FrameTable, Kind
+from rankwatch.shared.types.frame import BatchSummary, FrameTable, Kind
 from rankwatch_monitor import cli
 
 

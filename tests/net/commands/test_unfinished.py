@@ -8,7 +8,7 @@ from pathlib import Path
 import records
 import standings
 from commands import run as rankwatch
-from rankwatch.shared.process import boot_id
+from rankwatch.shared.system.process import boot_id
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Store
 

@@ -15,7 +15,8 @@ import records
 from benchmarks.floods import measure
 from collectors import Running
 from links import Rank
-from rankwatch.shared import messages, sockets, wire
+from rankwatch.shared.link import sockets, wire
+from rankwatch.shared.types import messages
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.serve import control, turns

@@ -14,8 +14,9 @@ import makers
 from collectors import PATIENCE, Running, until
 from fuzz import make_corpus
 from links import link_to
-from rankwatch.shared import messages, wire
-from rankwatch.shared.sockets import dealer, watch_disconnections
+from rankwatch.shared.link import wire
+from rankwatch.shared.link.sockets import dealer, watch_disconnections
+from rankwatch.shared.types import messages
 from rankwatch.tell.link import Link
 from rankwatch_monitor.decide.report import Outcome
 

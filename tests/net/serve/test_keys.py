@@ -18,11 +18,12 @@ import rankwatch
 from collectors import PATIENCE, Running, until
 from makers import hello
 from rankwatch.errors import AddressError, ConnectionFileError, ProtocolError, UsageError
-from rankwatch.shared import connection as connections
-from rankwatch.shared import messages, wire
-from rankwatch.shared.connection import Connection
-from rankwatch.shared.sockets import dealer, new_key_pair
-from rankwatch.shared.tuning import Tuning
+from rankwatch.shared.link import connection as connections
+from rankwatch.shared.link import wire
+from rankwatch.shared.link.connection import Connection
+from rankwatch.shared.link.sockets import dealer, new_key_pair
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.tuning import Tuning
 from rankwatch_monitor import cli
 from rankwatch_monitor.serve import control
 

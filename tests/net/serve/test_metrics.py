@@ -22,8 +22,9 @@ from collectors import PATIENCE, Running, until
 from commands import run as rankwatch
 from ports import free_port
 from rankwatch.errors import UsageError
-from rankwatch.shared import messages, wire
-from rankwatch.shared.sockets import dealer
+from rankwatch.shared.link import wire
+from rankwatch.shared.link.sockets import dealer
+from rankwatch.shared.types import messages
 from rankwatch_monitor.serve.metrics import server as metrics_server
 from rankwatch_monitor.serve.metrics.meters import Meters
 from rankwatch_monitor.serve.metrics.server import MAX_SCRAPES, MetricsServer

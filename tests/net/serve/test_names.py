@@ -15,10 +15,10 @@ import makers
 from collectors import Running, until
 from commands import run as rankwatch
 from fuzz.make_corpus import EVIL, saying
-from rankwatch.shared import messages
-from rankwatch.shared.frame import FrameTable
-from rankwatch.shared.gpu import Gpu
-from rankwatch.shared.sockets import dealer
+from rankwatch.shared.link.sockets import dealer
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import FrameTable
+from rankwatch.shared.types.gpu import Gpu
 from rankwatch_monitor.record.runs import folders
 from rankwatch_monitor.serve.metrics.families import families
 from rankwatch_monitor.serve.metrics.meters import Meters

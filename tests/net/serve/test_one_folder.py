@@ -12,7 +12,7 @@ import pytest
 
 import records
 from jobs import RANKWATCH, ROOT, SCRIPTS, environment
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.runs import folders, read_rows
 from rankwatch_monitor.record.schema import FILE

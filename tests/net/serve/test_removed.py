@@ -11,8 +11,9 @@ import zmq
 import makers
 from collectors import Running, until
 from fuzz.make_corpus import saying
-from rankwatch.shared import messages, wire
-from rankwatch.shared.sockets import dealer
+from rankwatch.shared.link import wire
+from rankwatch.shared.link.sockets import dealer
+from rankwatch.shared.types import messages
 from rankwatch_monitor.record.runs import folders
 from rankwatch_monitor.views import text
 

@@ -11,9 +11,10 @@ import makers
 import records
 from collectors import PATIENCE, Running, until
 from links import Rank
-from rankwatch.shared import messages, wire
-from rankwatch.shared.window import LEAST
-from rankwatch.shared.window import WINDOW as WINDOW_BYTES
+from rankwatch.shared.link import wire
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.stream_limit import LEAST
+from rankwatch.shared.types.stream_limit import WINDOW as WINDOW_BYTES
 from rankwatch.tell import link as link_module
 from rankwatch.tell import spool as spool_module
 from rankwatch_monitor.decide.rank import Rank as RankOfRun

@@ -13,7 +13,7 @@ import pytest
 import makers
 from collectors import Running, until
 from links import link_to
-from rankwatch.shared.frame import FrameTable
+from rankwatch.shared.types.frame import FrameTable
 from rankwatch.tell.link import Link
 
 NAME = "secret_module"

@@ -11,10 +11,11 @@ import zmq
 
 from collectors import PATIENCE
 from links import link_to
-from rankwatch.shared import messages, sockets, wire
-from rankwatch.shared.connection import Connection
-from rankwatch.shared.frame import BEGINNING
-from rankwatch.shared.tuning import Tuning
+from rankwatch.shared.link import sockets, wire
+from rankwatch.shared.link.connection import Connection
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import BEGINNING
+from rankwatch.shared.types.tuning import Tuning
 from rankwatch.tell import link as link_module
 from rankwatch.tell.link import TUNES_AT_ONCE, WELCOMES_PER_SECOND
 from rankwatch.tell.reception import BURST, SHARE

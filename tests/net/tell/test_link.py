@@ -17,8 +17,9 @@ import records
 from collectors import PATIENCE, Running, until
 from links import Rank
 from rankwatch.errors import ProtocolError, UsageError
-from rankwatch.shared import messages, sockets, wire
-from rankwatch.shared.tuning import Check, Tuning
+from rankwatch.shared.link import sockets, wire
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.tuning import Check, Tuning
 from rankwatch.tell import link as link_module
 from rankwatch.tell import spool as spool_module
 from rankwatch_monitor.decide.journal import Closed

@@ -19,17 +19,18 @@ from collectors import Running, until
 from files import no_file_stays_open
 from jobs import environment
 from rankwatch.errors import EXIT_ABORTED
-from rankwatch.shared import connection as connections
-from rankwatch.shared import messages, sockets, wire
-from rankwatch.shared.connection import Connection
+from rankwatch.shared.link import connection as connections
+from rankwatch.shared.link import sockets, wire
+from rankwatch.shared.link.connection import Connection
+from rankwatch.shared.types import messages
 from rankwatch.tell import stand_in
 
 RANK = """
 import ctypes, os, sys
 from pathlib import Path
-from rankwatch.shared.connection import read
-from rankwatch.shared.frame import BEGINNING
-from rankwatch.shared.identity import Identity
+from rankwatch.shared.link.connection import read
+from rankwatch.shared.types.frame import BEGINNING
+from rankwatch.shared.system.identity import Identity
 from rankwatch.tell import stand_in
 from rankwatch.tell.link import Link
 host, what = sys.argv[2:]

@@ -15,9 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from notebook import Fragile, Gain, Notebook, learn, model_of, ones, sgd, take_step, watched, watching
 from rankwatch.errors import BatchLimitReached, OverflowDetected
 from rankwatch.hook.batches import DIRECT_FRAMES
-from rankwatch.shared.cause import Cause, classify
-from rankwatch.shared.frame import Kind, Phase, Position
-from rankwatch.shared.text import describe_trip
+from rankwatch.shared.types.frame import Kind, Phase, Position
+from rankwatch.shared.types.trip import Cause
+from rankwatch.shared.words.cause import classify
+from rankwatch.shared.words.text import describe_trip
 from trainings.parts import Through
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])

@@ -18,9 +18,10 @@ from notebook import Gain, Notebook, first_weight, learn, model_of, ones, sgd, w
 from rankwatch.errors import BatchLimitReached, OverflowDetected
 from rankwatch.hook.detector import Detector
 from rankwatch.rerun.careful import running_again
-from rankwatch.shared.cause import Cause, Trip, classify
-from rankwatch.shared.frame import Frame, Moment, Position, State
-from rankwatch.shared.tuning import Tuning
+from rankwatch.shared.types.frame import Frame, Moment, Position, State
+from rankwatch.shared.types.trip import Cause, Trip
+from rankwatch.shared.types.tuning import Tuning
+from rankwatch.shared.words.cause import classify
 from trainings.parts import Through
 
 CHECKS = ["frame", "batch", "async"]

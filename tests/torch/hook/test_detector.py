@@ -21,7 +21,7 @@ from models import Calls
 from notebook import Fragile, Gain, first_weight, model_of, ones, sgd, watched, watching
 from rankwatch.errors import OverflowDetected, TrainingAborted
 from rankwatch.judge.observer import BadReading
-from rankwatch.shared.frame import Kind, Position, State
+from rankwatch.shared.types.frame import Kind, Position, State
 from trainings.parts import Root
 
 # --- batches --------------------------------------------------------------------------------------------------------------

@@ -26,9 +26,9 @@ DOORS = {
     "hooks.py:__call__",
     "hooks.py:_call",
     "hooks.py:call",
-    "hooks.py:quietly",
     "known_norms.py:observed",
     "loss.py:observed",
+    "unseen.py:quietly",
 }
 """What torch calls itself, and what hands that on to where errors are caught. Each is a few lines, to be kept without errors."""
 

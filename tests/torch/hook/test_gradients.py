@@ -30,9 +30,10 @@ from notebook import (
     watching,
 )
 from rankwatch.errors import OverflowDetected
-from rankwatch.shared.cause import Cause, classify
-from rankwatch.shared.frame import Frame, Kind, Phase, State
-from rankwatch.shared.notice import ZEROS
+from rankwatch.shared.types.frame import Frame, Kind, Phase, State
+from rankwatch.shared.types.notice import ZEROS
+from rankwatch.shared.types.trip import Cause
+from rankwatch.shared.words.cause import classify
 from trainings.parts import Root, Through, multiplied
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])

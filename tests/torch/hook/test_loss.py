@@ -20,10 +20,10 @@ from models import Checkpointed
 from notebook import Gain, Notebook, ScaledTraining, learn, model_of, ones, sgd, unwatch, watched, watching
 from rankwatch.errors import OverflowDetected
 from rankwatch.measure.tape import PendingRead
-from rankwatch.shared.cause import Cause, classify
-from rankwatch.shared.frame import Frame, Kind, Moment, Phase, State
-from rankwatch.shared.scalars import LastBatch
-from rankwatch.shared.trip import Trip
+from rankwatch.shared.types.frame import Frame, Kind, Moment, Phase, State
+from rankwatch.shared.types.trip import Cause, Trip
+from rankwatch.shared.words.cause import classify
+from rankwatch.shared.words.scalars import LastBatch
 from trainings.parts import Root, multiplied
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from notebook import Gain, model_of, ones, sgd, watched, watching
 from rankwatch.errors import OverflowDetected
-from rankwatch.shared.frame import Phase
+from rankwatch.shared.types.frame import Phase
 from trainings.parts import Root
 
 

@@ -15,7 +15,7 @@ import rankwatch
 from collectors import Running, until
 from notebook import sgd, unwatch, watched
 from rankwatch.hook.stage import PipelineStage, module_and_stage
-from rankwatch.shared.frame import NO_STAGE, Position
+from rankwatch.shared.types.frame import NO_STAGE, Position
 from trainings.parts import Root
 
 pipelining = pytest.importorskip("torch.distributed.pipelining")

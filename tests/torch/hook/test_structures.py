@@ -23,7 +23,7 @@ from notebook import Fragile, Gain, Notebook, first_weight, learn, model_of, one
 from rankwatch.errors import OverflowDetected
 from rankwatch.hook.detector import Detector
 from rankwatch.measure.walk import MAX_LEAVES
-from rankwatch.shared.frame import Frame, Kind, Phase, Position, State
+from rankwatch.shared.types.frame import Frame, Kind, Phase, Position, State
 from trainings.parts import Root
 
 Pair = namedtuple("Pair", "left right")

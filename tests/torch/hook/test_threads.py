@@ -14,7 +14,7 @@ from torch import nn
 
 from collectors import until
 from notebook import learn, model_of, ones, sgd, watched, watching
-from rankwatch.hook.fingerprints import FingerprintTaker
+from rankwatch.replicas.fingerprints import FingerprintTaker
 
 STEPS = 100
 

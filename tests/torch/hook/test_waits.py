@@ -63,7 +63,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
     monkeypatch.setattr("rankwatch.measure.tape.is_far", lambda device: True)
     monkeypatch.setattr("rankwatch.measure.tape.to_host", made.to_host)
-    monkeypatch.setattr("rankwatch.hook.gradient_look.to_host", made.to_host)
+    monkeypatch.setattr("rankwatch.hook.step.gradient_look.to_host", made.to_host)
     monkeypatch.setattr("rankwatch.measure.tape._Buffer.read", read_at_once)
     return made
 

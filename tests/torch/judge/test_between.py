@@ -15,11 +15,12 @@ from torch import Tensor, nn
 import rankwatch
 from models import Calls
 from notebook import Fragile, Gain, Notebook, learn, model_of, ones, sgd, watched, watching
-from rankwatch import registry
+from rankwatch.api import registry
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun.careful import running_again
-from rankwatch.shared.cause import Cause, Trip, classify
-from rankwatch.shared.frame import Kind, Moment, Position
+from rankwatch.shared.types.frame import Kind, Moment, Position
+from rankwatch.shared.types.trip import Cause, Trip
+from rankwatch.shared.words.cause import classify
 from trainings.parts import Root
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])

@@ -16,8 +16,8 @@ from rankwatch.judge.health import EVERY, HORIZON, LOOKS, NEAR, Health
 from rankwatch.measure.modules import NamedModule
 from rankwatch.measure.recorder import PendingFrame
 from rankwatch.measure.tape import Cell
-from rankwatch.shared.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, Position, ReadingSpec
-from rankwatch.shared.notice import Notice, NoticeKind, describe_notice
+from rankwatch.shared.types.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, Position, ReadingSpec
+from rankwatch.shared.types.notice import Notice, NoticeKind, describe_notice
 from trainings.parts import Root
 
 LIMIT = DTYPE_MAX["float16"]

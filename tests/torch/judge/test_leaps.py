@@ -11,7 +11,7 @@ import torch
 
 from notebook import watching
 from rankwatch.judge.leaps import LEAST, QUIET
-from rankwatch.shared.notice import Notice, NoticeKind
+from rankwatch.shared.types.notice import Notice, NoticeKind
 
 Number = Callable[[int], float]
 

@@ -19,7 +19,7 @@ from rankwatch.errors import OverflowDetected
 from rankwatch.measure.modules import named_modules
 from rankwatch.measure.tape import Cell
 from rankwatch.measure.weights import Weights
-from rankwatch.shared.frame import Position, Reading, State
+from rankwatch.shared.types.frame import Position, Reading, State
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

@@ -19,8 +19,8 @@ from torch._C._autograd import DeviceType
 
 from jobs import ROOT, environment
 from rankwatch.measure import kernel
-from rankwatch.measure.checksum import write_lanes
 from rankwatch.measure.tape import Tape
+from rankwatch.replicas.checksum import write_lanes
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"

@@ -13,8 +13,9 @@ from torch.nn import functional
 
 from notebook import Notebook, watched
 from rankwatch.errors import OverflowDetected
-from rankwatch.shared.cause import Cause, Trip, classify
-from rankwatch.shared.frame import Kind
+from rankwatch.shared.types.frame import Kind
+from rankwatch.shared.types.trip import Cause, Trip
+from rankwatch.shared.words.cause import classify
 
 BATCHES, FAULT_AFTER = 8, 4
 

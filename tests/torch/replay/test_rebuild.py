@@ -25,7 +25,7 @@ from rankwatch.replay.code import UsersCode
 from rankwatch.replay.opened import OpenedCapsule, open_capsule
 from rankwatch.replay.summary import ReplayFindings, render
 from rankwatch.replay.trial import Call, Trial, enough, of_rows
-from rankwatch.rerun.capsule import MANIFEST, SUMS, TENSORS, CapsuleRules, write
+from rankwatch.rerun.capsule.capsule import MANIFEST, SUMS, TENSORS, CapsuleRules, write
 from rankwatch.rerun.forward import Forward
 from trainings.parts import Root
 

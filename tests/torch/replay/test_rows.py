@@ -14,7 +14,7 @@ from rankwatch.replay.opened import open_capsule
 from rankwatch.replay.session import _find_rows
 from rankwatch.replay.summary import ReplayFindings, _rows
 from rankwatch.replay.trial import Trial
-from rankwatch.rerun.capsule import CapsuleRules, write
+from rankwatch.rerun.capsule.capsule import CapsuleRules, write
 from rankwatch.rerun.forward import Forward
 
 

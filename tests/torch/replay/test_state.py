@@ -22,9 +22,9 @@ from rankwatch.replay.code import UsersCode
 from rankwatch.replay.opened import OpenedCapsule, open_capsule
 from rankwatch.replay.script import write_script
 from rankwatch.replay.trial import ForwardResult, Trial
-from rankwatch.rerun.capsule import MANIFEST, CapsuleRules, write
+from rankwatch.rerun.capsule.capsule import MANIFEST, CapsuleRules, write
 from rankwatch.rerun.forward import Forward
-from rankwatch.shared.frame import State
+from rankwatch.shared.types.frame import State
 
 CONF = "GAIN = 1.0\n"
 HELPER = """

@@ -18,9 +18,10 @@ from closeups import late, line_of, place, the_only, tripped
 from models import Calls
 from notebook import first_weight, sgd, watched
 from rankwatch.errors import OverflowDetected
-from rankwatch.rerun import closeup
-from rankwatch.shared.cause import Cause, classify
-from rankwatch.shared.frame import State
+from rankwatch.rerun import close_up_runs as closeup
+from rankwatch.shared.types.frame import State
+from rankwatch.shared.types.trip import Cause
+from rankwatch.shared.words.cause import classify
 from trainings.parts import Root
 
 NAN, INF = float("nan"), float("inf")
@@ -306,7 +307,7 @@ def test_a_training_that_goes_on_is_bitwise_as_without_a_watch(options: dict[str
 
 def test_the_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("rankwatch.rerun.closeup.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("rankwatch.rerun.close_up_runs.time.monotonic", lambda: clock[0])
 
     def slow(x: Tensor) -> Tensor:
         clock[0] += 1.4

@@ -11,10 +11,10 @@ from closeups import the_only
 from models import Calls
 from notebook import learn, sgd, watched
 from rankwatch.errors import OverflowDetected
-from rankwatch.rerun import closeup
-from rankwatch.shared.closeup import CloseUp
-from rankwatch.shared.closeup_text import describe_precision
-from rankwatch.shared.frame import State
+from rankwatch.rerun import close_up_runs as closeup
+from rankwatch.shared.types.closeup import CloseUp
+from rankwatch.shared.types.frame import State
+from rankwatch.shared.words.closeup_text import describe_precision
 
 
 def hidden(x: Tensor) -> Tensor:

@@ -14,10 +14,11 @@ from closeups import line_of, operator_of, the_only
 from notebook import model_of, ones, unwatch, watched, watching
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun.loss_graph import Outputs, origin_after_backward
-from rankwatch.shared.cause import Cause, Trip, classify
-from rankwatch.shared.closeup import CloseUp
-from rankwatch.shared.closeup_text import fields_of
-from rankwatch.shared.frame import Kind
+from rankwatch.shared.types.closeup import CloseUp
+from rankwatch.shared.types.frame import Kind
+from rankwatch.shared.types.trip import Cause, Trip
+from rankwatch.shared.words.cause import classify
+from rankwatch.shared.words.closeup_text import fields_of
 
 IGNORED = torch.tensor([-100, -100, -100])
 INF = float("inf")

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from closeups import line_of, operator_of, the_only
 from notebook import ones, watching
 from rankwatch.errors import OverflowDetected
-from rankwatch.shared.closeup import CloseUp
-from rankwatch.shared.trip import Trip
+from rankwatch.shared.types.closeup import CloseUp
+from rankwatch.shared.types.trip import Trip
 
 IGNORED = torch.tensor([-100, -100, -100])
 CRITERION = nn.CrossEntropyLoss()

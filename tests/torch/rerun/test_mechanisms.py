@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from closeups import operator_of, tripped
 from models import Calls
 from notebook import model_of
-from rankwatch.shared.cause import Cause, classify
-from rankwatch.shared.frame import State
+from rankwatch.shared.types.frame import State
+from rankwatch.shared.types.trip import Cause
+from rankwatch.shared.words.cause import classify
 
 INF = float("inf")
 ONES = torch.ones(2, 4)

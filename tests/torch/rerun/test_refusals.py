@@ -17,9 +17,10 @@ from closeups import late, line_of, place, the_only, tripped
 from models import Calls, replicated
 from notebook import model_of, unwatch, watched
 from rankwatch.errors import OverflowDetected
-from rankwatch.rerun.capsule import CapsuleRules
-from rankwatch.shared.cause import Cause, classify
-from rankwatch.shared.frame import State
+from rankwatch.rerun.capsule.capsule import CapsuleRules
+from rankwatch.shared.types.frame import State
+from rankwatch.shared.types.trip import Cause
+from rankwatch.shared.words.cause import classify
 from trainings.parts import Root
 
 NAN, INF = float("nan"), float("inf")

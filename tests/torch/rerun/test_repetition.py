@@ -16,8 +16,9 @@ from closeups import operator_of
 from models import Calls
 from notebook import first_weight, model_of, watched
 from rankwatch.errors import OverflowDetected
-from rankwatch.rerun import careful, closeup
-from rankwatch.shared.cause import Trip
+from rankwatch.rerun import careful
+from rankwatch.rerun import close_up_runs as closeup
+from rankwatch.shared.types.trip import Trip
 from trainings.parts import Root
 
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from rankwatch.shared.identity import Identity, identify
+from rankwatch.shared.system.identity import Identity, identify
 from rankwatch.tell import agreement
 from rankwatch.tell.agreement import UNKNOWN, Start, shared_start, start_of
 

@@ -16,8 +16,9 @@ import pytest
 
 from collectors import until
 from jobs import environment
-from rankwatch.shared import messages, wire
+from rankwatch.shared.link import wire
 from rankwatch.shared.printable import printable
+from rankwatch.shared.types import messages
 from rankwatch.tell import stacks
 from rankwatch.tell.stacks import Inspector, inspect
 

@@ -8,7 +8,7 @@ import pytest
 
 import makers
 from desk import connected
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.abort import AbortDelivery
 from rankwatch_monitor.decide.effects import EndProcess, Note, Publish, Send
 from rankwatch_monitor.decide.ledger import Received

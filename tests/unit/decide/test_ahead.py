@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import makers
 from desk import Desk, connected, peer
-from rankwatch.shared import messages
-from rankwatch.shared.cause import Cause
-from rankwatch.shared.closeup import CloseUp
-from rankwatch.shared.frame import FrameTable
-from rankwatch.shared.window import LEAST, WINDOW
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.closeup import CloseUp
+from rankwatch.shared.types.frame import FrameTable
+from rankwatch.shared.types.stream_limit import LEAST, WINDOW
+from rankwatch.shared.types.trip import Cause
 from rankwatch_monitor.decide.effects import Send
 from rankwatch_monitor.decide.ledger import Received
 from rankwatch_monitor.decide.options import WINDOWS, Options

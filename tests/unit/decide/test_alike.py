@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 import makers
 from desk import Desk, connected
 from makers import INF, NAN, reading
-from rankwatch.shared import messages
-from rankwatch.shared.frame import Kind, Phase
-from rankwatch.shared.trip import BadWeight, Trip
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import Kind, Phase
+from rankwatch.shared.types.trip import BadWeight, Trip
 from rankwatch_monitor.decide.verdict import Certainty, Verdict
 from rankwatch_monitor.views import as_json, text
 

@@ -8,9 +8,9 @@ import pytest
 
 import makers
 from desk import Desk, connected, peer
-from rankwatch.shared import messages
-from rankwatch.shared.frame import FrameTable
-from rankwatch.shared.tuning import Tuning
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import FrameTable
+from rankwatch.shared.types.tuning import Tuning
 from rankwatch_monitor.decide import budget, ledger, tables
 from rankwatch_monitor.decide.effects import Note, Send
 from rankwatch_monitor.decide.journal import Left, Trained

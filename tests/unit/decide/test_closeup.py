@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import makers
 from desk import Desk, connected
-from rankwatch.shared import messages
-from rankwatch.shared.trip import Trip
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.trip import Trip
 from rankwatch_monitor.decide.effects import Publish, Send
 from rankwatch_monitor.decide.ledger import Tick
 from rankwatch_monitor.decide.rank import CLOSEUP_MARGIN

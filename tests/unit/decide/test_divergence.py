@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import makers
 from desk import Desk, connected
-from rankwatch.shared import messages
-from rankwatch.shared.cause import Cause
-from rankwatch.shared.frame import FrameTable
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import FrameTable
+from rankwatch.shared.types.trip import Cause
 from rankwatch_monitor.decide.journal import NO_RANK, Diverged
 from rankwatch_monitor.record import facts
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
-from rankwatch.shared.frame import BEGINNING, NO_STAGE, NOWHERE, Moment, Phase, Position
+from rankwatch.shared.types.frame import BEGINNING, NO_STAGE, NOWHERE, Moment, Phase, Position
 from rankwatch_monitor.decide.election import Election
 from rankwatch_monitor.decide.rank import Rank
 from rankwatch_monitor.decide.report import RankState

@@ -21,9 +21,10 @@ from fuzz import atheris_wire, make_corpus
 from fuzz.atheris_wire import check, decode_or_refuse, perform
 from invariants import CheckedLedger
 from rankwatch.errors import ProtocolError
-from rankwatch.shared import messages, wire
-from rankwatch.shared.frame import FrameTable, Position
-from rankwatch.shared.tuning import Tuning
+from rankwatch.shared.link import wire
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import FrameTable, Position
+from rankwatch.shared.types.tuning import Tuning
 from rankwatch_monitor.decide import ledger as ledger_module
 from rankwatch_monitor.decide import notices as notices_module
 from rankwatch_monitor.decide import tables as tables_module

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import makers
 from desk import connected
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.gaps import END, Gap, Gaps, describe_gap, joined
 from rankwatch_monitor.decide.journal import NO_RANK, Entry
 from rankwatch_monitor.decide.ledger import Stored, Unrecorded

@@ -10,7 +10,7 @@ import pytest
 import makers
 from desk import peer
 from invariants import INVARIANTS, CheckedLedger, check_invariants
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.journal import Decided
 from rankwatch_monitor.decide.ledger import Received
 from rankwatch_monitor.decide.options import Options

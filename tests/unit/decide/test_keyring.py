@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch.shared.connection import KeyPair
+from rankwatch.shared.link.connection import KeyPair
 from rankwatch_monitor.decide.keyring import ANY_JOB, MAX_JOBS, Keyring
 
 

@@ -6,8 +6,8 @@ import math
 
 import makers
 from desk import connected
-from rankwatch.shared import messages
-from rankwatch.shared.frame import FrameSpec, FrameTable, Kind, ReadingSpec, pack
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import FrameSpec, FrameTable, Kind, ReadingSpec, pack
 from rankwatch_monitor.decide.journal import Progress
 from rankwatch_monitor.decide.ledger import Ledger
 from rankwatch_monitor.decide.options import Options

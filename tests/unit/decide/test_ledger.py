@@ -7,8 +7,8 @@ import pytest
 import makers
 from desk import Desk, connected
 from invariants import CheckedLedger
-from rankwatch.shared import messages
-from rankwatch.shared.frame import FrameTable
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import FrameTable
 from rankwatch_monitor.decide.effects import Note, RecordTrace, Send
 from rankwatch_monitor.decide.ledger import Malformed, Received
 from rankwatch_monitor.decide.options import Options

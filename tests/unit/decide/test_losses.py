@@ -6,7 +6,8 @@ import pytest
 
 import makers
 from desk import connected
-from rankwatch.shared import messages, sockets
+from rankwatch.shared.link import sockets
+from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Left, Opened
 from rankwatch_monitor.decide.ledger import Ledger, Received
 from rankwatch_monitor.decide.options import Options

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import makers
 from desk import connected
-from rankwatch.shared import messages
-from rankwatch.shared.notice import NoticeKind
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.notice import NoticeKind
 from rankwatch_monitor.decide.notices import MAX_NOTICES
 
 

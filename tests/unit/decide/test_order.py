@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import makers
 from desk import Desk, connected
-from rankwatch.shared import messages
-from rankwatch.shared.frame import FrameTable, Moment
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import FrameTable, Moment
 from rankwatch_monitor.decide.options import Options
 from rankwatch_monitor.decide.verdict import Certainty
 

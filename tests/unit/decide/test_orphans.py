@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import makers
 from desk import Desk, connected
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.effects import Send
 from rankwatch_monitor.decide.journal import JobInterrupted
 from rankwatch_monitor.decide.ledger import CommandEnded, Event, Received

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import makers
-from rankwatch.shared import wire
+from rankwatch.shared.link import wire
 from recorded.recording import COMMAND, HERE, Recording, Sent, file_of, read
 from recorded.truths import read_truths, untrue
 

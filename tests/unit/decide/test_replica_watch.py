@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwatch.shared.fingerprint import ALL_ROWS, UNKNOWN, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
-from rankwatch.shared.frame import NO_STAGE
+from rankwatch.shared.types.fingerprint import ALL_ROWS, UNKNOWN, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
+from rankwatch.shared.types.frame import NO_STAGE
 from rankwatch_monitor.decide import replicas as replicas_module
 from rankwatch_monitor.decide.desync import Compared, Desync
 from rankwatch_monitor.decide.findings import in_order

@@ -10,9 +10,9 @@ import pytest
 
 import makers
 from desk import connected
-from rankwatch.shared import messages
-from rankwatch.shared.fingerprint import ALL_ROWS, Fingerprint, FingerprintTable, RankMesh
-from rankwatch.shared.notice import NoticeKind
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.fingerprint import ALL_ROWS, Fingerprint, FingerprintTable, RankMesh
+from rankwatch.shared.types.notice import NoticeKind
 from rankwatch_monitor.decide.effects import Alert, Trouble
 from rankwatch_monitor.decide.report import Outcome, Report
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import makers
 from desk import Desk, connected, peer
 from invariants import CheckedLedger
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.effects import Note, Send
 from rankwatch_monitor.decide.journal import JobEnded, JobInterrupted
 from rankwatch_monitor.decide.ledger import RankExited, Received

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import makers
 from desk import Desk, connected
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.effects import Show
 from rankwatch_monitor.decide.report import Outcome, RankState, RunStanding
 

@@ -8,7 +8,7 @@ import pytest
 
 import makers
 from desk import Desk
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.ending import EXCUSED
 from rankwatch_monitor.decide.ledger import Disconnected, Received
 from rankwatch_monitor.decide.report import Outcome

@@ -6,7 +6,7 @@ from typing import Any
 
 import makers
 from desk import Desk, connected
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.effects import Alert, Note, Publish, Trouble
 from rankwatch_monitor.decide.report import Outcome
 from rankwatch_monitor.views import text as as_text

@@ -8,8 +8,8 @@ import pytest
 
 import makers
 from desk import Desk, peer
-from rankwatch.shared import messages
-from rankwatch.shared.tuning import Tuning
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.tuning import Tuning
 from rankwatch_monitor.decide.effects import PointLatest, Send
 from rankwatch_monitor.decide.journal import JobEnded, JobInterrupted
 from rankwatch_monitor.decide.ledger import Disconnected, Received

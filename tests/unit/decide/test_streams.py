@@ -12,8 +12,9 @@ from random import Random
 import pytest
 
 import makers
-from rankwatch.shared import messages, wire
-from rankwatch.shared.window import LEAST
+from rankwatch.shared.link import wire
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.stream_limit import LEAST
 from rankwatch.tell.outbox import Outbox
 from rankwatch.tell.spool import Spool
 from rankwatch_monitor.decide.effects import Effect, Send, SendAll

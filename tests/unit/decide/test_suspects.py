@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import makers
-from rankwatch.shared.cause import Cause
-from rankwatch.shared.closeup import CloseUp
+from rankwatch.shared.types.closeup import CloseUp
+from rankwatch.shared.types.trip import Cause
 from rankwatch_monitor.decide.desync import Desync, DesyncPattern
 from rankwatch_monitor.decide.exit_text import describe_exit
 from rankwatch_monitor.decide.report import Outcome, RankRow, RankState, Report

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import makers
 from desk import Desk, connected, peer
-from rankwatch.shared import messages
-from rankwatch.shared.tuning import Check, Tuning
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.tuning import Check, Tuning
 from rankwatch_monitor.decide.effects import Send
 from rankwatch_monitor.decide.ledger import Received
 

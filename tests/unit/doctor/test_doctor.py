@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs import environment
-from rankwatch.doctor import machine
-from rankwatch.doctor.bounded import bounded, describe, in_turn
-from rankwatch.doctor.clock import Stamps, judge
-from rankwatch.doctor.compare import compare, environment_of
-from rankwatch.doctor.explain import explain
-from rankwatch.doctor.pairs import Blame
+from rankwatch.doctor.bandwidth import describe_bandwidth
+from rankwatch.doctor.checks import machine
+from rankwatch.doctor.checks.clock import Stamps, judge
+from rankwatch.doctor.checks.compare import compare, environment_of
+from rankwatch.doctor.checks.explain import explain
+from rankwatch.doctor.checks.pairs import Blame
 from rankwatch.doctor.placement import Placement, StoreAddress, expand, find_placement, find_store
 from rankwatch.doctor.report import DoctorReport, PairResult, judge_attendance, judge_pairs, units_of
 from rankwatch.doctor.result import CheckResult, CheckState, fail, ok, skip, warn
 from rankwatch.doctor.table import render, to_json
-from rankwatch.doctor.words import describe_bandwidth
+from rankwatch.doctor.time_limit import bounded, describe, in_turn
 from rankwatch.errors import UsageError
-from rankwatch.shared.text import name_spans
+from rankwatch.shared.words.text import name_spans
 
 
 def placement(rank: int, host: str = "gpu1", node: str = "0", world_size: int = 4) -> Placement:
@@ -107,7 +107,7 @@ def test_after_a_failed_step_the_later_ones_are_skipped() -> None:
 
 def test_a_deadline_that_nobody_renews_ends_the_process() -> None:
     code = (
-        "import threading\nfrom rankwatch.doctor.bounded import Watchdog\n"
+        "import threading\nfrom rankwatch.doctor.time_limit import Watchdog\n"
         "last = Watchdog('[gpu1-0]')\nlast.renew(3600, 'a')\nlast.renew(0.2, 'pair')\nthreading.Event().wait()"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)

@@ -10,9 +10,10 @@ import pytest
 import makers
 from makers import INF, NAN, frame, reading, trip
 from rankwatch.judge.policy import Judge
-from rankwatch.shared.cause import BadWeight, Cause, classify
-from rankwatch.shared.config import Policy
-from rankwatch.shared.frame import Frame, Kind, Phase, Reading
+from rankwatch.shared.types.config import Policy
+from rankwatch.shared.types.frame import Frame, Kind, Phase, Reading
+from rankwatch.shared.types.trip import BadWeight, Cause
+from rankwatch.shared.words.cause import classify
 
 
 def tripping(policy: Policy, judged: Frame, *ignore: str) -> list[str]:

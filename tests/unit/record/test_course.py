@@ -10,7 +10,7 @@ import pytest
 
 import makers
 import records
-from rankwatch.shared.frame import Frame, Kind, Phase
+from rankwatch.shared.types.frame import Frame, Kind, Phase
 from rankwatch_monitor.decide.course import Course, GrownReading, LossAt, NearestReading
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, Waited
 from rankwatch_monitor.decide.report import Outcome, Report

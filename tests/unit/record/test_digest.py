@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch.shared.frame import (
+from rankwatch.shared.types.frame import (
     DTYPE_MAX,
     NO_LOSS,
     NO_NORM,

@@ -12,7 +12,7 @@ import crowds
 import makers
 import records
 from desk import connected
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, JobEnded, JobInterrupted, Opened
 from rankwatch_monitor.decide.report import Outcome
 from rankwatch_monitor.record import replay

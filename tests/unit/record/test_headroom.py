@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import makers
-from rankwatch.shared.frame import FrameTable, Kind, Phase, State
+from rankwatch.shared.types.frame import FrameTable, Kind, Phase, State
 from rankwatch_monitor.record.digest import Envelope
 from rankwatch_monitor.record.headroom import Headroom, Readings, choose, last_batches, merge, pace_of, recent_of
 from rankwatch_monitor.record.layout import DIGEST

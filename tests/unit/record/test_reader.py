@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import records
-from rankwatch.shared.frame import State
+from rankwatch.shared.types.frame import State
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Entry
 from rankwatch_monitor.record import reader, store
 from rankwatch_monitor.record.digest import Columns

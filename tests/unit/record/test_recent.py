@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from rankwatch.shared.frame import NO_LOSS
+from rankwatch.shared.types.frame import NO_LOSS
 from rankwatch_monitor.record.layout import DIGEST, Array
 from rankwatch_monitor.record.recent import MOST_BATCHES, RecentReader
 

@@ -17,9 +17,10 @@ import pytest
 import makers
 import records
 import standings
-from rankwatch.shared import messages, wire
-from rankwatch.shared.frame import NO_LOSS, FrameTable, Moment
-from rankwatch.shared.tuning import Tuning
+from rankwatch.shared.link import wire
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import NO_LOSS, FrameTable, Moment
+from rankwatch.shared.types.tuning import Tuning
 from rankwatch_monitor.decide.gaps import Gap
 from rankwatch_monitor.decide.journal import (
     NO_RANK,

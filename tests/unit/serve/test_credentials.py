@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rankwatch.errors import ConnectionFileError
-from rankwatch.shared import messages
-from rankwatch.shared.connection import KeyPair
+from rankwatch.shared.link.connection import KeyPair
+from rankwatch.shared.types import messages
 from rankwatch_monitor.serve.credentials import Credentials
 
 

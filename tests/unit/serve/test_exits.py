@@ -22,7 +22,7 @@ from rankwatch_monitor.serve.out_of_memory import find_killed
 SOON = 30
 RANK = """
 import sys
-from rankwatch.shared.exit_queue import ExitQueue
+from rankwatch.shared.system.exit_queue import ExitQueue
 queues = [ExitQueue(name) for name in sys.argv[1:]]
 print(flush=True)
 sys.exit(int(input()))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from makers import frame, reading
-from rankwatch.shared.frame import Phase
-from rankwatch.shared.text import format_trace
+from rankwatch.shared.types.frame import Phase
+from rankwatch.shared.words.text import format_trace
 from rankwatch_monitor.serve import run_folder
 from rankwatch_monitor.serve.run_folder import RunsFolder
 

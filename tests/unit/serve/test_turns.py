@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
-from rankwatch.shared import messages, wire
-from rankwatch.shared.data import MAX_RANKS
-from rankwatch.shared.fingerprint import FingerprintTable, RankMesh
-from rankwatch.shared.frame import FrameTable
+from rankwatch.shared.link import wire
+from rankwatch.shared.link.codec import MAX_RANKS
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.fingerprint import FingerprintTable, RankMesh
+from rankwatch.shared.types.frame import FrameTable
 from rankwatch_monitor.decide.budget import WORK_AT_ONCE, WORK_PER_SECOND
 from rankwatch_monitor.serve import turns as turns_module
 from rankwatch_monitor.serve.decoder import decode

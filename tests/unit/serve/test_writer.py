@@ -18,8 +18,8 @@ import pytest
 import makers
 import records
 from collectors import until
-from rankwatch.shared import messages
-from rankwatch.shared.frame import FrameTable, pack
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import FrameTable, pack
 from rankwatch_monitor.decide import budget
 from rankwatch_monitor.decide.gaps import Gap, describe_gap
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Entry, Opened, Trained

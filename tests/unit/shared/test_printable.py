@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
-from rankwatch.shared.fields import MAX_NAME
-from rankwatch.shared.frame import FrameSpec, FrameTable, Kind, ReadingSpec
 from rankwatch.shared.printable import MARGIN, cleaned, one_line, paragraph, printable
+from rankwatch.shared.types.fields import MAX_NAME
+from rankwatch.shared.types.frame import FrameSpec, FrameTable, Kind, ReadingSpec
 
 ORDINARY = "Größe", "解码器.層", "モデル", "😀 ok", "❤️", "a\u3000b", "naïve e\u0301", "C:\\new\\x1b", "blocks.0 [x]"
 

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
-from rankwatch.shared import messages, wire
-from rankwatch.shared.window import LEAST
+from rankwatch.shared.link import wire
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.stream_limit import LEAST
 from rankwatch.tell.outbox import Outbox
 from rankwatch.tell.spool import Spool
 from rankwatch.tell.window import PUSH

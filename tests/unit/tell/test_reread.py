@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rankwatch.shared import connection as connections
-from rankwatch.shared.connection import Connection
+from rankwatch.shared.link import connection as connections
+from rankwatch.shared.link.connection import Connection
 from rankwatch.tell.reread import INTERVAL, ConnectionSource
 
 KNOWN = Connection("tcp://head:1", "s" * 40, "p" * 40, "c" * 40, "train")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
-from rankwatch.shared import messages
-from rankwatch.shared.notice import NoticeKind
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.notice import NoticeKind
 from rankwatch.tell import spool as spool_module
 from rankwatch.tell.spool import Spool
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch.shared.window import LEAST, charge
+from rankwatch.shared.types.stream_limit import LEAST, charge
 from rankwatch.tell.window import MOST_STILL, Window
 
 

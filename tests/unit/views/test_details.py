@@ -14,8 +14,8 @@ import records
 import standings
 from makers import INF, NAN, frame, reading
 from rankwatch.errors import UsageError
-from rankwatch.shared import messages
-from rankwatch.shared.frame import Frame
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import Frame
 from rankwatch_monitor.decide.desync import Desync, DesyncPattern
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Desynced, Entry
 from rankwatch_monitor.decide.report import Outcome, RankStack, RankStanding, RankState, Stall

@@ -14,7 +14,7 @@ import makers
 import records
 from makers import INF, NAN, frame, reading
 from rankwatch.errors import UsageError
-from rankwatch.shared.frame import DTYPE_MAX, BatchSummary, Frame, FrameTable, Kind, Phase, State, pack
+from rankwatch.shared.types.frame import DTYPE_MAX, BatchSummary, Frame, FrameTable, Kind, Phase, State, pack
 from rankwatch_monitor.decide.journal import NO_RANK, Entry, Opened, Trained, Waited
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE

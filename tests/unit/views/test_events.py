@@ -7,10 +7,10 @@ import typing
 import pytest
 
 import makers
-from rankwatch.shared import messages
-from rankwatch.shared.divergence import Divergence
-from rankwatch.shared.frame import Moment
-from rankwatch.shared.tuning import Tuning
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import Moment
+from rankwatch.shared.types.tuning import Tuning
+from rankwatch.shared.words.divergence import Divergence
 from rankwatch_monitor.decide import journal
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.decide.gaps import Gap

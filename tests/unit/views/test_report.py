@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import makers
 from makers import INF, NAN, frame, gpu, notice, reading, trip
-from rankwatch.shared.cause import Cause
-from rankwatch.shared.closeup import CloseUp, Precision
-from rankwatch.shared.frame import Moment, Phase, State
-from rankwatch.shared.notice import NoticeKind
-from rankwatch.shared.text import name_spans
+from rankwatch.shared.types.closeup import CloseUp, Precision
+from rankwatch.shared.types.frame import Moment, Phase, State
+from rankwatch.shared.types.notice import NoticeKind
+from rankwatch.shared.types.trip import Cause
+from rankwatch.shared.words.text import name_spans
 from rankwatch_monitor.decide.desync import WORDS, Compared, Desync, DesyncPattern
 from rankwatch_monitor.decide.report import Outcome, RankNotice, RankRow, RankState, Report
 from rankwatch_monitor.decide.verdict import Liveness, Verdict, Witness, elect
-from rankwatch_monitor.views import as_json as as_json
+from rankwatch_monitor.views import as_json
 from rankwatch_monitor.views import text as as_text
 
 CULPRIT = trip(

@@ -26,8 +26,8 @@ import numpy as np
 
 from rankwatch.errors import UsageError
 from rankwatch.shared.bounded import BoundedDict
-from rankwatch.shared.frame import MEASURED, FrameTable, State
-from rankwatch.shared.scalars import name_rows
+from rankwatch.shared.types.frame import MEASURED, FrameTable, State
+from rankwatch.shared.words.scalars import name_rows
 
 from ...record.digest import SCALE, Columns
 from ...record.layout import NO_ROW, Array

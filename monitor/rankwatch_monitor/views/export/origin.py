@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 
 from ...decide.journal import Opened
 from ...record.reader import RunRecord

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankwatch import __version__
-from rankwatch.shared.frame import MEASURED, NO_LOSS, NO_NORM, State
+from rankwatch.shared.types.frame import MEASURED, NO_LOSS, NO_NORM, State
 
 from ...record.layout import NO_MEMORY, NO_ROW, Array
 from ...record.reader import RunRecord

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from rankwatch.shared.bounded import BoundedDict
-from rankwatch.shared.frame import FrameTable
+from rankwatch.shared.types.frame import FrameTable
 
 from ...record.layout import NO_ROW, Array
 

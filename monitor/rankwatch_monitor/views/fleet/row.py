@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankwatch.shared import messages
-from rankwatch.shared.frame import NO_LOSS, NO_STAGE
-from rankwatch.shared.gpu import Gpu
-from rankwatch.shared.notice import describe_notice
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import NO_LOSS, NO_STAGE
+from rankwatch.shared.types.gpu import Gpu
+from rankwatch.shared.types.notice import describe_notice
 
 from ...decide.journal import Left
 from ...decide.report import RankRow, Report

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from textwrap import fill
 from typing import Any
 
-from rankwatch.shared.text import format_head
+from rankwatch.shared.words.text import format_head
 
 from .chance import FORMULA
 from .findings import Fleet, Machine, Machines, Recurring

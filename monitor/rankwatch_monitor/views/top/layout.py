@@ -9,9 +9,9 @@ from datetime import timedelta
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
-from rankwatch.shared.brief import brief
 from rankwatch.shared.printable import one_line
-from rankwatch.shared.text import describe_rank, format_dump, name_spans
+from rankwatch.shared.words.brief import brief
+from rankwatch.shared.words.text import describe_rank, format_dump, name_spans
 
 from ...decide.desync_text import desync_lines
 from ...decide.gaps import describe_gap

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rankwatch.shared.cause import PHASE_WORDS
-from rankwatch.shared.frame import NARROW_DTYPES, Phase, State
-from rankwatch.shared.text import format_spans
+from rankwatch.shared.types.frame import NARROW_DTYPES, Phase, State
+from rankwatch.shared.words.cause import PHASE_WORDS
+from rankwatch.shared.words.text import format_spans
 
 from ...record.headroom import Headroom, RankBatch
 from .ranks import STILL_AFTER, Node, RankLine, is_live

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.shared.frame import NO_LOSS, NO_NORM
+from rankwatch.shared.types.frame import NO_LOSS, NO_NORM
 
 from ...record.layout import NO_MEMORY, Array
 from .bins import Bins

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.shared.cause import describe_module
-from rankwatch.shared.frame import MEASURED, FrameTable, State
+from rankwatch.shared.types.frame import MEASURED, FrameTable, State
+from rankwatch.shared.words.cause import describe_module
 
 from ...record.digest import SCALE, Columns
 from ...record.layout import Array

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rankwatch.errors import UsageError
-from rankwatch.shared.cause import Trip, describe_module
-from rankwatch.shared.frame import DTYPE_MAX, NARROW_DTYPES, FrameTable
 from rankwatch.shared.printable import printable
+from rankwatch.shared.types.frame import DTYPE_MAX, NARROW_DTYPES, FrameTable
+from rankwatch.shared.types.trip import Trip
+from rankwatch.shared.words.cause import describe_module
 
 from ...decide.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ...decide.report import Report

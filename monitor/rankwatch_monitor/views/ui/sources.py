@@ -7,8 +7,8 @@ from itertools import islice
 
 import numpy as np
 
-from rankwatch.shared.frame import FrameTable, Kind, State
-from rankwatch.shared.notice import ZEROS
+from rankwatch.shared.types.frame import FrameTable, Kind, State
+from rankwatch.shared.types.notice import ZEROS
 
 from ...record.digest import Columns
 from ...record.layout import Array

@@ -19,7 +19,7 @@ import records
 from jobs import environment
 from makers import INF, NAN
 from rankwatch.errors import UsageError
-from rankwatch.shared.frame import FrameTable, Phase
+from rankwatch.shared.types.frame import FrameTable, Phase
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.views.export import events

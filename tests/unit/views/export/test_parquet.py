@@ -18,7 +18,7 @@ import makers
 import records
 from jobs import ROOT, environment
 from makers import INF, NAN
-from rankwatch.shared.frame import MEASURED, Frame
+from rankwatch.shared.types.frame import MEASURED, Frame
 from rankwatch_monitor.decide.journal import Entry
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE, StoreError
@@ -209,7 +209,7 @@ from pathlib import Path
 import numpy as np
 import makers, records
 from peak import peak_bytes
-from rankwatch.shared.frame import BatchSummary, FrameTable
+from rankwatch.shared.types.frame import BatchSummary, FrameTable
 from rankwatch_monitor.views.export import parquet
 from rankwatch_monitor.views.export.origin import origin_of
 from rankwatch_monitor.decide.journal import Entry, Trained

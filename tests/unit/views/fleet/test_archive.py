@@ -23,7 +23,7 @@ import makers
 import records
 from makers import INF
 from rankwatch.errors import UsageError
-from rankwatch.shared import messages
+from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.desync import Desync, DesyncPattern
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Desynced, Entry, Left, Opened
 from rankwatch_monitor.decide.report import Outcome, RankState

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch.shared.frame import DTYPE_MAX, FrameSpec, FrameTable, Kind, Phase, ReadingSpec, State
+from rankwatch.shared.types.frame import DTYPE_MAX, FrameSpec, FrameTable, Kind, Phase, ReadingSpec, State
 from rankwatch_monitor.record.digest import Columns
 from rankwatch_monitor.record.layout import Array
 from rankwatch_monitor.record.rows import PartExtremes, Point, Series

@@ -13,7 +13,7 @@ import pytest
 import makers
 import records
 import standings
-from rankwatch.shared.frame import Kind, Phase
+from rankwatch.shared.types.frame import Kind, Phase
 from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.decide.journal import NO_RANK, Closed, Desynced, Entry, ReplicasCompared, Stood, Waited
 from rankwatch_monitor.decide.report import Stall

@@ -1,0 +1,161 @@
+"""A watch's link to the collector: made for a watch, and passed on to the next one of its model: the run goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+import torch.distributed
+from torch import nn
+
+from ..errors import RankwatchError
+from ..rerun.capsule.gpu_name import gpu_of
+from ..shared.link import connection as connections
+from ..shared.system.identity import Identity, unnamed_job
+from ..shared.system.resources import lack
+from ..shared.types.frame import BEGINNING, Moment
+from ..shared.words.text import describe_rank
+from ..tell import rank_process as seat
+from .registry import open_watches
+
+if TYPE_CHECKING:  # imported with the first connection: without a collector, no zmq is needed
+    from ..shared.types import messages
+    from ..tell.link import Link
+
+log = logging.getLogger(__name__)
+
+
+class Linked(Protocol):
+    """A watch, as far as the thread of its link needs it."""
+
+    def where(self) -> tuple[Moment, str]: ...
+    def on_abort(self, abort: messages.Abort) -> None: ...
+    def on_stay(self, seconds: float) -> None: ...
+    def on_tune(self, tune: messages.Tune) -> None: ...
+
+
+class Speaker:
+    """A link, and the watch that it speaks for. It keeps no unused watch, and so no model, alive.
+
+    Args:
+        model: the number of the model among those of this process.
+    """
+
+    link: Link
+
+    def __init__(self, watch: Linked, model: int) -> None:
+        self.model = model
+        self._watch = weakref.ref(watch)
+        self._tune: messages.Tune | None = None
+        self._abort: messages.Abort | None = None
+        self._passing_on = threading.Lock()
+        self._end: weakref.finalize[[], Linked] | None = None
+
+    def speak_for(self, watch: Linked) -> None:
+        """From now on the link speaks for this watch, and ends with it."""
+        if self._end is not None:
+            self._end.detach()
+        with self._passing_on:
+            self._watch = weakref.ref(watch)
+            tune, abort = self._tune, self._abort
+        self._end = weakref.finalize(watch, self.link.release)
+        self._end.atexit = False
+        if tune is not None:  # it holds for the run
+            watch.on_tune(tune)
+        if abort is not None:  # it came as the watch before this one was taken off
+            watch.on_abort(abort)
+
+    # --- what the link's thread calls ---------------------------------------------------------------------------------
+
+    def progress(self) -> tuple[Moment, str]:
+        watch = self._watch()
+        return (BEGINNING, "idle") if watch is None else watch.where()
+
+    def on_abort(self, abort: messages.Abort) -> None:
+        with self._passing_on:
+            self._abort, watch = abort, self._watch()
+        if watch is not None:
+            watch.on_abort(abort)
+
+    def on_stay(self, seconds: float) -> None:
+        if (watch := self._watch()) is not None:
+            watch.on_stay(seconds)
+
+    def on_tune(self, tune: messages.Tune) -> None:
+        with self._passing_on:
+            self._tune, watch = tune, self._watch()
+        if watch is not None:
+            watch.on_tune(tune)
+
+
+def speaker_for(watch: Linked, model: nn.Module, source: str, who: Identity, stage: int) -> Speaker | None:
+    """A link to the collector of this connection file, or None where none can be made: the training goes on without it.
+
+    Raises:
+        RankwatchError: the connection file cannot be used, or the collector refuses this rank.
+    """
+    name = describe_rank(who.rank, who.world_size, who.host, who.local_rank, stage)
+    why = lack()
+    if not why:
+        try:
+            return _link_to(watch, model, source, who, stage, name)
+        except RankwatchError:
+            raise
+        except (OSError, MemoryError, RuntimeError, SystemError) as error:  # of descriptors, memory or threads
+            why = repr(error)
+    log.warning("rankwatch: %s: no connection to the collector: %s; training goes on without it", name, why)
+    return None
+
+
+def distributed_group() -> tuple[int, int] | None:
+    """Rank and world size in torch.distributed, if there is a process group."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def _link_to(watch: Linked, model: nn.Module, source: str, who: Identity, stage: int, name: str) -> Speaker:
+    from ..tell.agreement import start_of
+    from ..tell.link import Link
+
+    parameter = next(model.parameters(), None)
+    connection = connections.read(source)
+    fixed = connection.job if connection.for_job_alone else ""
+    taken = {other.model_number for other in open_watches()}
+    speaker = Speaker(watch, next(number for number in count() if number not in taken))
+    start = start_of(who, distributed_group(), fixed or who.job or connection.job or unnamed_job(who))
+    link = speaker.link = Link(
+        connection,
+        replace(who, restart=start.restart),
+        job=fixed or start.job,
+        start=start.id,
+        launch=os.environ.get("RANKWATCH_LAUNCH", ""),
+        model=speaker.model,
+        progress=speaker.progress,
+        on_abort=speaker.on_abort,
+        on_stay=speaker.on_stay,
+        on_tune=speaker.on_tune,
+        device="none" if parameter is None else str(parameter.device),
+        torch_version=torch.__version__,
+        stage=stage,
+        gpu=gpu_of(None if parameter is None else parameter.device),
+        source=source,
+    )
+    speaker.speak_for(watch)
+    is_online = link.start()
+    seat.take(who)
+    if not is_online and not link.complaint:
+        log.warning(
+            "rankwatch: %s: no collector answers at %s; training goes on, and the background keeps trying. Is it running, "
+            "of this same release, and the connection file its own? `rankwatch doctor` looks into it",
+            name,
+            connection.address,
+        )
+    return speaker

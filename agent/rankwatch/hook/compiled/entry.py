@@ -1,0 +1,103 @@
+"""Sees what a compiled model is given, and what it returns, outside of its graph: no hook of ours in a graph sees these."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from torch import nn
+
+from ...measure.modules import unwrap, wrapped_in
+from ...touch.unseen import OutsideOfGraph, never_compile, quietly
+
+MAX_LOOKS = 4
+"""Times that a compiled root's callers are looked at, before it is taken to be called in a compiled function."""
+
+Given = Callable[[Any, Any], None]
+Returned = Callable[[Any], None]
+
+
+class CompiledEntry:
+    """Calls ``given(args, kwargs)`` before each forward of a compiled model, and ``returned(output)`` after it: with output None,
+    too, if it has raised.
+
+    ``torch.compile(model)`` makes a wrapper, which takes hooks. ``model.compile()`` puts a function in place of the call.
+    """
+
+    def __init__(self, model: nn.Module, given: Given, returned: Returned) -> None:
+        self._given = given
+        self._returned = returned
+        self._root = unwrap(model)
+        self._undo: list[Callable[[], None]] = []
+        self._looks = 0
+        for module in wrapped_in(model):
+            if "_orig_mod" in module._modules:
+                self.wrapped(module, model)
+            else:
+                self._look_at(module)
+
+    def wrapped(self, wrapper: nn.Module, module: nn.Module) -> None:
+        """``torch.compile`` wraps a module."""
+        if not self._undo and unwrap(module) is self._root:
+            before = wrapper.register_forward_pre_hook(_BeforeGraph(self._given), with_kwargs=True)
+            after = wrapper.register_forward_hook(_AfterGraph(self._returned), always_call=True)
+            self._undo += [before.remove, after.remove]
+
+    def look_again(self) -> None:
+        """The root's graph runs, and nothing was seen before: looks at the root, and at what has called the graph.
+
+        ``model.compile()`` may be called after ``watch``, and ``watch`` may be given what an earlier ``torch.compile`` wraps.
+        """
+        if self._looks == MAX_LOOKS:
+            return
+        self._looks += 1
+        self._look_at(self._root)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not self._undo:
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, nn.Module) and "_orig_mod" in caller._modules:
+                self.wrapped(caller, caller)
+            frame = frame.f_back
+
+    def _look_at(self, module: nn.Module) -> None:
+        if not self._undo and getattr(module, "_compiled_call_impl", None) is not None:
+            self._replace_call(module)
+
+    def _replace_call(self, module: Any) -> None:
+        original = module._compiled_call_impl
+        given, returned = self._given, self._returned
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            quietly(given, args, kwargs)
+            try:
+                output = original(*args, **kwargs)
+            except BaseException:
+                quietly(returned, None)
+                raise
+            quietly(returned, output)
+            return output
+
+        never_compile(call)
+        module._compiled_call_impl = call
+
+        def undo() -> None:
+            if module._compiled_call_impl is call:
+                module._compiled_call_impl = original
+
+        self._undo.append(undo)
+
+    def remove(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+
+class _BeforeGraph(OutsideOfGraph):
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        quietly(self._body, args, kwargs)
+
+
+class _AfterGraph(OutsideOfGraph):
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        quietly(self._body, output)

@@ -1,0 +1,342 @@
+"""The gradient guard: a gradient that is not finite never reaches the weights.
+
+Before an optimizer step it looks at the gradients that the step would use. If one is not finite, and no loss scaler deals
+with it, the rank runs its own batches again, those since the last step, with their gradients measured: where the reading
+trips is where its gradient went bad. Was its own gradient finite, the gradient came from elsewhere: from another rank,
+mostly. Either way the rank trips, and the step is not taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ...errors import TrainingAborted
+from ...judge.batch import BatchInProgress, BatchPart
+from ...judge.optimizer_steps import OptimizerSteps
+from ...judge.settler import Settler
+from ...measure.extremes import dtype_name
+from ...measure.modules import NamedModule
+from ...measure.recorder import PendingFrame, Recorder
+from ...measure.tape import Cell
+from ...measure.weights import mark_shard
+from ...rerun.backward_rerun import OTHERWISE, OTHERWISE_COMPILED, RootRun, run_batch_again
+from ...rerun.careful import is_compiled
+from ...rerun.forward import RootEntry
+from ...rerun.limit import Limit
+from ...shared.types.config import Config, Policy
+from ...shared.types.frame import Kind, Phase, ReadingSpec
+from ...shared.types.tuning import Check
+from .. import backward
+from ..batches import Batches
+from ..hooks import Hooks
+from .gradient_look import are_all_bad, have_come, is_bad, is_of_anomaly, norms_of, parameters_of
+from .known_norms import KnownNorms
+from .scaler import LossScales
+from .step_norm import StepNorm
+
+log = logging.getLogger(__name__)
+
+MAX_RUNS = 64
+"""Forwards whose backward can be run again; of more in one step, the last ones."""
+
+MAX_BYTES = 256 * 2**20
+"""What may be kept alive from one forward to the next, for the sake of the earlier ones."""
+
+ALL_BAD = "so were all others, as clip_grad_norm_ or a bad loss makes them: which one was bad first is not known"
+
+MAX_SECONDS = 30.0
+"""Within which a batch is run again. No rank waits in a collective meanwhile, unless its own is slower."""
+
+Rows = tuple[ReadingSpec, ...]
+
+
+class Guard:
+    """Guards the weights of one model, until ``remove``.
+
+    Args:
+        guarded: makes a function that catches the errors of its body.
+        reductions: returns the number of reductions that were called from Python.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        batches: Batches,
+        settler: Settler,
+        recorder: Recorder,
+        scales: LossScales,
+        steps: OptimizerSteps,
+        hooks: Hooks,
+        *,
+        guarded: Callable[[Callable[..., None]], Callable[..., None]],
+        reductions: Callable[[], int],
+    ) -> None:
+        self._guards = config.guard and config.policy is not Policy.OFF
+        self._keeps = self._guards or (config.gradients and config.policy is not Policy.OFF)
+        self._batches = batches
+        self._settler = settler
+        self._recorder = recorder
+        self._scales = scales
+        self._steps = steps
+        self._hooks = hooks
+        self._reductions = reductions
+        self._reduced_before = 0
+        self._known = KnownNorms(guarded)
+        self._calls = backward.CallGradients(self._measured, hook=lambda body: body)
+        self._kept: list[BatchInProgress] = []
+        """The batches since the last step, whose backward has come."""
+        self._dropped = 0
+        self._is_over = False
+        """Whether an optimizer has stepped since the last forward, and another one may still do."""
+        self._is_reduced_by_ddp = False
+        self._awaits_step = False
+        """Whether a backward has begun, and neither a forward nor a step since."""
+        self._norm = StepNorm()
+        self._is_new_step = True
+        """Whether the next optimizer to step is the first one since a forward."""
+
+    def remove(self) -> None:
+        self._guards = self._keeps = False
+        self._drop()
+        self._known.remove()
+
+    # --- what is kept until the step --------------------------------------------------------------------------------------
+
+    def forward_begins(self) -> None:
+        self._awaits_step = False
+        if torch.is_grad_enabled():
+            self._is_new_step = True
+            self._known.forget()
+        if self._is_over:
+            self._drop()
+        size = sum(map(_bytes, self._kept))
+        while self._kept and (size > MAX_BYTES or len(self._kept) >= MAX_RUNS):
+            size -= _bytes(self._kept[0])
+            self._kept.pop(0).run = None
+            self._dropped += 1
+        ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)  # set while DDP runs its module
+        self._is_reduced_by_ddp |= ddp is not None and torch.distributed.get_world_size() > 1
+
+    def mark(self, part: BatchPart, entry: RootEntry | None, output: Any, reached: Callable[..., None]) -> list[Tensor]:
+        """A root returns: the gradients that the loss will hand to its outputs are kept. Returns these outputs.
+
+        ``reached`` is called with the part, what keeps a gradient or None, the number of the output, and its gradient.
+        """
+        if not (part.batch.is_streamed and torch.is_grad_enabled()):
+            return []
+        keep = None
+        if self._keeps and entry is not None:
+            keep = partial(self._keep, part.batch, RootRun(entry, output, is_compiled=part.batch.is_compiled))
+        return backward.mark_outputs(output, partial(reached, part, keep))
+
+    def mark_compiled(self, output: Any, reached: Callable[..., None]) -> list[Tensor]:
+        """The same for a compiled root."""
+        forward = self._batches.returned()
+        return self.mark(*forward, output, reached) if forward is not None else []
+
+    def backward_begins(self, *, is_first: bool) -> None:
+        """``is_first``: no parameter has a gradient; what was kept belongs to a step that was skipped."""
+        self._known.forget()
+        self._awaits_step = True
+        if is_first:
+            self._known.begin()
+            self._drop()
+
+    def _keep(self, batch: BatchInProgress, run: RootRun, number: int, gradient: Tensor | None) -> None:
+        if not self._keeps:
+            return
+        if batch.run is not run:
+            batch.run = run
+            self._kept.append(batch)
+        run.keep(number, gradient)
+
+    def _drop(self) -> None:
+        for batch in self._kept:
+            batch.run = None
+        self._kept.clear()
+        self._dropped = 0
+        self._is_over = False
+        self._reduced_before = self._reductions()
+
+    # --- the look before a step ----------------------------------------------------------------------------------------
+
+    @property
+    def awaits_step(self) -> bool:
+        """Whether a step is going to wait for the gradients: the optimizers have stepped before, and are likely to go on."""
+        return self._guards and self._steps.done > 0
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """An optimizer of the model is about to step, with the gradients that it has now."""
+        batch = self._batches.of_backward
+        may_wait = self._settler.check is not Check.ASYNC  # on a device it never waits: there the weights tell later
+        parameters = parameters_of(optimizer) if batch.is_streamed else []
+        gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+        can_read = bool(gradients) and (may_wait or gradients[0].is_cpu)
+        looks = self._guards and can_read and not self._is_scaled(optimizer)
+        if self._is_new_step or self._norm.has(optimizer):
+            self._is_new_step, self._norm = False, StepNorm()
+            self._batches.norm = self._norm.value
+        self._norm.begin(optimizer)
+        norms = norms_of(parameters, gradients, self._known, self._norm, looks=looks)
+        if may_wait:
+            if looks:
+                norms.wait()
+            self._settler.poll(wait=True)  # what the forward shows comes first: its numbers have come with these
+        # A norm may overflow where no gradient has, and gradients may have been mended since the norm was taken.
+        if looks and not norms.are_finite:
+            self._norm.drop()
+            if any(map(is_bad, gradients)):
+                self.find_origin()
+        self._awaits_step = False
+        self._known.begin()
+        if self._steps.has_several:
+            self._is_over = True
+        else:
+            self._drop()
+
+    def look_back(self, error: BaseException) -> TrainingAborted | None:
+        """An exception ends the training. If it came upon a bad gradient, before a step could use it, that is a trip."""
+        if not (self._guards and self._awaits_step and self._batches.of_backward.is_streamed) or self._is_absorbed():
+            return None
+        self._awaits_step = False
+        try:
+            if is_of_anomaly(error) or (have_come(self._gradients) and any(map(is_bad, self._gradients))):
+                self.find_origin()
+        except TrainingAborted as trip:
+            return trip
+        return None
+
+    def _is_scaled(self, optimizer: Optimizer) -> bool:
+        """Whether a loss scaler is in use: it skips the steps with bad gradients by itself, in a fused optimizer too."""
+        return getattr(optimizer, "found_inf", None) is not None or self._is_absorbed()
+
+    def _is_absorbed(self) -> bool:
+        scaling = self._batches.of_backward.scaling or self._scales.scaling(self._scales.last())
+        return scaling.absorbs
+
+    # --- where the gradient came from ----------------------------------------------------------------------------------
+
+    def find_origin(self) -> None:
+        """A gradient is not finite: runs the batches again, and trips."""
+        self._batches.settle(wait=True)  # what the forward shows comes first
+        last, why = self._batches.of_backward, self._why_not()
+        for batch in list(self._kept) if not why else ():
+            if why := self._run_again(batch):
+                break
+            self._batches.settle(wait=True)
+        came_from = ""
+        if not why and self._is_reduced:
+            came_from = "all_reduce"
+            how = "run again eagerly (it runs compiled)" if self._is_compiled else "run again"
+            why = f"{how}, this rank's own gradient was finite"
+        elif not why:
+            why = OTHERWISE_COMPILED if self._is_compiled else OTHERWISE
+        if are_all_bad(self._gradients):
+            why = f"{ALL_BAD}; {why}"
+        self._batches.begin_backward(last)
+        self._recorder.forget()
+        for named in reversed(self._hooks.modules):
+            rows, gradients = _gradients(named)
+            if rows:
+                self._add(last, named, rows, list(map(self._recorder.cell, gradients)), why, came_from)
+        self._batches.settle(wait=True)
+
+    @property
+    def _gradients(self) -> list[Tensor]:
+        return [value.grad for value in self._hooks.root.parameters() if value.grad is not None]
+
+    @property
+    def _is_reduced(self) -> bool:
+        """Whether the gradients are a sum over ranks."""
+        return self._is_reduced_by_ddp or self._reductions() != self._reduced_before
+
+    @property
+    def _is_compiled(self) -> bool:
+        """Whether compiled code made the gradients, at least in part."""
+        return any(batch.is_compiled for batch in self._kept) or any(map(is_compiled, self._hooks.root.modules()))
+
+    def _why_not(self) -> str:
+        """Why the batches cannot be run again; empty: they can."""
+        if backward.is_running():
+            return "not run again: the optimizer steps within the backward"
+        if not self._kept:
+            return (
+                "not run again: what the model was given is not at hand (it is called in a compiled function, or its modules are "
+                "called directly)"
+            )
+        if self._dropped:
+            return f"not run again: of {self._dropped + len(self._kept)} forwards of this step, only the last ones were kept"
+        return ""
+
+    def _run_again(self, batch: BatchInProgress) -> str:
+        """Runs a batch again, and adds the frames of its backward. Returns why that was not possible, or not the same."""
+        run = batch.run
+        if run is None:
+            return "not run again: what the model was given is not at hand"
+        self._settler.judge_again(batch, run.entry)
+        root = self._hooks.named(run.entry.module)
+        handed = [gradient for one in run.gradients for gradient in one.values()]
+        if root is not None and any(map(is_bad, handed)):
+            rows = tuple([ReadingSpec(Kind.GRAD_OUTPUT, "grad_output", dtype_name(one.dtype)) for one in handed])
+            self._add(batch, root, rows, list(map(self._recorder.cell, handed)))
+            return ""
+        found: list[tuple[NamedModule, Rows, list[Cell]]] = []
+
+        def watch(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            named = self._hooks.named(module)
+            if named is not None:
+                with _disable_current_modes():
+                    self._calls.watch(args, kwargs, output, lambda *rows: found.append((named, *rows)))
+
+        self._recorder.forget()
+        parameters = [value for value in run.entry.module.parameters() if value.requires_grad]
+        ran = run_batch_again(run, parameters, watch, Limit(time.monotonic() + MAX_SECONDS))
+        if not ran.gradients:
+            return f"not run again: {ran.note}"
+        known = dict(zip(map(id, parameters), ran.gradients, strict=True))
+        for named in reversed(self._hooks.modules):
+            rows, gradients = _gradients(named, known)
+            if rows:
+                found.append((named, rows, list(map(self._recorder.cell, gradients))))
+        for frame in found:
+            self._add(batch, *frame)
+        return f"run again, it was finite, but {ran.note}" if ran.note else ""
+
+    def _measured(self, gradient: Tensor) -> Cell:
+        with _disable_current_modes():
+            return self._recorder.cell(gradient)
+
+    def _add(
+        self, batch: BatchInProgress, named: NamedModule, rows: Rows, cells: list[Cell], why: str = "", came_from: str = ""
+    ) -> None:
+        frame: PendingFrame = self._recorder.cells(batch.position, named, Phase.BACKWARD, rows, cells)
+        frame.guarded, frame.unfound, frame.received = True, why, came_from
+        self._batches.begin_backward(batch)
+        self._batches.add_backward(frame)
+
+
+def _gradients(named: NamedModule, known: dict[int, Tensor | None] | None = None) -> tuple[Rows, list[Tensor]]:
+    """The rows and values of the gradients of a module's own parameters: those in ``known``, or the real ones."""
+    rows, gradients = [], []
+    for name, value in named.module._parameters.items():
+        gradient = None if value is None else value.grad if known is None else known.get(id(value))
+        if value is not None and gradient is not None:
+            rows.append(ReadingSpec(Kind.GRADIENT, mark_shard(f"{name}.grad", value), dtype_name(value.dtype)))
+            gradients.append(gradient)
+    return tuple(rows), gradients
+
+
+def _bytes(batch: BatchInProgress) -> int:
+    kept: Iterator[Tensor] = batch.run.kept if batch.run is not None else iter(())
+    return sum(value.numel() * value.element_size() for value in kept)

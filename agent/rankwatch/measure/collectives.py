@@ -1,0 +1,216 @@
+"""Observes collectives: they change tensors without their version counters, and a sum over ranks can overflow.
+
+A tensor that a collective has written to is measured anew. In a watched forward or backward, a reduction is measured before
+and after: that mostly costs nothing, as the modules around it have the same tensors as output and input.
+
+Only collectives called from Python are seen. DDP's run in the backward, in C++; those of DTensor return new tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from ..touch.unseen import never_compile, quietly
+from .recorder import Recorder, Reduction
+from .tape import Cell
+
+log = logging.getLogger(__name__)
+
+_GATHERS = (
+    "broadcast", "reduce", "gather", "scatter", "recv", "recv_anysource", "alltoall", "alltoall_base", "all_to_all_single",
+    "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base", "all_gather_single",
+    "all_gather_single_coalesced",
+)  # fmt: skip
+_REDUCTIONS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_single_coalesced": "reduce_scatter",
+}
+"""Methods of torch's process groups, and the users' names of those that return a sum on each rank. Each version of torch has
+some of them."""
+
+_SENDS = ("send",)
+_PIPES = ("send", "recv", "recv_anysource")
+_SHUFFLES = ("alltoall", "alltoall_base", "all_to_all_single")
+
+FEW = 16
+"""A collective on so few elements is about losses, counts and flags: replicas are not kept equal by it."""
+
+FEW_BYTES = 4096
+"""The same where they are bytes: what an object was pickled to."""
+
+
+class Traffic(NamedTuple):
+    """How this rank has communicated so far, in calls on more than a few elements from any thread.
+
+    ``is_piped``: with one other rank, as stages of a pipeline do; ``is_shuffled``: each rank with each, as experts do.
+    """
+
+    has_talked: bool = False
+    is_piped: bool = False
+    is_shuffled: bool = False
+
+
+_listeners: weakref.WeakSet[Collectives] = weakref.WeakSet()
+
+
+class Collectives:
+    """Tells a recorder about the collectives of the watched thread, until ``close``.
+
+    Args:
+        guard: makes a function that catches the errors of its body.
+        is_watched: whether the calling thread runs a watched forward or backward, or is between the two.
+        is_measured: whether its tensors are measured now.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        guard: Callable[[Callable[..., None]], Callable[..., None]],
+        *,
+        is_watched: Callable[[], bool],
+        is_measured: Callable[[], bool],
+    ) -> None:
+        self._recorder = recorder
+        self._is_measured = is_measured
+        self.is_watched = is_watched
+        self.begin = guard(self._begin)
+        self.end = guard(self._end)
+        self.talk = guard(self._talk)
+        self.reductions = 0
+        """The number of reductions so far."""
+        self.exchanges = 0
+        """The number of collectives on more than a few elements in what is watched."""
+        self.traffic = Traffic()
+        _wrap()
+        _listeners.add(self)
+
+    def close(self) -> None:
+        _listeners.discard(self)
+
+    def hears(self, method: str) -> bool:
+        """Whether a call of this method may change ``traffic``."""
+        return self.traffic != self._traffic_with(method)
+
+    def _talk(self, method: str, args: tuple[Any, ...]) -> None:
+        if any(tensor.numel() > (FEW_BYTES if tensor.dtype is torch.uint8 else FEW) for tensor in _tensors(args)):
+            self.traffic = self._traffic_with(method)
+
+    def _traffic_with(self, method: str) -> Traffic:
+        _, is_piped, is_shuffled = self.traffic
+        return Traffic(True, is_piped or method in _PIPES, is_shuffled or method in _SHUFFLES)
+
+    def _begin(self, call: _Operation) -> None:
+        self.reductions += bool(call.name)
+        self.exchanges += any(tensor.numel() > FEW for tensor in call.given)
+        if call.name and self._is_measured():
+            call.parts = [self._recorder.cell(tensor) for tensor in call.given]
+        self._recorder.forget_changed(call.written)
+
+    def _end(self, name: str, parts: list[Cell], written: list[Tensor]) -> None:
+        """The collective has written; on a device, as far as the current stream is concerned."""
+        self._recorder.forget_changed(written)
+        if parts and written:
+            self._recorder.reductions.append(Reduction(name, parts, [self._recorder.cell(tensor) for tensor in written]))
+
+
+class _Operation:
+    """A reduction or another collective, seen by one listener. ``name`` is empty if it is no reduction."""
+
+    def __init__(self, method: str, args: tuple[Any, ...]) -> None:
+        self.name = _REDUCTIONS.get(method, "")
+        self.written = list(_tensors(args[:1])) if method not in _SENDS else []
+        self.given = list(_tensors(args[1:2])) or self.written  # without an input of its own, it works in place
+        self.parts: list[Cell] = []
+
+
+class _Started(NamedTuple):
+    """A collective whose work was not waited for yet. It must not keep tensors alive that the training has dropped."""
+
+    listener: weakref.ReferenceType[Collectives]
+    name: str
+    parts: list[Cell]
+    written: list[weakref.ReferenceType[Tensor]]
+
+
+_started: weakref.WeakKeyDictionary[Any, list[_Started]] = weakref.WeakKeyDictionary()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _wrap() -> None:
+    """Wraps methods of torch's process groups. The wrappers stay; without a listener they cost next to nothing."""
+    library = getattr(torch._C, "_distributed_c10d", None)
+    if library is None:
+        return
+    for method in (*_GATHERS, *_REDUCTIONS, *_SENDS):
+        _replace(library.ProcessGroup, method, functools.partial(_observed, method))
+    _replace(library.Work, "wait", _awaited)
+
+
+def _replace(cls: Any, method: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    own = getattr(cls, method, None)
+    if own is None or hasattr(own, "_rankwatch"):
+        return
+    wrapper = functools.wraps(own)(wrap(own))
+    wrapper._rankwatch = True  # type: ignore[attr-defined]
+    never_compile(wrapper)
+    try:
+        setattr(cls, method, wrapper)
+    except (AttributeError, TypeError) as error:  # private, so it may change
+        log.debug("cannot observe %s: %s", method, error)
+
+
+def _observed(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        everyone = tuple(_listeners) if _listeners else ()
+        for listener in everyone:
+            if listener.hears(method) and self.size() > 1:
+                quietly(listener.talk, method, args)
+        listeners = [listener for listener in everyone if listener.is_watched()]
+        if not listeners:
+            return original(self, *args, **kwargs)
+        calls = [(listener, _Operation(method, args)) for listener in listeners]
+        for listener, call in calls:
+            quietly(listener.begin, call)
+        work = original(self, *args, **kwargs)
+        for listener, call in calls:
+            if work is None:  # it was waited for
+                quietly(listener.end, call.name, call.parts, call.written)
+            else:
+                written = [weakref.ref(tensor) for tensor in call.written]
+                _started.setdefault(work, []).append(_Started(weakref.ref(listener), call.name, call.parts, written))
+        return work
+
+    return observed
+
+
+def _awaited(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        for started in _started.pop(self, ()) if _started else ():
+            listener = started.listener()
+            if listener is not None and listener in _listeners:
+                written = [tensor for tensor in (reference() for reference in started.written) if tensor is not None]
+                quietly(listener.end, started.name, started.parts, written)
+        return result
+
+    return wait

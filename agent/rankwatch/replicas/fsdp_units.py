@@ -1,0 +1,276 @@
+"""The parameters that FSDP keeps in its units: how they lie on the ranks, where this rank's shard is, and what is gathered.
+
+It reads private state: what another version of torch has not is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..measure.modules import wrapped_in
+from ..shared.types.fingerprint import NO_GATHER, RankMesh
+
+log = logging.getLogger(__name__)
+
+MISSING = (AttributeError, TypeError, ValueError, RuntimeError, LookupError, AssertionError)
+"""What may be raised where torch's private state is another one."""
+
+_HOOKS = "torch.distributed.algorithms._comm_hooks"
+
+
+class Gather(NamedTuple):
+    """A parameter is gathered from shards for the forward of ``module``.
+
+    ``find`` returns the gathered values, None where they are not in memory: they are, when the pre-hooks of ``module`` are
+    called after FSDP's own. Shards are cast to ``dtype`` first. ``offset``: the number of elements before this rank's shard.
+    """
+
+    module: nn.Module
+    dtype: torch.dtype
+    offset: int
+    find: Callable[[], Tensor | None]
+
+
+class UnitParameter(NamedTuple):
+    """A parameter of a unit. ``places``: the modules that use it, and its names there.
+
+    ``own`` returns this rank's shard. ``data``: the mesh of the inputs, not replicated along the data-parallel dimensions.
+    """
+
+    places: tuple[tuple[nn.Module, str], ...]
+    dtype: torch.dtype
+    numel: int
+    is_trainable: bool
+    mesh: RankMesh
+    data: RankMesh
+    own: Callable[[], Tensor | None]
+    gather: Gather | None
+
+
+def unit_parameters(root: nn.Module) -> Iterator[UnitParameter]:
+    """The parameters of the units in ``root``, and of those that call it."""
+    unit: Any
+    for unit in (*_callers(root), *root.modules()):
+        try:
+            if getattr(unit, "_handle", None) is not None:
+                yield from _of_flat(unit, unit._handle)
+            elif hasattr(unit, "_get_fsdp_state"):
+                state = unit._get_fsdp_state()
+                groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+                for group in groups:
+                    yield from _of_group(group)
+        except MISSING as error:
+            log.debug("cannot find the parameters of %s: %s", type(unit).__name__, error)
+
+
+def along(ranks: Tensor, rank: int) -> list[tuple[int, ...]]:
+    """The ranks of a mesh that differ from ``rank`` in nothing but one coordinate, for each dimension."""
+    own = [int(index) for index in (ranks == rank).nonzero()[0]]
+    return [
+        tuple(ranks[tuple(slice(None) if at == dim else index for at, index in enumerate(own))].tolist())
+        for dim in range(ranks.dim())
+    ]
+
+
+def _callers(root: nn.Module) -> list[nn.Module]:
+    """The modules of FSDP1 that wrap ``root`` and call it now: it may have been watched before it was wrapped."""
+    found: list[nn.Module] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if (
+            isinstance(caller, nn.Module)
+            and getattr(caller, "_handle", None) is not None
+            and caller is not root
+            and any(inner is root for inner in wrapped_in(caller))
+            and all(caller is not one for one in found)
+        ):
+            found.append(caller)
+        frame = frame.f_back
+    return found
+
+
+# --- FSDP1: one flat parameter; each of the user's parameters is a range of it, or its shard has nothing of it ------------
+
+
+def _of_flat(unit: Any, handle: Any) -> Iterator[UnitParameter]:
+    flat = handle.flat_param
+    mesh = _mesh_of_unit(unit, handle.uses_sharded_strategy)
+    data = replace(mesh, replicated=(False,) * len(mesh.shape), gathers=NO_GATHER)
+    infos, parts = flat._param_infos, getattr(flat, "_shard_param_infos", None)
+    dtype = getattr(handle, "_fwd_bwd_param_dtype", None) or flat.dtype
+    common = {"dtype": flat.dtype, "mesh": mesh, "data": data}
+    if parts is None:
+        places = ((handle._fully_sharded_module, "_flat_param"),)
+        numel = flat._unpadded_unsharded_size.numel()
+        yield UnitParameter(
+            places,
+            numel=numel,
+            is_trainable=flat.requires_grad,
+            own=partial(_own_flat, handle, 0, None),
+            gather=None,
+            **common,
+        )
+        return
+    shared: dict[tuple[int, str], list[tuple[nn.Module, str]]] = {}
+    for one in flat._shared_param_infos:
+        shared.setdefault((id(one.prim_module), one.prim_param_name), []).append((one.module, one.param_name))
+    users = getattr(flat, "_params", None) or [flat] * len(infos)
+    for info, part, numel, start, user in zip(infos, parts, flat._numels, _starts(flat), users, strict=True):
+        length = part.numel_in_shard or 0 if part.in_shard else 0
+        gather = None
+        if mesh.gathers != NO_GATHER:
+            find = partial(_gathered_flat, handle, start, numel, dtype)
+            gather = Gather(handle._fully_sharded_module, dtype, part.intra_param_start_idx or 0, find)
+        yield UnitParameter(
+            ((info.module, info.param_name), *shared.get((id(info.module), info.param_name), ())),
+            numel=numel,
+            is_trainable=user.requires_grad,
+            own=partial(_own_flat, handle, part.offset_in_shard or 0, length),
+            gather=gather,
+            **common,
+        )
+
+
+def _starts(flat: Any) -> list[int]:
+    """Where each of the user's parameters begins in the gathered flat parameter: there may be padding between them."""
+    sizes = getattr(flat, "_numels_with_padding", flat._numels)
+    is_padding = getattr(flat, "_is_padding_mask", None) or [False] * len(sizes)
+    starts = [0, *accumulate(sizes)]
+    return [start for start, skipped in zip(starts, is_padding, strict=False) if not skipped]
+
+
+def _own_flat(handle: Any, start: int, length: int | None) -> Tensor | None:
+    flat = handle.flat_param
+    shard: Tensor = getattr(flat, "_local_shard", flat).detach()  # until the first forward, the flat parameter is the shard
+    return shard if length is None else shard[start : start + length]
+
+
+def _gathered_flat(handle: Any, start: int, numel: int, dtype: torch.dtype) -> Tensor | None:
+    whole = getattr(handle.flat_param, "_full_param_padded", None)
+    if whole is None or whole.dtype != dtype or not whole.untyped_storage().nbytes():
+        return None
+    found: Tensor = whole.detach()[start : start + numel]
+    return found
+
+
+def _mesh_of_unit(unit: Any, is_sharded: bool) -> RankMesh:
+    """Of HYBRID_SHARD with one rank in each group of shards, torch makes NO_SHARD, and reduces over that one rank."""
+    inner = tuple(dist.get_process_group_ranks(unit.process_group))
+    outer_group = getattr(unit, "_inter_node_pg", None)
+    is_declared = _is_synchronising(getattr(unit, "_comm_hook", None))
+    gathers = is_sharded and len(inner) > 1
+    if outer_group is None:
+        return RankMesh(inner, (len(inner),), (not is_sharded,), 0 if gathers else NO_GATHER, "FSDP", is_declared)
+    outer = tuple(dist.get_process_group_ranks(outer_group))
+    grid = _grid(getattr(unit, "_device_mesh", None), outer, inner)
+    if grid is None:
+        return RankMesh(outer, (len(outer),), (True,), NO_GATHER, "HSDP", is_declared)
+    return RankMesh(grid, (len(outer), len(inner)), (True, not is_sharded), 1 if gathers else NO_GATHER, "HSDP", is_declared)
+
+
+def _grid(mesh: Any, outer: tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The ranks of HYBRID_SHARD. If it was given groups, this rank knows only its own: those of the others must lie like them."""
+    if mesh is not None and mesh.ndim == 2:
+        return tuple(mesh.mesh.flatten().tolist())
+    rank = dist.get_rank()
+    grid = tuple([one - rank + other for one in outer for other in inner])
+    is_possible = len(set(grid)) == len(grid) and min(grid) >= 0 and max(grid) < dist.get_world_size()
+    return grid if is_possible else None
+
+
+def _is_synchronising(hook: Any) -> bool:
+    return hook is None or getattr(hook, "__module__", "").startswith(_HOOKS)
+
+
+# --- FSDP2: each parameter is sharded by itself -------------------------------------------------------------------------
+
+
+def _of_group(group: Any) -> Iterator[UnitParameter]:
+    modules = getattr(group, "modules", None)
+    meshes: dict[tuple[Any, ...], tuple[RankMesh, RankMesh]] = {}  # there may be thousands of ranks
+    for parameter in group.fsdp_params if group is not None else ():
+        info = parameter._module_info
+        shared = zip(info.shared_modules, info.shared_param_names, strict=True)
+        sharded = parameter.sharded_param
+        key = id(sharded.device_mesh), id(parameter.mesh_info), *(one.is_replicate() for one in sharded.placements)
+        if key not in meshes:
+            meshes[key] = _mesh_of_dtensor(sharded, parameter.mesh_info)
+        mesh, data = meshes[key]
+        gather = None
+        if mesh.gathers != NO_GATHER:
+            gather = _gather_of(parameter, modules[0] if modules else info.module)
+            if gather is None:
+                mesh = replace(mesh, gathers=NO_GATHER)
+        yield UnitParameter(
+            ((info.module, info.param_name), *shared),
+            sharded.dtype,
+            sharded.numel(),
+            sharded.requires_grad,
+            mesh,
+            data,
+            partial(_own_shard, parameter),
+            gather,
+        )
+
+
+def _mesh_of_dtensor(sharded: Any, mesh_info: Any) -> tuple[RankMesh, RankMesh]:
+    ranks = sharded.device_mesh.mesh
+    replicated = tuple(one.is_replicate() for one in sharded.placements)
+    lines = along(ranks, dist.get_rank())
+    groups = {
+        name: tuple(dist.get_process_group_ranks(found)) if found is not None else ()
+        for name in ("shard", "replicate")
+        for found in [getattr(mesh_info, f"{name}_process_group", None)]
+    }
+    shard, replicate = groups["shard"], groups["replicate"]
+    gathers = [dim for dim, line in enumerate(lines) if line == shard and len(line) > 1 and not replicated[dim]]
+    mesh = RankMesh(
+        tuple(ranks.flatten().tolist()),
+        tuple(ranks.shape),
+        replicated,
+        gathers[0] if len(gathers) == 1 else NO_GATHER,
+        "HSDP" if replicate and shard else "FSDP",
+    )
+    # Ranks along tensor-parallel dimensions may be given the same input.
+    return mesh, replace(mesh, replicated=tuple(line not in (shard, replicate) for line in lines), gathers=NO_GATHER)
+
+
+def _gather_of(parameter: Any, module: nn.Module) -> Gather | None:
+    """None where shards do not add up to what is gathered: the user's tensor changes it, or it is cut along another dimension."""
+    placement = getattr(parameter, "fsdp_placement", None)
+    local: Tensor = parameter.sharded_param._local_tensor
+    if (placement is not None and placement.dim != 0) or type(local) is not Tensor:
+        return None
+    policy = getattr(parameter, "mp_policy", None)
+    dtype = getattr(
+        parameter, "param_dtype", getattr(policy, "param_dtype", None)
+    )  # not set before the unit's first forward
+    if dtype is None or not local.dtype.is_floating_point:
+        dtype = local.dtype
+    offset = parameter.mesh_info.shard_mesh_rank * parameter.padded_sharded_param_size.numel()
+    return Gather(module, dtype, offset, partial(_gathered, parameter, dtype))
+
+
+def _own_shard(parameter: Any) -> Tensor | None:
+    shard: Tensor = parameter.sharded_param._local_tensor.detach()
+    return shard
+
+
+def _gathered(parameter: Any, dtype: torch.dtype) -> Tensor | None:
+    whole: Any = getattr(parameter, "_unsharded_param", None)
+    if whole is None or parameter.sharded_state.name != "UNSHARDED":
+        return None
+    values: Tensor = getattr(whole, "_local_tensor", whole).detach()
+    return values if values.dtype == dtype and values.untyped_storage().nbytes() else None

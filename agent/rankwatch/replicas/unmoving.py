@@ -1,0 +1,241 @@
+"""Finds trainable parameters that have a gradient, and that no optimizer step changes: each rank sees this alone.
+
+They are in no optimizer, or they are of 16 bits, and each update is rounded away. Silent: parameters without a gradient, or with
+a zero one; those that an optimizer steps with a learning rate that still grows, or is 0; those of an optimizer that has not
+stepped at all.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..judge.optimizer_steps import OptimizerSteps
+from ..measure.extremes import local
+from ..measure.modules import NamedModule, class_name
+from ..measure.tape import Event, to_host
+from ..shared.types.notice import Notice, NoticeKind
+from .lanes import Lanes, Pair
+from .meshes import LaidParameter
+
+STEPS = 32
+"""Optimizer steps without a change before anything is said."""
+
+LOOK_EVERY = 4
+"""Steps between two looks at the gradients. In the first ones, most parameters change, and are never looked at."""
+
+LOOKS = 3
+"""Looks that must have found a gradient that is not zero."""
+
+MOST = 64
+"""The parameters whose gradients are looked at. Of a model that is not trained at all, some are enough."""
+
+SEARCH_EVERY = 16
+"""Steps between two searches for optimizers in memory, which take tenths of a second."""
+
+MAX_READ = 1 << 20
+"""Elements of a gradient that are looked at."""
+
+
+class _Unmoved:
+    """A trainable parameter that has its first values."""
+
+    def __init__(self, named: NamedModule, name: str, laid: LaidParameter, batch: int) -> None:
+        self.named = named
+        self.name = name
+        self.laid = laid
+        self.batch = batch
+        self.first: Pair | None = None
+        self.since = 0
+        """The optimizer steps done when the count began."""
+        self.graded = 0
+        """The looks, since then, at a gradient that was not zero."""
+        self.rate = 0.0
+        """The highest learning rate so far."""
+        self.holders: list[ref[Optimizer]] | None = None
+        """The optimizers that have stepped and have it; None: not known yet."""
+
+    def begin_anew(self, done: int) -> None:
+        self.since, self.graded = done, 0
+
+    @property
+    def parameter(self) -> Any:
+        return self.named.module._parameters.get(self.name)
+
+
+class Unmoving:
+    """The parameters of one model that have not changed yet."""
+
+    def __init__(self, steps: OptimizerSteps, notify: Callable[[Notice], None]) -> None:
+        self._steps = steps
+        self._notify = notify
+        self._known: dict[str, _Unmoved] = {}
+        self._grown: list[tuple[list[_Unmoved], Tensor, Event | None]] = []  # whether gradients are not zero, on their way
+        self._checks: list[tuple[list[_Unmoved], Lanes]] = []
+        self._looked_at = -1
+        self._searched_at = -SEARCH_EVERY
+
+    @property
+    def parameters(self) -> list[LaidParameter]:
+        return [one.laid for one in self._known.values()]
+
+    def begin(self, parameters: Sequence[LaidParameter], modules: Sequence[NamedModule], batch: int) -> None:
+        """The model is as it is from now on."""
+        places = {
+            f"{named.names[0]}.{name}" if named.names[0] else name: (named, name)
+            for named in modules
+            for name in named.module._parameters
+        }
+        known = self._known
+        self._known = {}
+        for laid in parameters:
+            name = laid.row.parameter
+            if laid.row.is_trainable and name in places and (own := laid.own()) is not None and own.numel():
+                fresh = _Unmoved(*places[name], laid, batch)
+                fresh.since = self._steps.done
+                before = known.get(name)
+                is_same = before is not None and before.parameter is fresh.parameter
+                if before is not None and is_same:
+                    before.laid = laid
+                self._known[name] = before if before is not None and is_same else fresh
+
+    def see(self, parameters: Sequence[LaidParameter], pairs: Sequence[Pair]) -> None:
+        """Takes the checksums of parameters between two steps."""
+        for laid, pair in zip(parameters, pairs, strict=True):
+            one = self._known.get(laid.row.parameter)
+            if one is None or one.laid is not laid:
+                continue
+            if one.first is None and pair != (-1, -1):
+                one.first = pair
+            elif one.first != pair:
+                del self._known[laid.row.parameter]
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Looks at the gradients that an optimizer is about to step upon."""
+        done = self._steps.done
+        if not self._known or done < LOOK_EVERY or done % LOOK_EVERY:
+            return
+        is_first, self._looked_at = done != self._looked_at, done
+        rates = {id(value): _rate(group) for group in optimizer.param_groups for value in group["params"]}
+        found: dict[torch.device, list[tuple[_Unmoved, Tensor]]] = {}
+        for one in [*self._known.values()][:MOST]:
+            rate = rates.get(id(one.parameter))
+            if rate is None and not is_first:
+                continue
+            if rate is not None and (rate > one.rate or not rate):
+                one.rate = max(rate, one.rate)
+                one.begin_anew(done)
+            gradient = _values_of(getattr(one.parameter, "grad", None))
+            if gradient is not None and gradient.numel():
+                found.setdefault(gradient.device, []).append((one, gradient.any()))
+        for group in found.values():
+            flags, event = to_host(torch.stack([flag for _, flag in group]))
+            self._grown.append(([one for one, _ in group], flags, event))
+
+    def after_step(self, optimizer: Optimizer, batch: int) -> None:
+        """Looks at what has come, and at parameters that are suspected."""
+        if not self._known:
+            return
+        self._collect()
+        self._say(batch)
+        ripe = [one for one in self._known.values() if self._is_ripe(one)]
+        if not ripe:
+            return
+        if any(one.holders is None for one in ripe) and self._steps.done - self._searched_at >= SEARCH_EVERY:
+            self._searched_at = self._steps.done
+            self._find_holders([one for one in ripe if one.holders is None])
+        checked = [
+            one
+            for one in ripe
+            if one.holders is not None and (not one.holders or any(other() is optimizer for other in one.holders))
+        ]
+        if checked:
+            lanes = Lanes(len(checked))
+            lanes.write((number, one.laid.own(), 0) for number, one in enumerate(checked))
+            lanes.send()
+            self._checks.append((checked, lanes))
+            self._say(batch)
+
+    def _find_holders(self, ripe: list[_Unmoved]) -> None:
+        """An optimizer that has not stepped yet may change its parameters later."""
+        optimizers = [*_optimizers()]
+        for one in ripe:
+            parameter = one.parameter
+            holders = [
+                other
+                for other in optimizers
+                if any(value is parameter for group in other.param_groups for value in group["params"])
+            ]
+            one.holders = [ref(other) for other in holders if self._steps.of(other)]
+            is_precise = (
+                parameter is not None and parameter.dtype.itemsize > 2
+            )  # then what is rounded away is next to nothing
+            if (holders and not one.holders) or (one.holders and is_precise):
+                self._known.pop(one.laid.row.parameter, None)
+                one.holders = None
+
+    def _is_ripe(self, one: _Unmoved) -> bool:
+        return one.graded >= LOOKS and self._steps.done - one.since >= STEPS and one.first is not None
+
+    def _collect(self) -> None:
+        while self._grown and ((event := self._grown[0][2]) is None or event.query()):
+            looked_at, flags, _ = self._grown.pop(0)
+            for one, has_gradient in zip(looked_at, flags.tolist(), strict=True):
+                one.graded += has_gradient
+
+    def _say(self, batch: int) -> None:
+        while self._checks and self._checks[0][1].is_ready:
+            checked, lanes = self._checks.pop(0)
+            for one, pair in zip(checked, lanes.pairs(), strict=True):
+                name = one.laid.row.parameter
+                if self._known.pop(name, None) is not None and pair == one.first:
+                    named = one.named
+                    self._notify(
+                        Notice(
+                            NoticeKind.NEVER_CHANGED,
+                            named.names[0],
+                            class_name(named.module),
+                            one.name,
+                            one.laid.row.dtype,
+                            one.batch,
+                            batch,
+                            float(self._steps.number),
+                            0.0,
+                        )
+                    )
+
+
+def _values_of(gradient: Any) -> Tensor | None:
+    """Some of a gradient's values on this rank."""
+    if not isinstance(gradient, Tensor):
+        return None
+    values = local(gradient.detach())
+    if values.layout is torch.sparse_coo:
+        values = values._values()
+    if values.layout is not torch.strided:
+        return None
+    while values.numel() > MAX_READ and values.dim():
+        values = values[: max(1, MAX_READ * len(values) // values.numel())] if len(values) > 1 else values[0]
+    return values
+
+
+def _optimizers() -> Iterator[Optimizer]:
+    """All optimizers of the process, also those that have not stepped."""
+    classes = {Optimizer}
+    while further := {below for known in classes for below in known.__subclasses__()} - classes:
+        classes |= further
+    for one in gc.get_objects():
+        if type(one) in classes and isinstance(getattr(one, "param_groups", None), list):
+            yield one
+
+
+def _rate(group: dict[str, Any]) -> float:
+    """The learning rate of a group; 1 if the host does not know it."""
+    rate = group.get("lr", 1.0)
+    return 1.0 if isinstance(rate, Tensor) and not rate.is_cpu else float(rate)

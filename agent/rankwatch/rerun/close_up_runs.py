@@ -1,0 +1,319 @@
+"""The close-up: after the TRIP is sent, runs the forward that tripped again. Does it recur, and in which precision is it finite?
+
+It is bounded in time and memory, and an error in it is a line in the report.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..measure.extremes import dtype_name
+from ..shared.types.closeup import CloseUp, Precision
+from ..shared.types.frame import Kind, State
+from ..shared.types.trip import Operator
+from .arguments import reading_of, state_of_tensor
+from .backward_rerun import RootRun, forward_of, run_batch_again, run_wide
+from .capsule.capsule import CapsuleWritten
+from .capsule.gpu_name import describe_gpus
+from .careful import Careful, Stopped, tensors, uncollected
+from .forward import Forward, run_again
+from .limit import Limit
+from .narrowed import keep_inner
+from .repetition import UNKNOWN, Repeated, describe_error, repeat
+
+log = logging.getLogger(__name__)
+
+RUNS = 3
+"""The forward is run again this often; the repetition before the TRIP is the first time."""
+
+SWITCH_INTERVAL = 0.0005
+"""Python's, meanwhile: the thread that talks to the collector acknowledges the abort."""
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+WIDE = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a close-up looks at: the forwards that can be run again, and what the repetition before the TRIP found.
+
+    ``was_given``: the operator that it found only read what was bad before. ``note`` is why there is nothing to run.
+    ``output`` is what was bad, if it is at hand.
+    """
+
+    forwards: Sequence[Forward] = ()
+    forward: Forward | None = None
+    repeated: Repeated = UNKNOWN
+    was_given: bool = False
+    is_compiled: bool = False
+    note: str = ""
+    output: Any = None
+    again: tuple[RootRun, Sequence[Tensor]] | None = None
+    """Of a gradient: the forward of the root whose backward is run again, and the parameters."""
+
+
+NOTHING = Subject()
+
+
+Keep = Callable[[Forward, float], CapsuleWritten]
+"""Writes the capsule of a forward, until then by ``time.monotonic``."""
+
+
+@uncollected()
+def look_closer(
+    subject: Subject,
+    seconds: float,
+    wanted: Callable[[], bool],
+    name: Callable[[nn.Module], str],
+    keep: Keep | None = None,
+) -> CloseUp:
+    """The close-up, within ``seconds``.
+
+    Args:
+        wanted: whether anybody still waits for it.
+        name: the name of a module.
+        keep: None: no capsule is wanted.
+    """
+    until = time.monotonic() + seconds
+    look = _Look(subject, until, wanted, name)
+    found = CloseUp()
+    steps: list[Callable[[CloseUp], CloseUp]] = [lambda _: look.all()]
+    if keep is not None:
+        steps.append(lambda found: _kept(found, look, keep, until) if wanted() else found)
+    steps.append(lambda found: replace(found, machine=describe_gpus(_devices(subject.forwards))))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    try:
+        for step in steps:
+            try:
+                found = step(found)
+            except Exception as error:
+                log.debug("a part of the close-up failed", exc_info=True)
+                found = replace(found, note="; ".join(filter(None, (found.note, describe_error(error)))))
+    finally:
+        sys.setswitchinterval(before)
+    return found
+
+
+def _devices(forwards: Sequence[Forward]) -> set[torch.device]:
+    given = [value for one in forwards for value in (*tensors([one.args, one.kwargs]), *one.module.parameters())]
+    return {value.device for value in given}
+
+
+def _kept(found: CloseUp, look: _Look, keep: Keep, until: float) -> CloseUp:
+    """With the capsule of the forward, or why there is none."""
+    forward = look.forward
+    if forward is None:  # the note says why it was not run again
+        return replace(found, note="; ".join(filter(None, (found.note, "so there is no capsule"))))
+    if forward.refusal or look.communicates:
+        return found
+    written = (keep_inner(forward, keep, until) if look.is_inner else None) or keep(forward, until)
+    if written.path is not None:
+        return replace(found, capsule=str(written.path))
+    return replace(found, note="; ".join(filter(None, (found.note, f"capsule: {written.why_not}"))))
+
+
+class _Look:
+    def __init__(self, subject: Subject, until: float, wanted: Callable[[], bool], name: Callable[[nn.Module], str]) -> None:
+        self.forward = subject.forward or next(iter(subject.forwards), None)
+        """The forward that was bad again, or whose backward was."""
+        if subject.again is not None:
+            self.forward = forward_of(subject.again[0])
+        self.is_inner = False
+        """Whether it was bad by an operator of the module inside of it alone."""
+        self._subject = subject
+        self._until = until
+        self._wanted = wanted
+        self._name = name
+        self.communicates = subject.repeated.communicates
+        """Whether the forward comes to a collective: it cannot be run elsewhere."""
+        self._took = 0.0
+        """The seconds of the longest forward that was run again here."""
+        self._largest = 0
+        """The bytes of its largest operator."""
+        self._grad = False
+        self._notes: list[str] = []
+
+    def all(self) -> CloseUp:
+        subject, forward = self._subject, self._subject.forward
+        repeated = subject.repeated
+        if subject.again is not None:
+            return self._of_gradient(*subject.again)
+        if forward is None:
+            return CloseUp(note=subject.note)
+        if subject.was_given or (repeated.is_late and repeated.recurred is None):
+            repeated, forward = self._look_around(repeated, forward)
+            self.forward = forward or self.forward
+        if forward is None:
+            return CloseUp(operator=self._operator(repeated), note=repeated.note)
+        if repeated.recurred is None:
+            return CloseUp(operator=self._operator(repeated), note=f"not run again: {repeated.note}")
+        self._grad = repeated.grad
+        self.is_inner = isinstance(forward.inner, nn.Module) and forward.inner in repeated.modules and repeated.given is None
+        recurred, of = self._recurrence(forward, repeated.recurred)
+        look = forward
+        precision = self._precision(lambda dtype: self._run_wide(look, dtype), forward.module) if recurred else ()
+        return CloseUp(
+            operator=self._operator(repeated),
+            recurred=recurred,
+            of=of,
+            precision=precision,
+            note="; ".join(dict.fromkeys(self._notes)),
+            is_eager=subject.is_compiled,
+        )
+
+    def _of_gradient(self, run: RootRun, parameters: Sequence[Tensor]) -> CloseUp:
+        """How often a gradient was bad again, and in which precision the backward of this batch is finite."""
+        recurred, of = 1, 1
+        while of < RUNS and self._has_time():
+            start = time.monotonic()
+            ran = run_batch_again(run, parameters, lambda *call: None, Limit(self._until))
+            self._took = max(self._took, time.monotonic() - start)
+            if not ran.gradients:
+                self._notes.append("there was no time to run it more often")
+                break
+            # A backward needs all that the forward made, and the gradients of the parameters.
+            self._largest = (ran.made + 2 * sum(value.numel() * value.element_size() for value in parameters)) // 4
+            of += 1
+            recurred += ran.is_bad
+        precision = self._precision(lambda dtype: self._gradients_in(run, parameters, dtype), run.entry.module)
+        return CloseUp(
+            self._operator(self._subject.repeated),
+            recurred,
+            of,
+            precision,
+            note="; ".join(self._notes),
+            is_eager=self._subject.is_compiled,
+        )
+
+    def _gradients_in(self, run: RootRun, parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor] | None:
+        ran = run_wide(run, parameters, dtype, Limit(self._until), self._wanted)
+        if not ran.gradients:
+            self._notes.append(f"in {dtype_name(dtype)}: {ran.note}")
+        return [value for value in ran.gradients if value is not None] or None
+
+    def _operator(self, repeated: Repeated) -> Operator | None:
+        operator = repeated.operator
+        if operator is None or (repeated.given is not None and self._subject.was_given):
+            return None
+        inner = next((name for module in repeated.modules if (name := self._name(module))), "")
+        return replace(operator, module=inner)
+
+    def _look_around(self, repeated: Repeated, forward: Forward) -> tuple[Repeated, Forward | None]:
+        """What the module was given was bad before: looks for its origin in the root's forward. Or there was no time before."""
+        around = [one for one in self._subject.forwards if one is not forward] if self._subject.was_given else [forward]
+        found, which = repeat(around, Limit(self._until), self._wanted) if around else (repeated, None)
+        if found.recurred and found.operator is not None and found.given is None:
+            return found, which
+        if not self._subject.was_given:
+            return found, which
+        return repeated._replace(operator=None, note="what was bad was there before this forward"), None
+
+    def _recurrence(self, forward: Forward, first: bool) -> tuple[int, int]:
+        """How often it was bad again, of how often it was run. The repetition was the first time."""
+        recurred, of = int(first), 1
+        while of < RUNS and self._has_time():
+            mode = Careful([*forward.module.buffers()], Limit(self._until), self._wanted)
+            outputs = self._run(forward, mode)
+            if outputs is None:
+                break
+            of += 1
+            recurred += any(state_of_tensor(value) is not State.FINITE for value in outputs)
+        return recurred, of
+
+    def _has_time(self) -> bool:
+        """Whether another forward fits in the time that is left. If not, the note says so."""
+        if not self._wanted():
+            return False
+        has_time = time.monotonic() + self._took < self._until
+        if not has_time:
+            self._notes.append(f"no time for more: one forward takes {self._took:.2g} s")
+        return has_time
+
+    def _run(self, forward: Forward, mode: Careful) -> list[Tensor] | None:
+        """The outputs of another run; None if it failed, and then the note says why."""
+        start = time.monotonic()
+        try:
+            outputs, _ = run_again(forward, mode, grad=self._grad)
+        except Stopped as stop:
+            self._notes.append(f"stopped: {stop}")
+            return None
+        except Exception as error:  # noqa: BLE001  a line in the report
+            self._notes.append(describe_error(error))
+            return None
+        self._took = max(self._took, time.monotonic() - start)
+        self._largest = max(self._largest, mode.largest)
+        return outputs
+
+    def _precision(self, run: Callable[[torch.dtype], list[Tensor] | None], module: nn.Module) -> tuple[Precision, ...]:
+        found: list[Precision] = []
+        for dtype in WIDE:
+            if not self._has_time() or not self._has_memory(dtype, module):
+                break
+            outputs = run(dtype)
+            if outputs is None:
+                continue
+            if any(_is_wider(value.dtype, dtype) for value in outputs):
+                continue  # it is computed in a wider dtype anyway
+            readings = [reading_of("output", Kind.OUTPUT, value) for value in outputs if value.numel()]
+            bad = [one.state for one in readings if one.state in (State.NAN, State.INF)]
+            state = State.NAN if State.NAN in bad else State.INF if bad else State.FINITE
+            highest = max((one.abs_max for one in readings), default=0.0)
+            found.append(Precision(dtype_name(dtype), state, highest if state is State.FINITE else 0.0))
+        return tuple(found)
+
+    def _run_wide(self, forward: Forward, dtype: torch.dtype) -> list[Tensor] | None:
+        from .wider import Wider, plain_kernels
+
+        notes = list(self._notes)
+        for with_weights in (False, True):
+            mode = Wider(dtype, [*forward.module.buffers()], Limit(self._until), self._wanted, with_weights=with_weights)
+            args, kwargs = mode.widened((forward.args, forward.kwargs))
+            with plain_kernels():
+                outputs = self._run(replace(forward, args=args, kwargs=kwargs), mode)
+            if outputs is not None:
+                self._notes = notes
+                return outputs
+            if mode.stopped:
+                break
+        self._notes = [*notes, f"in {dtype_name(dtype)}: {self._notes[-1]}"]
+        return None
+
+    def _has_memory(self, dtype: torch.dtype, module: nn.Module) -> bool:
+        """Whether the largest operator fits in a wider dtype, several times over."""
+        free = _free_memory(module)
+        has_memory = free is None or 4 * self._largest * dtype.itemsize / 2 < free
+        if not has_memory:
+            self._notes.append(f"not run in {dtype_name(dtype)}: too little memory is free")
+        return has_memory
+
+
+def _is_wider(dtype: torch.dtype, other: torch.dtype) -> bool:
+    size = dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
+    return dtype.is_floating_point and size > other.itemsize
+
+
+def _free_memory(module: nn.Module) -> float | None:
+    """The bytes that are free where a module runs; None if that is not known."""
+    device = next((value.device for value in module.parameters()), torch.device("cpu"))
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    found = []
+    try:
+        line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+        found.append(1024.0 * int(line.split()[1]))
+        limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        found += [float(limit) - float(used)] if limit != "max" else []
+    except (OSError, StopIteration):
+        log.debug("the free memory is not known", exc_info=True)
+    return min(found, default=None)

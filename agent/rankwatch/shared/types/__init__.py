@@ -1,0 +1,1 @@
+"""Data types: frames, trips, notices, fingerprints, messages, options. Standard library only."""

@@ -1,0 +1,281 @@
+"""The options of ``watch``: the argument, then the ``RANKWATCH_*`` environment, then the file that RANKWATCH_CONFIG names.
+
+An option that has its default value in one of them is taken from the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from ...errors import TrainingAborted, UsageError
+from ..str_enum import StrEnum
+from .tuning import Check
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+log = logging.getLogger(__name__)
+
+
+class Policy(StrEnum):
+    """Which non-finite readings trip.
+
+    FIRST (the default): outputs, own parameters, marked tensors, the loss, and the gradients that a module's backward computes. A
+    non-finite input or buffer (an additive ``-inf`` attention mask, say) is evidence, but does not trip. Nor does a
+    non-finite gradient that a module receives, except the root module's: that one comes from the loss.
+
+    STRICT: also positional inputs, as in the Hugging Face detector; every gradient; and a nan in a buffer or keyword input,
+    which that detector does not read. An inf there is mostly a mask: torch's own transformer layers pass theirs by keyword.
+
+    OFF: nothing trips; readings are only measured and sent.
+    """
+
+    FIRST = "first"
+    STRICT = "strict"
+    OFF = "off"
+
+
+class Capsule(StrEnum):
+    """What the rank of a trip writes, so that ``rankwatch replay`` can run the bad forward again.
+
+    ON: the module, with what it was given.
+
+    NO_INPUTS: the module alone. Of what it was given, shapes and ranges: replay draws numbers like these.
+
+    OFF: nothing.
+    """
+
+    ON = "on"
+    NO_INPUTS = "no-inputs"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The options of one watch; ``watch`` says what each means."""
+
+    max_frames_to_save: int = 21
+    trace_batch_nums: frozenset[int] = frozenset()
+    abort_after_batch_num: int | None = None
+    policy: Policy = Policy.FIRST
+    ignore: tuple[str, ...] = ()
+    check: Check | None = None
+    every: int = 1
+    modules: tuple[str, ...] = ()
+    weights_every: int = 16
+    fingerprints: int = 16
+    gradients: bool = False
+    guard: bool = True
+    loss_scale: Callable[[], float] | None = None
+    max_scale_shrinks: int = 10
+    first_batch: int = 0
+    closeup: float = 2.0
+    capsule: Capsule = Capsule.ON
+    capsule_mib: int = 2048
+    stop: Callable[[TrainingAborted], None] | None = None
+    connection: str | None = None
+
+
+MOST_SECONDS = 3600.0
+"""Of a close-up: the report waits for it."""
+
+FUNCTIONS = frozenset({"loss_scale", "stop"})
+"""Options that only an argument can set."""
+
+
+def is_disabled(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether ``RANKWATCH_MODE=disabled`` switches every watch off. Raises UsageError for an unknown mode."""
+    mode = (os.environ if environ is None else environ).get("RANKWATCH_MODE", "")
+    if mode not in ("", "enabled", "disabled"):
+        raise UsageError(f"RANKWATCH_MODE={mode!r}: expected enabled or disabled")
+    return mode == "disabled"
+
+
+def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
+    """The configuration from ``arguments``; options with their default value come from ``RANKWATCH_<NAME>`` or the file.
+
+    In the environment, commas separate the items of a list: ``RANKWATCH_TRACE_BATCH_NUMS=149,150``. ``RANKWATCH_CONFIG`` is
+    the path of the file, which is TOML: ``trace_batch_nums = [149, 150]``.
+
+    Raises:
+        UsageError: a value does not fit its option, or the file cannot be used; the text names the option and its source.
+    """
+    env = os.environ if environ is None else environ
+    _warn_of_unknown(env)
+    path = env.get("RANKWATCH_CONFIG", "")
+    in_file = read_file(Path(path)) if path else {}
+    values: dict[str, Any] = {}
+    for option in fields(Config):
+        name, check = option.name, _CHECKS[option.name]
+        variable = f"RANKWATCH_{name.upper()}"
+        argument = arguments.get(name, option.default)
+        given = check(argument, f"{name}={argument!r}")
+        if given == option.default and env.get(variable):
+            text = env[variable]
+            given = check(_PARSE.get(name, _text)(text), f"{variable}={text!r}")
+        elif given == option.default and name in in_file:
+            given = check(in_file[name], f"{path}: {name} = {in_file[name]!r}")
+        values[name] = given
+    return Config(**values)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The options in a TOML file. Only their names are checked.
+
+    Raises:
+        UsageError: the file cannot be read, is no TOML, or has an option that does not exist.
+    """
+    try:
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the options in {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"the options in {path} are no TOML: {error}") from None
+    known = sorted(_CHECKS.keys() - FUNCTIONS)
+    for name in found:
+        if name not in known:
+            nearest = get_close_matches(name, known, n=1, cutoff=0)[0]
+            raise UsageError(f"{path}: {name} is no option of rankwatch; did you mean {nearest}?")
+    return found
+
+
+# Options of the command line and of the job; the options of watch() are the fields of Config.
+_FURTHER = (
+    "JOB", "LISTEN", "ADDRESS", "CONNECTION_FILE", "RUNS_DIR", "HEARTBEAT", "DECISION_WINDOW", "ABORT_GRACE", "HOLD_LIMIT",
+    "ON_LOST", "STALL_AFTER", "ON_STALL", "ON_DESYNC", "ON_VERDICT", "ARCHIVE", "LOG_FORMAT", "STATUS", "FRAMES", "METRICS",
+    "HOST", "PORT",
+    "MODE", "CONFIG", "ATTACH", "START", "LAUNCH", "SEAT",
+)  # fmt: skip
+
+
+def _warn_of_unknown(env: Mapping[str, str]) -> None:
+    known = {f"RANKWATCH_{name}" for name in (*_FURTHER, *(field.name.upper() for field in fields(Config)))}
+    for variable in env:
+        if variable.startswith("RANKWATCH_") and variable not in known:
+            nearest = get_close_matches(variable, known, n=1, cutoff=0)
+            log.warning("rankwatch: %s is no option and does nothing; did you mean %s?", variable, nearest[0])
+
+
+def _text(value: str) -> Any:
+    return value
+
+
+def _split(value: str) -> list[str]:
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _whole(value: Any, where: str, least: int) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{where}: expected a whole number") from None
+    if isinstance(value, float) or number < least:
+        raise UsageError(f"{where}: expected a whole number of at least {least}")
+    return number
+
+
+def _seconds(value: Any, where: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if isinstance(value, bool) or not 0.0 <= number <= MOST_SECONDS:
+        raise UsageError(f"{where}: expected seconds, from 0 (none) to {MOST_SECONDS:g}")
+    return number
+
+
+def _batches(value: Any, where: str) -> frozenset[int]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise UsageError(f"{where}: expected batch numbers, such as [149, 150]")
+    return frozenset(_whole(item, where, 0) for item in value)
+
+
+def _policy(value: Any, where: str) -> Policy:
+    try:
+        return Policy(value)
+    except ValueError:
+        raise UsageError(f"{where}: expected one of {', '.join(policy.value for policy in Policy)}") from None
+
+
+def _check(value: Any, where: str) -> Check | None:
+    if value is None:
+        return None
+    try:
+        return Check(value)
+    except ValueError:
+        raise UsageError(f"{where}: expected one of {', '.join(check.value for check in Check)}") from None
+
+
+def _capsule(value: Any, where: str) -> Capsule:
+    try:
+        return Capsule(value)
+    except ValueError:
+        raise UsageError(f"{where}: expected one of {', '.join(one.value for one in Capsule)}") from None
+
+
+def _flag(value: Any, where: str) -> bool:
+    words = {True: True, False: False, "1": True, "0": False, "true": True, "false": False}
+    known = value.lower() if isinstance(value, str) else value
+    if known not in words:
+        raise UsageError(f"{where}: expected true or false")
+    return words[known]
+
+
+def _loss_scale(value: Any, where: str) -> Callable[[], float] | None:
+    if value is None or callable(value):
+        return value  # type: ignore[no-any-return]
+    raise UsageError(f"{where}: expected a function without arguments that returns the scale in use")
+
+
+def _stop(value: Any, where: str) -> Callable[[TrainingAborted], None] | None:
+    if value is None or callable(value):
+        return value  # type: ignore[no-any-return]
+    raise UsageError(f"{where}: expected a function that is given the exception, and has the training stop")
+
+
+def _patterns(value: Any, where: str) -> tuple[str, ...]:
+    given = value if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else [None]
+    patterns = tuple(given)
+    if not all(isinstance(item, str) for item in patterns):
+        raise UsageError(f"{where}: expected a list of name patterns, such as ['*.attn_mask']")
+    return patterns
+
+
+def _optional_path(value: Any, where: str) -> str | None:
+    if value is None or isinstance(value, (str, os.PathLike)):
+        return None if value is None else os.fspath(value)
+    raise UsageError(f"{where}: expected the path of a connection file")
+
+
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "max_frames_to_save": lambda value, where: _whole(value, where, 1),
+    "trace_batch_nums": _batches,
+    "abort_after_batch_num": lambda value, where: None if value is None else _whole(value, where, 0),
+    "policy": _policy,
+    "ignore": _patterns,
+    "check": _check,
+    "every": lambda value, where: _whole(value, where, 1),
+    "modules": _patterns,
+    "weights_every": lambda value, where: _whole(value, where, 0),
+    "fingerprints": lambda value, where: _whole(value, where, 0),
+    "gradients": _flag,
+    "guard": _flag,
+    "loss_scale": _loss_scale,
+    "max_scale_shrinks": lambda value, where: _whole(value, where, 1),
+    "first_batch": lambda value, where: _whole(value, where, 0),
+    "closeup": _seconds,
+    "capsule": _capsule,
+    "capsule_mib": lambda value, where: _whole(value, where, 1),
+    "stop": _stop,
+    "connection": _optional_path,
+}
+_PARSE: dict[str, Callable[[str], Any]] = {"trace_batch_nums": _split, "ignore": _split, "modules": _split}

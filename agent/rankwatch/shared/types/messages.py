@@ -1,0 +1,332 @@
+"""The messages between ranks, control clients and the collector. ``wire.py`` encodes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .closeup import CloseUp
+from .fingerprint import Fingerprint, FingerprintTable
+from .frame import BEGINNING, BatchSummary, FrameTable, Moment
+from .gpu import NO_GPU, Gpu
+from .notice import Notice
+from .stream_limit import WINDOW
+from .trip import Trip
+from .tuning import NO_CHANGE, Tuning
+
+MAX_STACK_LINES, MAX_STACK_LINE = 96, 240
+"""Of the answer of a rank that was asked where it is: lines, and characters of each."""
+
+MAX_START = 64
+"""Characters of a start id."""
+
+AHEAD = 0
+"""The sequence number of the copy of a TRIP or CLOSEUP that goes ahead of its rank's batches. The message comes in its turn."""
+
+LISTEN_AFTER = 8.0
+"""Seconds after the last turn of a rank's link, after which its stand-in is started: less than the usual grace of an abort."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Rank to collector, first on every connection. ``incarnation``, random per watch, tells a reconnect from a restart.
+
+    ``start`` is the id of the launch that the rank belongs to, the same on all of its ranks; empty: unknown. ``launch`` is the id
+    of the ``rankwatch run`` that started the process, if one did. ``model`` numbers the models of the process from 0 on. ``age``
+    is in seconds since the process started (0: unknown): it tells the older of two starts. ``stage`` is the rank's stage in a
+    pipeline, from 0 on; NO_STAGE without a pipeline. ``gpu`` is the one that the model is on.
+    """
+
+    major: int
+    minor: int
+    job: str
+    restart: int
+    rank: int
+    world_size: int
+    local_rank: int
+    host: str
+    pid: int
+    device: str
+    torch: str
+    incarnation: str
+    stage: int
+    gpu: Gpu = NO_GPU
+    start: str = ""
+    model: int = 0
+    age: float = 0.0
+    launch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Collector to rank: its run, the run's intervals in seconds, and the last sequence number that is in the record.
+
+    ``folder`` is the absolute path of the run's folder on the collector's host. A rank on another host may not see it, or may
+    see another folder there: the run's has the file ``run.db``. ``host`` is the collector's host: ranks there need no stand-in.
+    ``window``: bytes (``window.py``). Only while the collector has fewer of this rank's batches and fingerprints still to handle,
+    the rank sends another one.
+    """
+
+    run: str
+    heartbeat: float
+    decision_window: float
+    seq: int
+    folder: str = ""
+    host: str = ""
+    window: int = WINDOW
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    table: FrameTable
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    seq: int
+    summary: BatchSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Tripped:
+    seq: int
+    trip: Trip
+
+
+@dataclass(frozen=True, slots=True)
+class LookedCloser:
+    """Rank to collector, after a TRIP that announced it: what the rank found when it ran the bad forward or backward again."""
+
+    seq: int
+    closeup: CloseUp
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    seq: int
+    notice: Notice
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """Rank to collector, before the first fingerprint of this table."""
+
+    table: FingerprintTable
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprinted:
+    seq: int
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Off:
+    """Rank to collector: by this error of its own, the watch judges nothing any more. The process trains on."""
+
+    seq: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Rank to collector, every heartbeat, in answer to a probe, and when ``holds`` changes.
+
+    ``holds``: the rank asks an abort to wait. ``orphaned``: the torchrun that started it has ended.
+    """
+
+    moment: Moment
+    phase: str
+    queued: int
+    dropped: int
+    time: float
+    holds: bool = False
+    orphaned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Collector to rank: send a BEAT as soon as you have passed this moment, or now if you have."""
+
+    moment: Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Collector to rank, which stalls or waits for one that does: say where your threads are. Repeated until answered."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """Rank to collector: the answer to the INSPECT of this number. ``waits``: what the main thread is in, in one line.
+
+    ``lines``: each thread with its frames, the innermost first.
+    """
+
+    number: int
+    waits: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Collector to rank, repeated until acknowledged: stop. ``rank`` is the culprit (-1: none).
+
+    ``time``: when it tripped; 0: it did not, but replicas came apart. ``hold_limit``: seconds for which work that the rank
+    holds is waited for, and only then the ``grace`` begins. ``batch``, ``module`` and ``cause`` are the verdict's; without
+    one, the cause is empty.
+    """
+
+    reason: str
+    rank: int
+    time: float
+    grace: float
+    hold_limit: float = 0.0
+    batch: int = -1
+    module: str = ""
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """Collector to rank, after ABORT: a rank holds work, which torchrun would cut if this process ended now.
+
+    ``seconds``: how long to stay at most; 0: it may go, and its grace begins.
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Stand-in of a rank to collector, again and again: the rank's link does not turn, since something keeps its GIL."""
+
+    run: str
+    rank: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Collector to a rank's stand-in: the grace of an abort that the rank does not hear is over; end its process."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Collector to rank: all messages up to ``seq`` are in the record, and those up to ``handled`` are handled.
+
+    Rank to collector (``abort``): the ABORT arrived.
+    """
+
+    seq: int
+    abort: bool
+    handled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """Rank to collector, last. See OUTCOMES; ``text`` is the exception of ``failed`` and the reason of ``limit``.
+
+    All that the rank ran before ``moment`` is judged.
+    """
+
+    seq: int
+    outcome: str
+    text: str
+    moment: Moment = BEGINNING
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Collector to rank: a message was refused. ``remedy``: ``none``, ``hello`` (send HELLO again), ``stop`` (give up)."""
+
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tune:
+    """Options that change while the training runs.
+
+    Control client to collector: for the run of this name, or for all runs under way where ``run`` is empty; answered by TUNED or
+    ERROR. Collector to rank: all changes in its run so far.
+    """
+
+    run: str = ""
+    tuning: Tuning = NO_CHANGE
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """Collector to control client: the runs that were tuned, and how many of their ranks were sent the change at once.
+
+    ``mistyped``: what is to be said of patterns that match nothing.
+    """
+
+    runs: tuple[str, ...]
+    ranks: int
+    mistyped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """Control client to collector: asks for the keys of this job; answered by INVITED or ERROR."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Invited:
+    """Collector to control client: the keys for the job's ranks (CURVE, Z85). The link is encrypted."""
+
+    job: str
+    client_public: str
+    client_secret: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A message of a kind that a newer minor version added: only its name is decoded, and it is ignored."""
+
+    kind: str
+
+
+Message: TypeAlias = (
+    Hello
+    | Welcome
+    | Table
+    | Batch
+    | Tripped
+    | LookedCloser
+    | Noticed
+    | Fingerprints
+    | Fingerprinted
+    | Off
+    | Beat
+    | Probe
+    | Inspect
+    | Inspected
+    | Abort
+    | Stay
+    | Listen
+    | End
+    | Ack
+    | Bye
+    | Error
+    | Tune
+    | Tuned
+    | Invite
+    | Invited
+    | Unknown
+)
+Sequenced: TypeAlias = Batch | Tripped | LookedCloser | Noticed | Fingerprinted | Off | Bye
+"""Messages with a sequence number: they stay in the rank's spool until they are acknowledged."""
+
+# How a rank ended: close(); the process without close(); an exception; an abort; after the batch that was asked for.
+OUTCOMES = frozenset({"finished", "ended", "failed", "aborted", "limit"})
+REMEDIES = frozenset({"none", "hello", "stop"})
+PHASES = frozenset({"idle", "forward", "backward", "optimizer"})

@@ -1,0 +1,146 @@
+"""A trip: a frame that broke the policy, with the evidence of its cause; and the causes that it can have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..str_enum import StrEnum
+from .frame import Frame, Position, Reading
+
+
+class Cause(StrEnum):
+    """Why a frame tripped."""
+
+    OVERFLOW = "overflow"
+    """Inputs and weights were finite, and their product, sum or exp was beyond the dtype."""
+    INVALID = "invalid"
+    """Inputs and weights were finite, and an operator made nan of them: 0/0, the root of a negative number."""
+    WEIGHT = "weight"
+    """A parameter or buffer of the module, or of one around or below it, was non-finite before this forward."""
+    DATA = "data"
+    """An input of the root module was non-finite."""
+    UPSTREAM = "upstream"
+    """The frame's input was non-finite, and no watched module computed it: it arose between modules."""
+    GRADIENT = "gradient"
+    """The forward was finite, a gradient is not: it arose in the backward."""
+    SINGULAR = "singular"
+    """Inputs and weights were finite, and an operator had no finite value there: 1/0, log 0, 0 to a negative power."""
+    REDUCTION = "reduction"
+    """Each rank's part was finite, and the collective that reduced them made an inf."""
+    DIVERGENCE = "divergence"
+    """The loss left its range on all ranks alike, batches before: no single rank is the culprit."""
+    UNEXPLAINED = "unexplained"
+    """Inputs and weights were finite, their products cannot reach the dtype's end, and a repeated forward was finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadWeight:
+    """A parameter or buffer that was not finite when a frame tripped.
+
+    ``finite_in`` is the last batch in which it was seen finite; -1: none. ``is_here`` tells whether its bad values are in
+    this rank's own shard, or it has none.
+    """
+
+    module: str
+    module_class: str
+    reading: Reading
+    finite_in: int
+    is_here: bool = True
+
+
+class Source(NamedTuple):
+    """A line of the user's code: the innermost one outside of torch. ``text`` is the line itself; empty if it cannot be read."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """The operator that made the bad numbers, in a repeated forward or backward of the culprit's module.
+
+    Its inputs were finite, but for a mask of -inf or the like. ``name`` is torch's, such as ``aten.exp.default``.
+    ``operands`` are what went into its first bad element, one number for each input; empty if it does not work element by
+    element. ``shapes`` are those of the inputs, () for a number. ``source`` is the line that called it. In a backward,
+    ``node`` is autograd's name of the function that ran, such as ``SqrtBackward0``, and ``source`` the line of its forward.
+    ``module`` is the module in which it ran, if that is not the culprit.
+    """
+
+    name: str
+    inputs: tuple[Reading, ...]
+    output: Reading
+    operands: tuple[float, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    source: Source | None = None
+    node: str = ""
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """A frame that broke the policy, with the evidence.
+
+    ``frames`` are the last frames, the tripped one last; ``reading`` is an index into its readings. ``root_inputs`` are the
+    readings of the root module's inputs in this batch. ``shape`` and ``numel`` are the tensor's; ``nan_count`` and
+    ``inf_count`` of its elements are not finite. ``numel`` is 0 if the tensor no longer existed when its reading was judged.
+    ``time`` is Unix seconds of the rank's clock; it orders only torchelastic's error files. ``loss_scale`` is the loss scale
+    of a gradient's batch (0: none was seen).
+
+    ``weights`` are the bad weights: the culprit's module's, then those of modules below it, around it, and of all others.
+    ``harmless`` are the labels of root inputs that were not finite in good batches either, such as a mask of -inf; those of
+    the culprit's own inputs follow its name and a colon.
+    ``collective`` ran in the culprit's module, such as ``all_reduce``: this rank's part of its sum was finite, the sum was
+    inf. ``received`` is one whose sum was nan, so that another rank's part was bad. ``changed`` is the module whose finite
+    output was changed in place, unseen by autograd, and then was bad as the culprit or its input. All empty: none.
+    ``gradients`` tells whether gradients were watched.
+    ``recurs`` tells whether the repeated forward or backward was bad again; None: it was not repeated.
+    ``guarded`` tells that the gradient guard found it before an optimizer step, which was not taken. ``unfound``: why it is
+    not known where such a gradient came from; empty: this rank ran its batch again, and its own gradient was bad.
+    ``closeup_within`` is the seconds within which a CLOSEUP of this trip follows; 0: none does.
+    ``bad_since`` is the first of the batches in a row whose bad gradients a loss scaler had absorbed before; -1: none.
+    """
+
+    position: Position
+    reading: int
+    frames: tuple[Frame, ...]
+    root_inputs: tuple[Reading, ...]
+    optimizer_step: int
+    shape: tuple[int, ...]
+    numel: int
+    nan_count: int
+    inf_count: int
+    time: float
+    loss_scale: float = 0.0
+    weights: tuple[BadWeight, ...] = ()
+    operator: Operator | None = None
+    harmless: tuple[str, ...] = ()
+    collective: str = ""
+    bad_since: int = -1
+    received: str = ""
+    changed: str = ""
+    gradients: bool = False
+    recurs: bool | None = None
+    closeup_within: float = 0.0
+    guarded: bool = False
+    unfound: str = ""
+
+    @property
+    def has_closeup(self) -> bool:
+        return self.closeup_within > 0
+
+    @property
+    def frame(self) -> Frame:
+        return self.frames[-1]
+
+    @property
+    def culprit(self) -> Reading:
+        return self.frame.readings[self.reading]
+
+    @property
+    def is_from_others(self) -> bool:
+        """Whether the bad values came from other ranks: from their parts of a sum, or from their shards of a weight."""
+        is_elsewhere = bool(self.weights) and not any(weight.is_here for weight in self.weights)
+        return bool(self.collective or self.received) or is_elsewhere

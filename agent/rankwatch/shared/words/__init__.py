@@ -1,0 +1,1 @@
+"""What people read: causes, advice, reports, in words."""

@@ -1,0 +1,297 @@
+"""Finds the model to watch in a script that does not call ``watch``: the outermost modules that it trains.
+
+A module that is called may be a part of a model whose own forward is never called: ``model.encode(x)`` calls the encoder.
+Then the whole model is watched. A module in eval mode is trained if an optimizer has a parameter of it.
+
+The finder wraps ``nn.Module.__call__``, but only up to the call of an outermost module: while that runs, torch is unchanged,
+as torch.compile needs it. When the model begins its third batch, the finder stops, until another optimizer is made; only
+the watch's own hooks remain.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._guards import TracingContext
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import get_worker_info
+
+from ..api.drop_in import remove_their_detector
+from ..api.registry import is_left, open_watches
+from ..api.watch import watch
+from ..api.watch_object import Watch
+from ..errors import RankwatchError
+from ..hook.stage import calling_stage
+from ..measure.modules import unwrap
+from ..shared.types.config import Policy
+
+log = logging.getLogger(__name__)
+
+LOOKED_AT = 3
+"""Batches of the first model, after which all others, of a GAN say, were called as well."""
+
+MAX_MODELS = 4
+"""Further models are not watched: the script calls each layer separately."""
+
+
+class Finder:
+    """Looks for models to watch, until they are found."""
+
+    def __init__(self) -> None:
+        self._call: Callable[..., Any] = nn.Module.__call__
+        self._hook = self._make_hook()
+        self._is_looking = False
+        self._is_inside = False
+        self._found: list[weakref.ref[Watch]] = []
+        self._first: weakref.ref[Watch] | None = None
+        self._began_at = 0  # the batch in which the first one was when it became the first
+        self._is_crowded = False
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._have_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+    def start(self) -> None:
+        """Looks until the models are found, and again when an optimizer is made: another training may begin."""
+        self._look_again()
+        Optimizer.__init__ = self._make_first_hook()  # type: ignore[method-assign]
+
+    def _look_again(self) -> None:
+        if self._is_looking:
+            return
+        self._found = [ref for ref in self._found if ref() is not None]
+        self._first, self._is_crowded = None, False
+        self._is_looking = True
+        if nn.Module.__call__ is not self._call:  # the script has wrapped it; its wrapper stays
+            self._call = nn.Module.__call__
+            self._hook = self._make_hook()
+        nn.Module.__call__ = self._hook  # type: ignore[method-assign]
+        self._after_steps = register_optimizer_step_post_hook(self._after_step)
+
+    def _make_first_hook(self) -> Callable[..., None]:
+        init = Optimizer.__init__
+
+        @wraps(init)
+        def hook(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            self._look_again()
+            try:
+                init(optimizer, *args, **kwargs)
+                self._optimizers.add(optimizer)
+            except BaseException as error:
+                _remove_our_frame(error)
+                raise
+
+        return hook
+
+    def stop(self) -> None:
+        self._is_looking = False
+        if nn.Module.__call__ is self._hook:
+            nn.Module.__call__ = self._call  # type: ignore[method-assign]
+        self._after_steps.remove()
+
+    def _make_hook(self) -> Callable[..., Any]:
+        call = self._call
+
+        def hook(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not self._is_looking or self._is_inside or _is_compiling():
+                return call(module, *args, **kwargs)
+            is_on_top = nn.Module.__call__ is self._hook  # else the script has wrapped it; its wrapper stays
+            self._is_inside = True
+            if is_on_top:
+                nn.Module.__call__ = call  # type: ignore[method-assign]
+            try:
+                self._guarded(self._look_at, module)
+                return call(module, *args, **kwargs)
+            except BaseException as error:
+                _remove_our_frame(error)
+                raise
+            finally:
+                self._is_inside = False
+                if self._is_looking and is_on_top and nn.Module.__call__ is call:
+                    nn.Module.__call__ = self._hook  # type: ignore[method-assign]
+
+        return hook
+
+    def _guarded(self, look: Callable[..., None], *args: Any) -> None:
+        try:
+            look(*args)
+        except RankwatchError:
+            self.stop()
+            raise
+        except Exception:
+            self.stop()
+            log.exception("rankwatch: an error of its own while it looked for the model to watch; nothing is watched")
+
+    def _look_at(self, module: nn.Module) -> None:
+        if not torch.is_grad_enabled() or _is_traced() or get_worker_info() is not None:
+            return
+        root = unwrap(module)
+        if is_left(root):
+            return
+        if not module.training and not self._is_optimized(root):
+            return
+        ours = [watch for ref in self._found if (watch := ref()) is not None]
+        if any(watch not in ours for watch in open_watches()):
+            self.stop()  # the script calls watch itself
+            return
+        if self._first is None:  # a model that was found before may be trained again
+            self._begin_with(next((watch for watch in ours if watch.root is root), None))
+        first = self._first() if self._first is not None else None
+        if first is not None and (root is first.root or _is_part(root, first.root)):
+            # The batch of a forward is counted when it begins, after this; that of a part has begun with another one.
+            if first.batch - self._began_at >= LOOKED_AT - (root is first.root):
+                self._stop_after_all()
+        elif _is_trained(root) and not any(_is_part(root, watch.root) for watch in ours):
+            if calling_stage(module) is None:
+                whole = _whole(root)
+                module, root = (module, root) if whole is root else (whole, whole)
+            if is_left(root):
+                return
+            self._close_parts(root, ours)
+            self._watch(module)
+
+    def _is_optimized(self, root: nn.Module) -> bool:
+        theirs = _parameters_of(*self._optimizers)
+        return any(id(parameter) in theirs for parameter in root.parameters())
+
+    def _begin_with(self, first: Watch | None) -> None:
+        if first is not None:
+            self._first, self._began_at = weakref.ref(first), first.batch
+
+    def _stop_after_all(self) -> None:
+        self.stop()
+        if self._is_crowded:
+            log.warning(
+                "rankwatch: more than %d models are trained in this process; further ones are not watched", MAX_MODELS
+            )
+
+    def _close_parts(self, root: nn.Module, ours: list[Watch]) -> None:
+        """Closes the watches of the root's parts: a model may call its layers while it is made, to learn their shapes."""
+        parts = [watch for watch in ours if _is_part(watch.root, root)]
+        for part in parts:
+            part.close()
+        if parts:
+            self._found = [weakref.ref(watch) for watch in ours if watch not in parts]
+            self._first, self._is_crowded = None, False
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Finds a model that only a compiled function calls, by its optimizer, one batch late: no call of it is seen."""
+        if optimizer in self._have_stepped or self._found or any(open_watches()):
+            return
+        if "zero_grad" in vars(optimizer):  # the script's own
+            return
+        self._have_stepped.add(optimizer)
+        zero_grad = optimizer.zero_grad
+
+        # Not here: torch iterates over the hooks of optimizers, and a watch adds its own.
+        def hook(*args: Any, **kwargs: Any) -> None:
+            if vars(optimizer).get("zero_grad") is hook:  # if not, the script has stored or wrapped it
+                del optimizer.zero_grad
+            self._guarded(self._look_for_model_of, optimizer)
+            zero_grad(*args, **kwargs)
+
+        optimizer.zero_grad = hook  # type: ignore[method-assign]
+
+    def _look_for_model_of(self, optimizer: Optimizer) -> None:
+        if not self._is_looking or self._found or any(open_watches()):
+            return
+        theirs, modules = _parameters_of(optimizer), _all_modules()
+        inner = {id(child) for module in modules for child in module.children()}
+        for module in modules:
+            is_theirs = any(id(parameter) in theirs for parameter in module.parameters())
+            if id(module) not in inner and is_theirs and not is_left(unwrap(module)):
+                self._watch(module, first_batch=1)
+        if self._found:
+            self.stop()
+
+    def _watch(self, module: nn.Module, first_batch: int = 0) -> None:
+        root = unwrap(module)
+        if isinstance(root, torch.jit.ScriptModule):
+            log.warning("rankwatch: a scripted module takes no hooks and is not watched")
+            return
+        if len(self._found) == MAX_MODELS:
+            self._is_crowded = True  # no warning yet: a model that contains these may follow
+            return
+        # With the Trainer's --debug underflow_overflow, ours replaces its detector, with the same policy.
+        policy = Policy.STRICT if remove_their_detector(root) and "RANKWATCH_POLICY" not in os.environ else Policy.FIRST
+        found = watch(calling_stage(module) or module, first_batch=first_batch, policy=policy)
+        found.is_automatic = True
+        self._found.append(weakref.ref(found))
+        if self._first is None:
+            self._begin_with(found)
+
+
+def _remove_our_frame(error: BaseException) -> None:
+    """Removes our frame from a traceback. (In Python 3.10 ``raise`` restores it.)"""
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
+
+
+def _is_compiling() -> bool:
+    """Whether torch compiles now. While torch 2.4 works on a graph, is_compiling() may be False: its context shows it."""
+    return torch.compiler.is_compiling() or TracingContext.try_get() is not None
+
+
+def _is_traced() -> bool:
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+
+
+def _is_trained(root: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in root.parameters())
+
+
+def _is_part(module: nn.Module, of: nn.Module) -> bool:
+    return any(part is module for part in of.modules())
+
+
+def _parameters_of(*optimizers: Optimizer) -> set[int]:
+    """The parameters of optimizers, by ``id``."""
+    return {id(parameter) for made in optimizers for group in made.param_groups for parameter in group["params"]}
+
+
+def _all_modules() -> list[nn.Module]:
+    """All modules of the process. (``isinstance`` would wake up lazy imports.)"""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+
+
+def _whole(part: nn.Module) -> nn.Module:
+    """The outermost model that contains this module, without its wrappers.
+
+    If several models share it, the one whose method is calling it; if none is, the module itself.
+    """
+    parents: dict[int, list[nn.Module]] = {}
+    for module in _all_modules():
+        for child in module._modules.values():
+            if child is not None:
+                parents.setdefault(id(child), []).append(module)
+    whole: dict[int, nn.Module] = {}
+    known, above = {id(part)}, [part]
+    while above:
+        module = above.pop()
+        around = parents.get(id(module), [])
+        if not around:
+            whole[id(unwrap(module))] = unwrap(module)
+        new = [parent for parent in around if id(parent) not in known]
+        known.update(map(id, new))
+        above += new
+    found = [module for module in whole.values() if module is not part and not isinstance(module, torch.jit.ScriptModule)]
+    return found[0] if len(found) == 1 else next((module for module in found if _is_calling(module)), part)
+
+
+def _is_calling(module: nn.Module) -> bool:
+    """Whether a method of this module is on the caller's stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_locals.get("self") is module:
+            return True
+        frame = frame.f_back
+    return False

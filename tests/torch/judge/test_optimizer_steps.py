@@ -1,0 +1,54 @@
+"""Which optimizers are the model's own: each step of each optimizer of the process asks three times."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from rankwatch.judge.optimizer_steps import ASKED_AGAIN, OptimizerSteps
+
+
+class Counted(nn.Linear):
+    """Counts how often its parameters are listed."""
+
+    lists = 0
+
+    def parameters(self, recurse: bool = True):  # type: ignore[no-untyped-def]
+        self.lists += 1
+        return super().parameters(recurse)
+
+
+def test_another_models_optimizer_is_looked_at_rarely() -> None:
+    model = Counted(4, 4)
+    steps, foreign = OptimizerSteps(model), SGD(nn.Linear(4, 4).parameters(), lr=0.1)
+    assert not any(steps.is_ours(foreign) for _ in range(2 * ASKED_AGAIN))
+    assert model.lists == 2
+
+
+def test_a_parameter_that_is_added_to_another_models_optimizer_makes_it_ours_at_once() -> None:
+    model = nn.Linear(4, 4)
+    steps, foreign = OptimizerSteps(model), SGD(nn.Linear(4, 4).parameters(), lr=0.1)
+    assert not steps.is_ours(foreign)
+    foreign.add_param_group({"params": list(model.parameters())})
+    assert steps.is_ours(foreign)
+
+
+def test_a_parameter_that_comes_to_the_model_later_makes_its_optimizer_ours() -> None:
+    model, head = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)
+    steps, foreign = OptimizerSteps(model), SGD(head.parameters(), lr=0.1)
+    assert not steps.is_ours(foreign)
+    model.append(head)
+    asked = [steps.is_ours(foreign) for _ in range(ASKED_AGAIN)]
+    assert asked[-1]
+    steps.count(foreign)
+    assert (steps.done, steps.of(foreign)) == (1, 1)
+
+
+def test_an_optimizer_that_has_stepped_stays_ours() -> None:
+    model = nn.Linear(4, 4)
+    steps, own = OptimizerSteps(model), SGD(model.parameters(), lr=0.1)
+    steps.count(own)
+    model.weight = nn.Parameter(torch.zeros(4, 4))
+    model.bias = nn.Parameter(torch.zeros(4))
+    assert steps.is_ours(own)

@@ -1,0 +1,149 @@
+"""What gloo, NCCL and torch's C++ say, in one clause. The long texts were taken from real jobs and from their issues."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwatch.shared.words.brief import LONGEST, brief
+
+REMOTE = (
+    "DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, remote process exited or there "
+    "was a network error, NCCL version 2.20.5\nncclRemoteError: A call failed possibly due to a network error or a remote "
+    "process exiting prematurely.\nLast error:\nsocketProgressOpt: Call to recv from 10.0.0.1<43213> failed : Connection reset "
+    "by peer"
+)
+STACK = (
+    "\nException raised from recvBytes at ../torch/csrc/distributed/c10d/Utils.hpp:672 (most recent call first):\n"
+    "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x57 (0x7f in /usr/lib/libc10.so)\nframe #1: <unknown>"
+)
+TIMEOUT = (
+    "WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466119168, NumelOut=466119168, Timeout(ms)=600000) ran for 600060 "
+    "milliseconds before timing out."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:10895",
+            "gloo: connection closed by peer 127.0.0.1",
+        ),
+        (
+            "RuntimeError: [/opt/conda/conda-bld/pytorch_1670525551200/work/third_party/gloo/gloo/transport/tcp/pair.cc:598] "
+            "Connection closed by peer [10.0.1.17]:22780. This may be caused by a failure of the remote process",
+            "gloo: connection closed by peer 10.0.1.17",
+        ),
+        (
+            "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:589] Read error [fe80::1]:25266: Connection "
+            "reset by peer",
+            "gloo: read error fe80::1: Connection reset by peer",
+        ),
+        (
+            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv "
+            "operation to complete",
+            "gloo: timed out waiting 1800 s for recv operation to complete",
+        ),
+        (
+            "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:302] op.preamble.length <= op.nbytes. "
+            "8 vs 4",
+            "gloo: another rank sent 8 bytes where 4 were expected: the ranks' tensors or collectives differ",
+        ),
+        (
+            "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:4306: "
+            "Connection reset by peer. This is typically caused by a remote worker hanging or bugs in the application. Check "
+            "the logs of the remote worker before reporting an error. GLHF! \U0001f3d6\ufe0f",
+            "gloo: read error 127.0.0.1: Connection reset by peer",
+        ),
+        (
+            "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
+            "gloo: connectFullMesh failed with no error",
+        ),
+        (
+            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: e9",
+            "gloo: unable to find address for: e9",
+        ),
+        (
+            REMOTE,
+            "NCCL: another rank has ended, or the network failed: socketProgressOpt: Call to recv from 10.0.0.1 failed: "
+            "Connection reset by peer",
+        ),
+        (
+            f"DistBackendError: NCCL communicator was aborted on rank 1.  Original reason for failure was: {REMOTE}",
+            "NCCL: another rank has ended, or the network failed: socketProgressOpt: Call to recv from 10.0.0.1 failed: "
+            "Connection reset by peer",
+        ),
+        (
+            "DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:317, unhandled cuda error (run "
+            "with NCCL_DEBUG=INFO for details), NCCL version 2.21.5\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+            "Last error:\nCuda failure 2 'out of memory'",
+            "NCCL: a CUDA call failed: Cuda failure 2 'out of memory'",
+        ),
+        (
+            "DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1691, invalid usage (run with "
+            "NCCL_DEBUG=WARN for details), NCCL version 2.19.3\nncclInvalidUsage: This usually reflects invalid usage of NCCL "
+            "library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000",
+            "NCCL: it was used wrongly: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000",
+        ),
+        (
+            "RuntimeError: NCCL error in: /opt/pytorch/torch/lib/c10d/ProcessGroupNCCL.cpp:825, unhandled system error, NCCL "
+            "version 2.7.8",
+            "NCCL: unhandled system error",
+        ),
+        (
+            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. \nLast error:\n"
+            "socketStartConnect: Connect to node2<46841> failed : Software caused connection abort",
+            "NCCL: a system call failed: socketStartConnect: Connect to node2 failed: Software caused connection abort",
+        ),
+        (
+            "DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store "
+            "by key '0', but store->get('0') got error: Connection reset by peer" + STACK,
+            "NCCL: rank 1 could not be set up with rank 0: Connection reset by peer",
+        ),
+        (
+            f"RuntimeError: [Rank 0] Watchdog caught collective operation timeout: {TIMEOUT}",
+            "NCCL: ALLREDUCE number 1580 timed out after 600 s",
+        ),
+        (
+            "DistBackendError: [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: "
+            "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(OpType=_ALLGATHER_BASE, Timeout(ms)=1800000) ran "
+            "for 1802212 milliseconds before timing out." + STACK,
+            "NCCL: ALLGATHER_BASE timed out after 1802 s",
+        ),
+        ("RuntimeError: Connection reset by peer" + STACK, "RuntimeError: Connection reset by peer"),
+        (
+            "RuntimeError: CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously "
+            "reported at some other API call, so the stacktrace below might be incorrect.\nFor debugging consider passing "
+            "CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n",
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+        ),
+    ],
+)
+def test_the_clause(text: str, said: str) -> None:
+    assert brief(text) == said
+    assert brief(said) == said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "KeyError: 'gloo'",
+        "ValueError: line one\nline two: nccl, gloo and pair.cc",
+        "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 300000 ms",
+        "AssertionError: [model.cc:12] is not a file of gloo",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'NCCL error.txt'",
+    ],
+)
+def test_other_texts_stay_as_they_are(text: str) -> None:
+    assert brief(text) == text
+
+
+@given(st.text(), st.sampled_from(["[gloo/pair.cc:1] ", "NCCL error: ", "NCCL error in: a.cpp:1, "]))
+def test_a_clause_is_one_short_line(text: str, head: str) -> None:
+    said = brief(f"RuntimeError: {head}{text}")
+    if said.startswith(("gloo: ", "NCCL: ")):
+        assert len(said) <= LONGEST
+        assert "\n" not in said
