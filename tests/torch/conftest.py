@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import lives
 from notebook import unwatch
 
 
@@ -32,3 +33,23 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def _life(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compares what the detectors of the test tell with ``lives``, or records it."""
+    item = request.node
+    if not lives.is_logged(item):
+        yield
+        return
+    log: lives.Log = []
+    with pytest.MonkeyPatch.context() as patched:
+        lives.watch_lives(patched, log)
+        yield
+    recorder = next(
+        (one for one in request.config.pluginmanager.get_plugins() if type(one).__name__ == "LifeRecorder"), None
+    )
+    if recorder is not None:
+        recorder.logs[item.nodeid] = list(log)
+    elif (known := lives.recorded().get(item.nodeid)) is not None:
+        assert log == known

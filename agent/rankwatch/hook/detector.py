@@ -1,4 +1,4 @@
-"""Hooks -> frames, and when batches begin and end. ``batches`` has which batch a frame belongs to. The hot path.
+"""Hooks -> frames, and when batches begin and end. ``lifecycle`` has which batch a frame belongs to. The hot path.
 
 An error in here is logged once and switches the detector off: it never stops a healthy training.
 """
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import TrainingAborted
-from ..judge.batch import USUAL, BatchInProgress, BatchPart, Style
+from ..judge.batch import BatchInProgress, BatchOrigin, BatchPart
+from ..judge.lifecycle import Life
 from ..judge.optimizer_steps import OptimizerSteps, after_closure, has_closure
 from ..judge.settler import Settler, default_check
 from ..measure.collectives import Collectives
@@ -66,20 +67,22 @@ class Detector(FailsOpen):
         sends_at_once: bool = False,
     ) -> None:
         super().__init__(
-            config.stop, observer.on_fault, lambda: self._batches.position.batch, partial(is_run_again, unwrap(model))
+            config.stop, observer.on_fault, lambda: self._life.position.batch, partial(is_run_again, unwrap(model))
         )
         self._config, self._observer, self._count_all = config, observer, count_all
         self._tunings: deque[Tuning] = deque()
         self._steps = OptimizerSteps(model)
         self._loss_scales = LossScales(
-            config, lambda: self._batches.of_backward.position.batch, self._guarded(self._scaler_stepped)
+            config, lambda: self._life.of_backward.position.batch, self._guarded(self._scaler_stepped)
         )
+        self._life = Life(config.first_batch, config.every, config.trace_batch_nums, sends_at_once=sends_at_once)
         tape = Tape()
         self._recorder = Recorder(tape, 0 if config.policy is Policy.STRICT else config.weights_every)
         self._sweep = Sweep(model, self._recorder, lambda: self._hooks.watched)
         self._settler = Settler(
             config,
             default_check(model),
+            self._life,
             tape,
             self._recorder,
             self._sweep,
@@ -90,9 +93,7 @@ class Detector(FailsOpen):
             model=lambda: self._hooks,
         )
         self._running = RunningRoots(unwrap(model), lambda: self._batches.interrupted(is_judged=not self._off), self._wake)
-        self._batches = Batches(
-            config, self._settler, self._recorder, self._loss_scales, self._steps, sends_at_once=sends_at_once
-        )
+        self._batches = Batches(self._life, self._settler, self._recorder, self._loss_scales, self._steps)
         self._collectives = Collectives(
             self._recorder, self._guarded, is_watched=self._is_watched, is_measured=self._is_measured
         )
@@ -179,16 +180,16 @@ class Detector(FailsOpen):
     @property
     def position(self) -> Position:
         """The position of the next frame."""
-        return self._batches.position
+        return self._life.position
 
     @property
     def phase(self) -> str:
-        return self._batches.phase
+        return self._life.phase
 
     @property
     def progress(self) -> Moment:
         """The moment before which this rank is known to have no trip."""
-        return self._batches.progress
+        return self._life.progress
 
     @property
     def optimizer_step(self) -> int:
@@ -236,9 +237,9 @@ class Detector(FailsOpen):
 
     def _is_measured(self) -> bool:
         """Whether tensors of the forward or backward that runs are measured."""
-        if self._running.depth or self._batches.is_direct:
-            return self._batches.of_forward.is_full
-        return self._config.gradients and backward.is_running() and self._batches.of_backward.is_full
+        if self._running.depth or self._life.is_direct:
+            return self._life.of_forward.is_full
+        return self._config.gradients and backward.is_running() and self._life.of_backward.is_full
 
     def mark(self, tensor: Tensor, label: str) -> None:
         """Records a tensor that the user marked, as a frame of its own under the name of the running module."""
@@ -256,22 +257,22 @@ class Detector(FailsOpen):
         if (is_outermost := self._running.enter()) is None:
             return
         if is_outermost:
-            self._open_batch(self._style_of(self.root.training, torch.is_grad_enabled()))
+            self._open_batch(self._origin_of(self.root.training, torch.is_grad_enabled()))
             self._batches.enter(named, args, kwargs)
-            self._hooks.rest(unless=not self._batches.may_rest or self.abort is not None)
-            self._fingerprints.forward_begins(self._batches.current)
+            self._hooks.rest(unless=not self._life.may_rest or self.abort is not None)
+            self._fingerprints.forward_begins(self._life.current)
         self._settler.raise_waiting()
 
     def _leave(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         if self._running.is_elsewhere():
             return
         if self._running.depth:
-            if self._batches.current.is_full and not (self._running.has_device and self._running.is_captured()):
+            if self._life.current.is_full and not (self._running.has_device and self._running.is_captured()):
                 if self._settler.waiting is not None:
                     self._settler.raise_waiting()
                 self._call(named, args, kwargs, output)
         elif backward.is_running():
-            if self._batches.of_backward.is_full and not self._running.is_captured():
+            if self._life.of_backward.is_full and not self._running.is_captured():
                 self._recompute(named, args, kwargs, output)
         elif not self._running.is_captured():
             self._leave_alone(named, args, kwargs, output)
@@ -280,7 +281,7 @@ class Detector(FailsOpen):
         """A module was called directly, between two batches."""
         self._settler.raise_waiting()
         is_first = self._open_direct(torch.is_grad_enabled())
-        batch = self._batches.of_forward
+        batch = self._life.of_forward
         if not batch.is_sure:
             self._losses.returned(backward.mark_outputs(output, partial(self._reached, batch.part, None)))
         if not batch.is_full:
@@ -290,7 +291,7 @@ class Detector(FailsOpen):
                 batch.root_inputs = self._recorder.inputs(batch.position, named, args, kwargs, f"{named.names[0]}:")
             self._call(named, args, kwargs, output)
         finally:
-            if not self._batches.is_direct:
+            if not self._life.is_direct:
                 self._recorder.forget()
 
     def _leave_root(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
@@ -308,7 +309,7 @@ class Detector(FailsOpen):
             self._recompute(named, args, kwargs, output)
             return
         self._settler.raise_waiting()
-        batch = self._batches.current
+        batch = self._life.current
         with self._leaving_root() as ends_batch, batch.holding((args, kwargs) if ends_batch else None):
             if not batch.is_full:
                 args, kwargs = (), {}
@@ -322,24 +323,24 @@ class Detector(FailsOpen):
         """A root forward ends. The outermost one ends the batch, even if judging it raises; yields whether this is it."""
         with self._running.leaving() as is_outermost:
             if is_outermost:
-                self._batches.come_to_root()
+                self._life.come_to_root()
             try:
                 yield is_outermost
             finally:
                 if not self._running.depth:
                     self._recorder.forget()
                 if is_outermost:
-                    self._batches.is_open = False
+                    self._batches.leave()
 
     def _enter_compiled(self, is_training: bool, has_gradients: bool) -> None:
-        if self._running.depth and self._batches.current.is_compiled:
+        if self._running.depth and self._life.current.is_compiled:
             self._raised()  # no hook may have been called when a graph raised: the next graph that begins shows it
         if self._running.enter(is_compiled=True):
-            self._open_batch(self._style_of(is_training, has_gradients))
+            self._open_batch(self._origin_of(is_training, has_gradients))
             self._batches.enter_compiled()
             if not self._batches.is_given:
                 self._compiled.look_again()
-            self._fingerprints.forward_begins(self._batches.current)
+            self._fingerprints.forward_begins(self._life.current)
 
     def _leave_compiled(self, output: Any) -> None:
         """A compiled root has returned, or, with output None, may have raised."""
@@ -349,42 +350,42 @@ class Detector(FailsOpen):
             self._losses.returned(self._guard.mark_compiled(output, self._reached))
 
     def _call(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
-        frame = self._recorder.call(self._batches.next, named, Phase.FORWARD, args, kwargs, output)
+        frame = self._recorder.call(self._life.next, named, Phase.FORWARD, args, kwargs, output)
         self._batches.add(frame, (args, kwargs, output))
-        self._gradients.watch_call(named, args, kwargs, output, self._batches.of_forward)
+        self._gradients.watch_call(named, args, kwargs, output, self._life.of_forward)
 
     def _mark(self, tensor: Tensor, label: str, named: NamedModule) -> None:
-        self._batches.add(self._recorder.values(self._batches.next, named, [(Kind.MARKED, label, tensor)]), ((), {}, tensor))
+        self._batches.add(self._recorder.values(self._life.next, named, [(Kind.MARKED, label, tensor)]), ((), {}, tensor))
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
-    def _style_of(self, is_training: bool, has_gradients: bool) -> Style | None:
-        """The style of a root forward; None: it is an eval."""
+    def _origin_of(self, is_training: bool, has_gradients: bool) -> BatchOrigin | None:
+        """How a root forward begins; None: it is an eval."""
         if self._count_all:
-            return USUAL
-        return Style(is_root=True, is_training=is_training) if has_gradients else None
+            return BatchOrigin.TRAINING
+        return BatchOrigin.of_root(is_training) if has_gradients else None
 
-    def _open_batch(self, style: Style | None) -> None:
-        if not self._batches.is_open:
+    def _open_batch(self, origin: BatchOrigin | None) -> None:
+        if not self._life.is_open:
             self._prepare()
-            self._batches.open(style)
+            self._batches.open(origin)
             self._look_at_model()
 
     def _open_direct(self, has_gradients: bool) -> bool:
         """A module was called directly. Returns whether this call is the first one of a batch without a root forward."""
-        style = Style(is_root=False, is_training=self.root.training)
+        origin = BatchOrigin.of_calls(self.root.training)
         if self._count_all:
-            self._open_batch(USUAL)
-        elif has_gradients and self._batches.is_opened_by_direct(style):
+            self._open_batch(BatchOrigin.TRAINING)
+        elif has_gradients and self._life.begins_by_calls(origin):
             self._prepare()
-            self._batches.open_direct(style)
+            self._batches.open_direct(origin)
             self._look_at_model()
-            self._fingerprints.forward_begins(self._batches.of_forward)
+            self._fingerprints.forward_begins(self._life.of_forward)
             return True
         return False
 
     def _look_at_model(self) -> None:
-        batch = self._batches.of_forward
+        batch = self._life.of_forward
         self._hooks.refresh(rarely=not batch.is_full)
         if batch.is_full and not self._count_all:
             batch.part.look = self._sweep.look(batch.position.batch, self._steps.done)
@@ -399,7 +400,7 @@ class Detector(FailsOpen):
     def _end_batch(self) -> None:
         self._batches.end()
         self._fingerprints.root_ends()
-        self._check_limit(self._batches.current)
+        self._check_limit(self._life.current)
 
     def _check_limit(self, batch: BatchInProgress) -> None:
         limit = self._config.abort_after_batch_num
@@ -435,7 +436,7 @@ class Detector(FailsOpen):
 
     def _scaler_stepped(self, scale: Scale, optimizer: Optimizer) -> None:
         """The scale of a loss shrinks without end: it is not the cause. The gradients tell where they are not finite."""
-        batch = self._batches.of_backward
+        batch = self._life.of_backward
         is_measured = self._config.gradients and batch.is_full
         if self._off or is_measured or not self._steps.is_ours(optimizer) or not batch.is_streamed:
             return
@@ -444,7 +445,7 @@ class Detector(FailsOpen):
 
     def _recompute(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         self._losses.take()
-        batch = self._batches.of_backward
+        batch = self._life.of_backward
         self._batches.add_backward(self._recorder.call(batch.position, named, Phase.RECOMPUTE, args, kwargs, output))
         self._gradients.watch_call(named, args, kwargs, output, batch)
 
@@ -484,8 +485,8 @@ class Detector(FailsOpen):
         if not self._steps.is_ours(optimizer):
             return
         self._running.recover()
-        if (unsure := self._batches.unsure_before(optimizer)) is not None:
-            self._reach(unsure)
+        if (candidate := self._batches.candidate_before(optimizer)) is not None:
+            self._reach(candidate)
         self._gradients.before_step()
         self._batches.before_step()
         self._fingerprints.before_step(optimizer)
@@ -493,7 +494,7 @@ class Detector(FailsOpen):
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_capturing():
             return
-        self._batches.phase = "idle"
+        self._life.phase = "idle"
         self._steps.count(optimizer)
         if self._steps.of(optimizer) and not self._off:
-            self._fingerprints.after_step(optimizer, self._batches.position.batch)
+            self._fingerprints.after_step(optimizer, self._life.position.batch)

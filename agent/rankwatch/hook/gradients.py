@@ -53,7 +53,7 @@ class Gradients:
             recorder.share_of_zeros,
             self._add,
             hook,
-            lambda: is_looked_at(batches.of_backward.position.batch),
+            lambda: is_looked_at(batches.life.of_backward.position.batch),
         )
         self._reduced = ReducedGradients(
             recorder, self._add, modules=modules, was_measured=self._parameters.was_measured, reductions=reductions
@@ -78,11 +78,11 @@ class Gradients:
         self._reduced.forward_begins()
 
     def backward_ends(self) -> None:
-        if self._is_on and self._batches.of_backward.is_streamed:
+        if self._is_on and self._batches.life.of_backward.is_streamed:
             self._reduced.backward_ends()
 
     def before_step(self) -> None:
-        batch = self._batches.of_backward
+        batch = self._batches.life.of_backward
         if self._is_on and batch.is_streamed and batch.is_full:
             self._reduced.before_step()
             self._parameters.sweep(self._modules())
@@ -93,6 +93,6 @@ class Gradients:
 
     def _add(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
         self._take_loss()
-        batch = self._batches.of_backward
+        batch = self._batches.life.of_backward
         if batch.is_full:
             self._batches.add_backward(self._recorder.cells(batch.position, named, Phase.BACKWARD, rows, cells))

@@ -115,7 +115,7 @@ class Losses:
         if not self._handed:
             return
         handed, self._handed = self._handed, []
-        batch, root = self._batches.of_backward, self._hooks.named(self._hooks.root)
+        batch, root = self._batches.life.of_backward, self._hooks.named(self._hooks.root)
         if root is None or not batch.is_streamed:
             return
         batch.steep = functools.partial(steep_operators, list(map(weakref.ref, handed)), self._outputs)
@@ -138,15 +138,17 @@ class Losses:
         self._thread = 0
         is_known = self._before is not None
         if self._handed and is_taken and is_known and (self._gradients() != self._before or self._awaits_frozen()):
-            if self._batches.unsure_part is not None:
-                reach(self._batches.unsure_part)
+            if self._batches.life.candidate_part is not None:
+                reach(self._batches.life.candidate_part)
             self.take()
         self._handed = []
         self._scales.forget_scaled()
 
     def _awaits_frozen(self) -> bool:
         parameters = (value for named in self._hooks.modules for value in named.module._parameters.values())
-        return self._batches.awaits_backward and not any(value is not None and value.requires_grad for value in parameters)
+        return self._batches.life.awaits_backward and not any(
+            value is not None and value.requires_grad for value in parameters
+        )
 
     def _gradients(self) -> list[tuple[int, int] | None]:
         """What changes when a backward adds to a gradient of the model."""

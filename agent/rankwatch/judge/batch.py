@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from enum import Enum, Flag, auto
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..measure.recorder import PendingFrame
-from ..measure.sweep import Look
-from ..rerun.backward_rerun import RootRun
-from ..rerun.forward import RootEntry
-from ..rerun.loss_graph import LossOrigin
 from ..shared.bounded import BoundedDict
 from ..shared.types.frame import NO_NORM, NOWHERE, BatchSummary, FrameSpec, FrameTable, Moment, Position, pack
+
+if TYPE_CHECKING:  # none of this is used here: the life of a batch is decided, and tested, without torch
+    from ..measure.recorder import PendingFrame
+    from ..measure.sweep import Look
+    from ..rerun.backward_rerun import RootRun
+    from ..rerun.forward import RootEntry
+    from ..rerun.loss_graph import LossOrigin
 
 MAX_TABLES = 64
 """Frame tables cached. If every batch differs, each table is hashed anew, but memory stays bounded."""
@@ -32,14 +35,72 @@ class Tables:
         return table
 
 
-class Style(NamedTuple):
+class BatchOrigin(Enum):
     """How a batch begins: with a forward of the root or with direct calls of its modules, in training mode or in eval mode."""
 
-    is_root: bool
-    is_training: bool
+    TRAINING = "root", "training"
+    EVALUATING = "root", "eval"
+    TRAINING_CALLS = "calls", "training"
+    EVALUATING_CALLS = "calls", "eval"
+
+    @property
+    def is_root(self) -> bool:
+        return self.value[0] == "root"
+
+    @staticmethod
+    def of_root(is_training: bool) -> BatchOrigin:
+        return BatchOrigin.TRAINING if is_training else BatchOrigin.EVALUATING
+
+    @staticmethod
+    def of_calls(is_training: bool) -> BatchOrigin:
+        return BatchOrigin.TRAINING_CALLS if is_training else BatchOrigin.EVALUATING_CALLS
 
 
-USUAL = Style(is_root=True, is_training=True)
+class BatchState(Enum):
+    """What a forward is; see ``lifecycle``. What is no batch and no candidate is judged, and never sent."""
+
+    OUTSIDE = "calls outside of any batch"
+    EVAL = "a forward without gradients"
+    REHEARSAL = "a pipeline learns shapes: nothing is measured"
+    CANDIDATE = "a batch if a backward comes, without a number of its own"
+    NUMBERED = "a batch if a backward comes, with the next number"
+    BATCH = "a batch"
+
+
+_CANDIDATES = (BatchState.CANDIDATE, BatchState.NUMBERED)
+
+MOVES = {
+    BatchState.CANDIDATE: (BatchState.NUMBERED,),
+    BatchState.NUMBERED: (BatchState.BATCH,),
+}
+"""The moves of a batch. From states that are not here there is none."""
+
+
+class PartState(Enum):
+    """How far a part is; see ``lifecycle``."""
+
+    OPEN = "frames are added"
+    CLOSED = "no module adds a frame any more"
+    JUDGED = "nothing in it trips"
+    TRIPPED = "a reading in it trips"
+    SENT = "it was sent, or there was nothing to send"
+
+
+PART_MOVES = {
+    PartState.OPEN: (PartState.CLOSED,),
+    PartState.CLOSED: (PartState.JUDGED, PartState.TRIPPED),
+    PartState.JUDGED: (PartState.SENT,),
+    PartState.TRIPPED: (PartState.SENT,),
+    PartState.SENT: (),
+}
+
+
+class Gate(Flag):
+    """What a judged part waits for before it is sent."""
+
+    OPEN = 0
+    LOSS = auto()
+    BACKWARD = auto()
 
 
 class LossScaling(NamedTuple):
@@ -64,27 +125,18 @@ class BatchInProgress:
         position: Position,
         optimizer_step: int,
         *,
-        style: Style = USUAL,
-        is_sure: bool = True,
+        state: BatchState,
+        origin: BatchOrigin = BatchOrigin.TRAINING,
         traced: bool = False,
-        is_streamed: bool = True,
         is_full: bool = True,
-        is_rehearsal: bool = False,
     ) -> None:
         self.position = position
         self.optimizer_step = optimizer_step
-        self.style = style
-        self.is_sure = is_sure
-        """Whether it is known to be a batch; if not, its parts are held until a backward shows it."""
-        self.has_number = True
-        """Whether ``position`` has its own number; if not, it is that of an eval, or of loose frames."""
+        self.state = state
+        self.origin = origin
         self.traced = traced
-        self.is_full = is_full and not is_rehearsal
+        self.is_full = is_full and state is not BatchState.REHEARSAL
         """Whether all modules are measured, or only the root's output."""
-        self.is_rehearsal = is_rehearsal
-        """Whether a pipeline runs it only to learn shapes: nothing is measured."""
-        self.is_streamed = is_streamed and not is_rehearsal
-        """Whether its summaries are sent. An eval forward is judged, but is no batch."""
         self.is_compiled = False
         """Whether a compiled graph began it."""
         self.began = position
@@ -105,6 +157,22 @@ class BatchInProgress:
         self.scaling: LossScaling | None = None
         """The loss scaling when its backward began; None: it has not begun."""
         self.part = BatchPart(self)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether no backward has to show what it is."""
+        return self.state not in _CANDIDATES
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether its summaries are sent, if a backward comes: not those of what is no batch."""
+        return self.state is BatchState.BATCH or self.state in _CANDIDATES
+
+    def move(self, state: BatchState) -> None:
+        """Moves to another state, of which ``MOVES`` must know."""
+        if state is not self.state:
+            assert state in MOVES[self.state], (self.state, state)
+            self.state = state
 
     @contextmanager
     def holding(self, given: tuple[Any, Any] | None) -> Iterator[None]:
@@ -140,21 +208,30 @@ class BatchPart:
         """The values of the loss."""
         self.loss_origin: LossOrigin | None = None
         """Where the loss came from, if it is bad."""
-        self.awaits_loss = False
-        """Whether it is sent with a loss that may come."""
-        self.is_held = not batch.is_sure
-        """Whether it is sent only if a backward reaches it."""
-        self.is_judged = False
+        self.state = PartState.OPEN
+        self.gates = Gate.OPEN if batch.is_sure else Gate.BACKWARD
         self.is_cut = False
         """Whether it ends at its first bad frame, up to which it was run again: it is not sent as a batch."""
-        self.is_printed = False
-        """Whether its trace was printed."""
         self.look: Look | None = None
         """A look at all parameters when it began."""
         self.frames: list[PendingFrame] = []
         self._started_at = time.time()
         self._ended_at = 0.0
         self._memory = 0
+
+    @property
+    def is_judged(self) -> bool:
+        return self.state not in (PartState.OPEN, PartState.CLOSED)
+
+    @property
+    def is_sent_now(self) -> bool:
+        """Whether nothing keeps it from being sent."""
+        return self.gates is Gate.OPEN and self.state in (PartState.JUDGED, PartState.TRIPPED)
+
+    def move(self, state: PartState) -> None:
+        """Moves to another state, of which ``PART_MOVES`` must know."""
+        assert state in PART_MOVES[self.state], (self.state, state)
+        self.state = state
 
     @property
     def first(self) -> Position:
@@ -176,6 +253,7 @@ class BatchPart:
 
     def close(self, memory: int) -> None:
         """No module adds a frame any more. ``memory``: bytes of tensors on the device; 0: not told."""
+        self.move(PartState.CLOSED)
         self._ended_at, self._memory = time.time(), memory
 
     def finish(self, tables: Tables) -> tuple[FrameTable, BatchSummary]:

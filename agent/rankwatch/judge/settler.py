@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -27,11 +27,12 @@ from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Kind, Moment, Phase, State
 from ..shared.types.trip import Trip
 from ..shared.types.tuning import Check, Tuning
-from .batch import BatchInProgress, BatchPart, LossScaling, Tables
+from .batch import BatchInProgress, BatchPart, Gate, LossScaling, PartState, Tables
 from .between import Between, RunAgain, not_again
 from .changes import guilty_collective, mark_stale
 from .evidence import Evidence
 from .health import Health
+from .lifecycle import Life
 from .observer import BadReading, FoundTrip, Observer, announce
 from .policy import Judge
 
@@ -56,6 +57,7 @@ class Settler:
     """Judges frames. ``waiting`` is a trip that was found, and is not raised yet.
 
     Args:
+        life: the lives of the batches, which say what is judged late.
         check: the default, used if the configuration has none.
         awaits_step: returns whether an optimizer step will wait for the device, so that numbers may be read with it.
         steps: returns the number of optimizer steps done.
@@ -66,6 +68,7 @@ class Settler:
         self,
         config: Config,
         check: Check,
+        life: Life,
         tape: Tape,
         recorder: Recorder,
         sweep: Sweep,
@@ -76,7 +79,9 @@ class Settler:
         steps: Callable[[], int],
         model: Callable[[], Modules],
     ) -> None:
+        self._life = life
         self.check = config.check or check
+        self._set_lateness()
         self.judge = Judge(config.policy, config.ignore)
         self._trips = config.policy is not Policy.OFF
         self.waiting: FoundTrip | None = None
@@ -97,20 +102,12 @@ class Settler:
         self._tables = Tables()
         self._health = Health()
         self._awaited: BatchPart | None = None  # the forward whose loss may come
-        self._closed: deque[BatchPart] = deque()  # parts at their end, with frames that are not judged yet
         self._pending: deque[_ReadPart] = deque()
         self._has_bad = False  # whether any non-finite number was ever read: until then, nothing needs to be judged
 
-    def unsettled(self, batches: Iterable[BatchInProgress]) -> Moment | None:
-        """The moment of the first frame that is not judged yet; None if all are. For any thread."""
-        # In this order: a part is added to the closed ones before its batch drops it.
-        late = [part.moment for part in [batch.part for batch in batches] if part.frames and self._is_late(part)]
-        late += [part.moment for part in tuple(self._closed)]
-        return min(late, default=None)
-
     def add(self, frame: PendingFrame, part: BatchPart, call: Call | None) -> None:
         """Judges a frame, if frames are judged as they come."""
-        if self._is_late(part):
+        if self._life.is_late(part):
             return
         if self._tape.read():
             self._has_bad = True
@@ -122,29 +119,31 @@ class Settler:
             return
         announce(found, self._observer, self._model().modules)
         if frame.spec.readings[0].kind is Kind.MARKED:
-            self.waiting = self.waiting or found  # detect_overflow returns to its caller, and the next hook raises
+            self._wait_with(self.waiting or found)  # detect_overflow returns to its caller, and the next hook raises
         else:
             raise self._observer.on_trip(found.trip, found.bad_readings)
 
     def need_no_look(self, frames: list[PendingFrame], part: BatchPart) -> bool:
         """Whether frames need not be added one by one: they are judged at the end of their part, or nothing was ever bad."""
-        if not self._is_late(part):
+        if not self._life.is_late(part):
             self._has_bad |= self._tape.read()
             if self._has_bad:
                 return False
             self._ring.extend(frames)
         return True
 
-    def close(self, batch: BatchInProgress, *, awaits_loss: bool = False) -> None:
+    def close(self, part: BatchPart, *, awaits_loss: bool = False) -> None:
         """A part ends: it is read, judged if it was not yet, and sent, all this perhaps when its numbers come.
 
         ``awaits_loss``: it is a forward, and is sent with its loss.
         """
-        self._evidence.look_at_uncalled(batch.part)
-        part = self._cut(batch)
+        batch = part.batch
+        self._evidence.look_at_uncalled(part)
+        self._close(part)
         if awaits_loss:
             self.expect_no_loss()
-            part.awaits_loss, self._awaited = True, part
+            part.gates |= Gate.LOSS
+            self._awaited = part
         is_late = self._may_be_late and batch.is_streamed and batch.is_sure and self._tape.is_far
         if is_late or self.check is Check.ASYNC:
             self._pending.append(_ReadPart(self._tape.read_later(), part))
@@ -169,7 +168,8 @@ class Settler:
         part = BatchPart(forward.batch)
         part.loss_of, part.values, part.loss_origin = forward, values, origin
         part.frames.append(frame)
-        self._closed.append(part)
+        part.close(0)
+        self._life.closed.append(part)
         self._pending.append(_ReadPart(self._tape.read_later(), part))
         if self.check is not Check.ASYNC:
             self._settle_pending(wait=self.check is Check.FRAME)
@@ -191,7 +191,13 @@ class Settler:
     def unsent(self) -> tuple[FrameTable, BatchSummary] | None:
         """The forward that is judged, and awaits its loss."""
         forward = self._awaited
-        if forward is None or not forward.is_judged or forward.is_held or forward.is_cut or not forward.frames:
+        if (
+            forward is None
+            or not forward.is_judged
+            or Gate.BACKWARD in forward.gates
+            or forward.is_cut
+            or not forward.frames
+        ):
             return None
         return forward.finish(self._tables)
 
@@ -200,6 +206,7 @@ class Settler:
         if tuning.check is not None:
             self.poll(wait=True)
             self.check = tuning.check
+            self._set_lateness()
         if tuning.ignore is not None:
             self.judge = self.judge.ignoring(tuning.ignore)
 
@@ -221,38 +228,38 @@ class Settler:
         while self._pending and (wait or self._pending[0].reading.is_ready()):
             self._settle_first()
 
-    def _cut(self, batch: BatchInProgress) -> BatchPart:
-        frames = batch.part.frames
-        is_forward = bool(frames) and frames[0].spec.phase is Phase.FORWARD
-        batch.part.close(memory_of_tensors(self._model().root) if is_forward else 0)
-        if frames and self._is_late(batch.part):
-            self._closed.append(batch.part)
-        return batch.cut()
+    def _set_lateness(self) -> None:
+        self._life.judges_late = self.check is not Check.FRAME
+
+    def _close(self, part: BatchPart) -> None:
+        is_forward = bool(part.frames) and part.frames[0].spec.phase is Phase.FORWARD
+        part.close(memory_of_tensors(self._model().root) if is_forward else 0)
 
     def release(self, part: BatchPart) -> None:
-        """A part that was held is sent: now, or as soon as it is judged."""
-        part.is_held = False
-        if part.is_judged and not part.awaits_loss:
+        """A backward has reached the part: it is sent now, or as soon as it is judged."""
+        if part.is_sent_now:
             self._send(part)
 
-    def _judged(self, part: BatchPart) -> None:
-        part.is_judged = True
-        if part.batch.is_full or not part.awaits_loss:
+    def _judged(self, part: BatchPart, *, has_tripped: bool = False) -> None:
+        part.move(PartState.TRIPPED if has_tripped else PartState.JUDGED)
+        if part.batch.is_full or Gate.LOSS not in part.gates:
             part.batch.entry = None
-        if part in self._closed:
-            self._closed.remove(part)
+        if part in self._life.closed:
+            self._life.closed.remove(part)
 
-    def abandon(self, batch: BatchInProgress, *, runs_again: bool) -> None:
+    def abandon(self, part: BatchPart, *, runs_again: bool) -> None:
         """The forward of a part raised: its frames are judged, but not sent as a batch.
 
         ``runs_again``: if not all of it was seen, it is run again, as what it raised may follow from an inf or nan.
         """
-        part = self._cut(batch)
+        batch = part.batch
+        self._close(part)
         self._has_bad |= self._tape.read()
         found = self._judge_late(part)
         self._trace(part)
-        found, self.waiting = self.waiting or found, None
-        is_late = self._is_late(part)
+        found = self.waiting or found
+        self._wait_with(None)
+        is_late = self._life.is_late(part)
         was_full = batch.is_full
         is_seen = was_full and not self._model().may_be_compiled  # a graph hands over at its end what was measured in it
         runs_again &= self._trips and batch.is_streamed and not is_seen
@@ -267,19 +274,20 @@ class Settler:
 
     def drop_interrupted(self) -> None:
         """Between forwards: drops the parts whose judging was interrupted. Nothing else would, and ``unsettled`` would stay."""
-        if self._closed:
+        if self._life.closed:
             pending = [reading.part for reading in self._pending]
-            for part in [part for part in self._closed if part not in pending]:
-                self._closed.remove(part)
+            for part in [part for part in self._life.closed if part not in pending]:
+                self._life.closed.remove(part)
+
+    def _wait_with(self, found: FoundTrip | None) -> None:
+        self.waiting = found
+        self._life.waiting = Moment(found.trip.optimizer_step, *found.trip.position) if found is not None else None
 
     def raise_waiting(self) -> None:
         if self.waiting is not None:
-            found, self.waiting = self.waiting, None
+            found = self.waiting
+            self._wait_with(None)
             raise self._observer.on_trip(found.trip, found.bad_readings)
-
-    def _is_late(self, part: BatchPart) -> bool:
-        """Whether the frames of a part are judged at its end; a traced batch's always are, so that it is printed in full."""
-        return self.check is not Check.FRAME or part.batch.traced or part.loss_of is not None
 
     def _settle_first(self) -> None:
         reading, part = self._pending.popleft()
@@ -307,24 +315,24 @@ class Settler:
             announce(found, self._observer, self._model().modules)
         elif self._has_bad and part.batch.is_full:
             self._evidence.learn(part)
-        self._judged(part)
+        self._judged(part, has_tripped=found is not None)
         if part.loss_of is not None:
             if found is None or found.trip.culprit.kind is Kind.LOSS:  # else it only follows from its forward
                 part.loss_of.frames += part.frames
             self._send_without_loss(part.loss_of)
         elif found is not None:
             self._drop_loss_of(part)
-        elif not part.is_held and not part.awaits_loss:
+        elif part.is_sent_now:
             self._send(part)
         if found is not None:
             raise self._observer.on_trip(found.trip, found.bad_readings)
 
     def _send_without_loss(self, forward: BatchPart) -> None:
         """No loss, or no further one, of this forward will come."""
-        forward.awaits_loss = False
+        forward.gates &= ~Gate.LOSS
         if forward.is_judged:
             forward.batch.entry = None
-            if not forward.is_held:
+            if forward.is_sent_now:
                 self._send(forward)
 
     def _drop_loss_of(self, part: BatchPart) -> None:
@@ -335,14 +343,16 @@ class Settler:
         self._send_without_loss(part)
 
     def _send(self, part: BatchPart) -> None:
-        self._trace(part)
+        if part.state is PartState.JUDGED:
+            self._trace(part)
+        part.move(PartState.SENT)
         if part.frames and part.batch.is_streamed and not part.is_cut:
             self._observer.on_batch(*part.finish(self._tables))
             for notice in self._health.look(part):
                 self._observer.on_notice(notice)
 
     def _judge_late(self, part: BatchPart) -> FoundTrip | None:
-        if not self._is_late(part):
+        if not self._life.is_late(part):
             return None
         if not self._has_bad or (part.batch.traced and not self._judge_traced):
             self._ring.extend(part.frames)
@@ -425,8 +435,7 @@ class Settler:
 
     def _trace(self, part: BatchPart) -> None:
         """Prints a part that is complete: its forward's with the loss."""
-        if part.batch.traced and part.frames and part.loss_of is None and not part.is_printed:
-            part.is_printed = True
+        if part.batch.traced and part.frames and part.loss_of is None:
             self._observer.on_trace([frame.measured() for frame in part.frames])
 
     def _trip(

@@ -47,7 +47,8 @@ def test_runs_of_nine_collectors_that_begin_at_one_moment_have_nine_records(tmp_
 
 RANK = """
 import os, zmq, makers
-from rankwatch.shared import connection, messages, sockets, wire
+from rankwatch.shared.link import connection, sockets, wire
+from rankwatch.shared.types import messages
 rank = sockets.dealer(zmq.Context(), connection.read(os.environ["RANKWATCH_CONNECTION"]))
 batch = messages.Table(makers.table()), messages.Batch(1, makers.summary(0))
 for message in (makers.hello(), *batch, messages.Bye(2, "finished", "")):

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from notebook import Fragile, Gain, Notebook, learn, model_of, ones, sgd, take_step, watched, watching
 from rankwatch.errors import BatchLimitReached, OverflowDetected
-from rankwatch.hook.batches import DIRECT_FRAMES
+from rankwatch.judge.lifecycle import DIRECT_FRAMES
 from rankwatch.shared.types.frame import Kind, Phase, Position
 from rankwatch.shared.types.trip import Cause
 from rankwatch.shared.words.cause import classify
@@ -298,7 +298,7 @@ def test_calls_that_never_see_a_backward_take_no_memory() -> None:
     detector, notebook = watched(model)
     for _ in range(DIRECT_FRAMES // 2):
         model.encode(ones())
-    held = detector._batches.of_forward.part.frames
+    held = detector._life.of_forward.part.frames
     assert len(held) < DIRECT_FRAMES
     assert notebook.batches == []
     train(lambda: autoencode(model), sgd(model))

@@ -66,8 +66,8 @@ def train(model: nn.Module, batches: int) -> None:
 
 
 def held(detector: Detector) -> int:
-    batches = detector._batches
-    return len(batches.current.part.frames) + len(batches._loose.part.frames) + len(batches._settler._closed)
+    life = detector._life
+    return len(life.current.part.frames) + len(life.loose.part.frames) + len(life.closed)
 
 
 @pytest.mark.parametrize("check", ["frame", "batch", "async"])
@@ -256,7 +256,7 @@ def test_an_interruption_as_a_backward_is_noted_leaves_its_forward_to_the_next_s
 
     assert [step(), step()] == [0, 1]
     with monkeypatch.context() as patched:
-        patched.setattr(detector._batches, "_be_sure", interrupt)
+        patched.setattr(detector._life, "_be_batch", interrupt)
         with pytest.raises(KeyboardInterrupt):
             step()
     assert [step(), step(), step()] == [2, 3, 4]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from notebook import Gain, learn, model_of, ones, sgd, watched, watching
-from rankwatch.judge.batch import BatchInProgress, BatchPart
+from rankwatch.judge.batch import BatchInProgress, BatchPart, BatchState
 from rankwatch.judge.health import EVERY, HORIZON, LOOKS, NEAR, Health
 from rankwatch.measure.modules import NamedModule
 from rankwatch.measure.recorder import PendingFrame
@@ -31,7 +31,7 @@ Row = tuple[str, ReadingSpec, float]
 
 def part_of(batch: int, rows: Sequence[Row], phase: Phase = Phase.FORWARD) -> BatchPart:
     """A part of a batch with all numbers read, one frame for each row."""
-    part = BatchInProgress(Position(batch, 0, 0), batch).part
+    part = BatchInProgress(Position(batch, 0, 0), batch, state=BatchState.BATCH).part
     for frame, (module, reading, high) in enumerate(rows):
         cell = Cell()
         cell.fill(high if math.isnan(high) else 0.0, high)

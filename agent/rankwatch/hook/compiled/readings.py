@@ -79,9 +79,9 @@ class HandedCalls:
         self._add_below(below)
 
     def _add_below(self, calls: list[CompiledCall]) -> None:
-        if calls and self._batches.of_forward.is_full:
+        if calls and self._batches.life.of_forward.is_full:
             self._add(calls)
 
     def _add(self, calls: list[CompiledCall]) -> None:
-        self._batches.add_compiled(self._recorder.compiled(self._batches.next, calls))
-        self._gradients.watch_compiled([call.named for call in calls], self._batches.of_forward)
+        self._batches.add_compiled(self._recorder.compiled(self._batches.life.next, calls))
+        self._gradients.watch_compiled([call.named for call in calls], self._batches.life.of_forward)

@@ -178,7 +178,7 @@ class Guard:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """An optimizer of the model is about to step, with the gradients that it has now."""
-        batch = self._batches.of_backward
+        batch = self._batches.life.of_backward
         may_wait = self._settler.check is not Check.ASYNC  # on a device it never waits: there the weights tell later
         parameters = parameters_of(optimizer) if batch.is_streamed else []
         gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
@@ -207,7 +207,7 @@ class Guard:
 
     def look_back(self, error: BaseException) -> TrainingAborted | None:
         """An exception ends the training. If it came upon a bad gradient, before a step could use it, that is a trip."""
-        if not (self._guards and self._awaits_step and self._batches.of_backward.is_streamed) or self._is_absorbed():
+        if not (self._guards and self._awaits_step and self._batches.life.of_backward.is_streamed) or self._is_absorbed():
             return None
         self._awaits_step = False
         try:
@@ -222,7 +222,7 @@ class Guard:
         return getattr(optimizer, "found_inf", None) is not None or self._is_absorbed()
 
     def _is_absorbed(self) -> bool:
-        scaling = self._batches.of_backward.scaling or self._scales.scaling(self._scales.last())
+        scaling = self._batches.life.of_backward.scaling or self._scales.scaling(self._scales.last())
         return scaling.absorbs
 
     # --- where the gradient came from ----------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class Guard:
     def find_origin(self) -> None:
         """A gradient is not finite: runs the batches again, and trips."""
         self._batches.settle(wait=True)  # what the forward shows comes first
-        last, why = self._batches.of_backward, self._why_not()
+        last, why = self._batches.life.of_backward, self._why_not()
         for batch in list(self._kept) if not why else ():
             if why := self._run_again(batch):
                 break
@@ -244,7 +244,7 @@ class Guard:
             why = OTHERWISE_COMPILED if self._is_compiled else OTHERWISE
         if are_all_bad(self._gradients):
             why = f"{ALL_BAD}; {why}"
-        self._batches.begin_backward(last)
+        self._batches.life.begin_backward(last)
         self._recorder.forget()
         for named in reversed(self._hooks.modules):
             rows, gradients = _gradients(named)
@@ -322,7 +322,7 @@ class Guard:
     ) -> None:
         frame: PendingFrame = self._recorder.cells(batch.position, named, Phase.BACKWARD, rows, cells)
         frame.guarded, frame.unfound, frame.received = True, why, came_from
-        self._batches.begin_backward(batch)
+        self._batches.life.begin_backward(batch)
         self._batches.add_backward(frame)
 
 
