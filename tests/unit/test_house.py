@@ -161,7 +161,7 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
     ("library", "home"),
     [
         ("msgpack", "shared.link.wire"),
-        ("zmq", "shared.link.sockets tell.link tell.reception tell.stand_in serve.inbox serve.collector serve.control"
+        ("zmq", "shared.link.sockets tell.link tell.reception serve.inbox serve.collector serve.control"
          " doctor.checks.reach"),
         ("starlette", "views.ui.server"),
         ("uvicorn", "views.ui.server"),
