@@ -45,7 +45,7 @@ _USERS = _OURS + "demo.py"
 _PYTHON = str(Path(os.__file__).parent) + os.sep
 _SITE = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
-_WRAPPERS = os.path.join(_OURS, "hook", "collectives.py")
+_WRAPPERS = os.path.join(_OURS, "measure", "collectives.py")
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 _ARGUMENTS = ("tensor", "input", "input_tensor", "tensor_list", "input_tensor_list", "output", "output_tensor", "tensors")
 """Names of what a collective of torch works on, in its own functions."""

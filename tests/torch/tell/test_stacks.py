@@ -16,11 +16,16 @@ import pytest
 
 from collectors import until
 from jobs import environment
+from rankwatch.measure import collectives
 from rankwatch.shared.link import wire
 from rankwatch.shared.printable import printable
 from rankwatch.shared.types import messages
 from rankwatch.tell import stacks
 from rankwatch.tell.stacks import Inspector, inspect
+
+
+def test_the_file_of_the_wrappers_is_where_it_is_looked_for() -> None:
+    assert collectives.__file__ == stacks._WRAPPERS
 
 
 def wait_in_here(gate: threading.Event, is_there: threading.Event) -> None:
