@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from ..measure.modules import wrapped_in
 from ..shared.types.fingerprint import NO_GATHER, RankMesh
+from ..touch.stack import outwards
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +86,7 @@ def along(ranks: Tensor, rank: int) -> list[tuple[int, ...]]:
 def _callers(root: nn.Module) -> list[nn.Module]:
     """The modules of FSDP1 that wrap ``root`` and call it now: it may have been watched before it was wrapped."""
     found: list[nn.Module] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in outwards(sys._getframe(1)):
         caller = frame.f_locals.get("self")
         if (
             isinstance(caller, nn.Module)
@@ -97,7 +96,6 @@ def _callers(root: nn.Module) -> list[nn.Module]:
             and all(caller is not one for one in found)
         ):
             found.append(caller)
-        frame = frame.f_back
     return found
 
 

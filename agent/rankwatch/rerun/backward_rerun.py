@@ -22,12 +22,13 @@ from torch.utils import checkpoint
 from ..measure.walk import leaves
 from ..shared.types.frame import State
 from ..shared.types.trip import Operator, Source
+from ..touch.whose_code import owner_of, text_of
 from .arguments import Input, state_of_tensor
 from .careful import Altered, Careful, Stopped, same_surroundings, uncollected, untouched
 from .forward import Forward, RootEntry, hooked
 from .limit import Limit
 from .repetition import Repeated, Repetition, describe_error, why_it_differs
-from .user_line import Caller, caller_of, owner_of, text_of
+from .user_line import Caller, caller_of
 
 log = logging.getLogger(__name__)
 

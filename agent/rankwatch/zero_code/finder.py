@@ -17,7 +17,6 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
-from types import FrameType
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from ..errors import RankwatchError
 from ..hook.stage import calling_stage
 from ..measure.modules import unwrap
 from ..shared.types.config import Policy
+from ..touch.stack import outwards
 
 log = logging.getLogger(__name__)
 
@@ -289,9 +289,4 @@ def _whole(part: nn.Module) -> nn.Module:
 
 def _is_calling(module: nn.Module) -> bool:
     """Whether a method of this module is on the caller's stack."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_locals.get("self") is module:
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_locals.get("self") is module for frame in outwards(sys._getframe(1)))
