@@ -34,6 +34,7 @@ from ..errors import RankwatchError
 from ..hook.stage import calling_stage
 from ..measure.modules import unwrap
 from ..shared.types.config import Policy
+from ..touch.patched import remove_our_frame
 from ..touch.stack import outwards
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class Finder:
                 init(optimizer, *args, **kwargs)
                 self._optimizers.add(optimizer)
             except BaseException as error:
-                _remove_our_frame(error)
+                remove_our_frame(error)
                 raise
 
         return hook
@@ -112,7 +113,7 @@ class Finder:
                 self._guarded(self._look_at, module)
                 return call(module, *args, **kwargs)
             except BaseException as error:
-                _remove_our_frame(error)
+                remove_our_frame(error)
                 raise
             finally:
                 self._is_inside = False
@@ -228,12 +229,6 @@ class Finder:
         self._found.append(weakref.ref(found))
         if self._first is None:
             self._begin_with(found)
-
-
-def _remove_our_frame(error: BaseException) -> None:
-    """Removes our frame from a traceback. (In Python 3.10 ``raise`` restores it.)"""
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
 
 
 def _is_compiling() -> bool:
