@@ -221,6 +221,20 @@ def test_dev_adds_to_test_only_what_no_test_needs_to_pass() -> None:
     assert [re.split("[>;]", line)[0] for line in extras["dev"]] == ["rankwatch[test]", "ruff", "mypy", "triton"]
 
 
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        (r"torch\._C\b", "touch.torch_private rerun.graph_nodes rerun.wider"),
+        ("_active_ddp_module|_get_fsdp_state|_disable_current_modes", "touch.torch_private"),
+        (r"\.f_back\b", "touch.stack hook.running rerun.user_line"),
+        (r"\b_rankwatch\b", "touch.patched"),
+    ],
+)
+def test_what_of_torch_is_touched_lies_in_one_place(name: str, home: str) -> None:
+    users = {file.partition(".")[2] for file in of(AGENT) if re.search(name, FILES[file].read_text())}
+    assert users == set(home.split())
+
+
 def test_sockets_are_created_in_one_file() -> None:
     creators = [name for name in FILES if ".socket(" in FILES[name].read_text()]
     assert creators == ["rankwatch.shared.link.sockets"]

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -30,6 +29,7 @@ from ..rerun.loss_graph import LossOrigin
 from ..shared.types.config import Config
 from ..shared.types.frame import NO_NORM, NOWHERE, Kind, Moment, Phase, Position
 from ..shared.types.tuning import Tuning
+from ..touch.torch_private import graph_task
 from .stage import is_rehearsal
 from .step.scaler import LossScales
 
@@ -382,7 +382,7 @@ class Batches:
             self.add_backward(frame)
 
     def _be_sure(self, batch: BatchInProgress) -> None:
-        backward, unsure = torch._C._current_graph_task_id(), self._unsure
+        backward, unsure = graph_task(), self._unsure
         if not batch.has_number:
             is_further = backward == self._last_backward != -1 or (unsure is not None and unsure.has_number)
             if not is_further:

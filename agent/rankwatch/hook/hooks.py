@@ -20,7 +20,8 @@ from ..measure.modules import NamedModule, named_modules, unwrap
 from ..rerun.careful import passed_again, running_again
 from ..shared.words.patterns import matches
 from ..touch.stack import outwards
-from ..touch.unseen import DOES_NOTHING, inert, modes_on, never_compile, set_eval_frame, unseen
+from ..touch.torch_private import modes_on, never_compile, set_eval_frame
+from ..touch.unseen import DOES_NOTHING, inert, unseen
 from .compiled import joined, traced
 from .compiled.scripting import hide_hooks
 

@@ -17,7 +17,8 @@ from ..measure.recorder import Recorder
 from ..rerun.loss_graph import LossOrigin, Outputs, origin_after_backward, origin_of_loss, steep_operators
 from ..shared.types.frame import Kind
 from ..touch.patched import patch, remove_our_frame
-from ..touch.unseen import never_compile, quietly
+from ..touch.torch_private import never_compile
+from ..touch.unseen import quietly
 from . import backward
 from .batches import Batches
 from .hooks import Hooks

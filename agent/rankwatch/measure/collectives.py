@@ -18,7 +18,8 @@ import torch.distributed
 from torch import Tensor
 
 from ..touch.patched import patch
-from ..touch.unseen import never_compile, quietly
+from ..touch.torch_private import never_compile, process_groups
+from ..touch.unseen import quietly
 from .recorder import Recorder, Reduction
 from .tape import Cell
 
@@ -156,12 +157,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _wrap() -> None:
     """Wraps methods of torch's process groups."""
-    library = getattr(torch._C, "_distributed_c10d", None)
-    if library is None:
+    if process_groups is None:
         return
     for method in (*_GATHERS, *_REDUCTIONS, *_SENDS):
-        patch(library.ProcessGroup, method, functools.partial(_observed, method))
-    patch(library.Work, "wait", _awaited)
+        patch(process_groups.ProcessGroup, method, functools.partial(_observed, method))
+    patch(process_groups.Work, "wait", _awaited)
 
 
 def _observed(method: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._guards import TracingContext
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
@@ -36,6 +35,7 @@ from ..measure.modules import unwrap
 from ..shared.types.config import Policy
 from ..touch.patched import remove_our_frame
 from ..touch.stack import outwards
+from ..touch.torch_private import is_tracing
 
 log = logging.getLogger(__name__)
 
@@ -232,8 +232,7 @@ class Finder:
 
 
 def _is_compiling() -> bool:
-    """Whether torch compiles now. While torch 2.4 works on a graph, is_compiling() may be False: its context shows it."""
-    return torch.compiler.is_compiling() or TracingContext.try_get() is not None
+    return torch.compiler.is_compiling() or is_tracing()
 
 
 def _is_traced() -> bool:

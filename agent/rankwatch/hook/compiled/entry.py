@@ -10,7 +10,8 @@ from torch import nn
 
 from ...measure.modules import unwrap, wrapped_in
 from ...touch.stack import outwards
-from ...touch.unseen import OutsideOfGraph, never_compile, quietly
+from ...touch.torch_private import never_compile
+from ...touch.unseen import OutsideOfGraph, quietly
 
 MAX_LOOKS = 4
 """Times that a compiled root's callers are looked at, before it is taken to be called in a compiled function."""

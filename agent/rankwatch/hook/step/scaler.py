@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...judge.batch import LossScaling
+from ...measure.tape import to_host
 from ...shared.types.config import Config
 from ...touch.patched import patch
 
@@ -80,14 +81,9 @@ class Scale:
             self._saw(float(value), of)
 
     def update(self, value: Tensor, batch: int) -> None:
-        if value.device.type == "cuda":
-            copy = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
-            copy.copy_(value, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(value.device))
-            self._coming.append((copy, event, batch))
-        else:
-            self._coming.append((value.detach().to("cpu", copy=True), None, batch))
+        values = value.detach()
+        copy, event = to_host(values) if values.is_cuda else (values.to("cpu", copy=True), None)
+        self._coming.append((copy, event, batch))
 
     def _saw(self, value: float, batch: int) -> None:
         if self.value and value < self.value:
